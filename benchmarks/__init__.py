@@ -1,0 +1,1 @@
+"""Time surestep against plain PyTorch and the peers: `python -m benchmarks.run`."""

@@ -1,0 +1,103 @@
+"""Time every contestant on every task and write `docs/benchmarks.md`.
+
+python -m benchmarks.run                                    # all of it, under 15 minutes
+python -m benchmarks.run --rounds 3 --tasks mlp --only fast,surestep    # a look; writes nothing
+"""
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.contestants import CONTESTANTS, Contestant
+from benchmarks.report import Rounds, page, table
+from benchmarks.rules import READ_EVERY
+from benchmarks.tasks import TASKS
+from benchmarks.worker import Answer, Order, Worker
+
+ROUNDS = 15  # fewer are a look: the page is not written
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+FIRST_STEPS = 5  # of the round before the first, which fills caches and is not counted
+# Another order of the data was seen to move the final loss by up to 5%; other work moves it more.
+LOSS_TOLERANCE = 0.1
+
+
+def check(task: str, rounds: Rounds) -> None:
+    """Stop unless every contestant did the same work in every round."""
+    usual = rounds["plain"][0].final_loss
+    for name, answers in rounds.items():
+        for answer in answers:
+            if answer.updates != answer.total or answer.reads != answer.total // READ_EVERY:
+                raise SystemExit(
+                    f"{name} on {task}: asked for {answer.total} steps and a loss every "
+                    f"{READ_EVERY}; it took {answer.updates} and read {answer.reads}."
+                )
+            if abs(answer.final_loss / usual - 1.0) > LOSS_TOLERANCE:
+                raise SystemExit(
+                    f"{name} on {task}: ended with loss {answer.final_loss:.4f} where the plain "
+                    f"loop ends with {usual:.4f}; they did not train alike."
+                )
+
+
+def run_rounds(task: str, workers: Sequence[Worker], rounds: int) -> Rounds:
+    """Let the contestants take turns, in a new order each round."""
+    steps = TASKS[task]().steps
+    order = random.Random(0)
+    answers: dict[str, list[Answer]] = {worker.contestant.name: [] for worker in workers}
+    for worker in workers:
+        worker.train(Order(task, FIRST_STEPS))
+    for number in range(rounds):
+        for worker in order.sample(workers, k=len(workers)):
+            answers[worker.contestant.name].append(worker.train(Order(task, steps)))
+        newest = "  ".join(f"{name} {answers[name][-1].step_us:,.0f}" for name in answers)
+        print(f"{task} {number + 1}/{rounds}  {newest}", file=sys.stderr, flush=True)
+    check(task, answers)
+    return answers
+
+
+def make_tables(tasks: Sequence[str], asked: Sequence[Contestant], rounds: int) -> list[str]:
+    """Start the contestants that are installed, run every task, and write its table."""
+    names = [contestant.name for contestant in asked]
+    tables = []
+    with ExitStack() as stack:
+        workers = [Worker(contestant) for contestant in asked if contestant.version]
+        for worker in workers:
+            stack.callback(worker.stop)
+        for task in tasks:
+            answers = run_rounds(task, workers, rounds)
+            tables.append(table(TASKS[task]().title, answers, names))
+            print(tables[-1], flush=True)
+    return tables
+
+
+def pick(asked: str, known: Sequence[str], what: str) -> list[str]:
+    """Split a comma-separated wish; stop on a name that is not known."""
+    names = asked.split(",") if asked else list(known)
+    for name in names:
+        if name not in known:
+            raise SystemExit(f"There is no {what} {name!r}; there are {', '.join(known)}.")
+    return names
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--tasks", default="", help=f"of {','.join(TASKS)}; all if not said")
+    parser.add_argument("--only", default="", help="contestants; the plain loop always runs")
+    arguments = parser.parse_args()
+    tasks = pick(arguments.tasks, list(TASKS), "task")
+    names = pick(arguments.only, [c.name for c in CONTESTANTS], "contestant")
+    asked = [c for c in CONTESTANTS if c.name in {"plain", *names}]
+    tables = make_tables(tasks, asked, arguments.rounds)
+    is_whole = len(tasks) == len(TASKS) and len(asked) == len(CONTESTANTS)
+    if is_whole and arguments.rounds >= ROUNDS:
+        command = f"python -m benchmarks.run --rounds {arguments.rounds}"
+        PAGE.parent.mkdir(exist_ok=True)
+        PAGE.write_text(page(tables, arguments.rounds, command))
+        print(f"Wrote {PAGE}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

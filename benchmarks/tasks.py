@@ -1,0 +1,149 @@
+"""The three things every contestant trains: a model, its data and its loss.
+
+All data lies in memory and can be learned, so the loss a contestant ends with says whether it
+did the work: classes of a spiral, noisy copies of ten pictures, walks on a sparse graph of tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to train and for how long; `build` gives the same weights each time."""
+
+    name: str
+    title: str
+    build: Callable[[], nn.Module]
+    loss: Loss
+    items: str  # what the loss is a mean over: "samples" or "tokens"
+    inputs: Tensor
+    targets: Tensor
+    batch_size: int
+    steps: int  # timed steps of one round; some seconds
+
+
+def spiral(rows: int) -> tuple[Tensor, Tensor]:
+    """Draw points (rows, 2) on three intertwined arms, and the arm of each."""
+    generator = torch.Generator().manual_seed(1)
+    arm = torch.randint(3, (rows,), generator=generator)
+    radius = torch.rand(rows, generator=generator)
+    noise = 0.2 * torch.randn(rows, generator=generator)
+    angle = 4.0 * radius + arm * (2.0 * torch.pi / 3.0) + noise
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1), arm
+
+
+def pictures(rows: int) -> tuple[Tensor, Tensor]:
+    """Draw noisy copies (rows, 3, 16, 16) of ten random pictures, and which one each shows."""
+    generator = torch.Generator().manual_seed(2)
+    templates = torch.randn(10, 3, 16, 16, generator=generator)
+    label = torch.randint(10, (rows,), generator=generator)
+    noise = torch.randn(rows, 3, 16, 16, generator=generator)
+    return templates[label] + 2.0 * noise, label
+
+
+def walks(rows: int, tokens: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Walk a graph with four ways out of each token: tokens (rows, tokens) and the next ones."""
+    generator = torch.Generator().manual_seed(3)
+    ways = torch.randint(vocabulary, (vocabulary, 4), generator=generator)
+    walk = [torch.randint(vocabulary, (rows,), generator=generator)]
+    for _ in range(tokens):
+        walk.append(ways[walk[-1], torch.randint(4, (rows,), generator=generator)])
+    sequence = torch.stack(walk, dim=1)
+    return sequence[:, :-1].contiguous(), sequence[:, 1:].contiguous()
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block with causal attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(batch, tokens, 3, self.heads, -1)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class GPT(nn.Module):
+    """A decoder that gives the logits (batch, tokens, vocabulary) of each next token."""
+
+    def __init__(self, vocabulary: int, tokens: int, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.position = nn.Parameter(0.02 * torch.randn(tokens, width))
+        self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.blocks(self.token(tokens) + self.position)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def build_mlp() -> nn.Module:
+    """Build the MLP 2-128-128-3."""
+    torch.manual_seed(0)
+    hidden = [nn.Linear(2, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()]
+    return nn.Sequential(*hidden, nn.Linear(128, 3))
+
+
+def build_conv() -> nn.Module:
+    """Build three convolutions with batch norm, 3-8-16-32 channels."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for channels, features in [(3, 8), (8, 16), (16, 32)]:
+        convolution = nn.Conv2d(channels, features, kernel_size=3, padding=1, bias=False)
+        layers += [convolution, nn.BatchNorm2d(features), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 2 * 2, 10))
+
+
+def build_gpt() -> nn.Module:
+    """Build a GPT of 4 layers, 4 heads, width 128, for 64 tokens out of 96."""
+    torch.manual_seed(0)
+    return GPT(vocabulary=96, tokens=64, width=128, heads=4, layers=4)
+
+
+def token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Give the mean cross-entropy over every token of the batch."""
+    return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
+def make_mlp() -> Task:
+    title = "MLP 2-128-128-3, batch 64"
+    loss = nn.CrossEntropyLoss()
+    return Task("mlp", title, build_mlp, loss, "samples", *spiral(8192), 64, steps=1045)
+
+
+def make_conv() -> Task:
+    title = "Conv net 8-16-32 on 16x16, batch 64"
+    loss = nn.CrossEntropyLoss()
+    return Task("conv", title, build_conv, loss, "samples", *pictures(4096), 64, steps=245)
+
+
+def make_gpt() -> Task:
+    title = "GPT, 4 layers of width 128, 64 tokens, batch 16"
+    rows = walks(1024, tokens=64, vocabulary=96)
+    return Task("gpt", title, build_gpt, token_loss, "tokens", *rows, 16, steps=45)
+
+
+TASKS = {"mlp": make_mlp, "conv": make_conv, "gpt": make_gpt}

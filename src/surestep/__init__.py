@@ -1,0 +1,42 @@
+"""PyTorch training where every step is right."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from surestep.base.config import Config as Config
+    from surestep.base.errors import SurestepError as SurestepError
+    from surestep.engine.callback import Callback as Callback
+    from surestep.engine.callback import Request as Request
+    from surestep.engine.metrics import log as log
+    from surestep.engine.seed import seed_at as seed_at
+    from surestep.engine.seed import set_seed as set_seed
+    from surestep.engine.task import Task as Task
+    from surestep.trainer import Run as Run
+    from surestep.trainer import Trainer as Trainer
+    from surestep.trainer import prepare as prepare
+
+_HOMES = {
+    "Callback": "surestep.engine.callback",
+    "Config": "surestep.base.config",
+    "Request": "surestep.engine.callback",
+    "Run": "surestep.trainer",
+    "SurestepError": "surestep.base.errors",
+    "Task": "surestep.engine.task",
+    "Trainer": "surestep.trainer",
+    "log": "surestep.engine.metrics",
+    "prepare": "surestep.trainer",
+    "seed_at": "surestep.engine.seed",
+    "set_seed": "surestep.engine.seed",
+}
+__all__ = sorted(_HOMES)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # `import surestep` must not import torch: each public name is fetched on first use.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'surestep' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,1 @@
+"""Config, durations, errors: what needs no torch."""

@@ -1,0 +1,100 @@
+"""Lengths of a run as text with a unit: "3 epochs", "500 steps", "1e9 items", "10 minutes"."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Unit = Literal["epochs", "steps", "items", "minutes"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
+_TEXT = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([a-z]+)\s*")
+
+
+@dataclass(frozen=True)
+class Duration:
+    """An amount above zero of one unit."""
+
+    amount: float
+    unit: Unit
+
+    def __str__(self) -> str:
+        unit = self.unit[:-1] if self.amount == 1 else self.unit
+        return f"{self.amount:g} {unit}"
+
+    def in_steps(self, steps_per_epoch: int) -> int:
+        """Count the optimizer steps in epochs or steps, at least one.
+
+        Raises:
+            ValueError: the unit is items or minutes, which no number of steps is known for.
+        """
+        if self.unit == "epochs":
+            return max(1, round(self.amount * steps_per_epoch))
+        if self.unit == "steps":
+            return max(1, round(self.amount))
+        raise ValueError(f"{str(self)!r} has no fixed number of steps")
+
+
+def parse_duration(text: str, units: tuple[Unit, ...] = UNITS) -> Duration:
+    """Read "3 epochs"; singular units are accepted.
+
+    Raises:
+        ValueError: not an amount above zero and one of `units`.
+    """
+    match = _TEXT.fullmatch(text)
+    wanted = f"an amount and a unit ({', '.join(units)}), such as '2 {units[0]}'"
+    if match is None:
+        raise ValueError(f"must be {wanted}")
+    word = match[2] if match[2].endswith("s") else match[2] + "s"
+    unit = next((unit for unit in units if unit == word), None)
+    try:
+        amount = float(match[1])
+    except ValueError:
+        raise ValueError(f"must be {wanted}") from None
+    if unit is None or amount <= 0:
+        raise ValueError(f"must be {wanted}")
+    return Duration(amount, unit)
+
+
+class Cadence:
+    """Say when something that happens every `duration` is due.
+
+    It is due with each step that crosses a multiple of the period, so that a resumed run is due
+    at the same steps. Only minutes are counted from the start of the process.
+
+    Args:
+        duration: the period.
+        steps_per_epoch: optimizer steps in one epoch.
+        items: items already seen by the run.
+        seconds: what the clock shows now.
+    """
+
+    def __init__(
+        self, duration: Duration, steps_per_epoch: int, *, items: float = 0, seconds: float = 0
+    ) -> None:
+        self.unit = duration.unit
+        scale = {"epochs": steps_per_epoch, "minutes": 60}.get(duration.unit, 1)
+        self.period = duration.amount * scale
+        self._items = items
+        self._seconds = seconds
+
+    def due(self, step: int, items: float, seconds: float) -> bool:
+        """Say whether a period ended with this step, and begin the next one."""
+        if self.unit == "minutes":
+            if seconds - self._seconds < self.period:
+                return False
+            self._seconds = seconds
+            return True
+        if self.unit == "items":
+            before, self._items = self._items, items
+            return self._periods(items) > self._periods(before)
+        return self._periods(step) > self._periods(step - 1)
+
+    def next_look(self, step: int) -> int:
+        """Return the first step after `step` that may be due, so that others need not ask."""
+        if self.unit in ("minutes", "items"):
+            return step + 1
+        return max(step + 1, math.ceil((self._periods(step) + 1) * self.period - 1e-6))
+
+    def _periods(self, count: float) -> int:
+        # A third of an epoch three times is an epoch: forgive the last bit of the division.
+        return int(count / self.period + 1e-9)

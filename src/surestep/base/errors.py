@@ -1,0 +1,67 @@
+"""The errors users meet.
+
+SurestepError
+├── ConfigError       an option, or two of them together, cannot be kept
+├── TaskError         the model, loss or metrics do not fit each other
+├── DataError         the data cannot be trained on
+├── RecipeError       a recipe file cannot be used
+├── RunError          a run folder is held, missing, or belongs to another config
+├── CheckpointError   a checkpoint is missing or does not fit
+└── NonFiniteError    the loss or a gradient stopped being finite
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class SurestepError(Exception):
+    """What went wrong, why it matters, and what to type instead."""
+
+
+class ConfigError(SurestepError):
+    """An option, or two of them together, cannot be kept."""
+
+
+class TaskError(SurestepError):
+    """The model, loss, metrics or optimizer do not fit each other."""
+
+
+class DataError(SurestepError):
+    """The data cannot be trained on."""
+
+
+class RecipeError(SurestepError):
+    """A recipe cannot be found, read or called."""
+
+
+class RunError(SurestepError):
+    """A run folder is held by somebody, is missing, or belongs to another config."""
+
+
+class CheckpointError(SurestepError):
+    """A checkpoint is missing, unreadable, or does not fit the model."""
+
+
+class NonFiniteError(SurestepError):
+    """A loss or gradient stopped being finite; the state is the one before that step.
+
+    Attributes:
+        step: the first step that was not finite, counted from 1.
+        loss: its loss.
+        parameters: names of the parameters whose gradient was not finite.
+    """
+
+    def __init__(self, message: str, *, step: int, loss: float, parameters: list[str]) -> None:
+        super().__init__(message)
+        self.step = step
+        self.loss = loss
+        self.parameters = parameters
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Say which of the known names are close to `name`, as the end of an error message."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    if close:
+        return f"Did you mean {' or '.join(repr(c) for c in close)}?"
+    return f"Known: {', '.join(known)}." if known else "There are none here."

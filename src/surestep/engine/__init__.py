@@ -1,0 +1,1 @@
+"""Config -> resolve -> Plan; data -> steps -> train_step -> StepResult -> Callback."""

@@ -1,0 +1,104 @@
+"""A global batch, cut into micro-batches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surestep.base.errors import DataError
+
+_TARGETS = ("target", "targets", "label", "labels", "y")
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What one forward sees: `model(*args, **kwargs)` against `targets`."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    targets: Any
+    items: float
+    samples: int
+    position: int  # of its first sample, in the order of the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one optimizer step sees.
+
+    `end` is the place in the epoch after it; `ends_epoch` says that no other follows in the epoch.
+    """
+
+    micro_batches: tuple[MicroBatch, ...]
+    items: float
+    samples: int
+    epoch: int
+    position: int
+    end: int
+    ends_epoch: bool
+
+
+def split_batch(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
+    """Tell inputs from targets, where the Task says nothing: (args, kwargs, targets).
+
+    `(x, y)` is one input and its targets; of a longer tuple the last is the targets. Of a dict the
+    targets are at "target", "targets", "label", "labels" or "y", and the rest go by name.
+
+    Raises:
+        DataError: no such key, or more than one, or neither a tuple nor a dict.
+    """
+    if isinstance(batch, (tuple, list)) and len(batch) >= 2:
+        return tuple(batch[:-1]), {}, batch[-1]
+    if isinstance(batch, Mapping):
+        named = [key for key in batch if key in _TARGETS]
+        if len(named) == 1:
+            return (), {k: v for k, v in batch.items() if k != named[0]}, batch[named[0]]
+        raise DataError(
+            f"A batch has the keys {sorted(map(str, batch))}, and which holds the targets is not "
+            "plain. Say Task(inputs=lambda batch: ({'x': batch['x']}, batch['y']))."
+        )
+    raise DataError(
+        f"A batch is a {type(batch).__name__}, and which part is the targets is not plain. Let the "
+        "dataset return (x, y), or say Task(inputs=lambda batch: (batch, targets))."
+    )
+
+
+def move(value: Any, device: torch.device) -> Any:
+    """Copy the tensors of a nested batch to `device`, without waiting where they are pinned."""
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Mapping):
+        return {key: move(each, device) for key, each in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(move(each, device) for each in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(move(each, device) for each in value)
+    return value
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """List the tensors of a nested batch."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return [tensor for each in value for tensor in tensors_in(each)]
+    return []
+
+
+def samples_in(batch: Any) -> int:
+    """Return how many samples a nested batch holds: the length of its first tensor.
+
+    Raises:
+        DataError: there is no tensor with a batch dimension in it.
+    """
+    found = next(iter(tensors_in(batch)), None)
+    if found is None or found.dim() == 0:
+        raise DataError(
+            f"A batch of type {type(batch).__name__} has no tensor with a batch dimension, so its "
+            "samples cannot be counted. Give the Task a collate_fn that stacks tensors."
+        )
+    return found.shape[0]

@@ -1,0 +1,87 @@
+"""Evaluation: the same shape as a step, without gradients, weighted by items."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surestep.engine.batch import MicroBatch
+from surestep.engine.feed import Feed
+from surestep.engine.loss import Loss
+from surestep.engine.metrics import MeanMetric, ObjectMetric, open_metrics, take_logged
+from surestep.engine.seed import ModelRandomness
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put every module in eval mode, and each back into its own mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+class Totals:
+    """A loss and metrics, added up on the device over an evaluation."""
+
+    def __init__(self, loss: Loss, metrics: Mapping[str, Any], device: torch.device) -> None:
+        self.loss = loss
+        self.total = torch.zeros((), dtype=torch.float64, device=device)
+        self.items = 0.0
+        self.metrics: list[MeanMetric | ObjectMetric] = open_metrics(metrics, device)
+
+    def compute(self) -> dict[str, float]:
+        """Read the device: the mean loss and each metric; NaN where nothing was counted."""
+        divisor = self.items if self.loss.divides else 1.0
+        result = {"loss": float(self.total) / divisor if divisor else float("nan")}
+        for metric in self.metrics:
+            result |= metric.compute()
+        return result
+
+
+def eval_step(
+    model: nn.Module, micro: MicroBatch, totals: Totals, autocast: AbstractContextManager[Any]
+) -> None:
+    """Add one micro-batch to the totals; nothing is read from the device."""
+    loss = totals.loss
+    with autocast:
+        outputs = model(*micro.args, **micro.kwargs)
+        if micro.items:
+            value: Tensor | Mapping[str, Tensor] = loss.value(outputs, micro.targets)
+            total = value if loss.is_sum else loss.add_up(value, micro.items)[0]
+            assert isinstance(total, Tensor)
+            totals.total += total
+            totals.items += micro.items
+    count = loss.count(micro.targets)
+    for metric in totals.metrics if count else ():
+        metric.update(outputs, micro.targets, count)
+
+
+def evaluate(
+    model: nn.Module,
+    feed: Feed,
+    loss: Loss,
+    metrics: Mapping[str, Any],
+    *,
+    autocast: AbstractContextManager[Any],
+    grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
+) -> dict[str, float]:
+    """Measure the mean loss and the metrics over one part of the data; waits for the device.
+
+    What the batch size is does not matter. `torch.no_grad` is the default because a model that
+    keeps a tensor from its forward could not train on with an inference tensor.
+    """
+    totals = Totals(loss, metrics, feed.device)
+    randomness = ModelRandomness(feed.seed, feed.device)
+    with eval_mode(model), grad_off():
+        for batch in feed.batches(epoch=0):
+            for micro in batch.micro_batches:
+                randomness.at(-1, micro.position)
+                eval_step(model, micro, totals, autocast)
+        take_logged()
+        return totals.compute()

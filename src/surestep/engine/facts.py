@@ -1,0 +1,47 @@
+"""What this machine is, read once."""
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The machine, as far as a Plan depends on it. Memory is in bytes."""
+
+    torch_version: str
+    cuda_devices: tuple[str, ...]
+    cuda_memory: tuple[int, ...]
+    bf16_native: bool
+    tf32: bool
+    cpus: int
+    threads: int
+    display: Literal["terminal", "notebook", "none"]
+
+
+def read_facts() -> Facts:
+    """Read the machine; the CUDA context is made only where there is a CUDA device."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    properties = [torch.cuda.get_device_properties(index) for index in range(count)]
+    # Ampere (8.0) is the first generation with TF32 and bf16 units; older ones emulate bf16.
+    ampere = bool(properties) and all(each.major >= 8 for each in properties)
+    return Facts(
+        torch_version=torch.__version__,
+        cuda_devices=tuple(each.name for each in properties),
+        cuda_memory=tuple(each.total_memory for each in properties),
+        bf16_native=ampere,
+        tf32=ampere,
+        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+        threads=torch.get_num_threads(),
+        display=_display(),
+    )
+
+
+def _display() -> Literal["terminal", "notebook", "none"]:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is not None and "IPKernelApp" in getattr(shell, "config", {}):
+        return "notebook"
+    return "terminal" if sys.stderr is not None and sys.stderr.isatty() else "none"

@@ -1,0 +1,217 @@
+"""The batches of one part of the data: read, counted, cut and moved to the device."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from surestep.engine.batch import Batch, MicroBatch, move, samples_in, split_batch, tensors_in
+from surestep.engine.data import (
+    Cut,
+    InMemory,
+    Loaded,
+    Source,
+    as_it_is,
+    dataset_of,
+    order_of,
+    own_options,
+    unpack,
+)
+from surestep.engine.loss import Loss
+from surestep.engine.plan import Plan
+from surestep.engine.task import Task
+
+
+class Feed:
+    """Batches by place, from (epoch, position) on.
+
+    Args:
+        source: where the samples are.
+        cut: how an epoch is cut.
+        task: tells inputs from targets.
+        loss: counts items, on the host, before anything is moved: no device is read for it.
+        plan: device, seed, pinned memory.
+        shuffle: whether each epoch has an order of its own.
+    """
+
+    def __init__(
+        self, source: Source, cut: Cut, *, task: Task, loss: Loss, plan: Plan, shuffle: bool
+    ) -> None:
+        self.source = source
+        self.cut = cut
+        self.split = split_batch if task.inputs is None else task.split
+        self.loss = loss
+        self.shuffle = shuffle
+        self.seed = plan.seed
+        self.device = plan.device
+        self.pin = plan.data_pin_memory and isinstance(source, InMemory)
+        self._items_per_sample = _uniform_items(source, task, loss)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of `epoch` from the one at position `start` on."""
+        read = self._read(epoch, start)
+        return read if self.device.type == "cpu" else self._moved_ahead(read)
+
+    def _read(self, epoch: int, start: int) -> Iterator[Batch]:
+        order = order_of(self.cut.samples, self.seed, epoch) if self.shuffle else None
+        cuts = [
+            (first, ends_epoch, [range(*each) for each in self.cut.micro_batches(first, end)])
+            for first, end, ends_epoch in self.cut.batches(start)
+        ]
+        raw = self.source.read(epoch, order, [where for _, _, ranges in cuts for where in ranges])
+        for first, ends_epoch, ranges in cuts:
+            micro_batches = []
+            for where in ranges:
+                micro_batches.append(self.micro_batch(next(raw), where.start, len(where)))
+            end = ranges[-1].stop
+            yield self.batch(micro_batches, (epoch, first, end), ends_epoch=ends_epoch)
+
+    def batch(
+        self,
+        micro_batches: list[MicroBatch],
+        place: tuple[int, int, int],
+        *,
+        ends_epoch: bool = False,
+    ) -> Batch:
+        """Put micro-batches together, with the items of the whole, at (epoch, position, end)."""
+        items, samples = 0.0, 0
+        for each in micro_batches:
+            items += each.items
+            samples += each.samples
+        if not self.loss.divides:
+            items = min(items, 1.0)
+        return Batch(tuple(micro_batches), items, samples, *place, ends_epoch)
+
+    def micro_batch(self, raw: Any, position: int, samples: int) -> MicroBatch:
+        """Tell inputs from targets and count the items."""
+        args, kwargs, targets = self.split(raw)
+        if self._items_per_sample is None:
+            items = self.loss.items(raw, targets)
+        else:
+            items = samples * self._items_per_sample
+        return MicroBatch(args, kwargs, targets, items, samples, position)
+
+    def micro_batch_of(self, raw: Any, position: int) -> MicroBatch:
+        """Take a batch of the user's own, whose items nobody has counted."""
+        args, kwargs, targets = self.split(raw)
+        items = self.loss.items(raw, targets)
+        return MicroBatch(args, kwargs, targets, items, samples_in(raw), position)
+
+    def move(self, batch: Batch) -> Batch:
+        """Copy a batch to the device."""
+        if self.device.type == "cpu":
+            return batch
+        return replace(batch, micro_batches=tuple(map(self._move, batch.micro_batches)))
+
+    def _move(self, micro: MicroBatch) -> MicroBatch:
+        whole = (micro.args, dict(micro.kwargs), micro.targets)
+        if self.pin:
+            whole = _pinned(whole)
+        args, kwargs, targets = move(whole, self.device)
+        return replace(micro, args=args, kwargs=kwargs, targets=targets)
+
+    def _moved_ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Copy the next batch, on a stream of its own, while the step of this one runs.
+
+        The caching allocator must not hand a copied tensor's memory out again before the step has
+        used it, hence record_stream.
+        Source: https://docs.pytorch.org/docs/stable/generated/torch.Tensor.record_stream.html
+        """
+        stream = torch.cuda.Stream(self.device)
+        waiting: tuple[Batch, torch.cuda.Event] | None = None
+        for batch in batches:
+            with torch.cuda.stream(stream):
+                moved = (self.move(batch), stream.record_event())
+            if waiting is not None:
+                yield self._arrived(*waiting)
+            waiting = moved
+        if waiting is not None:
+            yield self._arrived(*waiting)
+
+    def _arrived(self, batch: Batch, copied: torch.cuda.Event) -> Batch:
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(copied)
+        for micro in batch.micro_batches:
+            for tensor in tensors_in((micro.args, dict(micro.kwargs), micro.targets)):
+                tensor.record_stream(current)
+        return batch
+
+
+def feed(data: Any, part: str, *, task: Task, loss: Loss, plan: Plan) -> Feed:
+    """Make the feed of a part of the data: "train", a validation set's name, or "test".
+
+    Raises:
+        DataError: not map-style, or empty.
+    """
+    dataset = dataset_of(data, part)
+    training = part == "train"
+    source = _source(data, dataset, task=task, plan=plan)
+    size = plan.batch_size if training else plan.validation_batch_size
+    if not training and isinstance(data, DataLoader):
+        size = data.batch_size or size
+    cut = Cut(
+        samples=len(source),
+        batch_size=size,
+        micro_batch_size=plan.micro_batch_size if training else size,
+        drop_last=training and plan.data_drop_last,
+    )
+    shuffle = training and plan.data_shuffle
+    return Feed(source, cut, task=task, loss=loss, plan=plan, shuffle=shuffle)
+
+
+def slices_in_memory(data: Any, task: Task) -> bool:
+    """Say whether the data can be sliced in memory: tensors, and nobody's own collate function."""
+    plain = not isinstance(data, DataLoader) or (
+        data.num_workers == 0 and unpack(data.dataset) is not None and _collates_plainly(data)
+    )
+    dataset = data.dataset if isinstance(data, DataLoader) else data
+    return plain and task.collate_fn is None and unpack(dataset) is not None
+
+
+def _collates_plainly(loader: "DataLoader[Any]") -> bool:
+    return loader.collate_fn is DataLoader(TensorDataset(torch.zeros(1))).collate_fn
+
+
+def _source(data: Any, dataset: Any, *, task: Task, plan: Plan) -> Source:
+    found = unpack(dataset)
+    in_memory = InMemory(*found) if found is not None else None
+    if in_memory is not None and slices_in_memory(data, task) and not plan.data_num_workers:
+        return in_memory
+    collate = task.collate_fn or getattr(data, "collate_fn", None)
+    if collate is None and in_memory is not None and in_memory.index is None:
+        dataset, collate = in_memory, as_it_is
+    options = {
+        "num_workers": plan.data_num_workers,
+        "pin_memory": plan.data_pin_memory,
+        "persistent_workers": plan.data_persistent_workers,
+        "prefetch_factor": plan.data_prefetch_factor,
+        **own_options(data),
+    }
+    return Loaded(dataset, seed=plan.seed, collate=collate, options=options)
+
+
+def _uniform_items(source: Source, task: Task, loss: Loss) -> float | None:
+    """Return the items of each sample, where a look at all targets in memory shows them equal.
+
+    Counting unmasked targets costs two small operations a batch; one look before the start saves
+    them all where nothing is masked.
+    """
+    if not isinstance(source, InMemory) or loss.kind != "classes" or task.inputs is not None:
+        return None
+    targets = task.split(source.tensors)[2]
+    if not isinstance(targets, Tensor) or loss.items(source.tensors, targets) != targets.numel():
+        return None
+    return targets.numel() / len(targets)
+
+
+def _pinned(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.pin_memory() if value.device.type == "cpu" else value
+    if isinstance(value, dict):
+        return {key: _pinned(each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_pinned, value))
+    return value

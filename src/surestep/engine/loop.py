@@ -1,0 +1,278 @@
+"""The generator of steps: epochs, log points, requests, interruption."""
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from surestep.base.duration import Cadence
+from surestep.base.errors import NonFiniteError
+from surestep.engine.batch import Batch
+from surestep.engine.callback import Callback, Request, overriding
+from surestep.engine.feed import Feed
+from surestep.engine.plan import Plan
+from surestep.engine.state import Place, State
+from surestep.engine.step import Parts, StepResult, train_step
+
+
+@dataclass(frozen=True)
+class LogPoint:
+    """What the host read: a list entry for each step since the last log point.
+
+    `loss` and `grad_norm` are None for a step without items.
+    """
+
+    first_step: int
+    epoch: int
+    loss: list[float | None]
+    grad_norm: list[float | None]
+    lr: list[float]
+    logged: dict[str, list[float | None]]
+    samples: int
+    items: float
+    seconds: float
+    place: Place
+
+
+@dataclass
+class Loop:
+    """Steps over a feed, with what happens between them.
+
+    Attributes:
+        on_log: called with each log point.
+        act: does what callbacks ask for, by request.
+        stopping: why the loop stops after this step; None while it goes on.
+        interrupted: somebody pressed Ctrl-C: leave as soon as the step is done.
+    """
+
+    parts: Parts
+    feed: Feed
+    plan: Plan
+    callbacks: list[Callback] = field(default_factory=list)
+    on_log: list[Callable[[LogPoint], None]] = field(default_factory=list)
+    act: dict[Request, Callable[[], object]] = field(default_factory=dict)
+    stopping: str | None = None
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        self._pending: list[StepResult] = []
+        self._clock = time.perf_counter()
+        self._cadence: Cadence | None = None
+        self._started = False
+        self._find_watchers()
+
+    def watch(self, callback: Callback) -> None:
+        """Add a watcher."""
+        self.callbacks.append(callback)
+        self._find_watchers()
+
+    def _find_watchers(self) -> None:
+        self._on_batch = overriding(self.callbacks, "on_batch")
+        self._on_step = overriding(self.callbacks, "on_step")
+        watching = overriding(self.callbacks, "on_backward")
+        self.parts.on_backward = [self._watcher(each) for each in watching]
+
+    @property
+    def state(self) -> State:
+        """Everything that changes."""
+        return self.parts.state
+
+    def steps(self) -> Iterator[StepResult]:
+        """Train from the state's place to the end of the run, yielding after each step.
+
+        Leaving the loop early leaves a state that can be saved and gone on from.
+
+        Raises:
+            NonFiniteError: at the log point after a loss or gradient that is not finite; the state
+                is then the one before that step.
+        """
+        end = self.plan.total_steps
+        if not self._started:
+            self._started = True
+            for callback in self.callbacks:
+                self.ask(callback.on_start(self.state))
+        with _quiet_garbage() as collect:
+            self._clock = time.perf_counter()
+            look = self._first_look()
+            while self.state.place.step < end and self.stopping is None:
+                for batch in self.feed.batches(self.state.place.epoch, self.state.place.position):
+                    result = self.step(batch)
+                    place = self.state.place
+                    if place.step >= look or batch.ends_epoch or place.step >= end:
+                        look = self._look(force=batch.ends_epoch or place.step >= end)
+                        collect()
+                    yield result
+                    if place.step >= end or self.stopping is not None:
+                        return
+                    if self.state.place is not place:
+                        break  # somebody loaded another place while we were away
+                else:
+                    if self.state.place.position:
+                        self._next_epoch()
+
+    def step(self, batch: Batch) -> StepResult:
+        """Take one step on a batch that is on the device, and let the callbacks look."""
+        for callback in self._on_batch:
+            self.ask(callback.on_batch(self.state, batch))
+        result = train_step(self.parts, batch)
+        self._pending.append(result)
+        if result.outcome.nonfinite:
+            self._judge(result)
+        for callback in self._on_step:
+            self.ask(callback.on_step(self.state, result))
+        return result
+
+    def ask(self, request: Request | None) -> None:
+        """Do what a callback asked for."""
+        if request is Request.STOP:
+            self.stopping = "a callback asked to stop"
+        elif request is not None:
+            self.act[request]()
+
+    def log_point(self) -> None:
+        """Read what the steps since the last log point left on the device.
+
+        Raises:
+            NonFiniteError: a step's loss or gradient was not finite.
+        """
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        losses = _read([r.loss_sum for r in pending])
+        norms = _read([None if r.norms is None else r.norms.total for r in pending])
+        means = [
+            None if loss is None else loss / result.items
+            for loss, result in zip(losses, pending, strict=True)
+        ]
+        steps = zip(pending, means, norms, strict=True)
+        bad = next((i for i, step in enumerate(steps) if _fails(*step)), len(pending))
+        if bad < len(pending):
+            self.state.place = pending[bad].before
+            self.state.counts.no_items -= sum(result.norms is None for result in pending[bad:])
+        self._report(pending[:bad], means[:bad], norms[:bad])
+        if bad < len(pending):
+            raise _error(pending[bad], means[bad])
+
+    def _look(self, *, force: bool) -> int:
+        """Take a log point where one is due; return the next step at which to ask."""
+        place = self.state.place
+        assert self._cadence is not None
+        if self._cadence.due(place.step, place.items, time.monotonic()) or force:
+            self.log_point()
+        return self._cadence.next_look(place.step)
+
+    def _first_look(self) -> int:
+        place = self.state.place
+        self._cadence = Cadence(
+            self.plan.logging_every,
+            self.plan.steps_per_epoch,
+            items=place.items,
+            seconds=time.monotonic(),
+        )
+        return self._cadence.next_look(place.step)
+
+    def _judge(self, result: StepResult) -> None:
+        """Fail at once where the host knows that a step was not finite and may not skip it."""
+        counts = self.state.counts
+        if self.plan.on_nonfinite == "skip" and counts.nonfinite <= self.plan.max_nonfinite:
+            return
+        counts.nonfinite -= 1
+        result.failed = True
+        self.log_point()
+
+    def _report(
+        self, results: list[StepResult], losses: list[float | None], norms: list[float | None]
+    ) -> None:
+        if not results:
+            return
+        limit = self.plan.max_grad_norm
+        if limit is not None:
+            self.state.counts.clipped += sum(norm is not None and norm > limit for norm in norms)
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        point = LogPoint(
+            first_step=results[0].step,
+            epoch=results[-1].epoch,
+            loss=losses,
+            grad_norm=norms,
+            lr=[result.lr for result in results],
+            logged=_read_logged(results),
+            samples=sum(result.samples for result in results),
+            items=sum(result.items for result in results),
+            seconds=seconds,
+            place=self.state.place,
+        )
+        for report in self.on_log:
+            report(point)
+
+    def _watcher(self, callback: Callback) -> Callable[[State], None]:
+        return lambda state: self.ask(callback.on_backward(state))
+
+    def _next_epoch(self) -> None:
+        """Go to the next epoch where nothing is left of this one."""
+        self.state.place = self.state.place._replace(epoch=self.state.place.epoch + 1, position=0)
+
+
+def _read(values: list[torch.Tensor | None]) -> list[float | None]:
+    """Copy scalars from the device to the host at once."""
+    there = [value.double() for value in values if value is not None]
+    host = iter(torch.stack(there).tolist() if there else [])
+    return [None if value is None else next(host) for value in values]
+
+
+def _read_logged(results: list[StepResult]) -> dict[str, list[float | None]]:
+    """Return what was logged by name, an entry for each step; None where a step logged none."""
+    flat = [(i, name, value) for i, result in enumerate(results) for name, value in result.logged]
+    values = _read([value for _, _, value in flat])
+    table: dict[str, list[float | None]] = {}
+    for (index, name, _), value in zip(flat, values, strict=True):
+        row = table.setdefault(name, [None] * len(results))
+        row[index] = (row[index] or 0.0) + (value or 0.0)
+    return table
+
+
+def _fails(result: StepResult, loss: float | None, norm: float | None) -> bool:
+    """Say whether a step fails the run; what the host did not know is known from the numbers."""
+    finite = all(value is None or math.isfinite(value) for value in (loss, norm))
+    return result.failed or (result.outcome.poison is not None and not finite)
+
+
+def _error(result: StepResult, loss: float | None) -> NonFiniteError:
+    names: list[str] = []
+    if result.norms is not None:
+        bad = (~torch.isfinite(result.norms.each)).tolist()
+        names = [name for name, is_bad in zip(result.norms.names, bad, strict=True) if is_bad]
+    where = f"{len(names)} of {len(result.norms.names)}" if result.norms else "no"
+    shown = ", ".join(names[:6]) + (" ..." if len(names) > 6 else "")
+    return NonFiniteError(
+        f"Step {result.step} was not finite: its loss is {loss}, and {where} gradients are not "
+        f"finite{': ' + shown if shown else ''}. The state is the one before that step. Look at "
+        f"the batch at epoch {result.epoch}, position {result.before.position}; lower optim.lr; "
+        f"or go on over such steps with on_nonfinite='skip'.",
+        step=result.step,
+        loss=float("nan") if loss is None else loss,
+        parameters=names,
+    )
+
+
+@contextmanager
+def _quiet_garbage() -> Iterator[Callable[[], object]]:
+    """Keep Python's garbage collector out of the steps; it is let in at log points.
+
+    A full collection walks every object of every imported module: up to half a second.
+    """
+    if not gc.isenabled():  # somebody else minds it
+        yield lambda: None
+        return
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield lambda: gc.collect(1)
+    finally:
+        gc.enable()
+        gc.unfreeze()

@@ -1,0 +1,106 @@
+"""Metrics: torchmetrics objects or plain callables, on the device, weighted by their count."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from surestep.base.errors import TaskError
+
+_logged: list[tuple[str, Tensor]] = []
+
+
+def log(name: str, value: Tensor) -> None:
+    """Log a tensor from inside a loss or a model, without reading it.
+
+    It stands in the events as the mean over the step's micro-batches, by `name`.
+
+    Args:
+        name: what it is called.
+        value: a scalar tensor; it is detached here.
+
+    Raises:
+        TaskError: not a scalar tensor.
+    """
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise TaskError(f"log({name!r}, ...) takes a scalar tensor, and got {shape}.")
+    _logged.append((name, value.detach().reshape(())))
+
+
+def take_logged() -> list[tuple[str, Tensor]]:
+    """Return what was logged since the last call."""
+    taken = _logged.copy()
+    _logged.clear()
+    return taken
+
+
+class MeanMetric:
+    """A callable's mean over samples or unmasked tokens; one read when it is asked for."""
+
+    def __init__(self, name: str, function: Any, device: torch.device) -> None:
+        self.name = name
+        self.function = function
+        self.total = torch.zeros((), dtype=torch.float64, device=device)
+        self.count: Any = 0
+
+    def update(self, outputs: Any, targets: Any, count: int) -> None:
+        """Add a batch, which holds `count` samples or unmasked tokens."""
+        value = self.function(outputs, targets)
+        if isinstance(value, tuple) and len(value) == 2:
+            total, counted = value
+        else:
+            total, counted = torch.as_tensor(value, device=self.total.device), count
+            if total.numel() != 1:
+                raise TaskError(
+                    f"metrics[{self.name!r}] returned a tensor of shape {tuple(total.shape)}. "
+                    "Return a mean over the batch, or a pair (sum, count)."
+                )
+            total = total.reshape(()).double() * count
+        self.total += total
+        self.count = self.count + counted
+
+    def compute(self) -> dict[str, float]:
+        """Return the mean; not a number where nothing was counted."""
+        count = float(self.count)
+        return {self.name: float(self.total) / count if count else float("nan")}
+
+
+class ObjectMetric:
+    """A torchmetrics object."""
+
+    def __init__(self, name: str, metric: Any, device: torch.device) -> None:
+        self.name = name
+        self.metric = metric
+        if isinstance(metric, nn.Module):
+            metric.to(device)
+        self.metric.reset()
+
+    def update(self, outputs: Any, targets: Any, count: int) -> None:
+        """Add a batch."""
+        self.metric.update(outputs, targets)
+
+    def compute(self) -> dict[str, float]:
+        """Return its value, or its values by "name_key" where it has several."""
+        value = self.metric.compute()
+        if isinstance(value, Mapping):
+            return {f"{self.name}_{key}": float(each) for key, each in value.items()}
+        return {self.name: float(value)}
+
+
+def open_metrics(
+    metrics: Mapping[str, Any], device: torch.device
+) -> list[MeanMetric | ObjectMetric]:
+    """Return the metrics, empty, for one evaluation."""
+    kinds = [ObjectMetric if hasattr(each, "compute") else MeanMetric for each in metrics.values()]
+    return [
+        kind(name, metric, device)
+        for kind, (name, metric) in zip(kinds, metrics.items(), strict=True)
+    ]
+
+
+def direction(metric: Any) -> Literal["min", "max"] | None:
+    """Return whether smaller or larger is better, where the metric says so."""
+    higher = getattr(metric, "higher_is_better", None)
+    return None if higher is None else "max" if higher else "min"

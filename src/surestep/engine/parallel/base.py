@@ -1,0 +1,61 @@
+"""The verbs of a step, named after PyTorch's; the step itself knows no backend."""
+
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+
+class GradNorm(NamedTuple):
+    """The norm of all gradients before clipping, and of each parameter's, on the device."""
+
+    total: Tensor
+    each: Tensor  # (parameters,), in the order of `names`
+    names: list[str]
+
+
+class Outcome(NamedTuple):
+    """What became of a step.
+
+    Attributes:
+        took_step: whether the parameters moved, as far as the host knows.
+        poison: where only the device knows: 0 if they moved, else NaN, ().
+        overflow: the gradients overflowed in fp16 with a finite loss.
+        nonfinite: the host knows that loss or gradients were not finite.
+    """
+
+    took_step: bool
+    poison: Tensor | None = None
+    overflow: bool = False
+    nonfinite: bool = False
+
+
+class Parallel(Protocol):
+    """How many processes make one step."""
+
+    world_size: int
+    parameters: list[nn.Parameter]
+
+    def sum(self, items: float) -> float:
+        """Add up the items of all ranks."""
+        ...
+
+    def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
+        """Return the context of a forward and backward whose gradients are reduced if `when`."""
+        ...
+
+    def backward(self, loss_sum: Tensor, items: float) -> None:
+        """Add the gradient of `loss_sum / items` to the parameters' `.grad`."""
+        ...
+
+    def unscale(self) -> None:
+        """Take the loss scale out of the gradients, where there is one."""
+        ...
+
+    def clip_grad_norm(self) -> GradNorm:
+        """Measure the norm of the gradients and clip them as the Plan says."""
+        ...
+
+    def step(self, loss_sum: Tensor, grad_norm: Tensor) -> Outcome:
+        """Move the parameters, unless something is not finite."""
+        ...

@@ -1,0 +1,182 @@
+"""What was decided, and the words it is decided in: Given, Known, Row, Decision, Plan."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from surestep.base.config import Config
+from surestep.base.duration import Duration, parse_duration
+from surestep.engine.facts import Facts
+from surestep.engine.schedule import Shape
+
+LARGER_IS_BETTER = frozenset(
+    ("accuracy", "auroc", "auc", "f1", "precision", "recall", "iou", "dice", "map", "bleu", "r2")
+)
+SMALLER_IS_BETTER = frozenset(("loss", "error", "mse", "mae", "rmse", "perplexity", "wer", "cer"))
+Guard = Literal["sticky", "reading", "scaled"]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the Task brings, as far as a Plan depends on it."""
+
+    train_samples: int
+    in_memory: bool
+    loader: Mapping[str, Any] | None = None
+    val_sets: tuple[str, ...] = ()
+    metrics: Mapping[str, Literal["min", "max"] | None] = field(default_factory=dict)
+    own_optimizer: bool = False
+    floating: bool = True
+    not_splitting: tuple[str, ...] = ()
+
+
+class Decision(NamedTuple):
+    """One option with what was chosen for it and why."""
+
+    option: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every option decided. Field names are the options' with `_` for the dot."""
+
+    device: torch.device
+    precision: Literal["fp32", "tf32", "bf16", "fp16"]
+    deterministic: bool
+    seed: int
+    batch_size: int
+    micro_batch_size: int
+    cutting: str
+    data_shuffle: bool
+    data_drop_last: bool
+    data_num_workers: int
+    data_pin_memory: bool
+    data_persistent_workers: bool
+    data_prefetch_factor: int | None
+    steps_per_epoch: int
+    total_steps: int
+    optim_name: str
+    optim_implementation: Literal["fused", "foreach", "own"]
+    optim_lr: float | None
+    optim_weight_decay: float | None
+    optim_betas: tuple[float, float] | None
+    optim_eps: float | None
+    optim_momentum: float | None
+    optim_nesterov: bool | None
+    schedule: Shape
+    max_grad_norm: float | None
+    clip_value: float | None
+    on_nonfinite: Literal["raise", "skip"]
+    max_nonfinite: int
+    guard: Guard
+    scaler_init_scale: float
+    scaler_growth_factor: float
+    scaler_growth_interval: int
+    scaler_backoff_factor: float
+    validation_every: Duration
+    validation_batch_size: int
+    validation_metric: str | None
+    validation_mode: Literal["min", "max"]
+    early_stop_patience: int | None
+    early_stop_min_delta: float
+    checkpoint_every: Duration
+    checkpoint_keep_last: int
+    checkpoint_keep_best: int
+    logging_every: Duration
+    logging_progress: Literal["bar", "plain", "quiet"]
+    decisions: tuple[Decision, ...] = ()
+
+    def reason(self, option: str) -> str:
+        """Return why `option` ("optim.lr") was decided as it was."""
+        return next(each.reason for each in self.decisions if each.option == option)
+
+
+class Known:
+    """What a row may look at: what was said, the machine, the task, and earlier choices."""
+
+    def __init__(self, config: Config, facts: Facts, given: Given) -> None:
+        self.config = config
+        self.facts = facts
+        self.given = given
+        self.said = config.said()
+        self.chosen: dict[str, Any] = {}
+
+    def __getitem__(self, option: str) -> Any:
+        return self.chosen[option]
+
+    @property
+    def device(self) -> str:
+        """Return the type of the device that was chosen: "cpu" or "cuda"."""
+        return str(self.chosen["device"].type)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Say whether the device is not the CPU."""
+        return self.device != "cpu"
+
+    def metric_names(self) -> list[str]:
+        """List what evaluations measure, as "set/metric"."""
+        names = ("loss", *self.given.metrics)
+        return [f"{part}/{name}" for part in self.given.val_sets for name in names]
+
+    def metric(self) -> str:
+        """Return the metric that was said, completed: "accuracy" is "val/accuracy"."""
+        said = str(self.said["validation.metric"])
+        return said if "/" in said else f"{self.given.val_sets[0]}/{said}"
+
+    def metric_mode(self) -> Literal["min", "max"] | None:
+        """Return whether a smaller or larger metric is better, where that is known."""
+        name = (self["validation.metric"] or "loss").split("/")[-1]
+        declared = self.given.metrics.get(name)
+        if declared is not None:
+            return declared
+        return "max" if name in LARGER_IS_BETTER else "min" if name in SMALLER_IS_BETTER else None
+
+    def loader(self, name: str) -> Any:
+        """Return a setting of the DataLoader that was given, or None."""
+        return None if self.given.loader is None else self.given.loader[name]
+
+    def steps(self, duration: str) -> float:
+        """Return a length in optimizer steps; not whole where "2.5 epochs" are not."""
+        parsed = parse_duration(duration)
+        return parsed.amount * (self["steps_per_epoch"] if parsed.unit == "epochs" else 1)
+
+    def warmup(self) -> float:
+        """Return the length of the warm-up in optimizer steps."""
+        text: str = self["schedule.warmup"]
+        if text.endswith("%"):
+            return float(text[:-1]) / 100 * float(self["total_steps"])
+        return self.steps(text)
+
+    def shape(self) -> Shape:
+        """Return the schedule that was chosen."""
+        return Shape(
+            name=self["schedule.name"],
+            total=self["total_steps"],
+            warmup=self.warmup(),
+            min_lr_ratio=self["schedule.min_lr_ratio"],
+            floor=self["schedule.floor"],
+            every=self.steps(self["schedule.every"]),
+        )
+
+
+class Row(NamedTuple):
+    """Where `when` holds, `choice` is chosen, because of `reason`.
+
+    The reason is a format string over `k`, what is known, and `origin`, where it was said.
+    """
+
+    when: Callable[[Known], bool]
+    choice: Callable[[Known], Any]
+    reason: str
+
+
+class Refusal(NamedTuple):
+    """Where `when` holds, the wish cannot be kept; `message` says what to type instead."""
+
+    when: Callable[[Known], bool]
+    message: Callable[[Known], str]

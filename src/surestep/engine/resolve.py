@@ -1,0 +1,50 @@
+"""`resolve(Config, Facts, Given) -> Plan`."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+from surestep.base.config import Config
+from surestep.base.errors import ConfigError
+from surestep.engine.facts import Facts
+from surestep.engine.plan import Decision, Given, Known, Plan
+from surestep.engine.refusals import REFUSALS
+from surestep.engine.table import DEFAULT_SEED, TABLE
+
+
+def resolve(
+    config: Config, facts: Facts, given: Given, *, origins: Mapping[str, str] | None = None
+) -> Plan:
+    """Decide every option by the table.
+
+    Args:
+        config: what was asked.
+        facts: what this machine is.
+        given: what the Task brings.
+        origins: where each option was said ("command line", "run.toml"), by its full name.
+
+    Raises:
+        ConfigError: a wish that this machine or the other wishes do not allow.
+    """
+    known = Known(config, facts, given)
+    decisions = []
+    for option, rows in TABLE.items():
+        for refusal in REFUSALS.get(option, ()):
+            if refusal.when(known):
+                raise ConfigError(refusal.message(known))
+        row = next(row for row in rows if row.when(known))
+        known.chosen[option] = row.choice(known)
+        origin = (origins or {}).get(option, "Python")
+        reason = row.reason.format(k=known, origin=origin)
+        decisions.append(Decision(option, known.chosen[option], reason))
+    fields_of_plan = {each.name for each in fields(Plan)}
+    chosen = {option.replace(".", "_"): value for option, value in known.chosen.items()}
+    return Plan(
+        **{name: value for name, value in chosen.items() if name in fields_of_plan},
+        schedule=known.shape(),
+        decisions=tuple(decisions),
+    )
+
+
+def seed_of(config: Config) -> int:
+    """Return the seed that the Plan will have; the model is built before there is a Plan."""
+    return config.seed if config.seed is not None else DEFAULT_SEED

@@ -1,0 +1,68 @@
+"""Everything that changes during training, and therefore exactly what a checkpoint holds."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+
+class Place(NamedTuple):
+    """How far the run is. A step that was skipped counts as a step, not as a step taken."""
+
+    step: int = 0  # global batches consumed
+    steps_taken: int = 0  # moves of the parameters: what the schedule goes by
+    epoch: int = 0
+    position: int = 0  # samples of this epoch that were consumed
+    items: float = 0.0  # of the whole run
+
+
+@dataclass
+class Counts:
+    """Steps that did not move the parameters, by reason, and those that were clipped."""
+
+    overflow: int = 0
+    nonfinite: int = 0
+    no_items: int = 0
+    clipped: int = 0
+
+    @property
+    def skipped(self) -> int:
+        """Count the steps that moved nothing."""
+        return self.overflow + self.nonfinite + self.no_items
+
+
+@dataclass
+class Standing:
+    """How the evaluations stand: the best one, and how many came since."""
+
+    metric: str | None = None
+    best: float | None = None
+    best_step: int | None = None
+    since_best: int = 0
+    latest: dict[str, float] = field(default_factory=dict)
+
+    def judge(self, value: float, step: int, *, mode: Literal["min", "max"], delta: float) -> bool:
+        """Take in a new value of the metric; say whether it is the best so far.
+
+        A value that is not a number is never the best.
+        """
+        gain = 0.0 if self.best is None else (self.best - value) * (1 if mode == "min" else -1)
+        if value == value and (self.best is None or gain > delta):
+            self.best, self.best_step, self.since_best = value, step, 0
+            return True
+        self.since_best += 1
+        return False
+
+
+@dataclass
+class State:
+    """The model, its optimizer, the loss scale, the place and the standing of a run."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    place: Place = field(default_factory=Place)
+    counts: Counts = field(default_factory=Counts)
+    standing: Standing = field(default_factory=Standing)
+    metadata: dict[str, Any] = field(default_factory=dict)

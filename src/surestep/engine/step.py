@@ -1,0 +1,239 @@
+"""The step: the only place that moves a parameter.
+
+items = sum of the items of all micro-batches, on all ranks
+zero the gradients
+for each micro-batch: forward -> loss summed over its items -> backward of loss / items
+unscale -> clip -> step
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surestep.engine.batch import Batch
+from surestep.engine.loss import Loss
+from surestep.engine.metrics import take_logged
+from surestep.engine.parallel.base import GradNorm, Outcome, Parallel
+from surestep.engine.schedule import Factor
+from surestep.engine.seed import ModelRandomness
+from surestep.engine.state import Place, State
+
+
+class StepResult:
+    """What a step did. Reading a tensor waits for the device.
+
+    Attributes:
+        step: its number, from 1; skipped steps count.
+        epoch: the epoch its batch was from, from 0.
+        lr: the learning rate of the first parameter group.
+        items: what its loss is a mean over.
+        samples: samples in its global batch.
+        before: the place before it.
+        outcome: whether it moved the parameters, as far as the host knows.
+        norms: norms of the gradients, before clipping; None where there was nothing to learn.
+        failed: the host knows that it was not finite, and it may not be skipped.
+    """
+
+    __slots__ = (
+        *("step", "epoch", "lr", "items", "samples", "before"),
+        *("outcome", "norms", "loss_sum", "logged", "failed"),
+    )
+
+    def __init__(
+        self,
+        batch: Batch,
+        before: Place,
+        *,
+        lr: float,
+        outcome: Outcome,
+        norms: GradNorm | None,
+        loss_sum: Tensor | None,
+        logged: list[tuple[str, Tensor]],
+    ) -> None:
+        self.step = before.step + 1
+        self.epoch = batch.epoch
+        self.lr = lr
+        self.items = batch.items
+        self.samples = batch.samples
+        self.before = before
+        self.outcome = outcome
+        self.norms = norms
+        self.loss_sum = loss_sum
+        self.logged = logged
+        self.failed = False
+
+    @property
+    def loss(self) -> Tensor:
+        """The mean loss over the items of the global batch, (); NaN where there were none."""
+        return torch.tensor(torch.nan) if self.loss_sum is None else self.loss_sum / self.items
+
+    @property
+    def grad_norm(self) -> Tensor:
+        """The norm of all gradients before clipping, (); NaN where there were none."""
+        return torch.tensor(torch.nan) if self.norms is None else self.norms.total
+
+    @property
+    def took_step(self) -> Tensor:
+        """Whether the parameters moved, () bool."""
+        poison = self.outcome.poison
+        return torch.tensor(self.outcome.took_step) if poison is None else poison == 0
+
+
+class Buffers:
+    """The buffers of a model, to be put back where a step is skipped.
+
+    A forward has moved BatchNorm's statistics before anybody knows that its step will not count.
+    They are found by owner and name, since some modules put a new tensor in place of the old.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.slots = [
+            (module._buffers, name)
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self._kept: list[Tensor] = []
+
+    def keep(self) -> None:
+        """Keep a copy."""
+        self._kept = [_tensor(owner, name).detach().clone() for owner, name in self.slots]
+
+    @torch.no_grad()
+    def restore(self, outcome: Outcome) -> None:
+        """Put the copy back where the step was not taken; on the device where only it knows."""
+        if outcome.poison is None and outcome.took_step:
+            return
+        for (owner, name), kept in zip(self.slots, self._kept, strict=True):
+            now = _tensor(owner, name)
+            bad = outcome.poison
+            now.copy_(kept if bad is None else torch.where(bad == 0, now, kept))
+
+
+def _tensor(owner: Mapping[str, Tensor | None], name: str) -> Tensor:
+    buffer = owner[name]
+    assert buffer is not None
+    return buffer
+
+
+class Modes:
+    """The train or eval mode that each module should have in training."""
+
+    def __init__(self, model: nn.Module, keep_eval: tuple[nn.Module, ...] = ()) -> None:
+        # Asked of the model itself, since a module may keep a part in eval mode in its train().
+        model.train()
+        for module in keep_eval:
+            module.eval()
+        self.wanted = [(module, module.training) for module in model.modules()]
+
+    def set(self) -> None:
+        """Give each module its mode."""
+        for module, training in self.wanted:
+            if module.training is not training:
+                module.training = training
+
+
+@dataclass
+class Parts:
+    """What a step is made of, wired once."""
+
+    state: State
+    loss: Loss
+    parallel: Parallel
+    modes: Modes
+    buffers: Buffers
+    randomness: ModelRandomness
+    autocast: AbstractContextManager[Any]
+    rate: Factor
+    peak_rates: list[float]
+    on_backward: list[Callable[[State], None]] = field(default_factory=list)
+
+
+def train_step(parts: Parts, batch: Batch) -> StepResult:
+    """Move the parameters once, by the gradient of the mean loss over the global batch.
+
+    The place is moved on; the schedule only with a step that was taken. A batch without items
+    moves nothing.
+    """
+    state, parallel, before = parts.state, parts.parallel, parts.state.place
+    items = parallel.sum(batch.items)
+    if not items:
+        return _nothing_to_learn(parts, batch)
+    parts.modes.set()
+    if parts.buffers.slots:
+        parts.buffers.keep()
+    for parameter in parallel.parameters:
+        parameter.grad = None
+    loss_sum, logged = _forward_backward(parts, batch, items)
+    parallel.unscale()
+    for watch in parts.on_backward:
+        watch(state)
+    norms = parallel.clip_grad_norm()
+    rate = parts.rate(before.steps_taken)
+    for group, peak in zip(state.optimizer.param_groups, parts.peak_rates, strict=True):
+        group["lr"] = peak * rate
+    outcome = parallel.step(loss_sum, norms.total)
+    if parts.buffers.slots:
+        parts.buffers.restore(outcome)
+    state.counts.overflow += outcome.overflow
+    state.counts.nonfinite += outcome.nonfinite
+    _move_on(state, batch, taken=outcome.took_step)
+    return StepResult(
+        batch,
+        before,
+        lr=parts.peak_rates[0] * rate,
+        outcome=outcome,
+        norms=norms,
+        loss_sum=loss_sum,
+        logged=logged,
+    )
+
+
+def _forward_backward(
+    parts: Parts, batch: Batch, items: float
+) -> tuple[Tensor, list[tuple[str, Tensor]]]:
+    """Add up loss and gradients over the micro-batches; those without items add nothing."""
+    state, parallel, loss = parts.state, parts.parallel, parts.loss
+    micro_batches = [micro for micro in batch.micro_batches if micro.items]
+    total: Tensor | None = None
+    logged: list[tuple[str, Tensor]] = []
+    for micro in micro_batches:
+        parts.randomness.at(state.place.step, micro.position)
+        with parallel.sync_grads(when=micro is micro_batches[-1]):
+            with parts.autocast:
+                outputs = state.model(*micro.args, **micro.kwargs)
+                value = loss.value(outputs, micro.targets)
+                if not (loss.is_sum and isinstance(value, Tensor)):
+                    value, named = loss.add_up(value, micro.items)
+                    logged += [(name, part.detach() / items) for name, part in named.items()]
+            parallel.backward(value, items)
+        part = value.detach()
+        total = part if total is None else total + part
+    logged += [(name, value / len(micro_batches)) for name, value in take_logged()]
+    assert total is not None
+    return total, logged
+
+
+def _nothing_to_learn(parts: Parts, batch: Batch) -> StepResult:
+    before = parts.state.place
+    parts.state.counts.no_items += 1
+    _move_on(parts.state, batch, taken=False)
+    lr = parts.peak_rates[0] * parts.rate(before.steps_taken)
+    return StepResult(
+        batch, before, lr=lr, outcome=Outcome(False), norms=None, loss_sum=None, logged=[]
+    )
+
+
+def _move_on(state: State, batch: Batch, *, taken: bool) -> None:
+    step, steps_taken, epoch, _, items = state.place
+    state.place = Place(
+        step + 1,
+        steps_taken + taken,
+        epoch + 1 if batch.ends_epoch else epoch,
+        0 if batch.ends_epoch else batch.end,
+        items + batch.items,
+    )

@@ -1,0 +1,112 @@
+"""What the user brings: model, loss, data, metrics."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from surestep.base.errors import TaskError
+from surestep.engine.batch import split_batch
+from surestep.engine.loss import Loss, LossFunction, as_loss
+
+ParameterGroups = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, on what, and how it is judged.
+
+    Attributes:
+        model: a module, or a function that builds it (called after seeding).
+        loss: a torch loss module or function, whose denominator is known; or a callable
+            `loss(outputs, targets)` that returns a mean, or a dict of named means to add up.
+        train: a map-style dataset, a tuple or dict of tensors, or a DataLoader.
+        val: the same, or a dict of several by name.
+        test: the same as `train`; never looked at in training.
+        metrics: by name, torchmetrics objects or callables `metric(outputs, targets)` that return
+            a mean over samples (or unmasked tokens), or a pair (sum, count).
+        items: what a callable loss is a mean over: "samples", "tokens" (targets other than -100)
+            or a function of the batch.
+        inputs: how a batch becomes `(inputs, targets)`: inputs are a tuple of positional or a dict
+            of named arguments of the model, or its one argument.
+        collate_fn: how a list of samples becomes a batch.
+        optimizer: a callable that makes an optimizer from parameter groups, in place of `optim`.
+        keep_eval: modules kept in eval mode in training on purpose (a frozen BatchNorm).
+        splits: False where the loss of a batch is not a mean over its items (contrastive losses).
+
+    Raises:
+        TaskError: a part of the wrong kind.
+    """
+
+    model: nn.Module | Callable[[], nn.Module]
+    loss: LossFunction
+    train: Any
+    val: Any = None
+    test: Any = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    items: str | Callable[[Any], float] = "samples"
+    inputs: Callable[[Any], tuple[Any, Any]] | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    optimizer: Callable[[ParameterGroups], torch.optim.Optimizer] | None = None
+    keep_eval: Sequence[nn.Module] = ()
+    splits: bool = True
+
+    def __post_init__(self) -> None:
+        if not callable(self.loss):
+            raise TaskError(
+                f"loss is a {type(self.loss).__name__}, not a callable. Give nn.CrossEntropyLoss() "
+                "or a function of (outputs, targets)."
+            )
+        if not isinstance(self.model, nn.Module) and not callable(self.model):
+            raise TaskError(
+                f"model is a {type(self.model).__name__}. Give an nn.Module or a function that "
+                "returns one."
+            )
+        for name, metric in self.metrics.items():
+            if not callable(metric):
+                raise TaskError(
+                    f"metrics[{name!r}] is a {type(metric).__name__}, not a torchmetrics object or "
+                    "a function of (outputs, targets)."
+                )
+            if "/" in name or name == "loss":
+                raise TaskError(f"A metric cannot be called {name!r}. Choose another name.")
+
+    def build_model(self) -> nn.Module:
+        """Return the model, built now where the Task holds a function.
+
+        Raises:
+            TaskError: the function returned something else.
+        """
+        model = self.model if isinstance(self.model, nn.Module) else self.model()
+        if not isinstance(model, nn.Module):
+            raise TaskError(
+                f"The function given as model returned a {type(model).__name__}, not an nn.Module."
+            )
+        return model
+
+    def build_loss(self) -> Loss:
+        """Return the loss with its denominator."""
+        return as_loss(self.loss, self.items)
+
+    def split(self, batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
+        """Return the batch as (args, kwargs, targets) of the model."""
+        if self.inputs is None:
+            return split_batch(batch)
+        inputs, targets = self.inputs(batch)
+        if isinstance(inputs, Mapping):
+            return (), inputs, targets
+        return (inputs if isinstance(inputs, tuple) else (inputs,)), {}, targets
+
+    def val_sets(self) -> dict[str, Any]:
+        """Return the validation data by name; the only one is called "val"."""
+        if self.val is None:
+            return {}
+        if isinstance(self.val, dict) and not _is_tensors(self.val):
+            return dict(self.val)
+        return {"val": self.val}
+
+
+def _is_tensors(values: Mapping[str, Any]) -> bool:
+    return all(isinstance(value, torch.Tensor) for value in values.values())

@@ -1,0 +1,1 @@
+"""The Run folder: config, plan, environment, events, checkpoints."""

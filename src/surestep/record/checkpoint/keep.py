@@ -1,0 +1,58 @@
+"""Which checkpoints stay: the last n and the best k."""
+
+import math
+import shutil
+from pathlib import Path
+from typing import Literal
+
+from surestep.base.errors import CheckpointError
+from surestep.record.checkpoint.read import Saved, list_checkpoints, saved
+
+
+def best_first(checkpoints: list[Path], metric: str, mode: Literal["min", "max"]) -> list[Saved]:
+    """List the readable checkpoints that were measured by `metric`, best first.
+
+    Of equals the earlier stands first; a metric that is not a number is no measurement.
+    """
+    found = []
+    for path in checkpoints:
+        try:
+            each = saved(path)
+        except CheckpointError:
+            continue
+        if not math.isnan(each.metrics.get(metric, math.nan)):
+            found.append(each)
+    sign = 1 if mode == "min" else -1
+    return sorted(found, key=lambda each: (sign * each.metrics[metric], each.step))
+
+
+def retain(
+    folder: Path,
+    *,
+    keep_last: int,
+    keep_best: int,
+    metric: str | None,
+    mode: Literal["min", "max"],
+) -> list[Path]:
+    """Delete the checkpoints that are neither among the last n nor the best k; return them.
+
+    A name is taken away before its files are, so that no half of one is left under it.
+    """
+    checkpoints = list_checkpoints(folder)
+    kept = set(checkpoints[-keep_last:])
+    if metric is not None and keep_best:
+        kept |= {each.path for each in best_first(checkpoints, metric, mode)[:keep_best]}
+    doomed = [path for path in checkpoints if path not in kept]
+    for path in doomed:
+        hidden = path.with_name(f".del-{path.name}")
+        path.rename(hidden)
+        shutil.rmtree(hidden)
+    return doomed
+
+
+def sweep(folder: Path) -> None:
+    """Delete what a process that died left half written; only the folder's holder may."""
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if path.name.startswith((".tmp-", ".del-")):
+                shutil.rmtree(path, ignore_errors=True)

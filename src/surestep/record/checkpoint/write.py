@@ -1,0 +1,139 @@
+"""Write a checkpoint: a temporary folder, synced, then one rename."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from surestep.base.errors import CheckpointError
+from surestep.engine.state import State
+from surestep.record.files import DISK_HINT, dumps, sync
+
+FORMAT = 1
+
+
+def save_checkpoint(folder: Path, state: State) -> Path:
+    """Write the state as `folder/step-XXXXXXXX`; return its path.
+
+    Raises:
+        CheckpointError: the disk is full or cannot be written, or a part has no plain form.
+    """
+    final = folder / f"step-{state.place.step:08d}"
+    temporary = folder / f".tmp-{final.name}-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        _write(temporary, state)
+        _publish(temporary, final)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(
+            f"{final} could not be written: {error.strerror or error}. The checkpoints before it "
+            f"are as they were. {DISK_HINT}"
+        ) from error
+    return final
+
+
+def _write(folder: Path, state: State) -> None:
+    model, aliases, extra = _model_tensors(state.model.state_dict())
+    tensors, values = _optimizer_state(state)
+    contents = {
+        "format": FORMAT,
+        "place": state.place._asdict(),
+        "counts": vars(state.counts),
+        "standing": vars(state.standing),
+        "scaler": state.scaler.state_dict(),
+        "metadata": state.metadata,
+        "aliases": aliases,
+        "extra": extra,
+        "optimizer": {"class": type(state.optimizer).__name__, **values},
+    }
+    record = folder / "state.json"
+    record.write_text(dumps(contents, indent=1) + "\n", encoding="utf-8")
+    for name, content in (("model", model), ("optimizer", tensors)):
+        path = folder / f"{name}.safetensors"
+        try:
+            save_file(content, path)
+        except Exception as error:  # safetensors raises its own SafetensorError for a full disk
+            raise OSError(0, str(error)) from error
+        path.chmod(record.stat().st_mode)  # safetensors lets nobody but the owner read
+        sync(path)
+    sync(record)
+    sync(folder)
+
+
+def _publish(temporary: Path, final: Path) -> None:
+    """Give the folder its name; one that already bears it makes way."""
+    old = final.with_name(f".del-{final.name}-{os.getpid()}")
+    if final.exists():
+        final.rename(old)
+    temporary.rename(final)
+    sync(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _model_tensors(
+    state_dict: dict[str, Any],
+) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:
+    """Return tensors by name, the names of tied ones, and extra state that is not a tensor."""
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    extra: dict[str, Any] = {}
+    first: dict[tuple[int, torch.Size, tuple[int, ...]], str] = {}
+    for name, value in state_dict.items():
+        if not isinstance(value, Tensor):
+            extra[name] = _as_json(name, value)
+            continue
+        key = (value.data_ptr(), value.shape, value.stride())
+        if value.numel() and key in first:
+            aliases[name] = first[key]
+            continue
+        first[key] = name
+        tensors[name] = value.detach().cpu().contiguous().clone()
+    return tensors, aliases, extra
+
+
+def _optimizer_state(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the optimizer's state, by the parameters' names: tensors, and the rest."""
+    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    for parameter, slots in state.optimizer.state.items():
+        name = names[id(parameter)]
+        for slot, value in slots.items():
+            key = f"{name}/{slot}"
+            if isinstance(value, Tensor):
+                tensors[key] = value.detach().cpu().contiguous().clone()
+            else:
+                values[key] = _as_json(key, value)
+    groups = [
+        {
+            "names": [names[id(parameter)] for parameter in group["params"]],
+            "options": {k: v for k, v in group.items() if k != "params" and _is_json(v)},
+        }
+        for group in state.optimizer.param_groups
+    ]
+    return tensors, {"values": values, "groups": groups}
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _as_json(name: str, value: Any) -> Any:
+    if not _is_json(value):
+        raise CheckpointError(
+            f"{name} is a {type(value).__name__}, which has no form in JSON or safetensors. Keep "
+            "it as a tensor, a number, text, or lists and dicts of those."
+        )
+    return value

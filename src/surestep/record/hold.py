@@ -1,0 +1,62 @@
+"""One holder of a run folder at a time.
+
+`lockf`, because a `flock` is inherited by forked data workers and outlives a killed parent.
+A lock of `lockf` belongs to the process, so folders held by this process are remembered as well.
+"""
+
+import fcntl
+import json
+import os
+import socket
+from pathlib import Path
+from typing import IO
+
+from surestep.base.errors import RunError
+
+_held: set[Path] = set()
+
+
+class Hold:
+    """The lock on a run folder.
+
+    Raises:
+        RunError: somebody else holds it; the message names them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        if self.folder in _held:
+            raise RunError(
+                f"{folder} is held by another session of this process. Close that one, or choose "
+                "another folder."
+            )
+        path = self.folder / "lock"
+        self._file: IO[str] = path.open("a+")
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "somebody"
+            self._file.close()
+            raise RunError(
+                f"{folder} is held by {_named(holder)}. Wait for it, stop it, or choose another "
+                "folder with --run (run= in Python)."
+            ) from None
+        self._file.truncate(0)
+        self._file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+        self._file.flush()
+        _held.add(self.folder)
+
+    def release(self) -> None:
+        """Let the folder go; a second call does nothing."""
+        if self.folder in _held and not self._file.closed:
+            _held.discard(self.folder)
+            self._file.close()
+
+
+def _named(holder: str) -> str:
+    try:
+        known = json.loads(holder)
+        return f"process {known['pid']} on {known['host']}"
+    except (ValueError, KeyError, TypeError):
+        return holder

@@ -1,0 +1,130 @@
+"""What is shown while training: a bar, plain lines, or nothing. All of it goes to stderr."""
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from tqdm.auto import tqdm
+
+from surestep.engine.callback import Callback, Request
+from surestep.engine.loop import LogPoint
+from surestep.engine.plan import Plan
+from surestep.engine.state import State
+from surestep.engine.step import StepResult
+
+logger = logging.getLogger("surestep")
+
+
+class Progress(Protocol):
+    """Somewhere to show how far a run is."""
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+        ...
+
+    def log(self, point: LogPoint) -> None:
+        """Show a log point."""
+        ...
+
+    def close(self) -> None:
+        """Leave the display as it is."""
+        ...
+
+
+class Quiet:
+    """Show nothing; what is said goes to the `logging` module alone."""
+
+    def say(self, text: str) -> None:
+        """Log a line."""
+        logger.info(text)
+
+    def log(self, point: LogPoint) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Plain(Quiet):
+    """Print a line now and then, where there is no terminal."""
+
+    def __init__(self, plan: Plan, every_s: float = 2.0) -> None:
+        self.total = plan.total_steps
+        self.every_s = every_s
+        self._last = -every_s
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        logger.info(text)
+        print(text, file=sys.stderr, flush=True)
+
+    def log(self, point: LogPoint) -> None:
+        """Print a line if the last one is old enough, or this is the end."""
+        now = time.monotonic()
+        step = point.first_step + len(point.loss) - 1
+        if now - self._last >= self.every_s or step >= self.total:
+            self._last = now
+            shown = "  ".join(f"{k} {v}" for k, v in figures(point).items())
+            self.say(f"step {step}/{self.total}  epoch {point.epoch + 1}  {shown}")
+
+
+class Bar(Callback):
+    """A tqdm bar; it moves with the steps, and its figures at log points, without reading."""
+
+    def __init__(self, plan: Plan, start: int, every_s: float = 0.1) -> None:
+        self._bar = tqdm(
+            total=plan.total_steps, initial=start, unit="step", dynamic_ncols=True, file=sys.stderr
+        )
+        self._every_s = every_s
+        self._shown = time.monotonic()
+        self._waiting = 0
+
+    def on_step(self, state: State, result: StepResult) -> Request | None:
+        """Move the bar, not more often than an eye can see."""
+        self._waiting += 1
+        now = time.monotonic()
+        if now - self._shown >= self._every_s:
+            self._shown = now
+            self._move()
+        return None
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        logger.info(text)
+        self._bar.write(text, file=sys.stderr)
+
+    def log(self, point: LogPoint) -> None:
+        """Show loss, rate, norm and speed."""
+        self._bar.set_postfix(figures(point), refresh=False)
+
+    def close(self) -> None:
+        """Leave the bar where it is."""
+        self._move()
+        self._bar.close()
+
+    def _move(self) -> None:
+        self._bar.update(self._waiting)
+        self._waiting = 0
+
+
+def figures(point: LogPoint) -> Mapping[str, str]:
+    """Return the figures of a log point as text: means where a mean says something."""
+    losses = [loss for loss in point.loss if loss is not None]
+    norms = [norm for norm in point.grad_norm if norm is not None]
+    shown: dict[str, Any] = {
+        "loss": sum(losses) / len(losses) if losses else None,
+        "lr": point.lr[-1],
+        "grad_norm": norms[-1] if norms else None,
+    }
+    text = {name: "not known" if value is None else f"{value:.4g}" for name, value in shown.items()}
+    speed = point.items / point.seconds if point.seconds else 0.0
+    return {**text, "items/s": f"{speed:,.0f}"}
+
+
+def open_progress(plan: Plan, start: int) -> Quiet | Plain | Bar:
+    """Return the display that the Plan chose; `start` is the step the run goes on from."""
+    if plan.logging_progress == "bar":
+        return Bar(plan, start)
+    return Plain(plan) if plan.logging_progress == "plain" else Quiet()

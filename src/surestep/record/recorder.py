@@ -1,0 +1,135 @@
+"""Writing a run folder: who holds it, what it says, what it keeps."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from surestep.base.errors import RunError
+from surestep.engine.facts import Facts
+from surestep.engine.loop import LogPoint
+from surestep.engine.plan import Plan
+from surestep.engine.state import State
+from surestep.record.checkpoint.keep import retain, sweep
+from surestep.record.checkpoint.write import save_checkpoint
+from surestep.record.environment import environment
+from surestep.record.events import EventWriter
+from surestep.record.files import DISK_HINT, read_json, write_json
+from surestep.record.hold import Hold
+from surestep.record.run import Run
+
+
+class Recorder:
+    """The one writer of a run folder, from `open` to `close`."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._hold = Hold(folder)
+        except OSError as error:
+            raise RunError(
+                f"{folder} cannot be a run folder: {error.strerror}. {DISK_HINT}"
+            ) from error
+        self.folder = folder
+        self.checkpoints = folder / "checkpoints"
+        self.known = (folder / "config.json").exists()
+        self._events: EventWriter | None = None
+        self._status: dict[str, Any] = {}
+        sweep(self.checkpoints)
+
+    @property
+    def run(self) -> Run:
+        """The folder, to read from."""
+        return Run(self.folder)
+
+    def check_same(self, config: dict[str, Any]) -> None:
+        """Check that the folder's config is this one; what is only shown may differ.
+
+        Raises:
+            RunError: with a table of what differs.
+        """
+        before = read_json(self.folder / "config.json")
+        rows = list(_differences(before, config))
+        if rows:
+            width = max(len(name) for name, _, _ in rows)
+            table = "\n".join(f"  {name:<{width}}  {old}  ->  {new}" for name, old, new in rows)
+            raise RunError(
+                f"{self.folder} holds a run with another config:\n{table}\nChoose another folder "
+                "with --run (run= in Python), or go back to the config it was started with."
+            )
+
+    def start(self, config: dict[str, Any], plan: Plan, facts: Facts, cwd: Path) -> None:
+        """Write what the run was asked to be, what was decided, and what it runs on."""
+        decisions = [each._asdict() for each in plan.decisions]
+        write_json(self.folder / "plan.json", decisions)
+        write_json(self.folder / "environment.json", environment(facts, cwd))
+        judged = [plan.validation_metric, plan.validation_mode]
+        self._status = {"judged_by": judged if plan.validation_metric else None}
+        self.status("running")
+        write_json(self.folder / "config.json", config)
+        try:
+            self._events = EventWriter(self.folder / "events.jsonl")
+        except OSError as error:
+            raise RunError(
+                f"{self.folder} cannot be written: {error.strerror}. {DISK_HINT}"
+            ) from error
+
+    def status(self, status: str, **more: Any) -> None:
+        """Write how the run stands: running, stopped, failed or finished."""
+        write_json(self.folder / "status.json", {"status": status, **self._status, **more})
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append an event."""
+        if self._events is not None:
+            self._events.write(kind, **fields)
+
+    def steps(self, point: LogPoint) -> None:
+        """Append what the host read at a log point."""
+        self.event(
+            "steps",
+            first=point.first_step,
+            epoch=point.epoch,
+            loss=point.loss,
+            grad_norm=point.grad_norm,
+            lr=point.lr,
+            **({"logged": point.logged} if point.logged else {}),
+            items=point.items,
+            samples=point.samples,
+            seconds=round(point.seconds, 4),
+        )
+
+    def save(self, state: State, plan: Plan) -> Path:
+        """Write a checkpoint, then let go of those that need not stay."""
+        path = save_checkpoint(self.checkpoints, state)
+        self.event("checkpoint", step=state.place.step, path=f"checkpoints/{path.name}")
+        retain(
+            self.checkpoints,
+            keep_last=plan.checkpoint_keep_last,
+            keep_best=plan.checkpoint_keep_best,
+            metric=plan.validation_metric,
+            mode=plan.validation_mode,
+        )
+        return path
+
+    def close(self) -> None:
+        """Let the folder go."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+        self._hold.release()
+
+    def discard(self) -> None:
+        """Let the folder go, and delete it where no run has started in it."""
+        self.close()
+        if not (self.folder / "config.json").exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> Any:
+    """Yield (name, before, now) of what differs; logging never changes the numbers."""
+    for part in ("recipe", "task", "config"):
+        old, new = dict(before.get(part) or {}), dict(now.get(part) or {})
+        for name in sorted(old.keys() | new.keys()):
+            a, b = old.get(name, "not said"), new.get(name, "not said")
+            if a != b and not name.startswith("logging."):
+                shown = f"--task.{name}" if part == "task" else name
+                yield (f"recipe {name}" if part == "recipe" else shown), a, b

@@ -1,0 +1,71 @@
+"""A Run, as everybody reads it: config, events, best and last checkpoint."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from surestep.base.errors import CheckpointError, RunError
+from surestep.record.checkpoint.keep import best_first
+from surestep.record.checkpoint.read import Saved, list_checkpoints, load_model, saved
+from surestep.record.events import read_events
+from surestep.record.files import read_json
+
+Which = Literal["best", "last"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, to read from."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        if not (self.path / "config.json").exists():
+            raise RunError(f"{self.path} is no run folder: it has no config.json.")
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What was asked: options by full name, and the recipe with its parameters."""
+        return dict(read_json(self.path / "config.json"))
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """How the run ended, or that it has not."""
+        return dict(read_json(self.path / "status.json"))
+
+    @property
+    def last(self) -> Saved | None:
+        """The newest checkpoint, or None."""
+        found = list_checkpoints(self.checkpoints)
+        return saved(found[-1]) if found else None
+
+    @property
+    def best(self) -> Saved | None:
+        """The best checkpoint by validation.metric; the newest where nothing was measured."""
+        judged = self.status.get("judged_by")
+        ranked = best_first(list_checkpoints(self.checkpoints), *judged) if judged else []
+        return ranked[0] if ranked else self.last
+
+    def load_model(self, model: nn.Module, which: Which = "best") -> Saved:
+        """Load the weights of a checkpoint into `model`; return which it was.
+
+        Raises:
+            CheckpointError: there is none, or it does not fit.
+        """
+        found = self.best if which == "best" else self.last
+        if found is None:
+            raise CheckpointError(f"{self.path} has no checkpoint yet.")
+        load_model(found.path, model)
+        return found
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield what happened, in order."""
+        return read_events(self.path / "events.jsonl")

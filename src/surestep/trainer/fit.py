@@ -1,0 +1,154 @@
+"""`Trainer.fit()`: the whole run, with evaluations, checkpoints and early stopping."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from surestep.base.config import Config
+from surestep.base.duration import Cadence, Duration
+from surestep.base.errors import NonFiniteError, SurestepError
+from surestep.engine.callback import Callback
+from surestep.engine.task import Task
+from surestep.record.run import Run, Which
+from surestep.trainer.prepare import Origin, Resume, prepare
+from surestep.trainer.session import Session
+
+
+class Trainer:
+    """Train a task by a config, and measure it.
+
+    Args:
+        task: what is trained.
+        config: what is asked.
+        run: the run folder; `runs/run-<time>` where not said.
+        resume: "auto", "never" or "must" go on in a folder that holds a run.
+        callbacks: watchers.
+        origin: where the Task came from, for the records.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        config: Config,
+        *,
+        run: str | Path | None = None,
+        resume: Resume = "auto",
+        callbacks: Sequence[Callback] = (),
+        origin: Origin | None = None,
+    ) -> None:
+        self.session = prepare(
+            task, config, run=run, resume=resume, callbacks=callbacks, origin=origin
+        )
+
+    def fit(self) -> Run:
+        """Train to the end of the run; the last weights stay in the model.
+
+        Raises:
+            NonFiniteError: the loss or a gradient was not finite; the state before it is saved.
+            KeyboardInterrupt: Ctrl-C; the state after the step is saved.
+        """
+        try:
+            return fit(self.session)
+        finally:
+            self.session.close()
+
+    def evaluate(self, part: str, which: Which = "best") -> dict[str, float]:
+        """Measure a part ("val", "test", ...) with the weights of a checkpoint."""
+        return self.session.measure(part, which)
+
+
+def fit(session: Session) -> Run:
+    """Run a session to its end; evaluate, save and stop early as its Plan says."""
+    if session.finished:
+        return session.run
+    try:
+        with _interruptible(session) as interrupted:
+            _train(session)
+        if interrupted:
+            _stop(session)
+            raise KeyboardInterrupt
+    except NonFiniteError as error:
+        path = session.save()
+        session.end("failed", reason=str(error))
+        error.add_note(f"Saved as {path}.")
+        raise
+    except SurestepError as error:
+        session.end("failed", reason=str(error))
+        raise
+    session.end("finished", reason=session.loop.stopping or "all steps are done")
+    return session.run
+
+
+def _train(session: Session) -> None:
+    plan, loop = session.plan, session.loop
+    evaluating = _cadence(session, plan.validation_every)
+    saving = _cadence(session, plan.checkpoint_every)
+    has_val = bool(session.task.val_sets())
+    for result in session.steps():
+        items, now = session.state.place.items, time.monotonic()
+        if has_val and evaluating.due(result.step, items, now):
+            _evaluate(session)
+        if saving.due(result.step, items, now) and not session.is_saved:
+            session.save()
+    if loop.stopping is None or not loop.interrupted:
+        if has_val and not session.is_evaluated:
+            _evaluate(session)
+        if not session.is_saved:
+            session.save()
+
+
+def _cadence(session: Session, duration: Duration) -> Cadence:
+    return Cadence(
+        duration,
+        session.plan.steps_per_epoch,
+        items=session.state.place.items,
+        seconds=time.monotonic(),
+    )
+
+
+def _evaluate(session: Session) -> None:
+    """Evaluate; keep the best; stop where nothing got better for long enough."""
+    session.evaluate()
+    plan, standing = session.plan, session.state.standing
+    if session.is_best and plan.checkpoint_keep_best:
+        session.save()
+    patience = plan.early_stop_patience
+    if patience is not None and standing.since_best >= patience:
+        session.loop.stopping = (
+            f"early stop: {plan.validation_metric} is no better than {standing.best:.4g} "
+            f"(step {standing.best_step}) after {patience} evaluations"
+        )
+        session.say(session.loop.stopping)
+
+
+def _stop(session: Session) -> None:
+    path = session.save()
+    session.end("stopped", reason="Ctrl-C")
+    session.say(f"Stopped after step {session.state.place.step}; saved as {path}.")
+
+
+@contextmanager
+def _interruptible(session: Session) -> Iterator[list[str]]:
+    """Let the first Ctrl-C stop after the step, and the second one at once."""
+    interrupted: list[str] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted.append("Ctrl-C")
+        session.loop.interrupted = True
+        session.loop.stopping = "Ctrl-C"
+        session.say("Ctrl-C: stopping after this step. Once more stops at once.")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,236 @@
+"""From a Task and a Config to a Session that is ready to take its first step."""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from surestep.base.config import Config
+from surestep.base.errors import CheckpointError, RunError
+from surestep.engine.callback import Callback
+from surestep.engine.checks import check_first_batch, check_model
+from surestep.engine.data import dataset_of, loader_settings, unpack
+from surestep.engine.facts import Facts, read_facts
+from surestep.engine.feed import Feed, feed, slices_in_memory
+from surestep.engine.loop import Loop
+from surestep.engine.loss import Loss
+from surestep.engine.metrics import direction
+from surestep.engine.optim import build_optimizer, named_trainable
+from surestep.engine.parallel.single import Single
+from surestep.engine.plan import Given, Plan
+from surestep.engine.precision import autocast, grad_scaler, process_settings
+from surestep.engine.resolve import resolve, seed_of
+from surestep.engine.schedule import factor
+from surestep.engine.seed import ModelRandomness, set_seed
+from surestep.engine.state import State
+from surestep.engine.step import Buffers, Modes, Parts
+from surestep.engine.task import Task
+from surestep.record.checkpoint.read import list_checkpoints, load_checkpoint
+from surestep.record.files import plain
+from surestep.record.progress import open_progress
+from surestep.record.recorder import Recorder
+from surestep.trainer.session import Session
+
+Resume = Literal["auto", "never", "must"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a Task came from, for the records.
+
+    Attributes:
+        name: what a default run folder is called after.
+        recipe: name, path and hash of the recipe's file; empty where there is none.
+        parameters: what the recipe's function was called with.
+        said: where each option was said, by full name.
+    """
+
+    name: str = "run"
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    said: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A Task whose model is built and whose Plan is made; nothing is on a device yet."""
+
+    task: Task
+    config: Config
+    facts: Facts
+    plan: Plan
+    model: nn.Module
+    loss: Loss
+
+
+def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Planned:
+    """Build the model after seeding, and decide every option.
+
+    Raises:
+        ConfigError, TaskError, DataError: a wish that cannot be kept, or parts that do not fit.
+    """
+    dataset = dataset_of(task.train, "train")
+    facts = read_facts()
+    if not isinstance(task.model, nn.Module):
+        set_seed(seed_of(config))
+    model = task.build_model()
+    loss = task.build_loss()
+    found = unpack(dataset)
+    given = Given(
+        train_samples=len(found[1] if found[1] is not None else _first(found[0]))
+        if found is not None
+        else len(dataset),
+        in_memory=slices_in_memory(task.train, task),
+        loader=loader_settings(task.train),
+        val_sets=tuple(task.val_sets()),
+        metrics={name: direction(metric) for name, metric in task.metrics.items()},
+        own_optimizer=task.optimizer is not None,
+        floating=not any(each.is_complex() for each in named_trainable(model).values()),
+        not_splitting=_not_splitting(task, model),
+    )
+    said = origin.said if origin is not None else {}
+    return Planned(task, config, facts, resolve(config, facts, given, origins=said), model, loss)
+
+
+def _first(tensors: Any) -> Any:
+    return next(iter(tensors.values() if isinstance(tensors, dict) else tensors))
+
+
+def _not_splitting(task: Task, model: nn.Module) -> tuple[str, ...]:
+    """Name what makes a cut batch give other numbers than the whole one."""
+    kinds = {
+        "the Task says its loss does not split": not task.splits,
+        "batch statistics are the micro-batch's": _has(model, nn.modules.batchnorm._BatchNorm),
+        "dropout draws for each micro-batch": _has(model, nn.modules.dropout._DropoutNd),
+    }
+    return tuple(reason for reason, holds in kinds.items() if holds)
+
+
+def _has(model: nn.Module, kind: type[nn.Module]) -> bool:
+    return any(isinstance(module, kind) for module in model.modules())
+
+
+def prepare(
+    task: Task,
+    config: Config,
+    *,
+    run: str | Path | None = None,
+    resume: Resume = "auto",
+    callbacks: Sequence[Callback] = (),
+    origin: Origin | None = None,
+) -> Session:
+    """Make a Session: check the task, open the run folder, and go on where the run stands.
+
+    Args:
+        task: what is trained.
+        config: what is asked.
+        run: the run folder; `runs/<name>-<time>` where not said.
+        resume: "auto" goes on where the folder holds an unfinished run with the same config;
+            "never" refuses to; "must" refuses to start anew.
+        callbacks: watchers.
+        origin: where the Task came from.
+
+    Raises:
+        ConfigError, TaskError, DataError: a wish that cannot be kept, or parts that do not fit.
+        RunError: the folder is held, cannot be written, or holds a run with another config.
+    """
+    origin = origin or Origin()
+    planned = plan_task(task, config, origin=origin)
+    recorder = Recorder(Path(run) if run is not None else default_folder(origin.name))
+    settings = ExitStack()
+    try:
+        settings.enter_context(process_settings(planned.plan))
+        asked = {
+            "format": 1,
+            "recipe": plain(dict(origin.recipe)),
+            "task": plain(dict(origin.parameters)),
+            "config": plain(config.said()),
+        }
+        checkpoint = _where_it_stands(recorder, asked, resume)
+        session = _build(planned, recorder, settings, callbacks, fresh=checkpoint is None)
+        if checkpoint is not None:
+            load_checkpoint(checkpoint, session.state)
+        finished = recorder.known and recorder.run.status.get("status") == "finished"
+        if not finished:
+            recorder.start(asked, planned.plan, planned.facts, Path.cwd())
+        session.open(open_progress(planned.plan, session.state.place.step), finished=finished)
+        return session
+    except BaseException:
+        settings.close()
+        recorder.discard()
+        raise
+
+
+def default_folder(name: str) -> Path:
+    """Return `runs/<name>-<time>`, with a number behind it where somebody was faster."""
+    stem = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, count = stem, 2
+    while folder.exists():
+        folder, count = stem.with_name(f"{stem.name}-{count}"), count + 1
+    return folder
+
+
+def _where_it_stands(recorder: Recorder, asked: dict[str, Any], resume: Resume) -> Path | None:
+    """Return the checkpoint to go on from; None starts anew."""
+    if recorder.known:
+        if resume == "never":
+            raise RunError(
+                f"{recorder.folder} holds a run already, and resume is 'never'. Choose another "
+                "folder with --run (run= in Python)."
+            )
+        recorder.check_same(asked)
+    found = list_checkpoints(recorder.checkpoints)
+    if resume == "must" and not found:
+        raise CheckpointError(
+            f"{recorder.folder} has no checkpoint to go on from, and resume is 'must'."
+        )
+    return found[-1] if found and recorder.known else None
+
+
+def _build(
+    planned: Planned,
+    recorder: Recorder,
+    settings: ExitStack,
+    callbacks: Sequence[Callback],
+    *,
+    fresh: bool,
+) -> Session:
+    plan, task, loss = planned.plan, planned.task, planned.loss
+    check_model(planned.model)
+    model = planned.model.to(plan.device)
+    if isinstance(loss.value, nn.Module):
+        loss.value.to(plan.device)
+    feeds = _feeds(planned)
+    context = autocast(plan)
+    check_first_batch(model, feeds["train"], task, autocast=context, fresh=fresh)
+    optimizer = build_optimizer(plan, task, model)
+    state = State(model, optimizer, grad_scaler(plan))
+    parts = Parts(
+        state=state,
+        loss=loss,
+        parallel=Single(plan, state),
+        modes=Modes(model, tuple(task.keep_eval)),
+        buffers=Buffers(model),
+        randomness=ModelRandomness(plan.seed, plan.device),
+        autocast=context,
+        rate=factor(plan.schedule),
+        peak_rates=[float(group["lr"]) for group in optimizer.param_groups],
+    )
+    loop = Loop(parts, feeds["train"], plan, callbacks=list(callbacks))
+    return Session(plan, task, loop, feeds, recorder, settings)
+
+
+def _feeds(planned: Planned) -> dict[str, Feed]:
+    """Return the feed of each part of the data: "train", the validation sets, "test"."""
+    task = planned.task
+    parts = {"train": task.train, **task.val_sets()}
+    if task.test is not None:
+        parts["test"] = task.test
+    return {
+        part: feed(data, part, task=task, loss=planned.loss, plan=planned.plan)
+        for part, data in parts.items()
+    }

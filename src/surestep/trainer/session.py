@@ -1,0 +1,257 @@
+"""A Session: a run that is open. Steps, evaluations, checkpoints, and what is shown of them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surestep.base.errors import ConfigError, near
+from surestep.engine.callback import Request
+from surestep.engine.evaluate import evaluate
+from surestep.engine.feed import Feed
+from surestep.engine.loop import LogPoint, Loop
+from surestep.engine.plan import Plan
+from surestep.engine.state import State
+from surestep.engine.step import StepResult
+from surestep.engine.task import Task
+from surestep.record.progress import Bar, Plain, Quiet
+from surestep.record.recorder import Recorder
+from surestep.record.run import Run, Which
+
+
+class Session:
+    """A run that is open, from `prepare()` to `close()`; a context manager.
+
+    Attributes:
+        plan: what was decided.
+        task: what is trained.
+        loop: the generator of steps.
+        finished: the folder holds a run that is done; there are no steps left.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        task: Task,
+        loop: Loop,
+        feeds: dict[str, Feed],
+        recorder: Recorder,
+        settings: ExitStack,
+    ) -> None:
+        self.plan = plan
+        self.task = task
+        self.loop = loop
+        self.finished = False
+        self.seconds = 0.0
+        self._feeds = feeds
+        self._recorder = recorder
+        self._settings = settings
+        self._modes = [(module, module.training) for module in self.model.modules()]
+        self._progress: Quiet | Plain | Bar = Quiet()
+        self._evaluated_step: int | None = None
+        self._saved_step: int | None = None
+        loop.on_log.append(self._log)
+        loop.act = {Request.SAVE: self.save, Request.EVALUATE: self.evaluate}
+
+    def open(self, progress: Quiet | Plain | Bar, *, finished: bool) -> None:
+        """Show where the run stands; `prepare()` calls this once."""
+        self._progress, self.finished = progress, finished
+        if isinstance(progress, Bar):
+            self.loop.watch(progress)
+        place = self.state.place
+        if finished:
+            self.say(f"{self.run.path} is finished: {place.step} steps are done.")
+        elif place.step:
+            self._saved_step = place.step
+            self._recorder.event("resume", step=place.step)
+            self.say(f"Going on in {self.run.path} from step {place.step}, epoch {place.epoch}.")
+
+    @property
+    def state(self) -> State:
+        """Everything that changes during training."""
+        return self.loop.state
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, on its device."""
+        return self.loop.state.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer."""
+        return self.loop.state.optimizer
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Your own words, as JSON can hold them; saved with each checkpoint."""
+        return self.loop.state.metadata
+
+    @property
+    def run(self) -> Run:
+        """The run folder, to read from."""
+        return self._recorder.run
+
+    def steps(self) -> Iterator[StepResult]:
+        """Train from where the run stands to its end, yielding after each step.
+
+        Break out whenever you like; `save()`, `evaluate()` and another `steps()` go on from there.
+
+        Raises:
+            NonFiniteError: the loss or a gradient was not finite; the state is the one before.
+        """
+        return iter(()) if self.finished else self.loop.steps()
+
+    def train_step(self, micro_batches: Sequence[Any]) -> StepResult:
+        """Take one step on batches of your own, which together are the global batch.
+
+        The place in the training data stays where it is.
+
+        Args:
+            micro_batches: batches as the Task's data gives them, of any sizes.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        if not micro_batches:
+            raise ConfigError("train_step() got no micro-batches. Give a list of at least one.")
+        feed, place = self._feeds["train"], self.state.place
+        cut, position = [], 0
+        for batch in micro_batches:
+            cut.append(feed.micro_batch_of(batch, position))
+            position += cut[-1].samples
+        batch = feed.batch(cut, (place.epoch, 0, place.position))
+        return self.loop.step(feed.move(batch))
+
+    def evaluate(self, part: str | None = None) -> dict[str, float]:
+        """Measure the loss and the metrics; by "set/metric".
+
+        Args:
+            part: a validation set's name, "train" or "test"; None measures all validation sets,
+                and then the standing of the run (best, patience) moves.
+
+        Raises:
+            ConfigError: there is no such part.
+        """
+        self.loop.log_point()
+        self._check_part(part)
+        names = list(self.task.val_sets()) if part is None else [part]
+        metrics = {
+            f"{name}/{metric}": value
+            for name in names
+            for metric, value in self._measure(name).items()
+        }
+        step = self.state.place.step
+        self._recorder.event("evaluation", step=step, metrics=metrics)
+        if part is None:
+            self._evaluated_step = step
+            self.state.standing.latest = metrics
+            self._judge(metrics)
+            for callback in self.loop.callbacks:
+                self.loop.ask(callback.on_evaluate(self.state, metrics))
+        if metrics:
+            shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            self.say(f"step {step}: {shown}")
+        return metrics
+
+    def measure(self, part: str, which: Which) -> dict[str, float]:
+        """Measure a part with the weights of a checkpoint; the model's own are put back."""
+        kept = {k: v.clone() for k, v in self.model.state_dict().items() if isinstance(v, Tensor)}
+        self.run.load_model(self.model, which)
+        try:
+            return self.evaluate(part)
+        finally:
+            self.model.load_state_dict(kept, strict=False)
+
+    def save(self) -> Path:
+        """Write a checkpoint of this moment; return its folder.
+
+        Raises:
+            CheckpointError: the disk is full or cannot be written; the older ones are untouched.
+        """
+        self.loop.log_point()
+        path = self._recorder.save(self.state, self.plan)
+        self._saved_step = self.state.place.step
+        return path
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether this very step has been evaluated."""
+        return self._evaluated_step == self.state.place.step
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether this very step has been saved."""
+        return self._saved_step == self.state.place.step
+
+    @property
+    def is_best(self) -> bool:
+        """Whether this very step is the best so far."""
+        return self.state.standing.best_step == self.state.place.step
+
+    def say(self, text: str) -> None:
+        """Show a line to whoever watches."""
+        self._progress.say(text)
+
+    def end(self, status: str, **more: Any) -> None:
+        """Write how the run ended: finished, stopped or failed."""
+        place, counts = self.state.place, self.state.counts
+        figures = {
+            "step": place.step,
+            "epoch": place.epoch,
+            "steps_taken": place.steps_taken,
+            "items": place.items,
+            "seconds": round(self.seconds, 3),
+            **vars(counts),
+        }
+        self._recorder.event("end", status=status, **figures, **more)
+        self._recorder.status(status, **figures, **more)
+
+    def close(self) -> None:
+        """Let the run folder go and put back every module's mode; a second call does nothing."""
+        if self._settings is not None:
+            for callback in self.loop.callbacks:
+                callback.on_end(self.state)
+            for module, training in self._modes:
+                module.training = training
+            self._progress.close()
+            self._settings.close()
+            self._recorder.close()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _measure(self, part: str) -> dict[str, float]:
+        return evaluate(
+            self.model,
+            self._feeds[part],
+            self.loop.parts.loss,
+            self.task.metrics,
+            autocast=self.loop.parts.autocast,
+        )
+
+    def _check_part(self, part: str | None) -> None:
+        if part is not None and part not in self._feeds:
+            raise ConfigError(f"There is no data called {part!r}. {near(part, self._feeds)}")
+
+    def _judge(self, metrics: dict[str, float]) -> None:
+        metric, standing = self.plan.validation_metric, self.state.standing
+        if metric is None:
+            return
+        standing.metric = metric
+        standing.judge(
+            metrics[metric],
+            self.state.place.step,
+            mode=self.plan.validation_mode,
+            delta=self.plan.early_stop_min_delta,
+        )
+
+    def _log(self, point: LogPoint) -> None:
+        self.seconds += point.seconds
+        self._recorder.steps(point)
+        self._progress.log(point)
