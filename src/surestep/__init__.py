@@ -4,23 +4,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from surestep.base.config import Checkpoint as Checkpoint
     from surestep.base.config import Config as Config
+    from surestep.base.config import Data as Data
+    from surestep.base.config import EarlyStop as EarlyStop
+    from surestep.base.config import Logging as Logging
+    from surestep.base.config import Optim as Optim
+    from surestep.base.config import Scaler as Scaler
+    from surestep.base.config import Schedule as Schedule
+    from surestep.base.config import Validation as Validation
     from surestep.base.errors import SurestepError as SurestepError
     from surestep.engine.callback import Callback as Callback
     from surestep.engine.callback import Request as Request
     from surestep.engine.metrics import log as log
     from surestep.engine.seed import seed_at as seed_at
     from surestep.engine.seed import set_seed as set_seed
+    from surestep.engine.state import State as State
     from surestep.engine.task import Task as Task
     from surestep.trainer import Run as Run
     from surestep.trainer import Trainer as Trainer
     from surestep.trainer import prepare as prepare
 
 _HOMES = {
+    "Checkpoint": "surestep.base.config",
+    "Data": "surestep.base.config",
+    "EarlyStop": "surestep.base.config",
+    "Logging": "surestep.base.config",
+    "Optim": "surestep.base.config",
+    "Scaler": "surestep.base.config",
+    "Schedule": "surestep.base.config",
+    "Validation": "surestep.base.config",
     "Callback": "surestep.engine.callback",
     "Config": "surestep.base.config",
     "Request": "surestep.engine.callback",
     "Run": "surestep.trainer",
+    "State": "surestep.engine.state",
     "SurestepError": "surestep.base.errors",
     "Task": "surestep.engine.task",
     "Trainer": "surestep.trainer",

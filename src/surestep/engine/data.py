@@ -232,6 +232,20 @@ def unpack(data: Any) -> tuple[Any, Tensor | None] | None:
     return tuple(torch.as_tensor(value) for value in data), None
 
 
+def first_samples(data: Any, samples: int) -> Any:
+    """Return the first samples of the data, in memory where the data is; fewer if it has fewer.
+
+    Raises:
+        DataError: not map-style, or empty.
+    """
+    dataset = dataset_of(data, "same")
+    found = unpack(dataset)
+    if found is None:
+        return Subset(dataset, range(min(samples, len(dataset))))
+    rows = slice(samples) if found[1] is None else found[1][:samples]
+    return InMemory(*found).__getitems__(rows)
+
+
 def dataset_of(data: Any, part: str) -> Any:
     """Return the dataset in `data`, which may be a DataLoader.
 

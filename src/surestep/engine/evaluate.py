@@ -85,3 +85,20 @@ def evaluate(
                 eval_step(model, micro, totals, autocast)
         take_logged()
         return totals.compute()
+
+
+def evaluate_parts(
+    model: nn.Module,
+    feeds: Mapping[str, Feed],
+    loss: Loss,
+    metrics: Mapping[str, Any],
+    *,
+    autocast: AbstractContextManager[Any],
+    grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
+) -> dict[str, float]:
+    """Measure several parts of the data; by "part/metric"."""
+    found = {
+        part: evaluate(model, feed, loss, metrics, autocast=autocast, grad_off=grad_off)
+        for part, feed in feeds.items()
+    }
+    return {f"{part}/{name}": value for part, each in found.items() for name, value in each.items()}

@@ -10,7 +10,7 @@ from types import FrameType
 
 from surestep.base.config import Config
 from surestep.base.duration import Cadence, Duration
-from surestep.base.errors import NonFiniteError, SurestepError
+from surestep.base.errors import NonFiniteError
 from surestep.engine.callback import Callback
 from surestep.engine.task import Task
 from surestep.record.run import Run, Which
@@ -76,8 +76,8 @@ def fit(session: Session) -> Run:
         session.end("failed", reason=str(error))
         error.add_note(f"Saved as {path}.")
         raise
-    except SurestepError as error:
-        session.end("failed", reason=str(error))
+    except Exception as error:
+        session.end("failed", reason=f"{type(error).__name__}: {error}")
         raise
     session.end("finished", reason=session.loop.stopping or "all steps are done")
     return session.run

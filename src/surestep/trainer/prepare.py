@@ -1,5 +1,6 @@
 """From a Task and a Config to a Session that is ready to take its first step."""
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -30,7 +31,7 @@ from surestep.engine.state import State
 from surestep.engine.step import Buffers, Modes, Parts
 from surestep.engine.task import Task
 from surestep.record.checkpoint.read import list_checkpoints, load_checkpoint
-from surestep.record.files import plain
+from surestep.record.files import DISK_HINT, plain
 from surestep.record.progress import open_progress
 from surestep.record.recorder import Recorder
 from surestep.trainer.session import Session
@@ -166,12 +167,22 @@ def prepare(
 
 
 def default_folder(name: str) -> Path:
-    """Return `runs/<name>-<time>`, with a number behind it where somebody was faster."""
-    stem = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder, count = stem, 2
-    while folder.exists():
-        folder, count = stem.with_name(f"{stem.name}-{count}"), count + 1
-    return folder
+    """Make `runs/<name>-<time>`, with a number behind it where somebody was faster.
+
+    Raises:
+        RunError: the current folder cannot be written.
+    """
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for count in itertools.count(1):
+        folder = Path("runs") / (stem if count == 1 else f"{stem}-{count}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RunError(f"{folder} cannot be made: {error.strerror}. {DISK_HINT}") from error
+        return folder
+    raise AssertionError("count() has no end")
 
 
 def _where_it_stands(recorder: Recorder, asked: dict[str, Any], resume: Resume) -> Path | None:
@@ -204,9 +215,9 @@ def _build(
     model = planned.model.to(plan.device)
     if isinstance(loss.value, nn.Module):
         loss.value.to(plan.device)
-    feeds = _feeds(planned)
+    available = feeds(planned)
     context = autocast(plan)
-    check_first_batch(model, feeds["train"], task, autocast=context, fresh=fresh)
+    check_first_batch(model, available["train"], task, autocast=context, fresh=fresh)
     optimizer = build_optimizer(plan, task, model)
     state = State(model, optimizer, grad_scaler(plan))
     parts = Parts(
@@ -220,11 +231,11 @@ def _build(
         rate=factor(plan.schedule),
         peak_rates=[float(group["lr"]) for group in optimizer.param_groups],
     )
-    loop = Loop(parts, feeds["train"], plan, callbacks=list(callbacks))
-    return Session(plan, task, loop, feeds, recorder, settings)
+    loop = Loop(parts, available["train"], plan, callbacks=list(callbacks))
+    return Session(plan, task, loop, available, recorder, settings)
 
 
-def _feeds(planned: Planned) -> dict[str, Feed]:
+def feeds(planned: Planned) -> dict[str, Feed]:
     """Return the feed of each part of the data: "train", the validation sets, "test"."""
     task = planned.task
     parts = {"train": task.train, **task.val_sets()}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import ConfigError, near
 from surestep.engine.callback import Request
-from surestep.engine.evaluate import evaluate
+from surestep.engine.evaluate import evaluate_parts
 from surestep.engine.feed import Feed
 from surestep.engine.loop import LogPoint, Loop
 from surestep.engine.plan import Plan
@@ -137,12 +137,7 @@ class Session:
         """
         self.loop.log_point()
         self._check_part(part)
-        names = list(self.task.val_sets()) if part is None else [part]
-        metrics = {
-            f"{name}/{metric}": value
-            for name in names
-            for metric, value in self._measure(name).items()
-        }
+        metrics = self._measure(list(self.task.val_sets()) if part is None else [part])
         step = self.state.place.step
         self._recorder.event("evaluation", step=step, metrics=metrics)
         if part is None:
@@ -152,18 +147,21 @@ class Session:
             for callback in self.loop.callbacks:
                 self.loop.ask(callback.on_evaluate(self.state, metrics))
         if metrics:
-            shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-            self.say(f"step {step}: {shown}")
+            self.say(f"step {step}: {_shown(metrics)}")
         return metrics
 
     def measure(self, part: str, which: Which) -> dict[str, float]:
         """Measure a part with the weights of a checkpoint; the model's own are put back."""
+        self._check_part(part)
         kept = {k: v.clone() for k, v in self.model.state_dict().items() if isinstance(v, Tensor)}
-        self.run.load_model(self.model, which)
+        saved = self.run.load_model(self.model, which)
         try:
-            return self.evaluate(part)
+            metrics = self._measure([part])
         finally:
             self.model.load_state_dict(kept, strict=False)
+        self._recorder.event("evaluation", step=saved.step, metrics=metrics, which=which)
+        self.say(f"{which} checkpoint, step {saved.step}: {_shown(metrics)}")
+        return metrics
 
     def save(self) -> Path:
         """Write a checkpoint of this moment; return its folder.
@@ -226,10 +224,10 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _measure(self, part: str) -> dict[str, float]:
-        return evaluate(
+    def _measure(self, parts: list[str]) -> dict[str, float]:
+        return evaluate_parts(
             self.model,
-            self._feeds[part],
+            {part: self._feeds[part] for part in parts},
             self.loop.parts.loss,
             self.task.metrics,
             autocast=self.loop.parts.autocast,
@@ -255,3 +253,7 @@ class Session:
         self.seconds += point.seconds
         self._recorder.steps(point)
         self._progress.log(point)
+
+
+def _shown(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())

@@ -1,0 +1,52 @@
+"""`surestep COMMAND ...`. Commands are imported when they are called: --help needs no torch."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+import surestep
+from surestep.base.errors import ConfigError, RecipeError, SurestepError, near
+
+COMMANDS = {
+    "train": "train RECIPE: train a model by a recipe",
+    "plan": "plan RECIPE: show what would run, and why",
+    "evaluate": "evaluate RUN: measure a run's best model",
+}
+
+USAGE = """usage: surestep COMMAND ...
+
+{commands}
+
+Recipes that ship: digits, chars, spiral; or a Python file of your own.
+`surestep train digits` trains one; `surestep train digits --help` explains its options.
+"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit code: 0 done, 1 failed, 2 wrong use, 130 Ctrl-C."""
+    command, *rest = list(sys.argv[1:] if words is None else words) or ["--help"]
+    if command in ("-h", "--help"):
+        width = max(len(text.split(":")[0]) for text in COMMANDS.values())
+        rows = [text.split(": ") for text in COMMANDS.values()]
+        print(USAGE.format(commands="\n".join(f"  {call:<{width}}  {text}" for call, text in rows)))
+        return 0
+    if command == "--version":
+        print(f"surestep {surestep.__version__}")
+        return 0
+    if command not in COMMANDS:
+        print(f"surestep: no command {command!r}. {near(command, COMMANDS)}", file=sys.stderr)
+        return 2
+    run: Callable[[list[str]], int] = import_module(f"surestep.cli.{command}").run
+    try:
+        return run(rest)
+    except SurestepError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        for note in getattr(error, "__notes__", []):
+            print(note, file=sys.stderr)
+        return 2 if isinstance(error, (ConfigError, RecipeError)) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # who read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

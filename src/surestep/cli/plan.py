@@ -1,0 +1,51 @@
+"""`surestep plan RECIPE`."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import tyro
+
+from surestep.cli import show
+from surestep.cli.options import read_command_line
+from surestep.engine.footprint import Footprint, footprint
+from surestep.engine.plan import Plan
+from surestep.engine.schedule import rates
+from surestep.record.files import dumps
+from surestep.trainer.prepare import plan_task
+
+EXTRAS: dict[str, Any] = {
+    "json": (Annotated[bool, tyro.conf.arg(help="Print the plan as JSON.")], False)
+}
+
+
+def run(words: list[str]) -> int:
+    """Show every option with its reason, the rates, the parameters and the memory."""
+    asked = read_command_line("plan", words, EXTRAS)
+    planned = plan_task(asked.task(), asked.config, origin=asked.origin)
+    plan, takes = planned.plan, footprint(planned.model, planned.plan)
+    lr = rates(plan.schedule, plan.optim_lr) if plan.optim_lr is not None else None
+    if asked.extras["json"]:
+        decisions = [each._asdict() for each in plan.decisions]
+        print(dumps({"decisions": decisions, "rates": lr, "footprint": asdict(takes)}, indent=1))
+        return 0
+    _print_decisions(plan, asked.parameters)
+    if lr is not None:
+        show.table("Learning rate", lr, [[show.figure(value) for value in lr.values()]])
+    _print_footprint(takes)
+    return 0
+
+
+def _print_decisions(plan: Plan, parameters: dict[str, object]) -> None:
+    rows = [(option, value, reason) for option, value, reason in plan.decisions]
+    rows += [(f"task.{name}", value, "said") for name, value in parameters.items()]
+    show.table("Plan", ("option", "value", "reason"), rows)
+
+
+def _print_footprint(takes: Footprint) -> None:
+    rows = [
+        (name, kind, f"{count:,}", f"{trained:,}") for name, kind, count, trained in takes.modules
+    ]
+    rows.append(("in all", "", f"{takes.parameters:,}", f"{takes.trained:,}"))
+    show.table("Parameters", ("module", "type", "parameters", "trained"), rows)
+    kinds = ("weights", "buffers", "gradients", "optimizer", "activations")
+    show.table("Memory", kinds, [[show.byte_count(getattr(takes, kind)) for kind in kinds]])

@@ -1,0 +1,51 @@
+"""Tables and figures for people."""
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+
+def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Print a table to stdout; without names of columns it has no head."""
+    names = list(columns)
+    drawn = Table(show_header=bool(names))
+    for name in names:
+        drawn.add_column(name, overflow="fold")
+    for row in rows:
+        drawn.add_row(*(escape(str(cell)) for cell in row))
+    # Without a terminal there is no width to fit, and a folded line is no use to a program.
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120, highlight=False)
+    console.print(title, style="bold", markup=False)
+    console.print(drawn)
+
+
+def figure(value: float | None) -> str:
+    """Show a number; what is not known is said to be so."""
+    return "not known" if value is None else f"{value:.4g}"
+
+
+def byte_count(value: int | None) -> str:
+    """Show bytes in the unit that fits."""
+    if value is None:
+        return "not known"
+    size, unit = float(value), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Show seconds as people say them."""
+    minutes, rest = divmod(seconds, 60)
+    return f"{rest:.3g} s" if not minutes else f"{int(minutes)} min {rest:.0f} s"
+
+
+def metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return metrics as rows."""
+    return [(name, figure(value)) for name, value in metrics.items()]

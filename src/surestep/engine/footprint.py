@@ -1,0 +1,65 @@
+"""What a model takes: parameters by module, bytes by kind."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from surestep.engine.optim import named_trainable
+from surestep.engine.plan import Plan
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes on the device; None is not known.
+
+    Attributes:
+        modules: (name, type, parameters, of them trained) of the model's parts.
+        parameters: of the whole model; one that parts share counts once.
+        trained: how many of them are trained.
+        activations: not known before they are measured.
+    """
+
+    modules: list[tuple[str, str, int, int]]
+    parameters: int
+    trained: int
+    weights: int
+    buffers: int
+    gradients: int
+    optimizer: int | None
+    activations: int | None = None
+
+
+def footprint(model: nn.Module, plan: Plan) -> Footprint:
+    """Count from the model and the Plan; nothing is run."""
+    trained = list(named_trainable(model).values())
+    return Footprint(
+        modules=[_row(name, module) for name, module in model.named_children()]
+        or [_row("model", model)],
+        parameters=sum(each.numel() for each in model.parameters()),
+        trained=sum(each.numel() for each in trained),
+        weights=size_of(model.parameters()),
+        buffers=size_of(model.buffers()),
+        gradients=size_of(trained),
+        optimizer=_optimizer_bytes(plan, trained),
+    )
+
+
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _row(name: str, module: nn.Module) -> tuple[str, str, int, int]:
+    parameters = list(module.parameters())
+    trained = sum(each.numel() for each in parameters if each.requires_grad)
+    return name, type(module).__name__, sum(each.numel() for each in parameters), trained
+
+
+def _optimizer_bytes(plan: Plan, trained: list[nn.Parameter]) -> int | None:
+    """Return the bytes of the optimizer's state; not known for one of the user's own."""
+    if plan.optim_name == "adamw":
+        return 2 * size_of(trained) + 4 * len(trained)  # two moments, and a step count each
+    if plan.optim_name == "sgd":
+        return size_of(trained) if plan.optim_momentum else 0
+    return None

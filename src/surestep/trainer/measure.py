@@ -1,0 +1,55 @@
+"""Measure a run that is not open: its checkpoint, on a part of its data."""
+
+import torch
+from torch import nn
+
+from surestep.base.config import Config
+from surestep.base.errors import ConfigError, near
+from surestep.engine.evaluate import evaluate_parts
+from surestep.engine.precision import autocast, process_settings
+from surestep.engine.task import Task
+from surestep.record.checkpoint.read import Saved
+from surestep.record.run import Run, Which
+from surestep.trainer.prepare import feeds, plan_task
+
+
+def measure_run(
+    run: Run, task: Task, config: Config, *, part: str, which: Which
+) -> tuple[Saved, dict[str, float]]:
+    """Return which checkpoint was measured, and its metrics by "set/metric".
+
+    Nothing is written, and nobody needs to hold the folder.
+
+    Args:
+        run: whose weights.
+        task: built as it was trained.
+        config: as it was trained with.
+        part: "train", "test", a validation set's name, or "val" for all of those.
+        which: the best checkpoint or the last.
+
+    Raises:
+        ConfigError: there is no such part.
+        CheckpointError: there is no checkpoint, or it does not fit.
+    """
+    planned = plan_task(task, config)
+    available = feeds(planned)
+    names = list(task.val_sets()) if part == "val" else [part]
+    for name in names:
+        if name not in available:
+            raise ConfigError(f"The task has no {name} data. {near(name, available)}")
+    if not names:
+        raise ConfigError(f"The task has no val data. {near(part, available)}")
+    model = planned.model.to(planned.plan.device)
+    if isinstance(planned.loss.value, nn.Module):
+        planned.loss.value.to(planned.plan.device)
+    saved = run.load_model(model, which)
+    with process_settings(planned.plan):
+        metrics = evaluate_parts(
+            model,
+            {name: available[name] for name in names},
+            planned.loss,
+            task.metrics,
+            autocast=autocast(planned.plan),
+            grad_off=torch.inference_mode,
+        )
+    return saved, metrics

@@ -1,0 +1,176 @@
+"""Before a long run: a dry run of every act in it, and learning a few samples by heart."""
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from surestep.base.config import Config
+from surestep.base.errors import CheckpointError
+from surestep.engine.callback import Callback, Request
+from surestep.engine.data import first_samples
+from surestep.engine.state import State
+from surestep.engine.task import Task
+from surestep.trainer.fit import fit
+from surestep.trainer.prepare import prepare
+from surestep.trainer.session import Session
+
+NEAR_ZERO = 0.01  # of the first loss
+PATIENCE_STEPS = 2000
+
+
+class Act(NamedTuple):
+    """What was tried, what came of it, and how long it took."""
+
+    what: str
+    result: str
+    seconds: float
+
+
+class Overfit(NamedTuple):
+    """How the loss on a few samples went."""
+
+    samples: int
+    first: float
+    last: float
+    steps: int
+    reached: bool
+
+
+def dry_run(task: Task, config: Config, *, callbacks: Sequence[Callback] = ()) -> list[Act]:
+    """Take one step, evaluate one batch of each part, save, load; leave nothing behind."""
+    acts: list[Act] = []
+    size = config.validation.batch_size or config.micro_batch_size or config.batch_size or 64
+    small = replace(
+        task,
+        val={name: first_samples(data, size) for name, data in task.val_sets().items()} or None,
+        test=None if task.test is None else first_samples(task.test, size),
+    )
+    options = {"logging.progress": "quiet"}
+    with _temporary() as folder:
+        timed = _Timed(acts)
+        session = timed(
+            "start-up checks",
+            lambda: prepare(small, config.with_options(options), run=folder, callbacks=callbacks),
+            lambda _: "passed",
+        )
+        with session:
+            timed("one step", lambda: _one_step(session), lambda loss: f"loss {loss:.4g}")
+            for part in [*small.val_sets(), *(["test"] if small.test is not None else [])]:
+                timed(f"evaluate {part}", partial(session.evaluate, part), _shown)
+            timed("save", session.save, _size)
+            timed("load", lambda: _loads_back(session), lambda _: "bit for bit")
+    return acts
+
+
+def overfit(task: Task, config: Config, samples: int) -> Overfit:
+    """Train on the same few samples, in eval mode measured, until the loss is near zero.
+
+    The rate is held constant and nothing is decayed, since neither helps to learn by heart.
+
+    Raises:
+        DataError: there are not as many samples.
+    """
+    few = first_samples(task.train, samples)
+    by_heart = replace(task, train=few, val=few, test=None, metrics={})
+    length = config.batch_size or 64
+    options = {
+        "batch_size": min(length, samples),
+        "max_steps": PATIENCE_STEPS,
+        "validation.every": "20 steps",
+        "validation.metric": "loss",
+        "validation.mode": "min",
+        "checkpoint.every": f"{PATIENCE_STEPS} steps",
+        "checkpoint.keep_best": 0,
+        "logging.progress": "quiet",
+        "data.drop_last": False,
+    }
+    kept = {
+        name: value
+        for name, value in config.said().items()
+        if not name.startswith(("schedule.", "early_stop.", "validation."))
+        and name not in ("micro_batch_size", "epochs")
+    }
+    watch = _UntilNearZero()
+    with _temporary() as folder:
+        asked = Config.from_options({**kept, **options})
+        with prepare(by_heart, asked, run=folder, callbacks=[watch]) as session:
+            watch.first = session.evaluate("val")["val/loss"]
+            fit(session)
+            steps = session.state.place.step
+    return Overfit(samples, watch.first, watch.last, steps, watch.reached)
+
+
+class _UntilNearZero(Callback):
+    """Ask to stop when the loss is near zero."""
+
+    def __init__(self) -> None:
+        self.first = self.last = math.nan
+
+    @property
+    def reached(self) -> bool:
+        return self.last <= NEAR_ZERO * self.first
+
+    def on_evaluate(self, state: State, metrics: Mapping[str, float]) -> Request | None:
+        """Compare with the first loss."""
+        self.last = metrics["val/loss"]
+        return Request.STOP if self.reached else None
+
+
+class _Timed:
+    """Do things one after another, and note what came of each."""
+
+    def __init__(self, acts: list[Act]) -> None:
+        self.acts = acts
+
+    def __call__(self, what: str, act: Callable[[], Any], shown: Callable[[Any], str]) -> Any:
+        start = time.perf_counter()
+        result = act()
+        self.acts.append(Act(what, shown(result), time.perf_counter() - start))
+        return result
+
+
+def _one_step(session: Session) -> float:
+    result = next(session.steps())
+    session.loop.log_point()
+    return float(result.loss)
+
+
+def _shown(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def _size(path: Path) -> str:
+    total = sum(file.stat().st_size for file in path.iterdir())
+    return f"{total / 2**20:.1f} MiB"
+
+
+def _loads_back(session: Session) -> None:
+    """Load what was saved over the model, and compare.
+
+    Raises:
+        CheckpointError: another tensor came back.
+    """
+    before = {name: value.clone() for name, value in _tensors(session).items()}
+    session.run.load_model(session.model, "last")
+    changed = [n for n, value in _tensors(session).items() if not torch.equal(value, before[n])]
+    if changed:
+        raise CheckpointError(f"These tensors came back otherwise: {', '.join(changed)}.")
+
+
+def _tensors(session: Session) -> dict[str, torch.Tensor]:
+    state_dict = session.model.state_dict().items()
+    return {name: value for name, value in state_dict if isinstance(value, torch.Tensor)}
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="surestep-") as folder:
+        yield Path(folder) / "run"
