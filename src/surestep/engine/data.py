@@ -66,40 +66,71 @@ class Source(Protocol):
         ...
 
 
+# Measured on the small MLP: 1 MiB is past the knee, and fits a core's second-level cache.
+GATHERED_BYTES = 2**20
+
+
 class InMemory:
     """Tensors that are sliced a batch at a time."""
 
     def __init__(self, tensors: Any, index: Tensor | None = None) -> None:
         self.tensors = tensors
         self.index = index
-        lengths = {len(tensor) for tensor in _leaves(tensors)}
+        lengths = {len(tensor) for tensor in _parts(tensors)[1]}
         if len(lengths) > 1:
             raise DataError(
                 f"The tensors of the data have different lengths: {sorted(lengths)}. Inputs and "
                 "targets need one row for each sample."
             )
         self.samples = len(index) if index is not None else lengths.pop()
+        rows = [tensor[:1] for tensor in _parts(tensors)[1]]
+        self._row_bytes = max(1, sum(row.numel() * row.element_size() for row in rows))
 
     def __len__(self) -> int:
         return self.samples
 
     def __getitems__(self, rows: Any) -> Any:
-        """Return the batch of these rows of the tensors."""
-        if isinstance(self.tensors, dict):
-            return {name: tensor[rows] for name, tensor in self.tensors.items()}
-        return tuple([tensor[rows] for tensor in self.tensors])
+        """Return the batch of these rows of the tensors, copied."""
+        return self._each(lambda tensor: _gather(tensor, rows))
 
     def read(self, epoch: int, order: Tensor | None, ranges: list[range]) -> Iterator[Any]:
-        """Yield slices; by a range where the order is the stored one, else by indices."""
+        """Yield slices of rows that are gathered many batches at a time.
+
+        Gathering costs as much for one small batch as for sixteen; slicing what was gathered costs
+        next to nothing. What is yielded is never the data itself, which a model could write into.
+        """
         if self.index is not None:
             order = self.index if order is None else self.index[order]
+        chunk = max(1, GATHERED_BYTES // self._row_bytes)
+        start = end = 0
         for where in ranges:
-            rows = slice(where.start, where.stop)
-            yield self.__getitems__(rows if order is None else order[rows])
+            if where.stop > end:
+                start, end = where.start, max(where.stop, min(where.start + chunk, self.samples))
+                rows = slice(start, end)
+                gathered = self.__getitems__(rows if order is None else order[rows])
+                names, parts = _parts(gathered)
+            first, last = where.start - start, where.stop - start
+            sliced = []
+            for part in parts:
+                sliced.append(part[first:last])
+            yield dict(zip(names, sliced, strict=True)) if names else tuple(sliced)
+
+    def _each(self, function: Callable[[Tensor], Tensor]) -> Any:
+        if isinstance(self.tensors, dict):
+            return {name: function(tensor) for name, tensor in self.tensors.items()}
+        return tuple(function(tensor) for tensor in self.tensors)
 
 
-def _leaves(tensors: Any) -> list[Tensor]:
-    return list(tensors.values()) if isinstance(tensors, dict) else list(tensors)
+def _gather(tensor: Tensor, rows: slice | Tensor | list[int]) -> Tensor:
+    if isinstance(rows, slice):
+        return tensor[rows].clone()
+    return tensor.index_select(0, torch.as_tensor(rows, device=tensor.device))
+
+
+def _parts(batch: Any) -> tuple[list[str], list[Tensor]]:
+    if isinstance(batch, dict):
+        return list(batch), list(batch.values())
+    return [], list(batch)
 
 
 class Wanted(NamedTuple):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from surestep.engine.optim import named_trainable
 from surestep.engine.plan import Plan
+from surestep.engine.state import named_trainable
 
 
 @dataclass(frozen=True)

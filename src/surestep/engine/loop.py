@@ -219,7 +219,9 @@ class Loop:
 
 def _read(values: list[torch.Tensor | None]) -> list[float | None]:
     """Copy scalars from the device to the host at once."""
-    there = [value.double() for value in values if value is not None]
+    there = [value for value in values if value is not None]
+    if len({value.dtype for value in there}) > 1:
+        there = [value.double() for value in there]
     host = iter(torch.stack(there).tolist() if there else [])
     return [None if value is None else next(host) for value in values]
 

@@ -31,6 +31,8 @@ def log(name: str, value: Tensor) -> None:
 
 def take_logged() -> list[tuple[str, Tensor]]:
     """Return what was logged since the last call."""
+    if not _logged:
+        return []
     taken = _logged.copy()
     _logged.clear()
     return taken

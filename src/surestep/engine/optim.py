@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from surestep.base.errors import TaskError
+from surestep.engine.parallel.single import AdamW
 from surestep.engine.plan import Plan
+from surestep.engine.state import named_trainable
 from surestep.engine.task import ParameterGroups, Task
 
 # Decay pulls towards zero, which is no natural value for a scale, a shift or a table row that is
@@ -20,11 +22,6 @@ WITHOUT_DECAY = (
     nn.Embedding,
     nn.EmbeddingBag,
 )
-
-
-def named_trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that are trained, by name; one that is shared stands once."""
-    return {name: each for name, each in model.named_parameters() if each.requires_grad}
 
 
 def without_decay(model: nn.Module) -> set[int]:
@@ -86,7 +83,7 @@ def _adamw(plan: Plan, groups: ParameterGroups) -> torch.optim.Optimizer:
     assert plan.optim_lr is not None
     assert plan.optim_betas is not None
     assert plan.optim_eps is not None
-    return torch.optim.AdamW(
+    return AdamW(
         groups,
         lr=plan.optim_lr,
         betas=plan.optim_betas,

@@ -66,3 +66,8 @@ class State:
     counts: Counts = field(default_factory=Counts)
     standing: Standing = field(default_factory=Standing)
     metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def named_trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are trained, by name; one that is shared stands once."""
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surestep.engine.batch import Batch
+from surestep.engine.batch import Batch, MicroBatch
 from surestep.engine.loss import Loss
 from surestep.engine.metrics import take_logged
 from surestep.engine.parallel.base import GradNorm, Outcome, Parallel
@@ -198,14 +198,19 @@ def _forward_backward(
 ) -> tuple[Tensor, list[tuple[str, Tensor]]]:
     """Add up loss and gradients over the micro-batches; those without items add nothing."""
     state, parallel, loss = parts.state, parts.parallel, parts.loss
-    micro_batches = [micro for micro in batch.micro_batches if micro.items]
+    model, step = state.model, state.place.step
     total: Tensor | None = None
     logged: list[tuple[str, Tensor]] = []
-    for micro in micro_batches:
-        parts.randomness.at(state.place.step, micro.position)
-        with parallel.sync_grads(when=micro is micro_batches[-1]):
+    left = sum(map(_has_items, batch.micro_batches)) if len(batch.micro_batches) > 1 else 1
+    share = 1 / left
+    for micro in batch.micro_batches:
+        if not micro.items:
+            continue
+        left -= 1
+        parts.randomness.at(step, micro.position)
+        with parallel.sync_grads(when=not left):
             with parts.autocast:
-                outputs = state.model(*micro.args, **micro.kwargs)
+                outputs = model(*micro.args, **micro.kwargs)
                 value = loss.value(outputs, micro.targets)
                 if not (loss.is_sum and isinstance(value, Tensor)):
                     value, named = loss.add_up(value, micro.items)
@@ -213,9 +218,13 @@ def _forward_backward(
             parallel.backward(value, items)
         part = value.detach()
         total = part if total is None else total + part
-    logged += [(name, value / len(micro_batches)) for name, value in take_logged()]
+    logged += [(name, value * share) for name, value in take_logged()]
     assert total is not None
     return total, logged
+
+
+def _has_items(micro: MicroBatch) -> bool:
+    return micro.items > 0
 
 
 def _nothing_to_learn(parts: Parts, batch: Batch) -> StepResult:

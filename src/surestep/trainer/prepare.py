@@ -20,14 +20,14 @@ from surestep.engine.feed import Feed, feed, slices_in_memory
 from surestep.engine.loop import Loop
 from surestep.engine.loss import Loss
 from surestep.engine.metrics import direction
-from surestep.engine.optim import build_optimizer, named_trainable
+from surestep.engine.optim import build_optimizer
 from surestep.engine.parallel.single import Single
 from surestep.engine.plan import Given, Plan
 from surestep.engine.precision import autocast, grad_scaler, process_settings
 from surestep.engine.resolve import resolve, seed_of
 from surestep.engine.schedule import factor
 from surestep.engine.seed import ModelRandomness, set_seed
-from surestep.engine.state import State
+from surestep.engine.state import State, named_trainable
 from surestep.engine.step import Buffers, Modes, Parts
 from surestep.engine.task import Task
 from surestep.record.checkpoint.read import list_checkpoints, load_checkpoint

@@ -1,0 +1,131 @@
+import pytest
+from pydantic import ValidationError
+
+from surestep.base.config import Config, Optim, options
+from surestep.base.errors import ConfigError
+
+
+def test_nothing_said_is_nothing_said():
+    assert Config().said() == {}
+
+
+def test_said_lists_full_names():
+    config = Config(epochs=2, optim={"lr": 0.1}, data=dict(shuffle=False))
+    assert config.said() == {"epochs": 2.0, "optim.lr": 0.1, "data.shuffle": False}
+
+
+def test_from_options_is_the_way_back():
+    config = Config(
+        max_steps=7, optim=Optim(betas=(0.8, 0.9)), schedule={"warmup": "10%"}, max_grad_norm="off"
+    )
+    assert Config.from_options(config.said()) == config
+
+
+def test_every_option_has_a_description():
+    assert [name for name, field in options() if not field.description] == []
+
+
+def test_options_lists_what_said_may_hold():
+    everything = {name for name, _ in options()}
+    assert {"epochs", "optim.lr", "logging.every"} <= everything
+    assert {"optim", "logging"}.isdisjoint(everything)
+
+
+@pytest.mark.parametrize("config", [Config(), Config().optim], ids=["config", "group"])
+def test_a_config_is_frozen(config):
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(config, next(iter(type(config).model_fields)), 3)
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"optim.learning_rate": 0.1}, r"no option 'optim\.learning_rate'\. .*optim\.lr"),
+        ({"optim.momntum": 0.1}, r"Did you mean 'optim\.momentum'\?"),
+        ({"epoch": 1}, r"no option 'epoch'\. Did you mean 'epochs'\?"),
+        ({"lr": 0.1}, r"no option 'lr'\. Did you mean 'optim\.lr'\?"),
+        ({"num_workers": 1}, r"Did you mean 'data\.num_workers'\?"),
+        ({"optimizer.lr": 0.1}, r"no option 'optimizer'"),
+    ],
+)
+def test_an_unknown_name_lists_the_near_ones(said, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        Config.from_options(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"epochs": 0}, "epochs=0 is not allowed: it must be greater than 0"),
+        ({"batch_size": 0}, "batch_size=0 .* greater than or equal to 1"),
+        ({"batch_size": 1.5}, "batch_size=1.5 .* integer"),
+        ({"seed": -1}, "seed=-1 .* greater than or equal to 0"),
+        ({"seed": 2**63}, "seed=9223372036854775808 .* less than"),
+        ({"optim.lr": -1}, r"optim\.lr=-1 .* greater than 0"),
+        ({"optim.lr": float("nan")}, r"optim\.lr=nan .* "),
+        ({"optim.lr": float("inf")}, r"optim\.lr=inf .* finite"),
+        ({"optim.betas": (0.9, 1.0)}, r"optim\.betas=1.0 .* less than 1"),
+        ({"optim.name": "adam"}, r"optim\.name='adam' .* 'adamw' or 'sgd'"),
+        ({"precision": "fp8"}, "precision='fp8' .* 'fp32', 'tf32', 'bf16' or 'fp16'"),
+        ({"schedule.min_lr_ratio": 2}, r"schedule\.min_lr_ratio=2 .* less than or equal to 1"),
+        (
+            {"validation.every": "10 minutes"},
+            r"validation\.every='10 minutes' .* \(epochs, steps, items\)",
+        ),
+        ({"checkpoint.every": "often"}, r"checkpoint\.every='often' .* such as '2 epochs'"),
+        ({"schedule.warmup": "120%"}, r"schedule\.warmup='120%' .* between 0% and 100%"),
+        ({"schedule.warmup": "x%"}, r"schedule\.warmup='x%' .* between 0% and 100%"),
+        ({"max_grad_norm": "on"}, "max_grad_norm='on' is not allowed: .*'off'"),
+        ({"logging.progress": "loud"}, r"logging\.progress='loud' .* 'quiet'"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_the_range(said, sentence):
+    with pytest.raises(ConfigError) as caught:
+        Config.from_options(said)
+    assert caught.match(rf"(?s){sentence}")
+
+
+def test_two_errors_are_two_sentences():
+    with pytest.raises(ConfigError) as caught:
+        Config(epochs=-1, batch_size=-1)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_two_lengths_are_refused():
+    with pytest.raises(ConfigError, match=r"epochs=2 and max_steps=5 both .* Say one"):
+        Config(epochs=2, max_steps=5)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("10%", "10%"),
+        ("12.5%", "12.5%"),
+        ("0", "0%"),
+        ("0 steps", "0%"),
+        ("100 steps", "100 steps"),
+        ("2 epochs", "2 epochs"),
+    ],
+)
+def test_a_warmup_is_a_share_or_a_length(text, kept):
+    assert Config(schedule={"warmup": text}).schedule.warmup == kept
+
+
+def test_a_long_period_is_kept_to_the_last_digit():
+    assert Config(checkpoint={"every": "1234567 steps"}).checkpoint.every == "1234567 steps"
+
+
+def test_with_options_stands_over_what_was_said():
+    config = Config(epochs=2, optim={"lr": 0.1, "eps": 1e-9})
+    assert config.with_options({"optim.lr": 0.2, "optim.eps": None}).said() == {
+        "epochs": 2.0,
+        "optim.lr": 0.2,
+        "optim.eps": 1e-9,
+    }
+    assert config.optim.lr == 0.1
+
+
+def test_a_length_said_anew_replaces_the_other_way_to_say_it():
+    assert Config(epochs=2).with_options({"max_steps": 5}).said() == {"max_steps": 5}
+    assert Config(max_steps=5).with_options({"epochs": 2}).said() == {"epochs": 2.0}
+    assert Config(max_steps=5).with_options({"epochs": None}).said() == {"max_steps": 5}

@@ -1,0 +1,28 @@
+import inspect
+
+from surestep.base import errors
+from surestep.base.errors import NonFiniteError, SurestepError, near
+
+
+def test_the_tree_on_top_of_the_file_is_the_tree():
+    classes = [each for _, each in inspect.getmembers(errors, inspect.isclass)]
+    children = {each.__name__ for each in classes if each.__base__ is SurestepError}
+    drawn = {line.split()[1] for line in errors.__doc__.splitlines() if line[:1] in "├└" and line}
+    assert drawn == children
+
+
+def test_near_names_come_first():
+    assert near("epoch", ["epochs", "seed"]) == "Did you mean 'epochs'?"
+    assert near("lerning_rate", ["learning_rate", "learning_rates"]) == (
+        "Did you mean 'learning_rate' or 'learning_rates'?"
+    )
+
+
+def test_with_nothing_near_all_are_listed():
+    assert near("zzz", ["epochs", "seed"]) == "Known: epochs, seed."
+    assert near("zzz", []) == "There are none here."
+
+
+def test_a_nonfinite_error_tells_step_loss_and_parameters():
+    error = NonFiniteError("bad", step=3, loss=1.5, parameters=["head.weight"])
+    assert (error.step, error.loss, error.parameters) == (3, 1.5, ["head.weight"])

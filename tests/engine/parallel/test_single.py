@@ -1,0 +1,157 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from surestep.engine.optim import build_optimizer
+from surestep.engine.parallel.single import Single
+from surestep.engine.precision import grad_scaler
+from surestep.engine.state import State
+from tests import tiny
+
+
+def single(model=None, optimizer=None, **said):
+    planned = tiny.plan({"model": model or tiny.model(), "optimizer": optimizer}, **said)
+    made = build_optimizer(planned.plan, planned.task, planned.model)
+    state = State(planned.model, made, grad_scaler(planned.plan))
+    return Single(planned.plan, state), state
+
+
+def give_gradients(model, seed=0, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        drawn = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = (scale * drawn).to(parameter.dtype)
+    return model
+
+
+def gradients(model):
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def mixed():
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3).double())
+
+
+@pytest.mark.parametrize("build", [tiny.model, mixed], ids=["one dtype", "two dtypes"])
+@pytest.mark.parametrize("max_norm", [0.1, 1e6])
+def test_clipping_is_torchs_bit_for_bit(build, max_norm):
+    torch.manual_seed(0)
+    model = give_gradients(build())
+    torch.manual_seed(0)
+    plain = give_gradients(build())
+    expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), max_norm)
+    found = single(model, max_grad_norm=max_norm)[0].clip_grad_norm()
+    assert float(found.total) == pytest.approx(float(expected), rel=1e-6)
+    for a, b in zip(gradients(model), gradients(plain), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_off_only_measures():
+    model = give_gradients(tiny.model())
+    norm = single(model, max_grad_norm="off")[0].clip_grad_norm()
+    plain = give_gradients(tiny.model())
+    assert all(map(torch.equal, gradients(model), gradients(plain)))
+    assert float(norm.total) > 1
+    assert norm.names == [name for name, _ in model.named_parameters()]
+
+
+def test_elements_are_clipped_where_that_was_said():
+    model = give_gradients(tiny.model())
+    plain = give_gradients(tiny.model())
+    single(model, clip_value=0.2)[0].clip_grad_norm()
+    torch.nn.utils.clip_grad_value_(plain.parameters(), 0.2)
+    assert all(map(torch.equal, gradients(model), gradients(plain)))
+
+
+def test_parameters_without_a_gradient_are_left_out_of_the_norm():
+    model = give_gradients(tiny.model())
+    model[0].weight.grad = None
+    norm = single(model)[0].clip_grad_norm()
+    assert norm.names == ["0.bias", "3.weight", "3.bias"]
+    assert len(norm.each) == 3
+
+
+@pytest.mark.parametrize("items", [1.0, 3.0, 7.5])
+def test_backward_is_that_of_the_quotient(items):
+    model, plain = tiny.model(), tiny.model()
+    x, y = tiny.data()
+    total = nn.functional.cross_entropy(model(x), y, reduction="sum")
+    single(model)[0].backward(total, items)
+    (nn.functional.cross_entropy(plain(x), y, reduction="sum") / items).backward()
+    for a, b in zip(gradients(model), gradients(plain), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+GOOD, BAD = torch.tensor(1.0), torch.tensor(math.inf)
+
+
+def moved(parallel, state, loss, norm):
+    before = tiny.weights(state.model)
+    give_gradients(state.model)
+    outcome = parallel.step(loss, norm)
+    return not torch.equal(tiny.weights(state.model), before), outcome
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(BAD, GOOD), (GOOD, BAD), (GOOD, BAD * 0)])
+def test_the_sticky_guard_skips_every_step_from_the_first_bad_one_on(loss, norm):
+    parallel, state = single()
+    assert moved(parallel, state, GOOD, GOOD)[0]
+    assert not moved(parallel, state, loss, norm)[0]
+    skipped, outcome = moved(parallel, state, GOOD, GOOD)
+    assert not skipped
+    assert bool(torch.isnan(outcome.poison))
+
+
+def test_a_skipped_step_leaves_the_optimizers_state():
+    parallel, state = single()
+    moved(parallel, state, GOOD, GOOD)
+    first = next(iter(state.optimizer.state.values()))
+    kept = {name: value.clone() for name, value in first.items()}
+    moved(parallel, state, BAD, GOOD)
+    assert all(torch.equal(kept[name], value) for name, value in first.items())
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [{"on_nonfinite": "skip"}, {"optimizer": lambda groups: torch.optim.SGD(groups, lr=0.1)}],
+    ids=["skip", "own optimizer"],
+)
+def test_the_reading_guard_skips_the_bad_step_only(parts):
+    parallel, state = single(**parts)
+    assert not moved(parallel, state, GOOD, BAD)[0]
+    took, outcome = moved(parallel, state, GOOD, GOOD)
+    assert took
+    assert outcome == (True, None, False, False)
+
+
+def scaled_step(parallel, state, loss, scale=1.0):
+    give_gradients(state.model, scale=scale * state.scaler.get_scale())
+    state.scaler.scale(loss)
+    before = tiny.weights(state.model)
+    parallel.unscale()
+    outcome = parallel.step(loss, parallel.clip_grad_norm().total)
+    return not torch.equal(tiny.weights(state.model), before), outcome
+
+
+def test_an_overflow_skips_and_halves_the_scale():
+    parallel, state = single(precision="fp16", scaler={"init_scale": 8.0})
+    took, outcome = scaled_step(parallel, state, GOOD, scale=math.inf)
+    assert (took, outcome.overflow, outcome.nonfinite) == (False, True, False)
+    assert state.scaler.get_scale() == 4.0
+    assert scaled_step(parallel, state, GOOD)[0]
+
+
+def test_a_loss_that_is_not_finite_is_no_overflow():
+    parallel, state = single(precision="fp16", scaler={"init_scale": 8.0})
+    took, outcome = scaled_step(parallel, state, BAD, scale=math.inf)
+    assert (took, outcome.overflow, outcome.nonfinite) == (False, False, True)
+    assert state.scaler.get_scale() == 8.0
+
+
+def test_a_scale_that_falls_under_one_is_a_failure():
+    parallel, state = single(precision="fp16", scaler={"init_scale": 1.0})
+    _, outcome = scaled_step(parallel, state, GOOD, scale=math.inf)
+    assert outcome.nonfinite
+    assert state.scaler.get_scale() == 1.0

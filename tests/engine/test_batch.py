@@ -1,0 +1,59 @@
+from collections import namedtuple
+
+import pytest
+import torch
+
+from surestep.base.errors import DataError
+from surestep.engine.batch import move, samples_in, split_batch, tensors_in
+
+X, Y, Z = torch.zeros(5, 2), torch.ones(5), torch.full((5, 3), 2.0)
+Pair = namedtuple("Pair", "a b")
+
+
+def test_a_pair_is_input_and_targets():
+    assert split_batch((X, Y)) == ((X,), {}, Y)
+
+
+def test_the_last_of_a_longer_tuple_is_the_targets():
+    assert split_batch([X, Z, Y]) == ((X, Z), {}, Y)
+
+
+@pytest.mark.parametrize("key", ["target", "targets", "label", "labels", "y"])
+def test_a_dict_names_its_targets(key):
+    args, kwargs, targets = split_batch({"x": X, "mask": Z, key: Y})
+    assert (args, dict(kwargs)) == ((), {"x": X, "mask": Z})
+    assert targets is Y
+
+
+@pytest.mark.parametrize("batch", [{"x": X}, {"x": X, "y": Y, "label": Y}], ids=["none", "two"])
+def test_a_dict_whose_targets_are_not_plain_is_refused(batch):
+    with pytest.raises(DataError, match=r"keys \[.*'x'.*\].*Say Task\(inputs=lambda"):
+        split_batch(batch)
+
+
+@pytest.mark.parametrize("batch", [X, (X,), "text"], ids=["tensor", "single", "text"])
+def test_what_has_no_targets_is_refused(batch):
+    with pytest.raises(DataError, match=r"A batch is a .* Let the dataset return \(x, y\)"):
+        split_batch(batch)
+
+
+def test_samples_are_the_length_of_the_first_tensor():
+    assert samples_in({"words": ["a"], "deep": [(X, Y)]}) == 5
+
+
+@pytest.mark.parametrize("batch", ["text", torch.tensor(1.0), []], ids=["text", "scalar", "empty"])
+def test_samples_that_cannot_be_counted_are_refused(batch):
+    with pytest.raises(DataError, match="no tensor with a batch dimension.*collate_fn"):
+        samples_in(batch)
+
+
+def test_tensors_are_found_however_deep():
+    assert tensors_in({"a": [X, (Y, {"b": Z})], "c": 1}) == [X, Y, Z]
+
+
+def test_move_keeps_the_shape_of_a_batch():
+    batch = {"a": [X, (Y,)], "b": Pair(X, "text"), "c": 3}
+    moved = move(batch, torch.device("meta"))
+    assert all(tensor.device.type == "meta" for tensor in tensors_in(moved))
+    assert type(moved["b"]) is Pair
+    assert (moved["b"].b, moved["c"], type(moved["a"][1])) == ("text", 3, tuple)

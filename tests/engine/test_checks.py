@@ -1,0 +1,247 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import surestep
+from surestep.base.errors import DataError, SurestepError, TaskError
+from tests import tiny
+
+X, Y = tiny.data()
+TOKENS = torch.randint(3, (20, 6))
+MASKED = TOKENS.masked_fill(torch.arange(6) > torch.arange(20)[:, None] % 6, -100)
+
+
+def regression(targets, loss=None, **parts):
+    net = nn.Linear(4, 1)
+    return {"model": net, "train": (X, targets), "loss": loss or nn.MSELoss(), **parts}
+
+
+class Embedded(nn.Module):
+    """(samples, tokens) to (samples, classes, tokens)."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(3, 3)
+
+    def forward(self, tokens):
+        return self.table(tokens).transpose(1, 2)
+
+
+class Swapped(Embedded):
+    def forward(self, tokens):
+        return self.table(tokens)
+
+
+class OnTwoDevices(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.here, self.there = nn.Linear(4, 3), nn.Linear(4, 3, device="meta")
+
+
+def spoiled(value):
+    x = X.clone()
+    x[3, 2] = x[4, 1] = value
+    return x
+
+
+def cross_entropy(outputs, targets):
+    return functional.cross_entropy(outputs, targets)
+
+
+def contrastive(outputs, targets):
+    scores = outputs @ outputs.T
+    return functional.cross_entropy(scores, torch.arange(len(scores)))
+
+
+def frozen():
+    return tiny.model().requires_grad_(False)
+
+
+ORDERED = {"data": {"shuffle": False}}
+REFUSED = {
+    "no samples": ({"train": (X[:0], Y[:0])}, DataError, "The train data is empty"),
+    "no items": (
+        {"train": (X, torch.full_like(Y, -100))},
+        DataError,
+        "first batch has no items: every target is ignored.*Look at ignore_index",
+    ),
+    "NaN inputs": (
+        {"train": (spoiled(torch.nan), Y)},
+        DataError,
+        r"inputs of the first batch hold 2 values that are NaN or infinite \(shape \(8, 4\)\)",
+    ),
+    "infinite inputs": ({"train": (spoiled(torch.inf), Y)}, DataError, "NaN or infinite"),
+    "NaN targets": (
+        regression(torch.full((20, 1), torch.nan)),
+        DataError,
+        "targets of the first batch hold 8 values",
+    ),
+    "broadcast": (
+        regression(torch.randn(20)),
+        TaskError,
+        r"outputs have shape \(8, 1\) and the targets \(8,\).*each with each.*squeeze\(-1\)",
+    ),
+    "broadcast in a callable": (
+        regression(torch.randn(20), lambda o, t: (o - t).square().mean()),
+        TaskError,
+        r"shape \(8, 1\) meets one of shape \(8,\).*targets\.unsqueeze\(-1\)",
+    ),
+    "class too large": (
+        {"train": (X, Y + 2)},
+        DataError,
+        "run from 2 to 4, and the model has 3 outputs: class indices are 0 to 2",
+    ),
+    "class negative": ({"train": (X, Y - 1)}, DataError, "run from -1 to 1"),
+    "float classes": (
+        {"train": (X, Y.float())},
+        DataError,
+        r"targets are torch\.float32 of shape \(8,\)\. Class indices are integers: use targets\.lo",
+    ),
+    "one-hot": (
+        {"train": (X, functional.one_hot(Y, 3))},
+        (DataError, TaskError),
+        r"\(8, 3\) and the targets \(8, 3\)",
+    ),
+    "int32 classes": (
+        {"train": (X, Y.int())},
+        DataError,
+        r"are int64, and the targets torch\.int32",
+    ),
+    "integer regression": (
+        regression(Y[:, None]),
+        DataError,
+        r"MSELoss takes floating point numbers\. Use targets\.float\(\)",
+    ),
+    "classes last": (
+        {"model": Swapped(), "train": (TOKENS, TOKENS)},
+        TaskError,
+        r"outputs have shape \(8, 6, 3\).*flatten or transpose the outputs",
+    ),
+    "vector loss": (
+        {"loss": lambda o, t: functional.cross_entropy(o, t, reduction="none")},
+        TaskError,
+        r"The loss has shape \(8,\), and a step needs one number.*loss\.mean\(\)",
+    ),
+    "vector part": (
+        {"loss": lambda o, t: {"a": o.mean(), "b": o.mean(1)}},
+        TaskError,
+        r"The loss part 'b' has shape \(8,\)",
+    ),
+    "number": ({"loss": lambda o, t: 1.0}, TaskError, "The loss is a float. Return a tensor"),
+    "mean of means": (
+        {
+            "model": Embedded(),
+            "train": (TOKENS, MASKED),
+            "loss": cross_entropy,
+        },
+        TaskError,
+        r"not a mean over its items: 8 samples give.*Task\(items='tokens'\)",
+    ),
+    "contrastive": (
+        {"loss": contrastive},
+        TaskError,
+        r"Task\(splits=False\) where it compares samples",
+    ),
+    "wrong inputs": (
+        {"model": nn.Linear(5, 3)},
+        TaskError,
+        r"The model fails on the first batch, whose inputs have shapes \[\(8, 4\)\]",
+    ),
+    "nothing to train": ({"model": frozen()}, TaskError, "No parameter of the model is trained"),
+    "no parameters": ({"model": nn.Identity()}, TaskError, "No parameter of the model is trained"),
+    "two devices": (
+        {"model": OnTwoDevices()},
+        TaskError,
+        "on several devices: cpu, meta. Build it on one and say device=",
+    ),
+    "two tensors": (
+        {"model": nn.LSTM(4, 3, batch_first=True), "train": (X[:, None], Y)},
+        TaskError,
+        "The model returns a tuple, and the loss takes a tensor",
+    ),
+}
+
+
+@pytest.mark.parametrize(("parts", "error", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_trained_is_refused_at_the_start(tmp_path, parts, error, sentence):
+    with pytest.raises(error) as caught:
+        tiny.prepare(tmp_path / "run", parts, **ORDERED).close()
+    assert caught.match(f"(?s){sentence}")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o, t: functional.cross_entropy(o.detach(), t),
+        lambda o, t: functional.cross_entropy(o.data, t),
+        lambda o, t: functional.cross_entropy(torch.tensor(o.tolist()), t),
+    ],
+    ids=["detach", "data", "new tensor"],
+)
+def test_a_loss_that_is_cut_from_its_graph_is_refused_with_what_to_look_for(tmp_path, loss):
+    with pytest.raises(SurestepError, match="detach"):
+        tiny.fit(tmp_path / "run", {"loss": loss})
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_broadcast_within_torchs_own_function_is_refused(tmp_path):
+    parts = regression(torch.randn(20), lambda o, t: functional.mse_loss(o, t))
+    with pytest.raises(TaskError, match=r"squeeze\(-1\)"):
+        tiny.prepare(tmp_path / "run", parts).close()
+
+
+def masked(**parts):
+    usual = {"model": Embedded(), "train": (TOKENS, MASKED), "loss": cross_entropy}
+    return {**usual, **parts}
+
+
+ACCEPTED = {
+    "tokens": masked(items="tokens"),
+    "items of the batch": masked(items=lambda batch: (batch[1] != -100).sum()),
+    "items of a dict": masked(
+        train={"tokens": TOKENS, "y": MASKED}, items=lambda batch: (batch["y"] != -100).sum()
+    ),
+    "items of a batch that inputs takes apart": masked(
+        train={"words": TOKENS, "next": MASKED, "count": (MASKED != -100).sum(1)},
+        inputs=lambda batch: (batch["words"], batch["next"]),
+        items=lambda batch: batch["count"].sum(),
+    ),
+    "contrastive, declared": {"loss": contrastive, "splits": False},
+    "probabilities": {"train": (X, functional.one_hot(Y, 3).float())},
+    "two targets": {
+        "inputs": lambda batch: (batch[0], {"classes": batch[1], "sizes": batch[0].norm(dim=1)}),
+        "loss": lambda o, t: cross_entropy(o, t["classes"]) + (o.mean(1) * t["sizes"]).mean(),
+    },
+}
+
+
+@pytest.mark.parametrize("parts", ACCEPTED.values(), ids=ACCEPTED)
+def test_what_can_be_trained_is_trained(tmp_path, parts):
+    run = tiny.fit(tmp_path / "run", parts, max_steps=2, micro_batch_size=3)
+    assert run.status["status"] == "finished"
+
+
+def test_a_first_loss_far_above_guessing_warns(tmp_path):
+    x, y = 100 * X, Y
+    with pytest.warns(
+        UserWarning, match=r"first loss is .*guessing evenly among 3 classes .* 1\.1"
+    ):
+        tiny.prepare(tmp_path / "run", {"model": nn.Linear(4, 3), "train": (x, y)}).close()
+
+
+def test_a_resumed_run_is_not_compared_with_guessing(tmp_path):
+    net = nn.Linear(4, 3)
+    with tiny.prepare(tmp_path, {"model": net}) as session:
+        next(session.steps())
+        torch.nn.init.normal_(net.weight, std=1000)
+        session.save()
+    tiny.prepare(tmp_path, {"model": net}).close()
+
+
+def test_the_check_moves_no_weights_and_no_statistics(tmp_path):
+    net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+    before = tiny.weights(net)
+    surestep.prepare(tiny.task(model=net), tiny.config(), run=tmp_path).close()
+    assert torch.equal(tiny.weights(net), before)

@@ -1,0 +1,114 @@
+import math
+
+import pytest
+import torch
+import torchmetrics
+from torch import nn
+
+from surestep.engine.evaluate import eval_mode
+from tests import tiny
+
+X, Y = tiny.data(20)
+MASKED = Y.masked_fill(torch.arange(20) % 3 == 0, -100)
+
+
+def accuracy(outputs, targets):
+    kept = targets != -100
+    return (outputs.argmax(1)[kept] == targets[kept]).double().mean()
+
+
+def mean_loss(model):
+    return float(nn.CrossEntropyLoss()(model(X), Y).detach())
+
+
+def evaluated(tmp_path, size, val, part=None, **parts):
+    parts = {"val": val, "metrics": {"accuracy": accuracy}, **parts}
+    with tiny.prepare(tmp_path / str(size), parts, validation={"batch_size": size}) as session:
+        return session.evaluate(part)
+
+
+@pytest.mark.parametrize("size", [1, 7, 19, 100])
+def test_an_evaluation_does_not_depend_on_its_batch_size(tmp_path, size):
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([0.3, 1.0, 2.0]))
+    found = evaluated(tmp_path, size, (X, MASKED), loss=weighted)
+    outputs = tiny.model()(X).detach()
+    assert found["val/loss"] == pytest.approx(float(weighted(outputs, MASKED)), rel=1e-6)
+    assert found["val/accuracy"] == pytest.approx(float(accuracy(outputs, MASKED)))
+
+
+def test_several_sets_are_measured_by_name(tmp_path):
+    sets = {"near": (X[:9], Y[:9]), "far": (X[9:] * 5, Y[9:])}
+    found = evaluated(tmp_path, 4, sets)
+    assert list(found) == ["near/loss", "near/accuracy", "far/loss", "far/accuracy"]
+    alone = evaluated(tmp_path, 5, sets, part="near")
+    assert list(alone) == ["near/loss", "near/accuracy"]
+    assert alone["near/loss"] == pytest.approx(found["near/loss"])
+    assert found["near/loss"] != found["far/loss"]
+
+
+def test_an_object_that_is_shared_by_sets_is_measured_anew(tmp_path):
+    metric = torchmetrics.Accuracy(task="multiclass", num_classes=3, average="micro")
+    sets = {"right": (X, tiny.model()(X).argmax(1)), "any": (X, Y)}
+    found = evaluated(tmp_path, 6, sets, metrics={"acc": metric})
+    assert found["right/acc"] == 1.0
+    assert found["any/acc"] == pytest.approx(float(accuracy(tiny.model()(X), Y)))
+
+
+def test_a_set_without_items_is_not_a_number(tmp_path):
+    found = evaluated(tmp_path, 4, (X, torch.full_like(Y, -100)))
+    assert math.isnan(found["val/loss"])
+    assert math.isnan(found["val/accuracy"])
+
+
+def test_a_sum_is_not_divided(tmp_path):
+    loss = nn.CrossEntropyLoss(reduction="sum")
+    found = evaluated(tmp_path, 3, (X, Y), loss=loss)
+    assert found["val/loss"] == pytest.approx(float(loss(tiny.model()(X), Y).detach()), rel=1e-6)
+
+
+def test_the_test_set_and_the_training_data_may_be_measured(tmp_path):
+    with tiny.prepare(tmp_path, {"test": (X[:5], Y[:5])}) as session:
+        assert list(session.evaluate("test")) == ["test/loss"]
+        assert session.evaluate("train")["train/loss"] == pytest.approx(
+            mean_loss(session.model), rel=1e-5
+        )
+
+
+def test_the_training_data_is_measured_whole(tmp_path):
+    with tiny.prepare(tmp_path, {}, data={"drop_last": True}) as session:
+        assert session.evaluate("train")["train/loss"] == pytest.approx(
+            mean_loss(session.model), rel=1e-5
+        )
+
+
+def test_a_forward_that_changes_its_input_changes_no_data(tmp_path):
+    class Scaling(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.mul_(3))
+
+    parts = {"model": Scaling(4, 3), "train": (X.clone(), Y), "val": (X.clone(), Y)}
+    with tiny.prepare(tmp_path, parts) as session:
+        assert session.evaluate() == session.evaluate()
+
+
+def test_eval_mode_puts_each_module_back_into_its_own_mode():
+    model = nn.Sequential(nn.Dropout(), nn.Dropout(), nn.Dropout())
+    model[1].eval()
+    with pytest.raises(RuntimeError, match="stop"), eval_mode(model):
+        assert not any(module.training for module in model.modules())
+        raise RuntimeError("stop")
+    assert [module.training for module in model.modules()] == [True, True, False, True]
+
+
+def test_a_tensor_kept_from_an_evaluation_can_be_trained_with(tmp_path):
+    class Caching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.table = tiny.model(), None
+
+        def forward(self, x):
+            if self.table is None:
+                self.table = torch.ones(3) * 2
+            return self.inner(x) * self.table
+
+    assert tiny.fit(tmp_path, {"model": Caching(), "val": (X, Y)}).status["status"] == "finished"

@@ -1,0 +1,211 @@
+import os
+import signal
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, get_worker_info
+
+from surestep.base.errors import ConfigError, DataError
+from surestep.engine.data import InMemory, Loaded
+from surestep.engine.feed import feed
+from tests import tiny
+
+X, Y = tiny.data()
+
+
+class Rows(Dataset):
+    """The usual samples, one by one."""
+
+    def __len__(self):
+        return len(Y)
+
+    def __getitem__(self, index):
+        return X[index], Y[index]
+
+
+class Pids(Rows):
+    """Targets are the pid of the process that loads them."""
+
+    def __getitem__(self, index):
+        return X[index], os.getpid() if get_worker_info() else 0
+
+
+def collate_double(samples):
+    x, y = torch.utils.data.default_collate(samples)
+    return 2 * x, y
+
+
+def inputs_of(batches):
+    return torch.cat([micro.args[0] for batch in batches for micro in batch.micro_batches])
+
+
+def batches(parts, epoch=0, start=0, **said):
+    return list(
+        tiny.train_feed({"loss": lambda o, t: o.mean(), **parts}, **said).batches(epoch, start)
+    )
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        Rows(),
+        TensorDataset(X, Y),
+        Subset(Rows(), range(20)),
+        DataLoader(Rows(), 8, shuffle=True),
+        DataLoader(Rows(), 8, shuffle=True, num_workers=2, persistent_workers=True),
+        DataLoader(Rows(), 8, shuffle=True, num_workers=1, multiprocessing_context="spawn"),
+        DataLoader(TensorDataset(X, Y), 8, shuffle=True, num_workers=1),
+    ],
+    ids=["rows", "tensors", "subset", "loader", "workers", "spawn", "tensors by workers"],
+)
+def test_the_same_samples_come_from_wherever_they_are(train):
+    expected = inputs_of(batches({"train": (X, Y)}, epoch=1, batch_size=8))
+    found = batches({"train": train}, epoch=1, batch_size=8)
+    assert torch.equal(inputs_of(found), expected)
+
+
+def test_from_a_place_on_come_the_same_batches():
+    whole, rest = (batches({"train": Rows()}, 1, start, micro_batch_size=3) for start in (0, 8))
+    assert torch.equal(inputs_of(rest), inputs_of(whole)[8:])
+    assert [(each.position, each.end) for each in rest] == [(8, 16), (16, 20)]
+
+
+def test_a_batch_knows_its_items_place_and_whether_it_ends_the_epoch():
+    found = batches({"train": (X, Y)}, epoch=3, micro_batch_size=3)
+    assert [(b.epoch, b.position, b.end, b.ends_epoch) for b in found] == [
+        *((3, 0, 8, False), (3, 8, 16, False), (3, 16, 20, True))
+    ]
+    assert [[micro.samples for micro in batch.micro_batches] for batch in found] == [
+        *([3, 3, 2], [3, 3, 2], [3, 1])
+    ]
+    assert [micro.position for micro in found[1].micro_batches] == [8, 11, 14]
+    assert [batch.items for batch in found] == [8, 8, 4]
+
+
+@pytest.mark.parametrize(
+    "train", [(X, Y), TensorDataset(X, Y), Rows()], ids=["tuple", "TensorDataset", "rows"]
+)
+def test_a_collate_function_gets_a_list_of_samples(train):
+    expected = 2 * inputs_of(batches({"train": (X, Y)}))
+    found = batches({"train": train, "collate_fn": collate_double})
+    assert torch.equal(inputs_of(found), expected)
+
+
+def test_a_collate_function_gets_samples_of_a_dict_as_dicts():
+    def collate(samples):
+        return torch.stack([each["x"] for each in samples]), torch.stack([s["y"] for s in samples])
+
+    found = batches({"train": {"x": X, "y": Y}, "collate_fn": collate})
+    assert torch.equal(inputs_of(found), inputs_of(batches({"train": (X, Y)})))
+
+
+def test_tensors_are_sliced_in_memory_where_nobody_collates():
+    assert isinstance(tiny.train_feed({}).source, InMemory)
+    assert isinstance(tiny.train_feed({"train": Rows()}).source, Loaded)
+
+
+def test_a_loaders_own_collate_function_is_used():
+    loader = DataLoader(TensorDataset(X, Y), 8, shuffle=True, collate_fn=collate_double)
+    expected = 2 * inputs_of(batches({"train": (X, Y)}))
+    assert torch.equal(inputs_of(batches({"train": loader}, batch_size=8)), expected)
+
+
+def test_a_loader_brings_its_batch_size_and_another_is_refused():
+    loader = DataLoader(Rows(), batch_size=5)
+    assert tiny.train_feed({"train": loader}, batch_size=None).cut.batch_size == 5
+    with pytest.raises(ConfigError, match=r"batch_size=8, but the DataLoader .* batch_size=5"):
+        tiny.train_feed({"train": loader}, batch_size=8)
+
+
+def test_workers_load_and_ignore_ctrl_c():
+    train = DataLoader(Pids(), 2, num_workers=1, prefetch_factor=1)
+    loading = tiny.train_feed({"train": train}, batch_size=None).batches(0)
+    worker = int(next(loading).micro_batches[0].targets[0])
+    os.kill(worker, signal.SIGINT)
+    rest = [int(batch.micro_batches[0].targets[0]) for batch in loading]
+    assert rest == [worker] * 9
+
+
+def test_batches_may_be_dicts():
+    parts = {"train": {"input": X, "y": Y}, "inputs": lambda batch: (batch["input"], batch["y"])}
+    (first, *_) = batches(parts)[0].micro_batches
+    assert first.args[0].shape == (8, 4)
+    (first, *_) = batches({"train": {"input": X, "labels": Y}})[0].micro_batches
+    assert first.args == ()
+    assert first.kwargs["input"].shape == (8, 4)
+
+
+def test_several_inputs_reach_the_model_in_order():
+    (first, *_) = batches({"train": (X, 2 * X, Y)})[0].micro_batches
+    assert torch.equal(first.args[1], 2 * first.args[0])
+
+
+@pytest.mark.parametrize("weight", [[0.5, 1.5, 1.0], [1.0, 1.0, 1.0]], ids=["balanced", "even"])
+def test_items_are_counted_batch_by_batch_although_they_add_up_to_the_samples(weight):
+    y = torch.tensor([0, 1, 2, 2, 2, 0, 1, 2, 0, 1, 0, 1])
+    weight = torch.tensor(weight)
+    assert float(weight[y].sum()) == len(y)
+    loss = nn.CrossEntropyLoss(weight=weight)
+    found = batches({"train": (X[:12], y), "loss": loss}, batch_size=3, data={"shuffle": False})
+    assert [batch.items for batch in found] == [float(weight[each].sum()) for each in y.split(3)]
+
+
+def test_masked_targets_are_not_items():
+    y = Y.clone()
+    y[:3] = -100
+    found = batches({"train": (X, y), "loss": nn.CrossEntropyLoss()}, data={"shuffle": False})
+    assert [batch.items for batch in found] == [5, 8, 4]
+
+
+def test_a_sliced_batch_is_not_the_users_own_memory():
+    kept = X.clone()
+    for batch in batches({"train": (X, Y)}, data={"shuffle": False}):
+        batch.micro_batches[0].args[0].zero_()
+    spoiled = not torch.equal(X, kept)
+    X.copy_(kept)
+    assert not spoiled
+
+
+class Sample(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+def test_a_named_tuple_is_a_tuple():
+    class Named(Rows):
+        def __getitem__(self, index):
+            return Sample(*super().__getitem__(index))
+
+    assert torch.equal(
+        inputs_of(batches({"train": Named()})), inputs_of(batches({"train": (X, Y)}))
+    )
+
+
+def val_feed(val, **said):
+    planned = tiny.plan({"val": val}, **said)
+    parts = {"task": planned.task, "loss": planned.loss, "plan": planned.plan}
+    return feed(planned.task.val, "val", **parts)
+
+
+def test_validation_is_in_order_and_whole():
+    found = list(val_feed(Rows(), data={"drop_last": True}).batches(0))
+    assert torch.equal(inputs_of(found), X)
+
+
+def test_a_validation_loader_with_an_order_of_its_own_is_refused():
+    loader = DataLoader(Rows(), 4, sampler=torch.utils.data.SubsetRandomSampler([1, 2, 3]))
+    with pytest.raises(DataError, match="sampler of its own"):
+        val_feed(loader)
+
+
+def test_a_validation_loader_may_load_with_workers_of_its_own():
+    loader = DataLoader(Rows(), 4, num_workers=1, multiprocessing_context="spawn")
+    assert isinstance(val_feed(loader).source, Loaded)
+
+
+def test_a_validation_batch_size_that_was_said_is_not_replaced():
+    loader = DataLoader(Rows(), 4)
+    with pytest.raises(ConfigError, match=r"validation\.batch_size=5"):
+        val_feed(loader, validation={"batch_size": 5})

@@ -1,0 +1,166 @@
+import gc
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from surestep.base.errors import NonFiniteError
+from tests import tiny
+
+X, Y = tiny.data()
+
+
+def poisoned(position):
+    """Data whose sample at this position, in the stored order, makes the loss not a number."""
+    x = X.clone()
+    x[position] = torch.inf
+    torch.manual_seed(0)
+    return {"train": (x, Y), "model": nn.Linear(4, 3)}
+
+
+ORDERED = {"data": {"shuffle": False}}
+
+
+def points_of(session):
+    points = []
+    session.loop.on_log.append(points.append)
+    return points
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"),
+    [
+        ("1 step", [[1], [2], [3], [4], [5], [6]]),
+        ("2 steps", [[1, 2], [3], [4], [5, 6]]),
+        ("100 steps", [[1, 2, 3], [4, 5, 6]]),
+        ("1 epoch", [[1, 2, 3], [4, 5, 6]]),
+        ("16 items", [[1, 2], [3], [4, 5], [6]]),
+    ],
+)
+def test_the_host_reads_when_logging_is_due_and_at_the_end_of_an_epoch(tmp_path, every, steps):
+    with tiny.prepare(tmp_path, logging={"every": every}) as session:
+        points = points_of(session)
+        list(session.steps())
+    found = [list(range(p.first_step, p.first_step + len(p.loss))) for p in points]
+    assert found == steps
+
+
+def test_a_log_point_holds_each_step(tmp_path):
+    with tiny.prepare(tmp_path, logging={"every": "2 steps"}) as session:
+        points = points_of(session)
+        results = list(session.steps())
+    for name in ("loss", "grad_norm"):
+        read = [value for point in points for value in getattr(point, name)]
+        assert read == pytest.approx([float(getattr(result, name)) for result in results])
+    assert [rate for point in points for rate in point.lr] == [1e-3] * 6
+    assert [point.items for point in points] == [16, 4, 8, 12]
+    assert [point.epoch for point in points] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("epochs", [0.5, 1, 2.5])
+def test_a_run_has_the_steps_of_its_epochs(tmp_path, epochs):
+    with tiny.prepare(tmp_path, epochs=epochs) as session:
+        assert len(list(session.steps())) == max(1, round(3 * epochs))
+
+
+def test_a_run_of_steps_goes_over_the_data_again_and_again(tmp_path):
+    with tiny.prepare(tmp_path, max_steps=7) as session:
+        assert [result.epoch for result in session.steps()] == [0, 0, 0, 1, 1, 1, 2]
+        assert session.state.place == (7, 7, 2, 8, 48.0)
+
+
+def test_clipped_steps_are_counted(tmp_path):
+    with tiny.prepare(tmp_path, max_grad_norm=1e-6) as session:
+        list(session.steps())
+        assert session.state.counts.clipped == 6
+
+
+def test_leaving_and_going_on_is_as_if_nothing_had_been(tmp_path):
+    with tiny.prepare(tmp_path / "a") as whole:
+        list(whole.steps())
+    with tiny.prepare(tmp_path / "b") as broken:
+        while broken.state.place.step < 6:
+            next(broken.steps())
+    assert torch.equal(tiny.weights(whole.model), tiny.weights(broken.model))
+
+
+def test_steps_of_ones_own_between_steps_leave_the_place_in_the_data(tmp_path):
+    with tiny.prepare(tmp_path, max_steps=5) as session:
+        positions = []
+        for result in session.steps():
+            positions.append(result.before.position)
+            if result.step == 2:
+                session.train_step([(X[:3], Y[:3]), (X[3:4], Y[3:4])])
+    assert positions == [0, 8, 16, 0]
+    assert session.state.place.step == 5
+
+
+def nonfinite(session):
+    with pytest.raises(NonFiniteError) as caught:
+        list(session.steps())
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "parts", [{}, {"optimizer": lambda groups: torch.optim.SGD(groups, lr=0.1)}]
+)
+def test_a_step_that_is_not_finite_ends_the_run_in_the_state_before(tmp_path, parts):
+    with tiny.prepare(tmp_path / "a", {**poisoned(12), **parts}, **ORDERED) as session:
+        error = nonfinite(session)
+    with tiny.prepare(tmp_path / "b", {**poisoned(12), **parts}, **ORDERED) as good:
+        next(good.steps())
+    assert error.step == 2
+    assert not math.isfinite(error.loss)
+    assert error.parameters == ["weight", "bias"]
+    assert session.state.place == good.state.place
+    assert torch.equal(tiny.weights(session.model), tiny.weights(good.model))
+    assert "epoch 0, position 8" in str(error)
+    assert "on_nonfinite='skip'" in str(error)
+
+
+def test_steps_before_the_bad_one_are_logged_and_no_later(tmp_path):
+    with tiny.prepare(tmp_path, poisoned(12), **ORDERED) as session:
+        points = points_of(session)
+        nonfinite(session)
+    assert [len(point.loss) for point in points] == [1]
+
+
+def test_skipping_goes_on_and_counts(tmp_path):
+    with tiny.prepare(tmp_path, poisoned(12), on_nonfinite="skip", **ORDERED) as session:
+        taken = [bool(result.took_step) for result in session.steps()]
+    assert taken == [True, False, True] * 2
+    assert session.state.counts.nonfinite == 2
+    assert session.state.place.steps_taken == 4
+
+
+def test_skipping_too_often_fails(tmp_path):
+    said = {"on_nonfinite": "skip", "max_nonfinite": 1, **ORDERED}
+    with tiny.prepare(tmp_path, poisoned(12), **said) as session:
+        assert nonfinite(session).step == 5
+        assert session.state.counts.nonfinite == 1
+
+
+@pytest.mark.parametrize("leaving", ["end", "break", "error"])
+def test_the_garbage_collector_is_given_back(tmp_path, leaving):
+    enabled = gc.isenabled()
+    gc.enable()
+    try:
+        with tiny.prepare(
+            tmp_path, poisoned(12) if leaving == "error" else {}, **ORDERED
+        ) as session:
+            steps = session.steps()
+            next(steps)
+            assert not gc.isenabled()
+            if leaving == "break":
+                steps.close()
+            elif leaving == "end":
+                list(steps)
+            else:
+                with pytest.raises(NonFiniteError):
+                    list(steps)
+        assert gc.isenabled()
+        assert gc.get_freeze_count() == 0
+    finally:
+        if not enabled:
+            gc.disable()

@@ -1,0 +1,155 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from surestep.base.errors import TaskError
+from surestep.engine.loss import as_loss
+
+torch.manual_seed(0)
+N, C, T = 7, 3, 5
+LOGITS, WEIGHT = torch.randn(N, C, dtype=torch.double), torch.tensor([0.2, 1.0, 3.0]).double()
+CLASSES = torch.tensor([0, 2, -100, 1, 2, -100, 0])
+PADDED_BY_ZERO = torch.tensor([0, 2, 0, 1, 2, 1, 0])
+PROBABILITIES = torch.softmax(torch.randn(N, C, dtype=torch.double), dim=1)
+PIXELS, PIXEL_CLASSES = torch.randn(N, C, T, dtype=torch.double), torch.randint(C, (N, T))
+REAL, TARGET = torch.randn(N, 2, dtype=torch.double), torch.rand(N, 2, dtype=torch.double)
+WEIGHTED = nn.CrossEntropyLoss(weight=WEIGHT)
+CASES = {
+    "CE": (nn.CrossEntropyLoss(), LOGITS, CLASSES),
+    "CE ignore_index=0": (nn.CrossEntropyLoss(ignore_index=0), LOGITS, PADDED_BY_ZERO),
+    "CE weight": (WEIGHTED, LOGITS, CLASSES),
+    "CE smoothing": (nn.CrossEntropyLoss(label_smoothing=0.1), LOGITS, CLASSES),
+    "CE weight smoothing": (
+        nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.1),
+        LOGITS,
+        CLASSES,
+    ),
+    "CE probabilities": (nn.CrossEntropyLoss(), LOGITS, PROBABILITIES),
+    "CE probabilities weight": (WEIGHTED, LOGITS, PROBABILITIES),
+    "CE pixels": (nn.CrossEntropyLoss(), PIXELS, PIXEL_CLASSES),
+    "CE pixels weight": (WEIGHTED, PIXELS, PIXEL_CLASSES),
+    "CE pixels probabilities": (nn.CrossEntropyLoss(), PIXELS, PIXELS.softmax(1)),
+    "NLL": (nn.NLLLoss(weight=WEIGHT), LOGITS.log_softmax(1), CLASSES),
+    "MSE": (nn.MSELoss(), REAL, TARGET),
+    "L1": (nn.L1Loss(), REAL, TARGET),
+    "SmoothL1": (nn.SmoothL1Loss(beta=0.3), REAL, TARGET),
+    "Huber": (nn.HuberLoss(delta=0.3), REAL, TARGET),
+    "BCE": (nn.BCELoss(), REAL.sigmoid(), TARGET),
+    "BCE logits": (nn.BCEWithLogitsLoss(pos_weight=torch.tensor(2.0).double()), REAL, TARGET),
+    "BCE logits weight": (nn.BCEWithLogitsLoss(weight=torch.tensor(0.5).double()), REAL, TARGET),
+    "SoftMargin": (nn.SoftMarginLoss(), REAL, TARGET.round() * 2 - 1),
+    "KL batchmean": (nn.KLDivLoss(reduction="batchmean"), REAL.log_softmax(1), TARGET),
+    "KL log target": (nn.KLDivLoss(reduction="batchmean", log_target=True), REAL, TARGET.log()),
+    "F.cross_entropy": (functional.cross_entropy, LOGITS, CLASSES),
+    "F.nll_loss": (functional.nll_loss, LOGITS.log_softmax(1), CLASSES),
+    "F.mse_loss": (functional.mse_loss, REAL, TARGET),
+    "F.l1_loss": (functional.l1_loss, REAL, TARGET),
+    "F.smooth_l1_loss": (functional.smooth_l1_loss, REAL, TARGET),
+    "F.huber_loss": (functional.huber_loss, REAL, TARGET),
+    "F.bce": (functional.binary_cross_entropy, REAL.sigmoid(), TARGET),
+    "F.bce_logits": (functional.binary_cross_entropy_with_logits, REAL, TARGET),
+}
+known = pytest.mark.parametrize(("plain", "outputs", "targets"), CASES.values(), ids=CASES)
+
+
+def sum_and_items(loss, outputs, targets):
+    items = loss.items((outputs, targets), targets)
+    value = loss.value(outputs, targets)
+    return (value if loss.is_sum else loss.add_up(value, items)[0]), items
+
+
+@known
+def test_a_known_loss_divided_by_its_items_is_torchs_mean(plain, outputs, targets):
+    total, items = sum_and_items(as_loss(plain, "samples"), outputs, targets)
+    torch.testing.assert_close(total / items, plain(outputs, targets), rtol=1e-12, atol=0)
+
+
+@known
+def test_a_known_loss_adds_up_over_uneven_parts(plain, outputs, targets):
+    loss = as_loss(plain, "samples")
+    parts = [sum_and_items(loss, outputs[a:b], targets[a:b]) for a, b in ((0, 3), (3, 4), (4, N))]
+    total, items = (sum(each) for each in zip(*parts, strict=True))
+    torch.testing.assert_close(total / items, plain(outputs, targets), rtol=1e-12, atol=0)
+
+
+@known
+def test_a_known_loss_is_left_as_its_user_made_it(plain, outputs, targets):
+    before = plain(outputs, targets)
+    as_loss(plain, "samples")
+    assert torch.equal(plain(outputs, targets), before)
+
+
+def test_a_mean_of_kl_is_over_elements():
+    plain = nn.KLDivLoss()
+    with pytest.warns(UserWarning, match="batchmean"):
+        expected = plain(REAL.log_softmax(1), TARGET)
+    total, items = sum_and_items(as_loss(plain, "samples"), REAL.log_softmax(1), TARGET)
+    assert items == N * 2
+    torch.testing.assert_close(total / items, expected)
+
+
+def test_a_sum_is_divided_by_nothing():
+    loss = as_loss(nn.MSELoss(reduction="sum"), "samples")
+    assert not loss.divides
+    assert torch.equal(loss.value(REAL, TARGET), nn.MSELoss(reduction="sum")(REAL, TARGET))
+
+
+def test_reduction_none_is_refused():
+    with pytest.raises(TaskError, match=r"MSELoss\(reduction='none'\).* Use MSELoss\(\)"):
+        as_loss(nn.MSELoss(reduction="none"), "samples")
+
+
+def test_items_of_a_known_loss_are_not_for_the_user_to_say():
+    with pytest.raises(TaskError, match="CrossEntropyLoss brings its own denominator"):
+        as_loss(nn.CrossEntropyLoss(), "tokens")
+
+
+def test_a_subclass_of_a_known_loss_is_anybodys_callable():
+    class Focal(nn.CrossEntropyLoss):
+        def forward(self, outputs, targets):
+            return super().forward(outputs, targets) ** 2
+
+    assert not as_loss(Focal(), "samples").is_sum
+
+
+def mean_loss(outputs, targets):
+    return functional.cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [("samples", N), ("tokens", 5), (lambda batch: len(batch[0]) / 2, N / 2)],
+    ids=["samples", "tokens", "function"],
+)
+def test_a_callable_is_a_mean_over_what_its_user_says(items, expected):
+    total, counted = sum_and_items(as_loss(mean_loss, items), LOGITS, CLASSES)
+    assert counted == expected
+    torch.testing.assert_close(total, mean_loss(LOGITS, CLASSES) * expected)
+
+
+def test_unknown_items_are_refused():
+    with pytest.raises(TaskError, match="items='words' is not known. Use 'samples', 'tokens'"):
+        as_loss(mean_loss, "words")
+
+
+def test_a_loss_of_named_parts_is_their_sum_and_each_is_told():
+    loss = as_loss(lambda o, t: {"a": o.mean(), "b": 2 * o.mean()}, "samples")
+    total, parts = loss.add_up(loss.value(REAL, TARGET), 4)
+    torch.testing.assert_close(total, 12 * REAL.mean())
+    torch.testing.assert_close(parts["b"], 8 * REAL.mean())
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "count"),
+    [
+        (as_loss(nn.CrossEntropyLoss(weight=WEIGHT), "samples"), CLASSES, 5),
+        (as_loss(nn.CrossEntropyLoss(), "samples"), PROBABILITIES, N),
+        (as_loss(nn.MSELoss(), "samples"), TARGET, N),
+        (as_loss(mean_loss, "tokens"), CLASSES, 5),
+        (as_loss(mean_loss, lambda batch: 99.0), CLASSES, N),
+    ],
+    ids=["classes", "probabilities", "elementwise", "tokens", "function"],
+)
+def test_a_metric_counts_samples_or_what_is_not_ignored(loss, targets, count):
+    assert loss.count(targets) == count

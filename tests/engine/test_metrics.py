@@ -1,0 +1,142 @@
+import math
+
+import pytest
+import torch
+import torchmetrics
+from torch import nn
+
+import surestep
+from surestep.base.errors import TaskError
+from surestep.engine.metrics import direction, open_metrics, take_logged
+from tests import tiny
+
+CPU = torch.device("cpu")
+OUTPUTS, TARGETS = tiny.model()(tiny.data()[0]).detach(), tiny.data()[1]
+
+
+def accuracy(outputs, targets):
+    return (outputs.argmax(dim=1) == targets).double().mean()
+
+
+def counted(outputs, targets):
+    return (outputs.argmax(dim=1) == targets).sum(), targets.numel()
+
+
+def measured(metric, cut):
+    """Measure in batches of `cut` samples."""
+    (opened,) = open_metrics({"m": metric}, CPU)
+    for start in range(0, len(TARGETS), cut):
+        targets = TARGETS[start : start + cut]
+        opened.update(OUTPUTS[start : start + cut], targets, len(targets))
+    return opened.compute()
+
+
+@pytest.mark.parametrize("cut", [1, 3, 7, 20])
+@pytest.mark.parametrize(
+    "metric",
+    [
+        accuracy,
+        counted,
+        lambda o, t: float(accuracy(o, t)),
+        torchmetrics.Accuracy(task="multiclass", num_classes=3, average="micro"),
+    ],
+    ids=["mean", "sum and count", "number", "torchmetrics"],
+)
+def test_a_metric_does_not_depend_on_the_batch_size(metric, cut):
+    assert measured(metric, cut) == {"m": pytest.approx(float(accuracy(OUTPUTS, TARGETS)))}
+
+
+def test_an_object_is_reset_before_each_evaluation():
+    metric = torchmetrics.MeanMetric()
+    metric.update(100.0)
+    (opened,) = open_metrics({"m": metric}, CPU)
+    opened.metric.update(1.0)
+    assert opened.compute() == {"m": 1.0}
+
+
+def test_a_collection_has_a_name_for_each_value():
+    collection = torchmetrics.MetricCollection(
+        {"micro": torchmetrics.Accuracy(task="multiclass", num_classes=3, average="micro")}
+    )
+    assert list(measured(collection, 7)) == ["m_micro"]
+
+
+def test_a_mean_of_nothing_is_not_a_number():
+    (opened,) = open_metrics({"m": accuracy}, CPU)
+    assert math.isnan(opened.compute()["m"])
+
+
+def test_a_metric_that_returns_a_value_for_each_sample_is_refused():
+    with pytest.raises(TaskError, match=r"metrics\['m'\] returned a tensor of shape \(7,\).*mean"):
+        measured(lambda o, t: o.argmax(1) == t, 7)
+
+
+def test_direction_is_what_the_metric_says():
+    assert direction(torchmetrics.Accuracy(task="binary")) == "max"
+    assert direction(torchmetrics.MeanSquaredError()) == "min"
+    assert direction(accuracy) is None
+
+
+def test_log_takes_scalars_only():
+    with pytest.raises(TaskError, match=r"log\('x', ...\) takes a scalar tensor, and got \(2,\)"):
+        surestep.log("x", torch.zeros(2))
+    with pytest.raises(TaskError, match="got float"):
+        surestep.log("x", 1.0)
+
+
+def test_log_keeps_no_graph():
+    weight = torch.ones(1, requires_grad=True)
+    surestep.log("x", weight * 2)
+    ((name, value),) = take_logged()
+    assert (name, float(value), value.requires_grad, value.shape) == ("x", 2.0, False, ())
+    assert take_logged() == []
+
+
+class Logging(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = tiny.model()
+
+    def forward(self, x):
+        surestep.log("rows", torch.tensor(float(len(x))))
+        return self.inner(x)
+
+
+def noted_loss(outputs, targets):
+    surestep.log("targets", targets.double().mean())
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def logged(run):
+    steps = [event for event in run.events() if event["event"] == "steps"]
+    return {
+        name: [v for each in steps for v in each["logged"][name]] for name in steps[0]["logged"]
+    }
+
+
+def test_what_model_and_loss_log_stands_in_the_events(tmp_path):
+    parts = {"model": Logging(), "loss": noted_loss}
+    run = tiny.fit(tmp_path, parts, epochs=1, data={"shuffle": False})
+    targets = tiny.data()[1].double()
+    assert logged(run) == {
+        "rows": [8.0, 8.0, 4.0],
+        "targets": [pytest.approx(float(each.mean())) for each in targets.split(8)],
+    }
+
+
+def test_what_is_logged_in_an_evaluation_is_not_mixed_into_the_steps(tmp_path):
+    parts = {"model": Logging(), "val": tiny.data(3)}
+    run = tiny.fit(tmp_path, parts, epochs=1, validation={"every": "1 step"})
+    assert logged(run) == {"rows": [8.0, 8.0, 4.0]}
+
+
+def test_named_parts_of_a_loss_are_logged_as_means(tmp_path):
+    def parts_loss(outputs, targets):
+        return {"ce": nn.functional.cross_entropy(outputs, targets), "l2": outputs.square().mean()}
+
+    run = tiny.fit(tmp_path, {"loss": parts_loss}, epochs=1, micro_batch_size=3)
+    steps = [event for event in run.events() if event["event"] == "steps"]
+    parts = logged(run)
+    assert parts.keys() == {"ce", "l2"}
+    losses = [loss for event in steps for loss in event["loss"]]
+    assert [a + b for a, b in zip(parts["ce"], parts["l2"], strict=True)] == pytest.approx(losses)

@@ -1,0 +1,161 @@
+import pytest
+import torch
+from torch import nn
+
+from surestep.base.errors import TaskError
+from surestep.engine.optim import (
+    build_optimizer,
+    check_groups,
+    named_trainable,
+    parameter_groups,
+    without_decay,
+)
+from tests import tiny
+
+
+class Tied(nn.Module):
+    """A head that shares its weight with an embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(5, 4)
+        self.body = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.table.weight
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+        self.gate = nn.Parameter(torch.ones(()))
+        self.scale = nn.Parameter(torch.ones(4))
+
+
+def kept_out(model):
+    ids = without_decay(model)
+    return {name for name, each in model.named_parameters() if id(each) in ids}
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm1d(4),
+        nn.BatchNorm2d(4),
+        nn.SyncBatchNorm(4),
+        nn.InstanceNorm2d(4, affine=True),
+        nn.LayerNorm((4, 4)),
+        nn.GroupNorm(2, 4),
+        nn.RMSNorm((4, 4)),
+        nn.Embedding(4, 4),
+        nn.EmbeddingBag(4, 4),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_weight_decay_leaves_norms_and_embeddings_alone_by_type(norm):
+    model = nn.Sequential(nn.Linear(4, 4), norm)
+    assert kept_out(model) == {"0.bias"} | {f"1.{name}" for name, _ in norm.named_parameters()}
+
+
+def test_weight_decay_leaves_biases_scales_and_gates_alone():
+    assert kept_out(Gated()) == {"gate", "scale"}
+    assert kept_out(nn.Conv2d(2, 2, 3)) == {"bias"}
+
+
+def test_a_head_tied_to_an_embedding_is_one_of_its():
+    model = Tied()
+    assert kept_out(model) == {"table.weight", "body.bias"}
+    assert list(named_trainable(model)) == ["table.weight", "body.weight", "body.bias"]
+
+
+def test_the_groups_hold_each_trained_parameter_once():
+    model = Tied()
+    model.body.bias.requires_grad_(False)
+    first, second = parameter_groups(model, 0.3)
+    assert (first["weight_decay"], second["weight_decay"]) == (0.3, 0.0)
+    assert [id(each) for each in first["params"]] == [id(model.body.weight)]
+    assert [id(each) for each in second["params"]] == [id(model.table.weight)]
+
+
+def test_a_decay_that_is_not_decided_is_left_to_the_optimizer():
+    first, second = parameter_groups(Tied(), None)
+    assert "weight_decay" not in first
+    assert second["weight_decay"] == 0.0
+
+
+def test_an_empty_group_is_left_out():
+    assert len(parameter_groups(nn.Linear(4, 4, bias=False), 0.1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "options"),
+    [
+        ({}, torch.optim.AdamW, {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "fused": True}),
+        (
+            {"name": "sgd", "lr": 0.3, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+            torch.optim.SGD,
+            {"lr": 0.3, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "fused": True},
+        ),
+    ],
+    ids=["adamw", "sgd"],
+)
+def test_the_optimizer_is_the_plans(said, kind, options):
+    planned = tiny.plan(optim=said)
+    optimizer = build_optimizer(planned.plan, planned.task, planned.model)
+    assert type(optimizer) is kind
+    assert {name: optimizer.param_groups[0][name] for name in options} == options
+
+
+def test_a_complex_model_is_trained_without_the_fused_kernel():
+    class Complex(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 3, dtype=torch.cfloat))
+
+    planned = tiny.plan({"model": Complex()})
+    optimizer = build_optimizer(planned.plan, planned.task, planned.model)
+    assert optimizer.param_groups[0]["foreach"]
+
+
+def build(make):
+    planned = tiny.plan({"optimizer": make, "model": tiny.model()})
+    return build_optimizer(planned.plan, planned.task, planned.model)
+
+
+def test_a_task_may_bring_its_optimizer_for_the_same_groups():
+    optimizer = build(lambda groups: torch.optim.RMSprop(groups, lr=0.1))
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0, 0.0]
+
+
+def test_what_is_no_optimizer_is_refused():
+    with pytest.raises(TaskError, match="returned a list, not a torch.optim.Optimizer"):
+        build(lambda groups: [groups])
+
+
+def test_a_parameter_in_no_group_is_named():
+    with pytest.raises(TaskError, match=r"in no group of the optimizer .*: 0\.bias, 3\.bias\."):
+        build(lambda groups: torch.optim.SGD(groups[:1], lr=0.1))
+
+
+def test_a_parameter_in_two_groups_is_named():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups.append({**optimizer.param_groups[0], "params": [model.bias]})
+    with pytest.raises(TaskError, match=r"in two groups .* moved twice: bias\. Keep one"):
+        check_groups(optimizer, model)
+
+
+def test_a_frozen_or_foreign_parameter_in_a_group_is_named():
+    model = nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+    foreign = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.SGD([*model.parameters(), foreign], lr=0.1)
+    with pytest.raises(TaskError, match=r"frozen or foreign.*: bias, a tensor that is not the mod"):
+        check_groups(optimizer, model)
+
+
+def test_a_long_list_of_names_is_cut():
+    model = nn.Sequential(*[nn.Linear(1, 1) for _ in range(6)])
+    with pytest.raises(TaskError, match=r"0\.weight, .* and 3 more\."):
+        check_groups(torch.optim.SGD([model[5].bias], lr=0.1), model)

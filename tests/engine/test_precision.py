@@ -1,0 +1,71 @@
+import pytest
+import torch
+from torch import nn
+
+from surestep.engine.precision import autocast, grad_scaler, process_settings
+from tests import tiny
+
+SETTINGS = (
+    torch.are_deterministic_algorithms_enabled,
+    torch.is_deterministic_algorithms_warn_only_enabled,
+    lambda: torch.backends.cudnn.deterministic,
+    lambda: torch.backends.cudnn.benchmark,
+)
+
+
+def settings():
+    return [each() for each in SETTINGS]
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+)
+def test_the_forward_runs_in_the_precision_that_was_said(precision, dtype):
+    context = autocast(tiny.plan(precision=precision).plan)
+    layer = nn.Linear(4, 3)
+    for _ in range(2):  # it may be entered again
+        with context:
+            assert layer(torch.zeros(2, 4)).dtype is dtype
+    assert layer(torch.zeros(2, 4)).dtype is torch.float32
+
+
+def test_only_fp16_scales_the_loss():
+    assert not grad_scaler(tiny.plan(precision="bf16").plan).is_enabled()
+    said = {"init_scale": 8.0, "growth_factor": 3.0, "growth_interval": 5, "backoff_factor": 0.25}
+    state = grad_scaler(tiny.plan(precision="fp16", scaler=said).plan).state_dict()
+    assert [state["scale"], *list(state.values())[1:4]] == [8.0, 3.0, 0.25, 5]
+
+
+def test_deterministic_holds_while_a_session_is_open(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = settings()
+    with tiny.prepare(tmp_path, deterministic=True):
+        assert settings() == [True, False, True, False]
+    assert settings() == before == [False, False, False, False]
+
+
+def test_deterministic_is_put_back_where_a_session_cannot_open(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = settings()
+    with pytest.raises(Exception, match="several devices|fails on the first batch"):
+        tiny.prepare(tmp_path, {"model": nn.Linear(9, 9)}, deterministic=True)
+    assert settings() == before
+
+
+def test_the_users_own_settings_are_put_back():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with process_settings(tiny.plan().plan):
+            torch.use_deterministic_algorithms(False)
+        assert settings()[:2] == [True, True]
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_trains_on_a_cpu(tmp_path, precision):
+    run = tiny.fit(
+        tmp_path, precision=precision, scaler={"init_scale": 8} if precision == "fp16" else {}
+    )
+    assert run.status["steps_taken"] == 6

@@ -1,0 +1,42 @@
+import math
+
+import pytest
+
+from surestep.engine.state import Counts, Standing
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "best"), [("min", [3, 1, 2], (1, 2)), ("max", [1, 3, 2], (3, 2))]
+)
+def test_the_best_is_remembered_with_its_step(mode, values, best):
+    standing = Standing()
+    found = [
+        standing.judge(value, step, mode=mode, delta=0.0) for step, value in enumerate(values, 1)
+    ]
+    assert found == [True, True, False]
+    assert (standing.best, standing.best_step, standing.since_best) == (*best, 1)
+
+
+def test_of_equals_the_first_is_best():
+    standing = Standing()
+    assert [standing.judge(1.0, step, mode="min", delta=0.0) for step in (1, 2)] == [True, False]
+
+
+def test_a_gain_must_be_larger_than_delta():
+    standing = Standing()
+    values = [1.0, 0.95, 0.9, 0.8]
+    assert [standing.judge(v, 1, mode="min", delta=0.1) for v in values] == [
+        *(True, False, False, True)
+    ]
+
+
+def test_what_is_not_a_number_is_never_best():
+    standing = Standing()
+    assert not standing.judge(math.nan, 1, mode="min", delta=0.0)
+    assert (standing.best, standing.since_best) == (None, 1)
+    assert standing.judge(5.0, 2, mode="min", delta=0.0)
+    assert not standing.judge(math.nan, 3, mode="max", delta=0.0)
+
+
+def test_skipped_steps_are_counted_by_reason():
+    assert Counts(overflow=1, nonfinite=2, no_items=4, clipped=8).skipped == 7

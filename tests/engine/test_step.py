@@ -1,0 +1,174 @@
+import pytest
+import torch
+from torch import nn
+
+from surestep.engine.step import Buffers, Modes
+from tests import tiny
+
+X, Y = tiny.data()
+
+
+class OwnTrain(nn.Module):
+    """Keeps its backbone in eval mode in its own train()."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.head = nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    def forward(self, x):
+        return self.head(self.backbone(x))
+
+
+class Counting(nn.Module):
+    """Puts a new tensor in the place of its old buffer, or changes it where it is."""
+
+    def __init__(self, replace):
+        super().__init__()
+        self.replace = replace
+        self.inner = tiny.model()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            if self.replace:
+                self.seen = self.seen + len(x)
+            else:
+                self.seen += len(x)
+        return self.inner(x)
+
+
+class Growing(nn.Module):
+    """A table that grows with the longest batch, as rotary embeddings keep one."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = tiny.model()
+        self.register_buffer("table", torch.zeros(1), persistent=False)
+
+    def forward(self, x):
+        if len(self.table) < len(x):
+            self.table = torch.arange(len(x), dtype=torch.float32)
+        return self.inner(x) + 0 * self.table[: len(x), None]
+
+
+def spoiled_at(step):
+    """A loss that is NaN at one step of training."""
+    count = iter(range(-2, 1000))
+
+    def loss(outputs, targets):
+        value = nn.functional.cross_entropy(outputs, targets)
+        return value * torch.nan if outputs.requires_grad and next(count) == step - 3 else value
+
+    return loss
+
+
+def session_of(tmp_path, parts, **said):
+    return tiny.prepare(tmp_path / "run", parts, **said)
+
+
+def test_a_result_tells_what_was_done(tmp_path):
+    with session_of(tmp_path, {}, optim={"lr": 0.5}, micro_batch_size=3) as session:
+        before = tiny.weights(session.model)
+        result = next(session.steps())
+        assert (result.step, result.epoch, result.items, result.samples) == (1, 0, 8, 8)
+        assert result.lr == 0.5
+        assert bool(result.took_step)
+        assert result.before.step == 0
+        assert float(result.loss) > 0
+        assert not torch.equal(tiny.weights(session.model), before)
+
+
+def test_the_gradient_norm_is_the_one_before_clipping(tmp_path):
+    with session_of(tmp_path, {}, max_grad_norm=1e-3) as session:
+        result = next(session.steps())
+        grads = [parameter.grad for parameter in session.model.parameters()]
+        assert float(torch.nn.utils.get_total_norm(grads)) == pytest.approx(1e-3, rel=1e-3)
+        assert float(result.grad_norm) > 0.01
+
+
+def test_a_batch_without_items_moves_nothing_and_has_no_numbers(tmp_path):
+    y = Y.clone()
+    y[8:16] = -100
+    with session_of(tmp_path, {"train": (X, y)}, data={"shuffle": False}) as session:
+        steps = session.steps()
+        next(steps)
+        before = tiny.weights(session.model)
+        result = next(steps)
+        assert torch.equal(tiny.weights(session.model), before)
+        assert not bool(result.took_step)
+        assert torch.isnan(result.loss)
+        assert torch.isnan(result.grad_norm)
+        assert session.state.counts.no_items == 1
+        assert session.state.place[:2] == (2, 1)
+
+
+def test_modes_are_asked_of_the_model_itself():
+    model = OwnTrain()
+    modes = Modes(model)
+    assert (model.training, model.backbone.training) == (True, False)
+    model.eval()
+    modes.set()
+    assert (model.training, model.backbone.training, model.head.training) == (True, False, True)
+
+
+def test_modules_kept_in_eval_mode_stay_there_in_training(tmp_path):
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+    parts = {"model": model, "keep_eval": [model[0]], "val": (X, Y)}
+    with session_of(tmp_path, parts) as session:
+        seen = []
+        model[0].register_forward_pre_hook(lambda module, _: seen.append(module.training))
+        for _ in session.steps():
+            session.evaluate()
+    assert seen == [False] * len(seen) != []
+    assert model[0].running_mean.tolist() == [0, 0, 0, 0]
+
+
+def test_a_mode_that_the_user_changes_between_steps_is_set_right(tmp_path):
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+    with session_of(tmp_path, {"model": model}) as session:
+        for _ in session.steps():
+            model.eval()
+    assert model[0].num_batches_tracked == 6
+
+
+@pytest.mark.parametrize("replace", [False, True], ids=["in place", "new tensor"])
+@pytest.mark.parametrize("said", [{}, {"on_nonfinite": "skip"}], ids=["device", "host"])
+def test_buffers_are_put_back_where_a_step_is_skipped(tmp_path, replace, said):
+    model = Counting(replace)
+    parts = {"model": model, "loss": spoiled_at(2), "splits": False}
+    with session_of(tmp_path, parts, **said) as session:
+        steps = session.steps()
+        next(steps)
+        assert float(model.seen) == 8
+        result = next(steps)
+        assert not bool(result.took_step)
+        assert float(model.seen) == 8
+
+
+def test_a_buffer_that_grows_is_no_obstacle(tmp_path):
+    sizes = ((X[:12], Y[:12]), (X, Y))
+    with session_of(tmp_path, {"model": Growing()}) as session:
+        taken = [bool(session.train_step([batch]).took_step) for batch in sizes]
+    assert taken == [True, True]
+
+
+def test_buffers_are_found_again_where_they_are():
+    norm = nn.BatchNorm1d(2)
+    names = [name for _, name in Buffers(norm).slots]
+    assert names == ["running_mean", "running_var", "num_batches_tracked"]
+    assert Buffers(nn.BatchNorm1d(2, track_running_stats=False)).slots == []
+
+
+def test_the_schedule_moves_only_with_steps_that_were_taken(tmp_path):
+    parts = {"loss": spoiled_at(2), "splits": False}
+    said = {"on_nonfinite": "skip", "schedule": {"name": "cosine"}, "max_steps": 5}
+    with session_of(tmp_path, parts, **said) as session:
+        rates = [result.lr for result in session.steps()]
+    assert rates[1] == rates[2]
+    assert len(set(rates)) == 4
+    assert session.state.counts.nonfinite == 1

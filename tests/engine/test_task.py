@@ -1,0 +1,64 @@
+import pytest
+from torch import nn
+
+from surestep.base.errors import TaskError
+from tests import tiny
+
+X, Y = tiny.data()
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ({"loss": "mse"}, r"loss is a str, not a callable\. Give nn\.CrossEntropyLoss\(\)"),
+        ({"model": "resnet"}, r"model is a str\. Give an nn\.Module or a function"),
+        ({"metrics": {"a": 3}}, r"metrics\['a'\] is a int, not a torchmetrics object or"),
+        ({"metrics": {"loss": max}}, r"A metric cannot be called 'loss'\. Choose another name"),
+        ({"metrics": {"val/a": max}}, r"A metric cannot be called 'val/a'"),
+        ({"val": {"train": (X, Y)}}, r"called 'train'"),
+        ({"val": {"test": (X, Y)}, "test": (X, Y)}, r"called 'test'"),
+        ({"val": {"a/b": (X, Y)}}, r"called 'a/b'"),
+    ],
+)
+def test_a_part_of_the_wrong_kind_is_refused(parts, sentence):
+    with pytest.raises(TaskError, match=sentence):
+        tiny.task(**parts)
+
+
+def test_a_model_may_be_a_function_that_builds_it():
+    assert isinstance(tiny.task(model=tiny.model).build_model(), nn.Sequential)
+
+
+def test_a_function_that_builds_no_model_is_refused():
+    with pytest.raises(TaskError, match="The function given as model returned a int"):
+        tiny.task(model=lambda: 3).build_model()
+
+
+@pytest.mark.parametrize(
+    ("returned", "args", "kwargs"),
+    [
+        ((X, Y), (X,), {}),
+        (((X, 2 * X), Y), (X, 2 * X), {}),
+        (({"x": X}, Y), (), {"x": X}),
+        (([X], Y), ([X],), {}),
+    ],
+    ids=["one", "tuple", "dict", "list"],
+)
+def test_inputs_says_how_a_batch_becomes_arguments(returned, args, kwargs):
+    found = tiny.task(inputs=lambda batch: returned).split("any batch")
+    assert str(found) == str((args, kwargs, Y))
+
+
+@pytest.mark.parametrize(
+    ("val", "names"),
+    [
+        (None, []),
+        ((X, Y), ["val"]),
+        ({"x": X, "y": Y}, ["val"]),
+        ({"x": X.numpy(), "y": Y.numpy()}, ["val"]),
+        ({"near": (X, Y), "far": (X, Y)}, ["near", "far"]),
+    ],
+    ids=["none", "one", "dict of tensors", "dict of arrays", "two"],
+)
+def test_validation_sets_have_names(val, names):
+    assert list(tiny.task(val=val).val_sets()) == names

@@ -1,0 +1,122 @@
+"""Law 2: stopped in the middle of an epoch and gone on from there = never stopped, bit for bit.
+
+The model has dropout and BatchNorm, the data draws from three generators. The model of the second
+process starts from other weights, so that nothing but the checkpoint can make it right.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import surestep
+from surestep import Request
+from tests.laws.tasks import (
+    Augmented,
+    assert_moved,
+    assert_same,
+    rows,
+    session_of,
+    snapshot,
+    train,
+    with_batchnorm,
+)
+
+Folder = Callable[[], Path]
+OPTIONS = {"max_steps": 14, "batch_size": 9, "micro_batch_size": 5, "schedule": {"name": "cosine"}}
+
+
+def task_of(data, *, other_weights: bool = False) -> surestep.Task:
+    model = with_batchnorm()
+    if other_weights:
+        torch.manual_seed(99)
+        model.apply(lambda m: m.reset_parameters() if hasattr(m, "reset_parameters") else None)
+    return surestep.Task(model, nn.CrossEntropyLoss(), data)
+
+
+def check_resume(
+    folder: Folder,
+    make_data: Callable = Augmented,
+    then_data: Callable | None = None,
+    *,
+    stop_at: int = 9,
+    then: dict[str, Any] | None = None,
+) -> None:
+    """Stop and save after some steps (44 samples: 5 steps an epoch), go on, and compare."""
+    whole = train(task_of(make_data()), folder(), **OPTIONS)
+    run = folder()
+    with session_of(task_of(make_data()), run, **OPTIONS) as session:
+        for result in session.steps():
+            if result.step == stop_at:
+                session.save()
+                half = snapshot(session)
+                break
+    again = task_of((then_data or make_data)(), other_weights=True)
+    with session_of(again, run, **OPTIONS | (then or {})) as session:
+        assert_same(half, snapshot(session))
+        assert [result.step for result in session.steps()] == list(range(stop_at + 1, 15))
+    assert_same(snapshot(whole), snapshot(session))
+    assert_moved(half, snapshot(session))
+    assert whole.state.place == session.state.place
+
+
+@pytest.mark.parametrize("stop_at", [1, 5, 9, 12])
+@pytest.mark.parametrize("data", [Augmented, lambda: rows(44)], ids=["augmented", "in memory"])
+def test_resumed_run_equals_one_that_never_stopped(folder, data, stop_at):
+    check_resume(folder, data, stop_at=stop_at)
+
+
+def loader(workers: int) -> Callable[[], DataLoader]:
+    options = {"persistent_workers": True} if workers else {}
+    return lambda: DataLoader(Augmented(), 9, shuffle=True, num_workers=workers, **options)
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 2), (2, 0), (2, 2)])
+def test_resume_with_another_number_of_workers_of_a_dataloader(folder, first, second):
+    check_resume(folder, loader(first), loader(second))
+
+
+def test_resume_with_another_number_of_workers_in_the_config(folder):
+    check_resume(folder, then={"data": {"num_workers": 2}})
+
+
+@pytest.mark.parametrize("moment", ["on_batch", "on_backward", "on_step"])
+def test_checkpoint_asked_for_at_any_moment_of_a_step_can_be_gone_on_from(folder, moment):
+    class Asking(surestep.Callback):
+        def ask(self, state, *_):
+            return Request.SAVE if state.place.step == 9 else None
+
+    setattr(Asking, moment, Asking.ask)
+    whole = train(task_of(Augmented()), folder(), **OPTIONS)
+    run = folder()
+    train(task_of(Augmented()), run, steps=10, callbacks=[Asking()], **OPTIONS)
+    resumed = train(task_of(Augmented(), other_weights=True), run, **OPTIONS)
+    assert_same(snapshot(whole), snapshot(resumed))
+
+
+class Counted(Augmented):
+    """A dataset that remembers which samples were loaded."""
+
+    loaded: list[int]
+
+    def __getitem__(self, index: int):
+        self.loaded.append(index)
+        return super().__getitem__(index)
+
+
+def test_resume_loads_nothing_that_was_seen_before(folder):
+    run, data = folder(), Counted()
+    data.loaded = []
+    with session_of(task_of(data), run, **OPTIONS) as session:
+        for result in session.steps():
+            if result.step == 9:
+                session.save()
+                break
+    with session_of(task_of(data), run, **OPTIONS) as session:
+        data.loaded.clear()
+        next(session.steps())
+    assert len(data.loaded) <= 9  # the samples of step 10, and of none before it

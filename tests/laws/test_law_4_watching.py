@@ -1,0 +1,195 @@
+"""Law 4: with callbacks on = off, with any schedule of evaluations, logging and saving.
+
+Weights, buffers, the optimizer's state and the schedule's place are compared bit for bit. The
+model has dropout and BatchNorm, the data draws from torch's, numpy's and Python's generators.
+"""
+
+import multiprocessing
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import surestep
+from surestep import Request
+from tests.laws.tasks import (
+    QUIET,
+    Augmented,
+    assert_same,
+    rows,
+    session_of,
+    snapshot,
+    train,
+    with_batchnorm,
+)
+
+Folder = Callable[[], Path]
+OPTIONS: dict[str, Any] = {"max_steps": 14, "batch_size": 8, "micro_batch_size": 5}
+MOMENTS = ["on_start", "on_batch", "on_backward", "on_step", "on_evaluate", "on_end"]
+
+
+def task_of(**options: Any) -> surestep.Task:
+    model, loss = with_batchnorm(), nn.CrossEntropyLoss()
+    accuracy = {"accuracy": lambda outputs, y: (outputs.argmax(1) == y).float().mean()}
+    return surestep.Task(model, loss, Augmented(), val=Augmented(20), metrics=accuracy, **options)
+
+
+def nasty(moments: list[str], request: Request | None) -> surestep.Callback:
+    """Make a callback that draws, flips the model's mode, and asks, at each of the moments."""
+
+    class Nasty(surestep.Callback):
+        calls = 0
+
+        def look(self, state, *_):
+            self.calls += 1
+            torch.rand(3), np.random.rand(), random.random()
+            state.model.train(self.calls % 2 == 0)
+            return request
+
+    for moment in moments:
+        setattr(Nasty, moment, Nasty.look)
+    return Nasty()
+
+
+def check_callback(folder: Folder, moment: str, request: Request | None) -> None:
+    """Compare a run that is watched at one moment with one that nobody watches."""
+    callback = nasty([moment], request)
+    alone = train(task_of(), folder(), **OPTIONS)
+    with session_of(task_of(), folder(), callbacks=[callback], **OPTIONS) as watched:
+        for result in watched.steps():
+            if moment == "on_evaluate" and result.step % 5 == 0:
+                watched.evaluate()
+        end = snapshot(watched)
+    assert callback.calls
+    assert_same(snapshot(alone), end)
+
+
+@pytest.mark.parametrize("request_", [None, Request.SAVE, Request.EVALUATE])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_watched_run_equals_one_that_nobody_watches(folder, moment, request_):
+    if moment == "on_evaluate" and request_ is Request.EVALUATE:
+        request_ = Request.SAVE  # an evaluation that asks for an evaluation never ends
+    check_callback(folder, moment, request_)
+
+
+def test_two_watchers_at_all_moments_change_nothing(folder):
+    alone = train(task_of(), folder(), **OPTIONS)
+    two = [nasty(MOMENTS, None), nasty(MOMENTS[:4], Request.SAVE)]
+    assert_same(snapshot(alone), snapshot(train(task_of(), folder(), callbacks=two, **OPTIONS)))
+
+
+SCHEDULES = {
+    "as it comes": {},
+    "at every step": {
+        "validation": {"every": "1 step"},
+        "checkpoint": {"every": "1 step", "keep_last": 1},
+        "logging": {"every": "1 step"},
+    },
+    "by items": {
+        "validation": {"every": "20 items", "batch_size": 7},
+        "checkpoint": {"every": "30 items"},
+        "logging": {"every": "50 items"},
+    },
+    "in the middle": {
+        "validation": {"every": "0.4 epochs", "metric": "accuracy"},
+        "checkpoint": {"every": "5 steps", "keep_last": 9, "keep_best": 3},
+        "logging": {"every": "3 steps"},
+    },
+    "hardly": {
+        "validation": {"every": "9 epochs"},
+        "checkpoint": {"every": "9 epochs"},
+        "logging": {"every": "60 minutes"},
+    },
+}
+
+
+def check_schedule(folder: Folder, name: str) -> None:
+    """Compare `Trainer.fit()` under a schedule of looking with the bare steps."""
+    bare = train(task_of(), folder(), **OPTIONS)
+    options = {**OPTIONS, **SCHEDULES[name]}
+    options["logging"] = {**QUIET, **options.get("logging", {})}
+    trainer = surestep.Trainer(task_of(), surestep.Config(**options), run=folder())
+    trainer.fit()
+    assert_same(snapshot(bare), snapshot(trainer.session))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedule_of_looking_changes_nothing(folder, name):
+    check_schedule(folder, name)
+
+
+def check_workers(folder: Folder) -> None:
+    """Compare a run that loads in its own process with one that has two workers."""
+    alone = train(task_of(), folder(), **OPTIONS)
+    many = train(task_of(), folder(), data={"num_workers": 2, "prefetch_factor": 4}, **OPTIONS)
+    assert_same(snapshot(alone), snapshot(many))
+
+
+def test_number_of_workers_changes_nothing(folder):
+    check_workers(folder)
+
+
+def test_workers_end_with_the_session(folder):
+    """Workers that nobody ends hold up the garbage collector for ten seconds."""
+    before = multiprocessing.active_children()
+    session = train(task_of(), folder(), data={"num_workers": 2}, **OPTIONS)
+    assert session.plan.data_persistent_workers
+    assert multiprocessing.active_children() == before
+
+
+def test_loading_hands_the_users_generators_back(folder):
+    """What the user's own code draws between steps is not touched by the data's draws."""
+    torch.manual_seed(3), np.random.seed(3), random.seed(3)
+    with session_of(task_of(), folder(), **OPTIONS) as session:
+        batches = session._feeds["train"].batches(0)
+        np.random.seed(3), random.seed(3)
+        for _ in range(3):
+            next(batches)
+        drawn = np.random.rand(), random.random()
+    np.random.seed(3), random.seed(3)
+    assert drawn == (np.random.rand(), random.random())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("part", ["val", "train"])
+def test_evaluating_any_part_in_the_middle_of_an_epoch_changes_nothing(folder, part, workers):
+    options = {**OPTIONS, "data": {"num_workers": workers}}
+    alone = train(task_of(), folder(), **options)
+    with session_of(task_of(), folder(), **options) as session:
+        for result in session.steps():
+            if result.step in (2, 8, 9):
+                session.evaluate(part)
+    assert_same(snapshot(alone), snapshot(session))
+
+
+def test_evaluation_itself_is_the_same_whenever_and_however_cut(folder):
+    """Dropout is off, BatchNorm uses its running statistics, the mean is over the items."""
+    x, y = rows(20)
+    y[::3] = -100
+    task = surestep.Task(with_batchnorm(), nn.CrossEntropyLoss(), rows(), val=(x, y))
+    found = []
+    for size in (20, 7, 1):
+        with session_of(task, folder(), max_steps=2, validation={"batch_size": size}) as session:
+            found += [session.evaluate()["val/loss"], session.evaluate()["val/loss"]]
+    task.model.eval()
+    with torch.no_grad():
+        expected = float(nn.functional.cross_entropy(task.model(x), y))
+    assert found == pytest.approx([expected] * 6, rel=1e-6)
+
+
+def test_users_hands_in_the_middle_of_the_loop_change_nothing(folder):
+    """Between two steps a user may draw, evaluate, save, and put the model in eval mode."""
+    alone = train(task_of(), folder(), **OPTIONS)
+    with session_of(task_of(), folder(), **OPTIONS) as session:
+        for result in session.steps():
+            torch.rand(5), np.random.rand(), random.random()
+            session.model.eval()
+            float(result.loss), float(result.grad_norm), bool(result.took_step)
+            session.evaluate("val")
+            session.save()
+    assert_same(snapshot(alone), snapshot(session))

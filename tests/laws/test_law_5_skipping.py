@@ -1,0 +1,220 @@
+"""Law 5: a step that is skipped moves nothing, and is counted.
+
+Not the parameters, the optimizer's moments and step counts, the schedule's place or BatchNorm's
+running statistics. Where a run fails, the state it leaves is the one before the first bad step.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import surestep
+from surestep.base.errors import NonFiniteError
+from surestep.record.files import read_json
+from surestep.trainer import Session
+from tests.laws import plain
+from tests.laws.bombs import BATCH, HURT, bomb
+from tests.laws.tasks import QUIET, assert_moved, assert_same, session_of, snapshot
+
+Folder = Callable[[], Path]
+EVERY = 4  # steps between log points
+KINDS = pytest.mark.parametrize("kind", ["both", "gradient", "loss"])
+OPTIONS: dict[str, Any] = {
+    "epochs": 1,  # twelve steps
+    "batch_size": BATCH,
+    "schedule": {"name": "cosine", "warmup": "3 steps"},
+    "optim": {"lr": 0.05},
+    "logging": {"every": f"{EVERY} steps"},
+}
+
+
+def rmsprop(groups):
+    return torch.optim.RMSprop(groups, lr=1e-3, momentum=0.9)
+
+
+SGD = {"name": "sgd", "lr": 0.05, "momentum": 0.9}
+OPTIMIZERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "adamw": ({}, {}),
+    "sgd": ({}, {"optim": SGD}),
+    "rmsprop": ({"optimizer": rmsprop}, {"optim": {}}),
+}
+
+
+def files_of(checkpoint: Path) -> dict[str, Any]:
+    """Read what a checkpoint holds, tensor by tensor; all of it must be finite."""
+    held: dict[str, Any] = {}
+    for part in ("model", "optimizer"):
+        for name, value in load_file(checkpoint / f"{part}.safetensors").items():
+            assert torch.isfinite(value).all(), f"{name} of {part} is not finite"
+            held[f"{part}/{name}"] = value.tolist()
+    return {**held, **read_json(checkpoint / "state.json")}
+
+
+def before(folder: Folder, task: surestep.Task, steps: int, **options: Any) -> dict[str, Any]:
+    """Train for some good steps and save: what the checkpoint of a failed run must hold."""
+    with session_of(task, folder(), **options) as session:
+        for result in session.steps() if steps else ():
+            if result.step == steps:
+                break
+        return files_of(session.save())
+
+
+def check_failure(folder: Folder, kind: str, bad: int, optimizer: str = "adamw") -> None:
+    """Let step `bad`, and the one after it, go wrong; look at the error and at what is left."""
+    of_task, of_config = OPTIMIZERS[optimizer]
+    options = OPTIONS | of_config
+    expected = before(folder, bomb(kind, [bad, bad + 1], **of_task), bad - 1, **options)
+    task = bomb(kind, [bad, bad + 1], **of_task)
+    with session_of(task, folder(), **options) as session:
+        with pytest.raises(NonFiniteError) as caught:
+            for _ in session.steps():
+                pass
+        assert caught.value.step == bad
+        assert math.isfinite(caught.value.loss) == (kind == "gradient")
+        assert set(caught.value.parameters) == set(HURT[kind])
+        for name in (f"Step {bad} ", *HURT[kind][:1]):
+            assert name in str(caught.value)
+        assert session.state.place.step == session.state.place.steps_taken == bad - 1
+        assert files_of(session.save()) == expected
+
+
+@KINDS
+@pytest.mark.parametrize("bad", [EVERY - 1, EVERY, EVERY + 1, 2])
+def test_error_names_the_first_bad_step_and_leaves_the_state_before_it(folder, kind, bad):
+    check_failure(folder, kind, bad)
+
+
+@KINDS
+@pytest.mark.parametrize("optimizer", ["sgd", "rmsprop"])
+def test_every_optimizer_leaves_the_state_before_the_bad_step(folder, kind, optimizer):
+    check_failure(folder, kind, EVERY + 1, optimizer)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_first_step_of_all_may_be_the_bad_one(folder, optimizer):
+    """No step was taken, so the optimizer has no moments, or such as are zero."""
+    of_task, of_config = OPTIMIZERS[optimizer]
+    task = bomb("gradient", [1], **of_task)
+    with session_of(task, folder(), **OPTIONS | of_config) as session:
+        weights = {k: v.clone() for k, v in session.model.state_dict().items()}
+        with pytest.raises(NonFiniteError, match="Step 1 "):
+            for _ in session.steps():
+                pass
+        assert_same(weights, session.model.state_dict())
+        held = load_file(session.save() / "optimizer.safetensors")
+        assert all(not value.any() for value in held.values())
+
+
+@KINDS
+def test_every_checkpoint_of_a_failed_fit_is_finite(folder, kind):
+    """Saving at every step, and evaluating, find the bad step before they write or measure."""
+    bad, run = EVERY + 1, folder()
+    expected = before(folder, bomb(kind, [bad]), bad - 1, **OPTIONS)
+    config = surestep.Config(
+        **OPTIONS | {"checkpoint": {"every": "1 step", "keep_last": 99}, "logging": QUIET}
+    )
+    with pytest.raises(NonFiniteError, match=f"Step {bad} "):
+        surestep.Trainer(bomb(kind, [bad]), config, run=run).fit()
+    checkpoints = [files_of(path) for path in sorted((run / "checkpoints").iterdir())]
+    assert len(checkpoints) == bad - 1
+    assert checkpoints[-1] == expected
+
+
+def test_events_of_a_failed_run_end_before_the_bad_step(folder):
+    run = folder()
+    with session_of(bomb("both", [6]), run, **OPTIONS) as session, pytest.raises(NonFiniteError):
+        for _ in session.steps():
+            pass
+    losses = [each["loss"] for each in session.run.events() if each["event"] == "steps"]
+    assert [len(each) for each in losses] == [4, 1]
+    assert all(isinstance(loss, float) for each in losses for loss in each)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_session_goes_on_after_the_error_with_good_batches(folder, optimizer):
+    """Who catches the error and goes on must train: a step that silently does nothing is worse."""
+    of_task, of_config = OPTIMIZERS[optimizer]
+    task = bomb("both", [3], **of_task)
+    good = tuple(each[:BATCH] for each in (task.train[0], torch.zeros(BATCH), task.train[2]))
+    with session_of(task, folder(), **OPTIONS | of_config) as session:
+        with pytest.raises(NonFiniteError):
+            for _ in session.steps():
+                pass
+        held = snapshot(session)
+        result = session.train_step([good])
+        assert bool(result.took_step)
+        assert_moved(held, snapshot(session))
+
+
+def check_skips(folder: Folder, kind: str, optimizer: str = "adamw", **options: Any) -> Session:
+    """Skip two steps on purpose; each must leave all of the state as it was."""
+    bad, rate = (3, 6), 0.0
+    of_task, of_config = OPTIMIZERS[optimizer]
+    task = bomb(kind, bad, **of_task)
+    with session_of(task, folder(), **OPTIONS | of_config | options) as session:
+        held = snapshot(session)
+        for result in session.steps():
+            now = snapshot(session)
+            assert bool(result.took_step) == (result.step not in bad)
+            if result.step in bad:
+                assert_same(held, now)
+                rate = result.lr
+            else:
+                assert_moved(held, now)
+                if result.step - 1 in bad:
+                    assert result.lr == rate, "the schedule moved with a step not taken"
+            held = now
+    assert session.state.counts.skipped == 2
+    assert (session.state.place.step, session.state.place.steps_taken) == (12, 10)
+    return session
+
+
+@KINDS
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_skipped_step_moves_nothing_and_is_counted(folder, kind, optimizer):
+    check_skips(folder, kind, optimizer, on_nonfinite="skip", max_nonfinite=2)
+
+
+def test_one_skip_too_many_ends_the_run_with_the_state_before_it(folder):
+    task = bomb("both", [3, 6, 8])
+    options = OPTIONS | {"on_nonfinite": "skip", "max_nonfinite": 2}
+    expected = before(folder, bomb("both", [3, 6, 8]), 7, **options)
+    with session_of(task, folder(), **options) as session:
+        with pytest.raises(NonFiniteError, match="Step 8 ") as caught:
+            for _ in session.steps():
+                pass
+        assert caught.value.step == 8
+        assert session.state.counts.nonfinite == 2
+        assert files_of(session.save()) == expected
+
+
+def test_skipping_run_equals_a_plain_loop_that_skips(folder):
+    """The plain side keeps a copy of BatchNorm's statistics, and goes on to the next batch."""
+    usual, ours = bomb("both", [3, 6]), bomb("both", [3, 6])
+    x, flags, y = usual.train
+    model = usual.model
+    optimizer = torch.optim.AdamW(plain.two_groups(model, 0.01), lr=0.05)
+    scheduler = plain.cosine(3, 12)(optimizer)
+    for rows in plain.order_of(len(x), 0, 0).split(BATCH):
+        buffers = [each.clone() for each in model.buffers()]
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x[rows], flags[rows]), y[rows])
+        if not torch.isfinite(loss):
+            for buffer, kept in zip(model.buffers(), buffers, strict=True):
+                buffer.copy_(kept)
+            continue
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+    options = OPTIONS | {"on_nonfinite": "skip"}
+    with session_of(ours, folder(), **options) as session:
+        list(session.steps())
+    assert plain.distance(model, ours.model) <= 1e-6
+    for ours_, plains in zip(ours.model.buffers(), model.buffers(), strict=True):
+        torch.testing.assert_close(ours_, plains)

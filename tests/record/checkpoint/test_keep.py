@@ -1,0 +1,81 @@
+import math
+
+import pytest
+
+from surestep.record.checkpoint.keep import best_first, retain, sweep
+from surestep.record.checkpoint.write import save_checkpoint
+from tests.record.checkpoint.test_write import state_of
+
+
+def saved_with(folder, metrics):
+    """Save a checkpoint at steps 1, 2, ..., each with this metric."""
+    state = state_of(steps=1)
+    for step, value in enumerate(metrics, 1):
+        state.place = state.place._replace(step=step)
+        state.standing.latest = {} if value is None else {"val/a": value}
+        save_checkpoint(folder, state)
+
+
+def steps(folder):
+    return sorted(int(path.name[5:]) for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("metrics", "keep_last", "keep_best", "mode", "kept"),
+    [
+        ([1, 2, 3, 4, 5], 2, 0, "min", [4, 5]),
+        ([1, 2, 3, 4, 5], 1, 1, "min", [1, 5]),
+        ([1, 2, 3, 4, 5], 1, 2, "max", [4, 5]),
+        ([3, 1, 2, 9, 9], 1, 2, "min", [2, 3, 5]),
+        ([1, 1, 1, 1], 1, 1, "min", [1, 4]),
+        ([math.nan, 5, math.nan, 7], 1, 1, "min", [2, 4]),
+        ([math.nan, math.nan, math.nan], 1, 1, "max", [3]),
+        ([None, 5, None, None], 1, 1, "min", [2, 4]),
+        ([1, 2], 5, 5, "min", [1, 2]),
+    ],
+    ids=["last", "best", "best is last", "two best", "ties", "NaN", "only NaN", "unknown", "few"],
+)
+def test_the_last_and_the_best_stay(tmp_path, metrics, keep_last, keep_best, mode, kept):
+    saved_with(tmp_path, metrics)
+    said = {"keep_last": keep_last, "keep_best": keep_best}
+    deleted = retain(tmp_path, metric="val/a", mode=mode, **said)
+    assert steps(tmp_path) == kept
+    assert len(deleted) == len(metrics) - len(kept)
+
+
+def test_without_a_metric_only_the_last_stay(tmp_path):
+    saved_with(tmp_path, [1, 2, 3])
+    retain(tmp_path, keep_last=1, keep_best=1, metric=None, mode="min")
+    assert steps(tmp_path) == [3]
+
+
+def test_a_damaged_checkpoint_is_not_the_best(tmp_path):
+    saved_with(tmp_path, [1, 2, 3])
+    (tmp_path / "step-00000001" / "state.json").write_text("{")
+    found = best_first(sorted(tmp_path.iterdir()), "val/a", "min")
+    assert [each.step for each in found] == [2, 3]
+
+
+def test_what_a_dead_process_left_is_swept(tmp_path):
+    saved_with(tmp_path, [1])
+    for name in (".tmp-step-00000002-77", ".del-step-00000000"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.json").write_text("{")
+    sweep(tmp_path)
+    assert steps(tmp_path) == [1]
+    sweep(tmp_path / "none")
+
+
+def test_a_process_that_died_between_the_two_names_of_a_step_leaves_the_step(tmp_path):
+    saved_with(tmp_path, [1])
+    (tmp_path / "step-00000001").rename(tmp_path / ".del-step-00000001-77")
+    sweep(tmp_path)
+    assert steps(tmp_path) == [1]
+
+
+def test_what_an_earlier_deletion_left_is_no_obstacle(tmp_path):
+    saved_with(tmp_path, [1, 2])
+    (tmp_path / ".del-step-00000001").mkdir()
+    (tmp_path / ".del-step-00000001" / "state.json").write_text("{")
+    retain(tmp_path, keep_last=1, keep_best=0, metric=None, mode="min")
+    assert steps(tmp_path) == [2]

@@ -1,0 +1,261 @@
+import os
+import pickle
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from surestep.base.errors import CheckpointError
+from surestep.engine.state import Place, State
+from surestep.record.checkpoint import write
+from surestep.record.checkpoint.read import list_checkpoints, load_checkpoint, read_record
+from surestep.record.checkpoint.write import save_checkpoint
+from tests import tiny
+
+
+def state_of(model=None, optimizer=None, steps=2, seed=0):
+    """A state whose optimizer has stepped on gradients drawn from `seed`."""
+    model = model or tiny.model()
+    optimizer = (optimizer or fused_adamw)(model.parameters())
+    state = State(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
+    for step in range(steps):
+        move(state, seed + step)
+    return state
+
+
+def fused_adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=0.1, fused=True)
+
+
+def move(state, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in state.model.parameters():
+        parameter.grad = torch.empty_like(parameter).copy_(
+            torch.randn(parameter.shape, generator=generator)
+        )
+    state.optimizer.step()
+    place = state.place
+    state.place = place._replace(step=place.step + 1, steps_taken=place.steps_taken + 1)
+
+
+def saved_and_loaded(tmp_path, state, build, optimizer=None):
+    """Save a state, and load it into another one built alike."""
+    other = state_of(build(), optimizer, steps=0)
+    load_checkpoint(save_checkpoint(tmp_path, state), other)
+    return other
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+        self.head.weight = self.table.weight
+
+
+class Extra(nn.Linear):
+    """Has extra state, and a buffer of every kind."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.words = {"seen": [1, 2.5, "three", None]}
+        self.register_buffer("count", torch.tensor(7))
+        self.register_buffer("empty", torch.zeros(0, 3))
+        self.register_buffer("short", torch.ones(2, dtype=torch.bfloat16))
+        self.register_buffer("view", torch.arange(6.0).view(2, 3).t())
+
+    def get_extra_state(self):
+        return self.words
+
+    def set_extra_state(self, state):
+        self.words = state
+
+
+def channels_last():
+    torch.manual_seed(0)
+    return nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+
+
+def extra():
+    torch.manual_seed(0)
+    return Extra()
+
+
+def tied():
+    torch.manual_seed(0)
+    return Tied()
+
+
+BUILDS = {"plain": tiny.model, "tied": tied, "channels last": channels_last, "extra": extra}
+
+
+@pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
+@pytest.mark.parametrize(
+    "optimizer",
+    [fused_adamw, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True)],
+    ids=["adamw", "sgd"],
+)
+def test_saved_and_loaded_the_next_step_is_the_same_bit_for_bit(tmp_path, build, optimizer):
+    state = state_of(build(), optimizer)
+    other = saved_and_loaded(tmp_path, state, build, optimizer)
+    assert torch.equal(tiny.weights(state.model), tiny.weights(other.model))
+    assert other.place == state.place
+    move(state, 9)
+    move(other, 9)
+    assert torch.equal(tiny.weights(state.model), tiny.weights(other.model))
+
+
+def test_tied_weights_are_written_once_and_stay_tied(tmp_path):
+    state = state_of(tied())
+    other = saved_and_loaded(tmp_path, state, tied)
+    assert read_record(list_checkpoints(tmp_path)[0])["aliases"] == {"head.weight": "table.weight"}
+    assert other.model.head.weight is other.model.table.weight
+
+
+def test_extra_state_comes_back(tmp_path):
+    state = state_of(extra())
+    state.model.words = {"seen": []}
+    assert saved_and_loaded(tmp_path, state, extra).model.words == {"seen": []}
+
+
+def test_channels_last_stays(tmp_path):
+    other = saved_and_loaded(tmp_path, state_of(channels_last()), channels_last)
+    assert other.model.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+class Noting(torch.optim.SGD):
+    """An optimizer whose state holds more than tensors."""
+
+    def step(self):
+        super().step()
+        for parameter in self.param_groups[0]["params"]:
+            known = self.state[parameter]
+            known["history"] = [*known.get("history", []), len(known)]
+            known["note"] = {"number": 1.5, "none": None}
+
+
+def test_an_optimizer_with_state_that_is_no_tensor_comes_back(tmp_path):
+    def noting(parameters):
+        return Noting(parameters, lr=0.1)
+
+    state = state_of(optimizer=noting)
+    other = saved_and_loaded(tmp_path, state, tiny.model, noting)
+    pairs = zip(state.model.parameters(), other.model.parameters(), strict=True)
+    for ours, theirs in pairs:
+        assert other.optimizer.state[theirs] == state.optimizer.state[ours]
+
+
+def test_options_come_back_as_they_were(tmp_path):
+    state = state_of()
+    state.optimizer.param_groups[0]["lr"] = 0.025
+    group = saved_and_loaded(tmp_path, state, tiny.model).optimizer.param_groups[0]
+    assert (group["lr"], group["betas"], group["fused"]) == (0.025, (0.9, 0.999), True)
+
+
+def test_standing_counts_and_metadata_come_back(tmp_path):
+    state = state_of()
+    state.place = Place(7, 6, 2, 8, 1234.5)
+    state.counts.overflow = 3
+    state.standing.latest = {"val/loss": float("nan"), "val/a": 0.5}
+    state.standing.best, state.standing.best_step = 0.1, 5
+    state.metadata = {"words": ["any", 1, None]}
+    other = saved_and_loaded(tmp_path, state, tiny.model)
+    assert str(other.standing) == str(state.standing)
+    assert (other.place, other.counts) == (state.place, state.counts)
+    assert other.metadata == state.metadata
+
+
+def test_the_loss_scale_comes_back(tmp_path):
+    state, other = state_of(), state_of(steps=0)
+    state.scaler = torch.amp.GradScaler("cpu", init_scale=32.0)
+    other.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    load_checkpoint(save_checkpoint(tmp_path, state), other)
+    assert other.scaler.get_scale() == 32.0
+
+
+def test_a_checkpoint_is_safetensors_and_json_and_read_without_pickle(tmp_path, monkeypatch):
+    path = save_checkpoint(tmp_path, state_of(extra()))
+    names = sorted(each.name for each in path.iterdir())
+    assert names == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    for module, name in (
+        (pickle, "load"),
+        (pickle, "loads"),
+        (pickle, "Unpickler"),
+        (torch, "load"),
+    ):
+        monkeypatch.setattr(module, name, pytest.fail)
+    load_checkpoint(path, state_of(extra(), steps=0))
+
+
+@pytest.mark.parametrize("where", ["model", "optimizer"])
+def test_state_without_a_plain_form_is_named(tmp_path, where):
+    state = state_of(extra())
+    if where == "model":
+        state.model.words = {1, 2}
+    else:
+        state.optimizer.state[state.model.weight]["what"] = object()
+    with pytest.raises(CheckpointError, match=r"(_extra_state|weight/what) is a .*no form in JSON"):
+        save_checkpoint(tmp_path, state)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk with room for one checkpoint, and not for two."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() or not shutil.which("mount"):
+        yield None
+        return
+    words = ["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", str(folder)]
+    done = subprocess.run(words, capture_output=True)
+    yield folder if done.returncode == 0 else None
+    if done.returncode == 0:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_leaves_the_older_checkpoint_and_says_so(tmp_path, small_disk, monkeypatch):
+    folder = small_disk or tmp_path / "checkpoints"
+    state = state_of()
+    first = save_checkpoint(folder, state)
+    before = {path.name: path.read_bytes() for path in first.iterdir()}
+    if small_disk is None:
+        monkeypatch.setattr(write, "save_file", _full)
+    move(state, 5)
+    state.metadata["long"] = "x" * 8000
+    with pytest.raises(CheckpointError, match=r"(?s)could not be written.*are as they were\. Free"):
+        save_checkpoint(folder, state)
+    assert [path.name for path in folder.iterdir()] == [first.name]
+    assert {path.name: path.read_bytes() for path in first.iterdir()} == before
+
+
+def _full(*_):
+    raise RuntimeError("No space left on device")
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    state = state_of()
+    save_checkpoint(tmp_path, state)
+    state.metadata["second"] = True
+    path = save_checkpoint(tmp_path, state)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert read_record(path)["metadata"] == {"second": True}
+
+
+def test_a_step_that_cannot_be_saved_again_is_still_there(tmp_path, monkeypatch):
+    state = state_of()
+    path = save_checkpoint(tmp_path, state)
+    rename = Path.rename
+
+    def failing(self, target):
+        if self.name.startswith(".tmp-"):
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(CheckpointError, match="are as they were"):
+        save_checkpoint(tmp_path, state)
+    assert list_checkpoints(tmp_path) == [path]
+    load_checkpoint(path, state_of(steps=0))

@@ -1,0 +1,51 @@
+import json
+import subprocess
+
+import torch
+
+from surestep.record.environment import environment
+from tests import tiny
+
+
+def test_versions_devices_and_threads_are_there(tmp_path):
+    found = environment(tiny.FACTS, tmp_path)
+    assert found["packages"]["torch"] == torch.__version__
+    assert found["packages"]["surestep"] is not None
+    assert (found["devices"], found["cpus"], found["threads"]) == (["cpu"], 2, 1)
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_a_package_that_is_missing_is_not_known(tmp_path, monkeypatch):
+    monkeypatch.setattr("surestep.record.environment._PACKAGES", ("no-such-package",))
+    assert environment(tiny.FACTS, tmp_path)["packages"] == {"no-such-package": None}
+
+
+def test_no_environment_variable_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2-not-for-others")
+    run = tiny.fit(tmp_path / "run", max_steps=1)
+    kept = [path for path in run.path.rglob("*") if path.is_file()]
+    assert len(kept) > 5
+    assert not [path for path in kept if b"hunter2" in path.read_bytes()]
+
+
+def git(folder, *words):
+    who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
+
+
+def test_the_commit_and_whether_files_differ(tmp_path):
+    git(tmp_path, "init")
+    (tmp_path / "a").write_text("1")
+    git(tmp_path, "add", "a")
+    git(tmp_path, "commit", "-m", "a")
+    found = environment(tiny.FACTS, tmp_path)["git"]
+    assert len(found["commit"]) == 40
+    assert found["dirty"] is False
+    (tmp_path / "a").write_text("2")
+    assert environment(tiny.FACTS, tmp_path)["git"]["dirty"] is True
+
+
+def test_without_git_it_is_not_known(tmp_path, monkeypatch):
+    assert environment(tiny.FACTS, tmp_path)["git"] is None
+    monkeypatch.setenv("PATH", "")
+    assert environment(tiny.FACTS, tmp_path)["git"] is None

@@ -1,0 +1,59 @@
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from surestep.base.errors import RunError
+from surestep.record.files import dumps, plain, read_json, write_json
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+        ((1, (2.5, None)), [1, [2.5, None]]),
+        ({1: Path("a/b")}, {"1": "a/b"}),
+        ({"a": [True, "ü"]}, {"a": [True, "ü"]}),
+    ],
+)
+def test_anything_has_a_plain_form(value, written):
+    assert plain(value) == written
+    assert json.loads(dumps(value)) == written
+
+
+def test_what_is_written_can_be_read(tmp_path):
+    write_json(tmp_path / "a.json", {"a": 1.5})
+    assert read_json(tmp_path / "a.json") == {"a": 1.5}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write_json(path, 1)
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"a\.json could not be written: No space left .* Free some"):
+        write_json(path, 2)
+    assert read_json(path) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_what_is_missing_or_no_json_is_named(tmp_path):
+    with pytest.raises(RunError, match="is not a whole run folder"):
+        read_json(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(RunError, match=r"a\.json cannot be read"):
+        read_json(tmp_path / "a.json")
+
+
+def test_others_may_read_a_file_as_the_umask_says(tmp_path):
+    write_json(tmp_path / "a.json", 1)
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o666 & ~umask

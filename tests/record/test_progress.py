@@ -1,0 +1,95 @@
+import io
+import logging
+import sys
+
+import pytest
+
+from surestep.engine.loop import LogPoint
+from surestep.engine.state import Place
+from surestep.record.progress import Bar, Plain, Quiet, figures, open_progress
+from tests import tiny
+
+
+def point(first=1, losses=(1.0, 2.0), norms=(3.0, 4.0), **more):
+    usual = {"lr": [0.1] * len(losses), "logged": {}, "samples": 16, "items": 16.0, "seconds": 2.0}
+    place = Place(first)
+    return LogPoint(first, 0, list(losses), list(norms), **{**usual, **more}, place=place)
+
+
+@pytest.fixture
+def stderr(monkeypatch):
+    """What is written to stderr by whoever looks it up now."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    return stream
+
+
+@pytest.mark.parametrize(("name", "kind"), [("bar", Bar), ("plain", Plain), ("quiet", Quiet)])
+def test_the_display_is_the_plans(stderr, name, kind):
+    progress = open_progress(tiny.plan(logging={"progress": name}).plan, start=0)
+    assert type(progress) is kind
+    progress.close()
+
+
+def test_quiet_shows_nothing_and_logs_what_is_said(stderr, caplog):
+    quiet = Quiet()
+    with caplog.at_level(logging.INFO, "surestep"):
+        quiet.say("hello")
+    quiet.log(point())
+    quiet.close()
+    assert stderr.getvalue() == ""
+    assert caplog.messages == ["hello"]
+
+
+def test_plain_prints_a_line_and_then_waits(stderr):
+    plain = Plain(tiny.plan().plan, every_s=1000)
+    plain.log(point(first=1))
+    plain.log(point(first=3))
+    assert stderr.getvalue().splitlines() == [
+        "step 2/6  epoch 1  loss 1.5  lr 0.1  grad_norm 4  items/s 8"
+    ]
+
+
+def test_plain_prints_the_last_step_however_soon(stderr):
+    plain = Plain(tiny.plan().plan, every_s=1000)
+    plain.log(point(first=1))
+    plain.log(point(first=5))
+    assert stderr.getvalue().splitlines()[-1].startswith("step 6/6")
+
+
+def test_nothing_goes_to_stdout(tmp_path, capfd):
+    for progress in ("bar", "plain", "quiet"):
+        parts = {"val": tiny.data(4)}
+        tiny.fit(tmp_path / progress, parts, logging={"progress": progress})
+    assert capfd.readouterr().out == ""
+
+
+def test_a_bar_goes_on_from_where_the_run_stands_and_ends_at_its_end(stderr):
+    bar = Bar(tiny.plan().plan, start=2, every_s=0)
+    assert bar._bar.n == 2
+    for _ in range(4):
+        bar.on_step(None, None)
+    bar.log(point())
+    bar.say("a line")
+    bar.close()
+    assert bar._bar.n == 6
+    assert "6/6" in stderr.getvalue()
+    assert "a line\n" in stderr.getvalue()
+
+
+def test_a_bar_that_is_closed_shows_every_step(stderr):
+    bar = Bar(tiny.plan().plan, start=0, every_s=1000)
+    for _ in range(5):
+        bar.on_step(None, None)
+    bar.close()
+    assert bar._bar.n == 5
+
+
+def test_a_number_that_is_not_known_is_said_to_be_not_known():
+    shown = figures(point(losses=[None, None], norms=[None, None]))
+    assert (shown["loss"], shown["grad_norm"]) == ("not known", "not known")
+    assert figures(point(losses=[None, 3.0]))["loss"] == "3"
+
+
+def test_a_speed_that_is_not_known_is_not_zero():
+    assert figures(point(seconds=0.0))["items/s"] == "not known"

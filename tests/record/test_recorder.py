@@ -1,0 +1,130 @@
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from surestep.base.errors import RunError, TaskError
+from surestep.record.recorder import Recorder
+from tests import tiny
+
+ASKED = {
+    "recipe": {"name": "digits"},
+    "task": {"hidden": 3},
+    "config": {"epochs": 2, "logging.every": "1 step"},
+}
+
+
+def differences(tmp_path, now):
+    tiny_run = Recorder(tmp_path)
+    try:
+        planned = tiny.plan()
+        tiny_run.start(ASKED, planned.plan, planned.facts, tmp_path)
+        tiny_run.check_same(now)
+    finally:
+        tiny_run.close()
+
+
+@pytest.mark.parametrize(
+    "config", [{"epochs": 2}, {"epochs": 2, "logging.every": "5 steps"}], ids=["none", "other"]
+)
+def test_what_is_only_shown_may_differ(tmp_path, config):
+    differences(tmp_path, {**ASKED, "config": config})
+
+
+@pytest.mark.parametrize(
+    ("now", "row"),
+    [
+        ({"config": {"epochs": 3}}, r"epochs  2  ->  3"),
+        ({"config": {"epochs": 2, "optim.lr": 0.1}}, r"optim\.lr  not said  ->  0\.1"),
+        ({"config": {}}, "epochs  2  ->  not said"),
+        ({"task": {"hidden": 4}}, "--task.hidden  3  ->  4"),
+        ({"recipe": {"name": "text"}}, "recipe name  digits  ->  text"),
+    ],
+)
+def test_what_differs_is_refused_with_a_table(tmp_path, now, row):
+    with pytest.raises(RunError, match=rf"(?s)another config:\n.*{row}\nChoose another folder"):
+        differences(tmp_path, {**ASKED, **now})
+
+
+def test_a_run_folder_holds_what_it_should(tmp_path):
+    run = tiny.fit(tmp_path, {"val": tiny.data(3)})
+    assert sorted(path.name for path in run.path.iterdir()) == [
+        *("checkpoints", "config.json", "environment.json", "events.jsonl"),
+        *("lock", "plan.json", "status.json"),
+    ]
+
+
+def test_the_events_tell_the_run_in_order(tmp_path):
+    run = tiny.fit(tmp_path, {"val": tiny.data(3)}, epochs=1)
+    events = list(run.events())
+    assert [event["event"] for event in events] == [
+        *("format", "steps", "evaluation", "checkpoint", "end")
+    ]
+    assert (events[1]["first"], len(events[1]["loss"]), events[1]["epoch"]) == (1, 3, 0)
+    assert events[3]["path"] == "checkpoints/step-00000003"
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(RunError, match="cannot be a run folder: File exists"):
+        tiny.prepare(tmp_path / "run")
+    assert (tmp_path / "run").read_text() == "mine"
+
+
+def test_a_run_that_could_not_start_leaves_no_folder(tmp_path):
+    with pytest.raises(TaskError):
+        tiny.prepare(tmp_path / "run", {"model": nn.Linear(9, 9)})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_could_not_start_leaves_the_users_own_files(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(TaskError):
+        tiny.prepare(tmp_path, {"model": nn.Linear(9, 9)})
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_run_that_could_not_go_on_is_left_as_it_was(tmp_path):
+    tiny.fit(tmp_path, max_steps=2)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match="another config"):
+        tiny.prepare(tmp_path, max_steps=3)
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {p.name: b for p, b in after.items() if p.name != "lock"} == {
+        p.name: b for p, b in before.items() if p.name != "lock"
+    }
+
+
+def test_a_closed_run_is_held_by_nobody(tmp_path):
+    tiny.fit(tmp_path)
+    Recorder(tmp_path).close()
+
+
+def test_a_disk_that_is_full_at_the_end_lets_the_folder_go(tmp_path):
+    session = tiny.prepare(tmp_path)
+    writer = session._recorder._events
+    writer._file.close()
+    writer._file = open("/dev/full", "w")  # noqa: SIM115
+    writer._file.write("x")
+    with pytest.raises(RunError, match="No space left"):
+        session.close()
+    Recorder(tmp_path).close()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(RunError, match="cannot be a run folder: Permission denied"):
+        tiny.prepare(tmp_path / "run")
+
+
+def test_the_checkpoints_do_not_share_memory_with_the_model(tmp_path):
+    with tiny.prepare(tmp_path) as session:
+        next(session.steps())
+        session.save()
+        kept = tiny.weights(session.model)
+        list(session.steps())
+        model = tiny.model(seed=5)
+        session.run.load_model(model, "last")
+        assert torch.equal(tiny.weights(model), kept)

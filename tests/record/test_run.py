@@ -1,0 +1,89 @@
+import pytest
+import torch
+
+from surestep.base.errors import CheckpointError, RunError
+from surestep.record.run import Run
+from tests import tiny
+
+X, Y = tiny.data()
+
+
+def fit(folder, values, **said):
+    """Fit a run whose metric takes these values, one at each evaluation."""
+    rest = iter(values)
+    parts = {"val": (X[:1], Y[:1]), "metrics": {"score": lambda o, t: next(rest)}}
+    validation = {"metric": "score", "mode": "max"}
+    return tiny.fit(folder, parts, epochs=len(values), validation=validation, **said)
+
+
+def test_a_folder_without_a_config_is_no_run(tmp_path):
+    with pytest.raises(RunError, match="is no run folder: it has no config"):
+        Run(tmp_path)
+
+
+def test_a_run_tells_what_was_asked_and_how_it_ended(tmp_path):
+    run = Run(tiny.fit(tmp_path, optim={"lr": 0.5}).path)
+    assert run.config["config"]["optim.lr"] == 0.5
+    assert run.status["status"] == "finished"
+    assert run.status["step"] == run.status["steps_taken"] == 6
+    assert [event["event"] for event in run.events()][-1] == "end"
+
+
+def test_best_is_by_the_metric_and_last_by_the_step(tmp_path):
+    run = fit(tmp_path, [0.1, 0.9, 0.5, 0.2])
+    assert (run.best.step, run.best.metrics["val/score"]) == (6, 0.9)
+    assert (run.last.step, run.last.metrics["val/score"]) == (12, 0.2)
+
+
+def test_a_metric_that_is_not_a_number_is_never_best(tmp_path):
+    run = fit(tmp_path, [0.1, float("nan"), 0.05])
+    assert run.best.step == 3
+
+
+def test_where_nothing_was_measured_the_best_is_the_last(tmp_path):
+    run = tiny.fit(tmp_path)
+    assert run.best == run.last
+    assert run.best.step == 6
+
+
+def test_a_checkpoint_has_only_the_metrics_of_its_own_step(tmp_path):
+    said = {"checkpoint": {"every": "2 steps", "keep_last": 9, "keep_best": 1}}
+    run = fit(tmp_path, [0.9, 0.1], **said)
+    measured = {path.name: bool(_metrics(path)) for path in sorted(run.checkpoints.iterdir())}
+    assert measured == {
+        **{"step-00000002": False, "step-00000003": True},
+        **{"step-00000004": False, "step-00000006": True},
+    }
+
+
+def _metrics(path):
+    from surestep.record.checkpoint.read import saved
+
+    return saved(path).metrics
+
+
+def test_the_second_best_is_not_pushed_out_by_steps_that_were_not_measured(tmp_path):
+    said = {"checkpoint": {"every": "1 step", "keep_last": 1, "keep_best": 2}}
+    run = fit(tmp_path, [0.8, 0.9, 0.1, 0.1], **said)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == [
+        *("step-00000003", "step-00000006", "step-00000012")
+    ]
+
+
+@pytest.mark.parametrize(("which", "step"), [("best", 3), ("last", 6)])
+def test_load_model_loads_the_weights_and_says_which(tmp_path, which, step):
+    run = fit(tmp_path, [0.9, 0.1])
+    model = tiny.model(seed=7)
+    found = run.load_model(model, which)
+    assert found.step == step
+    other = tiny.model(seed=8)
+    run.load_model(other, "last")
+    assert torch.equal(tiny.weights(model), tiny.weights(other)) is (which == "last")
+
+
+def test_loading_where_there_is_no_checkpoint_is_refused(tmp_path):
+    with (
+        tiny.prepare(tmp_path) as session,
+        pytest.raises(CheckpointError, match="has no checkpoint yet"),
+    ):
+        session.run.load_model(tiny.model())

@@ -1,0 +1,188 @@
+"""What import-linter cannot say about the source."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SOURCE = HERE.parent / "src" / "surestep"
+FILES = sorted(SOURCE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+EXCEPTIONS = tomllib.loads((HERE / "size_exceptions.toml").read_text(encoding="utf-8"))
+FILE_LIMIT, FUNCTION_LIMIT = 300, 40
+AT_IMPORT = (
+    *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef),
+    *(ast.Assign, ast.AnnAssign, ast.If),
+)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def calls(tree: ast.AST) -> list[str]:
+    return [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def lines_of(function: ast.FunctionDef) -> int:
+    body = function.body[1:] if is_docstring(function.body[0]) else function.body
+    if not body:
+        return 0
+    signature = function.body[0].lineno - function.lineno
+    return signature + function.end_lineno - body[0].lineno + 1
+
+
+def sizes() -> dict[str, int]:
+    """Every file by its path, every function by `path:name`, over its limit."""
+    found = {}
+    for path, tree in TREES.items():
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > FILE_LIMIT:
+            found[name_of(path)] = lines
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and lines_of(node) > FUNCTION_LIMIT:
+                found[f"{name_of(path)}:{node.name}"] = lines_of(node)
+    return found
+
+
+def test_the_source_is_found():
+    assert len(FILES) > 40
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_only_the_step_moves_parameters(path):
+    if name_of(path) == "engine/step.py" or name_of(path).startswith("engine/parallel/"):
+        return
+    moving = re.compile(r"(^|\.)backward$|(^|\.|_)optim(izer)?\.step$|autograd\.grad$")
+    assert [call for call in calls(TREES[path]) if moving.search(call)] == []
+
+
+def test_a_backward_or_step_elsewhere_would_be_seen():
+    moving = "loss.backward(); torch.autograd.backward(x); self.optimizer.step(); optim.step()"
+    assert calls(ast.parse(moving)) == [
+        *("loss.backward", "torch.autograd.backward"),
+        *("self.optimizer.step", "optim.step"),
+    ]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_nothing_runs_at_import(path):
+    running = [
+        node
+        for node in TREES[path].body
+        if not is_docstring(node)
+        and (
+            not isinstance(node, AT_IMPORT)
+            or (isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test))
+        )
+    ]
+    if path.name == "__main__.py":
+        return
+    assert [ast.unparse(node) for node in running] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_pickle(path):
+    imported = {
+        alias.name.split(".")[0]
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    } | {
+        (node.module or "").split(".")[0]
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert not imported & {
+        "pickle",
+        "cPickle",
+        "_pickle",
+        "dill",
+        "cloudpickle",
+        "joblib",
+        "shelve",
+    }
+    assert not {"torch.load", "torch.save", "np.load", "numpy.load"} & set(calls(TREES[path]))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_todo_without_its_reason(path):
+    bare = re.compile(r"#\s*(TODO|FIXME|XXX)(?!\(.+\):|: .+ (because|until|when|blocked) )")
+    assert [line for line in path.read_text().splitlines() if bare.search(line)] == []
+
+
+def test_sizes_stay_in_their_limits_or_say_why():
+    over = sizes()
+    assert sorted(over) == sorted(EXCEPTIONS)
+    for name, lines in over.items():
+        assert lines <= EXCEPTIONS[name]["lines"], f"{name} has {lines} lines: it may only shrink"
+        assert EXCEPTIONS[name]["reason"]
+
+
+IMPORT_EACH = textwrap.dedent(
+    """
+    import importlib, logging, os, signal, sys, warnings
+    import numpy, pydantic, rich, safetensors.torch, torch, torch.utils.data, tqdm.auto
+    try:
+        import tyro, sklearn.datasets
+    except ImportError:
+        pass
+
+    sys.pycache_prefix = sys.argv[1]  # so that each module is compiled under -W error
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGPIPE)
+
+    def world():
+        return (
+            dict(os.environ), os.getcwd(), [signal.getsignal(each) for each in signals],
+            list(logging.root.handlers), logging.getLogger("surestep").handlers,
+            torch.initial_seed(), torch.get_num_threads(), torch.get_default_dtype(),
+            torch.cuda.is_initialized(), set(os.listdir(".")),
+        )
+
+    for name in sys.argv[2:]:
+        child = os.fork()
+        if not child:
+            before = world()
+            warnings.simplefilter("error")
+            try:
+                importlib.import_module(name)
+                assert world() == before, "importing it changes the process"
+            except BaseException as error:
+                print(f"{name}: {error!r}", flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+    """
+)
+
+
+def test_each_module_imports_alone_without_a_warning_and_changes_nothing(tmp_path):
+    modules = [module_of(path) for path in FILES if path.name != "__main__.py"]
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_EACH, str(tmp_path / "pycache"), *modules],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == ""
+
+
+def test_each_module_of_the_source_has_a_docstring():
+    assert [name_of(path) for path, tree in TREES.items() if not ast.get_docstring(tree)] == []

@@ -1,0 +1,58 @@
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import surestep
+
+TREE = ast.parse(Path(surestep.__file__).read_text(encoding="utf-8"))
+FOR_TYPES = {
+    alias.asname: node.module
+    for block in TREE.body
+    if isinstance(block, ast.If)
+    for node in block.body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+}
+
+
+def test_all_is_what_type_checkers_see():
+    assert surestep.__all__ == sorted(FOR_TYPES)
+
+
+@pytest.mark.parametrize("name", surestep.__all__)
+def test_public_name_is_the_one_that_type_checkers_see_and_has_a_docstring(name):
+    value = getattr(surestep, name)
+    assert value is getattr(import_module(FOR_TYPES[name]), name)
+    assert value.__doc__
+
+
+def test_a_star_import_brings_them_all():
+    there = {}
+    exec("from surestep import *", there)
+    assert set(surestep.__all__) <= set(there)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
+        surestep.Trainr  # noqa: B018
+
+
+def imported(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
+    )
+    return {name.split(".")[0] for name in done.stdout.split()}
+
+
+def test_import_surestep_brings_nothing_heavy():
+    heavy = {"torch", "numpy", "pydantic", "safetensors", "tyro", "rich", "tqdm", "asyncio"}
+    assert not imported("import surestep; surestep.__all__; surestep.__version__") & heavy
+
+
+def test_a_config_needs_no_torch():
+    assert not imported("import surestep; surestep.Config(epochs=1)") & {"torch", "numpy"}
