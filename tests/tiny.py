@@ -1,5 +1,6 @@
 """The smallest tasks that still show something: a few samples, a few weights."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ from torch import Tensor, nn
 import surestep
 from surestep.engine.facts import Facts
 from surestep.engine.feed import Feed, feed
-from surestep.trainer import Session
+from surestep.engine.plan import Given, Plan
+from surestep.engine.resolve import resolve
+from surestep.engine.state import State
 from surestep.trainer.prepare import Planned, plan_task
+from surestep.trainer.session import Session
 
 FEATURES, CLASSES = 4, 3
 FACTS = Facts(
@@ -23,6 +27,16 @@ FACTS = Facts(
     threads=1,
     display="none",
 )
+
+GPU = replace(FACTS, cuda_devices=("H200",), cuda_memory=(1,), bf16_native=True, tf32=True, cpus=8)
+OLD_GPU = replace(GPU, bf16_native=False, tf32=False)
+GIVEN = Given(train_samples=100, in_memory=False)
+LOADER = {
+    **{"batch_size": 10, "shuffle": False, "drop_last": True, "num_workers": 3},
+    **{"pin_memory": False, "persistent_workers": False, "prefetch_factor": 4},
+}
+LOADED = replace(GIVEN, loader=LOADER)
+VALIDATED = replace(GIVEN, val_sets=("val", "far"), metrics={"accuracy": None, "score": None})
 
 
 def data(samples: int = 20, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -58,9 +72,8 @@ def plan(parts: dict[str, Any] | None = None, **said: Any) -> Planned:
 
 def train_feed(parts: dict[str, Any], **said: Any) -> Feed:
     planned = plan(parts, **said)
-    return feed(
-        planned.task.train, "train", task=planned.task, loss=planned.loss, plan=planned.plan
-    )
+    parts = {"task": planned.task, "loss": planned.loss, "plan": planned.plan}
+    return feed(planned.task.train, "train", **parts, training=True)
 
 
 def prepare(run: Path, parts: dict[str, Any] | None = None, **said: Any) -> Session:
@@ -73,4 +86,40 @@ def fit(run: Path, parts: dict[str, Any] | None = None, **said: Any) -> surestep
 
 def weights(module: nn.Module) -> Tensor:
     """All parameters and buffers in one row."""
-    return torch.cat([each.detach().double().flatten() for each in module.state_dict().values()])
+    tensors = [each for each in module.state_dict().values() if isinstance(each, Tensor)]
+    return torch.cat([each.detach().double().flatten() for each in tensors])
+
+
+def state_of(
+    net: nn.Module | None = None, make: Any = None, steps: int = 2, seed: int = 0
+) -> State:
+    """A state whose optimizer has stepped on gradients drawn from `seed`."""
+    net = net or model()
+    optimizer = (make or fused_adamw)(net.parameters())
+    state = State(net, optimizer, torch.amp.GradScaler("cpu", enabled=False))
+    for step in range(steps):
+        move(state, seed + step)
+    return state
+
+
+def fused_adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.1, fused=True)
+
+
+def move(state: State, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in state.model.parameters():
+        parameter.grad = torch.empty_like(parameter).copy_(
+            torch.randn(parameter.shape, generator=generator)
+        )
+    state.optimizer.step()
+    place = state.place
+    state.place = place._replace(step=place.step + 1, steps_taken=place.steps_taken + 1)
+
+
+def decide(
+    said: dict[str, Any] | None = None, facts: Facts = FACTS, given: Given = GIVEN, **more: Any
+) -> Plan:
+    return resolve(
+        surestep.Config.from_options({"epochs": 1.0, **(said or {})}), facts, given, **more
+    )

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from surestep.engine.seed import set_seed as set_seed
     from surestep.engine.state import State as State
     from surestep.engine.task import Task as Task
-    from surestep.trainer import Run as Run
-    from surestep.trainer import Trainer as Trainer
-    from surestep.trainer import prepare as prepare
+    from surestep.record.run import Run as Run
+    from surestep.trainer.fit import Trainer as Trainer
+    from surestep.trainer.prepare import prepare as prepare
 
 _HOMES = {
     "Checkpoint": "surestep.base.config",
@@ -37,13 +37,13 @@ _HOMES = {
     "Callback": "surestep.engine.callback",
     "Config": "surestep.base.config",
     "Request": "surestep.engine.callback",
-    "Run": "surestep.trainer",
+    "Run": "surestep.record.run",
     "State": "surestep.engine.state",
     "SurestepError": "surestep.base.errors",
     "Task": "surestep.engine.task",
-    "Trainer": "surestep.trainer",
+    "Trainer": "surestep.trainer.fit",
     "log": "surestep.engine.metrics",
-    "prepare": "surestep.trainer",
+    "prepare": "surestep.trainer.prepare",
     "seed_at": "surestep.engine.seed",
     "set_seed": "surestep.engine.seed",
 }

@@ -10,7 +10,7 @@ def test_nothing_said_is_nothing_said():
 
 
 def test_said_lists_full_names():
-    config = Config(epochs=2, optim={"lr": 0.1}, data=dict(shuffle=False))
+    config = Config(epochs=2, optim={"lr": 0.1}, data={"shuffle": False})
     assert config.said() == {"epochs": 2.0, "optim.lr": 0.1, "data.shuffle": False}
 
 

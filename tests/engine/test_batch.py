@@ -43,7 +43,7 @@ def test_samples_are_the_length_of_the_first_tensor():
 
 @pytest.mark.parametrize("batch", ["text", torch.tensor(1.0), []], ids=["text", "scalar", "empty"])
 def test_samples_that_cannot_be_counted_are_refused(batch):
-    with pytest.raises(DataError, match="no tensor with a batch dimension.*collate_fn"):
+    with pytest.raises(DataError, match=r"no tensor with a batch dimension.*collate_fn"):
         samples_in(batch)
 
 

@@ -3,19 +3,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from surestep.base.errors import DataError
-from surestep.engine.data import (
-    Cut,
-    InMemory,
-    Loaded,
-    dataset_of,
-    loader_settings,
-    order_of,
-    own_options,
-    unpack,
-)
+from surestep.engine.data import Cut, InMemory, Loaded, order_of
+from surestep.engine.dataset import unpack
 from tests import tiny
 
 X, Y = tiny.data(11)
@@ -35,11 +27,6 @@ class Noisy(Squares):
     def __getitem__(self, index):
         drawn = (random.random(), np.random.rand(), float(torch.rand(())))
         return torch.tensor([index, *drawn], dtype=torch.float64)
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield from range(5)
 
 
 def read(dataset, *, order=None, epoch=0, cut=4, seed=0, **options):
@@ -117,25 +104,6 @@ def test_a_dict_of_tensors_is_sliced_by_name():
     assert torch.equal(batch["y"], Y[2:4])
 
 
-def test_a_subclass_with_its_own_samples_is_not_sliced():
-    class Doubled(TensorDataset):
-        def __getitem__(self, index):
-            return tuple(2 * each for each in super().__getitem__(index))
-
-    class Negated(Subset):
-        def __getitem__(self, index):
-            x, y = super().__getitem__(index)
-            return -x, y
-
-    assert unpack(Doubled(X, Y)) is None
-    assert unpack(Negated(TensorDataset(X, Y), [0, 1])) is None
-
-
-@pytest.mark.parametrize("data", [Squares(), [(X, Y)], (X, "text"), ()])
-def test_what_is_not_tensors_is_not_sliced(data):
-    assert unpack(data) is None
-
-
 def test_tensors_of_different_lengths_are_refused():
     with pytest.raises(DataError, match=r"different lengths: \[5, 11\].*one row for each sample"):
         InMemory((X, Y[:5]))
@@ -185,53 +153,3 @@ def test_the_users_own_worker_start_runs():
 
     read(Squares(), num_workers=2, worker_init_fn=start)
     assert seen.tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("data", [Stream(), DataLoader(Stream()), None, iter([1])])
-def test_what_has_no_positions_is_refused(data):
-    with pytest.raises(DataError, match=r"The val data is a \w+, which has no positions\. Give a"):
-        dataset_of(data, "val")
-
-
-@pytest.mark.parametrize(
-    "data",
-    [(X[:0], Y[:0]), [], TensorDataset(X[:0], Y[:0]), Subset(Squares(), []), {"x": X[:0]}],
-    ids=["tensors", "list", "TensorDataset", "Subset", "dict"],
-)
-def test_empty_data_is_refused(data):
-    with pytest.raises(DataError, match="The train data is empty"):
-        dataset_of(data, "train")
-
-
-def test_a_loader_brings_its_settings():
-    loader = DataLoader(Squares(), 5, shuffle=True, drop_last=True, num_workers=2)
-    assert loader_settings(loader) == {
-        **{"batch_size": 5, "shuffle": True, "drop_last": True, "num_workers": 2},
-        **{"pin_memory": False, "persistent_workers": False, "prefetch_factor": 2},
-    }
-    assert loader_settings(DataLoader(Squares()))["shuffle"] is False
-    assert loader_settings(Squares()) is None
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"sampler": torch.utils.data.SubsetRandomSampler([1, 2])},
-        {"sampler": torch.utils.data.WeightedRandomSampler([1.0] * 10, 10)},
-        {"sampler": torch.utils.data.RandomSampler(Squares(), replacement=True)},
-        {"sampler": torch.utils.data.RandomSampler(Squares(), num_samples=3)},
-        {"batch_sampler": [[0, 1], [2]]},
-        {"batch_size": None},
-    ],
-    ids=["subset", "weighted", "replacement", "part", "batch_sampler", "no batches"],
-)
-def test_an_order_of_the_users_own_is_refused(options):
-    with pytest.raises(DataError, match="its order could not be repeated.* Give the dataset"):
-        loader_settings(DataLoader(Squares(), **options))
-
-
-def test_what_the_plan_has_no_word_for_is_kept():
-    loader = DataLoader(Squares(), num_workers=1, timeout=7, worker_init_fn=print)
-    assert own_options(loader)["timeout"] == 7
-    assert own_options(loader)["worker_init_fn"] is print
-    assert own_options(Squares()) == {}

@@ -94,9 +94,14 @@ def test_a_forward_that_changes_its_input_changes_no_data(tmp_path):
 def test_eval_mode_puts_each_module_back_into_its_own_mode():
     model = nn.Sequential(nn.Dropout(), nn.Dropout(), nn.Dropout())
     model[1].eval()
-    with pytest.raises(RuntimeError, match="stop"), eval_mode(model):
-        assert not any(module.training for module in model.modules())
-        raise RuntimeError("stop")
+
+    def measure():
+        with eval_mode(model):
+            assert not any(module.training for module in model.modules())
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        measure()
     assert [module.training for module in model.modules()] == [True, True, False, True]
 
 

@@ -129,7 +129,7 @@ def test_a_callable_is_a_mean_over_what_its_user_says(items, expected):
 
 
 def test_unknown_items_are_refused():
-    with pytest.raises(TaskError, match="items='words' is not known. Use 'samples', 'tokens'"):
+    with pytest.raises(TaskError, match=r"items='words' is not known\. Use 'samples', 'tokens'"):
         as_loss(mean_loss, "words")
 
 

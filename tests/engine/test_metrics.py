@@ -7,7 +7,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import TaskError
-from surestep.engine.metrics import direction, open_metrics, take_logged
+from surestep.engine.metrics import directions, open_metrics, take_logged
 from tests import tiny
 
 CPU = torch.device("cpu")
@@ -66,15 +66,19 @@ def test_a_mean_of_nothing_is_not_a_number():
     assert math.isnan(opened.compute()["m"])
 
 
+def test_a_number_is_kept_to_its_last_digit():
+    assert measured(lambda o, t: 0.1, 20) == {"m": 0.1}
+
+
 def test_a_metric_that_returns_a_value_for_each_sample_is_refused():
     with pytest.raises(TaskError, match=r"metrics\['m'\] returned a tensor of shape \(7,\).*mean"):
         measured(lambda o, t: o.argmax(1) == t, 7)
 
 
 def test_direction_is_what_the_metric_says():
-    assert direction(torchmetrics.Accuracy(task="binary")) == "max"
-    assert direction(torchmetrics.MeanSquaredError()) == "min"
-    assert direction(accuracy) is None
+    assert directions("m", torchmetrics.Accuracy(task="binary"))["m"] == "max"
+    assert directions("m", torchmetrics.MeanSquaredError())["m"] == "min"
+    assert directions("m", accuracy)["m"] is None
 
 
 def test_log_takes_scalars_only():

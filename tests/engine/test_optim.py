@@ -102,7 +102,7 @@ def test_an_empty_group_is_left_out():
 def test_the_optimizer_is_the_plans(said, kind, options):
     planned = tiny.plan(optim=said)
     optimizer = build_optimizer(planned.plan, planned.task, planned.model)
-    assert type(optimizer) is kind
+    assert isinstance(optimizer, kind)
     assert {name: optimizer.param_groups[0][name] for name in options} == options
 
 
@@ -129,7 +129,7 @@ def test_a_task_may_bring_its_optimizer_for_the_same_groups():
 
 
 def test_what_is_no_optimizer_is_refused():
-    with pytest.raises(TaskError, match="returned a list, not a torch.optim.Optimizer"):
+    with pytest.raises(TaskError, match=r"returned a list, not a torch\.optim\.Optimizer"):
         build(lambda groups: [groups])
 
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from surestep.base.errors import TaskError
 from surestep.engine.precision import autocast, grad_scaler, process_settings
 from tests import tiny
 
@@ -48,7 +49,7 @@ def test_deterministic_holds_while_a_session_is_open(tmp_path, monkeypatch):
 def test_deterministic_is_put_back_where_a_session_cannot_open(tmp_path, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = settings()
-    with pytest.raises(Exception, match="several devices|fails on the first batch"):
+    with pytest.raises(TaskError, match="fails on the first batch"):
         tiny.prepare(tmp_path, {"model": nn.Linear(9, 9)}, deterministic=True)
     assert settings() == before
 

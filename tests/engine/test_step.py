@@ -111,9 +111,8 @@ def test_modes_are_asked_of_the_model_itself():
     model = OwnTrain()
     modes = Modes(model)
     assert (model.training, model.backbone.training) == (True, False)
-    model.eval()
-    modes.set()
-    assert (model.training, model.backbone.training, model.head.training) == (True, False, True)
+    wanted = dict(modes.wanted)
+    assert (wanted[model], wanted[model.backbone], wanted[model.head]) == (True, False, True)
 
 
 def test_modules_kept_in_eval_mode_stay_there_in_training(tmp_path):
@@ -133,7 +132,7 @@ def test_a_mode_that_the_user_changes_between_steps_is_set_right(tmp_path):
     with session_of(tmp_path, {"model": model}) as session:
         for _ in session.steps():
             model.eval()
-    assert model[0].num_batches_tracked == 6
+        assert model[0].num_batches_tracked == 6
 
 
 @pytest.mark.parametrize("replace", [False, True], ids=["in place", "new tensor"])

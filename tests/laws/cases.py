@@ -138,6 +138,10 @@ def _divergence(dtype: torch.dtype) -> Case:
     return Case(partial(_log_mlp, dtype), nn.KLDivLoss(reduction="batchmean"), (x, y))
 
 
+def _declared_sum(dtype: torch.dtype) -> Case:
+    return Case(partial(mlp, dtype), nn.CrossEntropyLoss(reduction="sum"), rows(dtype=dtype))
+
+
 def _balanced(dtype: torch.dtype) -> Case:
     """Weights that add up to the number of samples over all the data, but not over a batch."""
     x, _ = rows(60, dtype)
@@ -161,4 +165,5 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "squares, elementwise": _squares,
     "divergence over samples": _divergence,
     "balanced weights": _balanced,
+    "a sum, declared": _declared_sum,
 }

@@ -127,7 +127,7 @@ def exact_loop(
     optimizer = make_optimizer(two_groups(model, weight_decay))
     scheduler = schedule(optimizer)
     losses, step, epoch, n = [], 0, 0, len(x)
-    while step < steps:
+    while True:
         order = order_of(n, seed, epoch)
         for start in range(0, n, batch_size):
             end = min(start + batch_size, n)
@@ -145,6 +145,5 @@ def exact_loop(
             losses.append(float(loss_sum) / (end - start))
             step += 1
             if step == steps:
-                break
+                return losses
         epoch += 1
-    return losses

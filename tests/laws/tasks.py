@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import surestep
-from surestep.trainer import Session
+from surestep.trainer.session import Session
 
 QUIET = {"progress": "quiet"}
 

@@ -21,7 +21,16 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 import surestep
 from tests.laws import plain
 from tests.laws.cases import CASES, Case
-from tests.laws.tasks import assert_moved, assert_same, mlp, rows, session_of, snapshot, train
+from tests.laws.tasks import (
+    assert_moved,
+    assert_same,
+    mlp,
+    rows,
+    session_of,
+    snapshot,
+    train,
+    with_batchnorm,
+)
 
 Folder = Callable[[], Path]
 LIMIT = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -41,9 +50,9 @@ class Way:
 # AdamW and a clip that acts both take a wrong factor out of the gradient again; SGD shows it.
 ADAMW = Way({"max_grad_norm": 0.02}, 0.02, plain.adamw())
 SGD = Way(
-    {"max_grad_norm": "off", "optim": {"name": "sgd", "lr": 0.1, "momentum": 0.9}},
+    {"max_grad_norm": "off", "optim": {"name": "sgd", "lr": 0.02, "momentum": 0.9}},
     math.inf,
-    plain.sgd(lr=0.1, momentum=0.9),
+    plain.sgd(lr=0.02, momentum=0.9),
 )
 
 
@@ -152,6 +161,30 @@ def test_named_parts_of_a_loss_are_cut_like_their_sum(folder):
     assert plain.distance(usual, ours) <= 1e-6
 
 
+def test_items_of_a_dict_batch_are_counted_by_the_users_function(folder):
+    """The function sees a batch as the data gives it."""
+    case = CASES["callable over its own count"](torch.float32)
+    x, y = case.data
+    ours = case.model()
+    task = surestep.Task(
+        ours,
+        case.mean_loss,
+        {"input": x, "label": y},
+        items=lambda batch: (batch["label"] > 0).sum(),
+    )
+    train(
+        task,
+        folder(),
+        max_steps=STEPS,
+        batch_size=BATCH,
+        micro_batch_size=5,
+        schedule={"name": "cosine", "warmup": "4 steps"},
+        **SGD.options,
+    )
+    usual = uncut("callable over its own count", torch.float32, SGD, False)
+    assert plain.distance(usual, ours) <= 1e-6
+
+
 class Jittered(Dataset):
     """A dataset that draws for each sample."""
 
@@ -180,15 +213,19 @@ def test_augmentation_of_a_sample_does_not_depend_on_the_cut(folder, wrap):
     assert plain.distance(whole, cut) <= 1e-6
 
 
-def check_nothing_to_learn(folder: Folder) -> None:
+def check_nothing_to_learn(folder: Folder, optim: dict[str, Any] | None = None) -> None:
     """A batch whose targets are all ignored is counted and moves nothing."""
     x, y = rows(32)
     y[plain.order_of(32, 0, 0)[16:24]] = -100  # the third of four batches
-    model = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.BatchNorm1d(8), mlp_head())
-    task = surestep.Task(model, torch.nn.CrossEntropyLoss(), (x, y))
+    task = surestep.Task(with_batchnorm(), torch.nn.CrossEntropyLoss(), (x, y))
     taken = []
     with session_of(
-        task, folder(), epochs=1, batch_size=8, schedule={"name": "cosine"}, optim={"lr": 0.1}
+        task,
+        folder(),
+        epochs=1,
+        batch_size=8,
+        schedule={"name": "cosine"},
+        optim=optim or {"lr": 0.1},
     ) as session:
         for result in session.steps():
             taken.append((bool(result.took_step), copy.deepcopy(snapshot(session))))
@@ -199,9 +236,9 @@ def check_nothing_to_learn(folder: Folder) -> None:
     assert session.state.place.step == 4
 
 
-def mlp_head() -> torch.nn.Module:
-    return torch.nn.Linear(8, 3)
+MOMENTUM = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
 
 
-def test_batch_without_items_moves_nothing_and_is_counted(folder):
-    check_nothing_to_learn(folder)
+@pytest.mark.parametrize("optim", [None, MOMENTUM], ids=["adamw", "sgd"])
+def test_batch_without_items_moves_nothing_and_is_counted(folder, optim):
+    check_nothing_to_learn(folder, optim)

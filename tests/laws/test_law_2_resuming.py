@@ -62,6 +62,7 @@ def check_resume(
     assert_same(snapshot(whole), snapshot(session))
     assert_moved(half, snapshot(session))
     assert whole.state.place == session.state.place
+    assert whole.state.counts == session.state.counts
 
 
 @pytest.mark.parametrize("stop_at", [1, 5, 9, 12])

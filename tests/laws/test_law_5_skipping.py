@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 import surestep
+from surestep import Request
 from surestep.base.errors import NonFiniteError
 from surestep.record.files import read_json
-from surestep.trainer import Session
+from surestep.trainer.session import Session
 from tests.laws import plain
 from tests.laws.bombs import BATCH, HURT, bomb
 from tests.laws.tasks import QUIET, assert_moved, assert_same, session_of, snapshot
@@ -46,13 +47,19 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def files_of(checkpoint: Path) -> dict[str, Any]:
-    """Read what a checkpoint holds, tensor by tensor; all of it must be finite."""
+    """Read what a checkpoint holds, tensor by tensor; all of it must be finite.
+
+    Without the groups' rates, which are no state: each step sets them from the steps taken.
+    """
     held: dict[str, Any] = {}
     for part in ("model", "optimizer"):
         for name, value in load_file(checkpoint / f"{part}.safetensors").items():
             assert torch.isfinite(value).all(), f"{name} of {part} is not finite"
             held[f"{part}/{name}"] = value.tolist()
-    return {**held, **read_json(checkpoint / "state.json")}
+    record = read_json(checkpoint / "state.json")
+    for group in record["optimizer"]["groups"]:
+        group["options"].pop("lr", None)
+    return {**held, **record}
 
 
 def before(folder: Folder, task: surestep.Task, steps: int, **options: Any) -> dict[str, Any]:
@@ -149,6 +156,55 @@ def test_session_goes_on_after_the_error_with_good_batches(folder, optimizer):
         result = session.train_step([good])
         assert bool(result.took_step)
         assert_moved(held, snapshot(session))
+
+
+def test_error_in_the_middle_of_a_step_leaves_the_state_before_the_bad_one(folder):
+    """A callback that asks to save makes a log point, when a later forward has moved BatchNorm."""
+
+    class Asking(surestep.Callback):
+        def on_backward(self, state):
+            return Request.SAVE if state.place.step == 5 else None
+
+    options = OPTIONS | {"logging": {"every": "50 steps"}}
+    expected = before(folder, bomb("both", [5]), 4, **options)
+    with session_of(bomb("both", [5]), folder(), callbacks=[Asking()], **options) as session:
+        with pytest.raises(NonFiniteError, match="Step 5 "):
+            list(session.steps())
+        assert files_of(session.save()) == expected
+
+
+def test_own_loop_hears_of_a_bad_step_at_the_next_log_point(folder):
+    task = bomb("both", [3])
+    x, flags, y = (each[plain.order_of(96, 0, 0)].split(BATCH) for each in task.train)
+    with session_of(task, folder(), **OPTIONS) as session:
+        for batch in zip(x[:3], flags[:3], y[:3], strict=True):
+            session.train_step([batch])
+        with pytest.raises(NonFiniteError, match="Step 3 "):
+            session.train_step([(x[3], flags[3], y[3])])
+
+
+class Growing(torch.nn.Module):
+    """A model that keeps a table in a buffer, which grows with the longest input it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(20, 8), torch.nn.Linear(8, 5)
+        self.register_buffer("table", torch.zeros(2, 1), persistent=False)
+
+    def forward(self, x):
+        if x.shape[1] > len(self.table):
+            self.table = torch.linspace(0, 1, x.shape[1])[:, None]
+        hidden = self.embedding(x) + self.table[: x.shape[1]]
+        return self.head(hidden).transpose(1, 2)
+
+
+def test_buffer_that_grows_in_a_forward_does_not_stop_the_run(folder):
+    samples = [(torch.arange(n) % 20, torch.arange(n) % 5) for n in (3, 5, 4, 9)]
+    task = surestep.Task(Growing(), torch.nn.CrossEntropyLoss(), samples)
+    options = {"epochs": 1, "batch_size": 1, "data": {"shuffle": False}}
+    with session_of(task, folder(), **options) as session:
+        assert [bool(result.took_step) for result in session.steps()] == [True] * 4
+    assert len(session.model.table) == 9
 
 
 def check_skips(folder: Folder, kind: str, optimizer: str = "adamw", **options: Any) -> Session:

@@ -64,7 +64,10 @@ def test_a_refused_second_holder_does_not_open_the_folder_to_others(tmp_path):
     hold = Hold(tmp_path)
     with pytest.raises(RunError):
         Hold(tmp_path)
-    code = "import sys, pathlib; from surestep.record.hold import Hold; Hold(pathlib.Path(sys.argv[1]))"
+    code = (
+        "import sys, pathlib; from surestep.record.hold import Hold; "
+        "Hold(pathlib.Path(sys.argv[1]))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
     )

@@ -1,6 +1,4 @@
-import io
 import logging
-import sys
 
 import pytest
 
@@ -16,45 +14,37 @@ def point(first=1, losses=(1.0, 2.0), norms=(3.0, 4.0), **more):
     return LogPoint(first, 0, list(losses), list(norms), **{**usual, **more}, place=place)
 
 
-@pytest.fixture
-def stderr(monkeypatch):
-    """What is written to stderr by whoever looks it up now."""
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    return stream
-
-
 @pytest.mark.parametrize(("name", "kind"), [("bar", Bar), ("plain", Plain), ("quiet", Quiet)])
-def test_the_display_is_the_plans(stderr, name, kind):
+def test_the_display_is_the_plans(name, kind):
     progress = open_progress(tiny.plan(logging={"progress": name}).plan, start=0)
     assert type(progress) is kind
     progress.close()
 
 
-def test_quiet_shows_nothing_and_logs_what_is_said(stderr, caplog):
+def test_quiet_shows_nothing_and_logs_what_is_said(capsys, caplog):
     quiet = Quiet()
     with caplog.at_level(logging.INFO, "surestep"):
         quiet.say("hello")
     quiet.log(point())
     quiet.close()
-    assert stderr.getvalue() == ""
+    assert capsys.readouterr().err == ""
     assert caplog.messages == ["hello"]
 
 
-def test_plain_prints_a_line_and_then_waits(stderr):
+def test_plain_prints_a_line_and_then_waits(capsys):
     plain = Plain(tiny.plan().plan, every_s=1000)
     plain.log(point(first=1))
     plain.log(point(first=3))
-    assert stderr.getvalue().splitlines() == [
+    assert capsys.readouterr().err.splitlines() == [
         "step 2/6  epoch 1  loss 1.5  lr 0.1  grad_norm 4  items/s 8"
     ]
 
 
-def test_plain_prints_the_last_step_however_soon(stderr):
+def test_plain_prints_the_last_step_however_soon(capsys):
     plain = Plain(tiny.plan().plan, every_s=1000)
     plain.log(point(first=1))
     plain.log(point(first=5))
-    assert stderr.getvalue().splitlines()[-1].startswith("step 6/6")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("step 6/6")
 
 
 def test_nothing_goes_to_stdout(tmp_path, capfd):
@@ -64,7 +54,7 @@ def test_nothing_goes_to_stdout(tmp_path, capfd):
     assert capfd.readouterr().out == ""
 
 
-def test_a_bar_goes_on_from_where_the_run_stands_and_ends_at_its_end(stderr):
+def test_a_bar_goes_on_from_where_the_run_stands_and_ends_at_its_end(capsys):
     bar = Bar(tiny.plan().plan, start=2, every_s=0)
     assert bar._bar.n == 2
     for _ in range(4):
@@ -73,11 +63,12 @@ def test_a_bar_goes_on_from_where_the_run_stands_and_ends_at_its_end(stderr):
     bar.say("a line")
     bar.close()
     assert bar._bar.n == 6
-    assert "6/6" in stderr.getvalue()
-    assert "a line\n" in stderr.getvalue()
+    shown = capsys.readouterr().err
+    assert "6/6" in shown
+    assert "a line\n" in shown
 
 
-def test_a_bar_that_is_closed_shows_every_step(stderr):
+def test_a_bar_that_is_closed_shows_every_step(capsys):
     bar = Bar(tiny.plan().plan, start=0, every_s=1000)
     for _ in range(5):
         bar.on_step(None, None)

@@ -1,5 +1,3 @@
-import os
-
 import pytest
 import torch
 from torch import nn
@@ -107,16 +105,12 @@ def test_a_disk_that_is_full_at_the_end_lets_the_folder_go(tmp_path):
     writer._file.close()
     writer._file = open("/dev/full", "w")  # noqa: SIM115
     writer._file.write("x")
-    with pytest.raises(RunError, match="No space left"):
-        session.close()
-    Recorder(tmp_path).close()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(RunError, match="cannot be a run folder: Permission denied"):
-        tiny.prepare(tmp_path / "run")
+    try:
+        with pytest.raises(RunError, match="No space left"):
+            session.close()
+        Recorder(tmp_path).close()
+    finally:
+        session._recorder._hold.release()
 
 
 def test_the_checkpoints_do_not_share_memory_with_the_model(tmp_path):

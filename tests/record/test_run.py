@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from surestep.base.errors import CheckpointError, RunError
+from surestep.record.checkpoint.read import saved
 from surestep.record.run import Run
 from tests import tiny
 
@@ -30,9 +31,9 @@ def test_a_run_tells_what_was_asked_and_how_it_ended(tmp_path):
 
 
 def test_best_is_by_the_metric_and_last_by_the_step(tmp_path):
-    run = fit(tmp_path, [0.1, 0.9, 0.5, 0.2])
-    assert (run.best.step, run.best.metrics["val/score"]) == (6, 0.9)
-    assert (run.last.step, run.last.metrics["val/score"]) == (12, 0.2)
+    run = fit(tmp_path, [0.125, 0.75, 0.5, 0.25])
+    assert (run.best.step, run.best.metrics["val/score"]) == (6, 0.75)
+    assert (run.last.step, run.last.metrics["val/score"]) == (12, 0.25)
 
 
 def test_a_metric_that_is_not_a_number_is_never_best(tmp_path):
@@ -49,17 +50,11 @@ def test_where_nothing_was_measured_the_best_is_the_last(tmp_path):
 def test_a_checkpoint_has_only_the_metrics_of_its_own_step(tmp_path):
     said = {"checkpoint": {"every": "2 steps", "keep_last": 9, "keep_best": 1}}
     run = fit(tmp_path, [0.9, 0.1], **said)
-    measured = {path.name: bool(_metrics(path)) for path in sorted(run.checkpoints.iterdir())}
+    measured = {path.name: bool(saved(path).metrics) for path in sorted(run.checkpoints.iterdir())}
     assert measured == {
         **{"step-00000002": False, "step-00000003": True},
         **{"step-00000004": False, "step-00000006": True},
     }
-
-
-def _metrics(path):
-    from surestep.record.checkpoint.read import saved
-
-    return saved(path).metrics
 
 
 def test_the_second_best_is_not_pushed_out_by_steps_that_were_not_measured(tmp_path):

@@ -1,14 +1,13 @@
 """What the user asked: frozen, typed, validated. `None` says "not said": the Plan decides.
 
 The same names stand in Python, in TOML and on the command line. What an option means stands here;
-what is chosen where nothing was said, and why, stands in `engine/plan.py`.
+what is chosen where nothing was said, and why, stands in `engine/table.py`.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -17,38 +16,19 @@ from pydantic import (
     model_validator,
 )
 
-from surestep.base.duration import Unit, parse_duration
 from surestep.base.errors import ConfigError, near
-
-
-def _duration(*units: Unit) -> AfterValidator:
-    return AfterValidator(lambda text: str(parse_duration(text, units)))
-
-
-def _warmup(text: str) -> str:
-    if text.endswith("%"):
-        try:
-            share = float(text[:-1])
-        except ValueError:
-            share = -1.0
-        if not 0 <= share <= 100:
-            raise ValueError("must be a share of the run between 0% and 100%")
-        return f"{share:g}%"
-    if text.strip() in ("0", "0 steps", "0 epochs"):
-        return "0%"
-    return str(parse_duration(text, ("steps", "epochs")))
-
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
-Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
-Period = Annotated[str, _duration("epochs", "steps", "items")]
-ClockPeriod = Annotated[str, _duration("epochs", "steps", "items", "minutes")]
-StepPeriod = Annotated[str, _duration("epochs", "steps")]
-Warmup = Annotated[str, AfterValidator(_warmup)]
+from surestep.base.values import (
+    ClockPeriod,
+    Count,
+    NotNegative,
+    Period,
+    Positive,
+    Precision,
+    Share,
+    StepPeriod,
+    Warmup,
+    Whole,
+)
 
 
 class Group(BaseModel):
@@ -63,9 +43,8 @@ class Group(BaseModel):
         try:
             return handler(data)
         except ValidationError as error:
-            raise ConfigError(
-                "\n".join(_sentence(cls, detail) for detail in error.errors())
-            ) from None
+            found = "\n".join(_sentence(cls, detail) for detail in error.errors())
+            raise ConfigError(found) from None
 
 
 def _sentence(group: type[Group], detail: Mapping[str, Any]) -> str:
@@ -73,10 +52,11 @@ def _sentence(group: type[Group], detail: Mapping[str, Any]) -> str:
     name = str(detail["loc"][0]) if detail["loc"] else ""
     full = group.prefix + name
     if detail["type"] == "extra_forbidden":
-        own = [group.prefix + field for field in group.model_fields]
         elsewhere = [option for option, _ in options() if option.split(".")[-1] == name]
-        hint = f"Did you mean {elsewhere[0]!r}?" if elsewhere else near(full, own)
-        return f"There is no option {full!r}. {hint}"
+        if elsewhere:
+            return f"There is no option {full!r}. Did you mean {elsewhere[0]!r}?"
+        # Compared without the group, which all of them share.
+        return f"There is no option {full!r}. {near(name, group.model_fields, group.prefix)}"
     what = detail["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
     return f"{full}={detail['input']!r} is not allowed: {what}."
 

@@ -6,6 +6,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Unit = Literal["epochs", "steps", "items", "minutes"]
+
+
+def exact(amount: float) -> str:
+    """Write a number so that reading it gives the same one; whole ones without a point."""
+    return str(int(amount)) if amount.is_integer() else repr(amount)
+
+
 UNITS: tuple[Unit, ...] = get_args(Unit)
 _TEXT = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([a-z]+)\s*")
 
@@ -19,7 +26,7 @@ class Duration:
 
     def __str__(self) -> str:
         unit = self.unit[:-1] if self.amount == 1 else self.unit
-        return f"{self.amount:g} {unit}"
+        return f"{exact(self.amount)} {unit}"
 
     def in_steps(self, steps_per_epoch: int) -> int:
         """Count the optimizer steps in epochs or steps, at least one.
@@ -74,8 +81,11 @@ class Cadence:
         self.unit = duration.unit
         scale = {"epochs": steps_per_epoch, "minutes": 60}.get(duration.unit, 1)
         self.period = duration.amount * scale
-        self._items = items
-        self._seconds = seconds
+        self.start(items, seconds)
+
+    def start(self, items: float, seconds: float) -> None:
+        """Count items and time from here."""
+        self._items, self._seconds = items, seconds
 
     def due(self, step: int, items: float, seconds: float) -> bool:
         """Say whether a period ended with this step, and begin the next one."""

@@ -58,10 +58,12 @@ class NonFiniteError(SurestepError):
         self.parameters = parameters
 
 
-def near(name: str, known: Iterable[str]) -> str:
+def near(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Say which of the known names are close to `name`, as the end of an error message."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     if close:
-        return f"Did you mean {' or '.join(repr(c) for c in close)}?"
-    return f"Known: {', '.join(known)}." if known else "There are none here."
+        return f"Did you mean {' or '.join(repr(prefix + each) for each in close)}?"
+    if not known:
+        return "There are none here."
+    return f"Known: {', '.join(prefix + each for each in known)}."

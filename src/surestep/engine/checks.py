@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from surestep.base.errors import DataError, TaskError
-from surestep.engine.batch import Batch, MicroBatch, samples_in, tensors_in
+from surestep.engine.batch import MicroBatch, samples_in, tensors_in
 from surestep.engine.evaluate import eval_mode
 from surestep.engine.feed import Feed
 from surestep.engine.loss import Loss
@@ -55,9 +55,7 @@ def check_first_batch(
         DataError: inputs that are not finite, targets out of range, no items.
         TaskError: outputs, targets and loss do not fit each other.
     """
-    batch = next(feed.batches(epoch=0))
-    micro = batch.micro_batches[0]
-    _check_items(batch)
+    raw, micro = feed.first()
     _check_finite(micro)
     randomness = ModelRandomness(feed.seed, feed.device)
     with eval_mode(model), torch.no_grad():
@@ -67,7 +65,7 @@ def check_first_batch(
             _check_shapes(outputs, micro.targets, feed.loss)
             value = _loss(feed.loss, outputs, micro)
             if not feed.loss.is_sum and task.splits:
-                _check_parts(feed, outputs, micro, value)
+                _check_parts(feed, raw, outputs, micro, value)
         take_logged()
     if fresh and feed.loss.kind == "classes" and feed.loss.divides:
         _check_first_loss(float(value) / micro.items, outputs.shape[1])
@@ -81,14 +79,6 @@ def _forward(model: nn.Module, micro: MicroBatch) -> Any:
         raise TaskError(
             f"The model fails on the first batch, whose inputs have shapes {shapes}: {error}"
         ) from error
-
-
-def _check_items(batch: Batch) -> None:
-    if not batch.items or not batch.micro_batches[0].items:
-        raise DataError(
-            "The first batch has no items: every target is ignored, or its class weights are 0. "
-            "Look at ignore_index and the targets."
-        )
 
 
 def _check_finite(micro: MicroBatch) -> None:
@@ -172,9 +162,12 @@ class _Broadcast(TorchDispatchMode):
 def _loss(loss: Loss, outputs: Any, micro: MicroBatch) -> Tensor:
     """Return the loss of a micro-batch, checked, as a sum over its items."""
     samples = samples_in((micro.targets, micro.args, dict(micro.kwargs)))
-    with _Broadcast(samples) as broadcast:
+    with _Broadcast(samples) as broadcast, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
         value = loss.value(outputs, micro.targets)
-    if broadcast.seen is not None:
+    # torch's own losses broadcast out of a dispatch mode's sight, but warn.
+    of_torch = any("Using a target size" in str(each.message) for each in warned)
+    if broadcast.seen is not None or of_torch:
         raise TaskError(
             f"In the loss, a tensor of shape ({samples}, 1) meets one of shape ({samples},): each "
             "is compared with each. Use outputs.squeeze(-1) or targets.unsqueeze(-1)."
@@ -194,7 +187,7 @@ def _loss(loss: Loss, outputs: Any, micro: MicroBatch) -> Tensor:
     return loss.add_up(value, micro.items)[0]
 
 
-def _check_parts(feed: Feed, outputs: Any, micro: MicroBatch, whole: Tensor) -> None:
+def _check_parts(feed: Feed, raw: Any, outputs: Any, micro: MicroBatch, whole: Tensor) -> None:
     """Compare a batch with its two parts: a loss that is a mean over its items adds up."""
     samples = micro.samples
     if samples < 3 or not isinstance(outputs, Tensor) or len(outputs) != samples:
@@ -202,9 +195,9 @@ def _check_parts(feed: Feed, outputs: Any, micro: MicroBatch, whole: Tensor) -> 
     total = torch.zeros((), dtype=torch.float64, device=whole.device)
     # Uneven parts, because a mean of means is right for even ones.
     for rows in (slice(0, samples // 3), slice(samples // 3, samples)):
+        part = _rows(raw, rows)
+        items = feed.loss.items(part, feed.split(part)[2])
         targets = _rows(micro.targets, rows)
-        raw = _rows((*micro.args, micro.targets), rows)
-        items = feed.loss.items(raw, targets)
         if items:
             total += feed.loss.add_up(feed.loss.value(outputs[rows], targets), items)[0]
     if not math.isclose(float(total), float(whole), rel_tol=1e-3, abs_tol=1e-6):

@@ -8,19 +8,14 @@ into global batches and those into micro-batches. What a sample's loading draws 
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
     Subset,
-    TensorDataset,
     default_collate,
     get_worker_info,
 )
@@ -65,9 +60,9 @@ class Source(Protocol):
         """Yield the batch at each range of positions; `order` None is the stored order."""
         ...
 
-
-# Measured on the small MLP: 1 MiB is past the knee, and fits a core's second-level cache.
-GATHERED_BYTES = 2**20
+    def close(self) -> None:
+        """Let the workers go."""
+        ...
 
 
 class InMemory:
@@ -76,61 +71,60 @@ class InMemory:
     def __init__(self, tensors: Any, index: Tensor | None = None) -> None:
         self.tensors = tensors
         self.index = index
-        lengths = {len(tensor) for tensor in _parts(tensors)[1]}
+        values = tensors.values() if isinstance(tensors, dict) else tensors
+        lengths = {len(tensor) for tensor in values}
         if len(lengths) > 1:
             raise DataError(
                 f"The tensors of the data have different lengths: {sorted(lengths)}. Inputs and "
                 "targets need one row for each sample."
             )
         self.samples = len(index) if index is not None else lengths.pop()
-        rows = [tensor[:1] for tensor in _parts(tensors)[1]]
-        self._row_bytes = max(1, sum(row.numel() * row.element_size() for row in rows))
 
     def __len__(self) -> int:
         return self.samples
 
-    def __getitems__(self, rows: Any) -> Any:
-        """Return the batch of these rows of the tensors, copied."""
-        return self._each(lambda tensor: _gather(tensor, rows))
+    def __getitems__(self, rows: list[int]) -> Any:
+        """Return the batch of these rows of the tensors, for workers that slice."""
+        return next(self.read(0, torch.as_tensor(rows), [range(len(rows))]))
 
     def read(self, epoch: int, order: Tensor | None, ranges: list[range]) -> Iterator[Any]:
-        """Yield slices of rows that are gathered many batches at a time.
+        """Yield the batch at each range, copied.
 
-        Gathering costs as much for one small batch as for sixteen; slicing what was gathered costs
-        next to nothing. What is yielded is never the data itself, which a model could write into.
+        Always into memory of its own: a model may write into its inputs, and a view that starts
+        somewhere within a larger tensor changes the last bits, since kernels ask for alignment.
         """
+        names = list(self.tensors) if isinstance(self.tensors, dict) else None
+        tensors = list(self.tensors.values()) if names else self.tensors
         if self.index is not None:
             order = self.index if order is None else self.index[order]
-        chunk = max(1, GATHERED_BYTES // self._row_bytes)
-        start = end = 0
+        orders = [None if order is None else order.to(tensor.device) for tensor in tensors]
         for where in ranges:
-            if where.stop > end:
-                start, end = where.start, max(where.stop, min(where.start + chunk, self.samples))
-                rows = slice(start, end)
-                gathered = self.__getitems__(rows if order is None else order[rows])
-                names, parts = _parts(gathered)
-            first, last = where.start - start, where.stop - start
-            sliced = []
-            for part in parts:
-                sliced.append(part[first:last])
-            yield dict(zip(names, sliced, strict=True)) if names else tuple(sliced)
+            start, stop, parts = where.start, where.stop, []
+            for tensor, rows in zip(tensors, orders, strict=True):
+                if rows is None:
+                    parts.append(tensor[start:stop].clone())
+                else:
+                    parts.append(tensor.index_select(0, rows[start:stop]))
+            yield tuple(parts) if names is None else dict(zip(names, parts, strict=True))
 
-    def _each(self, function: Callable[[Tensor], Tensor]) -> Any:
-        if isinstance(self.tensors, dict):
-            return {name: function(tensor) for name, tensor in self.tensors.items()}
-        return tuple(function(tensor) for tensor in self.tensors)
+    def close(self) -> None:
+        """Do nothing: there are no workers."""
 
 
-def _gather(tensor: Tensor, rows: slice | Tensor | list[int]) -> Tensor:
-    if isinstance(rows, slice):
-        return tensor[rows].clone()
-    return tensor.index_select(0, torch.as_tensor(rows, device=tensor.device))
+class Rows(Dataset[Any]):
+    """Tensors in memory as samples, for a collate function of the user's own."""
 
+    def __init__(self, memory: InMemory) -> None:
+        self.memory = memory
 
-def _parts(batch: Any) -> tuple[list[str], list[Tensor]]:
-    if isinstance(batch, dict):
-        return list(batch), list(batch.values())
-    return [], list(batch)
+    def __len__(self) -> int:
+        return len(self.memory)
+
+    def __getitem__(self, row: int) -> Any:
+        tensors = self.memory.tensors
+        if isinstance(tensors, dict):
+            return {name: tensor[row] for name, tensor in tensors.items()}
+        return tuple(tensor[row] for tensor in tensors)
 
 
 class Wanted(NamedTuple):
@@ -160,8 +154,10 @@ class Seeded(Dataset[Any]):
             return self._load(batch)
 
     def _load(self, batch: list[Wanted]) -> Any:
-        many = getattr(self.dataset, "__getitems__", None)
-        if many is not None:
+        # A Subset has __getitems__ only to hand on its dataset's, which may have none.
+        holder = self.dataset.dataset if type(self.dataset) is Subset else self.dataset
+        many = hasattr(holder, "__getitems__") and getattr(self.dataset, "__getitems__", None)
+        if many:
             self._seed(batch[0])
             samples = many([wanted.sample for wanted in batch])
         else:
@@ -227,7 +223,7 @@ class Loaded:
         self._places = _Places()
         options = dict(options)
         start = _WorkerStart(options.pop("worker_init_fn", None))
-        self._loader = DataLoader(
+        self._make = lambda: DataLoader(
             Seeded(dataset, collate or default_collate, seed),
             batch_sampler=self._places,
             collate_fn=as_it_is,
@@ -235,6 +231,7 @@ class Loaded:
             generator=torch.Generator(),  # else iter() draws from the global generator
             **options,
         )
+        self._loader = self._make()
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -244,94 +241,6 @@ class Loaded:
         self._places.epoch, self._places.order, self._places.ranges = epoch, order, ranges
         return iter(self._loader)
 
-
-def unpack(data: Any) -> tuple[Any, Tensor | None] | None:
-    """Return (tensors, index) of data that lies in memory as tensors, else None."""
-    if isinstance(data, TensorDataset):
-        return data.tensors, None
-    if isinstance(data, Subset):
-        inner = unpack(data.dataset)
-        if inner is None:
-            return None
-        index = torch.as_tensor(data.indices)
-        return inner[0], index if inner[1] is None else inner[1][index]
-    values = data.values() if isinstance(data, dict) else data if isinstance(data, tuple) else ()
-    if not values or not all(isinstance(value, (Tensor, np.ndarray)) for value in values):
-        return None
-    if isinstance(data, dict):
-        return {name: torch.as_tensor(value) for name, value in data.items()}, None
-    return tuple(torch.as_tensor(value) for value in data), None
-
-
-def first_samples(data: Any, samples: int) -> Any:
-    """Return the first samples of the data, in memory where the data is; fewer if it has fewer.
-
-    Raises:
-        DataError: not map-style, or empty.
-    """
-    dataset = dataset_of(data, "same")
-    found = unpack(dataset)
-    if found is None:
-        return Subset(dataset, range(min(samples, len(dataset))))
-    rows = slice(samples) if found[1] is None else found[1][:samples]
-    return InMemory(*found).__getitems__(rows)
-
-
-def dataset_of(data: Any, part: str) -> Any:
-    """Return the dataset in `data`, which may be a DataLoader.
-
-    Raises:
-        DataError: not map-style, or empty.
-    """
-    dataset = data.dataset if isinstance(data, DataLoader) else data
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        raise DataError(
-            f"The {part} data is a {type(dataset).__name__}, which has no positions. Give a "
-            "dataset with __len__ and __getitem__, a tuple of tensors, or a DataLoader over one."
-        )
-    found = unpack(dataset)
-    size = len(InMemory(*found)) if found is not None else len(cast(Any, dataset))
-    if size == 0:
-        raise DataError(f"The {part} data is empty: there is nothing to learn from or to measure.")
-    return dataset
-
-
-def loader_settings(data: Any) -> dict[str, Any] | None:
-    """Return the settings of a DataLoader that was given, in the Plan's words, else None.
-
-    Raises:
-        DataError: a sampler of the user's own, whose order is not a function of place.
-    """
-    if not isinstance(data, DataLoader):
-        return None
-    sampler: Any = getattr(data.batch_sampler, "sampler", None)
-    if data.batch_size is None or type(sampler) not in (RandomSampler, SequentialSampler):
-        raise DataError(
-            "The DataLoader has a sampler of its own, and its order could not be repeated. Give "
-            "the dataset, or a DataLoader with batch_size and shuffle."
-        )
-    if getattr(sampler, "replacement", False) or len(sampler) != len(cast(Any, data.dataset)):
-        raise DataError(
-            "The DataLoader's RandomSampler draws with replacement or a part only, and its order "
-            "could not be repeated. Give the dataset, or a DataLoader with shuffle=True."
-        )
-    return {
-        "batch_size": data.batch_size,
-        "shuffle": isinstance(sampler, RandomSampler),
-        "drop_last": data.drop_last,
-        "num_workers": data.num_workers,
-        "pin_memory": data.pin_memory,
-        "persistent_workers": data.persistent_workers,
-        "prefetch_factor": data.prefetch_factor,
-    }
-
-
-def own_options(data: Any) -> dict[str, Any]:
-    """Return what a given DataLoader has and the Plan has no word for."""
-    if not isinstance(data, DataLoader):
-        return {}
-    return {
-        "timeout": data.timeout,
-        "worker_init_fn": data.worker_init_fn,
-        "multiprocessing_context": data.multiprocessing_context,
-    }
+    def close(self) -> None:
+        """Let the workers go: persistent ones live as long as their DataLoader."""
+        self._loader = self._make()

@@ -1,6 +1,6 @@
 """The batches of one part of the data: read, counted, cut and moved to the device."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,21 +8,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from surestep.engine.batch import Batch, MicroBatch, move, samples_in, split_batch, tensors_in
-from surestep.engine.data import (
-    Cut,
-    InMemory,
-    Loaded,
-    Source,
-    as_it_is,
-    dataset_of,
-    order_of,
-    own_options,
-    unpack,
-)
+from surestep.base.errors import DataError
+from surestep.engine.batch import Batch, MicroBatch, move, samples_in, tensors_in
+from surestep.engine.data import Cut, InMemory, Loaded, Rows, Source, as_it_is, order_of
+from surestep.engine.dataset import dataset_of, loader_settings, own_options, unpack
 from surestep.engine.loss import Loss
 from surestep.engine.plan import Plan
 from surestep.engine.task import Task
+
+_NOTHING: Mapping[str, Any] = {}
 
 
 class Feed:
@@ -42,7 +36,8 @@ class Feed:
     ) -> None:
         self.source = source
         self.cut = cut
-        self.split = split_batch if task.inputs is None else task.split
+        self.split = task.split
+        self._is_plain = task.inputs is None
         self.loss = loss
         self.shuffle = shuffle
         self.seed = plan.seed
@@ -81,18 +76,40 @@ class Feed:
         for each in micro_batches:
             items += each.items
             samples += each.samples
-        if not self.loss.divides:
-            items = min(items, 1.0)
         return Batch(tuple(micro_batches), items, samples, *place, ends_epoch)
 
     def micro_batch(self, raw: Any, position: int, samples: int) -> MicroBatch:
         """Tell inputs from targets and count the items."""
-        args, kwargs, targets = self.split(raw)
+        if self._is_plain and type(raw) is tuple:
+            args, targets, kwargs = raw[:-1], raw[-1], _NOTHING
+        else:
+            args, kwargs, targets = self.split(raw)
         if self._items_per_sample is None:
             items = self.loss.items(raw, targets)
         else:
             items = samples * self._items_per_sample
         return MicroBatch(args, kwargs, targets, items, samples, position)
+
+    def first(self) -> tuple[Any, MicroBatch]:
+        """Return the first micro-batch of the first epoch that has items: as read, and moved.
+
+        Raises:
+            DataError: the first batch has none.
+        """
+        where = [range(*each) for each in self.cut.micro_batches(*next(self.cut.batches(0))[:2])]
+        order = order_of(self.cut.samples, self.seed, 0) if self.shuffle else None
+        for raw, positions in zip(self.source.read(0, order, where), where, strict=True):
+            micro = self.micro_batch(raw, positions.start, len(positions))
+            if micro.items:
+                return raw, self.move_micro(micro)
+        raise DataError(
+            "The first batch has no items: every target is ignored, or its class weights are 0. "
+            "Look at ignore_index and the targets."
+        )
+
+    def close(self) -> None:
+        """Let the workers go."""
+        self.source.close()
 
     def micro_batch_of(self, raw: Any, position: int) -> MicroBatch:
         """Take a batch of the user's own, whose items nobody has counted."""
@@ -104,9 +121,12 @@ class Feed:
         """Copy a batch to the device."""
         if self.device.type == "cpu":
             return batch
-        return replace(batch, micro_batches=tuple(map(self._move, batch.micro_batches)))
+        return replace(batch, micro_batches=tuple(map(self.move_micro, batch.micro_batches)))
 
-    def _move(self, micro: MicroBatch) -> MicroBatch:
+    def move_micro(self, micro: MicroBatch) -> MicroBatch:
+        """Copy a micro-batch to the device."""
+        if self.device.type == "cpu":
+            return micro
         whole = (micro.args, dict(micro.kwargs), micro.targets)
         if self.pin:
             whole = _pinned(whole)
@@ -140,18 +160,20 @@ class Feed:
         return batch
 
 
-def feed(data: Any, part: str, *, task: Task, loss: Loss, plan: Plan) -> Feed:
-    """Make the feed of a part of the data: "train", a validation set's name, or "test".
+def feed(
+    data: Any, part: str, *, task: Task, loss: Loss, plan: Plan, training: bool = False
+) -> Feed:
+    """Make the feed of a part of the data, to train on or to measure: then whole and in order.
 
     Raises:
-        DataError: not map-style, or empty.
+        DataError: not map-style, or empty, or a DataLoader with a sampler of its own.
     """
     dataset = dataset_of(data, part)
-    training = part == "train"
-    source = _source(data, dataset, task=task, plan=plan)
+    own = loader_settings(data)
+    source = _source(data, dataset, task=task, plan=plan, own=None if training else own)
     size = plan.batch_size if training else plan.validation_batch_size
-    if not training and isinstance(data, DataLoader):
-        size = data.batch_size or size
+    if own is not None and not training:
+        size = own["batch_size"]
     cut = Cut(
         samples=len(source),
         batch_size=size,
@@ -175,21 +197,29 @@ def _collates_plainly(loader: "DataLoader[Any]") -> bool:
     return loader.collate_fn is DataLoader(TensorDataset(torch.zeros(1))).collate_fn
 
 
-def _source(data: Any, dataset: Any, *, task: Task, plan: Plan) -> Source:
-    found = unpack(dataset)
-    in_memory = InMemory(*found) if found is not None else None
-    if in_memory is not None and slices_in_memory(data, task) and not plan.data_num_workers:
-        return in_memory
-    collate = task.collate_fn or getattr(data, "collate_fn", None)
-    if collate is None and in_memory is not None and in_memory.index is None:
-        dataset, collate = in_memory, as_it_is
+def _source(
+    data: Any, dataset: Any, *, task: Task, plan: Plan, own: dict[str, Any] | None
+) -> Source:
+    """Return where the samples are; `own` are the settings of a DataLoader to measure by."""
     options = {
         "num_workers": plan.data_num_workers,
         "pin_memory": plan.data_pin_memory,
         "persistent_workers": plan.data_persistent_workers,
         "prefetch_factor": plan.data_prefetch_factor,
-        **own_options(data),
     }
+    if own is not None:
+        options = {name: own[name] for name in options}
+    found = unpack(dataset)
+    in_memory = InMemory(*found) if found is not None else None
+    if in_memory is not None and slices_in_memory(data, task) and not options["num_workers"]:
+        return in_memory
+    collate = task.collate_fn or getattr(data, "collate_fn", None)
+    if in_memory is not None and in_memory.index is None:
+        if collate is None:
+            dataset, collate = in_memory, as_it_is
+        elif isinstance(dataset, (tuple, dict)):
+            dataset = Rows(in_memory)
+    options |= own_options(data)
     return Loaded(dataset, seed=plan.seed, collate=collate, options=options)
 
 
@@ -199,7 +229,9 @@ def _uniform_items(source: Source, task: Task, loss: Loss) -> float | None:
     Counting unmasked targets costs two small operations a batch; one look before the start saves
     them all where nothing is masked.
     """
-    if not isinstance(source, InMemory) or loss.kind != "classes" or task.inputs is not None:
+    weighted = getattr(loss.value, "weight", None) is not None
+    in_memory = isinstance(source, InMemory) and task.inputs is None
+    if not isinstance(source, InMemory) or not in_memory or loss.kind != "classes" or weighted:
         return None
     targets = task.split(source.tensors)[2]
     if not isinstance(targets, Tensor) or loss.items(source.tensors, targets) != targets.numel():

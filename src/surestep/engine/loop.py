@@ -61,8 +61,10 @@ class Loop:
     def __post_init__(self) -> None:
         self._pending: list[StepResult] = []
         self._clock = time.perf_counter()
-        self._cadence: Cadence | None = None
-        self._started = False
+        self._cadence = Cadence(self.plan.logging_every, self.plan.steps_per_epoch)
+        self._next_look = 0
+        self._started = self._doing = False
+        self._asked: list[Request] = []
         self._find_watchers()
 
     def watch(self, callback: Callback) -> None:
@@ -90,25 +92,27 @@ class Loop:
             NonFiniteError: at the log point after a loss or gradient that is not finite; the state
                 is then the one before that step.
         """
-        end = self.plan.total_steps
+        end, state = self.plan.total_steps, self.state
         if not self._started:
             self._started = True
             for callback in self.callbacks:
                 self.ask(callback.on_start(self.state))
+            self.do_asked()
         with _quiet_garbage() as collect:
             self._clock = time.perf_counter()
-            look = self._first_look()
+            self._cadence.start(state.place.items, time.monotonic())
+            self._next_look = self._cadence.next_look(state.place.step)
             while self.state.place.step < end and self.stopping is None:
                 for batch in self.feed.batches(self.state.place.epoch, self.state.place.position):
                     result = self.step(batch)
-                    place = self.state.place
-                    if place.step >= look or batch.ends_epoch or place.step >= end:
-                        look = self._look(force=batch.ends_epoch or place.step >= end)
+                    place = state.place
+                    if place.step >= self._next_look or batch.ends_epoch or place.step >= end:
+                        self.look(force=batch.ends_epoch or place.step >= end)
                         collect()
                     yield result
                     if place.step >= end or self.stopping is not None:
                         return
-                    if self.state.place is not place:
+                    if state.place is not place:
                         break  # somebody loaded another place while we were away
                 else:
                     if self.state.place.position:
@@ -124,14 +128,27 @@ class Loop:
             self._judge(result)
         for callback in self._on_step:
             self.ask(callback.on_step(self.state, result))
+        if self._asked:
+            self.do_asked()
         return result
 
     def ask(self, request: Request | None) -> None:
-        """Do what a callback asked for."""
+        """Take in what a callback asks for; it is done when the step is."""
         if request is Request.STOP:
             self.stopping = "a callback asked to stop"
         elif request is not None:
-            self.act[request]()
+            self._asked.append(request)
+
+    def do_asked(self) -> None:
+        """Do what callbacks asked for, each thing once; what that leads to waits for a step."""
+        if self._asked and not self._doing:
+            asked, self._asked = dict.fromkeys(self._asked), []
+            self._doing = True
+            try:
+                for request in asked:
+                    self.act[request]()
+            finally:
+                self._doing = False
 
     def log_point(self) -> None:
         """Read what the steps since the last log point left on the device.
@@ -145,7 +162,7 @@ class Loop:
         losses = _read([r.loss_sum for r in pending])
         norms = _read([None if r.norms is None else r.norms.total for r in pending])
         means = [
-            None if loss is None else loss / result.items
+            None if loss is None else loss / result.divisor
             for loss, result in zip(losses, pending, strict=True)
         ]
         steps = zip(pending, means, norms, strict=True)
@@ -153,27 +170,17 @@ class Loop:
         if bad < len(pending):
             self.state.place = pending[bad].before
             self.state.counts.no_items -= sum(result.norms is None for result in pending[bad:])
+            self.parts.parallel.recover()
         self._report(pending[:bad], means[:bad], norms[:bad])
         if bad < len(pending):
             raise _error(pending[bad], means[bad])
 
-    def _look(self, *, force: bool) -> int:
-        """Take a log point where one is due; return the next step at which to ask."""
+    def look(self, *, force: bool = False) -> None:
+        """Take a log point where one is due."""
         place = self.state.place
-        assert self._cadence is not None
         if self._cadence.due(place.step, place.items, time.monotonic()) or force:
             self.log_point()
-        return self._cadence.next_look(place.step)
-
-    def _first_look(self) -> int:
-        place = self.state.place
-        self._cadence = Cadence(
-            self.plan.logging_every,
-            self.plan.steps_per_epoch,
-            items=place.items,
-            seconds=time.monotonic(),
-        )
-        return self._cadence.next_look(place.step)
+        self._next_look = self._cadence.next_look(place.step)
 
     def _judge(self, result: StepResult) -> None:
         """Fail at once where the host knows that a step was not finite and may not skip it."""

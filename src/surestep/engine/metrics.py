@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 
-_logged: list[tuple[str, Tensor]] = []
+logged: list[tuple[str, Tensor]] = []
 
 
 def log(name: str, value: Tensor) -> None:
@@ -26,15 +26,13 @@ def log(name: str, value: Tensor) -> None:
     if not isinstance(value, Tensor) or value.numel() != 1:
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise TaskError(f"log({name!r}, ...) takes a scalar tensor, and got {shape}.")
-    _logged.append((name, value.detach().reshape(())))
+    logged.append((name, value.detach().reshape(())))
 
 
 def take_logged() -> list[tuple[str, Tensor]]:
     """Return what was logged since the last call."""
-    if not _logged:
-        return []
-    taken = _logged.copy()
-    _logged.clear()
+    taken = logged.copy()
+    logged.clear()
     return taken
 
 
@@ -53,7 +51,8 @@ class MeanMetric:
         if isinstance(value, tuple) and len(value) == 2:
             total, counted = value
         else:
-            total, counted = torch.as_tensor(value, device=self.total.device), count
+            kind = value.dtype if isinstance(value, Tensor) else torch.float64
+            total, counted = torch.as_tensor(value, dtype=kind, device=self.total.device), count
             if total.numel() != 1:
                 raise TaskError(
                     f"metrics[{self.name!r}] returned a tensor of shape {tuple(total.shape)}. "
@@ -102,7 +101,16 @@ def open_metrics(
     ]
 
 
-def direction(metric: Any) -> Literal["min", "max"] | None:
-    """Return whether smaller or larger is better, where the metric says so."""
+def directions(name: str, metric: Any) -> dict[str, Literal["min", "max"] | None]:
+    """Return the names a metric is known by, and whether smaller or larger is better, if it says.
+
+    A torchmetrics collection has several, "name_key".
+    """
+    if isinstance(metric, nn.ModuleDict):
+        return {f"{name}_{key}": _direction(each) for key, each in metric.items()}
+    return {name: _direction(metric)}
+
+
+def _direction(metric: Any) -> Literal["min", "max"] | None:
     higher = getattr(metric, "higher_is_better", None)
     return None if higher is None else "max" if higher else "min"

@@ -95,13 +95,19 @@ def _adamw(plan: Plan, groups: ParameterGroups) -> torch.optim.Optimizer:
 def _sgd(plan: Plan, groups: ParameterGroups) -> torch.optim.Optimizer:
     assert plan.optim_lr is not None
     assert plan.optim_momentum is not None
-    return torch.optim.SGD(
+    optimizer = torch.optim.SGD(
         groups,
         lr=plan.optim_lr,
         momentum=plan.optim_momentum,
         nesterov=bool(plan.optim_nesterov),
         **_implementation(plan),
     )
+    if plan.optim_momentum:
+        # torch makes the buffers in the first step, and leaves them unset if that one is skipped
+        # by found_inf. Zeros give the same first step: momentum * 0 + gradient.
+        for parameter in _parameters(optimizer):
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def _implementation(plan: Plan) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class Given:
     in_memory: bool
     loader: Mapping[str, Any] | None = None
     val_sets: tuple[str, ...] = ()
+    val_batch_sizes: tuple[int, ...] = ()
     metrics: Mapping[str, Literal["min", "max"] | None] = field(default_factory=dict)
     own_optimizer: bool = False
     floating: bool = True

@@ -29,6 +29,23 @@ def _refuse_foreign(option: str, name: str) -> Refusal:
     )
 
 
+def _refuse_without_val(option: str) -> Refusal:
+    return Refusal(
+        lambda k: option in k.said and not k.given.val_sets,
+        lambda k: f"{option}={k.said[option]!r} needs evaluations: give the Task val data.",
+    )
+
+
+def _refuse_without_floor(option: str) -> Refusal:
+    return Refusal(
+        lambda k: option in k.said and k["schedule.name"] == "constant",
+        lambda k: (
+            f"{option}={k.said[option]!r} needs a rate that falls, and schedule.name is constant. "
+            "Say schedule.name='cosine', or leave it out."
+        ),
+    )
+
+
 def _bad_device(k: Known) -> bool:
     try:
         device = torch.device(k.said.get("device", "cpu"))
@@ -120,6 +137,8 @@ REFUSALS: dict[str, tuple[Refusal, ...]] = {
             lambda k: "optim.nesterov=True needs a momentum: say optim.momentum=0.9.",
         ),
     ),
+    "schedule.min_lr_ratio": (_refuse_without_floor("schedule.min_lr_ratio"),),
+    "schedule.floor": (_refuse_without_floor("schedule.floor"),),
     "max_grad_norm": (
         Refusal(
             lambda k: k.said.get("max_grad_norm", "off") != "off" and "clip_value" in k.said,
@@ -152,6 +171,20 @@ REFUSALS: dict[str, tuple[Refusal, ...]] = {
             ),
         ),
     ),
+    "validation.every": (_refuse_without_val("validation.every"),),
+    "validation.batch_size": (
+        _refuse_without_val("validation.batch_size"),
+        Refusal(
+            lambda k: any(
+                size != k.said.get("validation.batch_size", size)
+                for size in k.given.val_batch_sizes
+            ),
+            lambda k: (
+                f"validation.batch_size={k.said['validation.batch_size']}, but the val DataLoader "
+                f"has batch_size={k.given.val_batch_sizes[0]}. Say it in one place."
+            ),
+        ),
+    ),
     "validation.metric": (
         Refusal(
             lambda k: (
@@ -165,6 +198,7 @@ REFUSALS: dict[str, tuple[Refusal, ...]] = {
         ),
     ),
     "validation.mode": (
+        _refuse_without_val("validation.mode"),
         Refusal(
             lambda k: k.metric_mode() is None and "validation.mode" not in k.said,
             lambda k: (

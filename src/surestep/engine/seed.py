@@ -21,8 +21,8 @@ import torch
 def seed_at(*place: str | int) -> int:
     """Return the 63-bit seed of a place, such as `seed_at("order", seed, epoch)`.
 
-    It is the first 8 bytes (little-endian) of blake2b over the place's words joined by spaces,
-    without the highest bit: neighbouring places give unrelated seeds.
+    It is blake2b with a digest of 8 bytes (little-endian) over the place's words joined by spaces,
+    without the lowest bit: neighbouring places give unrelated seeds.
     """
     words = " ".join(map(str, place))
     return int.from_bytes(blake2b(words.encode(), digest_size=8).digest(), "little") >> 1

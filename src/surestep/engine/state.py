@@ -31,6 +31,12 @@ class Counts:
         """Count the steps that moved nothing."""
         return self.overflow + self.nonfinite + self.no_items
 
+    def add(self, *, overflow: bool, nonfinite: bool) -> None:
+        """Count a step that moved nothing; for neither reason, it had no items."""
+        self.overflow += overflow
+        self.nonfinite += nonfinite
+        self.no_items += not (overflow or nonfinite)
+
 
 @dataclass
 class Standing:
@@ -40,6 +46,7 @@ class Standing:
     best: float | None = None
     best_step: int | None = None
     since_best: int = 0
+    latest_step: int | None = None
     latest: dict[str, float] = field(default_factory=dict)
 
     def judge(self, value: float, step: int, *, mode: Literal["min", "max"], delta: float) -> bool:

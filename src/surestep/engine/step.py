@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surestep.engine import metrics
 from surestep.engine.batch import Batch, MicroBatch
 from surestep.engine.loss import Loss
-from surestep.engine.metrics import take_logged
 from surestep.engine.parallel.base import GradNorm, Outcome, Parallel
 from surestep.engine.schedule import Factor
 from surestep.engine.seed import ModelRandomness
 from surestep.engine.state import Place, State
 
 
+@dataclass(slots=True, eq=False)
 class StepResult:
     """What a step did. Reading a tensor waits for the device.
 
@@ -31,45 +32,33 @@ class StepResult:
         epoch: the epoch its batch was from, from 0.
         lr: the learning rate of the first parameter group.
         items: what its loss is a mean over.
+        divisor: the same, or 1 for a loss that is declared a sum.
         samples: samples in its global batch.
         before: the place before it.
         outcome: whether it moved the parameters, as far as the host knows.
         norms: norms of the gradients, before clipping; None where there was nothing to learn.
+        loss_sum: the loss summed over its items, (); None where there was nothing to learn.
+        logged: what the task logged.
         failed: the host knows that it was not finite, and it may not be skipped.
     """
 
-    __slots__ = (
-        *("step", "epoch", "lr", "items", "samples", "before"),
-        *("outcome", "norms", "loss_sum", "logged", "failed"),
-    )
-
-    def __init__(
-        self,
-        batch: Batch,
-        before: Place,
-        *,
-        lr: float,
-        outcome: Outcome,
-        norms: GradNorm | None,
-        loss_sum: Tensor | None,
-        logged: list[tuple[str, Tensor]],
-    ) -> None:
-        self.step = before.step + 1
-        self.epoch = batch.epoch
-        self.lr = lr
-        self.items = batch.items
-        self.samples = batch.samples
-        self.before = before
-        self.outcome = outcome
-        self.norms = norms
-        self.loss_sum = loss_sum
-        self.logged = logged
-        self.failed = False
+    step: int
+    epoch: int
+    lr: float
+    items: float
+    divisor: float
+    samples: int
+    before: Place
+    outcome: Outcome
+    norms: GradNorm | None
+    loss_sum: Tensor | None
+    logged: list[tuple[str, Tensor]]
+    failed: bool = False
 
     @property
     def loss(self) -> Tensor:
         """The mean loss over the items of the global batch, (); NaN where there were none."""
-        return torch.tensor(torch.nan) if self.loss_sum is None else self.loss_sum / self.items
+        return torch.tensor(torch.nan) if self.loss_sum is None else self.loss_sum / self.divisor
 
     @property
     def grad_norm(self) -> Tensor:
@@ -109,9 +98,11 @@ class Buffers:
         if outcome.poison is None and outcome.took_step:
             return
         for (owner, name), kept in zip(self.slots, self._kept, strict=True):
-            now = _tensor(owner, name)
-            bad = outcome.poison
-            now.copy_(kept if bad is None else torch.where(bad == 0, now, kept))
+            now, bad = _tensor(owner, name), outcome.poison
+            if now.shape != kept.shape:  # a table that grew: only what it holds is new
+                owner[name] = kept if bad is None else now
+            else:
+                now.copy_(kept if bad is None else torch.where(bad == 0, now, kept))
 
 
 def _tensor(owner: Mapping[str, Tensor | None], name: str) -> Tensor:
@@ -130,12 +121,6 @@ class Modes:
             module.eval()
         self.wanted = [(module, module.training) for module in model.modules()]
 
-    def set(self) -> None:
-        """Give each module its mode."""
-        for module, training in self.wanted:
-            if module.training is not training:
-                module.training = training
-
 
 @dataclass
 class Parts:
@@ -153,6 +138,9 @@ class Parts:
     on_backward: list[Callable[[State], None]] = field(default_factory=list)
 
 
+_NOTHING: list[tuple[str, Tensor]] = []
+
+
 def train_step(parts: Parts, batch: Batch) -> StepResult:
     """Move the parameters once, by the gradient of the mean loss over the global batch.
 
@@ -160,32 +148,39 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
     moves nothing.
     """
     state, parallel, before = parts.state, parts.parallel, parts.state.place
-    items = parallel.sum(batch.items)
-    if not items:
-        return _nothing_to_learn(parts, batch)
-    parts.modes.set()
-    if parts.buffers.slots:
-        parts.buffers.keep()
-    for parameter in parallel.parameters:
-        parameter.grad = None
-    loss_sum, logged = _forward_backward(parts, batch, items)
-    parallel.unscale()
-    for watch in parts.on_backward:
-        watch(state)
-    norms = parallel.clip_grad_norm()
     rate = parts.rate(before.steps_taken)
-    for group, peak in zip(state.optimizer.param_groups, parts.peak_rates, strict=True):
-        group["lr"] = peak * rate
-    outcome = parallel.step(loss_sum, norms.total)
-    if parts.buffers.slots:
-        parts.buffers.restore(outcome)
-    state.counts.overflow += outcome.overflow
-    state.counts.nonfinite += outcome.nonfinite
-    _move_on(state, batch, taken=outcome.took_step)
+    items = parallel.sum(batch.items)
+    divisor = items if parts.loss.divides else 1.0
+    outcome, norms, loss_sum, logged = Outcome(False), None, None, _NOTHING
+    if items:
+        loss_sum, logged = _forward_backward(parts, batch, divisor)
+        parallel.unscale()
+        for watch in parts.on_backward:
+            watch(state)
+        norms = parallel.clip_grad_norm()
+        for group, peak in zip(state.optimizer.param_groups, parts.peak_rates, strict=True):
+            group["lr"] = peak * rate
+        outcome = parallel.step(loss_sum, norms.total)
+        if parts.buffers.slots:
+            parts.buffers.restore(outcome)
+    if not outcome.took_step:
+        state.counts.add(overflow=outcome.overflow, nonfinite=outcome.nonfinite)
+    step, steps_taken, epoch, _, seen = before
+    state.place = Place(
+        step + 1,
+        steps_taken + outcome.took_step,
+        epoch + 1 if batch.ends_epoch else epoch,
+        0 if batch.ends_epoch else batch.end,
+        seen + batch.items,
+    )
     return StepResult(
-        batch,
-        before,
+        step=step + 1,
+        epoch=batch.epoch,
         lr=parts.peak_rates[0] * rate,
+        items=batch.items,
+        divisor=divisor,
+        samples=batch.samples,
+        before=before,
         outcome=outcome,
         norms=norms,
         loss_sum=loss_sum,
@@ -194,9 +189,16 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
 
 
 def _forward_backward(
-    parts: Parts, batch: Batch, items: float
+    parts: Parts, batch: Batch, divisor: float
 ) -> tuple[Tensor, list[tuple[str, Tensor]]]:
     """Add up loss and gradients over the micro-batches; those without items add nothing."""
+    for module, training in parts.modes.wanted:
+        if module.training is not training:
+            module.training = training
+    if parts.buffers.slots:
+        parts.buffers.keep()
+    for parameter in parts.parallel.parameters:
+        parameter.grad = None
     state, parallel, loss = parts.state, parts.parallel, parts.loss
     model, step = state.model, state.place.step
     total: Tensor | None = None
@@ -214,35 +216,15 @@ def _forward_backward(
                 value = loss.value(outputs, micro.targets)
                 if not (loss.is_sum and isinstance(value, Tensor)):
                     value, named = loss.add_up(value, micro.items)
-                    logged += [(name, part.detach() / items) for name, part in named.items()]
-            parallel.backward(value, items)
+                    logged += [(name, part.detach() / divisor) for name, part in named.items()]
+            parallel.backward(value, divisor)
         part = value.detach()
         total = part if total is None else total + part
-    logged += [(name, value * share) for name, value in take_logged()]
+    if metrics.logged:
+        logged += [(name, value * share) for name, value in metrics.take_logged()]
     assert total is not None
     return total, logged
 
 
 def _has_items(micro: MicroBatch) -> bool:
     return micro.items > 0
-
-
-def _nothing_to_learn(parts: Parts, batch: Batch) -> StepResult:
-    before = parts.state.place
-    parts.state.counts.no_items += 1
-    _move_on(parts.state, batch, taken=False)
-    lr = parts.peak_rates[0] * parts.rate(before.steps_taken)
-    return StepResult(
-        batch, before, lr=lr, outcome=Outcome(False), norms=None, loss_sum=None, logged=[]
-    )
-
-
-def _move_on(state: State, batch: Batch, *, taken: bool) -> None:
-    step, steps_taken, epoch, _, items = state.place
-    state.place = Place(
-        step + 1,
-        steps_taken + taken,
-        epoch + 1 if batch.ends_epoch else epoch,
-        0 if batch.ends_epoch else batch.end,
-        items + batch.items,
-    )

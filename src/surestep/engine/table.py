@@ -55,10 +55,6 @@ def _loader_row(name: str) -> Row:
     )
 
 
-def _workers_default(k: Known) -> int:
-    return min(4, max(1, k.facts.cpus - 1))
-
-
 TABLE: dict[str, tuple[Row, ...]] = {
     "seed": _plain("seed", DEFAULT_SEED, "nothing said: every run starts from the same seed"),
     "deterministic": _plain("deterministic", False, "torch's default; True is slower on a GPU"),
@@ -122,7 +118,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(lambda k: k.given.in_memory, lambda _: 0, "the data is in memory and only sliced"),
         Row(
             lambda k: k.on_gpu,
-            _workers_default,
+            lambda k: min(4, max(1, k.facts.cpus - 1)),
             "loading beside the GPU; {k.facts.cpus} cores here",
         ),
         _default(0, "on a CPU the step itself uses the cores"),
@@ -247,6 +243,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
         _default(parse_duration("1 epoch"), "once through the data"),
     ),
     "validation.batch_size": (
+        Row(
+            lambda k: bool(k.given.val_batch_sizes),
+            lambda k: k.given.val_batch_sizes[0],
+            "the val DataLoader's own",
+        ),
         _said("validation.batch_size"),
         Row(
             _always,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -72,6 +73,12 @@ class Task:
                 )
             if "/" in name or name == "loss":
                 raise TaskError(f"A metric cannot be called {name!r}. Choose another name.")
+        for name in self.val_sets():
+            if "/" in name or name in ("train", "test"):
+                raise TaskError(
+                    f"A validation set cannot be called {name!r}: that is another part's name, or "
+                    "has a slash. Choose another name."
+                )
 
     def build_model(self) -> nn.Module:
         """Return the model, built now where the Task holds a function.
@@ -109,4 +116,4 @@ class Task:
 
 
 def _is_tensors(values: Mapping[str, Any]) -> bool:
-    return all(isinstance(value, torch.Tensor) for value in values.values())
+    return all(isinstance(value, (torch.Tensor, np.ndarray)) for value in values.values())

@@ -23,9 +23,9 @@ class EventWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        fresh = not path.exists() or path.stat().st_size == 0
-        if not fresh:
+        if path.exists():
             _cut_torn_line(path)
+        fresh = not path.exists() or path.stat().st_size == 0
         self._file = path.open("a", encoding="utf-8")
         if fresh:
             self.write("format", version=FORMAT)

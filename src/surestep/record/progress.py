@@ -119,8 +119,8 @@ def figures(point: LogPoint) -> Mapping[str, str]:
         "grad_norm": norms[-1] if norms else None,
     }
     text = {name: "not known" if value is None else f"{value:.4g}" for name, value in shown.items()}
-    speed = point.items / point.seconds if point.seconds else 0.0
-    return {**text, "items/s": f"{speed:,.0f}"}
+    speed = f"{point.items / point.seconds:,.0f}" if point.seconds else "not known"
+    return {**text, "items/s": speed}
 
 
 def open_progress(plan: Plan, start: int) -> Quiet | Plain | Bar:

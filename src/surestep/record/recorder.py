@@ -1,6 +1,6 @@
 """Writing a run folder: who holds it, what it says, what it keeps."""
 
-import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,18 @@ from surestep.record.files import DISK_HINT, read_json, write_json
 from surestep.record.hold import Hold
 from surestep.record.run import Run
 
+# What never changes a number of the run, and may differ when it goes on.
+WITHOUT_EFFECT = (
+    *("logging.", "checkpoint.", "data.num_workers", "data.pin_memory"),
+    *("data.persistent_workers", "data.prefetch_factor"),
+)
+
 
 class Recorder:
     """The one writer of a run folder, from `open` to `close`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, made: bool = False) -> None:
+        self._made = made or not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._hold = Hold(folder)
@@ -112,16 +119,23 @@ class Recorder:
 
     def close(self) -> None:
         """Let the folder go."""
-        if self._events is not None:
-            self._events.close()
+        try:
+            if self._events is not None:
+                self._events.close()
+        finally:
             self._events = None
-        self._hold.release()
+            self._hold.release()
 
     def discard(self) -> None:
-        """Let the folder go, and delete it where no run has started in it."""
+        """Let the folder go; where no run has started in it, take away what was put there."""
         self.close()
-        if not (self.folder / "config.json").exists():
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if self.known or (self.folder / "config.json").exists():
+            return
+        for name in ("lock", "plan.json", "environment.json", "status.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        if self._made:
+            with suppress(OSError):  # somebody has put something into it meanwhile
+                self.folder.rmdir()
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> Any:
@@ -130,6 +144,6 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> Any:
         old, new = dict(before.get(part) or {}), dict(now.get(part) or {})
         for name in sorted(old.keys() | new.keys()):
             a, b = old.get(name, "not said"), new.get(name, "not said")
-            if a != b and not name.startswith("logging."):
+            if a != b and not name.startswith(WITHOUT_EFFECT):
                 shown = f"--task.{name}" if part == "task" else name
                 yield (f"recipe {name}" if part == "recipe" else shown), a, b

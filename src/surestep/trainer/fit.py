@@ -118,9 +118,11 @@ def _evaluate(session: Session) -> None:
         session.save()
     patience = plan.early_stop_patience
     if patience is not None and standing.since_best >= patience:
+        best = "not a number"
+        if standing.best is not None:
+            best = f"no better than {standing.best:.4g} (step {standing.best_step})"
         session.loop.stopping = (
-            f"early stop: {plan.validation_metric} is no better than {standing.best:.4g} "
-            f"(step {standing.best_step}) after {patience} evaluations"
+            f"early stop: {plan.validation_metric} is {best} after {patience} evaluations"
         )
         session.say(session.loop.stopping)
 

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import nn
 
 from surestep.base.config import Config
-from surestep.base.errors import CheckpointError, RunError
+from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.engine.callback import Callback
 from surestep.engine.checks import check_first_batch, check_model
-from surestep.engine.data import dataset_of, loader_settings, unpack
+from surestep.engine.dataset import dataset_of, loader_settings, unpack
 from surestep.engine.facts import Facts, read_facts
 from surestep.engine.feed import Feed, feed, slices_in_memory
 from surestep.engine.loop import Loop
 from surestep.engine.loss import Loss
-from surestep.engine.metrics import direction
+from surestep.engine.metrics import directions
 from surestep.engine.optim import build_optimizer
 from surestep.engine.parallel.single import Single
 from surestep.engine.plan import Given, Plan
@@ -88,7 +88,14 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         in_memory=slices_in_memory(task.train, task),
         loader=loader_settings(task.train),
         val_sets=tuple(task.val_sets()),
-        metrics={name: direction(metric) for name, metric in task.metrics.items()},
+        val_batch_sizes=tuple(
+            own["batch_size"] for data in task.val_sets().values() if (own := loader_settings(data))
+        ),
+        metrics={
+            known: better
+            for name, metric in task.metrics.items()
+            for known, better in directions(name, metric).items()
+        },
         own_optimizer=task.optimizer is not None,
         floating=not any(each.is_complex() for each in named_trainable(model).values()),
         not_splitting=_not_splitting(task, model),
@@ -106,7 +113,10 @@ def _not_splitting(task: Task, model: nn.Module) -> tuple[str, ...]:
     kinds = {
         "the Task says its loss does not split": not task.splits,
         "batch statistics are the micro-batch's": _has(model, nn.modules.batchnorm._BatchNorm),
-        "dropout draws for each micro-batch": _has(model, nn.modules.dropout._DropoutNd),
+        "dropout draws for each micro-batch": any(
+            isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+            for module in model.modules()
+        ),
     }
     return tuple(reason for reason, holds in kinds.items() if holds)
 
@@ -140,8 +150,11 @@ def prepare(
         RunError: the folder is held, cannot be written, or holds a run with another config.
     """
     origin = origin or Origin()
+    if resume not in get_args(Resume):
+        raise ConfigError(f"resume={resume!r} is not known. {near(resume, get_args(Resume))}")
     planned = plan_task(task, config, origin=origin)
-    recorder = Recorder(Path(run) if run is not None else default_folder(origin.name))
+    folder = Path(run) if run is not None else default_folder(origin.name)
+    recorder = Recorder(folder, made=run is None)
     settings = ExitStack()
     try:
         settings.enter_context(process_settings(planned.plan))
@@ -195,7 +208,7 @@ def _where_it_stands(recorder: Recorder, asked: dict[str, Any], resume: Resume) 
             )
         recorder.check_same(asked)
     found = list_checkpoints(recorder.checkpoints)
-    if resume == "must" and not found:
+    if resume == "must" and not (found and recorder.known):
         raise CheckpointError(
             f"{recorder.folder} has no checkpoint to go on from, and resume is 'must'."
         )
@@ -212,12 +225,13 @@ def _build(
 ) -> Session:
     plan, task, loss = planned.plan, planned.task, planned.loss
     check_model(planned.model)
+    modes = [(module, module.training) for module in planned.model.modules()]
     model = planned.model.to(plan.device)
     if isinstance(loss.value, nn.Module):
         loss.value.to(plan.device)
-    available = feeds(planned)
+    training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     context = autocast(plan)
-    check_first_batch(model, available["train"], task, autocast=context, fresh=fresh)
+    check_first_batch(model, training, task, autocast=context, fresh=fresh)
     optimizer = build_optimizer(plan, task, model)
     state = State(model, optimizer, grad_scaler(plan))
     parts = Parts(
@@ -231,12 +245,14 @@ def _build(
         rate=factor(plan.schedule),
         peak_rates=[float(group["lr"]) for group in optimizer.param_groups],
     )
-    loop = Loop(parts, available["train"], plan, callbacks=list(callbacks))
-    return Session(plan, task, loop, available, recorder, settings)
+    for module, mode in modes:
+        settings.callback(setattr, module, "training", mode)
+    loop = Loop(parts, training, plan, callbacks=list(callbacks))
+    return Session(plan, task, loop, feeds(planned), recorder, settings)
 
 
 def feeds(planned: Planned) -> dict[str, Feed]:
-    """Return the feed of each part of the data: "train", the validation sets, "test"."""
+    """Return the feed that measures each part of the data: "train", the validation sets, "test"."""
     task = planned.task
     parts = {"train": task.train, **task.val_sets()}
     if task.test is not None:

@@ -15,7 +15,7 @@ import torch
 from surestep.base.config import Config
 from surestep.base.errors import CheckpointError
 from surestep.engine.callback import Callback, Request
-from surestep.engine.data import first_samples
+from surestep.engine.dataset import first_samples
 from surestep.engine.state import State
 from surestep.engine.task import Task
 from surestep.trainer.fit import fit

@@ -1,12 +1,13 @@
 """A Session: a run that is open. Steps, evaluations, checkpoints, and what is shown of them."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from surestep.base.errors import ConfigError, near
 from surestep.engine.callback import Request
@@ -49,9 +50,8 @@ class Session:
         self._feeds = feeds
         self._recorder = recorder
         self._settings = settings
-        self._modes = [(module, module.training) for module in self.model.modules()]
+        self._closed = False
         self._progress: Quiet | Plain | Bar = Quiet()
-        self._evaluated_step: int | None = None
         self._saved_step: int | None = None
         loop.on_log.append(self._log)
         loop.act = {Request.SAVE: self.save, Request.EVALUATE: self.evaluate}
@@ -117,13 +117,15 @@ class Session:
         """
         if not micro_batches:
             raise ConfigError("train_step() got no micro-batches. Give a list of at least one.")
-        feed, place = self._feeds["train"], self.state.place
+        feed, place = self.loop.feed, self.state.place
         cut, position = [], 0
         for batch in micro_batches:
             cut.append(feed.micro_batch_of(batch, position))
             position += cut[-1].samples
         batch = feed.batch(cut, (place.epoch, 0, place.position))
-        return self.loop.step(feed.move(batch))
+        result = self.loop.step(feed.move(batch))
+        self.loop.look()
+        return result
 
     def evaluate(self, part: str | None = None) -> dict[str, float]:
         """Measure the loss and the metrics; by "set/metric".
@@ -141,24 +143,24 @@ class Session:
         step = self.state.place.step
         self._recorder.event("evaluation", step=step, metrics=metrics)
         if part is None:
-            self._evaluated_step = step
-            self.state.standing.latest = metrics
+            self.state.standing.latest, self.state.standing.latest_step = metrics, step
             self._judge(metrics)
             for callback in self.loop.callbacks:
                 self.loop.ask(callback.on_evaluate(self.state, metrics))
         if metrics:
             self.say(f"step {step}: {_shown(metrics)}")
+        self.loop.do_asked()
         return metrics
 
     def measure(self, part: str, which: Which) -> dict[str, float]:
         """Measure a part with the weights of a checkpoint; the model's own are put back."""
         self._check_part(part)
-        kept = {k: v.clone() for k, v in self.model.state_dict().items() if isinstance(v, Tensor)}
+        kept = copy.deepcopy(self.model.state_dict())
         saved = self.run.load_model(self.model, which)
         try:
             metrics = self._measure([part])
         finally:
-            self.model.load_state_dict(kept, strict=False)
+            self.model.load_state_dict(kept)
         self._recorder.event("evaluation", step=saved.step, metrics=metrics, which=which)
         self.say(f"{which} checkpoint, step {saved.step}: {_shown(metrics)}")
         return metrics
@@ -177,7 +179,7 @@ class Session:
     @property
     def is_evaluated(self) -> bool:
         """Whether this very step has been evaluated."""
-        return self._evaluated_step == self.state.place.step
+        return self.state.standing.latest_step == self.state.place.step
 
     @property
     def is_saved(self) -> bool:
@@ -209,14 +211,17 @@ class Session:
 
     def close(self) -> None:
         """Let the run folder go and put back every module's mode; a second call does nothing."""
-        if self._settings is not None:
+        if self._closed:
+            return
+        self._closed = True
+        with ExitStack() as stack:  # each of these, whatever becomes of the others
+            stack.callback(self._recorder.close)
+            stack.callback(self._settings.close)
+            for feed in (self.loop.feed, *self._feeds.values()):
+                stack.callback(feed.close)
+            stack.callback(self._progress.close)
             for callback in self.loop.callbacks:
                 callback.on_end(self.state)
-            for module, training in self._modes:
-                module.training = training
-            self._progress.close()
-            self._settings.close()
-            self._recorder.close()
 
     def __enter__(self) -> "Session":
         return self

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from surestep.engine.optim import build_optimizer
-from surestep.engine.parallel.single import Single
+from surestep.engine.parallel.single import AdamW, Single
 from surestep.engine.precision import grad_scaler
 from surestep.engine.state import State
 from tests import tiny
@@ -155,3 +155,49 @@ def test_a_scale_that_falls_under_one_is_a_failure():
     _, outcome = scaled_step(parallel, state, GOOD, scale=math.inf)
     assert outcome.nonfinite
     assert state.scaler.get_scale() == 1.0
+
+
+def stepped(kind, build, grads, found_inf=None):
+    """Weights and state after steps on these gradients; None is a step that has none."""
+    torch.manual_seed(0)
+    model = build()
+    first, *rest = model.parameters()
+    groups = [{"params": [first], "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = kind(groups, lr=0.1, fused=True)
+    for number, seeds in enumerate(grads):
+        give_gradients(model, seeds)
+        if seeds % 2:
+            first.grad = None
+        optimizer.param_groups[0]["lr"] = 0.1 / (number + 1)
+        if found_inf is not None:
+            optimizer.found_inf, optimizer.grad_scale = torch.tensor(found_inf[number]), None
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    state = [each for slots in optimizer.state_dict()["state"].values() for each in slots.values()]
+    return [tiny.weights(model), *state]
+
+
+@pytest.mark.parametrize("build", [tiny.model, mixed], ids=["one dtype", "two dtypes"])
+@pytest.mark.parametrize("found_inf", [None, [0.0, 1.0, 0.0, 1.0, 0.0]], ids=["plain", "skipping"])
+def test_adamw_is_torchs_bit_for_bit(build, found_inf):
+    grads = [1, 3, 2, 4, 5]
+    ours, torchs = (stepped(kind, build, grads, found_inf) for kind in (AdamW, torch.optim.AdamW))
+    assert len(ours) == len(torchs) > 1
+    assert all(map(torch.equal, ours, torchs))
+
+
+def test_adamws_hooks_run_once_a_step():
+    model = give_gradients(tiny.model())
+    optimizer = AdamW(model.parameters(), lr=0.1, fused=True)
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    for _ in range(3):
+        optimizer.step()
+    assert seen == ["before", "after"] * 3
+
+
+def test_adamw_takes_a_closure_as_torchs_does():
+    model = give_gradients(tiny.model())
+    optimizer = AdamW(model.parameters(), lr=0.1, fused=True)
+    assert [optimizer.step(lambda: 5.0) for _ in range(2)] == [5.0, 5.0]

@@ -1,18 +1,20 @@
 import math
+import os
 
 import pytest
 
 from surestep.record.checkpoint.keep import best_first, retain, sweep
 from surestep.record.checkpoint.write import save_checkpoint
-from tests.record.checkpoint.test_write import state_of
+from tests import tiny
 
 
 def saved_with(folder, metrics):
     """Save a checkpoint at steps 1, 2, ..., each with this metric."""
-    state = state_of(steps=1)
+    state = tiny.state_of(steps=1)
     for step, value in enumerate(metrics, 1):
         state.place = state.place._replace(step=step)
         state.standing.latest = {} if value is None else {"val/a": value}
+        state.standing.latest_step = step
         save_checkpoint(folder, state)
 
 
@@ -68,14 +70,15 @@ def test_what_a_dead_process_left_is_swept(tmp_path):
 
 def test_a_process_that_died_between_the_two_names_of_a_step_leaves_the_step(tmp_path):
     saved_with(tmp_path, [1])
-    (tmp_path / "step-00000001").rename(tmp_path / ".del-step-00000001-77")
+    (tmp_path / "step-00000001").rename(tmp_path / ".old-step-00000001-77")
     sweep(tmp_path)
     assert steps(tmp_path) == [1]
 
 
 def test_what_an_earlier_deletion_left_is_no_obstacle(tmp_path):
     saved_with(tmp_path, [1, 2])
-    (tmp_path / ".del-step-00000001").mkdir()
-    (tmp_path / ".del-step-00000001" / "state.json").write_text("{")
+    left = tmp_path / f".del-step-00000001-{os.getpid()}"
+    left.mkdir()
+    (left / "state.json").write_text("{")
     retain(tmp_path, keep_last=1, keep_best=0, metric=None, mode="min")
     assert steps(tmp_path) == [2]

@@ -15,12 +15,11 @@ from surestep.record.checkpoint.read import (
 )
 from surestep.record.checkpoint.write import FORMAT, save_checkpoint
 from tests import tiny
-from tests.record.checkpoint.test_write import state_of
 
 
 @pytest.fixture
 def path(tmp_path):
-    return save_checkpoint(tmp_path, state_of())
+    return save_checkpoint(tmp_path, tiny.state_of())
 
 
 def net(last=3):
@@ -36,8 +35,8 @@ def test_checkpoints_are_listed_by_step(tmp_path):
 
 
 def test_saved_is_step_and_metrics(tmp_path):
-    state = state_of()
-    state.standing.latest = {"val/loss": 0.5}
+    state = tiny.state_of()
+    state.standing.latest, state.standing.latest_step = {"val/loss": 0.5}, 2
     path = save_checkpoint(tmp_path, state)
     assert saved(path) == Saved(2, {"val/loss": 0.5}, path)
 
@@ -60,15 +59,15 @@ def test_another_model_is_named(path):
 
 
 def test_another_optimizer_is_named(path):
-    other = state_of(optimizer=lambda p: torch.optim.SGD(p, lr=0.1), steps=0)
+    other = tiny.state_of(make=lambda p: torch.optim.SGD(p, lr=0.1), steps=0)
     with pytest.raises(CheckpointError, match="state of AdamW, and the optimizer here is SGD"):
         load_checkpoint(path, other)
 
 
 def test_a_parameter_that_the_optimizer_did_not_have_is_named(tmp_path):
-    state = state_of(optimizer=lambda p: torch.optim.AdamW(list(p)[:3], lr=0.1))
+    state = tiny.state_of(make=lambda p: torch.optim.AdamW(list(p)[:3], lr=0.1))
     with pytest.raises(CheckpointError, match=r"no optimizer state for 3\.bias"):
-        load_checkpoint(save_checkpoint(tmp_path, state), state_of(steps=0))
+        load_checkpoint(save_checkpoint(tmp_path, state), tiny.state_of(steps=0))
 
 
 @pytest.mark.parametrize("name", ["state.json", "model.safetensors", "optimizer.safetensors"])
@@ -81,27 +80,27 @@ def test_a_damaged_file_is_named(path, name, damage):
     else:
         file.write_bytes(data[: len(data) // 2] if damage == "half" else b"")
     with pytest.raises(CheckpointError, match=r"step-00000002.*cannot be read"):
-        load_checkpoint(path, state_of(steps=0))
+        load_checkpoint(path, tiny.state_of(steps=0))
 
 
 @pytest.mark.parametrize("record", [[], {}, {"format": "x"}, {"format": 1}, "text", None])
 def test_a_record_of_another_kind_is_named(path, record):
     (path / "state.json").write_text(json.dumps(record))
     with pytest.raises(CheckpointError, match="cannot be read"):
-        load_checkpoint(path, state_of(steps=0))
+        load_checkpoint(path, tiny.state_of(steps=0))
 
 
 def test_a_format_from_the_future_is_refused(path):
     record = read_record(path)
     (path / "state.json").write_text(json.dumps({**record, "format": FORMAT + 1}))
     with pytest.raises(CheckpointError, match=rf"has format {FORMAT + 1}.*pip install -U surestep"):
-        load_checkpoint(path, state_of(steps=0))
+        load_checkpoint(path, tiny.state_of(steps=0))
 
 
 def test_a_checkpoint_that_does_not_fit_leaves_the_state_as_it_was(tmp_path):
-    path = save_checkpoint(tmp_path, state_of())
+    path = save_checkpoint(tmp_path, tiny.state_of())
     (path / "optimizer.safetensors").write_bytes(b"")
-    other = state_of(steps=0)
+    other = tiny.state_of(steps=0)
     with torch.no_grad():
         next(other.model.parameters()).zero_()
     before = tiny.weights(other.model)

@@ -9,41 +9,16 @@ import torch
 from torch import nn
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.state import Place, State
+from surestep.engine.state import Place
 from surestep.record.checkpoint import write
 from surestep.record.checkpoint.read import list_checkpoints, load_checkpoint, read_record
 from surestep.record.checkpoint.write import save_checkpoint
 from tests import tiny
 
 
-def state_of(model=None, optimizer=None, steps=2, seed=0):
-    """A state whose optimizer has stepped on gradients drawn from `seed`."""
-    model = model or tiny.model()
-    optimizer = (optimizer or fused_adamw)(model.parameters())
-    state = State(model, optimizer, torch.amp.GradScaler("cpu", enabled=False))
-    for step in range(steps):
-        move(state, seed + step)
-    return state
-
-
-def fused_adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=0.1, fused=True)
-
-
-def move(state, seed):
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in state.model.parameters():
-        parameter.grad = torch.empty_like(parameter).copy_(
-            torch.randn(parameter.shape, generator=generator)
-        )
-    state.optimizer.step()
-    place = state.place
-    state.place = place._replace(step=place.step + 1, steps_taken=place.steps_taken + 1)
-
-
 def saved_and_loaded(tmp_path, state, build, optimizer=None):
     """Save a state, and load it into another one built alike."""
-    other = state_of(build(), optimizer, steps=0)
+    other = tiny.state_of(build(), optimizer, steps=0)
     load_checkpoint(save_checkpoint(tmp_path, state), other)
     return other
 
@@ -94,34 +69,34 @@ BUILDS = {"plain": tiny.model, "tied": tied, "channels last": channels_last, "ex
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
 @pytest.mark.parametrize(
     "optimizer",
-    [fused_adamw, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True)],
+    [tiny.fused_adamw, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True)],
     ids=["adamw", "sgd"],
 )
 def test_saved_and_loaded_the_next_step_is_the_same_bit_for_bit(tmp_path, build, optimizer):
-    state = state_of(build(), optimizer)
+    state = tiny.state_of(build(), optimizer)
     other = saved_and_loaded(tmp_path, state, build, optimizer)
     assert torch.equal(tiny.weights(state.model), tiny.weights(other.model))
     assert other.place == state.place
-    move(state, 9)
-    move(other, 9)
+    tiny.move(state, 9)
+    tiny.move(other, 9)
     assert torch.equal(tiny.weights(state.model), tiny.weights(other.model))
 
 
 def test_tied_weights_are_written_once_and_stay_tied(tmp_path):
-    state = state_of(tied())
+    state = tiny.state_of(tied())
     other = saved_and_loaded(tmp_path, state, tied)
     assert read_record(list_checkpoints(tmp_path)[0])["aliases"] == {"head.weight": "table.weight"}
     assert other.model.head.weight is other.model.table.weight
 
 
 def test_extra_state_comes_back(tmp_path):
-    state = state_of(extra())
+    state = tiny.state_of(extra())
     state.model.words = {"seen": []}
     assert saved_and_loaded(tmp_path, state, extra).model.words == {"seen": []}
 
 
 def test_channels_last_stays(tmp_path):
-    other = saved_and_loaded(tmp_path, state_of(channels_last()), channels_last)
+    other = saved_and_loaded(tmp_path, tiny.state_of(channels_last()), channels_last)
     assert other.model.weight.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -140,7 +115,7 @@ def test_an_optimizer_with_state_that_is_no_tensor_comes_back(tmp_path):
     def noting(parameters):
         return Noting(parameters, lr=0.1)
 
-    state = state_of(optimizer=noting)
+    state = tiny.state_of(make=noting)
     other = saved_and_loaded(tmp_path, state, tiny.model, noting)
     pairs = zip(state.model.parameters(), other.model.parameters(), strict=True)
     for ours, theirs in pairs:
@@ -148,14 +123,14 @@ def test_an_optimizer_with_state_that_is_no_tensor_comes_back(tmp_path):
 
 
 def test_options_come_back_as_they_were(tmp_path):
-    state = state_of()
+    state = tiny.state_of()
     state.optimizer.param_groups[0]["lr"] = 0.025
     group = saved_and_loaded(tmp_path, state, tiny.model).optimizer.param_groups[0]
     assert (group["lr"], group["betas"], group["fused"]) == (0.025, (0.9, 0.999), True)
 
 
 def test_standing_counts_and_metadata_come_back(tmp_path):
-    state = state_of()
+    state = tiny.state_of()
     state.place = Place(7, 6, 2, 8, 1234.5)
     state.counts.overflow = 3
     state.standing.latest = {"val/loss": float("nan"), "val/a": 0.5}
@@ -168,7 +143,7 @@ def test_standing_counts_and_metadata_come_back(tmp_path):
 
 
 def test_the_loss_scale_comes_back(tmp_path):
-    state, other = state_of(), state_of(steps=0)
+    state, other = tiny.state_of(), tiny.state_of(steps=0)
     state.scaler = torch.amp.GradScaler("cpu", init_scale=32.0)
     other.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     load_checkpoint(save_checkpoint(tmp_path, state), other)
@@ -176,7 +151,7 @@ def test_the_loss_scale_comes_back(tmp_path):
 
 
 def test_a_checkpoint_is_safetensors_and_json_and_read_without_pickle(tmp_path, monkeypatch):
-    path = save_checkpoint(tmp_path, state_of(extra()))
+    path = save_checkpoint(tmp_path, tiny.state_of(extra()))
     names = sorted(each.name for each in path.iterdir())
     assert names == ["model.safetensors", "optimizer.safetensors", "state.json"]
     for module, name in (
@@ -186,12 +161,12 @@ def test_a_checkpoint_is_safetensors_and_json_and_read_without_pickle(tmp_path, 
         (torch, "load"),
     ):
         monkeypatch.setattr(module, name, pytest.fail)
-    load_checkpoint(path, state_of(extra(), steps=0))
+    load_checkpoint(path, tiny.state_of(extra(), steps=0))
 
 
 @pytest.mark.parametrize("where", ["model", "optimizer"])
 def test_state_without_a_plain_form_is_named(tmp_path, where):
-    state = state_of(extra())
+    state = tiny.state_of(extra())
     if where == "model":
         state.model.words = {1, 2}
     else:
@@ -218,12 +193,12 @@ def small_disk(tmp_path):
 
 def test_a_full_disk_leaves_the_older_checkpoint_and_says_so(tmp_path, small_disk, monkeypatch):
     folder = small_disk or tmp_path / "checkpoints"
-    state = state_of()
+    state = tiny.state_of()
     first = save_checkpoint(folder, state)
     before = {path.name: path.read_bytes() for path in first.iterdir()}
     if small_disk is None:
         monkeypatch.setattr(write, "save_file", _full)
-    move(state, 5)
+    tiny.move(state, 5)
     state.metadata["long"] = "x" * 8000
     with pytest.raises(CheckpointError, match=r"(?s)could not be written.*are as they were\. Free"):
         save_checkpoint(folder, state)
@@ -236,7 +211,7 @@ def _full(*_):
 
 
 def test_saving_a_step_again_replaces_it(tmp_path):
-    state = state_of()
+    state = tiny.state_of()
     save_checkpoint(tmp_path, state)
     state.metadata["second"] = True
     path = save_checkpoint(tmp_path, state)
@@ -245,7 +220,7 @@ def test_saving_a_step_again_replaces_it(tmp_path):
 
 
 def test_a_step_that_cannot_be_saved_again_is_still_there(tmp_path, monkeypatch):
-    state = state_of()
+    state = tiny.state_of()
     path = save_checkpoint(tmp_path, state)
     rename = Path.rename
 
@@ -258,4 +233,4 @@ def test_a_step_that_cannot_be_saved_again_is_still_there(tmp_path, monkeypatch)
     with pytest.raises(CheckpointError, match="are as they were"):
         save_checkpoint(tmp_path, state)
     assert list_checkpoints(tmp_path) == [path]
-    load_checkpoint(path, state_of(steps=0))
+    load_checkpoint(path, tiny.state_of(steps=0))

@@ -1,5 +1,6 @@
 """The verbs of a step, named after PyTorch's; the step itself knows no backend."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -56,6 +57,11 @@ class Parallel(Protocol):
         """Measure the norm of the gradients and clip them as the Plan says."""
         ...
 
-    def step(self, loss_sum: Tensor, grad_norm: Tensor) -> Outcome:
-        """Move the parameters, unless something is not finite."""
+    @property
+    def step(self) -> Callable[[Tensor, Tensor], Outcome]:
+        """`step(loss_sum, grad_norm)` moves the parameters, unless something is not finite."""
+        ...
+
+    def recover(self) -> None:
+        """Let steps be taken again after one that was not finite."""
         ...

@@ -1,6 +1,7 @@
 """One process."""
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,6 +21,7 @@ class Single:
     """The verbs of a step in one process."""
 
     world_size = 1
+    step: Callable[[Tensor, Tensor], Outcome]
 
     def __init__(self, plan: Plan, state: State) -> None:
         named = named_trainable(state.model)
@@ -31,6 +33,7 @@ class Single:
         self.optimizer = state.optimizer
         self.alike = len({(each.dtype, each.device) for each in self.parameters}) == 1
         self.guard = _GUARDS[plan.guard](state)
+        self.step = self.guard.step
         self._seeds: dict[torch.dtype, tuple[float, Tensor]] = {}
 
     def sum(self, items: float) -> float:
@@ -46,6 +49,11 @@ class Single:
 
         `torch.full` fills on the device; making the tensor from a number would wait for a copy.
         """
+        if not loss_sum.requires_grad:
+            raise TaskError(
+                "The loss does not depend on any trained parameter. Look for detach(), .data, "
+                "numpy or no_grad on the way from the model to the loss."
+            )
         known, seed = self._seeds.get(loss_sum.dtype, (math.nan, loss_sum))
         if known != items:
             seed = torch.full((), 1 / items, dtype=loss_sum.dtype, device=loss_sum.device)
@@ -74,8 +82,8 @@ class Single:
                     "No parameter got a gradient in this step: the loss does not depend on the "
                     "model. Look for detach(), .data, numpy or no_grad on the way to the loss."
                 )
-        norms = torch.stack(torch._foreach_norm(grads) if self.alike else self._norms(grads))
-        total = torch.linalg.vector_norm(norms)
+        norms = torch.stack(torch._foreach_norm(grads) if self.alike else _norms(grads))
+        total = torch.linalg.vector_norm(norms) if self.alike else get_total_norm(grads)
         if self.max_norm is not None:
             if self.alike:
                 factor = torch.add(total, 1e-6).reciprocal_().mul_(self.max_norm).clamp_(max=1.0)
@@ -87,13 +95,14 @@ class Single:
             torch._foreach_clamp_max_(grads, self.clip_value)
         return GradNorm(total, norms, names)
 
-    def _norms(self, grads: list[Tensor]) -> list[Tensor]:
-        first = grads[0]
-        return [get_total_norm([grad]).to(first.device, torch.float32) for grad in grads]
+    def recover(self) -> None:
+        """Let steps be taken again after one that was not finite."""
+        self.guard.recover()
 
-    def step(self, loss_sum: Tensor, grad_norm: Tensor) -> Outcome:
-        """Move the parameters, if the guard that the Plan chose lets it."""
-        return self.guard.step(loss_sum, grad_norm)
+
+def _norms(grads: list[Tensor]) -> list[Tensor]:
+    """Return the norm of each, as scalars that can be stacked."""
+    return [get_total_norm([grad]).to(grads[0].device, torch.float32) for grad in grads]
 
 
 class Sticky:
@@ -119,6 +128,10 @@ class Sticky:
         self.optimizer.step()
         return Outcome(True, poison)
 
+    def recover(self) -> None:
+        """Forget the poison."""
+        self.poison = torch.zeros_like(self.poison)
+
 
 class Reading:
     """Decide on the host, which reads the norm and the loss of every step."""
@@ -132,6 +145,9 @@ class Reading:
             return Outcome(False, nonfinite=True)
         self.optimizer.step()
         return Outcome(True)
+
+    def recover(self) -> None:
+        """Do nothing: each step is judged anew."""
 
 
 class Scaled:
@@ -157,6 +173,9 @@ class Scaled:
         self.scaler.load_state_dict(kept)
         return Outcome(False, nonfinite=True)
 
+    def recover(self) -> None:
+        """Do nothing: each step is judged anew."""
+
 
 class AdamW(torch.optim.AdamW):
     """torch's fused AdamW, whose step goes to torch's kernel by the shortest way.
@@ -169,46 +188,50 @@ class AdamW(torch.optim.AdamW):
 
     def step(self, closure: Any = None) -> Any:
         """Move the parameters once, unless `found_inf` is 1."""
-        lists = self._lists() if closure is None and self._is_plain() else None
+        lists = self._lists() if closure is None else None
         if lists is None:
             return _torch_step(self, closure)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
+        grad_scale: Tensor | None = getattr(self, "grad_scale", None)
+        groups, steps = lists
         with torch.no_grad():
-            steps = [step for tensors in lists for step in tensors[4]]
             if found_inf is None:
                 torch._foreach_add_(steps, 1)
             else:
                 # torch adds 1 to each and takes found_inf away again; of a list this is one pass.
                 torch._foreach_add_(steps, [torch.rsub(found_inf, 1)] * len(steps))
-            for group, tensors in zip(self.param_groups, lists, strict=True):
-                _kernel(group, tensors, getattr(self, "grad_scale", None), found_inf)
+            for group, tensors in groups:
+                torch._fused_adamw_(
+                    *tensors,
+                    lr=group["lr"],
+                    beta1=group["betas"][0],
+                    beta2=group["betas"][1],
+                    weight_decay=group["weight_decay"],
+                    eps=group["eps"],
+                    amsgrad=False,
+                    maximize=False,
+                    grad_scale=grad_scale,
+                    found_inf=found_inf,
+                )
         return None
 
-    def _is_plain(self) -> bool:
-        """Say whether all parameters are on one device, and each group of one dtype.
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, and look whether all are still alike."""
+        super().add_param_group(param_group)
+        parameters = [each for group in self.param_groups for each in group["params"]]
+        self.alike = len({(each.device, each.dtype) for each in parameters}) == 1
 
-        Asked anew where the groups have changed in number or length.
+    def _lists(self) -> tuple[list[tuple[dict[str, Any], Any]], list[Tensor]] | None:
+        """Return the kernel's tensors for each group, and the step counts of all.
+
+        Taken from the optimizer's state at each step, which may have been loaded or changed; None
+        before there is a state, or where something is not plain.
         """
-        shape = [len(group["params"]) for group in self.param_groups]
-        known: tuple[list[int], bool] | None = getattr(self, "_known_plain", None)
-        if known is None or known[0] != shape:
-            plain = all(
-                group["fused"] and not (group["amsgrad"] or group["maximize"])
-                for group in self.param_groups
-            )
-            dtypes = [{each.dtype for each in group["params"]} for group in self.param_groups]
-            devices = {each.device for group in self.param_groups for each in group["params"]}
-            plain = plain and len(devices) == 1 and all(len(each) == 1 for each in dtypes)
-            known = self._known_plain = (shape, plain)
-        return known[1]
-
-    def _lists(self) -> list[tuple[list[Tensor], ...]] | None:
-        """Return parameters, gradients and state of each group; None before there is a state.
-
-        Taken from the optimizer's state at each step, which may have been loaded or changed.
-        """
-        groups: list[tuple[list[Tensor], ...]] = []
+        groups: list[tuple[dict[str, Any], Any]] = []
+        every_step: list[Tensor] = []
         for group in self.param_groups:
+            if group["amsgrad"] or group["maximize"] or not (group["fused"] and self.alike):
+                return None
             parameters, grads, averages, squares, steps = [], [], [], [], []
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -220,41 +243,16 @@ class AdamW(torch.optim.AdamW):
                     averages.append(state["exp_avg"])
                     squares.append(state["exp_avg_sq"])
                     steps.append(state["step"])
-            groups.append((parameters, grads, averages, squares, steps))
-        return groups
+            if parameters:
+                groups.append((group, (parameters, grads, averages, squares, [], steps)))
+                every_step += steps
+        return (groups, every_step) if groups else None
 
 
 def _torch_step(optimizer: AdamW, closure: Any) -> Any:
     """Take torch's own step without its hooks, which are around ours already."""
     step: Any = torch.optim.AdamW.step
     return (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer, closure)
-
-
-def _kernel(
-    group: dict[str, Any],
-    tensors: tuple[list[Tensor], ...],
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-) -> None:
-    parameters, grads, averages, squares, steps = tensors
-    if parameters:
-        torch._fused_adamw_(
-            parameters,
-            grads,
-            averages,
-            squares,
-            [],
-            steps,
-            lr=group["lr"],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-            grad_scale=grad_scale,
-            found_inf=found_inf,
-        )
 
 
 def _finite(*values: Tensor) -> bool:

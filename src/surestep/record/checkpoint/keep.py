@@ -1,6 +1,7 @@
 """Which checkpoints stay: the last n and the best k."""
 
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Literal
@@ -44,15 +45,24 @@ def retain(
         kept |= {each.path for each in best_first(checkpoints, metric, mode)[:keep_best]}
     doomed = [path for path in checkpoints if path not in kept]
     for path in doomed:
-        hidden = path.with_name(f".del-{path.name}")
+        hidden = path.with_name(f".del-{path.name}-{os.getpid()}")
+        shutil.rmtree(hidden, ignore_errors=True)
         path.rename(hidden)
         shutil.rmtree(hidden)
     return doomed
 
 
 def sweep(folder: Path) -> None:
-    """Delete what a process that died left half written; only the folder's holder may."""
-    if folder.is_dir():
-        for path in folder.iterdir():
-            if path.name.startswith((".tmp-", ".del-")):
-                shutil.rmtree(path, ignore_errors=True)
+    """Delete what a process that died left half done; only the folder's holder may.
+
+    A checkpoint that was making way for a newer one of the same step is given its name back, where
+    the newer one has not got it.
+    """
+    for path in list(folder.iterdir()) if folder.is_dir() else []:
+        if path.name.startswith(".old-"):
+            final = folder / path.name.removeprefix(".old-").rpartition("-")[0]
+            if not final.exists():
+                path.rename(final)
+                continue
+        if path.name.startswith((".tmp-", ".del-", ".old-")):
+            shutil.rmtree(path, ignore_errors=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -14,12 +15,13 @@ from surestep.base.errors import CheckpointError
 from surestep.engine.state import Counts, Place, Standing, State
 from surestep.record.checkpoint.write import FORMAT
 
+_KEYS = ("place", "counts", "standing", "scaler", "metadata", "aliases", "extra", "optimizer")
 _NAME = re.compile(r"step-(\d{8,})")
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint on disk: its step, the metrics at that step, its folder."""
+    """A checkpoint on disk: its step, the metrics measured at that very step, its folder."""
 
     step: int
     metrics: dict[str, float]
@@ -42,45 +44,61 @@ def read_record(path: Path) -> dict[str, Any]:
     """Read what a checkpoint holds besides tensors.
 
     Raises:
-        CheckpointError: unreadable, or from a newer surestep.
+        CheckpointError: unreadable, not whole, or from a newer surestep.
     """
     try:
         record = json.loads((path / "state.json").read_text(encoding="utf-8"))
         version = int(record["format"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} cannot be read: state.json: {error}.") from error
+        lacks = [key for key in _KEYS if not isinstance(record.get(key), dict)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} cannot be read: state.json: {error!r}.") from error
     if version > FORMAT:
         raise CheckpointError(
             f"{path} has format {version}, and this surestep reads up to {FORMAT}. Install a newer "
             "one: pip install -U surestep."
         )
+    if lacks:
+        raise CheckpointError(f"{path} cannot be read: state.json lacks {', '.join(lacks)}.")
     assert isinstance(record, dict)
     return record
 
 
 def saved(path: Path) -> Saved:
-    """Return step and metrics of a checkpoint."""
+    """Return step and metrics of a checkpoint.
+
+    Raises:
+        CheckpointError: unreadable.
+    """
     record = read_record(path)
-    latest = record["standing"]["latest"]
-    return Saved(record["place"]["step"], {k: float(v) for k, v in latest.items()}, path)
+    try:
+        standing, step = record["standing"], int(record["place"]["step"])
+        latest = {name: float(value) for name, value in standing["latest"].items()}
+        return Saved(step, latest if standing["latest_step"] == step else {}, path)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} cannot be read: state.json: {error!r}.") from error
 
 
 def load_checkpoint(path: Path, state: State) -> None:
     """Load a checkpoint into the state, in place.
 
     Raises:
-        CheckpointError: unreadable, or it does not fit this model or optimizer.
+        CheckpointError: unreadable, or it does not fit this model or optimizer; the state is then
+            as it was.
     """
     record = read_record(path)
-    load_model(path, state.model)
-    _load_optimizer(path, record["optimizer"], state)
+    try:
+        place, counts = Place(**record["place"]), Counts(**record["counts"])
+        latest = {name: float(value) for name, value in record["standing"]["latest"].items()}
+        standing = Standing(**{**record["standing"], "latest": latest})
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{path} cannot be read: state.json: {error}.") from error
+    weights = _fitting_weights(path, record, state.model)
+    optimizer_state = _fitting_optimizer_state(path, record["optimizer"], state)
+    state.model.load_state_dict(weights)
+    state.optimizer.load_state_dict(optimizer_state)
     if record["scaler"]:
         state.scaler.load_state_dict(record["scaler"])
-    state.place = Place(**record["place"])
-    state.counts = Counts(**record["counts"])
-    standing = record["standing"]
-    standing["latest"] = {name: float(value) for name, value in standing["latest"].items()}
-    state.standing = Standing(**standing)
+    state.place, state.counts, state.standing = place, counts, standing
     state.metadata = record["metadata"]
 
 
@@ -90,9 +108,16 @@ def load_model(path: Path, model: nn.Module) -> None:
     Raises:
         CheckpointError: unreadable, or names or shapes differ; nothing is loaded then.
     """
-    record = read_record(path)
+    model.load_state_dict(_fitting_weights(path, read_record(path), model))
+
+
+def _fitting_weights(path: Path, record: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return the state dict in a checkpoint, which fits the model."""
     tensors = _tensors(path / "model.safetensors")
-    tensors |= {name: tensors[first] for name, first in record["aliases"].items()}
+    try:
+        tensors |= {name: tensors[first] for name, first in record["aliases"].items()}
+    except KeyError as error:
+        raise CheckpointError(f"{path} cannot be read: it lacks the tensor {error}.") from error
     own = {name: v for name, v in model.state_dict().items() if isinstance(v, Tensor)}
     for name, value in own.items():
         if name in tensors and tensors[name].shape != value.shape:
@@ -106,7 +131,7 @@ def load_model(path: Path, model: nn.Module) -> None:
             f"{path.name} is of another model: it lacks {missing or 'nothing'} and has "
             f"{foreign or 'nothing'} besides. Build the model that was trained."
         )
-    model.load_state_dict({**tensors, **record["extra"]})
+    return {**tensors, **record["extra"]}
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
@@ -116,17 +141,16 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
 
 
-def _load_optimizer(path: Path, record: dict[str, Any], state: State) -> None:
-    """Put the optimizer's state back by parameter name, through the optimizer's own loader."""
+def _fitting_optimizer_state(path: Path, record: dict[str, Any], state: State) -> dict[str, Any]:
+    """Return the optimizer's state dict in a checkpoint, keyed by name there and by index here."""
     optimizer = state.optimizer
-    if record["class"] != type(optimizer).__name__:
+    if record.get("class") != type(optimizer).__name__:
         raise CheckpointError(
-            f"{path.name} holds the state of {record['class']}, and the optimizer here is "
+            f"{path.name} holds the state of {record.get('class')}, and the optimizer here is "
             f"{type(optimizer).__name__}. Use the one it was trained with."
         )
     by_name: dict[str, dict[str, Any]] = {}
-    everything = {**_tensors(path / "optimizer.safetensors"), **record["values"]}
-    for key, value in everything.items():
+    for key, value in {**_tensors(path / "optimizer.safetensors"), **record["values"]}.items():
         name, _, slot = key.rpartition("/")
         by_name.setdefault(name, {})[slot] = value
     options = {name: each["options"] for each in record["groups"] for name in each["names"]}
@@ -140,8 +164,21 @@ def _load_optimizer(path: Path, record: dict[str, Any], state: State) -> None:
                 raise CheckpointError(f"{path.name} has no optimizer state for {name}.")
             described.update(_typed_like(described, options[name]))
             if name in by_name:
-                plain["state"][index] = by_name[name]
-    optimizer.load_state_dict(plain)
+                plain["state"][index] = _laid_out_like(parameter, by_name[name])
+    return plain
+
+
+def _laid_out_like(parameter: Tensor, slots: dict[str, Any]) -> dict[str, Any]:
+    """Return state whose tensors lie in memory as the parameter does (channels last, say).
+
+    A fused kernel walks parameter, gradient and state side by side, whatever their strides.
+    """
+    return {
+        slot: torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        if isinstance(value, Tensor) and value.shape == parameter.shape
+        else value
+        for slot, value in slots.items()
+    }
 
 
 def _typed_like(now: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:

@@ -31,8 +31,10 @@ def save_checkpoint(folder: Path, state: State) -> Path:
         temporary.mkdir()
         _write(temporary, state)
         _publish(temporary, final)
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
         raise CheckpointError(
             f"{final} could not be written: {error.strerror or error}. The checkpoints before it "
             f"are as they were. {DISK_HINT}"
@@ -69,11 +71,16 @@ def _write(folder: Path, state: State) -> None:
 
 
 def _publish(temporary: Path, final: Path) -> None:
-    """Give the folder its name; one that already bears it makes way."""
-    old = final.with_name(f".del-{final.name}-{os.getpid()}")
+    """Give the folder its name; one that already bears it makes way until then."""
+    old = final.with_name(f".old-{final.name}-{os.getpid()}")
     if final.exists():
         final.rename(old)
-    temporary.rename(final)
+    try:
+        temporary.rename(final)
+    except OSError:
+        if old.exists():
+            old.rename(final)
+        raise
     sync(final.parent)
     shutil.rmtree(old, ignore_errors=True)
 

@@ -1,0 +1,37 @@
+"""What an option's value may be, beyond its type."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from surestep.base.duration import Unit, exact, parse_duration
+
+
+def _duration(*units: Unit) -> AfterValidator:
+    return AfterValidator(lambda text: str(parse_duration(text, units)))
+
+
+def _warmup(text: str) -> str:
+    if text.endswith("%"):
+        try:
+            share = float(text[:-1])
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 100:
+            raise ValueError("must be a share of the run between 0% and 100%")
+        return f"{exact(share)}%"
+    if text.strip() in ("0", "0 steps", "0 epochs"):
+        return "0%"
+    return str(parse_duration(text, ("steps", "epochs")))
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
+Period = Annotated[str, _duration("epochs", "steps", "items")]
+ClockPeriod = Annotated[str, _duration("epochs", "steps", "items", "minutes")]
+StepPeriod = Annotated[str, _duration("epochs", "steps")]
+Warmup = Annotated[str, AfterValidator(_warmup)]

@@ -1,0 +1,114 @@
+"""A terminal in a folder of its own, and a recipe in it."""
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from surestep.cli.main import main
+
+HEAD = """
+import torch
+from torch import nn
+import surestep
+
+x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+y = x[:, :3].argmax(dim=1)
+"""
+
+RECIPE = (
+    HEAD
+    + '''
+config = surestep.Config(
+    epochs=2,
+    batch_size=8,
+    optim=surestep.Optim(lr=0.01),
+    schedule=surestep.Schedule(warmup="2 steps"),
+)
+
+def accuracy(outputs, targets):
+    return (outputs.argmax(dim=1) == targets).float().mean()
+
+def task(hidden: int = 8, act: str = "tanh", bias: bool = True, depth: int | None = 1):
+    """Tell three classes apart.
+
+    Args:
+        hidden: how wide the one layer is.
+        act: tanh or relu.
+    """
+    acts = {"tanh": nn.Tanh, "relu": nn.ReLU}
+    return surestep.Task(
+        model=lambda: nn.Sequential(nn.Linear(4, hidden, bias), acts[act](), nn.Linear(hidden, 3)),
+        loss=nn.CrossEntropyLoss(),
+        train=(x[:24], y[:24]),
+        val=(x[24:32], y[24:32]),
+        test=(x[32:], y[32:]),
+        metrics={"accuracy": accuracy},
+    )
+'''
+)
+
+
+class Answer(NamedTuple):
+    """What a command left: its exit code, and what it printed, the frames of tables taken away."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Work in a folder of its own, on a wide terminal; forget the recipes that were read."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+    path, modules = list(sys.path), set(sys.modules)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def surestep(capfd):
+    """Type a command."""
+
+    def call(*words):
+        capfd.readouterr()
+        try:
+            code = main([str(word) for word in words])
+        except SystemExit as left:
+            code = left.code
+        printed = capfd.readouterr()
+        return Answer(code, plain(printed.out), plain(printed.err))
+
+    return call
+
+
+@pytest.fixture
+def recipe(folder):
+    """Write a recipe file; return its name."""
+
+    def write(text=RECIPE, name="mine.py"):
+        (folder / name).write_text(text)
+        return name
+
+    return write
+
+
+def plain(text):
+    """Take away the frames of tables and the spaces that only fill."""
+    return re.sub(r"[ \t]+", " ", re.sub(r"[─-╿]", " ", text))
+
+
+def environment():
+    """Return the variables of a process of its own, with one thread for torch."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def files(folder: Path):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))

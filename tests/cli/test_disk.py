@@ -1,0 +1,80 @@
+"""A disk that is full: a sentence, exit code 1, and what was saved before is whole."""
+
+import subprocess
+
+import pytest
+
+from surestep.record.checkpoint.read import list_checkpoints, load_model
+from tests import tiny
+from tests.cli.conftest import HEAD
+
+BIG = f"""{HEAD}
+config = surestep.Config(epochs=3, batch_size=8, checkpoint=surestep.Checkpoint(keep_last=9))
+
+def task(hidden: int = 4000):
+    model = nn.Sequential(nn.Linear(4, hidden), nn.Linear(hidden, 3))
+    return surestep.Task(model=model, loss=nn.CrossEntropyLoss(), train=(x, y))
+"""
+
+
+@pytest.fixture
+def small_disk(folder, monkeypatch):
+    """A disk of 1 MiB: a real one where that is allowed, else files that fill up."""
+    disk = folder / "disk"
+    disk.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    mounted = subprocess.run(words, capture_output=True).returncode == 0
+    if not mounted:
+        fill_up(monkeypatch)
+    yield disk
+    if mounted:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill_up(monkeypatch):
+    """Let the second checkpoint meet a full disk."""
+    import safetensors.torch
+
+    save, count = safetensors.torch.save_file, []
+
+    def full(*args, **more):
+        count.append(1)
+        if len(count) > 3:
+            raise OSError(28, "No space left on device")
+        return save(*args, **more)
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+
+
+def test_a_disk_that_fills_up_ends_the_run_with_a_sentence(surestep, recipe, small_disk):
+    run = small_disk / "r"
+    answer = surestep("train", recipe(BIG), "--run", run)
+    assert (answer.code, answer.out) == (1, "")
+    last = answer.err.splitlines()[-1]
+    assert last.startswith("CheckpointError: ")
+    assert "No space left on device" in last
+    assert "choose another folder with --run" in last
+    model = tiny.nn.Sequential(tiny.nn.Linear(4, 4000), tiny.nn.Linear(4000, 3))
+    saved = list_checkpoints(run / "checkpoints")
+    assert saved
+    for path in saved:
+        load_model(path, model)
+    assert not list((run / "checkpoints").glob(".tmp-*"))
+
+
+def test_a_disk_that_is_full_starts_no_run(surestep, recipe, folder, monkeypatch):
+    from pathlib import Path
+
+    opened = Path.open
+
+    def full(path, mode="r", *args, **more):
+        if ".tmp-" in path.name and "w" in mode:
+            raise OSError(28, "No space left on device")
+        return opened(path, mode, *args, **more)
+
+    monkeypatch.setattr(Path, "open", full)
+    answer = surestep("train", recipe(BIG), "--run", "r")
+    assert (answer.code, answer.out) == (1, "")
+    assert "RunError: " in answer.err
+    assert "No space left on device" in answer.err
+    assert not (folder / "r").exists()

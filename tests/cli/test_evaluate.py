@@ -1,0 +1,149 @@
+import json
+import shutil
+
+import pytest
+
+import surestep as package
+from surestep.record.run import Run
+from tests import tiny
+from tests.cli.conftest import RECIPE
+
+
+@pytest.fixture
+def run(surestep, recipe, folder):
+    """A run whose best checkpoint is not its last."""
+    words = ("--run", "r", "--validation.metric", "loss", "--validation.mode", "max")
+    assert surestep("train", recipe(), *words).code == 0
+    run = Run(folder / "r")
+    assert run.best.step < run.last.step
+    return run
+
+
+def test_the_best_checkpoint_is_measured_on_the_validation_data(surestep, run, folder):
+    answer = surestep("evaluate", "r")
+    assert answer.code == 0
+    assert f"r, best checkpoint, step {run.best.step}\n" in answer.out
+    assert f" val/loss {run.best.metrics['val/loss']:.4g} " in answer.out
+    assert f" val/accuracy {run.best.metrics['val/accuracy']:.4g} " in answer.out
+    assert answer.err == f"Running {folder / 'mine.py'}\n"
+
+
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_either_checkpoint_can_be_measured(surestep, run, which):
+    found = json.loads(surestep("evaluate", "r", "--which", which, "--json").out)
+    saved = getattr(run, which)
+    assert found["step"] == saved.step
+    assert found["path"] == f"r/checkpoints/{saved.path.name}"
+    assert found["metrics"] == pytest.approx(saved.metrics)
+
+
+def test_another_part_gives_what_training_measured_at_its_end(surestep, run):
+    measured = [each for each in run.events() if each["event"] == "evaluation"][-1]
+    found = json.loads(surestep("evaluate", "r", "--part", "test", "--json").out)
+    assert found["metrics"] == measured["metrics"]
+
+
+def test_every_sample_of_the_training_data_is_measured(surestep, run):
+    x, y = package_data()
+    model = tiny.nn.Sequential(tiny.nn.Linear(4, 8), tiny.nn.Tanh(), tiny.nn.Linear(8, 3))
+    run.load_model(model)
+    expected = float(tiny.nn.functional.cross_entropy(model(x), y).detach())
+    found = json.loads(surestep("evaluate", "r", "--part", "train", "--json").out)
+    assert found["metrics"]["train/loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def package_data():
+    names = {}
+    exec(compile(RECIPE, "mine.py", "exec"), names)
+    return names["x"][:24], names["y"][:24]
+
+
+def test_measuring_writes_nothing(surestep, run, folder):
+    before = {path: path.stat().st_mtime_ns for path in (folder / "r").rglob("*")}
+    surestep("evaluate", "r", "--part", "test")
+    assert {path: path.stat().st_mtime_ns for path in (folder / "r").rglob("*")} == before
+
+
+def test_what_was_typed_for_the_training_holds(surestep, recipe, folder):
+    surestep("train", recipe(), "--run", "r", "--task.hidden", "17", "--seed", "4")
+    answer = surestep("evaluate", "r")
+    assert (answer.code, answer.err) == (0, f"Running {folder / 'mine.py'}\n")
+
+
+def test_a_recipe_that_ships_is_found_again(surestep, folder):
+    words = ("--run", "r", "--max-steps", "2", "--schedule.warmup", "0%", "--task.hidden", "4")
+    assert surestep("train", "spiral", *words, "--validation.every", "2 steps").code == 0
+    answer = surestep("evaluate", "r", "--part", "test")
+    assert answer.code == 0
+    assert answer.err.endswith("/recipes/spiral.py\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["r", "--part", "tset"], 2, "The task has no tset data. Did you mean 'test'?"),
+        (["r", "--which", "newest"], 2, "Expected one of ('best', 'last')"),
+        (["r", "--prt", "test"], 2, "Perhaps you meant: --part STR"),
+        (["nowhere"], 1, "nowhere is no run folder: it has no config.json."),
+        (["mine.py"], 1, "mine.py is no run folder"),
+        ([], 2, "Run folder."),
+    ],
+)
+def test_a_wrong_call_is_refused(surestep, run, words, code, message):
+    answer = surestep("evaluate", *words)
+    assert (answer.code, answer.out) == (code, "")
+    assert message in " ".join(answer.err.split())
+
+
+def test_a_recipe_that_changed_is_not_run_unless_told(surestep, run, recipe, folder):
+    recipe("print('running')\n" + RECIPE)
+    answer = surestep("evaluate", "r")
+    assert (answer.code, answer.out) == (2, "")
+    assert f"{folder / 'mine.py'} has changed since r was trained." in answer.err
+    assert "--allow-changed" in answer.err
+    told = surestep("evaluate", "r", "--allow-changed", "--json")
+    assert told.code == 0
+    assert "running" in told.out
+
+
+def test_a_recipe_that_is_gone_is_said_to_be(surestep, run, folder):
+    (folder / "mine.py").unlink()
+    answer = surestep("evaluate", "r")
+    assert (answer.code, answer.out) == (2, "")
+    assert f"The recipe of r is not there any more: {folder / 'mine.py'}." in answer.err
+
+
+def test_a_run_that_python_started_says_how_to_load_it(surestep, folder):
+    tiny.fit(folder / "r")
+    answer = surestep("evaluate", "r")
+    assert (answer.code, answer.out) == (1, "")
+    assert "was started from Python, not from a recipe" in answer.err
+    assert "surestep.Run(path).load_model(model)" in answer.err
+    path, model = folder / "r", tiny.model(seed=5)
+    assert package.Run(path).load_model(model).step == 6
+
+
+def test_a_run_without_checkpoints_says_so(surestep, run, folder):
+    shutil.rmtree(folder / "r" / "checkpoints")
+    answer = surestep("evaluate", "r")
+    assert (answer.code, answer.out) == (1, "")
+    assert "r has no checkpoint yet." in answer.err
+
+
+def test_a_task_without_validation_data_names_what_there_is(surestep, recipe):
+    text = RECIPE.replace("val=(x[24:32], y[24:32]),", "")
+    assert surestep("train", recipe(text), "--run", "r").code == 0
+    answer = surestep("evaluate", "r")
+    assert (answer.code, answer.out) == (2, "")
+    assert "The task has no val data. Known: train, test." in answer.err
+
+
+def test_val_means_every_validation_set(surestep, recipe):
+    text = RECIPE.replace(
+        "val=(x[24:32], y[24:32]),", 'val={"near": (x[24:28], y[24:28]), "far": (x[28:], y[28:])},'
+    )
+    assert surestep("train", recipe(text), "--run", "r").code == 0
+    both = json.loads(surestep("evaluate", "r", "--json").out)["metrics"]
+    assert set(both) == {"near/loss", "near/accuracy", "far/loss", "far/accuracy"}
+    far = json.loads(surestep("evaluate", "r", "--part", "far", "--json").out)["metrics"]
+    assert far == {name: both[name] for name in ("far/loss", "far/accuracy")}

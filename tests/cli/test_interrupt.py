@@ -1,0 +1,87 @@
+"""Ctrl-C and workers, in processes of their own."""
+
+import signal
+import subprocess
+import sys
+
+from surestep.record.run import Run
+from tests.cli.conftest import HEAD, RECIPE, environment
+
+SPAWNING = f"""{HEAD}
+from torch.utils.data import DataLoader, Dataset
+
+config = surestep.Config(epochs=1)
+
+class Samples(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return x[index], y[index]
+
+class Net(nn.Linear):
+    pass
+
+def task():
+    loader = DataLoader(Samples(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+    return surestep.Task(model=Net(4, 3), loss=nn.CrossEntropyLoss(), train=loader)
+
+print("read", __name__)
+"""
+# Interrupts itself in its fourth step, as a terminal would.
+INTERRUPTED = (
+    RECIPE
+    + """
+import os, signal
+class Impatient(surestep.Callback):
+    def on_step(self, state, result):
+        if result.step == 4 and "IMPATIENT" in os.environ:
+            os.kill(os.getpid(), signal.SIGINT)
+
+callbacks = [Impatient()]
+"""
+)
+
+
+def run(words, **more):
+    return subprocess.run(
+        [sys.executable, "-m", "surestep", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**environment(), **more},
+    )
+
+
+def test_ctrl_c_exits_with_130_and_the_same_command_goes_on(surestep, recipe, folder):
+    words = ("train", recipe(INTERRUPTED), "--run", "r")
+    stopped = run(words, IMPATIENT="1")
+    assert (stopped.returncode, stopped.stdout) == (130, "")
+    assert "Traceback" not in stopped.stderr
+    assert "Stopped after step 4; saved as r/checkpoints/step-00000004." in stopped.stderr
+    status = Run(folder / "r").status
+    assert (status["status"], status["reason"], status["step"]) == ("stopped", "Ctrl-C", 4)
+    assert surestep("evaluate", "r").code == 0
+    went_on = surestep(*words)
+    assert went_on.code == 0
+    assert "Going on in r from step 4" in went_on.err
+    assert " steps 6 in " in went_on.out
+    assert surestep("train", "mine.py", "--run", "whole").code == 0
+    assert Run(folder / "r").last.metrics == Run(folder / "whole").last.metrics
+
+
+def test_a_stopped_run_says_what_to_type_to_go_on(surestep, recipe, folder):
+    text = INTERRUPTED.replace("os.kill(os.getpid(), signal.SIGINT)", "signal.raise_signal(2)")
+    text = text.replace(' and "IMPATIENT" in os.environ', "")
+    answer = surestep("train", recipe(text))
+    assert answer.code == 130
+    (run,) = (folder / "runs").iterdir()
+    assert f"surestep train mine.py --run runs/{run.name}" in answer.err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_classes_of_a_recipe_are_found_by_spawned_workers(recipe, folder):
+    done = run(("train", recipe(SPAWNING), "--run", "r"))
+    assert (done.returncode, Run(folder / "r").status["step"]) == (0, 2), done.stderr
+    assert done.stdout.count("read mine\n") >= 2  # here, and in each worker
+    assert "Warning" not in done.stderr

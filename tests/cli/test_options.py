@@ -1,0 +1,231 @@
+import json
+
+import pytest
+
+from surestep.base.config import options
+
+TOML = """
+epochs = 3
+batch_size = 6
+[optim]
+lr = 0.02
+betas = [0.8, 0.99]
+[task]
+hidden = 5
+act = "relu"
+"""
+SAID = {
+    **{"epochs": "3", "batch_size": "6", "micro_batch_size": "3", "seed": "5"},
+    **{"deterministic": "True", "device": "cpu", "precision": "bf16", "max_grad_norm": "0.5"},
+    **{"on_nonfinite": "skip", "max_nonfinite": "3", "optim.name": "adamw", "optim.lr": "3e-4"},
+    **{"optim.weight_decay": "0.3", "optim.betas": "0.5 0.6", "optim.eps": "1e-05"},
+    **{"schedule.name": "cosine", "schedule.warmup": "3 steps", "schedule.min_lr_ratio": "0.1"},
+    **{"schedule.floor": "cut", "schedule.every": "2 steps", "data.drop_last": "True"},
+    **{"data.shuffle": "False", "data.pin_memory": "False", "data.num_workers": "1"},
+    **{"data.persistent_workers": "True", "data.prefetch_factor": "3"},
+    **{"validation.every": "2 epochs", "validation.batch_size": "9", "validation.mode": "min"},
+    **{"validation.metric": "accuracy", "early_stop.patience": "4", "early_stop.min_delta": "0.1"},
+    **{"checkpoint.every": "10 minutes", "checkpoint.keep_last": "5", "checkpoint.keep_best": "0"},
+    **{"logging.every": "5 items", "logging.progress": "quiet"},
+}
+OTHERWISE = [
+    {"max_steps": "7"},
+    {"clip_value": "0.5"},
+    {"optim.name": "sgd", "optim.momentum": "0.5", "optim.nesterov": "True"},
+    {"precision": "fp16", "scaler.init_scale": "8", "scaler.growth_factor": "3"},
+    {"precision": "fp16", "scaler.growth_interval": "9", "scaler.backoff_factor": "0.25"},
+]
+SPELT = {"0.0003": "3e-4", "8.0": "8", "3.0": "3"}
+
+
+def typed(said):
+    """Write options as they are typed."""
+    return [
+        word
+        for name, value in said.items()
+        for word in (
+            f"--{name.replace('_', '-')}",
+            *(value.split() if name.endswith("betas") else [value]),
+        )
+    ]
+
+
+def shown(value):
+    """Write a value of a plan as it was typed above."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return SPELT.get(str(value), str(value))
+
+
+def decisions(answer):
+    assert answer.code == 0, answer.err
+    return {each["option"]: each for each in json.loads(answer.out)["decisions"]}
+
+
+def test_every_option_of_the_config_can_be_typed(surestep, recipe):
+    assert {name for name, _ in options()} == set(SAID).union(*OTHERWISE)
+
+
+@pytest.mark.parametrize("said", [SAID, *OTHERWISE], ids=lambda said: ",".join(said)[:30])
+def test_what_is_typed_is_planned_and_said_to_be_typed(surestep, recipe, said):
+    found = decisions(surestep("plan", recipe(), "--json", *typed(said)))
+    for name, value in said.items():
+        if name == "epochs":
+            assert found["total_steps"]["value"] == 3 * 4
+            continue
+        decision = found["total_steps" if name == "max_steps" else name]
+        assert shown(decision["value"]) in (value, f"val/{value}")
+        assert decision["reason"].endswith("said: command line")
+
+
+def test_the_file_stands_over_the_recipe_and_the_command_line_over_the_file(
+    surestep, recipe, folder
+):
+    (folder / "run.toml").write_text(TOML)
+    words = ("--json", "--config", "run.toml", "--optim.lr", "0.3", "--task.act", "tanh")
+    found = decisions(surestep("plan", recipe(), *words))
+    shown = {name: (found[name]["value"], found[name]["reason"]) for name in found}
+    assert shown["optim.lr"] == (0.3, "said: command line")
+    assert shown["optim.betas"] == ([0.8, 0.99], "said: run.toml")
+    assert shown["batch_size"] == (6, "said: run.toml")
+    assert shown["schedule.warmup"] == ("2 steps", "said: recipe mine")
+    assert shown["optim.eps"] == (1e-08, "torch's default")
+
+
+def test_the_parameters_of_the_task_obey_the_same_order(surestep, recipe, folder):
+    (folder / "run.toml").write_text(TOML)
+    words = ("--run", "r", "--config", "run.toml", "--task.hidden", "6")
+    assert surestep("train", recipe(), *words).code == 0
+    asked = json.loads((folder / "r" / "config.json").read_text())
+    assert asked["task"] == {"hidden": 6, "act": "relu"}
+    assert (asked["config"]["epochs"], asked["config"]["optim.lr"]) == (3, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("words", "steps"), [(["--epochs", "3"], 9), (["--max-steps", "4"], 4), ([], 5)]
+)
+def test_a_length_said_anew_stands_over_the_other_way_to_say_it(
+    surestep, recipe, folder, words, steps
+):
+    (folder / "run.toml").write_text("max_steps = 5")
+    found = decisions(surestep("plan", recipe(), "--json", "--config", "run.toml", *words))
+    assert found["total_steps"]["value"] == steps
+
+
+@pytest.mark.parametrize("spelt", ["batch-size", "batch_size"])
+def test_dashes_and_underscores_are_the_same(surestep, recipe, spelt):
+    found = decisions(surestep("plan", recipe(), "--json", f"--{spelt}", "12"))
+    assert found["batch_size"]["value"] == 12
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "in_json"),
+    [
+        ("hidden", "12", 12),
+        ("act", "relu", "relu"),
+        ("bias", "False", False),
+        ("depth", "null", None),
+        ("depth", "3", 3),
+    ],
+)
+def test_parameters_of_the_task_are_read_as_their_types(
+    surestep, recipe, folder, word, value, in_json
+):
+    answer = surestep("train", recipe(), "--run", "r", f"--task.{word}", value)
+    assert answer.code == 0, answer.err
+    assert json.loads((folder / "r" / "config.json").read_text())["task"] == {word: in_json}
+
+
+@pytest.mark.parametrize("option", ["--optim.lr", "--schedule.warmup", "--task.hidden"])
+def test_none_is_a_value_like_another_and_never_as_if_not_said(surestep, recipe, option):
+    answer = surestep("plan", recipe(), option, "None")
+    assert answer.code == 2
+    assert f"{option.removeprefix('--')}='None' is not allowed" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epoch", "5"], "Perhaps you meant: --epochs FLOAT"),
+        (["--optim.lrr", "1"], "--optim.lr FLOAT"),
+        (["--task.hiden", "3"], "--task.hidden VALUE"),
+        (["extra"], "Unrecognized options: extra"),
+        (["--optim.betas", "0.9"], "--optim.betas FLOAT FLOAT"),
+        (["--optim.lr=-3"], "optim.lr='-3' is not allowed: it must be greater than 0."),
+        (["--batch-size", "0"], "batch_size='0' is not allowed: it must be greater than or equal"),
+        (["--optim.momentum", "1"], "optim.momentum='1' is not allowed: it must be less than 1."),
+        (["--epochs", "many"], "epochs='many' is not allowed: it must be a valid number"),
+        (["--precision", "fp8"], "it must be 'auto', 'fp32', 'tf32', 'bf16' or 'fp16'."),
+        (["--validation.every", "1 minute"], "an amount and a unit (epochs, steps, items)"),
+        (["--data.shuffle", "maybe"], "data.shuffle='maybe' is not allowed"),
+        (["--device", "cuda:99"], "device='cuda:99' is not here. This machine has: cpu"),
+        (["--epochs", "1", "--max-steps", "3"], "Say one of them."),
+        (["--task.hidden", "wide"], "task.hidden='wide' is not allowed: input should be a valid"),
+    ],
+)
+def test_a_bad_option_is_refused_with_what_is_allowed(surestep, recipe, folder, words, message):
+    answer = surestep("train", recipe(), *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in " ".join(answer.err.split())
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "--config run.toml cannot be read: No such file or directory."),
+        ("epochs = ", "--config run.toml is not TOML: Invalid value (at "),
+        ("epoch = 5", "There is no option 'epoch'. Did you mean 'epochs'?"),
+        ("[optim]\nlrr = 5", "There is no option 'optim.lrr'. Did you mean 'optim.lr'?"),
+        ("lr = 5", "There is no option 'lr'. Did you mean 'optim.lr'?"),
+        ("[optimm]\nlr = 5", "There is no option 'optimm'. Did you mean 'optim'?"),
+        ("optim = 5", "optim=5 is not allowed"),
+        ("[optim.lr]\nx = 5", "There is no option 'optim.lr.x'. Did you mean 'optim.lr'?"),
+        ("[optim]\nlr = -1", "optim.lr=-1 is not allowed: it must be greater than 0."),
+        ("[task]\nhiden = 5", "mine's task has no parameter 'hiden'. Did you mean 'hidden'?"),
+        ("[task]\nhidden = [1]", "task.hidden=[1] is not allowed"),
+    ],
+)
+def test_a_bad_file_is_refused(surestep, recipe, folder, text, message):
+    if text is not None:
+        (folder / "run.toml").write_text(text)
+    answer = surestep("plan", recipe(), "--config", "run.toml")
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
+
+
+def test_help_explains_every_option_with_its_default_and_reason(surestep, recipe):
+    answer = surestep("train", recipe(), "--help")
+    assert (answer.code, answer.err) == (0, "")
+    text = " ".join(answer.out.split())
+    for name, field in options():
+        option = f"--{name.replace('_', '-')}"
+        start = text.index(f" {option} ") + 1
+        end = text.find(" --", start)
+        own = text[start : end if end > 0 else None]
+        assert field.description in own
+        assert ": " in own.split(field.description)[1], f"{option} shows no default and reason"
+
+
+@pytest.mark.parametrize(
+    "explained",
+    [
+        "--optim.lr FLOAT Peak learning rate. (0.01: said: recipe mine)",
+        "--optim.eps FLOAT AdamW: added to the denominator. (1e-08: torch's default)",
+        "--task.hidden VALUE how wide the one layer is. (8: the recipe's default)",
+        "--task.act VALUE tanh or relu. ('tanh': the recipe's default)",
+        "--task.bias VALUE (True: the recipe's default)",
+        "--run FOLDER Run folder; runs/RECIPE-TIME if not said.",
+        "--overfit N The same N samples until the loss is near zero.",
+    ],
+)
+def test_help_shows_what_holds_if_nothing_is_said(surestep, recipe, explained):
+    assert explained in " ".join(surestep("train", recipe(), "--help").out.split())
+
+
+def test_help_works_where_a_parameter_is_missing(surestep, recipe):
+    text = "import surestep\nconfig = surestep.Config(epochs=1)\ndef task(hidden: int): ...\n"
+    answer = surestep("train", recipe(text), "--help")
+    assert answer.code == 0
+    assert "--task.hidden VALUE (required)" in " ".join(answer.out.split())
+    assert "The defaults are not known: mine's task needs hidden" in answer.err

@@ -1,0 +1,108 @@
+import json
+
+import pytest
+
+from tests import tiny
+from tests.cli.conftest import HEAD, RECIPE
+
+
+def test_a_plan_shows_every_option_with_its_reason(surestep, recipe):
+    found = surestep("plan", recipe(), "--batch-size", "6")
+    assert (found.code, found.err) == (0, "")
+    for row in (
+        " optim.lr 0.01 said: recipe mine ",
+        " batch_size 6 said: command line ",
+        " steps_per_epoch 4 24 samples in batches of 6 ",
+        " optim.eps 1e-08 torch's default ",
+    ):
+        assert row in found.out
+
+
+def test_a_plan_and_its_json_say_the_same(surestep, recipe):
+    shown, found = surestep("plan", recipe()), json.loads(surestep("plan", recipe(), "--json").out)
+    for each in found["decisions"]:
+        if not isinstance(each["value"], list):
+            assert f" {each['option']} {each['value']} {each['reason'][:40]}" in shown.out
+
+
+def test_a_plan_shows_where_the_parameters_of_the_task_come_from(surestep, recipe, folder):
+    (folder / "run.toml").write_text('[task]\nact = "relu"')
+    words = ("--config", "run.toml", "--task.hidden", "12")
+    rows = [line.split() for line in surestep("plan", recipe(), *words).out.splitlines()]
+    shown = {row[0]: " ".join(row[1:]) for row in rows if row}
+    assert shown["task.hidden"] == "12 said: command line"
+    assert shown["task.act"] == "relu said: run.toml"
+    assert shown["task.bias"] == "True the recipe's default"
+
+
+def test_the_rates_are_those_of_plain_torch(surestep, recipe, folder):
+    import torch
+
+    words = ("--schedule.name", "cosine", "--schedule.min-lr-ratio", "0.1")
+    found = json.loads(surestep("plan", recipe(), "--json", *words).out)["rates"]
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.01)
+    warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.5, total_iters=2)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4, eta_min=0.001)
+    both = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[2])
+    rates = []
+    for _ in range(6):
+        rates.append(both.get_last_lr()[0])
+        optimizer.step()
+        both.step()
+    assert found == pytest.approx({"first": rates[0], "peak": max(rates), "last": rates[-1]})
+    shown = surestep("plan", recipe(), *words).out
+    assert f"first peak last \n \n {rates[0]:.4g} 0.01 {rates[-1]:.4g} " in shown
+
+
+def test_parameters_are_counted_by_module(surestep, recipe):
+    found = surestep("plan", recipe(), "--task.hidden", "1000").out
+    assert " 0 Linear 5,000 5,000 " in found
+    assert " 1 Tanh 0 0 " in found
+    assert " 2 Linear 3,003 3,003 " in found
+    assert " in all 8,003 8,003 " in found
+
+
+def test_memory_is_shown_and_activations_are_not_known(surestep, recipe):
+    found = surestep("plan", recipe(), "--task.hidden", "1000")
+    assert "weights buffers gradients optimizer activations" in found.out
+    assert " 31.3 KiB 0 B 31.3 KiB 62.5 KiB not known " in found.out
+    takes = json.loads(surestep("plan", recipe(), "--json").out)["footprint"]
+    assert takes["activations"] is None
+
+
+OWN = f"""{HEAD}
+config = surestep.Config(epochs=1)
+
+def task():
+    return surestep.Task(
+        model=nn.Linear(4, 3), loss=nn.CrossEntropyLoss(), train=(x, y),
+        optimizer=lambda groups: torch.optim.RMSprop(groups, lr=0.1))
+"""
+
+
+def test_an_optimizer_of_the_users_own_takes_what_is_not_known(surestep, recipe):
+    found = surestep("plan", recipe(OWN))
+    assert found.code == 0
+    assert " 60 B 0 B 60 B not known not known " in found.out
+    assert "Learning rate" not in found.out
+    found = json.loads(surestep("plan", "mine.py", "--json").out)
+    assert (found["rates"], found["footprint"]["optimizer"]) == (None, None)
+
+
+def test_a_plan_leaves_nothing_behind(surestep, recipe, folder):
+    surestep("plan", recipe())
+    assert {path.name for path in folder.iterdir()} <= {"mine.py", "__pycache__"}
+
+
+def test_what_is_planned_is_what_is_trained(surestep, recipe, folder):
+    planned = json.loads(surestep("plan", recipe(RECIPE), "--json").out)["decisions"]
+    surestep("train", "mine.py", "--run", "r")
+    assert json.loads((folder / "r" / "plan.json").read_text()) == planned
+
+
+def test_a_plan_needs_no_run_of_the_model(surestep, recipe):
+    text = OWN.replace("nn.Linear(4, 3)", "Never(4, 3)").replace(
+        "def task", "class Never(nn.Linear):\n    def forward(self, x): 1 / 0\n\ndef task"
+    )
+    assert tiny.FEATURES == 4
+    assert surestep("plan", recipe(text)).code == 0

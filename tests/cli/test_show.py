@@ -1,0 +1,43 @@
+import pytest
+
+from surestep.cli import show
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (None, "not known"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536 * 1024, "1.5 MiB"),
+        (80 * 2**30, "80.0 GiB"),
+        (5000 * 2**40, "5000.0 TiB"),
+    ],
+)
+def test_bytes_are_shown_in_the_unit_that_fits(size, shown):
+    assert show.byte_count(size) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(None, "not known"), (0.0, "0"), (3e-5, "3e-05"), (0.123456, "0.1235")]
+)
+def test_a_figure_that_is_not_known_is_never_zero(value, shown):
+    assert show.figure(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.0123, "0.0123 s"), (59.9, "59.9 s"), (61, "1 min 1 s"), (119.9, "2 min 0 s")],
+)
+def test_a_duration_is_shown_as_people_say_it(seconds, shown):
+    assert show.duration(seconds) == shown
+
+
+def test_a_table_shows_long_names_whole_and_brackets_as_they_are(capsys):
+    long = "runs/" + "x" * 200
+    show.table("A [b] title", (), [("path", long), ("shape", "[red]3[/red]")])
+    found = capsys.readouterr()
+    assert (found.err, found.out.splitlines()[0]) == ("", "A [b] title")
+    assert long in found.out
+    assert "[red]3[/red]" in found.out

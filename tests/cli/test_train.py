@@ -1,0 +1,198 @@
+import json
+
+import pytest
+from torch import nn
+
+from surestep.record.run import Run
+from tests.cli.conftest import HEAD, RECIPE, files
+
+CONTRADICTING = f"""{HEAD}
+config = surestep.Config(epochs=1, batch_size=8, max_grad_norm="off")
+
+def task():
+    x = torch.ones(8, 4)
+    return surestep.Task(
+        model=nn.Linear(4, 3), loss=nn.CrossEntropyLoss(), train=(x, torch.arange(8) % 3))
+"""
+TALKING = (
+    RECIPE
+    + """
+class Talking(surestep.Callback):
+    def on_end(self, state):
+        print("I am done")
+
+callbacks = [Talking()]
+"""
+)
+
+
+def test_results_go_to_stdout_and_messages_to_stderr(surestep, recipe):
+    answer = surestep("train", recipe(), "--run", "r")
+    assert answer.code == 0
+    assert "step 3: val/loss" in answer.err
+    assert "step 6/6 epoch 2 loss" in answer.err
+    assert "step 3: " not in answer.out
+    assert " ended all steps are done " in answer.out
+
+
+def test_the_last_table_says_what_came_of_the_run(surestep, recipe, folder):
+    answer = surestep("train", recipe(), "--run", "r", "--max-grad-norm", "0.8")
+    run = Run(folder / "r")
+    clipped = run.status["clipped"]
+    assert 0 < clipped < 6
+    assert f" clipped steps {clipped} of 6 ({clipped / 6:.0%}) " in answer.out
+    assert " skipped steps 0 " in answer.out
+    step, metrics = run.best.step, run.best.metrics
+    assert f" val/loss (best, step {step}) {metrics['val/loss']:.4g} " in answer.out
+    assert f" test/accuracy (best, step {step}) " in answer.out
+    assert f" best checkpoint r/checkpoints/step-{step:08} " in answer.out
+    assert answer.out.endswith("\nNext: surestep evaluate r --part test\n")
+
+
+def test_the_next_line_can_be_typed(surestep, recipe):
+    answer = surestep("train", recipe(), "--run", "r")
+    words = answer.out.splitlines()[-1].removeprefix("Next: surestep ").split()
+    assert surestep(*words).code == 0
+
+
+def test_long_folders_are_shown_whole(surestep, recipe, folder):
+    run = folder / ("long" * 50)
+    answer = surestep("train", recipe(), "--run", run)
+    assert f" best checkpoint {Run(run).best.path} " in answer.out
+
+
+def test_a_run_has_a_folder_of_its_own_where_none_is_said(surestep, recipe, folder):
+    for count in (1, 2):
+        assert surestep("train", recipe(), "--max-steps", "2").code == 0
+        runs = list((folder / "runs").iterdir())
+        assert len(runs) == count
+        assert all(path.name.startswith("mine-2") for path in runs)
+
+
+def test_the_results_as_json(surestep, recipe, folder):
+    answer = surestep("train", recipe(), "--run", "r", "--json")
+    found, run = json.loads(answer.out), Run(folder / "r")
+    assert found["run"] == "r"
+    assert found["status"] == run.status
+    assert found["best"]["metrics"] == run.best.metrics
+    assert found["best"]["path"] == f"r/checkpoints/{run.best.path.name}"
+    assert set(found["test"]) == {"test/loss", "test/accuracy"}
+
+
+def test_the_weights_that_are_measured_are_the_best_ones(surestep, recipe, folder):
+    words = ("--validation.metric", "loss", "--validation.mode", "max", "--json")
+    found = json.loads(surestep("train", recipe(), "--run", "r", *words).out)
+    steps = [each for each in Run(folder / "r").events() if each["event"] == "evaluation"]
+    best = max(steps[:-1], key=lambda each: each["metrics"]["val/loss"])
+    assert (found["best"]["step"], steps[-1]["step"]) == (best["step"], best["step"])
+    assert found["test"] == steps[-1]["metrics"]
+
+
+def test_json_stands_alone_where_a_callback_prints(surestep, recipe):
+    answer = surestep("train", recipe(TALKING), "--run", "r", "--json")
+    assert json.loads(answer.out)["run"] == "r"
+    assert "I am done" in answer.err
+
+
+def test_a_recipes_callbacks_are_called(surestep, recipe):
+    answer = surestep("train", recipe(TALKING), "--run", "r")
+    assert "I am done" in answer.out + answer.err
+
+
+def test_a_finished_run_says_so(surestep, recipe):
+    first = surestep("train", recipe(), "--run", "r")
+    again = surestep("train", "mine.py", "--run", "r")
+    assert again.code == 0
+    assert "r is finished: 6 steps are done." in again.err
+    assert first.out == again.out
+
+
+def test_another_config_is_refused_with_a_table(surestep, recipe, folder):
+    surestep("train", recipe(), "--run", "r")
+    before = files(folder / "r")
+    words = ("--optim.lr", "0.5", "--task.hidden", "9", "--logging.every", "2 steps")
+    answer = surestep("train", "mine.py", "--run", "r", *words)
+    assert (answer.code, answer.out) == (1, "")
+    assert "r holds a run with another config:" in answer.err
+    assert "\n --task.hidden not said -> 9\n" in answer.err
+    assert "\n optim.lr 0.01 -> 0.5\n" in answer.err
+    assert "logging" not in answer.err
+    assert "Choose another folder with --run" in answer.err
+    assert files(folder / "r") == before
+
+
+def test_another_recipe_is_refused(surestep, recipe):
+    surestep("train", recipe(), "--run", "r")
+    answer = surestep("train", recipe(RECIPE + "\n# changed\n"), "--run", "r")
+    assert (answer.code, answer.out) == (1, "")
+    assert "recipe sha256" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("ran", "resume", "code", "message"),
+    [
+        (True, "never", 1, "r holds a run already, and resume is 'never'"),
+        (False, "must", 1, "r has no checkpoint to go on from, and resume is 'must'"),
+        (True, "must", 0, "r is finished"),
+        (False, "never", 0, "step 6/6"),
+    ],
+)
+def test_whether_to_go_on_can_be_said(surestep, recipe, ran, resume, code, message):
+    recipe()
+    if ran:
+        surestep("train", "mine.py", "--run", "r")
+    answer = surestep("train", "mine.py", "--run", "r", "--resume", resume)
+    assert answer.code == code
+    assert message in answer.err
+
+
+def test_a_dry_run_tries_every_act_and_leaves_nothing(surestep, recipe, folder, monkeypatch):
+    (folder / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder / "tmp"))
+    answer = surestep("train", recipe(), "--dry-run")
+    assert (answer.code, answer.err) == (0, "")
+    acts = ("start-up checks", "one step", "evaluate val", "evaluate test", "save", "load")
+    assert all(f"\n {act} " in answer.out for act in acts)
+    assert set(files(folder)) - {"__pycache__", "tmp"} == {"mine.py"}
+
+
+def test_the_line_after_a_dry_run_can_be_typed(surestep, recipe):
+    answer = surestep("train", recipe(), "--dry-run", "--task.hidden", "9")
+    assert answer.out.endswith("\nNext: surestep train mine.py --task.hidden 9\n")
+
+
+def test_a_dry_run_as_json(surestep, recipe):
+    found = json.loads(surestep("train", recipe(), "--dry-run", "--json").out)
+    assert [each["what"] for each in found][-2:] == ["save", "load"]
+    assert all(each["seconds"] > 0 and each["result"] for each in found)
+
+
+def test_a_few_samples_are_learned_by_heart(surestep, recipe, folder):
+    answer = surestep("train", recipe(), "--overfit", "4", "--optim.lr", "0.1")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith("4 samples: loss 1.")
+    assert "learn them by heart" in answer.out
+    assert set(files(folder)) - {"__pycache__"} == {"mine.py"}
+
+
+def test_targets_that_contradict_each_other_are_not_learned(surestep, recipe, monkeypatch):
+    monkeypatch.setattr("surestep.trainer.rehearse.PATIENCE_STEPS", 60)
+    answer = surestep("train", recipe(CONTRADICTING), "--overfit", "8")
+    assert answer.code == 1
+    assert answer.out.endswith(" in 60 steps.\n")
+    assert "targets that contradict each other" in answer.err
+    found = surestep("train", "mine.py", "--overfit", "8", "--json")
+    assert found.code == 1
+    assert json.loads(found.out)["reached"] is False
+
+
+def test_overfitting_nothing_is_refused(surestep, recipe):
+    answer = surestep("train", recipe(), "--overfit", "0")
+    assert (answer.code, answer.out) == (2, "")
+    assert "--overfit 0 is not allowed" in answer.err
+
+
+def test_a_run_can_be_loaded_into_a_model(surestep, recipe, folder):
+    surestep("train", recipe(), "--run", "r")
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    assert Run(folder / "r").load_model(model).step == Run(folder / "r").best.step

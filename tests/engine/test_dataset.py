@@ -1,0 +1,94 @@
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from surestep.base.errors import DataError
+from surestep.engine.dataset import dataset_of, loader_settings, own_options, unpack
+from tests import tiny
+
+X, Y = tiny.data(11)
+
+
+class Squares(Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index)), index * index
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from range(5)
+
+
+def test_a_subclass_with_its_own_samples_is_not_sliced():
+    class Doubled(TensorDataset):
+        def __getitem__(self, index):
+            return tuple(2 * each for each in super().__getitem__(index))
+
+    class Negated(Subset):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            return -x, y
+
+        def __getitems__(self, indices):
+            return [self[index] for index in indices]
+
+    assert unpack(Doubled(X, Y)) is None
+    assert unpack(Negated(TensorDataset(X, Y), [0, 1])) is None
+
+
+@pytest.mark.parametrize("data", [Squares(), [(X, Y)], (X, "text"), ()])
+def test_what_is_not_tensors_is_not_sliced(data):
+    assert unpack(data) is None
+
+
+@pytest.mark.parametrize("data", [Stream(), DataLoader(Stream()), None, iter([1])])
+def test_what_has_no_positions_is_refused(data):
+    with pytest.raises(DataError, match=r"The val data is a \w+, which has no positions\. Give a"):
+        dataset_of(data, "val")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [(X[:0], Y[:0]), [], TensorDataset(X[:0], Y[:0]), Subset(Squares(), []), {"x": X[:0]}],
+    ids=["tensors", "list", "TensorDataset", "Subset", "dict"],
+)
+def test_empty_data_is_refused(data):
+    with pytest.raises(DataError, match="The train data is empty"):
+        dataset_of(data, "train")
+
+
+def test_a_loader_brings_its_settings():
+    loader = DataLoader(Squares(), 5, shuffle=True, drop_last=True, num_workers=2)
+    assert loader_settings(loader) == {
+        **{"batch_size": 5, "shuffle": True, "drop_last": True, "num_workers": 2},
+        **{"pin_memory": False, "persistent_workers": False, "prefetch_factor": 2},
+    }
+    assert loader_settings(DataLoader(Squares()))["shuffle"] is False
+    assert loader_settings(Squares()) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampler": torch.utils.data.SubsetRandomSampler([1, 2])},
+        {"sampler": torch.utils.data.WeightedRandomSampler([1.0] * 10, 10)},
+        {"sampler": torch.utils.data.RandomSampler(Squares(), replacement=True)},
+        {"sampler": torch.utils.data.RandomSampler(Squares(), num_samples=3)},
+        {"batch_sampler": [[0, 1], [2]]},
+        {"batch_size": None},
+    ],
+    ids=["subset", "weighted", "replacement", "part", "batch_sampler", "no batches"],
+)
+def test_an_order_of_the_users_own_is_refused(options):
+    with pytest.raises(DataError, match=r"its order could not be repeated.* Give the dataset"):
+        loader_settings(DataLoader(Squares(), **options))
+
+
+def test_what_the_plan_has_no_word_for_is_kept():
+    loader = DataLoader(Squares(), num_workers=1, timeout=7, worker_init_fn=print)
+    assert own_options(loader)["timeout"] == 7
+    assert own_options(loader)["worker_init_fn"] is print
+    assert own_options(Squares()) == {}

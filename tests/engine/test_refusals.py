@@ -1,0 +1,72 @@
+import re
+from dataclasses import replace
+
+import pytest
+
+from surestep.base.errors import ConfigError
+from tests.tiny import GIVEN, GPU, LOADED, VALIDATED, decide
+
+
+@pytest.mark.parametrize(
+    ("said", "given", "sentence"),
+    [
+        ({"device": "cuda"}, GIVEN, "device='cuda' is not here. This machine has: cpu."),
+        ({"device": "meta"}, GIVEN, "device='meta' is not here"),
+        ({"device": "tpu"}, GIVEN, "device='tpu' is not here"),
+        ({"precision": "tf32"}, GIVEN, "needs an NVIDIA GPU .* Use precision='fp32' or 'bf16'"),
+        ({"micro_batch_size": 65}, GIVEN, "micro_batch_size=65 is larger .* Use at most 64"),
+        ({"batch_size": 5}, LOADED, "batch_size=5, but the DataLoader .* batch_size=10"),
+        ({"data.shuffle": True}, LOADED, "shuffle=False. Say it in one place"),
+        ({"data.drop_last": False}, LOADED, "drop_last=True"),
+        ({"data.num_workers": 0}, LOADED, "num_workers=3"),
+        ({"data.pin_memory": True}, LOADED, "pin_memory=False"),
+        ({"data.persistent_workers": True}, LOADED, "persistent_workers=False"),
+        ({"data.prefetch_factor": 9}, LOADED, "prefetch_factor=4"),
+        ({"data.persistent_workers": True}, GIVEN, "needs workers: say data.num_workers=2"),
+        ({"data.prefetch_factor": 3}, GIVEN, "needs workers: say data.num_workers=2"),
+        ({"data.drop_last": True, "batch_size": 101}, GIVEN, "drops every batch: 100 samples"),
+        ({"epochs": None}, GIVEN, "Nothing says how long .* Say epochs=10 or max_steps=1000"),
+        ({"optim.lr": 0.1}, replace(GIVEN, own_optimizer=True), "optim.lr is said, but the Task"),
+        ({"optim.momentum": 0.1}, GIVEN, "optim.momentum=0.1 is an option of sgd"),
+        ({"optim.name": "sgd", "optim.eps": 0.1}, GIVEN, "optim.eps=0.1 is an option of adamw"),
+        ({"optim.name": "sgd", "optim.nesterov": True}, GIVEN, "say optim.momentum=0.9"),
+        ({"clip_value": 1.0, "max_grad_norm": 1.0}, GIVEN, "two ways to clip. Say one"),
+        ({"schedule.warmup": "3 steps"}, GIVEN, "is 3 steps, longer than the run of 2 steps"),
+        ({"max_nonfinite": 3}, GIVEN, "say on_nonfinite='skip' with it"),
+        ({"scaler.init_scale": 3}, GIVEN, "scaler.init_scale is said, but only fp16"),
+        ({"scaler.growth_interval": 3}, GIVEN, "scaler.growth_interval is said"),
+        (
+            {"validation.metric": "f1"},
+            VALIDATED,
+            "Measured: val/loss, val/accuracy, val/score, far",
+        ),
+        ({"validation.metric": "loss"}, GIVEN, "Measured: nothing, there is no val data"),
+        ({"validation.metric": "score"}, VALIDATED, "Say validation.mode='max' or 'min'"),
+        ({"early_stop.patience": 3}, GIVEN, "needs evaluations: give the Task val data"),
+        ({"early_stop.min_delta": 3}, VALIDATED, "say early_stop.patience=5"),
+    ],
+)
+def test_a_wish_that_cannot_be_kept_is_refused_with_what_to_type(said, given, sentence):
+    with pytest.raises(ConfigError) as caught:
+        decide(said, given=given)
+    assert re.search(sentence, str(caught.value)), caught.value
+
+
+@pytest.mark.parametrize(
+    "said", [{"batch_size": 10}, {"data.shuffle": False}, {"data.num_workers": 3}]
+)
+def test_what_a_loader_says_too_may_be_said(said):
+    assert decide(said, given=LOADED).batch_size == 10
+
+
+@pytest.mark.parametrize("said", ["validation.every", "validation.batch_size", "validation.mode"])
+def test_validation_without_data_is_refused(said):
+    value = {"validation.every": "1 epoch", "validation.batch_size": 3, "validation.mode": "max"}
+    with pytest.raises(ConfigError, match="val"):
+        decide({said: value[said]})
+
+
+def test_a_device_by_number_must_be_here():
+    assert decide({"device": "cuda:0"}, GPU).device.index == 0
+    with pytest.raises(ConfigError, match="This machine has: cpu, cuda:0"):
+        decide({"device": "cuda:1"}, GPU)

@@ -1,0 +1,108 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, VALIDATED, decide
+
+
+@pytest.mark.parametrize(
+    ("option", "said", "facts", "given", "value", "reason"),
+    [
+        ("device", {}, GPU, GIVEN, torch.device("cuda"), "this machine has H200"),
+        ("device", {}, FACTS, GIVEN, torch.device("cpu"), "no CUDA device here"),
+        ("precision", {}, GPU, GIVEN, "bf16", "auto: this GPU has bf16 natively"),
+        ("precision", {}, OLD_GPU, GIVEN, "fp32", "auto: bf16 only where"),
+        ("precision", {"device": "cpu"}, GPU, GIVEN, "fp32", "auto: bf16 only where"),
+        ("precision", {"precision": "auto"}, FACTS, GIVEN, "fp32", "auto: "),
+        ("batch_size", {}, FACTS, LOADED, 10, "the DataLoader's own"),
+        ("batch_size", {}, FACTS, GIVEN, 64, "nothing said"),
+        ("micro_batch_size", {}, FACTS, LOADED, 10, "the whole batch at once"),
+        ("cutting", {}, FACTS, LOADED, "10 = 1 micro-batch", "not cut"),
+        (
+            "cutting",
+            {"micro_batch_size": 24},
+            FACTS,
+            GIVEN,
+            "64 = 2 micro-batches x 24 + 16",
+            "the",
+        ),
+        (
+            *("cutting", {"micro_batch_size": 32}, FACTS),
+            *(replace(GIVEN, not_splitting=("dropout draws",)), "64 = 2 micro-batches x 32"),
+            "cutting changes the numbers here: dropout draws",
+        ),
+        ("data.shuffle", {}, FACTS, LOADED, False, "the DataLoader's own"),
+        ("data.drop_last", {}, FACTS, LOADED, True, "the DataLoader's own"),
+        ("data.num_workers", {}, GPU, LOADED, 3, "the DataLoader's own"),
+        ("data.prefetch_factor", {}, GPU, LOADED, 4, "the DataLoader's own"),
+        ("data.num_workers", {}, GPU, GIVEN, 4, "loading beside the GPU; 8 cores here"),
+        ("data.num_workers", {}, replace(GPU, cpus=1), GIVEN, 1, "loading beside the GPU"),
+        ("data.num_workers", {}, GPU, replace(GIVEN, in_memory=True), 0, "the data is in memory"),
+        ("data.num_workers", {}, FACTS, GIVEN, 0, "on a CPU the step itself"),
+        (
+            "data.persistent_workers",
+            {"data.num_workers": 2},
+            FACTS,
+            GIVEN,
+            True,
+            "starting workers",
+        ),
+        ("data.pin_memory", {}, GPU, GIVEN, True, "copies to the GPU"),
+        ("data.prefetch_factor", {}, FACTS, GIVEN, None, "no workers"),
+        ("steps_per_epoch", {}, FACTS, GIVEN, 2, "100 samples in batches of 64"),
+        ("steps_per_epoch", {"data.drop_last": True}, FACTS, GIVEN, 1, "100 samples in whole"),
+        ("total_steps", {"epochs": 2.5}, FACTS, GIVEN, 5, "2.5 epochs of 2 steps"),
+        ("total_steps", {"epochs": None, "max_steps": 9}, FACTS, GIVEN, 9, "max_steps, said"),
+        ("optim.name", {}, FACTS, replace(GIVEN, own_optimizer=True), "own", "the Task brings"),
+        ("optim.implementation", {}, FACTS, GIVEN, "fused", "torch has it for cpu"),
+        (
+            "optim.implementation",
+            {},
+            FACTS,
+            replace(GIVEN, floating=False),
+            "foreach",
+            "fused takes",
+        ),
+        ("optim.betas", {"optim.name": "sgd"}, FACTS, GIVEN, None, "not an option of sgd"),
+        ("optim.weight_decay", {"optim.name": "sgd"}, FACTS, GIVEN, 0.0, "torch's default for SGD"),
+        ("max_grad_norm", {}, FACTS, GIVEN, 1.0, "one bad batch"),
+        ("max_grad_norm", {"max_grad_norm": "off"}, FACTS, GIVEN, None, "off, said: Python"),
+        ("max_grad_norm", {"clip_value": 1.0}, FACTS, GIVEN, None, "clip_value clips instead"),
+        ("guard", {}, FACTS, GIVEN, "sticky", "kept on the device"),
+        ("guard", {"precision": "bf16"}, FACTS, GIVEN, "sticky", "kept on the device"),
+        ("guard", {"precision": "fp16"}, FACTS, GIVEN, "scaled", "fp16 may overflow"),
+        ("guard", {"on_nonfinite": "skip"}, FACTS, GIVEN, "reading", "skipping for good"),
+        (
+            "guard",
+            {},
+            FACTS,
+            replace(GIVEN, own_optimizer=True),
+            "reading",
+            "this optimizer cannot",
+        ),
+        ("guard", {}, FACTS, replace(GIVEN, floating=False), "reading", "this optimizer cannot"),
+        ("max_nonfinite", {"on_nonfinite": "skip"}, FACTS, GIVEN, 100, "more is not bad luck"),
+        ("validation.metric", {}, FACTS, VALIDATED, "val/loss", "what is trained on"),
+        ("validation.metric", {}, FACTS, GIVEN, None, "no validation data"),
+        (
+            *("validation.metric", {"validation.metric": "accuracy"}, FACTS, VALIDATED),
+            *("val/accuracy", "said: Python"),
+        ),
+        (
+            *("validation.mode", {"validation.metric": "far/accuracy"}, FACTS, VALIDATED),
+            *("max", "a larger far/accuracy is better"),
+        ),
+        (
+            *("validation.mode", {"validation.metric": "score"}, FACTS),
+            *(replace(VALIDATED, metrics={"score": "max"}), "max", "a larger val/score is better"),
+        ),
+        ("logging.progress", {}, replace(FACTS, display="terminal"), GIVEN, "bar", "a terminal is"),
+        ("logging.progress", {}, FACTS, GIVEN, "plain", "no terminal here"),
+    ],
+)
+def test_what_is_not_said_is_decided_by_its_row(option, said, facts, given, value, reason):
+    found = decide(said, facts, given)
+    decision = next(each for each in found.decisions if each.option == option)
+    assert decision.value == value
+    assert found.reason(option).startswith(reason)

@@ -1,0 +1,114 @@
+"""Law 6, the host's side: a step costs little Python of ours, in few files.
+
+Counted by `sys.setprofile`: calls into functions whose code lies in src/surestep, each resumption
+of a generator and each comprehension included.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import surestep
+from surestep.engine import loop
+from tests.laws.tasks import rows, session_of
+
+Folder = Callable[[], Path]
+OURS = str(Path(surestep.__file__).parent)
+FILES, CALLS = 4, 20
+OPTIONS: dict[str, Any] = {
+    "max_steps": 40,
+    "batch_size": 16,
+    "logging": {"every": "30 steps"},
+    "schedule": {"name": "cosine", "warmup": "3 steps"},
+    "data": {"drop_last": True},
+}
+
+
+def mlp_task() -> surestep.Task:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3))
+    return surestep.Task(model, nn.CrossEntropyLoss(), rows(400))
+
+
+def calls_of(function: Callable[[], Any]) -> Counter[tuple[str, str]]:
+    """Count the calls into surestep's code, by file and function."""
+    found: Counter[tuple[str, str]] = Counter()
+
+    def count(frame: Any, event: str, arg: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+            found[Path(frame.f_code.co_filename).name, frame.f_code.co_qualname] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def shown(found: Counter[tuple[str, str]]) -> str:
+    lines = [f"{n} x {file}: {name}" for (file, name), n in found.items()]
+    return "\n".join([f"{found.total()} calls in {len(files_in(found))} files", *lines])
+
+
+def files_in(found: Counter[tuple[str, str]]) -> set[str]:
+    return {file for file, _ in found}
+
+
+def check_files(folder: Folder) -> None:
+    """Take one step on a batch that is there, by `train_step` of engine/step.py."""
+    with session_of(mlp_task(), folder(), **OPTIONS) as session:
+        steps = session.steps()
+        for _ in range(6):
+            next(steps)
+        batch = next(session._feeds["train"].batches(0))
+        found = calls_of(lambda: loop.train_step(session.loop.parts, batch))
+        steps.close()
+    assert len(files_in(found)) <= FILES, shown(found)
+
+
+def check_calls(folder: Folder) -> None:
+    """Take whole iterations of `session.steps()`, data to step, between two log points."""
+    with session_of(mlp_task(), folder(), **OPTIONS) as session:
+        steps = session.steps()
+        for _ in range(6):
+            next(steps)
+        found = [calls_of(lambda: next(steps)) for _ in range(8)]
+        steps.close()
+    most = max(found, key=Counter.total)
+    assert most.total() <= CALLS, shown(most)
+
+
+def test_one_step_runs_through_few_files(folder):
+    check_files(folder)
+
+
+def test_whole_iteration_makes_few_calls(folder):
+    check_calls(folder)
+
+
+def test_callbacks_that_do_not_watch_a_moment_cost_nothing(folder):
+    """What a callback does not override is not called."""
+
+    class Idle(surestep.Callback):
+        def on_end(self, state):
+            return None
+
+    def one(steps):
+        return calls_of(lambda: next(steps))
+
+    counts = []
+    for callbacks in ([], [Idle(), Idle()]):
+        with session_of(mlp_task(), folder(), callbacks=callbacks, **OPTIONS) as session:
+            steps = session.steps()
+            for _ in range(6):
+                next(steps)
+            counts.append(one(steps))
+            steps.close()
+    assert counts[0] == counts[1]

@@ -1,0 +1,218 @@
+"""Law 6: between two log points the host reads nothing from the device.
+
+fp16, `on_nonfinite="skip"` and optimizers that cannot be told to skip cost one read a step, and
+the Plan says so. On a GPU the same is asked of CUDA itself, in `tests/gpu/test_no_stall.py`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import surestep
+from surestep.base.errors import NonFiniteError
+from surestep.engine import loop
+from tests.laws.bombs import bomb
+from tests.laws.cases import CASES
+from tests.laws.reads import host_reads
+from tests.laws.tasks import rows, session_of, with_batchnorm
+
+Folder = Callable[[], Path]
+OPTIONS: dict[str, Any] = {
+    "max_steps": 20,
+    "batch_size": 16,
+    "micro_batch_size": 8,
+    "logging": {"every": "15 steps"},
+    "schedule": {"name": "cosine", "warmup": "3 steps"},
+    "data": {"drop_last": True},
+}
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "fp32": {"precision": "fp32"},
+    "bf16": {"precision": "bf16"},
+    "sgd": {"optim": {"name": "sgd", "momentum": 0.9}},
+    "clip by value": {"clip_value": 0.1},
+    "no clip": {"max_grad_norm": "off"},
+}
+
+
+def reads_of(task: surestep.Task, folder: Path, **options: Any) -> list[list[str]]:
+    """Return the host's reads in each of eight iterations after the first, data to step."""
+    with session_of(task, folder, **OPTIONS | options) as session:
+        steps = session.steps()
+        next(steps)
+        found = []
+        for _ in range(8):
+            with host_reads() as reads:
+                next(steps)
+            found.append(reads)
+        steps.close()
+    return found
+
+
+def task_of(model: nn.Module | None = None, loss: Any = None, **options: Any) -> surestep.Task:
+    model, loss = model or with_batchnorm(), loss or nn.CrossEntropyLoss()
+    return surestep.Task(model, loss, rows(200), **options)
+
+
+def check_no_reads(folder: Folder, mode: str = "default", task: surestep.Task | None = None):
+    """Read nothing between two log points."""
+    assert reads_of(task or task_of(), folder(), **MODES[mode]) == [[]] * 8
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_host_reads_nothing_between_log_points(folder, mode):
+    check_no_reads(folder, mode)
+
+
+@pytest.mark.parametrize("kind", ["both", "gradient", "loss"])
+def test_guard_skips_a_bad_step_without_a_read(folder, kind, monkeypatch):
+    """The host learns of it at the log point."""
+    found = watch_the_step(monkeypatch)
+    options = OPTIONS | {"batch_size": 8, "micro_batch_size": 8, "logging": {"every": "9 steps"}}
+    with (
+        session_of(bomb(kind, [5]), folder(), **options) as session,
+        pytest.raises(NonFiniteError, match="Step 5 "),
+    ):
+        list(session.steps())
+    assert found == [[]] * 9
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_loss_is_read_in_forward_backward_or_step(folder, name, monkeypatch):
+    """Items are counted before the batch goes to the device, which is no read of it."""
+    found = watch_the_step(monkeypatch)
+    case = CASES[name](torch.float32)
+    task = surestep.Task(case.model(), case.mean_loss, case.data, items=case.items)
+    with session_of(task, folder(), **OPTIONS) as session:
+        for _ in session.steps():
+            pass
+    assert found == [[]] * 20
+
+
+def watch_the_step(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Watch forward, backward and step alone; return the reads of each step."""
+    found: list[list[str]] = []
+    step = loop.train_step
+
+    def watched(*args: Any) -> Any:
+        with host_reads() as reads:
+            result = step(*args)
+        found.append(reads)
+        return result
+
+    monkeypatch.setattr(loop, "train_step", watched)
+    return found
+
+
+READS: dict[str, Callable[[Tensor], Any]] = {
+    "item": lambda t: t.sum().item(),
+    "float": lambda t: float(t.sum()),
+    "int": lambda t: int(t.sum()),
+    "if": lambda t: 1 if t.sum() > 0 else 0,
+    "nonzero": lambda t: t.nonzero(),
+    "where": lambda t: torch.where(t > 0),
+    "mask": lambda t: t[t > 0],
+    "mask of rows": lambda t: t[t.sum(1) > 0],
+    "mask filled": lambda t: t.clone().index_put_((t.sum(1) > 0,), t[0]),
+    "masked_select": lambda t: t.masked_select(t > 0),
+    "unique": lambda t: t.unique(),
+    "equal": lambda t: torch.equal(t, t + 1),
+    "allclose": lambda t: torch.allclose(t, t),
+    "cpu": lambda t: t.cpu(),
+    "to cpu": lambda t: t.to("cpu"),
+    "to device": lambda t: t.to(device=torch.device("cpu")),
+    "tolist": lambda t: t.tolist(),
+    "numpy": lambda t: t.numpy(),
+    "asarray": lambda t: t.__array__(),
+    "repeat": lambda t: t.new_ones(3).repeat_interleave(t.new_ones(3).long()),
+}
+
+
+class Reading(nn.Module):
+    """A model that reads its own activations."""
+
+    def __init__(self, read: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.net, self.read = with_batchnorm(), read
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.net(x)
+        self.read(outputs.detach())
+        return outputs
+
+
+class ReadingBackward(torch.autograd.Function):
+    """A function whose backward reads."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * (1.0 if float(grad.sum()) > -1e9 else 0.0)
+
+
+@pytest.mark.parametrize("read", READS)
+def test_read_planted_in_a_model_is_caught(folder, read):
+    found = reads_of(task_of(Reading(READS[read])), folder())
+    assert all(found)
+
+
+@pytest.mark.parametrize("read", READS)
+def test_read_planted_in_a_loss_is_caught(folder, read):
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        READS[read](outputs.detach())
+        return functional.cross_entropy(outputs, targets)
+
+    assert all(reads_of(task_of(loss=loss), folder()))
+
+
+def test_read_planted_in_a_backward_is_caught(folder):
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = with_batchnorm()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return ReadingBackward.apply(self.net(x))
+
+    assert all(reads_of(task_of(Net()), folder()))
+
+
+def test_copy_to_the_host_is_caught_where_it_copies():
+    """The dispatch mode alone, on a device that is not the CPU."""
+    away = torch.zeros(3, device="meta")
+    for copy in (lambda: away.cpu(), lambda: torch.zeros(3).copy_(away)):
+        with host_reads() as found, pytest.raises(NotImplementedError):
+            copy()
+        assert "copy to the host" in found
+
+
+ONE_READ: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "fp16": ({}, {"precision": "fp16"}, "fp16"),
+    "skip": ({}, {"on_nonfinite": "skip"}, "skipping"),
+    "own optimizer": ({"optimizer": lambda g: torch.optim.RMSprop(g, lr=1e-3)}, {}, "optimizer"),
+    "fp16, skip": ({}, {"precision": "fp16", "on_nonfinite": "skip"}, "fp16"),
+}
+
+
+@pytest.mark.parametrize("mode", ONE_READ)
+def test_mode_that_must_read_reads_once_a_step_and_the_plan_says_so(folder, mode):
+    of_task, of_config, why = ONE_READ[mode]
+    with session_of(task_of(**of_task), folder(), **OPTIONS | of_config) as session:
+        reason = session.plan.reason("guard")
+    assert "read" in reason
+    assert why in reason
+    found = reads_of(task_of(**of_task), folder(), **of_config)
+    assert [len(each) for each in found] == [1] * 8
+
+
+def test_default_plan_says_that_nothing_is_read(folder):
+    with session_of(task_of(), folder(), **OPTIONS) as session:
+        assert session.plan.reason("guard").endswith("no read a step")

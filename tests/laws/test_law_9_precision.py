@@ -1,0 +1,119 @@
+"""Law 9: the precision that the Plan says is the one that the model sees."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import surestep
+from surestep.base.config import Config
+from surestep.engine.facts import Facts, read_facts
+from surestep.engine.plan import Given
+from surestep.engine.resolve import resolve
+from tests.laws.tasks import rows, session_of
+
+Folder = Callable[[], Path]
+SEEN = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "auto": torch.float32,  # on a CPU
+}
+
+
+class Probe(nn.Module):
+    """A model that records the dtype of its activations and of its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = nn.Linear(10, 16), nn.Linear(16, 3)
+        self.activations: set[torch.dtype] = set()
+        self.weights: set[torch.dtype] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        outputs = self.last(hidden.relu())
+        self.activations |= {hidden.dtype, outputs.dtype}
+        self.weights |= {parameter.dtype for parameter in self.parameters()}
+        return outputs
+
+
+def check_precision(folder: Folder, precision: str) -> None:
+    """Train and evaluate, and look at what the model saw."""
+    probe = Probe()
+    task = surestep.Task(probe, nn.CrossEntropyLoss(), rows(), val=rows(20))
+    with session_of(
+        task, folder(), max_steps=3, batch_size=16, device="cpu", precision=precision
+    ) as session:
+        for result in session.steps():
+            assert result.loss.dtype == torch.float32
+        assert probe.activations == {SEEN[precision]}
+        session.evaluate()
+    assert probe.activations == {SEEN[precision]}
+    assert probe.weights == {torch.float32}
+    assert all(each.grad.dtype == torch.float32 for each in probe.parameters())
+    moments = session.optimizer.state_dict()["state"].values()
+    assert all(slots["exp_avg"].dtype == torch.float32 for slots in moments)
+
+
+@pytest.mark.parametrize("precision", SEEN)
+def test_model_sees_the_planned_precision(folder, precision):
+    check_precision(folder, precision)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_only_fp16_scales_the_loss(folder, precision):
+    task = surestep.Task(Probe(), nn.CrossEntropyLoss(), rows())
+    with session_of(task, folder(), max_steps=1, precision=precision) as session:
+        assert not session.state.scaler.is_enabled()
+
+
+def test_scaler_is_made_from_the_config(folder):
+    said = {
+        "init_scale": 8.0,
+        "growth_factor": 3.0,
+        "backoff_factor": 0.25,
+        "growth_interval": 5,
+    }
+    task = surestep.Task(Probe(), nn.CrossEntropyLoss(), rows())
+    with session_of(task, folder(), max_steps=1, precision="fp16", scaler=said) as session:
+        held = session.state.scaler.state_dict()
+    said["scale"] = said.pop("init_scale")
+    assert {name: held[name] for name in said} == said
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_learns_what_full_precision_learns(folder, precision):
+    """Autocast trains the same weights to within the precision's own rounding."""
+    weights = []
+    for each in ("fp32", precision):
+        task = surestep.Task(Probe(), nn.CrossEntropyLoss(), rows())
+        with session_of(task, folder(), max_steps=10, batch_size=16, precision=each) as session:
+            list(session.steps())
+        flat = [parameter.detach().flatten() for parameter in session.model.parameters()]
+        weights.append(torch.cat(flat))
+    assert not torch.equal(*weights)
+    assert (weights[0] - weights[1]).norm() / weights[0].norm() < 2e-2
+
+
+def machine(**facts: object) -> Facts:
+    return replace(read_facts(), **facts)
+
+
+@pytest.mark.parametrize(
+    ("facts", "precision"),
+    [
+        ({"cuda_devices": ("A100",), "bf16_native": True}, "bf16"),
+        ({"cuda_devices": ("T4",), "bf16_native": False}, "fp32"),
+        ({"cuda_devices": ()}, "fp32"),
+    ],
+)
+def test_auto_is_bf16_only_where_a_gpu_has_it_natively(facts, precision):
+    given = Given(train_samples=64, in_memory=True)
+    plan = resolve(Config(epochs=1), machine(**facts), given)
+    assert plan.precision == precision
+    assert "bf16" in plan.reason("precision")

@@ -1,0 +1,287 @@
+"""Each law is broken on purpose, and the very check of its tests must fail.
+
+A mutation is what a tired programmer might write, put in by monkeypatch; beside it stands the
+check that must see it. A check that a mutation passes proves nothing, and fails here.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from surestep.base.duration import parse_duration
+from surestep.engine import data, evaluate, feed, loop, loss, optim, refusals, seed, step, table
+from surestep.engine.parallel import single
+from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
+from tests.laws.test_law_2_resuming import check_resume
+from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
+from tests.laws.test_law_3_plain_torch import check_schedule as check_rates
+from tests.laws.test_law_4_watching import check_callback, check_schedule, check_workers
+from tests.laws.test_law_5_fp16 import check_overflow
+from tests.laws.test_law_5_skipping import check_failure, check_skips
+from tests.laws.test_law_6_calls import check_calls, check_files
+from tests.laws.test_law_6_no_stall import check_no_reads
+from tests.laws.test_law_9_honest import check_unknown, check_wish
+from tests.laws.test_law_9_precision import check_precision
+from tests.laws.test_law_9_refusals import check_refusal
+
+# The package's attribute of that name is the function.
+prepare = import_module("surestep.trainer.prepare")
+Folder = Callable[[], Path]
+Patch = pytest.MonkeyPatch
+
+
+class Mutation(NamedTuple):
+    law: int
+    name: str
+    mutate: Callable[[Patch], None]
+    check: Callable[[Folder], Any]
+
+
+def after(owner: Any, name: str, then: Callable[..., Any]) -> Callable[[Patch], None]:
+    """Let `then(result, *args)` decide what a function returns."""
+    own = getattr(owner, name)
+    return lambda patch: patch.setattr(
+        owner, name, lambda *args, **kwargs: then(own(*args, **kwargs), *args)
+    )
+
+
+def before(owner: Any, name: str, first: Callable[..., Any]) -> Callable[[Patch], None]:
+    """Call `first(*args)` before a function."""
+    own = getattr(owner, name)
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        first(*args)
+        return own(*args, **kwargs)
+
+    return lambda patch: patch.setattr(owner, name, both)
+
+
+def instead(owner: Any, name: str, other: Any) -> Callable[[Patch], None]:
+    return lambda patch: patch.setattr(owner, name, other)
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def without_modes(modes: Any, *_: Any) -> None:
+    modes.wanted = []
+
+
+def schedule_moved(result: Any, parts: Any, _: Any) -> Any:
+    place = parts.state.place
+    parts.state.place = place._replace(steps_taken=place.step)
+    return result
+
+
+ALWAYS_TAKEN = after(loop, "train_step", schedule_moved)
+
+
+def by_history(owner: Any, name: str) -> Callable[[Patch], None]:
+    """Draw from whatever state the generators are in, as most loops do."""
+    return instead(owner, name, nothing)
+
+
+def mean_of_means(batch: Any, *_: Any) -> Any:
+    parts = batch.micro_batches
+    return replace(batch, items=parts[0].items * len(parts))
+
+
+def without_wish(option: str) -> Callable[[Patch], None]:
+    return lambda patch: patch.setitem(table.TABLE, option, table.TABLE[option][-1:])
+
+
+def forgiving(option: str) -> Callable[[Patch], None]:
+    return lambda patch: patch.setitem(refusals.REFUSALS, option, ())
+
+
+def forgetful(guard: Any, *_: Any) -> None:
+    guard.poison = torch.zeros(())
+
+
+def chatty(self: Any, *_: Any) -> None:
+    for _ in range(30):
+        assert self.state is not None
+
+
+def of_law(law: int, *rows: tuple[str, Callable, Callable]) -> list[Mutation]:
+    return [Mutation(law, *row) for row in rows]
+
+
+MASKED = "masked tokens, weighted"
+MUTATIONS = [
+    *of_law(
+        1,
+        (
+            "each micro-batch weighs the same",
+            after(feed.Feed, "batch", mean_of_means),
+            lambda folder: check_cut(folder, MASKED, 5),
+        ),
+        (
+            "ignored targets count as items",
+            instead(loss, "_class_items", lambda *_: lambda _, targets: targets.numel()),
+            lambda folder: check_cut(folder, MASKED, 16),
+        ),
+        (
+            "the last batch of an epoch counts as a whole one",
+            after(
+                feed.Feed,
+                "batch",
+                lambda batch, *_: replace(batch, items=16.0) if batch.ends_epoch else batch,
+            ),
+            lambda folder: check_cut(folder, "cross-entropy", 16),
+        ),
+        ("a step without items moves the schedule", ALWAYS_TAKEN, check_nothing_to_learn),
+    ),
+    *of_law(
+        2,
+        (
+            "a resumed epoch begins anew",
+            lambda patch: patch.setattr(
+                data.Cut,
+                "batches",
+                lambda self, start, own=data.Cut.batches: own(self, 0),
+            ),
+            lambda folder: check_resume(folder),
+        ),
+        ("dropout by history", by_history(seed.ModelRandomness, "at"), check_resume),
+        ("augmentation by history", by_history(data, "seed_loading"), check_resume),
+        (
+            "moments are not loaded",
+            after(
+                prepare,
+                "load_checkpoint",
+                lambda _, path, state, *rest: state.optimizer.state.clear(),
+            ),
+            check_resume,
+        ),
+    ),
+    *of_law(
+        3,
+        (
+            "another order",
+            instead(
+                feed,
+                "order_of",
+                lambda n, s, e: torch.randperm(n, generator=torch.Generator().manual_seed(s + e)),
+            ),
+            check_exact,
+        ),
+        (
+            "weight decay for biases and norms too",
+            instead(optim, "without_decay", lambda _: set()),
+            lambda folder: check_usual(folder, GIVEN["tensors"]),
+        ),
+        (
+            "the schedule is a step ahead",
+            after(prepare, "factor", lambda at, _: lambda n: at(n + 1)),
+            lambda folder: check_rates(folder, "warm-up, cosine"),
+        ),
+        ("dropout by history", by_history(seed.ModelRandomness, "at"), check_exact),
+    ),
+    *of_law(
+        4,
+        (
+            "the mode is left as a watcher made it",
+            instead(step.Modes, "__init__", without_modes),
+            lambda folder: check_callback(folder, "on_batch", None),
+        ),
+        (
+            "dropout by history",
+            by_history(seed.ModelRandomness, "at"),
+            lambda folder: check_callback(folder, "on_step", None),
+        ),
+        ("augmentation by history", by_history(data, "seed_loading"), check_workers),
+        (
+            "an evaluation in train mode",
+            instead(evaluate, "eval_mode", nullcontext),
+            lambda folder: check_schedule(folder, "at every step"),
+        ),
+    ),
+    *of_law(
+        5,
+        (
+            "batch statistics are not put back",
+            instead(step.Buffers, "restore", nothing),
+            lambda folder: check_failure(folder, "both", 5),
+        ),
+        (
+            "the guard forgets a bad step",
+            before(single.Sticky, "step", forgetful),
+            lambda folder: check_failure(folder, "gradient", 2),
+        ),
+        (
+            "the loss is not looked at",
+            instead(single, "_finite", lambda *values: bool(torch.isfinite(values[-1]))),
+            lambda folder: check_skips(folder, "loss", on_nonfinite="skip"),
+        ),
+        (
+            "a skipped step moves the schedule",
+            ALWAYS_TAKEN,
+            lambda folder: check_skips(folder, "both", on_nonfinite="skip"),
+        ),
+        ("an overflow moves the schedule", ALWAYS_TAKEN, check_overflow),
+    ),
+    *of_law(
+        6,
+        (
+            "the norm is read",
+            after(single.Single, "clip_grad_norm", lambda norms, *_: norms.total.item() and norms),
+            check_no_reads,
+        ),
+        (
+            "the loss is looked at",
+            before(single.Single, "backward", lambda _, loss_sum, items: bool(loss_sum > 0)),
+            check_no_reads,
+        ),
+        ("forty calls more", before(loop.Loop, "step", chatty), check_calls),
+        (
+            "a file more",
+            before(step, "_forward_backward", lambda *_: parse_duration("1 step")),
+            check_files,
+        ),
+    ),
+    *of_law(
+        9,
+        (
+            "the default stands over what was said",
+            without_wish("batch_size"),
+            lambda _: check_wish("batch_size"),
+        ),
+        (
+            "tf32 is replaced in silence",
+            forgiving("precision"),
+            lambda _: check_refusal({"precision": "tf32", "device": "cpu"}, {}, "fp32"),
+        ),
+        (
+            "what is not known is zero",
+            instead(step.StepResult, "loss", property(lambda self: torch.zeros(()))),
+            check_unknown,
+        ),
+        (
+            "autocast is left out",
+            instead(prepare, "autocast", lambda _: nullcontext()),
+            lambda folder: check_precision(folder, "bf16"),
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "mutation", MUTATIONS, ids=[f"law {each.law}: {each.name}" for each in MUTATIONS]
+)
+def test_check_of_a_law_fails_where_the_law_is_broken(folder, monkeypatch, mutation):
+    mutation.mutate(monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        mutation.check(folder)
+
+
+def test_every_law_has_a_mutation():
+    files = Path(__file__).parent.glob("test_law_*.py")
+    assert {each.law for each in MUTATIONS} == {int(path.name.split("_")[2]) for path in files}

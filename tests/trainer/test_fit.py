@@ -1,0 +1,253 @@
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import surestep
+from surestep.base.errors import NonFiniteError
+from surestep.record.checkpoint.read import list_checkpoints, read_record
+from surestep.record.run import Run
+from tests import tiny
+
+X, Y = tiny.data()
+
+
+def scored(values, **parts):
+    """A task whose metric takes these values, one at each evaluation."""
+    rest = iter(values)
+    return {"val": (X[:1], Y[:1]), "metrics": {"score": lambda o, t: next(rest)}, **parts}
+
+
+SCORE = {"metric": "score", "mode": "max"}
+
+
+def test_fit_learns_and_leaves_the_last_weights(tmp_path):
+    x, y = tiny.data(200)
+    model = tiny.model()
+    parts = {"model": model, "train": (x[:150], y[:150]), "val": (x[150:], y[150:])}
+    run = tiny.fit(tmp_path, parts, epochs=15, optim={"lr": 0.03})
+    losses = [event["metrics"]["val/loss"] for event in run.events() if "metrics" in event]
+    assert losses[-1] < 0.3 * losses[0]
+    last = tiny.model(seed=4)
+    run.load_model(last, "last")
+    assert torch.equal(tiny.weights(last), tiny.weights(model))
+
+
+def test_a_trainer_measures_with_the_best_weights_and_puts_the_last_back(tmp_path):
+    model = tiny.model()
+    task = tiny.task(model=model, val=(X, Y), test=(X[:7], Y[:7]))
+    config = tiny.config(epochs=4, optim={"lr": 0.05})
+    trainer = surestep.Trainer(task, config, run=tmp_path)
+    run = trainer.fit()
+    last = tiny.weights(model)
+    for which in ("best", "last"):
+        other = tiny.model()
+        run.load_model(other, which)
+        expected = float(nn.CrossEntropyLoss()(other(X[:7]), Y[:7]).detach())
+        assert trainer.evaluate("test", which)["test/loss"] == pytest.approx(expected, rel=1e-5)
+    assert torch.equal(tiny.weights(model), last)
+
+
+def test_a_run_without_validation_saves_its_end(tmp_path):
+    run = tiny.fit(tmp_path, max_steps=5)
+    assert [path.name for path in list_checkpoints(run.checkpoints)] == [
+        *("step-00000003", "step-00000005")
+    ]
+    assert run.status["reason"] == "all steps are done"
+
+
+@pytest.mark.parametrize(
+    ("values", "stop", "steps"),
+    [
+        ([0.5, 0.4, 0.3, 0.9, 0.9], {"patience": 2}, 9),
+        ([0.5, 0.4, 0.6, 0.5, 0.4], {"patience": 3}, 15),
+        ([0.5, 0.55, 0.6, 0.65, 0.7], {"patience": 2, "min_delta": 0.2}, 9),
+        ([0.5, math.nan, math.nan, 0.9, 0.9], {"patience": 2}, 9),
+        ([math.nan, math.nan, 0.9, 0.9, 0.9], {"patience": 2}, 6),
+        ([0.1, 0.2, 0.3, 0.4, 0.5], {"patience": 1}, 15),
+    ],
+    ids=["falls", "recovers", "min_delta", "NaN", "only NaN", "rises"],
+)
+def test_early_stopping_waits_for_its_patience(tmp_path, values, stop, steps):
+    run = tiny.fit(tmp_path, scored(values), epochs=5, validation=SCORE, early_stop=stop)
+    assert run.status["step"] == steps
+    assert run.status["status"] == "finished"
+    assert ("early stop: val/score" in run.status["reason"]) is (steps < 15)
+
+
+def test_smaller_may_be_better(tmp_path):
+    said = {"validation": {"metric": "score", "mode": "min"}, "early_stop": {"patience": 1}}
+    run = tiny.fit(tmp_path, scored([0.5, 0.4, 0.6, 0.1]), epochs=4, **said)
+    assert (run.status["step"], run.best.step) == (9, 6)
+
+
+def test_patience_is_kept_over_a_resume(tmp_path):
+    said = {"epochs": 5, "validation": SCORE, "early_stop": {"patience": 2}}
+    values = [0.5, 0.4, 0.3, 0.2, 0.1]
+    with tiny.prepare(tmp_path, scored(values), **said) as session:
+        for result in session.steps():
+            if result.step % 3 == 0:
+                session.evaluate()
+            if result.step == 6:
+                session.save()
+                break
+    run = tiny.fit(tmp_path, scored(values[2:]), **said)
+    assert run.status["step"] == 9
+
+
+def test_a_metric_of_a_collection_may_be_what_best_means(tmp_path):
+    import torchmetrics
+
+    accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=3, average="micro")
+    collection = torchmetrics.MetricCollection({"micro": accuracy})
+    parts = {"val": (X, Y), "metrics": {"acc": collection}}
+    run = tiny.fit(tmp_path, parts, validation={"metric": "acc_micro", "mode": "max"})
+    assert run.best is not None
+
+
+def poisoned():
+    x = X.clone()
+    x[12] = torch.inf
+    return {"train": (x, Y), "model": tiny.model()}
+
+
+def test_a_run_that_is_not_finite_saves_the_state_before(tmp_path):
+    with pytest.raises(NonFiniteError) as caught:
+        tiny.fit(tmp_path / "a", poisoned(), data={"shuffle": False})
+    run = Run(tmp_path / "a")
+    assert (run.last.step, run.status["status"], run.status["step"]) == (1, "failed", 1)
+    assert "step-00000001" in caught.value.__notes__[0]
+    with tiny.prepare(tmp_path / "b", poisoned(), data={"shuffle": False}) as session:
+        next(session.steps())
+        saved = tiny.model(seed=3)
+        run.load_model(saved, "last")
+        assert torch.equal(tiny.weights(saved), tiny.weights(session.model))
+
+
+@pytest.mark.parametrize("first", [3, 4])
+def test_a_resumed_run_is_as_if_never_interrupted(tmp_path, first):
+    parts = {"val": (X, Y)}
+    whole = tiny.fit(tmp_path / "a", parts, epochs=3)
+    with tiny.prepare(tmp_path / "b", parts, epochs=3) as session:
+        for result in session.steps():
+            if result.step == first:
+                session.save()
+                break
+    broken = tiny.fit(tmp_path / "b", parts, epochs=3)
+    models = tiny.model(seed=1), tiny.model(seed=2)
+    for run, model in zip((whole, broken), models, strict=True):
+        run.load_model(model, "last")
+    assert torch.equal(*map(tiny.weights, models))
+    assert whole.best.metrics == broken.best.metrics
+
+
+def test_the_users_words_are_saved(tmp_path):
+    with tiny.prepare(tmp_path) as session:
+        session.metadata["fold"] = 3
+        path = session.save()
+    assert read_record(path)["metadata"] == {"fold": 3}
+    with tiny.prepare(tmp_path) as session:
+        assert session.metadata == {"fold": 3}
+
+
+def test_checkpoints_may_be_kept_by_the_clock(tmp_path, monkeypatch):
+    clock = iter(range(0, 10_000, 40))
+    module = sys.modules["surestep.trainer.fit"]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    said = {"checkpoint": {"every": "1 minute", "keep_last": 9}, "logging": {"every": "1 step"}}
+    run = tiny.fit(tmp_path, **said)
+    assert len(list_checkpoints(run.checkpoints)) > 1
+
+
+CHILD = textwrap.dedent(
+    """
+    import sys
+    import torch
+    from tests import tiny
+    torch.set_num_threads(1)
+
+    class Slow(torch.nn.Linear):
+        def forward(self, x):
+            if self.training:
+                print("step", flush=True)
+                while sys.stdin.readline() and sys.argv[2]:
+                    pass
+            return super().forward(x)
+
+    tiny.fit(sys.argv[1], {"model": Slow(4, 3)}, logging={"progress": "plain"})
+    """
+)
+
+
+@pytest.fixture
+def child(tmp_path):
+    """Start a process that trains, a step for each line that it reads; "stuck" takes none."""
+    started = []
+
+    def start(stuck=""):
+        process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tmp_path), stuck],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        started.append(process)
+        assert process.stdout.readline() == "step\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_ctrl_c_stops_after_the_step_and_saves_it(tmp_path, child):
+    process = child()
+    process.send_signal(signal.SIGINT)
+    wait_for(process, "stopping after this step")
+    _, errors = process.communicate("\n" * 100, timeout=30)
+    run = Run(tmp_path)
+    assert (run.last.step, run.status["status"], run.status["reason"]) == (1, "stopped", "Ctrl-C")
+    assert "Stopped after step 1; saved as" in errors
+    assert "KeyboardInterrupt" in errors
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path, child):
+    process = child("stuck")
+    process.send_signal(signal.SIGINT)
+    wait_for(process, "Once more stops at once")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) != 0
+    assert Run(tmp_path).last is None
+
+
+def test_a_stopped_run_goes_on(tmp_path):
+    class Stopping(surestep.Callback):
+        def on_step(self, state, result):
+            if result.step == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    task, config = tiny.task(), tiny.config()
+    with pytest.raises(KeyboardInterrupt):
+        surestep.Trainer(task, config, run=tmp_path, callbacks=[Stopping()]).fit()
+    assert Run(tmp_path).last.step == 2
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert tiny.fit(tmp_path).status["step"] == 6
+
+
+def wait_for(process, text):
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        if text in process.stderr.readline():
+            return
+    pytest.fail(f"{text!r} never came")

@@ -1,0 +1,170 @@
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import surestep
+from surestep.base.errors import CheckpointError, RunError
+from surestep.record.run import Run
+from surestep.trainer.prepare import Origin, default_folder, plan_task
+from tests import tiny
+
+X, Y = tiny.data()
+
+
+def prepare(folder, resume="auto", parts=None, **said):
+    task = tiny.task(**(parts or {}))
+    return surestep.prepare(task, tiny.config(**said), run=folder, resume=resume)
+
+
+def unfinished(folder, steps=2, **said):
+    with prepare(folder, **said) as session:
+        while session.state.place.step < steps:
+            next(session.steps())
+        session.save()
+
+
+def spoken(capsys):
+    return capsys.readouterr().err
+
+
+PLAIN = {"logging": {"progress": "plain"}}
+
+
+def test_no_run_is_a_start(tmp_path, capsys):
+    with prepare(tmp_path / "deep" / "run", **PLAIN) as session:
+        assert session.state.place.step == 0
+        assert not session.finished
+    assert "Going on" not in spoken(capsys)
+
+
+def test_an_unfinished_run_goes_on_and_says_so(tmp_path, capsys):
+    unfinished(tmp_path)
+    with prepare(tmp_path, **PLAIN) as session:
+        assert session.state.place.step == 2
+        assert [result.step for result in session.steps()] == [3, 4, 5, 6]
+    assert f"Going on in {tmp_path} from step 2, epoch 0." in spoken(capsys)
+    assert "resume" in [event["event"] for event in Run(tmp_path).events()]
+
+
+def test_a_finished_run_does_nothing_and_says_so(tmp_path, capsys):
+    tiny.fit(tmp_path)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"}
+    model = tiny.model(seed=9)
+    trainer = surestep.Trainer(tiny.task(model=model), tiny.config(**PLAIN), run=tmp_path)
+    run = trainer.fit()
+    assert f"{tmp_path} is finished: 6 steps are done." in spoken(capsys)
+    assert {path: path.read_bytes() for path in before} == before
+    saved = tiny.model(seed=8)
+    run.load_model(saved, "last")
+    assert torch.equal(tiny.weights(saved), tiny.weights(model))
+
+
+def test_another_config_is_refused_with_a_table_of_differences(tmp_path):
+    unfinished(tmp_path, optim={"lr": 0.1})
+    with pytest.raises(RunError) as caught:
+        prepare(tmp_path, optim={"lr": 0.2}, seed=3)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"{tmp_path} holds a run with another config:"
+    assert lines[1:3] == ["  optim.lr  0.1  ->  0.2", "  seed      not said  ->  3"]
+    assert "--run" in lines[3]
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path):
+    with prepare(tmp_path) as session:
+        next(session.steps())
+        first = tiny.weights(session.model)
+    with prepare(tmp_path) as session:
+        next(session.steps())
+        assert torch.equal(tiny.weights(session.model), first)
+
+
+def test_never_refuses_a_folder_that_holds_a_run(tmp_path):
+    unfinished(tmp_path)
+    with pytest.raises(RunError, match="holds a run already, and resume is 'never'"):
+        prepare(tmp_path, resume="never")
+    prepare(tmp_path / "other", resume="never").close()
+
+
+def test_must_refuses_to_begin(tmp_path):
+    with pytest.raises(CheckpointError, match="no checkpoint to go on from, and resume is 'must'"):
+        prepare(tmp_path / "run", resume="must")
+    assert not (tmp_path / "run").exists()
+
+
+def test_must_goes_on(tmp_path):
+    unfinished(tmp_path)
+    with prepare(tmp_path, resume="must") as session:
+        assert session.state.place.step == 2
+
+
+def test_must_does_not_begin_where_only_the_checkpoints_are_left(tmp_path):
+    unfinished(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises((CheckpointError, RunError)):
+        prepare(tmp_path, resume="must").close()
+
+
+def test_another_word_for_resume_is_refused(tmp_path):
+    with pytest.raises(surestep.SurestepError, match="resume='allways'"):
+        prepare(tmp_path, resume="allways").close()
+
+
+def test_a_folder_is_held_while_its_session_is_open(tmp_path):
+    with prepare(tmp_path), pytest.raises(RunError, match="held by another session"):
+        prepare(tmp_path)
+    prepare(tmp_path).close()
+
+
+def test_a_model_that_is_built_by_a_function_is_built_after_seeding(tmp_path):
+    def build():
+        return nn.Linear(4, 3)
+
+    weights = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        torch.rand(7)
+        with prepare(tmp_path / name, parts={"model": build}, seed=seed) as session:
+            weights.append(tiny.weights(session.model))
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_a_folder_that_is_not_named_is_a_new_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = default_folder("digits")
+    assert re.fullmatch(r"runs/digits-\d{8}-\d{6}", str(first))
+    module = sys.modules["surestep.trainer.prepare"]
+    monkeypatch.setattr(module, "time", SimpleNamespace(strftime=lambda _: first.name[7:]))
+    others = [default_folder("digits").name for _ in range(2)]
+    assert others == [f"{first.name}-2", f"{first.name}-3"]
+
+
+def test_where_options_were_said_is_in_the_plan(tmp_path):
+    origin = Origin(said={"optim.lr": "command line"}, parameters={"hidden": 3})
+    task, config = tiny.task(), tiny.config(optim={"lr": 0.5})
+    with surestep.prepare(task, config, run=tmp_path, origin=origin) as session:
+        assert session.plan.reason("optim.lr") == "said: command line"
+        assert session.run.config["task"] == {"hidden": 3}
+
+
+@pytest.mark.parametrize(
+    ("build", "parts", "reason"),
+    [
+        (lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), {}, "batch statistics"),
+        (lambda: tiny.model(dropout=0.1), {}, "dropout draws"),
+        (lambda: nn.Linear(4, 3), {"splits": False}, "the Task says"),
+        (lambda: nn.Linear(4, 3), {}, "the same update as uncut"),
+    ],
+    ids=["BatchNorm", "dropout", "declared", "nothing"],
+)
+def test_what_changes_the_numbers_of_a_cut_batch_is_said(build, parts, reason):
+    planned = plan_task(tiny.task(model=build(), **parts), tiny.config(micro_batch_size=4))
+    assert reason in planned.plan.reason("cutting")
+
+
+def test_a_dropout_of_zero_changes_nothing():
+    planned = plan_task(tiny.task(model=tiny.model(dropout=0.0)), tiny.config(micro_batch_size=4))
+    assert planned.plan.reason("cutting") == "the same update as uncut"
