@@ -33,9 +33,9 @@ def small_disk(folder, monkeypatch):
 
 def fill_up(monkeypatch):
     """Let the second checkpoint meet a full disk."""
-    import safetensors.torch
+    from surestep.record.checkpoint import write
 
-    save, count = safetensors.torch.save_file, []
+    save, count = write.save_file, []
 
     def full(*args, **more):
         count.append(1)
@@ -43,7 +43,7 @@ def fill_up(monkeypatch):
             raise OSError(28, "No space left on device")
         return save(*args, **more)
 
-    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    monkeypatch.setattr(write, "save_file", full)
 
 
 def test_a_disk_that_fills_up_ends_the_run_with_a_sentence(surestep, recipe, small_disk):

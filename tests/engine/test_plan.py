@@ -1,0 +1,106 @@
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from surestep.base.config import Config
+from surestep.engine.plan import LARGER_IS_BETTER, SMALLER_IS_BETTER, Known
+from tests.tiny import FACTS, GIVEN, GPU, LOADED, VALIDATED, decide
+
+
+def known(said=None, given=GIVEN, **chosen):
+    found = Known(Config.from_options(said or {}), FACTS, given)
+    found.chosen.update({name.replace("__", "."): value for name, value in chosen.items()})
+    return found
+
+
+def test_a_plan_gives_the_reason_of_each_option():
+    plan = decide({"optim.lr": 0.5}, origins={"optim.lr": "run.toml"})
+    assert plan.reason("optim.lr") == "said: run.toml"
+    assert plan.reason("optim.eps") == "torch's default"
+    assert [plan.reason(each.option) for each in plan.decisions] == [
+        each.reason for each in plan.decisions
+    ]
+
+
+def test_a_plan_is_not_changed():
+    with pytest.raises(FrozenInstanceError):
+        decide().batch_size = 3
+
+
+def test_the_fields_of_a_plan_are_its_decisions():
+    plan = decide({"optim.betas": (0.5, 0.6), "micro_batch_size": 16, "seed": 4})
+    for option, value, _ in plan.decisions:
+        name = option.replace(".", "_")
+        if not name.startswith("schedule_"):
+            assert getattr(plan, name) == value
+
+
+@pytest.mark.parametrize(("facts", "on_gpu"), [(FACTS, False), (GPU, True)])
+def test_whether_there_is_a_gpu_is_a_question_of_the_device(facts, on_gpu):
+    found = known(device=decide(facts=facts).device)
+    assert (found.on_gpu, found.device) == (on_gpu, "cuda" if on_gpu else "cpu")
+
+
+def test_metrics_are_named_by_set():
+    assert known(given=VALIDATED).metric_names() == [
+        *("val/loss", "val/accuracy", "val/score"),
+        *("far/loss", "far/accuracy", "far/score"),
+    ]
+    assert known().metric_names() == []
+
+
+@pytest.mark.parametrize(
+    ("said", "metric"),
+    [("accuracy", "val/accuracy"), ("far/score", "far/score"), ("loss", "val/loss")],
+)
+def test_a_metric_without_a_set_is_the_first_sets(said, metric):
+    assert known({"validation.metric": said}, VALIDATED).metric() == metric
+
+
+@pytest.mark.parametrize(
+    ("metric", "declared", "mode"),
+    [
+        ("val/accuracy", None, "max"),
+        ("far/loss", None, "min"),
+        ("val/score", None, None),
+        ("val/score", "max", "max"),
+        ("val/accuracy", "min", "min"),
+        (None, None, "min"),
+    ],
+)
+def test_whether_larger_is_better_is_declared_or_known_by_name(metric, declared, mode):
+    given = replace(VALIDATED, metrics={"accuracy": declared, "score": declared})
+    assert known(given=given, validation__metric=metric).metric_mode() == mode
+
+
+def test_no_metric_is_better_both_ways():
+    assert not LARGER_IS_BETTER & SMALLER_IS_BETTER
+
+
+@pytest.mark.parametrize(
+    ("duration", "steps"), [("3 steps", 3), ("2 epochs", 14), ("2.5 epochs", 17.5)]
+)
+def test_a_length_in_steps_need_not_be_whole(duration, steps):
+    assert known(steps_per_epoch=7).steps(duration) == steps
+
+
+@pytest.mark.parametrize(
+    ("warmup", "steps"), [("10%", 7), ("5 steps", 5), ("1 epoch", 7), ("0%", 0), ("100%", 70)]
+)
+def test_a_warm_up_may_be_a_share_of_the_run(warmup, steps):
+    found = known(schedule__warmup=warmup, steps_per_epoch=7, total_steps=70)
+    assert found.warmup() == pytest.approx(steps)
+
+
+def test_what_a_loader_says_is_known():
+    assert known(given=LOADED).loader("batch_size") == 10
+    assert known().loader("batch_size") is None
+
+
+@pytest.mark.parametrize(
+    ("said", "origin"),
+    [({"epochs": 3.0}, "epochs"), ({"epochs": None, "max_steps": 9}, "max_steps")],
+)
+def test_the_length_of_a_run_shows_where_it_was_said(said, origin):
+    plan = decide(said, origins={origin: "command line"})
+    assert "command line" in plan.reason("total_steps")

@@ -1,0 +1,139 @@
+import pytest
+import torch
+from torch import nn
+
+import surestep
+from surestep.base.errors import CheckpointError, ConfigError
+from surestep.record.run import Run
+from surestep.trainer.measure import measure_run
+from tests import tiny
+
+X, Y = tiny.data()
+SPLIT = {
+    "train": (X[:10], Y[:10]),
+    "val": {"near": (X[10:13], Y[10:13]), "far": (X[13:16], Y[13:16])},
+    "test": (X[16:], Y[16:]),
+}
+
+
+def accuracy(outputs, targets):
+    return (outputs.argmax(dim=1) == targets).float().mean()
+
+
+def normed():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+class Weighted(nn.Module):
+    """A loss with a tensor of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(3.0))
+
+    def forward(self, outputs, targets):
+        return self.scale * nn.functional.cross_entropy(outputs, targets)
+
+
+def trained(folder, **said):
+    """A run whose best checkpoint is not its last, closed; and its task and config."""
+    parts = {**SPLIT, "metrics": {"accuracy": accuracy}, **said.pop("parts", {})}
+    said = {"epochs": 3, "validation": {"metric": "near/loss", "mode": "max"}, **said}
+    tiny.fit(folder, parts, **said)
+    return tiny.task(**parts), tiny.config(**said)
+
+
+def sessions_words(folder, task, config, part, which):
+
+    with surestep.prepare(task, config, run=folder) as session:
+        return session.measure(part, which)
+
+
+@pytest.mark.parametrize("part", ["near", "far", "test", "train"])
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_a_closed_run_is_measured_as_an_open_one(tmp_path, part, which):
+    task, config = trained(tmp_path)
+    run = Run(tmp_path)
+    saved, metrics = measure_run(run, task, config, part=part, which=which)
+    assert metrics == sessions_words(tmp_path, task, config, part, which)
+    assert saved == getattr(run, which)
+    assert run.best.step != run.last.step
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"precision": "bf16"},
+        {"parts": {"model": normed()}},
+        {"parts": {"loss": Weighted()}},
+        {"validation": {"batch_size": 2}},
+        {"seed": 3},
+    ],
+    ids=["bf16", "modes", "a loss with tensors", "batches", "seed"],
+)
+def test_it_is_so_whatever_the_run_is_made_of(tmp_path, said):
+    task, config = trained(tmp_path, **said)
+    _, metrics = measure_run(Run(tmp_path), task, config, part="test", which="last")
+    assert metrics == sessions_words(tmp_path, task, config, "test", "last")
+
+
+def test_val_means_every_validation_set(tmp_path):
+    task, config = trained(tmp_path)
+    saved, metrics = measure_run(Run(tmp_path), task, config, part="val", which="best")
+    assert set(metrics) == {"near/loss", "near/accuracy", "far/loss", "far/accuracy"}
+    assert metrics == saved.metrics
+
+
+def test_plain_torch_gives_the_same_numbers(tmp_path):
+    task, config = trained(tmp_path)
+    run, model = Run(tmp_path), tiny.model(seed=9)
+    _, metrics = measure_run(run, task, config, part="test", which="best")
+    run.load_model(model, "best")
+    with torch.no_grad():
+        outputs = model.eval()(X[16:])
+    assert metrics["test/loss"] == pytest.approx(
+        float(nn.functional.cross_entropy(outputs, Y[16:])), rel=1e-6
+    )
+    assert metrics["test/accuracy"] == float(accuracy(outputs, Y[16:]))
+
+
+def test_no_sample_of_the_training_data_is_left_out(tmp_path):
+    task, config = trained(tmp_path, data={"drop_last": True})
+    run, model = Run(tmp_path), tiny.model(seed=9)
+    _, metrics = measure_run(run, task, config, part="train", which="last")
+    run.load_model(model, "last")
+    with torch.no_grad():
+        expected = float(nn.functional.cross_entropy(model.eval()(X[:10]), Y[:10]))
+    assert metrics["train/loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_run_that_is_going_on_can_be_measured_and_nothing_is_written(tmp_path):
+    with tiny.prepare(tmp_path, SPLIT) as session:
+        next(session.steps())
+        session.save()
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+        task, config = tiny.task(**{**SPLIT, "model": tiny.model(seed=7)}), tiny.config()
+        saved, metrics = measure_run(session.run, task, config, part="test", which="last")
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+        assert (saved.step, metrics) == (1, session.evaluate("test"))
+
+
+@pytest.mark.parametrize(
+    ("parts", "part", "message"),
+    [
+        (SPLIT, "tset", r"no tset data\. Did you mean 'test'\?"),
+        ({**SPLIT, "val": None}, "val", r"no val data\. Known: train, test\."),
+    ],
+)
+def test_a_part_that_is_not_there_is_refused(tmp_path, parts, part, message):
+    run = tiny.fit(tmp_path, parts)
+    with pytest.raises(ConfigError, match=message):
+        measure_run(run, tiny.task(**parts), tiny.config(), part=part, which="last")
+
+
+def test_another_model_is_refused_with_the_name_that_does_not_fit(tmp_path):
+    run = tiny.fit(tmp_path, SPLIT)
+    other = tiny.task(**{**SPLIT, "model": nn.Linear(4, 3)})
+    with pytest.raises(CheckpointError, match="weight"):
+        measure_run(run, other, tiny.config(), part="test", which="last")

@@ -1,0 +1,225 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import surestep
+from surestep.base.errors import CheckpointError, DataError
+from surestep.record.run import Run
+from surestep.trainer import rehearse
+from surestep.trainer.rehearse import dry_run, overfit
+from tests import tiny
+
+X, Y = tiny.data()
+
+
+class Counting(Dataset):
+    """Remembers which samples were asked for."""
+
+    def __init__(self, samples=20):
+        self.x, self.y = tiny.data(samples)
+        self.asked = set()
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        self.asked.add(int(index))
+        return self.x[index], self.y[index]
+
+
+def as_dict(samples):
+    """Collate into a batch that only `Task.inputs` below can read."""
+    x, y = zip(*samples, strict=True)
+    return {"x": torch.stack(x), "y": torch.stack(y)}
+
+
+def from_dict(batch):
+    return (batch["x"],), batch["y"]
+
+
+def loader():
+    return DataLoader(Counting(), batch_size=4, collate_fn=as_dict)
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_dry_run_does_each_thing_once():
+    task = tiny.task(val={"near": (X, Y), "far": (X, Y)}, test=(X, Y))
+    acts = dry_run(task, tiny.config())
+    assert [act.what for act in acts] == [
+        *("start-up checks", "one step", "evaluate near", "evaluate far", "evaluate test"),
+        *("save", "load"),
+    ]
+    assert all(act.seconds > 0 for act in acts)
+
+
+def test_a_dry_run_takes_the_first_step_of_the_run(tmp_path):
+    acts = dry_run(tiny.task(), tiny.config())
+    run = tiny.fit(tmp_path / "r")
+    steps = next(event for event in run.events() if event["event"] == "steps")
+    assert acts[1].result == f"loss {steps['loss'][0]:.4g}"
+
+
+def test_a_dry_run_leaves_nothing_behind(temporary):
+    dry_run(tiny.task(val=(X, Y)), tiny.config())
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_dry_run_that_fails_leaves_nothing_behind(temporary):
+    with pytest.raises(DataError):
+        dry_run(tiny.task(train=(X * torch.nan, Y)), tiny.config())
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_dry_run_evaluates_no_more_than_a_batch():
+    val, test = Counting(), Counting()
+    task = tiny.task(val=val, test=test)
+    dry_run(task, tiny.config(data={"num_workers": 0}, validation={"batch_size": 5}))
+    assert val.asked == test.asked == set(range(5))
+
+
+def test_a_dry_run_shows_a_callback_the_run():
+    seen = []
+
+    class Watching(surestep.Callback):
+        def on_step(self, state, result):
+            seen.append(result.step)
+
+        def on_evaluate(self, state, metrics):
+            seen.append(metrics)
+
+    dry_run(tiny.task(val=(X, Y)), tiny.config(), callbacks=[Watching()])
+    assert seen[0] == 1
+
+
+def test_a_dry_run_notices_a_checkpoint_that_comes_back_otherwise(monkeypatch):
+    load = Run.load_model
+
+    def spoilt(run, model, which):
+        found = load(run, model, which)
+        with torch.no_grad():
+            model[0].weight[0, 0] += 1
+        return found
+
+    monkeypatch.setattr(Run, "load_model", spoilt)
+    with pytest.raises(CheckpointError, match=r"came back otherwise: 0\.weight"):
+        dry_run(tiny.task(), tiny.config())
+
+
+def test_a_dry_run_notices_a_checkpoint_that_does_not_come_back(monkeypatch):
+    monkeypatch.setattr(Run, "load_model", lambda run, model, which: run.last)
+    with pytest.raises(CheckpointError, match="came back otherwise"):
+        dry_run(tiny.task(), tiny.config())
+
+
+def test_a_dry_run_puts_no_length_on_the_run():
+    acts = dry_run(tiny.task(), tiny.config(epochs=1_000_000.0))
+    assert acts[-1].result == "bit for bit"
+
+
+@pytest.mark.parametrize("part", ["val", "test"])
+def test_a_dry_run_collates_as_the_loader_does(part):
+    given = {"train": loader(), part: loader(), "inputs": from_dict}
+    acts = dry_run(tiny.task(**given), tiny.config(batch_size=4))
+    assert f"evaluate {part}" in [act.what for act in acts]
+
+
+def test_an_empty_validation_set_is_named():
+    with pytest.raises(DataError, match="The val data is empty"):
+        dry_run(tiny.task(val=(X[:0], Y[:0])), tiny.config())
+
+
+def test_a_few_samples_are_learned_by_heart(temporary):
+    result = overfit(tiny.task(), tiny.config(optim={"lr": 0.1}), 4)
+    assert result.reached
+    assert result.samples == 4
+    assert result.last <= rehearse.NEAR_ZERO * result.first
+    assert result.steps % 20 == 0
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_first_loss_is_that_of_the_samples_before_any_step():
+    model = tiny.model()
+    expected = float(nn.functional.cross_entropy(model(X[:4]), Y[:4]).detach())
+    result = overfit(tiny.task(model=model), tiny.config(optim={"lr": 0.1}), 4)
+    assert result.first == pytest.approx(expected, rel=1e-6)
+    last = float(nn.functional.cross_entropy(model.eval()(X[:4]), Y[:4]).detach())
+    assert result.last == pytest.approx(last, rel=1e-3)
+
+
+def test_contradicting_targets_are_not_learned(monkeypatch):
+    monkeypatch.setattr(rehearse, "PATIENCE_STEPS", 60)
+    x = torch.ones(6, tiny.FEATURES)
+    result = overfit(tiny.task(train=(x, torch.arange(6) % 3)), tiny.config(), 6)
+    assert not result.reached
+    assert result.steps == 60
+    assert result.last > 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"epochs": 1},
+        {"max_steps": 1},
+        {"micro_batch_size": 8},
+        {"schedule": {"name": "cosine", "warmup": "100%"}},
+        {"early_stop": {"patience": 1}},
+        {"validation": {"metric": "accuracy", "every": "1 step"}},
+        {"data": {"drop_last": True}},
+        {"optim": {"lr": 0.1, "weight_decay": 20.0}},
+    ],
+    ids=lambda said: ",".join(said),
+)
+def test_what_shapes_a_real_run_does_not_stand_in_the_way(said):
+    metrics = {"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()}
+    task = tiny.task(val=(X, Y), metrics=metrics)
+    assert overfit(task, tiny.config(**{"optim": {"lr": 0.1}, **said}), 4).reached
+
+
+def test_an_optimizer_of_ones_own_learns_by_heart():
+    task = tiny.task(optimizer=lambda groups: torch.optim.Adam(groups, lr=0.1))
+    assert overfit(task, tiny.config(), 4).reached
+
+
+def test_a_dataset_is_learned_by_heart_by_its_first_samples():
+    data = Counting()
+    config = tiny.config(optim={"lr": 0.1}, data={"num_workers": 0})
+    assert overfit(tiny.task(train=data), config, 4).reached
+    assert data.asked == {0, 1, 2, 3}
+
+
+def test_what_a_loader_collates_is_learned_by_heart():
+    task = tiny.task(train=loader(), inputs=from_dict)
+    config = tiny.config(batch_size=4, optim={"lr": 0.1}, data={"num_workers": 0})
+    assert overfit(task, config, 4).reached
+
+
+def test_more_samples_than_there_are_is_refused():
+    with pytest.raises(DataError, match="20"):
+        overfit(tiny.task(), tiny.config(), 21)
+
+
+def test_nothing_of_a_rehearsal_is_shown(capfd):
+    dry_run(tiny.task(val=(X, Y)), tiny.config(logging={"progress": "plain"}))
+    overfit(tiny.task(), tiny.config(optim={"lr": 0.1}, logging={"progress": "bar"}), 4)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_size_of_a_checkpoint_is_that_of_its_files(tmp_path):
+    parts = {"model": nn.Sequential(nn.Linear(4, 50_000), nn.Linear(50_000, 3))}
+    acts = dry_run(tiny.task(**parts), tiny.config())
+    with tiny.prepare(tmp_path / "r", parts) as session:
+        next(session.steps())
+        path = session.save()
+    size = sum(file.stat().st_size for file in Path(path).iterdir())
+    assert acts[-2].result == f"{size / 2**20:.1f} MiB"
+    assert json.loads((path / "state.json").read_text())
