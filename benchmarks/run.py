@@ -29,7 +29,7 @@ def check(task: str, rounds: Rounds) -> None:
     usual = rounds["plain"][0].final_loss
     for name, answers in rounds.items():
         for answer in answers:
-            if answer.updates != answer.total or answer.reads != answer.total // READ_EVERY:
+            if answer.updates != answer.total or answer.reads < answer.total // READ_EVERY:
                 raise SystemExit(
                     f"{name} on {task}: asked for {answer.total} steps and a loss every "
                     f"{READ_EVERY}; it took {answer.updates} and read {answer.reads}."

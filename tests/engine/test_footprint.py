@@ -66,15 +66,15 @@ def test_a_plan_of_a_recipe_is_right_within_a_tenth(tmp_path, few_files, name):
 
 
 @pytest.mark.parametrize(
-    "optim",
+    ("net", "optim"),
     [
-        {"name": "adamw"},
-        {"name": "sgd"},
-        {"name": "sgd", "momentum": 0.9},
-        {"name": "sgd", "momentum": 0.9, "nesterov": True},
+        ("wide", {"name": "sgd"}),
+        ("wide", {"name": "sgd", "momentum": 0.9}),
+        ("wide", {"name": "sgd", "momentum": 0.9, "nesterov": True}),
+        ("frozen", {"name": "sgd", "momentum": 0.9}),
+        *((net, {"name": "adamw"}) for net in ("wide", "frozen", "shared", "normed", "double")),
     ],
 )
-@pytest.mark.parametrize("net", ["wide", "frozen", "shared", "normed", "double"])
 def test_a_plan_is_right_within_a_tenth(tmp_path, net, optim):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 3))

@@ -15,7 +15,7 @@ SAID = {
     **{"max_nonfinite": 3, "optim.name": "adamw", "optim.lr": 0.2, "optim.weight_decay": 0.3},
     **{"optim.betas": (0.5, 0.6), "optim.eps": 1e-5, "schedule.name": "cosine"},
     **{"schedule.warmup": "3 steps", "schedule.min_lr_ratio": 0.1, "schedule.floor": "cut"},
-    **{"schedule.every": "2 steps", "data.num_workers": 2, "data.pin_memory": True},
+    **{"schedule.every": "2 steps", "data.num_workers": 2, "data.pin_memory": False},
     **{"data.persistent_workers": False, "data.prefetch_factor": 3, "data.drop_last": True},
     **{"data.shuffle": False, "validation.every": "2 epochs", "validation.batch_size": 9},
     **{"validation.metric": "far/score", "validation.mode": "max", "early_stop.patience": 4},

@@ -51,9 +51,9 @@ from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, VALIDATED, decide
         ("data.pin_memory", {}, GPU, GIVEN, True, "copies to the GPU"),
         ("data.prefetch_factor", {}, FACTS, GIVEN, None, "no workers"),
         ("steps_per_epoch", {}, FACTS, GIVEN, 2, "100 samples in batches of 64"),
-        ("steps_per_epoch", {"data.drop_last": True}, FACTS, GIVEN, 1, "100 samples in whole"),
+        ("steps_per_epoch", {"data.drop_last": True}, FACTS, GIVEN, 1, "100 samples in"),
         ("total_steps", {"epochs": 2.5}, FACTS, GIVEN, 5, "2.5 epochs of 2 steps"),
-        ("total_steps", {"epochs": None, "max_steps": 9}, FACTS, GIVEN, 9, "max_steps, said"),
+        ("total_steps", {"epochs": None, "max_steps": 9}, FACTS, GIVEN, 9, "said: "),
         ("optim.name", {}, FACTS, replace(GIVEN, own_optimizer=True), "own", "the Task brings"),
         ("optim.implementation", {}, FACTS, GIVEN, "fused", "torch has it for cpu"),
         (

@@ -45,6 +45,7 @@ CANNOT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"data.drop_last": True}, LOADER, "leave data.drop_last out"),
     ({"data.num_workers": 2}, LOADER, "leave data.num_workers out"),
     ({"data.pin_memory": True}, LOADER, "leave data.pin_memory out"),
+    ({"data.pin_memory": True}, {}, "Leave it out"),
     ({"data.persistent_workers": True}, LOADER, "leave data.persistent_workers out"),
     ({"data.prefetch_factor": 4}, {"train": loader(num_workers=1)}, "leave data.prefetch_factor"),
     ({"validation.batch_size": 4}, {"val": loader()}, "Say it in one place"),

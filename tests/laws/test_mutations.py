@@ -6,7 +6,6 @@ check that must see it. A check that a mutation passes proves nothing, and fails
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,7 +89,7 @@ def by_history(owner: Any, name: str) -> Callable[[Patch], None]:
 
 def mean_of_means(batch: Any, *_: Any) -> Any:
     parts = batch.micro_batches
-    return replace(batch, items=parts[0].items * len(parts))
+    return batch._replace(items=parts[0].items * len(parts))
 
 
 def without_wish(option: str) -> Callable[[Patch], None]:
@@ -133,7 +132,7 @@ MUTATIONS = [
             after(
                 feed.Feed,
                 "batch",
-                lambda batch, *_: replace(batch, items=16.0) if batch.ends_epoch else batch,
+                lambda batch, *_: batch._replace(items=16.0) if batch.ends_epoch else batch,
             ),
             lambda folder: check_cut(folder, "cross-entropy", 16),
         ),

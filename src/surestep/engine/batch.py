@@ -1,8 +1,7 @@
 """A global batch, cut into micro-batches."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +11,7 @@ from surestep.base.errors import DataError
 _TARGETS = ("target", "targets", "label", "labels", "y")
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """What one forward sees: `model(*args, **kwargs)` against `targets`."""
 
     args: tuple[Any, ...]
@@ -24,8 +22,7 @@ class MicroBatch:
     position: int  # of its first sample, in the order of the epoch
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """What one optimizer step sees.
 
     `end` is the place in the epoch after it; `ends_epoch` says that no other follows in the epoch.

@@ -54,9 +54,8 @@ class Callback:
         """Look at the metrics of an evaluation, by "set/metric"."""
         return None
 
-    def on_end(self, state: "State") -> Request | None:
-        """Look at the state after the last step of this process."""
-        return None
+    def on_end(self, state: "State") -> None:
+        """Look at the state when the session closes; there is no step left to ask for."""
 
 
 def overriding(callbacks: list[Callback], moment: str) -> list[Callback]:

@@ -1,7 +1,6 @@
 """The batches of one part of the data: read, counted, cut and moved to the device."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -121,7 +120,7 @@ class Feed:
         """Copy a batch to the device."""
         if self.device.type == "cpu":
             return batch
-        return replace(batch, micro_batches=tuple(map(self.move_micro, batch.micro_batches)))
+        return batch._replace(micro_batches=tuple(map(self.move_micro, batch.micro_batches)))
 
     def move_micro(self, micro: MicroBatch) -> MicroBatch:
         """Copy a micro-batch to the device."""
@@ -131,7 +130,7 @@ class Feed:
         if self.pin:
             whole = _pinned(whole)
         args, kwargs, targets = move(whole, self.device)
-        return replace(micro, args=args, kwargs=kwargs, targets=targets)
+        return micro._replace(args=args, kwargs=kwargs, targets=targets)
 
     def _moved_ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Copy the next batch, on a stream of its own, while the step of this one runs.

@@ -34,8 +34,7 @@ def footprint(model: nn.Module, plan: Plan) -> Footprint:
     """Count from the model and the Plan; nothing is run."""
     trained = list(named_trainable(model).values())
     return Footprint(
-        modules=[_row(name, module) for name, module in model.named_children()]
-        or [_row("model", model)],
+        modules=_rows(model),
         parameters=sum(each.numel() for each in model.parameters()),
         trained=sum(each.numel() for each in trained),
         weights=size_of(model.parameters()),
@@ -50,8 +49,16 @@ def size_of(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _row(name: str, module: nn.Module) -> tuple[str, str, int, int]:
-    parameters = list(module.parameters())
+def _rows(model: nn.Module) -> list[tuple[str, str, int, int]]:
+    """Return a row for each part, and one for parameters that are the model's own."""
+    parts = [(name, module, list(module.parameters())) for name, module in model.named_children()]
+    own = list(model.parameters(recurse=False))
+    if own or not parts:
+        parts.append(("(itself)" if parts else "model", model, own))
+    return [_row(*part) for part in parts]
+
+
+def _row(name: str, module: nn.Module, parameters: list[nn.Parameter]) -> tuple[str, str, int, int]:
     trained = sum(each.numel() for each in parameters if each.requires_grad)
     return name, type(module).__name__, sum(each.numel() for each in parameters), trained
 

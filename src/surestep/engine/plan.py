@@ -168,7 +168,8 @@ class Known:
 class Row(NamedTuple):
     """Where `when` holds, `choice` is chosen, because of `reason`.
 
-    The reason is a format string over `k`, what is known, and `origin`, where it was said.
+    The reason is a format string over `k`, what is known, `origin`, where it was said, and
+    `origins`, where another option was.
     """
 
     when: Callable[[Known], bool]

@@ -89,7 +89,15 @@ REFUSALS: dict[str, tuple[Refusal, ...]] = {
     "data.shuffle": (_refuse_loader("data.shuffle", "shuffle"),),
     "data.drop_last": (_refuse_loader("data.drop_last", "drop_last"),),
     "data.num_workers": (_refuse_loader("data.num_workers", "num_workers"),),
-    "data.pin_memory": (_refuse_loader("data.pin_memory", "pin_memory"),),
+    "data.pin_memory": (
+        _refuse_loader("data.pin_memory", "pin_memory"),
+        Refusal(
+            lambda k: bool(k.said.get("data.pin_memory")) and not k.on_gpu,
+            lambda k: (
+                "data.pin_memory=True is for copies to a GPU, and the device is cpu. Leave it out."
+            ),
+        ),
+    ),
     "data.persistent_workers": (
         _refuse_loader("data.persistent_workers", "persistent_workers"),
         Refusal(

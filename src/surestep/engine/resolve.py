@@ -1,5 +1,6 @@
 """`resolve(Config, Facts, Given) -> Plan`."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import fields
 
@@ -25,6 +26,7 @@ def resolve(
     Raises:
         ConfigError: a wish that this machine or the other wishes do not allow.
     """
+    said = defaultdict(lambda: "Python", origins or {})
     known = Known(config, facts, given)
     decisions = []
     for option, rows in TABLE.items():
@@ -33,8 +35,7 @@ def resolve(
                 raise ConfigError(refusal.message(known))
         row = next(row for row in rows if row.when(known))
         known.chosen[option] = row.choice(known)
-        origin = (origins or {}).get(option, "Python")
-        reason = row.reason.format(k=known, origin=origin)
+        reason = row.reason.format(k=known, origin=said[option], origins=said)
         decisions.append(Decision(option, known.chosen[option], reason))
     fields_of_plan = {each.name for each in fields(Plan)}
     chosen = {option.replace(".", "_"): value for option, value in known.chosen.items()}

@@ -24,8 +24,8 @@ def seed_at(*place: str | int) -> int:
     It is blake2b with a digest of 8 bytes (little-endian) over the place's words joined by spaces,
     without the lowest bit: neighbouring places give unrelated seeds.
     """
-    words = " ".join(map(str, place))
-    return int.from_bytes(blake2b(words.encode(), digest_size=8).digest(), "little") >> 1
+    words = " ".join(map(str, place)).encode()
+    return int.from_bytes(blake2b(words, digest_size=8).digest(), "little") >> 1
 
 
 def set_seed(seed: int, *, deterministic: bool = False) -> None:

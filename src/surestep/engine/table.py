@@ -86,7 +86,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         _default(64, "nothing said: a size that trains most small models"),
     ),
     "micro_batch_size": (
-        Row(_is_said("micro_batch_size"), lambda k: k.said["micro_batch_size"], "said: {origin}"),
+        _said("micro_batch_size"),
         Row(_always, lambda k: k["batch_size"], "the whole batch at once: nothing else said"),
     ),
     "cutting": (
@@ -147,22 +147,22 @@ TABLE: dict[str, tuple[Row, ...]] = {
     ),
     "steps_per_epoch": (
         Row(
-            lambda k: k["data.drop_last"],
-            _steps_per_epoch,
-            "{k.given.train_samples} samples in whole batches of {k[batch_size]}",
-        ),
-        Row(
             _always,
             _steps_per_epoch,
-            "{k.given.train_samples} samples in batches of {k[batch_size]}",
+            "{k.given.train_samples} samples in batches of {k[batch_size]}; "
+            "drop_last: {k[data.drop_last]}",
         ),
     ),
     "total_steps": (
-        Row(_is_said("max_steps"), lambda k: k.said["max_steps"], "max_steps, said: {origin}"),
+        Row(
+            _is_said("max_steps"),
+            lambda k: k.said["max_steps"],
+            "said: {origins[max_steps]}",
+        ),
         Row(
             _always,
             lambda k: max(1, round(k.said["epochs"] * k["steps_per_epoch"])),
-            "{k.said[epochs]:g} epochs of {k[steps_per_epoch]} steps",
+            "{k.said[epochs]:g} epochs of {k[steps_per_epoch]} steps, said: {origins[epochs]}",
         ),
     ),
     "optim.name": (

@@ -221,7 +221,8 @@ class Session:
                 stack.callback(feed.close)
             stack.callback(self._progress.close)
             for callback in self.loop.callbacks:
-                callback.on_end(self.state)
+                stack.callback(callback.on_end, self.state)
+            stack.callback(self.loop.log_point)
 
     def __enter__(self) -> "Session":
         return self

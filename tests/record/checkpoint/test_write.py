@@ -124,9 +124,9 @@ def test_an_optimizer_with_state_that_is_no_tensor_comes_back(tmp_path):
 
 def test_options_come_back_as_they_were(tmp_path):
     state = tiny.state_of()
-    state.optimizer.param_groups[0]["lr"] = 0.025
+    state.optimizer.param_groups[0]["eps"] = 0.025
     group = saved_and_loaded(tmp_path, state, tiny.model).optimizer.param_groups[0]
-    assert (group["lr"], group["betas"], group["fused"]) == (0.025, (0.9, 0.999), True)
+    assert (group["eps"], group["betas"], group["fused"]) == (0.025, (0.9, 0.999), True)
 
 
 def test_standing_counts_and_metadata_come_back(tmp_path):

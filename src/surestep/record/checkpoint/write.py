@@ -15,6 +15,7 @@ from surestep.engine.state import State
 from surestep.record.files import DISK_HINT, dumps, sync
 
 FORMAT = 1
+_LEFT_OUT = ("params", "lr")  # the rate is a function of the steps taken, written before each
 
 
 def save_checkpoint(folder: Path, state: State) -> Path:
@@ -122,7 +123,7 @@ def _optimizer_state(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
     groups = [
         {
             "names": [names[id(parameter)] for parameter in group["params"]],
-            "options": {k: v for k, v in group.items() if k != "params" and _is_json(v)},
+            "options": {k: v for k, v in group.items() if k not in _LEFT_OUT and _is_json(v)},
         }
         for group in state.optimizer.param_groups
     ]

@@ -1,0 +1,157 @@
+"""Every block of code in README.md and docs/ does what it says.
+
+Of each page, in order and in a fresh folder: ```python blocks are run in one namespace; in ```sh
+blocks the lines that start with `surestep`, in ```console blocks those that start with
+`$ surestep`, are typed; ```toml blocks hold options that exist. A block whose first line is a
+comment with nothing but a file's name, such as "# my_recipe.py", is written to that file too.
+
+`<!-- not run: reason -->` on a line before a block keeps it from being run.
+"""
+
+import re
+import shlex
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from surestep.base.config import Config
+from surestep.cli.main import main
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(
+    r"^(?:<!-- not run: (?P<reason>\S[^\n]*?) -->\n+)?"
+    r"(?P<indent>[ ]*)```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^(?P=indent)```[ ]*$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class Block(NamedTuple):
+    """A block of code, and the line of the page that its code starts on."""
+
+    language: str
+    code: str
+    line: int
+    reason: str | None
+
+
+def blocks(text):
+    return [
+        Block(
+            found["language"],
+            textwrap.dedent(found["code"]),
+            text.count("\n", 0, found.start("code")) + 1,
+            found["reason"],
+        )
+        for found in FENCE.finditer(text)
+    ]
+
+
+def commands(block):
+    """Return the commands of a block, lines that go on put together; the rest is their output."""
+    lines = block.code.replace("\\\n", " ").splitlines()
+    if block.language == "console":
+        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    return [line for line in lines if line.split()[:1] == ["surestep"]]
+
+
+def run_page(text, name):
+    names = {"__name__": "__main__"}
+    for block in blocks(text):
+        if block.reason is not None:
+            continue
+        if (file := re.match(r"# ([\w.-]+\.\w+)\n", block.code)) is not None:
+            Path(file[1]).write_text(block.code)
+        place = f"{name}, line {block.line}"
+        if block.language == "python":
+            code = compile("\n" * (block.line - 1) + block.code, name, "exec")
+            exec(code, names)
+        elif block.language == "toml":
+            check_options(tomllib.loads(block.code), place)
+        elif block.language in ("sh", "console"):
+            for command in commands(block):
+                assert type_in(command) == 0, f"{place}: {command}"
+
+
+def type_in(command):
+    try:
+        return main(shlex.split(command, comments=True)[1:])
+    except SystemExit as left:
+        return left.code or 0
+
+
+def check_options(options, place):
+    flat = {}
+    for name, value in options.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{inner}": each for inner, each in value.items()}
+        else:
+            flat[name] = value
+    known = {name: value for name, value in flat.items() if not name.startswith("task.")}
+    assert known or flat, f"{place}: an empty file"
+    Config.from_options(known)
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, modules = list(sys.path), set(sys.modules)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_does_what_it_says(fresh, page):
+    run_page(page.read_text(), str(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page):
+    links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_readme_shows_python_and_the_command_line():
+    languages = {block.language for block in blocks(PAGES[0].read_text())}
+    assert "python" in languages
+    assert languages & {"sh", "console"}
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("```python\n1 / 0\n```", ZeroDivisionError),
+        ("- here:\n\n  ```python\n  1 / 0\n  ```", ZeroDivisionError),
+        ("```toml\nepoch = 3\n```", Exception),
+        ("```toml\nepochs =\n```", tomllib.TOMLDecodeError),
+        ("```sh\nsurestep trian\n```", AssertionError),
+        ("```console\n$ surestep plan \\\n    nowhere\n```", AssertionError),
+        ("```python\nx = 1\n```\n\n```python\nassert x == 2\n```", AssertionError),
+        ("```python\n# a.py\nx = 1\n```\n```sh\nsurestep plan b.py\n```", AssertionError),
+    ],
+)
+def test_a_block_that_is_wrong_is_noticed(fresh, text, error):
+    with pytest.raises(error):
+        run_page(text, "page.md")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<!-- not run: it needs eight GPUs -->\n```python\n1 / 0\n```",
+        "<!-- not run: it takes an hour -->\n\n```sh\nsurestep nothing\n```",
+        "```text\n1 / 0\n```",
+        "```sh\npip install surestep\n```",
+        "```console\n$ surestep --version  # which one\nsurestep 0.1.0\n```",
+        "```python\n# a.py\nx = 1\n```\n```python\nfrom os import stat\nstat('a.py')\n```",
+    ],
+)
+def test_what_is_right_or_not_run_passes(fresh, text):
+    run_page(text, "page.md")
