@@ -26,6 +26,9 @@ loss.
 - **surestep**: defaults, so clipping, schedule, guard and events file are on; no checkpoints.
 - **Peers**: bars, loggers, checkpoints and NaN filter off, fused `AdamW` on, Lightning in its
   `barebones` mode: every switch a user can set, but no code of one's own. No guard.
+- surestep and the HF Trainer keep biases and normalisation out of weight decay (two groups), the
+  others do not. surestep also reads at the end of each epoch, and lets Python's garbage collector
+  run at log points only; the others leave it as it is.
 """
 
 

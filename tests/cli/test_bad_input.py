@@ -33,7 +33,7 @@ RECIPES = {
     "raises when called": (task("1 / 0"), 2, "mine.py, line 10: ZeroDivisionError: division by"),
     "raises in the model": (
         task(model="lambda: nn.Linear(4)"),
-        2,
+        1,
         "mine.py, line 11: TypeError: Linear.__init__() missing 1",
     ),
     "returns nothing": (

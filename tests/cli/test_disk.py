@@ -1,5 +1,7 @@
 """A disk that is full: a sentence, exit code 1, and what was saved before is whole."""
 
+import os
+import shutil
 import subprocess
 
 import pytest
@@ -23,7 +25,8 @@ def small_disk(folder, monkeypatch):
     disk = folder / "disk"
     disk.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    mounted = subprocess.run(words, capture_output=True).returncode == 0
+    may = os.geteuid() == 0 and shutil.which("mount") is not None
+    mounted = may and subprocess.run(words, capture_output=True).returncode == 0
     if not mounted:
         fill_up(monkeypatch)
     yield disk

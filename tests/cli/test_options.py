@@ -150,7 +150,7 @@ def test_none_is_a_value_like_another_and_never_as_if_not_said(surestep, recipe,
         (["--optim.lrr", "1"], "--optim.lr FLOAT"),
         (["--task.hiden", "3"], "--task.hidden VALUE"),
         (["extra"], "Unrecognized options: extra"),
-        (["--optim.betas", "0.9"], "--optim.betas FLOAT FLOAT"),
+        (["--optim.betas", "0.9"], "it takes two numbers"),
         (["--optim.lr=-3"], "optim.lr='-3' is not allowed: it must be greater than 0."),
         (["--batch-size", "0"], "batch_size='0' is not allowed: it must be greater than or equal"),
         (["--optim.momentum", "1"], "optim.momentum='1' is not allowed: it must be less than 1."),
@@ -194,7 +194,8 @@ def test_a_bad_file_is_refused(surestep, recipe, folder, text, message):
     assert message in answer.err
 
 
-def test_help_explains_every_option_with_its_default_and_reason(surestep, recipe):
+def test_help_explains_every_option_with_its_default_and_reason(surestep, recipe, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")  # tyro puts its boxes side by side where there is room
     answer = surestep("train", recipe(), "--help")
     assert (answer.code, answer.err) == (0, "")
     text = " ".join(answer.out.split())
@@ -207,9 +208,9 @@ def test_help_explains_every_option_with_its_default_and_reason(surestep, recipe
         assert ": " in own.split(field.description)[1], f"{option} shows no default and reason"
 
 
-@pytest.mark.parametrize(
-    "explained",
-    [
+def test_help_shows_what_holds_if_nothing_is_said(surestep, recipe):
+    shown = " ".join(surestep("train", recipe(), "--help").out.split())
+    for explained in (
         "--optim.lr FLOAT Peak learning rate. (0.01: said: recipe mine)",
         "--optim.eps FLOAT AdamW: added to the denominator. (1e-08: torch's default)",
         "--task.hidden VALUE how wide the one layer is. (8: the recipe's default)",
@@ -217,10 +218,8 @@ def test_help_explains_every_option_with_its_default_and_reason(surestep, recipe
         "--task.bias VALUE (True: the recipe's default)",
         "--run FOLDER Run folder; runs/RECIPE-TIME if not said.",
         "--overfit N The same N samples until the loss is near zero.",
-    ],
-)
-def test_help_shows_what_holds_if_nothing_is_said(surestep, recipe, explained):
-    assert explained in " ".join(surestep("train", recipe(), "--help").out.split())
+    ):
+        assert explained in shown
 
 
 def test_help_works_where_a_parameter_is_missing(surestep, recipe):

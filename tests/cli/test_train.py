@@ -45,7 +45,7 @@ def test_the_last_table_says_what_came_of_the_run(surestep, recipe, folder):
     step, metrics = run.best.step, run.best.metrics
     assert f" val/loss (best, step {step}) {metrics['val/loss']:.4g} " in answer.out
     assert f" test/accuracy (best, step {step}) " in answer.out
-    assert f" best checkpoint r/checkpoints/step-{step:08} " in answer.out
+    assert f"Best checkpoint: r/checkpoints/step-{step:08}\n" in answer.out
     assert answer.out.endswith("\nNext: surestep evaluate r --part test\n")
 
 
@@ -58,7 +58,7 @@ def test_the_next_line_can_be_typed(surestep, recipe):
 def test_long_folders_are_shown_whole(surestep, recipe, folder):
     run = folder / ("long" * 50)
     answer = surestep("train", recipe(), "--run", run)
-    assert f" best checkpoint {Run(run).best.path} " in answer.out
+    assert f"Best checkpoint: {Run(run).best.path}\n" in answer.out
 
 
 def test_a_run_has_a_folder_of_its_own_where_none_is_said(surestep, recipe, folder):

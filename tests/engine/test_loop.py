@@ -115,7 +115,7 @@ def test_a_step_that_is_not_finite_ends_the_run_in_the_state_before(tmp_path, pa
     assert error.parameters == ["weight", "bias"]
     assert session.state.place == good.state.place
     assert torch.equal(tiny.weights(session.model), tiny.weights(good.model))
-    assert "epoch 0, position 8" in str(error)
+    assert "epoch 1 at position 8" in str(error)
     assert "on_nonfinite='skip'" in str(error)
 
 

@@ -46,7 +46,7 @@ def test_an_unfinished_run_goes_on_and_says_so(tmp_path, capsys):
     with prepare(tmp_path, **PLAIN) as session:
         assert session.state.place.step == 2
         assert [result.step for result in session.steps()] == [3, 4, 5, 6]
-    assert f"Going on in {tmp_path} from step 2, epoch 0." in spoken(capsys)
+    assert f"Going on in {tmp_path} from step 2, epoch 1." in spoken(capsys)
     assert "resume" in [event["event"] for event in Run(tmp_path).events()]
 
 

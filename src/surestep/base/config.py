@@ -5,6 +5,7 @@ what is chosen where nothing was said, and why, stands in `engine/table.py`.
 """
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -50,14 +51,14 @@ class Group(BaseModel):
 def _sentence(group: type[Group], detail: Mapping[str, Any]) -> str:
     """Turn one of pydantic's findings into a sentence that names what to type."""
     name = str(detail["loc"][0]) if detail["loc"] else ""
-    full = group.prefix + name
+    full = (group.prefix + name).rstrip(".")
     if detail["type"] == "extra_forbidden":
         elsewhere = [option for option, _ in options() if option.split(".")[-1] == name]
-        if elsewhere:
-            return f"There is no option {full!r}. Did you mean {elsewhere[0]!r}?"
         # Compared without the group, which all of them share.
-        return f"There is no option {full!r}. {near(name, group.model_fields, group.prefix)}"
+        own = near(name, group.model_fields, group.prefix)
+        return f"There is no option {full!r}. {near(elsewhere[0], elsewhere) if elsewhere else own}"
     what = detail["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+    what = what.replace("Field required", "it takes two numbers, such as 0.9 0.999")
     return f"{full}={detail['input']!r} is not allowed: {what}."
 
 
@@ -255,7 +256,8 @@ class Config(Group):
 
     def said(self) -> dict[str, Any]:
         """List the options that were said, by their full names ("optim.lr")."""
-        return {name: value for name, value in _values(self) if value is not None}
+        found = ((name, attrgetter(name)(self)) for name, _ in options())
+        return {name: value for name, value in found if value is not None}
 
     def with_options(self, said: Mapping[str, Any]) -> "Config":
         """Return a Config in which the options in `said`, by full name, stand over these.
@@ -275,19 +277,13 @@ class Config(Group):
         nested: dict[str, Any] = {}
         for name, value in said.items():
             group, _, field = name.rpartition(".")
+            if group and group not in cls.model_fields:
+                deep = group.partition(".")[0] in cls.model_fields
+                hint = near(group, [group] if deep else cls.model_fields)
+                raise ConfigError(f"There is no option {name if deep else group!r}. {hint}")
             target = nested.setdefault(group, {}) if group else nested
             target[field] = value
         return cls(**nested)
-
-
-def _values(config: Config) -> Iterator[tuple[str, Any]]:
-    for name in Config.model_fields:
-        value = getattr(config, name)
-        if isinstance(value, Group):
-            for field in type(value).model_fields:
-                yield f"{name}.{field}", getattr(value, field)
-        else:
-            yield name, value
 
 
 def options() -> Iterator[tuple[str, Any]]:

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -28,7 +28,7 @@ class Options:
         json: Print the metrics as JSON.
     """
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     part: str = "val"
     which: Literal["best", "last"] = "best"
     allow_changed: bool = False

@@ -25,7 +25,23 @@ Recipes that ship: digits, chars, spiral; or a Python file of your own.
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code: 0 done, 1 failed, 2 wrong use, 130 Ctrl-C."""
-    command, *rest = list(sys.argv[1:] if words is None else words) or ["--help"]
+    try:
+        code = _run(*(list(sys.argv[1:] if words is None else words) or ["--help"]))
+        sys.stdout.flush()
+        return code
+    except SurestepError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        for note in getattr(error, "__notes__", []):
+            print(note, file=sys.stderr)
+        return 2 if isinstance(error, (ConfigError, RecipeError)) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # who read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(command: str, *rest: str) -> int:
     if command in ("-h", "--help"):
         width = max(len(text.split(":")[0]) for text in COMMANDS.values())
         rows = [text.split(": ") for text in COMMANDS.values()]
@@ -38,15 +54,4 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"surestep: no command {command!r}. {near(command, COMMANDS)}", file=sys.stderr)
         return 2
     run: Callable[[list[str]], int] = import_module(f"surestep.cli.{command}").run
-    try:
-        return run(rest)
-    except SurestepError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        for note in getattr(error, "__notes__", []):
-            print(note, file=sys.stderr)
-        return 2 if isinstance(error, (ConfigError, RecipeError)) else 1
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # who read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return run(list(rest))

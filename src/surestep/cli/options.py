@@ -21,6 +21,8 @@ from surestep.engine.task import Task
 from surestep.recipes.load import BUILT_IN, Recipe, load
 from surestep.trainer.prepare import Origin, plan_task
 
+NOT_SAID = "\0"  # no text that a command line can hold
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -64,8 +66,8 @@ def read_command_line(command: str, words: list[str], extras: Mapping[str, Any])
     name = words[0] if words and not words[0].startswith("-") else None
     if name is None and not {"-h", "--help"} & set(words):
         raise RecipeError(
-            f"Which recipe? Say `surestep {command} digits`, or a file. Recipes that ship: "
-            f"{', '.join(BUILT_IN)}."
+            f"Which recipe? It comes first. Say `surestep {command} digits`, or a file. "
+            f"Recipes that ship: {', '.join(BUILT_IN)}."
         )
     recipe = load(name) if name is not None else None
     hints = _hints(recipe) if {"-h", "--help"} & set(words) else {}
@@ -87,7 +89,7 @@ def _merge(recipe: Recipe, parsed: Any, extras: Mapping[str, Any]) -> Asked:
     flat = {
         name: value
         for name, value in _flat(asdict(parsed)).items()
-        if value is not None and name not in own and name != "config"
+        if value not in (NOT_SAID, (), None) and name not in own and name != "config"
     }
     in_file = _flat(_read_toml(Path(config_file))) if config_file else {}
     typed = {name: value for name, value in flat.items() if not name.startswith("task.")}
@@ -96,8 +98,8 @@ def _merge(recipe: Recipe, parsed: Any, extras: Mapping[str, Any]) -> Asked:
     values = {**_parameters(in_file), **_parameters(flat)}
     said = {
         **dict.fromkeys(recipe.config.said(), f"recipe {recipe.name}"),
-        **dict.fromkeys(filed, str(config_file)),
-        **dict.fromkeys(typed, "command line"),
+        **dict.fromkeys(in_file, str(config_file)),
+        **dict.fromkeys(flat, "command line"),
     }
     return Asked(recipe, config, recipe.typed(values), said, own)
 
@@ -128,24 +130,25 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _model(recipe: Recipe | None, hints: Mapping[str, str], extras: Mapping[str, Any]) -> type[Any]:
     """Make the class that tyro reads: every option is text or not said."""
     groups: dict[str, dict[str, Any]] = {"": dict(extras)}
-    file_help = tyro.conf.arg(help="A TOML file whose options stand under these.", metavar="FILE")
+    file_help = tyro.conf.arg(
+        help="A TOML file whose options stand under these.", metavar="FILE", help_behavior_hint=""
+    )
     groups[""]["config"] = (Annotated[str | None, file_help], None)
     for name, option_field in options():
         group, _, option = name.rpartition(".")
-        kind: Any = (
-            tuple[str, str] | None if "tuple" in str(option_field.annotation) else str | None
-        )
+        kind: Any = tuple[str, ...] if "tuple" in str(option_field.annotation) else str
         arg = tyro.conf.arg(
             help=option_field.description,
             metavar=_metavar(option_field.annotation),
             help_behavior_hint=hints.get(name, ""),
         )
-        groups.setdefault(group, {})[option] = (Annotated[kind, arg], None)
+        not_said: Any = NOT_SAID if kind is str else ()
+        groups.setdefault(group, {})[option] = (Annotated[kind, arg], not_said)
     about = _about_parameters(recipe)
     for name in recipe.parameters if recipe is not None else ():
         hint = hints.get(f"task.{name}", "")
         arg = tyro.conf.arg(help=about.get(name), metavar="VALUE", help_behavior_hint=hint)
-        groups.setdefault("task", {})[name] = (Annotated[str | None, arg], None)
+        groups.setdefault("task", {})[name] = (Annotated[str, arg], NOT_SAID)
     top = groups.pop("")
     for group, inner in groups.items():
         made = _dataclass(group, inner)
@@ -164,7 +167,7 @@ def _dataclass(name: str, members: Mapping[str, tuple[Any, Any]]) -> type[Any]:
 def _about_parameters(recipe: Recipe | None) -> dict[str, str]:
     if recipe is None:
         return {}
-    parsed = parse_docstring(recipe.module.task.__doc__ or "")
+    parsed = parse_docstring(recipe.function.__doc__ or "")
     return {each.arg_name: (each.description or "").replace("\n", " ") for each in parsed.params}
 
 
@@ -212,4 +215,6 @@ def _hints(recipe: Recipe | None) -> dict[str, str]:
         hints[option] = f"({value}: {reason})"
     for name, value in recipe.config.said().items():
         hints.setdefault(name, f"({value}: said: recipe {recipe.name})")
+    hints.setdefault("epochs", "(not said: max_steps decides)")
+    hints.setdefault("max_steps", "(not said: epochs decide)")
     return hints

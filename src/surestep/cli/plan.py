@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import tyro
 
 from surestep.cli import show
-from surestep.cli.options import read_command_line
+from surestep.cli.options import Asked, read_command_line
 from surestep.engine.footprint import Footprint, footprint
 from surestep.engine.plan import Plan
 from surestep.engine.schedule import rates
@@ -28,16 +28,19 @@ def run(words: list[str]) -> int:
         decisions = [each._asdict() for each in plan.decisions]
         print(dumps({"decisions": decisions, "rates": lr, "footprint": asdict(takes)}, indent=1))
         return 0
-    _print_decisions(plan, asked.parameters)
+    _print_decisions(plan, asked)
     if lr is not None:
         show.table("Learning rate", lr, [[show.figure(value) for value in lr.values()]])
     _print_footprint(takes)
     return 0
 
 
-def _print_decisions(plan: Plan, parameters: dict[str, object]) -> None:
+def _print_decisions(plan: Plan, asked: Asked) -> None:
     rows = [(option, value, reason) for option, value, reason in plan.decisions]
-    rows += [(f"task.{name}", value, "said") for name, value in parameters.items()]
+    for name, each in asked.recipe.parameters.items():
+        said = asked.said.get(f"task.{name}")
+        reason = f"said: {said}" if said else "the recipe's default"
+        rows.append((f"task.{name}", asked.parameters.get(name, each.default), reason))
     show.table("Plan", ("option", "value", "reason"), rows)
 
 

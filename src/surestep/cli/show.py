@@ -11,15 +11,16 @@ from rich.table import Table
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Print a table to stdout; without names of columns it has no head."""
-    names = list(columns)
+    names, rows = list(columns), [list(row) for row in rows]
     drawn = Table(show_header=bool(names))
-    for name in names:
+    for name in names or ["" for _ in rows[0]]:
         drawn.add_column(name, overflow="fold")
     for row in rows:
         drawn.add_row(*(escape(str(cell)) for cell in row))
     # Without a terminal there is no width to fit, and a folded line is no use to a program.
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120, highlight=False)
-    console.print(title, style="bold", markup=False)
+    width = None if sys.stdout.isatty() else 10_000
+    console = Console(file=sys.stdout, width=width, highlight=False)
+    console.print(title, style="bold", markup=False, soft_wrap=True)
     console.print(drawn)
 
 
@@ -42,8 +43,10 @@ def byte_count(value: int | None) -> str:
 
 def duration(seconds: float) -> str:
     """Show seconds as people say them."""
-    minutes, rest = divmod(seconds, 60)
-    return f"{rest:.3g} s" if not minutes else f"{int(minutes)} min {rest:.0f} s"
+    if seconds < 59.95:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
 
 
 def metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:

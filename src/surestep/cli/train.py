@@ -1,6 +1,9 @@
 """`surestep train RECIPE`."""
 
+import shlex
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -12,7 +15,7 @@ from surestep.record.files import dumps
 from surestep.record.run import Run
 from surestep.trainer.fit import fit
 from surestep.trainer.prepare import prepare
-from surestep.trainer.rehearse import dry_run, overfit
+from surestep.trainer.rehearse import Act, Overfit, dry_run, overfit
 
 
 def _extra(kind: Any, default: Any, text: str, metavar: str | None = None) -> tuple[Any, Any]:
@@ -25,7 +28,9 @@ def _extra(kind: Any, default: Any, text: str, metavar: str | None = None) -> tu
 EXTRAS: dict[str, Any] = {
     "run": _extra(str | None, None, "Run folder; runs/RECIPE-TIME if not said.", "FOLDER"),
     "resume": _extra(
-        Literal["auto", "never", "must"], "auto", "Go on where the folder holds a run."
+        Literal["auto", "never", "must"],
+        "auto",
+        "Go on where the folder holds a run (auto), refuse to (never), or refuse not to (must).",
     ),
     "dry_run": _extra(bool, False, "One step, one evaluation, one save, one load, and no run."),
     "overfit": _extra(int | None, None, "The same N samples until the loss is near zero.", "N"),
@@ -36,10 +41,31 @@ EXTRAS: dict[str, Any] = {
 def run(words: list[str]) -> int:
     """Train; print the table of results, the best checkpoint, and what to type next."""
     asked = read_command_line("train", words, EXTRAS)
+    # Under --json nothing but the answer may stand on stdout; a recipe's callbacks print too.
+    with redirect_stdout(sys.stderr) if asked.extras["json"] else nullcontext():
+        answer = _act(asked, words)
+    return answer()
+
+
+def _act(asked: Asked, words: list[str]) -> Callable[[], int]:
+    """Do what is asked; return what prints the answer."""
     if asked.extras["dry_run"]:
-        return _dry_run(asked)
+        acts = dry_run(asked.task(), asked.config, callbacks=asked.recipe.callbacks)
+        return lambda: _dry_run(acts, words, as_json=asked.extras["json"])
     if asked.extras["overfit"] is not None:
-        return _overfit(asked, asked.extras["overfit"])
+        if asked.extras["overfit"] < 1:
+            raise ConfigError(
+                f"--overfit {asked.extras['overfit']} is not allowed: say how many samples, such "
+                "as 32."
+            )
+        result = overfit(asked.task(), asked.config, asked.extras["overfit"])
+        return lambda: _overfit(result, as_json=asked.extras["json"])
+    done, test = _train(asked, words)
+    return lambda: _report(done, test, as_json=asked.extras["json"])
+
+
+def _train(asked: Asked, words: list[str]) -> tuple[Run, dict[str, float] | None]:
+    """Train; return the run, and the metrics of the test part where there is one."""
     task = asked.task()
     with prepare(
         task,
@@ -49,39 +75,45 @@ def run(words: list[str]) -> int:
         callbacks=asked.recipe.callbacks,
         origin=asked.origin,
     ) as session:
-        done = fit(session)
-        test = {} if task.test is None else session.measure("test", "best")
-    _report(done, test, as_json=asked.extras["json"], has_test=task.test is not None)
-    return 0
+        try:
+            done = fit(session)
+        except KeyboardInterrupt:
+            again = words if asked.extras["run"] else [*words, "--run", str(session.run.path)]
+            print(f"Go on with: {_command(again)}", file=sys.stderr)
+            raise
+        return done, None if task.test is None else session.measure("test", "best")
 
 
-def _report(done: Run, test: dict[str, float], *, as_json: bool, has_test: bool) -> None:
-    status, best, last = done.status, done.best, done.last
+def _command(words: list[str]) -> str:
+    return shlex.join(["surestep", "train", *words])
+
+
+def _report(done: Run, test: dict[str, float] | None, *, as_json: bool) -> int:
+    status, best = done.status, done.best
     if as_json:
-        found = {"run": str(done.path), "status": status, "test": test}
+        found: dict[str, Any] = {"run": str(done.path), "status": status, "test": test}
         if best is not None:
             found["best"] = {"step": best.step, "metrics": best.metrics, "path": str(best.path)}
         print(dumps(found))
-        return
+        return 0
     taken, seconds = status["steps_taken"], status["seconds"]
     share = status["clipped"] / max(taken, 1)
     speed = f", {status['items'] / seconds:,.0f} items/s" if seconds else ""
     rows = [
-        ("run", done.path),
         ("ended", status["reason"]),
         ("steps", f"{status['step']} in {show.duration(seconds)}{speed}"),
         ("clipped steps", f"{status['clipped']} of {taken} ({share:.0%})"),
         ("skipped steps", _skipped(status)),
     ]
-    if best is not None and last is not None:
-        rows += [
-            (f"{name} (best, step {best.step})", v) for name, v in show.metric_rows(best.metrics)
-        ]
-        rows += [(f"{name} (best, step {best.step})", v) for name, v in show.metric_rows(test)]
-        rows.append(("best checkpoint", best.path))
-    show.table(done.path.name, (), rows)
-    part = " --part test" if has_test else ""
-    print(f"\nNext: surestep evaluate {done.path}{part}")
+    if best is not None:
+        measured = show.metric_rows({**best.metrics, **(test or {})})
+        rows += [(f"{name} (best, step {best.step})", value) for name, value in measured]
+    show.table(str(done.path), (), rows)
+    # Paths stand outside the table: a narrow terminal would cut them, and they are to be copied.
+    if best is not None:
+        print(f"Best checkpoint: {best.path}")
+    print(f"Next: surestep evaluate {shlex.quote(str(done.path))}{' --part test' if test else ''}")
+    return 0
 
 
 def _skipped(status: dict[str, Any]) -> str:
@@ -90,22 +122,18 @@ def _skipped(status: dict[str, Any]) -> str:
     return ", ".join(found) or "0"
 
 
-def _dry_run(asked: Asked) -> int:
-    rows = dry_run(asked.task(), asked.config, callbacks=asked.recipe.callbacks)
-    if asked.extras["json"]:
-        print(dumps([each._asdict() for each in rows]))
-    else:
-        shown = [(each.what, each.result, show.duration(each.seconds)) for each in rows]
-        show.table("Dry run", ("what", "result", "time"), shown)
-        print(f"\nNext: surestep train {asked.recipe.name}")
+def _dry_run(acts: list[Act], words: list[str], *, as_json: bool) -> int:
+    if as_json:
+        print(dumps([each._asdict() for each in acts]))
+        return 0
+    shown = [(each.what, each.result, show.duration(each.seconds)) for each in acts]
+    show.table("Dry run", ("what", "result", "time"), shown)
+    print(f"Next: {_command([word for word in words if word != '--dry-run'])}")
     return 0
 
 
-def _overfit(asked: Asked, samples: int) -> int:
-    if samples < 1:
-        raise ConfigError(f"--overfit {samples} is not allowed: say how many samples, such as 32.")
-    result = overfit(asked.task(), asked.config, samples)
-    if asked.extras["json"]:
+def _overfit(result: Overfit, *, as_json: bool) -> int:
+    if as_json:
         print(dumps(result._asdict()))
         return 0 if result.reached else 1
     print(

@@ -164,7 +164,14 @@ def _loss(loss: Loss, outputs: Any, micro: MicroBatch) -> Tensor:
     samples = samples_in((micro.targets, micro.args, dict(micro.kwargs)))
     with _Broadcast(samples) as broadcast, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        value = loss.value(outputs, micro.targets)
+        try:
+            value = loss.value(outputs, micro.targets)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            shapes = [tuple(each.shape) for each in tensors_in((outputs, micro.targets))]
+            raise TaskError(
+                f"The loss fails on the first batch, whose outputs and targets have shapes "
+                f"{shapes}: {error}"
+            ) from error
     # torch's own losses broadcast out of a dispatch mode's sight, but warn.
     of_torch = any("Using a target size" in str(each.message) for each in warned)
     if broadcast.seen is not None or of_torch:

@@ -36,13 +36,28 @@ def unpack(data: Any) -> tuple[Any, Tensor | None] | None:
     return tuple(torch.as_tensor(value) for value in data), None
 
 
-def first_samples(data: Any, samples: int) -> Any:
-    """Return the first samples of the data, in memory where the data is; fewer if it has fewer.
+def samples_of(data: Any, part: str) -> int:
+    """Count the samples of the data.
 
     Raises:
         DataError: not map-style, or empty.
     """
-    dataset = dataset_of(data, "same")
+    dataset = dataset_of(data, part)
+    found = unpack(dataset)
+    return len(InMemory(*found)) if found is not None else len(dataset)
+
+
+def first_samples(data: Any, samples: int, part: str) -> Any:
+    """Return the first samples of the data, as what it was; fewer if it has fewer.
+
+    Raises:
+        DataError: not map-style, or empty.
+    """
+    dataset = dataset_of(data, part)
+    if isinstance(data, DataLoader):
+        few = Subset(dataset, range(min(samples, samples_of(data, part))))
+        size = min(data.batch_size or samples, len(few))
+        return DataLoader(few, batch_size=size, collate_fn=data.collate_fn)
     found = unpack(dataset)
     if found is None:
         return Subset(dataset, range(min(samples, len(dataset))))

@@ -260,8 +260,8 @@ def _error(result: StepResult, loss: float | None) -> NonFiniteError:
     return NonFiniteError(
         f"Step {result.step} was not finite: its loss is {loss}, and {where} gradients are not "
         f"finite{': ' + shown if shown else ''}. The state is the one before that step. Look at "
-        f"the batch at epoch {result.epoch}, position {result.before.position}; lower optim.lr; "
-        f"or go on over such steps with on_nonfinite='skip'.",
+        f"the batch in epoch {result.epoch + 1} at position {result.before.position}; lower "
+        "optim.lr; or go on over such steps with on_nonfinite='skip'.",
         step=result.step,
         loss=float("nan") if loss is None else loss,
         parameters=names,
@@ -277,6 +277,7 @@ def _quiet_garbage() -> Iterator[Callable[[], object]]:
     if not gc.isenabled():  # somebody else minds it
         yield lambda: None
         return
+    frozen = gc.get_freeze_count() > 0  # then somebody else's objects are among the frozen
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -284,4 +285,5 @@ def _quiet_garbage() -> Iterator[Callable[[], object]]:
         yield lambda: gc.collect(1)
     finally:
         gc.enable()
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()

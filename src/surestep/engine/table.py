@@ -149,8 +149,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             _always,
             _steps_per_epoch,
-            "{k.given.train_samples} samples in batches of {k[batch_size]}; "
-            "drop_last: {k[data.drop_last]}",
+            "{k.given.train_samples} samples in batches of {k[batch_size]}",
         ),
     ),
     "total_steps": (

@@ -1,5 +1,6 @@
 """What the user brings: model, loss, data, metrics."""
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,9 +85,18 @@ class Task:
         """Return the model, built now where the Task holds a function.
 
         Raises:
-            TaskError: the function returned something else.
+            TaskError: the function raised, or returned something else.
         """
-        model = self.model if isinstance(self.model, nn.Module) else self.model()
+        if isinstance(self.model, nn.Module):
+            return self.model
+        try:
+            model = self.model()
+        except Exception as error:
+            line = traceback.extract_tb(error.__traceback__)[-1]
+            raise TaskError(
+                f"The function given as model failed at {line.filename}, line {line.lineno}: "
+                f"{type(error).__name__}: {error}."
+            ) from error
         if not isinstance(model, nn.Module):
             raise TaskError(
                 f"The function given as model returned a {type(model).__name__}, not an nn.Module."

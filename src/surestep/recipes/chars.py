@@ -110,13 +110,13 @@ def bits_per_char(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def sample(model: nn.Module, prompt: str, characters: int) -> str:
+def sample(model: GPT, prompt: str, characters: int) -> str:
     """Let the model write on from the prompt."""
     device = next(model.parameters()).device
     tokens = encode(prompt).tolist()
     generator = torch.Generator().manual_seed(0)
     for _ in range(characters):
-        seen = torch.tensor(tokens[-128:], device=device).unsqueeze(0)
+        seen = torch.tensor(tokens[-model.length :], device=device).unsqueeze(0)
         share = functional.softmax(model(seen)[0, -1].float().cpu() / 0.8, dim=0)
         tokens.append(int(torch.multinomial(share, 1, generator=generator)))
     return decode(tokens)
@@ -127,7 +127,8 @@ class Sample(surestep.Callback):
 
     def on_end(self, state: surestep.State) -> None:
         """Print a sample to stdout."""
-        print(sample(state.model, "def ", 400))
+        if isinstance(state.model, GPT):
+            print(sample(state.model, "def ", 400))
 
 
 callbacks = [Sample()]

@@ -10,13 +10,13 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from surestep.base.config import Config
 from surestep.base.errors import RecipeError, SurestepError, near
@@ -54,19 +54,29 @@ class Recipe:
         return list(getattr(self.module, "callbacks", []))
 
     @property
-    def parameters(self) -> dict[str, inspect.Parameter]:
-        """The parameters of the recipe's function."""
-        function = getattr(self.module, "task", None)
-        if not callable(function):
+    def function(self) -> Callable[..., Any]:
+        """The recipe's function, which returns a Task."""
+        function: Callable[..., Any] | None = getattr(self.module, "task", None)
+        if function is None or not callable(function):
             raise RecipeError(
                 f"{self.path} has no function called task. Write: def task(hidden: int = 128) -> "
                 "surestep.Task: ..."
             )
-        return dict(inspect.signature(function).parameters)
+        return function
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """The parameters of the recipe's function."""
+        return dict(inspect.signature(self.function).parameters)
 
     def types(self) -> dict[str, Any]:
         """Return the type of each parameter: as annotated, or its default's."""
-        hints = get_type_hints(self.module.task)
+        try:
+            hints = get_type_hints(self.function)
+        except NameError as error:
+            raise RecipeError(
+                f"{self.path}: an annotation of task() is not known: {error}."
+            ) from error
         return {
             name: hints.get(name, str if each.default in (None, each.empty) else type(each.default))
             for name, each in self.parameters.items()
@@ -98,7 +108,7 @@ class Recipe:
         """
         set_seed(seed_of(config))
         try:
-            task = self.module.task(**parameters)
+            task = self.function(**parameters)
         except SurestepError:
             raise
         except Exception as error:
@@ -157,29 +167,38 @@ def _read_file(path: Path) -> Recipe:
 
 def _check_name(name: str, path: Path) -> None:
     """Refuse a name under which Python would import something else."""
-    taken = sys.modules.get(name)
     if not name.isidentifier():
         raise RecipeError(
             f"{path.name} cannot be imported: {name!r} is no Python name. Rename it, for example "
-            f"to {''.join(c if c.isalnum() else '_' for c in name)}.py."
+            f"to {_as_name(name)}.py."
         )
-    if name in sys.stdlib_module_names or (
-        taken is not None and getattr(taken, "__file__", None) != str(path)
-    ):
+    taken = getattr(sys.modules.get(name), "__spec__", None) or importlib.util.find_spec(name)
+    if taken is not None and taken.origin != str(path):
         raise RecipeError(
             f"{path.name} has the name of a module that is used already: {name}. Rename it, for "
             f"example to my_{name}.py."
         )
 
 
+def _as_name(text: str) -> str:
+    name = "".join(each if each.isalnum() else "_" for each in text)
+    return name if name.isidentifier() else f"my_{name}"
+
+
 def _read(name: str, kind: Any, value: Any) -> Any:
     """Read a parameter's value, which is text where it comes from the command line."""
-    adapter: TypeAdapter[Any] = TypeAdapter(kind)
     try:
-        return adapter.validate_python(value)
+        adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    except PydanticSchemaGenerationError:
+        raise RecipeError(
+            f"task.{name}={value!r} is not allowed: a {getattr(kind, '__name__', kind)} has no "
+            "form as text. Set it in the recipe."
+        ) from None
+    try:
+        return adapter.validate_python(None if value == "None" and kind is not str else value)
     except ValidationError as first:
         try:
-            return adapter.validate_json(value)
+            return adapter.validate_json(str(value))
         except ValidationError:
             raise RecipeError(
                 f"task.{name}={value!r} is not allowed: {first.errors()[0]['msg'].lower()}."

@@ -33,9 +33,13 @@ class Recorder:
             folder.mkdir(parents=True, exist_ok=True)
             self._hold = Hold(folder)
         except OSError as error:
-            raise RunError(
-                f"{folder} cannot be a run folder: {error.strerror}. {DISK_HINT}"
-            ) from error
+            is_file = isinstance(error, (FileExistsError, NotADirectoryError))
+            hint = (
+                "It is a file: choose a folder with --run (run= in Python)."
+                if is_file
+                else DISK_HINT
+            )
+            raise RunError(f"{folder} cannot be a run folder: {error.strerror}. {hint}") from error
         self.folder = folder
         self.checkpoints = folder / "checkpoints"
         self.known = (folder / "config.json").exists()

@@ -14,7 +14,7 @@ from surestep.base.config import Config
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.engine.callback import Callback
 from surestep.engine.checks import check_first_batch, check_model
-from surestep.engine.dataset import dataset_of, loader_settings, unpack
+from surestep.engine.dataset import loader_settings, samples_of
 from surestep.engine.facts import Facts, read_facts
 from surestep.engine.feed import Feed, feed, slices_in_memory
 from surestep.engine.loop import Loop
@@ -74,17 +74,13 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
     Raises:
         ConfigError, TaskError, DataError: a wish that cannot be kept, or parts that do not fit.
     """
-    dataset = dataset_of(task.train, "train")
     facts = read_facts()
     if not isinstance(task.model, nn.Module):
         set_seed(seed_of(config))
     model = task.build_model()
     loss = task.build_loss()
-    found = unpack(dataset)
     given = Given(
-        train_samples=len(found[1] if found[1] is not None else _first(found[0]))
-        if found is not None
-        else len(dataset),
+        train_samples=samples_of(task.train, "train"),
         in_memory=slices_in_memory(task.train, task),
         loader=loader_settings(task.train),
         val_sets=tuple(task.val_sets()),
@@ -102,10 +98,6 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
     )
     said = origin.said if origin is not None else {}
     return Planned(task, config, facts, resolve(config, facts, given, origins=said), model, loss)
-
-
-def _first(tensors: Any) -> Any:
-    return next(iter(tensors.values() if isinstance(tensors, dict) else tensors))
 
 
 def _not_splitting(task: Task, model: nn.Module) -> tuple[str, ...]:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import DataLoader
 
 from surestep.base.config import Config
-from surestep.base.errors import CheckpointError
+from surestep.base.errors import CheckpointError, DataError
 from surestep.engine.callback import Callback, Request
-from surestep.engine.dataset import first_samples
+from surestep.engine.dataset import first_samples, samples_of
 from surestep.engine.state import State
 from surestep.engine.task import Task
 from surestep.trainer.fit import fit
@@ -50,8 +51,9 @@ def dry_run(task: Task, config: Config, *, callbacks: Sequence[Callback] = ()) -
     size = config.validation.batch_size or config.micro_batch_size or config.batch_size or 64
     small = replace(
         task,
-        val={name: first_samples(data, size) for name, data in task.val_sets().items()} or None,
-        test=None if task.test is None else first_samples(task.test, size),
+        val={name: first_samples(data, size, name) for name, data in task.val_sets().items()}
+        or None,
+        test=None if task.test is None else first_samples(task.test, size, "test"),
     )
     options = {"logging.progress": "quiet"}
     with _temporary() as folder:
@@ -78,11 +80,14 @@ def overfit(task: Task, config: Config, samples: int) -> Overfit:
     Raises:
         DataError: there are not as many samples.
     """
-    few = first_samples(task.train, samples)
+    there = samples_of(task.train, "train")
+    if there < samples:
+        raise DataError(f"There are {there} training samples, and {samples} are asked for.")
+    few = first_samples(task.train, samples, "train")
     by_heart = replace(task, train=few, val=few, test=None, metrics={})
     length = config.batch_size or 64
-    options = {
-        "batch_size": min(length, samples),
+    options: dict[str, Any] = {
+        "batch_size": few.batch_size if isinstance(few, DataLoader) else min(length, samples),
         "max_steps": PATIENCE_STEPS,
         "validation.every": "20 steps",
         "validation.metric": "loss",
@@ -98,6 +103,11 @@ def overfit(task: Task, config: Config, samples: int) -> Overfit:
         if not name.startswith(("schedule.", "early_stop.", "validation."))
         and name not in ("micro_batch_size", "epochs")
     }
+    if task.optimizer is None:
+        options["optim.weight_decay"] = 0.0
+    if isinstance(few, DataLoader):
+        del options["data.drop_last"]
+        kept = {name: value for name, value in kept.items() if not name.startswith("data.")}
     watch = _UntilNearZero()
     with _temporary() as folder:
         asked = Config.from_options({**kept, **options})
@@ -149,16 +159,18 @@ def _shown(metrics: Mapping[str, float]) -> str:
 
 def _size(path: Path) -> str:
     total = sum(file.stat().st_size for file in path.iterdir())
-    return f"{total / 2**20:.1f} MiB"
+    return f"{total / 2**20:.1f} MiB" if total >= 2**20 else f"{total / 1024:.1f} KiB"
 
 
 def _loads_back(session: Session) -> None:
-    """Load what was saved over the model, and compare.
+    """Load what was saved over a model of zeros, and compare.
 
     Raises:
         CheckpointError: another tensor came back.
     """
     before = {name: value.clone() for name, value in _tensors(session).items()}
+    for value in _tensors(session).values():
+        value.zero_()
     session.run.load_model(session.model, "last")
     changed = [n for n, value in _tensors(session).items() if not torch.equal(value, before[n])]
     if changed:

@@ -67,7 +67,9 @@ class Session:
         elif place.step:
             self._saved_step = place.step
             self._recorder.event("resume", step=place.step)
-            self.say(f"Going on in {self.run.path} from step {place.step}, epoch {place.epoch}.")
+            self.say(
+                f"Going on in {self.run.path} from step {place.step}, epoch {place.epoch + 1}."
+            )
 
     @property
     def state(self) -> State:

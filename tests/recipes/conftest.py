@@ -1,0 +1,3 @@
+from tests.cli.conftest import folder, recipe
+
+__all__ = ["folder", "recipe"]

@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+import surestep
+from surestep.recipes.load import load
+
+
+def test_digits_reaches_its_accuracy(tmp_path):
+    recipe = load("digits")
+    config = recipe.config.with_options({"logging.progress": "quiet"})
+    trainer = surestep.Trainer(recipe.build({}, config), config, run=tmp_path / "r")
+    trainer.fit()
+    assert trainer.evaluate("test")["test/accuracy"] >= 0.985
+    trainer.session.close()
+
+
+def test_no_image_is_in_two_parts():
+    recipe = load("digits")
+    task = recipe.build({"width": 2}, recipe.config)
+    sizes = [len(part[0]) for part in (task.train, task.val, task.test)]
+    assert sizes == [1200, 300, 297]
+    x, y = recipe.module.images()
+    assert torch.equal(torch.cat([part[0] for part in (task.train, task.val, task.test)]), x)
+    assert torch.equal(torch.cat([part[1] for part in (task.train, task.val, task.test)]), y)
+
+
+def test_images_are_in_their_range():
+    x, y = load("digits").module.images()
+    assert (x.shape, y.shape) == ((1797, 1, 8, 8), (1797,))
+    assert (float(x.min()), float(x.max())) == (0, 1)
+    assert sorted(set(y.tolist())) == list(range(10))
+
+
+@pytest.mark.parametrize("width", [2, 5])
+def test_the_width_is_that_of_the_first_convolution(width):
+    recipe = load("digits")
+    model = recipe.build({"width": width, "dropout": 0.0}, recipe.config).model
+    assert model[0].out_channels == width
+    assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)

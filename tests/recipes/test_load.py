@@ -1,0 +1,175 @@
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import surestep
+from surestep.base.errors import ConfigError, RecipeError
+from surestep.recipes import load as module
+from surestep.recipes.load import BUILT_IN, SHIPPED, load, sha256
+from tests import tiny
+from tests.cli.conftest import HEAD, RECIPE
+
+TYPED = f"""{HEAD}
+config = surestep.Config(epochs=1)
+
+def task(a: int, b=2.5, c=True, d="x", e: list[int] = (), f: float | None = None, g=None):
+    return surestep.Task(model=nn.Linear(4, 3), loss=nn.CrossEntropyLoss(), train=(x, y))
+"""
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_recipe_that_ships_loads_by_its_name(name):
+    recipe = load(name)
+    assert recipe.name == name
+    assert recipe.path == SHIPPED / f"{name}.py"
+    assert recipe.config.said()["batch_size"] == 64
+    assert recipe.module.__doc__
+
+
+def test_every_file_beside_the_loader_is_a_recipe_that_ships():
+    assert {path.stem for path in SHIPPED.glob("*.py")} - {"__init__", "load"} == set(BUILT_IN)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_recipe_that_ships_explains_its_parameters(name):
+    recipe = load(name)
+    for parameter in recipe.parameters.values():
+        assert f"        {parameter.name}: " in recipe.module.task.__doc__
+        assert parameter.default is not parameter.empty
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_recipe_that_ships_uses_public_names_only(name):
+    for node in ast.walk(ast.parse((SHIPPED / f"{name}.py").read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert not (node.module or "surestep").startswith("surestep")
+        if isinstance(node, ast.Import):
+            assert not any(each.name.startswith("surestep.") for each in node.names)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert node.value.id != "surestep" or node.attr in surestep.__all__
+
+
+def test_a_file_is_loaded_by_its_path_from_anywhere(recipe, folder, monkeypatch):
+    recipe()
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    found = load("../mine.py")
+    assert (found.name, found.path) == ("mine", folder / "mine.py")
+
+
+def test_a_file_beside_the_recipe_can_be_imported(recipe, folder):
+    (folder / "beside_it.py").write_text("lr = 0.25")
+    recipe("import beside_it\n" + RECIPE.replace("lr=0.01", "lr=beside_it.lr"))
+    assert load("mine.py").config.optim.lr == 0.25
+
+
+def test_a_recipe_is_read_anew_each_time(recipe):
+    assert load(recipe()).config.epochs == 2
+    assert load(recipe(RECIPE.replace("epochs=2", "epochs=31"))).config.epochs == 31
+
+
+def test_a_recipe_that_fails_leaves_no_module_behind(recipe):
+    with pytest.raises(RecipeError, match=r"mine\.py, line 1: ZeroDivisionError"):
+        load(recipe("1 / 0"))
+    assert "mine" not in sys.modules
+    with pytest.raises(ConfigError, match="epoch"):
+        load(recipe("import surestep\nsurestep.Config(epoch=1)"))
+    assert "mine" not in sys.modules
+    assert load(recipe()).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "value"),
+    [
+        ("a", "3", 3),
+        ("a", 3, 3),
+        ("b", "1e-3", 1e-3),
+        ("c", "false", False),
+        ("d", "3", "3"),
+        ("e", "[1, 2]", [1, 2]),
+        ("f", "null", None),
+        ("f", "2", 2.0),
+        ("g", "3", "3"),
+    ],
+)
+def test_text_is_read_as_the_type_of_the_parameter(recipe, name, said, value):
+    typed = load(recipe(TYPED)).typed({"a": "1", name: said})
+    assert typed[name] == value
+    assert type(typed[name]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"a": "1.5"}, r"task\.a='1\.5' is not allowed: input should be a valid integer"),
+        ({"a": "1", "b": "wide"}, r"task\.b='wide' is not allowed"),
+        ({"a": "1", "c": "maybe"}, r"task\.c='maybe' is not allowed"),
+        ({"a": [1]}, r"task\.a=\[1\] is not allowed"),
+        ({"a": "1", "aa": "3"}, r"mine's task has no parameter 'aa'\. Did you mean 'a'\?"),
+        ({}, r"mine's task needs a: say --task\.a VALUE\."),
+    ],
+)
+def test_a_value_of_another_type_is_refused(recipe, said, message):
+    with pytest.raises(RecipeError, match=message):
+        load(recipe(TYPED)).typed(said)
+
+
+def test_the_task_is_built_after_seeding(recipe):
+    text = f"""{HEAD}
+config = surestep.Config(epochs=1, seed=7)
+
+def task():
+    return surestep.Task(model=nn.Linear(4, 3), loss=nn.CrossEntropyLoss(), train=(x, y))
+"""
+    found = load(recipe(text))
+    torch.manual_seed(99)
+    first = found.build({}, found.config).model
+    second = found.build({}, found.config).model
+    surestep.set_seed(7)
+    assert torch.equal(first.weight, second.weight)
+    assert torch.equal(first.weight, nn.Linear(4, 3).weight)
+
+
+def test_an_error_names_the_last_line_of_the_recipe_itself(recipe):
+    text = f"{HEAD}def inner():\n    nn.Linear(4)\n\ndef task():\n    inner()\n"
+    with pytest.raises(RecipeError, match=r"mine\.py, line 9: TypeError: Linear"):
+        load(recipe(text)).build({}, tiny.config())
+
+
+def test_an_error_of_surestep_stays_what_it_is(recipe):
+    text = f"{HEAD}def task():\n    surestep.Config(epoch=1)\n"
+    with pytest.raises(ConfigError, match="epochs"):
+        load(recipe(text)).build({}, tiny.config())
+
+
+def test_the_watchers_of_a_recipe_are_found(recipe):
+    assert load(recipe()).callbacks == []
+    found = load(recipe(RECIPE + "\ncallbacks = [surestep.Callback()]\n"))
+    assert [type(each) for each in found.callbacks] == [surestep.Callback]
+
+
+def test_the_records_say_which_file_it_was(recipe, folder):
+    found = load(recipe())
+    origin = found.origin({"hidden": 3}, {"epochs": "recipe mine"})
+    assert origin.name == "mine"
+    assert origin.recipe == {
+        "name": "mine",
+        "path": str(folder / "mine.py"),
+        "sha256": sha256(folder / "mine.py"),
+    }
+    assert (origin.parameters, origin.said) == ({"hidden": 3}, {"epochs": "recipe mine"})
+
+
+def test_the_hash_is_the_one_of_sha256sum(folder):
+    (folder / "empty").touch()
+    assert sha256(folder / "empty").startswith("e3b0c44298fc1c149afbf4c8996fb924")
+
+
+def test_a_recipe_named_like_this_loader_is_no_recipe():
+    assert Path(module.__file__).stem == "load"
+    with pytest.raises(RecipeError, match="There is no recipe 'load'"):
+        load("load")
