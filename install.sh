@@ -14,7 +14,7 @@ if command -v flock >/dev/null 2>&1; then flock 9; fi
 
 mark="$venv/.$extra"
 if [ -e "$mark" ] && [ "$mark" -nt pyproject.toml ] && [ "$mark" -nt install.sh ]; then exit 0; fi
-if [ ! -x "$venv/bin/python" ]; then "$python" -m venv "$venv"; fi
+if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then "$python" -m venv "$venv"; fi
 if ! "$venv/bin/python" -c "import torch" >/dev/null 2>&1; then
     "$venv/bin/python" -m pip install --quiet "$torch"
 fi

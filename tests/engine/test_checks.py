@@ -17,6 +17,15 @@ def regression(targets, loss=None, **parts):
     return {"model": net, "train": (X, targets), "loss": loss or nn.MSELoss(), **parts}
 
 
+class Tempered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def forward(self, logits, y):
+        return nn.functional.cross_entropy(logits / self.temperature, y)
+
+
 class Embedded(nn.Module):
     """(samples, tokens) to (samples, classes, tokens)."""
 
@@ -132,11 +141,21 @@ REFUSED = {
     "mean of means": (
         {
             "model": Embedded(),
-            "train": (TOKENS, MASKED),
+            "train": list(zip(TOKENS, MASKED, strict=True)),
             "loss": cross_entropy,
         },
         TaskError,
         r"not a mean over its items: 8 samples give.*Task\(items='tokens'\)",
+    ),
+    "ignored targets by samples": (
+        {"model": Embedded(), "train": (TOKENS, MASKED), "loss": cross_entropy},
+        TaskError,
+        r"54 targets are -100, .*Task\(items='tokens'\)",
+    ),
+    "a loss with parameters": (
+        {"loss": Tempered()},
+        TaskError,
+        "The loss has parameters of its own, which nothing would train: temperature",
     ),
     "contrastive": (
         {"loss": contrastive},

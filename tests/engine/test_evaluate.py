@@ -86,6 +86,7 @@ def test_a_forward_that_changes_its_input_changes_no_data(tmp_path):
         def forward(self, x):
             return super().forward(x.mul_(3))
 
+    torch.manual_seed(0)
     parts = {"model": Scaling(4, 3), "train": (X.clone(), Y), "val": (X.clone(), Y)}
     with tiny.prepare(tmp_path, parts) as session:
         assert session.evaluate() == session.evaluate()

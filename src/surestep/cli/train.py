@@ -49,6 +49,9 @@ def run(words: list[str]) -> int:
 
 def _act(asked: Asked, words: list[str]) -> Callable[[], int]:
     """Do what is asked; return what prints the answer."""
+    rehearsal = asked.extras["dry_run"] or asked.extras["overfit"] is not None
+    if rehearsal and (asked.extras["run"] is not None or asked.extras["resume"] != "auto"):
+        raise ConfigError("--dry-run and --overfit keep no run: leave out --run and --resume.")
     if asked.extras["dry_run"]:
         acts = dry_run(asked.task(), asked.config, callbacks=asked.recipe.callbacks)
         return lambda: _dry_run(acts, words, as_json=asked.extras["json"])
@@ -97,12 +100,14 @@ def _report(done: Run, test: dict[str, float] | None, *, as_json: bool) -> int:
         print(dumps(found))
         return 0
     taken, seconds = status["steps_taken"], status["seconds"]
-    share = status["clipped"] / max(taken, 1)
+    clipped = "not known: the norm was not clipped"
+    if status["clipped"] is not None:
+        clipped = f"{status['clipped']} of {taken} ({status['clipped'] / max(taken, 1):.0%})"
     speed = f", {status['items'] / seconds:,.0f} items/s" if seconds else ""
     rows = [
         ("ended", status["reason"]),
         ("steps", f"{status['step']} in {show.duration(seconds)}{speed}"),
-        ("clipped steps", f"{status['clipped']} of {taken} ({share:.0%})"),
+        ("clipped steps", clipped),
         ("skipped steps", _skipped(status)),
     ]
     if best is not None:

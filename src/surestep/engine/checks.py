@@ -12,11 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.batch import MicroBatch, samples_in, tensors_in
+from surestep.engine.data import InMemory
 from surestep.engine.evaluate import eval_mode
 from surestep.engine.feed import Feed
-from surestep.engine.loss import Loss
+from surestep.engine.loss import IGNORED, Loss
 from surestep.engine.metrics import take_logged
-from surestep.engine.seed import ModelRandomness
+from surestep.engine.seed import ModelRandomness, kept_generators
 from surestep.engine.task import Task
 
 
@@ -32,6 +33,22 @@ def check_model(model: nn.Module) -> None:
             f"The model's parameters are on several devices: {', '.join(devices)}. Build it on one "
             "and say device= in the Config."
         )
+
+
+def check_loss(loss: object) -> None:
+    """Check that the loss has nothing to train.
+
+    Raises:
+        TaskError: it has parameters, which no optimizer would hold and no checkpoint would keep.
+    """
+    if isinstance(loss, nn.Module):
+        names = [name for name, each in loss.named_parameters() if each.requires_grad]
+        if names:
+            raise TaskError(
+                f"The loss has parameters of its own, which nothing would train: "
+                f"{', '.join(names)}. Make them a part of the model, and let it return what the "
+                "loss needs."
+            )
 
 
 def check_first_batch(
@@ -55,10 +72,11 @@ def check_first_batch(
         DataError: inputs that are not finite, targets out of range, no items.
         TaskError: outputs, targets and loss do not fit each other.
     """
+    _check_ignored(feed, task)
     raw, micro = feed.first()
     _check_finite(micro)
     randomness = ModelRandomness(feed.seed, feed.device)
-    with eval_mode(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad(), kept_generators(feed.device):
         randomness.at(-1, 0)
         with autocast:
             outputs = _forward(model, micro)
@@ -69,6 +87,22 @@ def check_first_batch(
         take_logged()
     if fresh and feed.loss.kind == "classes" and feed.loss.divides:
         _check_first_loss(float(value) / micro.items, outputs.shape[1])
+
+
+def _check_ignored(feed: Feed, task: Task) -> None:
+    """Look for ignored targets that a mean over samples would count."""
+    if feed.loss.kind != "other" or task.items != "samples" or task.inputs is not None:
+        return
+    if not isinstance(feed.source, InMemory):
+        return
+    targets = feed.split(feed.source.tensors)[2]
+    if isinstance(targets, Tensor) and not targets.is_floating_point():
+        ignored = int((targets == IGNORED).sum())
+        if ignored:
+            raise TaskError(
+                f"{ignored} targets are {IGNORED}, which means ignored, and the loss is said to be "
+                "a mean over samples. Say Task(items='tokens'), or a function of the batch."
+            )
 
 
 def _forward(model: nn.Module, micro: MicroBatch) -> Any:
@@ -203,11 +237,14 @@ def _check_parts(feed: Feed, raw: Any, outputs: Any, micro: MicroBatch, whole: T
     # Uneven parts, because a mean of means is right for even ones.
     for rows in (slice(0, samples // 3), slice(samples // 3, samples)):
         part = _rows(raw, rows)
+        if part is raw:  # an object of the user's own, which cannot be cut here
+            return
         items = feed.loss.items(part, feed.split(part)[2])
         targets = _rows(micro.targets, rows)
         if items:
             total += feed.loss.add_up(feed.loss.value(outputs[rows], targets), items)[0]
-    if not math.isclose(float(total), float(whole), rel_tol=1e-3, abs_tol=1e-6):
+    half = isinstance(outputs, Tensor) and outputs.dtype in (torch.bfloat16, torch.float16)
+    if not math.isclose(float(total), float(whole), rel_tol=3e-2 if half else 1e-3, abs_tol=1e-6):
         raise TaskError(
             f"The loss is not a mean over its items: {samples} samples give "
             f"{float(whole) / micro.items:.6g}, and their two parts put together "

@@ -11,7 +11,7 @@ from surestep.engine.batch import MicroBatch
 from surestep.engine.feed import Feed
 from surestep.engine.loss import Loss
 from surestep.engine.metrics import MeanMetric, ObjectMetric, open_metrics, take_logged
-from surestep.engine.seed import ModelRandomness
+from surestep.engine.seed import ModelRandomness, kept_generators
 
 
 @contextmanager
@@ -47,7 +47,7 @@ class Totals:
 def eval_step(
     model: nn.Module, micro: MicroBatch, totals: Totals, autocast: AbstractContextManager[Any]
 ) -> None:
-    """Add one micro-batch to the totals; nothing is read from the device."""
+    """Add one micro-batch to the totals; where there are metrics, their count is read."""
     loss = totals.loss
     with autocast:
         outputs = model(*micro.args, **micro.kwargs)
@@ -57,7 +57,7 @@ def eval_step(
             assert isinstance(total, Tensor)
             totals.total += total
             totals.items += micro.items
-    count = loss.count(micro.targets)
+    count = loss.count(micro.targets) if totals.metrics else 0
     for metric in totals.metrics if count else ():
         metric.update(outputs, micro.targets, count)
 
@@ -78,7 +78,7 @@ def evaluate(
     """
     totals = Totals(loss, metrics, feed.device)
     randomness = ModelRandomness(feed.seed, feed.device)
-    with eval_mode(model), grad_off():
+    with eval_mode(model), grad_off(), kept_generators(feed.device):
         for batch in feed.batches(epoch=0):
             for micro in batch.micro_batches:
                 randomness.at(-1, micro.position)

@@ -93,11 +93,7 @@ class Loop:
                 is then the one before that step.
         """
         end, state = self.plan.total_steps, self.state
-        if not self._started:
-            self._started = True
-            for callback in self.callbacks:
-                self.ask(callback.on_start(self.state))
-            self.do_asked()
+        self._start()
         with _quiet_garbage() as collect:
             self._clock = time.perf_counter()
             self._cadence.start(state.place.items, time.monotonic())
@@ -106,9 +102,9 @@ class Loop:
                 for batch in self.feed.batches(self.state.place.epoch, self.state.place.position):
                     result = self.step(batch)
                     place = state.place
-                    if place.step >= self._next_look or batch.ends_epoch or place.step >= end:
-                        self.look(force=batch.ends_epoch or place.step >= end)
-                        collect()
+                    ends = batch.ends_epoch or place.step >= end
+                    if (ends or place.step >= self._next_look) and self.look(force=ends):
+                        collect(2 if ends else 1)
                     yield result
                     if place.step >= end or self.stopping is not None:
                         return
@@ -120,6 +116,8 @@ class Loop:
 
     def step(self, batch: Batch) -> StepResult:
         """Take one step on a batch that is on the device, and let the callbacks look."""
+        if not self._started:
+            self._start()
         for callback in self._on_batch:
             self.ask(callback.on_batch(self.state, batch))
         result = train_step(self.parts, batch)
@@ -131,6 +129,14 @@ class Loop:
         if self._asked:
             self.do_asked()
         return result
+
+    def _start(self) -> None:
+        """Let the callbacks look before the first step of this process."""
+        if not self._started:
+            self._started = True
+            for callback in self.callbacks:
+                self.ask(callback.on_start(self.state))
+            self.do_asked()
 
     def ask(self, request: Request | None) -> None:
         """Take in what a callback asks for; it is done when the step is."""
@@ -175,12 +181,14 @@ class Loop:
         if bad < len(pending):
             raise _error(pending[bad], means[bad])
 
-    def look(self, *, force: bool = False) -> None:
-        """Take a log point where one is due."""
+    def look(self, *, force: bool = False) -> bool:
+        """Take a log point where one is due; say whether it was."""
         place = self.state.place
-        if self._cadence.due(place.step, place.items, time.monotonic()) or force:
+        due = self._cadence.due(place.step, place.items, time.monotonic()) or force
+        if due:
             self.log_point()
         self._next_look = self._cadence.next_look(place.step)
+        return due
 
     def _judge(self, result: StepResult) -> None:
         """Fail at once where the host knows that a step was not finite and may not skip it."""
@@ -198,7 +206,10 @@ class Loop:
             return
         limit = self.plan.max_grad_norm
         if limit is not None:
-            self.state.counts.clipped += sum(norm is not None and norm > limit for norm in norms)
+            self.state.counts.clipped += sum(
+                norm is not None and limit < norm < math.inf and result.outcome.took_step
+                for norm, result in zip(norms, results, strict=True)
+            )
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         point = LogPoint(
@@ -269,20 +280,20 @@ def _error(result: StepResult, loss: float | None) -> NonFiniteError:
 
 
 @contextmanager
-def _quiet_garbage() -> Iterator[Callable[[], object]]:
+def _quiet_garbage() -> Iterator[Callable[[int], object]]:
     """Keep Python's garbage collector out of the steps; it is let in at log points.
 
     A full collection walks every object of every imported module: up to half a second.
     """
     if not gc.isenabled():  # somebody else minds it
-        yield lambda: None
+        yield lambda _: None
         return
     frozen = gc.get_freeze_count() > 0  # then somebody else's objects are among the frozen
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
-        yield lambda: gc.collect(1)
+        yield gc.collect
     finally:
         gc.enable()
         if not frozen:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from surestep.base.errors import TaskError
+from surestep.base.errors import DataError, TaskError
 from surestep.engine.batch import samples_in
 
 LossFunction = Callable[..., Tensor | Mapping[str, Tensor]]
@@ -69,9 +70,14 @@ class Loss:
         """
         scale = 1.0 if self.is_sum else items
         if isinstance(value, Tensor):
-            return value * scale, {}
-        parts = {name: part * scale for name, part in value.items()}
+            return _at_least_fp32(value) * scale, {}
+        parts = {name: _at_least_fp32(part) * scale for name, part in value.items()}
         return cast(Tensor, sum(parts.values())), parts
+
+
+def _at_least_fp32(value: Tensor) -> Tensor:
+    """Return a half-precision mean as fp32: a sum over many items needs the digits."""
+    return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
 
 
 def as_loss(loss: LossFunction, items: str | Callable[[Any], float]) -> Loss:
@@ -135,7 +141,13 @@ def _class_items(weight: Tensor | None, ignored: int) -> Callable[[Any, Any], fl
         kept = targets != ignored
         if weight is None:
             return int(kept.sum())
-        return float(weight.to(targets.device)[targets[kept]].double().sum())
+        try:
+            return float(weight.to(targets.device)[targets[kept]].double().sum())
+        except IndexError as error:
+            raise DataError(
+                f"A target is no class index: there are {len(weight)} class weights, and the "
+                f"targets run from {int(targets[kept].min())} to {int(targets[kept].max())}."
+            ) from error
 
     return items
 

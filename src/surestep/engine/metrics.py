@@ -1,5 +1,6 @@
 """Metrics: torchmetrics objects or plain callables, on the device, weighted by their count."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -14,7 +15,8 @@ logged: list[tuple[str, Tensor]] = []
 def log(name: str, value: Tensor) -> None:
     """Log a tensor from inside a loss or a model, without reading it.
 
-    It stands in the events as the mean over the step's micro-batches, by `name`.
+    It stands in the events by `name`, as the mean over the step: over the calls within a
+    micro-batch, and over micro-batches by their items.
 
     Args:
         name: what it is called.
@@ -29,9 +31,14 @@ def log(name: str, value: Tensor) -> None:
     logged.append((name, value.detach().reshape(())))
 
 
-def take_logged() -> list[tuple[str, Tensor]]:
-    """Return what was logged since the last call."""
-    taken = logged.copy()
+def take_logged(share: float = 1.0) -> list[tuple[str, Tensor]]:
+    """Return what was logged since the last call; of each name, values that add up to their mean.
+
+    Args:
+        share: of the micro-batch in its batch, by items.
+    """
+    times = Counter(name for name, _ in logged)
+    taken = [(name, value * (share / times[name])) for name, value in logged]
     logged.clear()
     return taken
 

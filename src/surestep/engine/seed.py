@@ -12,6 +12,7 @@ of workers does not matter, and any step can be run again.
 
 import os
 import random
+from contextlib import AbstractContextManager
 from hashlib import blake2b
 
 import numpy as np
@@ -71,6 +72,11 @@ class LoadingRandomness:
         torch.set_rng_state(self._kept[0])
         np.random.set_state(self._kept[1])
         random.setstate(self._kept[2])
+
+
+def kept_generators(device: torch.device) -> AbstractContextManager[None]:
+    """Hand torch's generators back as they were."""
+    return torch.random.fork_rng(devices=[] if device.type == "cpu" else [device])
 
 
 class ModelRandomness:

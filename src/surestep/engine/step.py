@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surestep.base.errors import TaskError
 from surestep.engine import metrics
 from surestep.engine.batch import Batch, MicroBatch
 from surestep.engine.loss import Loss
@@ -117,7 +118,13 @@ class Modes:
     def __init__(self, model: nn.Module, keep_eval: tuple[nn.Module, ...] = ()) -> None:
         # Asked of the model itself, since a module may keep a part in eval mode in its train().
         model.train()
+        held = set(model.modules())
         for module in keep_eval:
+            if module not in held:
+                raise TaskError(
+                    f"keep_eval has a {type(module).__name__} that is not a part of the model. "
+                    "Name a module of the model itself."
+                )
             module.eval()
         self.wanted = [(module, module.training) for module in model.modules()]
 
@@ -204,7 +211,6 @@ def _forward_backward(
     total: Tensor | None = None
     logged: list[tuple[str, Tensor]] = []
     left = sum(map(_has_items, batch.micro_batches)) if len(batch.micro_batches) > 1 else 1
-    share = 1 / left
     for micro in batch.micro_batches:
         if not micro.items:
             continue
@@ -214,14 +220,14 @@ def _forward_backward(
             with parts.autocast:
                 outputs = model(*micro.args, **micro.kwargs)
                 value = loss.value(outputs, micro.targets)
+                if metrics.logged:
+                    logged += metrics.take_logged(micro.items / batch.items)
                 if not (loss.is_sum and isinstance(value, Tensor)):
                     value, named = loss.add_up(value, micro.items)
                     logged += [(name, part.detach() / divisor) for name, part in named.items()]
             parallel.backward(value, divisor)
         part = value.detach()
         total = part if total is None else total + part
-    if metrics.logged:
-        logged += [(name, value * share) for name, value in metrics.take_logged()]
     assert total is not None
     return total, logged
 

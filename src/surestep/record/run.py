@@ -23,6 +23,7 @@ class Run:
     path: Path
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))  # text is as good
         if not (self.path / "config.json").exists():
             raise RunError(f"{self.path} is no run folder: it has no config.json.")
 

@@ -5,13 +5,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from surestep.base.config import Config
 from surestep.base.duration import Cadence, Duration
 from surestep.base.errors import NonFiniteError
-from surestep.engine.callback import Callback
+from surestep.engine.callback import Callback, Request
 from surestep.engine.task import Task
 from surestep.record.run import Run, Which
 from surestep.trainer.prepare import Origin, Resume, prepare
@@ -40,21 +41,26 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         origin: Origin | None = None,
     ) -> None:
-        self.session = prepare(
-            task, config, run=run, resume=resume, callbacks=callbacks, origin=origin
-        )
+        self._prepare = partial(prepare, task, config, callbacks=callbacks, origin=origin)
+        self.session = self._prepare(run=run, resume=resume)
 
     def fit(self) -> Run:
         """Train to the end of the run; the last weights stay in the model.
+
+        Called again, it goes on where the run folder stands.
 
         Raises:
             NonFiniteError: the loss or a gradient was not finite; the state before it is saved.
             KeyboardInterrupt: Ctrl-C; the state after the step is saved.
         """
-        try:
+        if self.session.closed:
+            self.session = self._prepare(run=self.session.run.path)
+        with self.session:
             return fit(self.session)
-        finally:
-            self.session.close()
+
+    def close(self) -> None:
+        """Let the run folder go without training; `fit()` does so by itself."""
+        self.session.close()
 
     def evaluate(self, part: str, which: Which = "best") -> dict[str, float]:
         """Measure a part ("val", "test", ...) with the weights of a checkpoint."""
@@ -71,6 +77,10 @@ def fit(session: Session) -> Run:
         if interrupted:
             _stop(session)
             raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        if session.run.status["status"] == "running":
+            session.end("stopped", reason="Ctrl-C, twice: nothing was saved since the last time")
+        raise
     except NonFiniteError as error:
         path = session.save()
         session.end("failed", reason=str(error))
@@ -85,12 +95,14 @@ def fit(session: Session) -> Run:
 
 def _train(session: Session) -> None:
     plan, loop = session.plan, session.loop
+    if session.task.val_sets():
+        loop.act[Request.EVALUATE] = partial(_evaluate, session)
     evaluating = _cadence(session, plan.validation_every)
     saving = _cadence(session, plan.checkpoint_every)
     has_val = bool(session.task.val_sets())
     for result in session.steps():
         items, now = session.state.place.items, time.monotonic()
-        if has_val and evaluating.due(result.step, items, now):
+        if has_val and evaluating.due(result.step, items, now) and not session.is_evaluated:
             _evaluate(session)
         if saving.due(result.step, items, now) and not session.is_saved:
             session.save()
@@ -111,7 +123,9 @@ def _cadence(session: Session, duration: Duration) -> Cadence:
 
 
 def _evaluate(session: Session) -> None:
-    """Evaluate; keep the best; stop where nothing got better for long enough."""
+    """Evaluate, once a step; keep the best; stop where nothing got better for long enough."""
+    if session.is_evaluated:
+        return
     session.evaluate()
     plan, standing = session.plan, session.state.standing
     if session.is_best and plan.checkpoint_keep_best:

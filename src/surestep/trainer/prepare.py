@@ -13,7 +13,7 @@ from torch import nn
 from surestep.base.config import Config
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.engine.callback import Callback
-from surestep.engine.checks import check_first_batch, check_model
+from surestep.engine.checks import check_first_batch, check_loss, check_model
 from surestep.engine.dataset import loader_settings, samples_of
 from surestep.engine.facts import Facts, read_facts
 from surestep.engine.feed import Feed, feed, slices_in_memory
@@ -79,6 +79,7 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         set_seed(seed_of(config))
     model = task.build_model()
     loss = task.build_loss()
+    check_loss(task.loss)
     given = Given(
         train_samples=samples_of(task.train, "train"),
         in_memory=slices_in_memory(task.train, task),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from surestep.base.errors import ConfigError, near
+from surestep.base.errors import ConfigError, SurestepError, near
 from surestep.engine.callback import Request
 from surestep.engine.evaluate import evaluate_parts
 from surestep.engine.feed import Feed
@@ -144,7 +144,7 @@ class Session:
         metrics = self._measure(list(self.task.val_sets()) if part is None else [part])
         step = self.state.place.step
         self._recorder.event("evaluation", step=step, metrics=metrics)
-        if part is None:
+        if part is None and not self.is_evaluated:
             self.state.standing.latest, self.state.standing.latest_step = metrics, step
             self._judge(metrics)
             for callback in self.loop.callbacks:
@@ -179,6 +179,11 @@ class Session:
         return path
 
     @property
+    def closed(self) -> bool:
+        """Whether `close()` was called."""
+        return self._closed
+
+    @property
     def is_evaluated(self) -> bool:
         """Whether this very step has been evaluated."""
         return self.state.standing.latest_step == self.state.place.step
@@ -207,6 +212,7 @@ class Session:
             "items": place.items,
             "seconds": round(self.seconds, 3),
             **vars(counts),
+            "clipped": None if self.plan.max_grad_norm is None else counts.clipped,
         }
         self._recorder.event("end", status=status, **figures, **more)
         self._recorder.status(status, **figures, **more)
@@ -229,8 +235,13 @@ class Session:
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            self.close()
+        except SurestepError as late:
+            if error is None:
+                raise
+            error.add_note(f"While closing: {late}")  # what ended the run is what to be told
 
     def _measure(self, parts: list[str]) -> dict[str, float]:
         return evaluate_parts(

@@ -1,0 +1,98 @@
+"""What happens the second time: fit() after Ctrl-C, two evaluations of a step, a late error."""
+
+import random
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+import surestep
+from surestep.base.errors import NonFiniteError
+from tests import tiny
+
+
+class CtrlC(surestep.Callback):
+    def on_step(self, state, result):
+        if result.step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_fit_called_again_after_ctrl_c_trains_to_the_end(tmp_path):
+    trainer = surestep.Trainer(
+        tiny.task(), tiny.config(max_steps=6), run=tmp_path / "r", callbacks=[CtrlC()]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+    assert trainer.session.run.status["status"] == "stopped"
+    run = trainer.fit()
+    assert (run.status["status"], run.last.step) == ("finished", 6)
+
+
+class EvaluatingWhenDue(surestep.Callback):
+    def on_step(self, state, result):
+        return surestep.Request.EVALUATE
+
+
+def test_a_step_is_judged_once_however_often_it_is_evaluated(tmp_path):
+    with tiny.prepare(tmp_path, max_steps=3) as session:
+        next(session.steps())
+        session.evaluate()
+        before = session.state.standing.since_best
+        session.evaluate()
+        assert session.state.standing.since_best == before
+
+
+def test_a_best_that_a_callback_asked_for_is_saved(tmp_path):
+    task, config = tiny.task(val=tiny.task().train), tiny.config(max_steps=5)
+    trainer = surestep.Trainer(task, config, run=tmp_path / "r", callbacks=[EvaluatingWhenDue()])
+    run = trainer.fit()
+    assert run.best.step == trainer.session.state.standing.best_step
+    assert run.best.metrics["val/loss"] == trainer.session.state.standing.best
+
+
+def test_evaluating_leaves_the_users_own_draws_alone(tmp_path):
+    with tiny.prepare(tmp_path) as session:
+        torch.manual_seed(3), np.random.seed(3), random.seed(3)
+        expected = torch.rand(2), np.random.rand(), random.random()
+        torch.manual_seed(3), np.random.seed(3), random.seed(3)
+        session.evaluate()
+        found = torch.rand(2), np.random.rand(), random.random()
+    assert torch.equal(expected[0], found[0])
+    assert expected[1:] == found[1:]
+
+
+def test_what_ended_a_session_is_told_before_what_closing_found(tmp_path):
+    bad = {"loss": lambda logits, y: logits.mean() * float("nan"), "splits": False}
+    session = tiny.prepare(tmp_path, bad)
+    next(session.steps())
+    own = ZeroDivisionError("mine")
+    session.__exit__(ZeroDivisionError, own, None)
+    assert "Step 1 was not finite" in own.__notes__[0]
+
+
+def test_a_bad_step_is_heard_of_at_the_latest_on_closing(tmp_path):
+    bad = {"loss": lambda logits, y: logits.mean() * float("nan"), "splits": False}
+    with pytest.raises(NonFiniteError, match="Step 1 "), tiny.prepare(tmp_path, bad) as session:
+        next(session.steps())
+
+
+def test_a_run_is_found_by_text_as_well(tmp_path):
+    run = tiny.fit(tmp_path)
+    assert surestep.Run(str(tmp_path)).best == run.best
+
+
+def test_a_value_logged_twice_in_a_step_is_its_mean(tmp_path):
+    def loss(logits, y):
+        surestep.log("twice", torch.tensor(1.0))
+        surestep.log("twice", torch.tensor(3.0))
+        return torch.nn.functional.cross_entropy(logits, y)
+
+    run = tiny.fit(tmp_path, {"loss": loss}, micro_batch_size=3)
+    logged = [event["logged"]["twice"] for event in run.events() if event["event"] == "steps"]
+    assert all(value == pytest.approx(2.0) for values in logged for value in values)
+
+
+def test_a_module_kept_in_eval_mode_must_be_a_part_of_the_model(tmp_path):
+    with pytest.raises(surestep.SurestepError, match="not a part of the model"):
+        tiny.prepare(tmp_path, {"keep_eval": [torch.nn.Linear(2, 2)]})
