@@ -51,6 +51,10 @@ __all__ = sorted(_HOMES)
 __version__ = "0.1.0"
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     # `import surestep` must not import torch: each public name is fetched on first use.
     if name not in _HOMES:

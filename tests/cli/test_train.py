@@ -125,7 +125,7 @@ def test_another_recipe_is_refused(surestep, recipe):
     surestep("train", recipe(), "--run", "r")
     answer = surestep("train", recipe(RECIPE + "\n# changed\n"), "--run", "r")
     assert (answer.code, answer.out) == (1, "")
-    assert "recipe sha256" in answer.err
+    assert "recipe file" in answer.err
 
 
 @pytest.mark.parametrize(

@@ -164,3 +164,26 @@ def test_the_garbage_collector_is_given_back(tmp_path, leaving):
     finally:
         if not enabled:
             gc.disable()
+
+
+def test_the_garbage_collector_rests_in_the_steps_and_is_let_in_at_log_points(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(gc, "isenabled", lambda: True)
+    seen = []
+    own = gc.collect
+    monkeypatch.setattr(gc, "collect", lambda *which: seen.append(which) or own(*which))
+    stopped = []
+    monkeypatch.setattr(gc, "disable", lambda: stopped.append("disable"))
+    monkeypatch.setattr(gc, "enable", lambda: stopped.append("enable"))
+    with tiny.prepare(tmp_path, max_steps=4, logging={"every": "2 steps"}) as session:
+        steps = session.steps()
+        next(steps)
+        assert (stopped, len(seen)) == (["disable"], 1)
+        assert gc.get_freeze_count() > 0
+        next(steps)
+        assert seen[-1] == (1,)
+        list(steps)
+    assert stopped == ["disable", "enable"]
+    assert gc.get_freeze_count() == 0
+    assert seen[-1] == (2,)

@@ -11,7 +11,7 @@ X, Y = tiny.data()
 
 def fit(folder, values, **said):
     """Fit a run whose metric takes these values, one at each evaluation."""
-    rest = iter(values)
+    rest = iter([values[0], *values])  # the first is asked for by the start-up checks
     parts = {"val": (X[:1], Y[:1]), "metrics": {"score": lambda o, t: next(rest)}}
     validation = {"metric": "score", "mode": "max"}
     return tiny.fit(folder, parts, epochs=len(values), validation=validation, **said)

@@ -96,3 +96,24 @@ def test_a_value_logged_twice_in_a_step_is_its_mean(tmp_path):
 def test_a_module_kept_in_eval_mode_must_be_a_part_of_the_model(tmp_path):
     with pytest.raises(surestep.SurestepError, match="not a part of the model"):
         tiny.prepare(tmp_path, {"keep_eval": [torch.nn.Linear(2, 2)]})
+
+
+def test_a_metric_that_fails_is_named_before_the_first_step(tmp_path):
+    parts = {"metrics": {"hits": lambda logits, y: (logits.argmax(1) == y).mean()}}
+    with pytest.raises(surestep.SurestepError, match=r"metrics\['hits'\] fails on the first batch"):
+        tiny.prepare(tmp_path / "r", parts)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_run_without_a_checkpoint_may_start_anew_with_another_config(tmp_path):
+    with tiny.prepare(tmp_path, max_steps=2) as session:
+        assert session.run.last is None
+    with tiny.prepare(tmp_path, max_steps=3) as session:
+        assert len(list(session.steps())) == 3
+        assert "restart" in [event["event"] for event in session.run.events()]
+
+
+def test_only_best_and_last_can_be_loaded(tmp_path):
+    run = tiny.fit(tmp_path)
+    with pytest.raises(surestep.SurestepError, match="Did you mean 'best'"):
+        run.load_model(tiny.model(), which="bset")

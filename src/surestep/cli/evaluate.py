@@ -64,10 +64,10 @@ def _recipe(folder: Run, known: dict[str, str], *, allow_changed: bool) -> Recip
     path = Path(known["path"])
     if not path.is_file():
         raise RecipeError(f"The recipe of {folder.path} is not there any more: {path}.")
-    print(f"Running {path}", file=sys.stderr)
     if sha256(path) != known["sha256"] and not allow_changed:
         raise RecipeError(
             f"{path} has changed since {folder.path} was trained. Say --allow-changed to run it "
             "all the same."
         )
+    print(f"Running {path}", file=sys.stderr)
     return load(known["name"] if path.parent == SHIPPED else str(path))

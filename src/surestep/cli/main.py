@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
@@ -25,8 +26,19 @@ Recipes that ship: digits, chars, spiral; or a Python file of your own.
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code: 0 done, 1 failed, 2 wrong use, 130 Ctrl-C."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        return _guarded(list(sys.argv[1:] if words is None else words) or ["--help"])
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"Warning: {message}", file=sys.stderr)
+
+
+def _guarded(words: list[str]) -> int:
+    """Run a command; turn what it raises into a message and an exit code."""
     try:
-        code = _run(*(list(sys.argv[1:] if words is None else words) or ["--help"]))
+        code = _run(*words)
         sys.stdout.flush()
         return code
     except SurestepError as error:

@@ -49,6 +49,8 @@ def run(words: list[str]) -> int:
 
 def _act(asked: Asked, words: list[str]) -> Callable[[], int]:
     """Do what is asked; return what prints the answer."""
+    if asked.extras["dry_run"] and asked.extras["overfit"] is not None:
+        raise ConfigError("--dry-run and --overfit are two rehearsals. Say one of them.")
     rehearsal = asked.extras["dry_run"] or asked.extras["overfit"] is not None
     if rehearsal and (asked.extras["run"] is not None or asked.extras["resume"] != "auto"):
         raise ConfigError("--dry-run and --overfit keep no run: leave out --run and --resume.")

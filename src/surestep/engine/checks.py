@@ -16,7 +16,7 @@ from surestep.engine.data import InMemory
 from surestep.engine.evaluate import eval_mode
 from surestep.engine.feed import Feed
 from surestep.engine.loss import IGNORED, Loss
-from surestep.engine.metrics import take_logged
+from surestep.engine.metrics import open_metrics, take_logged
 from surestep.engine.seed import ModelRandomness, kept_generators
 from surestep.engine.task import Task
 
@@ -84,6 +84,7 @@ def check_first_batch(
             value = _loss(feed.loss, outputs, micro)
             if not feed.loss.is_sum and task.splits:
                 _check_parts(feed, raw, outputs, micro, value)
+            _check_metrics(task, outputs, micro, feed)
         take_logged()
     if fresh and feed.loss.kind == "classes" and feed.loss.divides:
         _check_first_loss(float(value) / micro.items, outputs.shape[1])
@@ -175,6 +176,23 @@ def _check_classes(outputs: Tensor, targets: Tensor, ignored: int) -> None:
             f"The targets run from {int(kept.min())} to {int(kept.max())}, and the model has "
             f"{classes} outputs: class indices are 0 to {classes - 1}."
         )
+
+
+def _check_metrics(task: Task, outputs: Any, micro: MicroBatch, feed: Feed) -> None:
+    """Try each metric on the first batch: its failure would come at the end of an epoch."""
+    for name, metric in task.metrics.items():
+        try:
+            (opened,) = open_metrics({name: metric}, feed.device)
+            opened.update(outputs, micro.targets, feed.loss.count(micro.targets))
+            opened.compute()
+        except TaskError:
+            raise
+        except Exception as error:
+            raise TaskError(
+                f"metrics[{name!r}] fails on the first batch: {type(error).__name__}: {error}"
+            ) from error
+        if hasattr(metric, "reset"):
+            metric.reset()
 
 
 class _Broadcast(TorchDispatchMode):

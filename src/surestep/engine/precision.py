@@ -52,7 +52,8 @@ def process_settings(plan: Plan) -> Iterator[None]:
             torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
         yield
     finally:
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if torch.are_deterministic_algorithms_enabled() != deterministic:
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
         if plan.device.type == "cuda":
             torch.set_float32_matmul_precision(matmul)

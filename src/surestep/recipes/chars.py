@@ -14,14 +14,14 @@ import surestep
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 
 config = surestep.Config(
-    max_steps=400,
-    batch_size=64,
+    max_steps=800,
+    batch_size=32,
     precision="bf16",
     optim=surestep.Optim(name="adamw", lr=3e-3),
     schedule=surestep.Schedule(name="cosine", warmup="5%", min_lr_ratio=0.05),
-    validation=surestep.Validation(every="100 steps", metric="bits_per_char", mode="min"),
-    checkpoint=surestep.Checkpoint(every="100 steps"),
-    logging=surestep.Logging(every="10 steps"),
+    validation=surestep.Validation(every="200 steps", metric="bits_per_char", mode="min"),
+    checkpoint=surestep.Checkpoint(every="200 steps"),
+    logging=surestep.Logging(every="20 steps"),
 )
 
 

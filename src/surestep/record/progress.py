@@ -1,6 +1,7 @@
 """What is shown while training: a bar, plain lines, or nothing. All of it goes to stderr."""
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from surestep.engine.plan import Plan
 from surestep.engine.state import State
 from surestep.engine.step import StepResult
 
+WIDE = 110  # columns that a bar with all its figures takes
 logger = logging.getLogger("surestep")
 
 
@@ -97,7 +99,10 @@ class Bar(Callback):
 
     def log(self, point: LogPoint) -> None:
         """Show loss, rate, norm and speed."""
-        self._bar.set_postfix(figures(point), refresh=False)
+        shown = dict(figures(point))
+        if (self._bar.ncols or 0) < WIDE:  # leave room for the bar itself
+            shown = {"loss": shown["loss"]}
+        self._bar.set_postfix(shown, refresh=False)
 
     def close(self) -> None:
         """Leave the bar where it is."""
@@ -111,7 +116,7 @@ class Bar(Callback):
 
 def figures(point: LogPoint) -> Mapping[str, str]:
     """Return the figures of a log point as text: means where a mean says something."""
-    losses = [loss for loss in point.loss if loss is not None]
+    losses = [loss for loss in point.loss if loss is not None and math.isfinite(loss)]
     norms = [norm for norm in point.grad_norm if norm is not None]
     shown: dict[str, Any] = {
         "loss": sum(losses) / len(losses) if losses else None,

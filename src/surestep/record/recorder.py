@@ -149,5 +149,7 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> Any:
         for name in sorted(old.keys() | new.keys()):
             a, b = old.get(name, "not said"), new.get(name, "not said")
             if a != b and not name.startswith(WITHOUT_EFFECT):
+                if name == "sha256":
+                    name, a, b = "file", "as it was", "changed"
                 shown = f"--task.{name}" if part == "task" else name
                 yield (f"recipe {name}" if part == "recipe" else shown), a, b

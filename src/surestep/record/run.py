@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import nn
 
-from surestep.base.errors import CheckpointError, RunError
+from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.record.checkpoint.keep import best_first
 from surestep.record.checkpoint.read import Saved, list_checkpoints, load_model, saved
 from surestep.record.events import read_events
@@ -59,8 +59,11 @@ class Run:
         """Load the weights of a checkpoint into `model`; return which it was.
 
         Raises:
+            ConfigError: neither "best" nor "last".
             CheckpointError: there is none, or it does not fit.
         """
+        if which not in get_args(Which):
+            raise ConfigError(f"which={which!r} is not known. {near(which, get_args(Which))}")
         found = self.best if which == "best" else self.last
         if found is None:
             raise CheckpointError(f"{self.path} has no checkpoint yet.")

@@ -145,6 +145,7 @@ def _stop(session: Session) -> None:
     path = session.save()
     session.end("stopped", reason="Ctrl-C")
     session.say(f"Stopped after step {session.state.place.step}; saved as {path}.")
+    session.close()
 
 
 @contextmanager

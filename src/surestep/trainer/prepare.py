@@ -161,7 +161,7 @@ def prepare(
         session = _build(planned, recorder, settings, callbacks, fresh=checkpoint is None)
         if checkpoint is not None:
             load_checkpoint(checkpoint, session.state)
-        finished = recorder.known and recorder.run.status.get("status") == "finished"
+        finished = recorder.known and _is_finished(recorder)
         if not finished:
             recorder.start(asked, planned.plan, planned.facts, Path.cwd())
         session.open(open_progress(planned.plan, session.state.place.step), finished=finished)
@@ -191,16 +191,20 @@ def default_folder(name: str) -> Path:
     raise AssertionError("count() has no end")
 
 
+def _is_finished(recorder: Recorder) -> bool:
+    return recorder.run.status.get("status") == "finished"
+
+
 def _where_it_stands(recorder: Recorder, asked: dict[str, Any], resume: Resume) -> Path | None:
     """Return the checkpoint to go on from; None starts anew."""
-    if recorder.known:
-        if resume == "never":
-            raise RunError(
-                f"{recorder.folder} holds a run already, and resume is 'never'. Choose another "
-                "folder with --run (run= in Python)."
-            )
-        recorder.check_same(asked)
+    if recorder.known and resume == "never":
+        raise RunError(
+            f"{recorder.folder} holds a run already, and resume is 'never'. Choose another "
+            "folder with --run (run= in Python)."
+        )
     found = list_checkpoints(recorder.checkpoints)
+    if recorder.known and (found or _is_finished(recorder)):
+        recorder.check_same(asked)
     if resume == "must" and not (found and recorder.known):
         raise CheckpointError(
             f"{recorder.folder} has no checkpoint to go on from, and resume is 'must'."

@@ -261,6 +261,8 @@ class Session:
         if metric is None:
             return
         standing.metric = metric
+        if metrics[metric] != metrics[metric]:
+            self.say(f"{metric} is not a number; look at the validation data and the loss.")
         standing.judge(
             metrics[metric],
             self.state.place.step,
