@@ -26,7 +26,7 @@ def test_a_recipe_that_ships_loads_by_its_name(name):
     recipe = load(name)
     assert recipe.name == name
     assert recipe.path == SHIPPED / f"{name}.py"
-    assert recipe.config.said()["batch_size"] == 64
+    assert recipe.config.said()["batch_size"] in (32, 64)
     assert recipe.module.__doc__
 
 

@@ -67,9 +67,11 @@ class Session:
         elif place.step:
             self._saved_step = place.step
             self._recorder.event("resume", step=place.step)
-            self.say(
-                f"Going on in {self.run.path} from step {place.step}, epoch {place.epoch + 1}."
-            )
+            where = f"step {place.step}, epoch {place.epoch + 1}"
+            self.say(f"Going on in {self.run.path} from {where}.")
+        elif self._recorder.known:
+            self._recorder.event("restart", step=0)
+            self.say(f"Nothing was saved in {self.run.path} yet: starting anew.")
 
     @property
     def state(self) -> State:
