@@ -184,6 +184,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("parts", "error", "sentence"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_trained_is_refused_at_the_start(tmp_path, parts, error, sentence):
+    torch.manual_seed(0)
     with pytest.raises(error) as caught:
         tiny.prepare(tmp_path / "run", parts, **ORDERED).close()
     assert caught.match(f"(?s){sentence}")

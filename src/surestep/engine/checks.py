@@ -262,7 +262,7 @@ def _check_parts(feed: Feed, raw: Any, outputs: Any, micro: MicroBatch, whole: T
         if items:
             total += feed.loss.add_up(feed.loss.value(outputs[rows], targets), items)[0]
     half = isinstance(outputs, Tensor) and outputs.dtype in (torch.bfloat16, torch.float16)
-    if not math.isclose(float(total), float(whole), rel_tol=3e-2 if half else 1e-3, abs_tol=1e-6):
+    if not math.isclose(float(total), float(whole), rel_tol=3e-2 if half else 1e-4, abs_tol=1e-6):
         raise TaskError(
             f"The loss is not a mean over its items: {samples} samples give "
             f"{float(whole) / micro.items:.6g}, and their two parts put together "
