@@ -118,8 +118,6 @@ class Feed:
 
     def move(self, batch: Batch) -> Batch:
         """Copy a batch to the device."""
-        if self.device.type == "cpu":
-            return batch
         return batch._replace(micro_batches=tuple(map(self.move_micro, batch.micro_batches)))
 
     def move_micro(self, micro: MicroBatch) -> MicroBatch:

@@ -95,19 +95,19 @@ def fit(session: Session) -> Run:
 
 def _train(session: Session) -> None:
     plan, loop = session.plan, session.loop
-    if session.task.val_sets():
+    has_val = bool(session.task.val_sets())
+    if has_val:
         loop.act[Request.EVALUATE] = partial(_evaluate, session)
     evaluating = _cadence(session, plan.validation_every)
     saving = _cadence(session, plan.checkpoint_every)
-    has_val = bool(session.task.val_sets())
     for result in session.steps():
         items, now = session.state.place.items, time.monotonic()
-        if has_val and evaluating.due(result.step, items, now) and not session.is_evaluated:
+        if has_val and evaluating.due(result.step, items, now):
             _evaluate(session)
         if saving.due(result.step, items, now) and not session.is_saved:
             session.save()
-    if loop.stopping is None or not loop.interrupted:
-        if has_val and not session.is_evaluated:
+    if not loop.interrupted:
+        if has_val:
             _evaluate(session)
         if not session.is_saved:
             session.save()
