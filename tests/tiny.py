@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import surestep
+from surestep.engine.data.feed import Feed, feed
 from surestep.engine.facts import Facts
-from surestep.engine.feed import Feed, feed
 from surestep.engine.plan import Given, Plan
 from surestep.engine.resolve import resolve
 from surestep.engine.state import State

@@ -4,16 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from surestep.base.config import Checkpoint as Checkpoint
     from surestep.base.config import Config as Config
-    from surestep.base.config import Data as Data
-    from surestep.base.config import EarlyStop as EarlyStop
-    from surestep.base.config import Logging as Logging
-    from surestep.base.config import Optim as Optim
-    from surestep.base.config import Scaler as Scaler
-    from surestep.base.config import Schedule as Schedule
-    from surestep.base.config import Validation as Validation
     from surestep.base.errors import SurestepError as SurestepError
+    from surestep.base.groups.data import Data as Data
+    from surestep.base.groups.evaluation import EarlyStop as EarlyStop
+    from surestep.base.groups.evaluation import Validation as Validation
+    from surestep.base.groups.optim import Optim as Optim
+    from surestep.base.groups.precision import Scaler as Scaler
+    from surestep.base.groups.record import Checkpoint as Checkpoint
+    from surestep.base.groups.record import Logging as Logging
+    from surestep.base.groups.schedule import Schedule as Schedule
     from surestep.engine.callback import Callback as Callback
     from surestep.engine.callback import Request as Request
     from surestep.engine.metrics import log as log
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from surestep.trainer.prepare import prepare as prepare
 
 _HOMES = {
-    "Checkpoint": "surestep.base.config",
-    "Data": "surestep.base.config",
-    "EarlyStop": "surestep.base.config",
-    "Logging": "surestep.base.config",
-    "Optim": "surestep.base.config",
-    "Scaler": "surestep.base.config",
-    "Schedule": "surestep.base.config",
-    "Validation": "surestep.base.config",
+    "Checkpoint": "surestep.base.groups.record",
+    "Data": "surestep.base.groups.data",
+    "EarlyStop": "surestep.base.groups.evaluation",
+    "Logging": "surestep.base.groups.record",
+    "Optim": "surestep.base.groups.optim",
+    "Scaler": "surestep.base.groups.precision",
+    "Schedule": "surestep.base.groups.schedule",
+    "Validation": "surestep.base.groups.evaluation",
     "Callback": "surestep.engine.callback",
     "Config": "surestep.base.config",
     "Request": "surestep.engine.callback",

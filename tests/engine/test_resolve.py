@@ -4,9 +4,8 @@ import pytest
 
 from surestep.base.config import Config, options
 from surestep.engine.plan import Plan
-from surestep.engine.refusals import REFUSALS
 from surestep.engine.resolve import seed_of
-from surestep.engine.table import TABLE
+from surestep.engine.table import REFUSALS, TABLE
 from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, VALIDATED, decide
 
 SAID = {

@@ -13,7 +13,7 @@ import surestep
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError
 from surestep.engine.plan import Known, Refusal
-from surestep.engine.refusals import REFUSALS
+from surestep.engine.table import REFUSALS
 from surestep.trainer.prepare import plan_task
 from tests.laws.tasks import mlp, rows
 

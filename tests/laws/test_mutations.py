@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from surestep.base.duration import parse_duration
-from surestep.engine import data, evaluate, feed, loop, loss, optim, refusals, seed, step, table
+from surestep.engine import evaluate, loop, loss, seed, step, table
+from surestep.engine.data import feed, order, source
+from surestep.engine.optim import groups
 from surestep.engine.parallel import single
 from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
 from tests.laws.test_law_2_resuming import check_resume
@@ -97,7 +99,7 @@ def without_wish(option: str) -> Callable[[Patch], None]:
 
 
 def forgiving(option: str) -> Callable[[Patch], None]:
-    return lambda patch: patch.setitem(refusals.REFUSALS, option, ())
+    return lambda patch: patch.setitem(table.REFUSALS, option, ())
 
 
 def forgetful(guard: Any, *_: Any) -> None:
@@ -143,14 +145,14 @@ MUTATIONS = [
         (
             "a resumed epoch begins anew",
             lambda patch: patch.setattr(
-                data.Cut,
+                order.Cut,
                 "batches",
-                lambda self, start, own=data.Cut.batches: own(self, 0),
+                lambda self, start, own=order.Cut.batches: own(self, 0),
             ),
             lambda folder: check_resume(folder),
         ),
         ("dropout by history", by_history(seed.ModelRandomness, "at"), check_resume),
-        ("augmentation by history", by_history(data, "seed_loading"), check_resume),
+        ("augmentation by history", by_history(source, "seed_loading"), check_resume),
         (
             "moments are not loaded",
             after(
@@ -174,7 +176,7 @@ MUTATIONS = [
         ),
         (
             "weight decay for biases and norms too",
-            instead(optim, "without_decay", lambda _: set()),
+            instead(groups, "without_decay", lambda _: set()),
             lambda folder: check_usual(folder, GIVEN["tensors"]),
         ),
         (
@@ -196,7 +198,7 @@ MUTATIONS = [
             by_history(seed.ModelRandomness, "at"),
             lambda folder: check_callback(folder, "on_step", None),
         ),
-        ("augmentation by history", by_history(data, "seed_loading"), check_workers),
+        ("augmentation by history", by_history(source, "seed_loading"), check_workers),
         (
             "an evaluation in train mode",
             instead(evaluate, "eval_mode", nullcontext),

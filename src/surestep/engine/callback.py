@@ -18,7 +18,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from surestep.engine.batch import Batch
+    from surestep.engine.data.batch import Batch
     from surestep.engine.state import State
     from surestep.engine.step import StepResult
 

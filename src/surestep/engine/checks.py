@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from surestep.base.errors import DataError, TaskError
-from surestep.engine.batch import MicroBatch, samples_in, tensors_in
-from surestep.engine.data import InMemory
+from surestep.engine.data.batch import MicroBatch, samples_in, tensors_in
+from surestep.engine.data.feed import Feed
+from surestep.engine.data.source import InMemory
 from surestep.engine.evaluate import eval_mode
-from surestep.engine.feed import Feed
 from surestep.engine.loss import IGNORED, Loss
 from surestep.engine.metrics import open_metrics, take_logged
 from surestep.engine.seed import ModelRandomness, kept_generators

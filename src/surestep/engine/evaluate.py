@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surestep.engine.batch import MicroBatch
-from surestep.engine.feed import Feed
+from surestep.engine.data.batch import MicroBatch
+from surestep.engine.data.feed import Feed
 from surestep.engine.loss import Loss
 from surestep.engine.metrics import MeanMetric, ObjectMetric, open_metrics, take_logged
 from surestep.engine.seed import ModelRandomness, kept_generators

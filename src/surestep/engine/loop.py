@@ -11,9 +11,9 @@ import torch
 
 from surestep.base.duration import Cadence
 from surestep.base.errors import NonFiniteError
-from surestep.engine.batch import Batch
 from surestep.engine.callback import Callback, Request, overriding
-from surestep.engine.feed import Feed
+from surestep.engine.data.batch import Batch
+from surestep.engine.data.feed import Feed
 from surestep.engine.plan import Plan
 from surestep.engine.state import Place, State
 from surestep.engine.step import Parts, StepResult, train_step

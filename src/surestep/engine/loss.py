@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from surestep.base.errors import DataError, TaskError
-from surestep.engine.batch import samples_in
+from surestep.engine.data.batch import samples_in
 
 LossFunction = Callable[..., Tensor | Mapping[str, Tensor]]
 IGNORED = -100

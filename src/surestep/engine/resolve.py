@@ -8,8 +8,8 @@ from surestep.base.config import Config
 from surestep.base.errors import ConfigError
 from surestep.engine.facts import Facts
 from surestep.engine.plan import Decision, Given, Known, Plan
-from surestep.engine.refusals import REFUSALS
-from surestep.engine.table import DEFAULT_SEED, TABLE
+from surestep.engine.table import REFUSALS, TABLE
+from surestep.engine.table.run import DEFAULT_SEED
 
 
 def resolve(

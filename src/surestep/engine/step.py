@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.engine import metrics
-from surestep.engine.batch import Batch, MicroBatch
+from surestep.engine.data.batch import Batch, MicroBatch
 from surestep.engine.loss import Loss
 from surestep.engine.parallel.base import GradNorm, Outcome, Parallel
 from surestep.engine.schedule import Factor

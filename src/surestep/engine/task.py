@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from surestep.base.errors import TaskError
-from surestep.engine.batch import split_batch
+from surestep.engine.data.batch import split_batch
 from surestep.engine.loss import Loss, LossFunction, as_loss
 
 ParameterGroups = list[dict[str, Any]]

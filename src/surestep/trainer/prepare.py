@@ -14,13 +14,13 @@ from surestep.base.config import Config
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.engine.callback import Callback
 from surestep.engine.checks import check_first_batch, check_loss, check_model
-from surestep.engine.dataset import loader_settings, samples_of
+from surestep.engine.data.dataset import loader_settings, samples_of
+from surestep.engine.data.feed import Feed, feed, slices_in_memory
 from surestep.engine.facts import Facts, read_facts
-from surestep.engine.feed import Feed, feed, slices_in_memory
 from surestep.engine.loop import Loop
 from surestep.engine.loss import Loss
 from surestep.engine.metrics import directions
-from surestep.engine.optim import build_optimizer
+from surestep.engine.optim.build import build_optimizer
 from surestep.engine.parallel.single import Single
 from surestep.engine.plan import Given, Plan
 from surestep.engine.precision import autocast, grad_scaler, process_settings

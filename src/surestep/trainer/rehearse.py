@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from surestep.base.config import Config
 from surestep.base.errors import CheckpointError, DataError
 from surestep.engine.callback import Callback, Request
-from surestep.engine.dataset import first_samples, samples_of
+from surestep.engine.data.dataset import first_samples, samples_of
 from surestep.engine.state import State
 from surestep.engine.task import Task
 from surestep.trainer.fit import fit

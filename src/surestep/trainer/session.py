@@ -11,8 +11,8 @@ from torch import nn
 
 from surestep.base.errors import ConfigError, SurestepError, near
 from surestep.engine.callback import Request
+from surestep.engine.data.feed import Feed
 from surestep.engine.evaluate import evaluate_parts
-from surestep.engine.feed import Feed
 from surestep.engine.loop import LogPoint, Loop
 from surestep.engine.plan import Plan
 from surestep.engine.state import State

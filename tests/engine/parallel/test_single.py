@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.engine.optim import build_optimizer
+from surestep.engine.optim.build import build_optimizer
 from surestep.engine.parallel.single import AdamW, Single
 from surestep.engine.precision import grad_scaler
 from surestep.engine.state import State

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from surestep.base.errors import DataError
-from surestep.engine.batch import move, samples_in, split_batch, tensors_in
+from surestep.engine.data.batch import move, samples_in, split_batch, tensors_in
 
 X, Y, Z = torch.zeros(5, 2), torch.ones(5), torch.full((5, 3), 2.0)
 Pair = namedtuple("Pair", "a b")

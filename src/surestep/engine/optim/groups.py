@@ -1,16 +1,13 @@
-"""Parameter groups and the optimizer."""
+"""Parameter groups: which parameters are trained together, with or without decay."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 from surestep.base.errors import TaskError
-from surestep.engine.parallel.single import AdamW
-from surestep.engine.plan import Plan
 from surestep.engine.state import named_trainable
-from surestep.engine.task import ParameterGroups, Task
+from surestep.engine.task import ParameterGroups
 
 # Decay pulls towards zero, which is no natural value for a scale, a shift or a table row that is
 # seldom looked up. Source: https://arxiv.org/abs/1711.05101, https://arxiv.org/abs/2003.02436
@@ -63,63 +60,6 @@ def parameter_groups(model: nn.Module, weight_decay: float | None) -> ParameterG
     return [group for group in groups if group["params"]]
 
 
-def build_optimizer(plan: Plan, task: Task, model: nn.Module) -> torch.optim.Optimizer:
-    """Make the optimizer that the Plan decided on, or the Task's own.
-
-    Raises:
-        TaskError: a trained parameter is in no group or in two, or a frozen one is in one.
-    """
-    groups = parameter_groups(model, plan.optim_weight_decay)
-    optimizer = (
-        task.optimizer(groups)
-        if task.optimizer is not None
-        else _MAKERS[plan.optim_name](plan, groups)
-    )
-    check_groups(optimizer, model)
-    return optimizer
-
-
-def _adamw(plan: Plan, groups: ParameterGroups) -> torch.optim.Optimizer:
-    assert plan.optim_lr is not None
-    assert plan.optim_betas is not None
-    assert plan.optim_eps is not None
-    return AdamW(
-        groups,
-        lr=plan.optim_lr,
-        betas=plan.optim_betas,
-        eps=plan.optim_eps,
-        **_implementation(plan),
-    )
-
-
-def _sgd(plan: Plan, groups: ParameterGroups) -> torch.optim.Optimizer:
-    assert plan.optim_lr is not None
-    assert plan.optim_momentum is not None
-    optimizer = torch.optim.SGD(
-        groups,
-        lr=plan.optim_lr,
-        momentum=plan.optim_momentum,
-        nesterov=bool(plan.optim_nesterov),
-        **_implementation(plan),
-    )
-    if plan.optim_momentum:
-        # torch makes the buffers in the first step, and leaves them unset if that one is skipped
-        # by found_inf. Zeros give the same first step: momentum * 0 + gradient.
-        for parameter in _parameters(optimizer):
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return optimizer
-
-
-def _implementation(plan: Plan) -> dict[str, Any]:
-    return {plan.optim_implementation: True}
-
-
-_MAKERS: dict[str, Callable[[Plan, ParameterGroups], torch.optim.Optimizer]] = {
-    "adamw": _adamw,
-    "sgd": _sgd,
-}
-
-
 def check_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Check that each trained parameter is in one group and that no frozen one is in any.
 
@@ -131,7 +71,7 @@ def check_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             f"Task(optimizer=...) returned a {type(optimizer).__name__}, not a "
             "torch.optim.Optimizer."
         )
-    held = [id(parameter) for parameter in _parameters(optimizer)]
+    held = [id(parameter) for parameter in parameters_of(optimizer)]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     trained = named_trainable(model)
     missing = [name for name, each in trained.items() if id(each) not in held]
@@ -148,7 +88,8 @@ def check_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             raise TaskError(f"These parameters are {what}: {_some(found)}. {mend}.")
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yield the parameters that an optimizer holds."""
     for group in optimizer.param_groups:
         yield from group["params"]
 

@@ -3,7 +3,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from surestep.base.errors import DataError
-from surestep.engine.dataset import dataset_of, loader_settings, own_options, unpack
+from surestep.engine.data.dataset import dataset_of, loader_settings, own_options, unpack
 from tests import tiny
 
 X, Y = tiny.data(11)

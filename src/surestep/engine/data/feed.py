@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from surestep.base.errors import DataError
-from surestep.engine.batch import Batch, MicroBatch, move, samples_in, tensors_in
-from surestep.engine.data import Cut, InMemory, Loaded, Rows, Source, as_it_is, order_of
-from surestep.engine.dataset import dataset_of, loader_settings, own_options, unpack
+from surestep.engine.data.batch import Batch, MicroBatch, move, samples_in, tensors_in
+from surestep.engine.data.dataset import dataset_of, loader_settings, own_options, unpack
+from surestep.engine.data.order import Cut, order_of
+from surestep.engine.data.source import InMemory, Loaded, Rows, Source, as_it_is
 from surestep.engine.loss import Loss
 from surestep.engine.plan import Plan
 from surestep.engine.task import Task

@@ -3,13 +3,9 @@ import torch
 from torch import nn
 
 from surestep.base.errors import TaskError
-from surestep.engine.optim import (
-    build_optimizer,
-    check_groups,
-    named_trainable,
-    parameter_groups,
-    without_decay,
-)
+from surestep.engine.optim.build import build_optimizer
+from surestep.engine.optim.groups import check_groups, parameter_groups, without_decay
+from surestep.engine.state import named_trainable
 from tests import tiny
 
 

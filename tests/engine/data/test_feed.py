@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, get_worker_info
 
 from surestep.base.errors import ConfigError, DataError
-from surestep.engine.data import InMemory, Loaded
-from surestep.engine.feed import feed
+from surestep.engine.data.feed import feed
+from surestep.engine.data.source import InMemory, Loaded
 from tests import tiny
 
 X, Y = tiny.data()

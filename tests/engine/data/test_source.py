@@ -6,8 +6,9 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from surestep.base.errors import DataError
-from surestep.engine.data import Cut, InMemory, Loaded, order_of
-from surestep.engine.dataset import unpack
+from surestep.engine.data.dataset import unpack
+from surestep.engine.data.order import Cut, order_of
+from surestep.engine.data.source import InMemory, Loaded
 from tests import tiny
 
 X, Y = tiny.data(11)

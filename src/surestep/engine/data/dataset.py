@@ -15,7 +15,7 @@ from torch.utils.data import (
 )
 
 from surestep.base.errors import DataError
-from surestep.engine.data import InMemory
+from surestep.engine.data.source import InMemory
 
 
 def unpack(data: Any) -> tuple[Any, Tensor | None] | None:

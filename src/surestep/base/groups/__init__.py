@@ -1,0 +1,1 @@
+"""The groups of options that a Config has."""

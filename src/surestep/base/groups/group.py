@@ -1,0 +1,45 @@
+"""A group of options, which turns what pydantic finds into sentences."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+
+from surestep.base.errors import ConfigError, near
+
+
+class Group(BaseModel):
+    """A group of options; the ones of the Config itself have an empty `prefix`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    prefix: ClassVar[str] = ""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(data)
+        except ValidationError as error:
+            found = "\n".join(_sentence(cls, detail) for detail in error.errors())
+            raise ConfigError(found) from None
+
+
+def _sentence(group: type[Group], detail: Mapping[str, Any]) -> str:
+    """Turn one of pydantic's findings into a sentence that names what to type."""
+    name = str(detail["loc"][0]) if detail["loc"] else ""
+    full = (group.prefix + name).rstrip(".")
+    if detail["type"] == "extra_forbidden":
+        groups = (each for each in Group.__subclasses__() if name in each.model_fields)
+        elsewhere = [each.prefix + name for each in groups]
+        # Compared without the group, which all of them share.
+        own = near(name, group.model_fields, group.prefix)
+        return f"There is no option {full!r}. {near(elsewhere[0], elsewhere) if elsewhere else own}"
+    what = detail["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+    what = what.replace("Field required", "it takes two numbers, such as 0.9 0.999")
+    return f"{full}={detail['input']!r} is not allowed: {what}."

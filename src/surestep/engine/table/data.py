@@ -1,0 +1,177 @@
+"""How the data is cut, ordered and loaded, and how long the run is."""
+
+import math
+
+from surestep.engine.plan import Known, Refusal, Row
+from surestep.engine.table.rows import Refusals, Rows, always, default, is_said, said
+
+
+def _steps_per_epoch(k: Known) -> int:
+    samples, batch = k.given.train_samples, int(k["batch_size"])
+    return samples // batch if k["data.drop_last"] else math.ceil(samples / batch)
+
+
+def _loader_row(name: str) -> Row:
+    return Row(
+        lambda k: k.loader(name) is not None, lambda k: k.loader(name), "the DataLoader's own"
+    )
+
+
+def _cut_text(k: Known) -> str:
+    batch, micro = k["batch_size"], k["micro_batch_size"]
+    whole, rest = divmod(batch, micro)
+    parts = f"{whole} micro-batches x {micro}" if whole > 1 else f"1 micro-batch x {micro}"
+    return f"{batch} = {parts}" + (f" + {rest}" if rest else "")
+
+
+def _refuse_loader(option: str, name: str) -> Refusal:
+    return Refusal(
+        lambda k: (
+            k.loader(name) is not None and k.said.get(option, k.loader(name)) != k.loader(name)
+        ),
+        lambda k: (
+            f"{option}={k.said[option]!r}, but the DataLoader that was given has "
+            f"{name}={k.loader(name)!r}. Say it in one place: leave {option} out, or give the "
+            "dataset instead of the loader."
+        ),
+    )
+
+
+ROWS: Rows = {
+    "batch_size": (
+        _loader_row("batch_size"),
+        said("batch_size"),
+        default(64, "nothing said: a size that trains most small models"),
+    ),
+    "micro_batch_size": (
+        said("micro_batch_size"),
+        Row(always, lambda k: k["batch_size"], "the whole batch at once: nothing else said"),
+    ),
+    "cutting": (
+        Row(
+            lambda k: k["micro_batch_size"] >= k["batch_size"],
+            lambda k: f"{k['batch_size']} = 1 micro-batch",
+            "not cut",
+        ),
+        Row(
+            lambda k: bool(k.given.not_splitting),
+            lambda k: _cut_text(k),
+            "cutting changes the numbers here: {k.given.not_splitting[0]}",
+        ),
+        Row(always, lambda k: _cut_text(k), "the same update as uncut"),
+    ),
+    "data.shuffle": (
+        _loader_row("shuffle"),
+        said("data.shuffle"),
+        default(True, "ordered data trains worse; the order is a function of (seed, epoch)"),
+    ),
+    "data.drop_last": (
+        _loader_row("drop_last"),
+        said("data.drop_last"),
+        default(False, "a smaller last batch is weighted rightly: no sample is lost"),
+    ),
+    "data.num_workers": (
+        _loader_row("num_workers"),
+        said("data.num_workers"),
+        Row(lambda k: k.given.in_memory, lambda _: 0, "the data is in memory and only sliced"),
+        Row(
+            lambda k: k.on_gpu,
+            lambda k: min(4, max(1, k.facts.cpus - 1)),
+            "loading beside the GPU; {k.facts.cpus} cores here",
+        ),
+        default(0, "on a CPU the step itself uses the cores"),
+    ),
+    "data.pin_memory": (
+        _loader_row("pin_memory"),
+        said("data.pin_memory"),
+        Row(lambda k: k.on_gpu, lambda _: True, "copies to the GPU need not wait for the host"),
+        default(False, "nothing is copied to a GPU"),
+    ),
+    "data.persistent_workers": (
+        _loader_row("persistent_workers"),
+        said("data.persistent_workers"),
+        Row(
+            lambda k: k["data.num_workers"] > 0,
+            lambda _: True,
+            "starting workers anew each epoch costs seconds",
+        ),
+        default(False, "no workers"),
+    ),
+    "data.prefetch_factor": (
+        _loader_row("prefetch_factor"),
+        said("data.prefetch_factor"),
+        Row(lambda k: k["data.num_workers"] > 0, lambda _: 2, "torch's default"),
+        default(None, "no workers"),
+    ),
+    "steps_per_epoch": (
+        Row(
+            always,
+            _steps_per_epoch,
+            "{k.given.train_samples} samples in batches of {k[batch_size]}",
+        ),
+    ),
+    "total_steps": (
+        Row(
+            is_said("max_steps"),
+            lambda k: k.said["max_steps"],
+            "said: {origins[max_steps]}",
+        ),
+        Row(
+            always,
+            lambda k: max(1, round(k.said["epochs"] * k["steps_per_epoch"])),
+            "{k.said[epochs]:g} epochs of {k[steps_per_epoch]} steps, said: {origins[epochs]}",
+        ),
+    ),
+}
+
+REFUSALS: Refusals = {
+    "batch_size": (_refuse_loader("batch_size", "batch_size"),),
+    "micro_batch_size": (
+        Refusal(
+            lambda k: k.said.get("micro_batch_size", 0) > k["batch_size"],
+            lambda k: (
+                f"micro_batch_size={k.said['micro_batch_size']} is larger than the whole batch of "
+                f"{k['batch_size']}. Use at most {k['batch_size']}, or a larger batch_size."
+            ),
+        ),
+    ),
+    "data.shuffle": (_refuse_loader("data.shuffle", "shuffle"),),
+    "data.drop_last": (_refuse_loader("data.drop_last", "drop_last"),),
+    "data.num_workers": (_refuse_loader("data.num_workers", "num_workers"),),
+    "data.pin_memory": (
+        _refuse_loader("data.pin_memory", "pin_memory"),
+        Refusal(
+            lambda k: bool(k.said.get("data.pin_memory")) and not k.on_gpu,
+            lambda k: (
+                "data.pin_memory=True is for copies to a GPU, and the device is cpu. Leave it out."
+            ),
+        ),
+    ),
+    "data.persistent_workers": (
+        _refuse_loader("data.persistent_workers", "persistent_workers"),
+        Refusal(
+            lambda k: bool(k.said.get("data.persistent_workers")) and not k["data.num_workers"],
+            lambda k: "data.persistent_workers=True needs workers: say data.num_workers=2.",
+        ),
+    ),
+    "data.prefetch_factor": (
+        _refuse_loader("data.prefetch_factor", "prefetch_factor"),
+        Refusal(
+            lambda k: "data.prefetch_factor" in k.said and not k["data.num_workers"],
+            lambda k: "data.prefetch_factor needs workers: say data.num_workers=2.",
+        ),
+    ),
+    "total_steps": (
+        Refusal(
+            lambda k: k["steps_per_epoch"] == 0,
+            lambda k: (
+                f"data.drop_last drops every batch: {k.given.train_samples} samples are less than "
+                f"batch_size={k['batch_size']}. Use a smaller batch_size or drop_last=False."
+            ),
+        ),
+        Refusal(
+            lambda k: "epochs" not in k.said and "max_steps" not in k.said,
+            lambda k: "Nothing says how long to train. Say epochs=10 or max_steps=1000.",
+        ),
+    ),
+}

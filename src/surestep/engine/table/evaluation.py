@@ -1,0 +1,100 @@
+"""When to evaluate, and what follows from it."""
+
+from surestep.base.duration import parse_duration
+from surestep.engine.plan import Refusal, Row
+from surestep.engine.table.rows import Refusals, Rows, always, default, is_said, plain, said
+
+
+def _refuse_without_val(option: str) -> Refusal:
+    return Refusal(
+        lambda k: option in k.said and not k.given.val_sets,
+        lambda k: f"{option}={k.said[option]!r} needs evaluations: give the Task val data.",
+    )
+
+
+ROWS: Rows = {
+    "validation.every": (
+        said("validation.every", parse_duration),
+        default(parse_duration("1 epoch"), "once through the data"),
+    ),
+    "validation.batch_size": (
+        Row(
+            lambda k: bool(k.given.val_batch_sizes),
+            lambda k: k.given.val_batch_sizes[0],
+            "the val DataLoader's own",
+        ),
+        said("validation.batch_size"),
+        Row(
+            always,
+            lambda k: k["micro_batch_size"],
+            "what fits in training fits without gradients; the numbers do not depend on it",
+        ),
+    ),
+    "validation.metric": (
+        Row(lambda k: not k.given.val_sets, lambda _: None, "no validation data"),
+        Row(is_said("validation.metric"), lambda k: k.metric(), "said: {origin}"),
+        Row(always, lambda k: f"{k.given.val_sets[0]}/loss", "what is trained on"),
+    ),
+    "validation.mode": (
+        said("validation.mode"),
+        Row(
+            lambda k: k.metric_mode() == "max",
+            lambda _: "max",
+            "a larger {k[validation.metric]} is better",
+        ),
+        default("min", "a smaller {k[validation.metric]} is better"),
+    ),
+    "early_stop.patience": plain("early_stop.patience", None, "nothing said: no early stopping"),
+    "early_stop.min_delta": plain("early_stop.min_delta", 0.0, "any gain counts"),
+}
+
+REFUSALS: Refusals = {
+    "validation.every": (_refuse_without_val("validation.every"),),
+    "validation.batch_size": (
+        _refuse_without_val("validation.batch_size"),
+        Refusal(
+            lambda k: any(
+                size != k.said.get("validation.batch_size", size)
+                for size in k.given.val_batch_sizes
+            ),
+            lambda k: (
+                f"validation.batch_size={k.said['validation.batch_size']}, but the val DataLoader "
+                f"has batch_size={k.given.val_batch_sizes[0]}. Say it in one place."
+            ),
+        ),
+    ),
+    "validation.metric": (
+        Refusal(
+            lambda k: (
+                "validation.metric" in k.said
+                and (not k.given.val_sets or k.metric() not in k.metric_names())
+            ),
+            lambda k: (
+                f"validation.metric={k.said['validation.metric']!r} is not measured. "
+                f"Measured: {', '.join(k.metric_names()) or 'nothing, there is no val data'}."
+            ),
+        ),
+    ),
+    "validation.mode": (
+        _refuse_without_val("validation.mode"),
+        Refusal(
+            lambda k: k.metric_mode() is None and "validation.mode" not in k.said,
+            lambda k: (
+                f"Whether a larger {k['validation.metric']} is better is not known. "
+                "Say validation.mode='max' or 'min'."
+            ),
+        ),
+    ),
+    "early_stop.patience": (
+        Refusal(
+            lambda k: "early_stop.patience" in k.said and not k.given.val_sets,
+            lambda k: "early_stop.patience needs evaluations: give the Task val data.",
+        ),
+    ),
+    "early_stop.min_delta": (
+        Refusal(
+            lambda k: "early_stop.min_delta" in k.said and k["early_stop.patience"] is None,
+            lambda k: "early_stop.min_delta needs a patience: say early_stop.patience=5.",
+        ),
+    ),
+}

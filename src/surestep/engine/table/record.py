@@ -1,0 +1,29 @@
+"""What a run keeps and shows."""
+
+from surestep.base.duration import parse_duration
+from surestep.engine.plan import Row
+from surestep.engine.table.rows import Refusals, Rows, default, plain, said
+
+ROWS: Rows = {
+    "checkpoint.every": (
+        said("checkpoint.every", parse_duration),
+        default(parse_duration("1 epoch"), "no more than an epoch is lost"),
+    ),
+    "checkpoint.keep_last": plain("checkpoint.keep_last", 2, "the newest, and one behind it"),
+    "checkpoint.keep_best": plain("checkpoint.keep_best", 1, "the best by validation.metric"),
+    "logging.every": (
+        said("logging.every", parse_duration),
+        default(parse_duration("50 steps"), "each read waits for the device; 50 steps hide it"),
+    ),
+    "logging.progress": (
+        Row(
+            lambda k: k.said.get("logging.progress", "auto") != "auto",
+            lambda k: k.said["logging.progress"],
+            "said: {origin}",
+        ),
+        Row(lambda k: k.facts.display != "none", lambda _: "bar", "a {k.facts.display} is here"),
+        default("plain", "no terminal here"),
+    ),
+}
+
+REFUSALS: Refusals = {}

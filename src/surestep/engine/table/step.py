@@ -1,0 +1,74 @@
+"""Clipping, the guard against what is not finite, and the loss scale."""
+
+from surestep.engine.plan import Refusal, Row
+from surestep.engine.table.rows import Refusals, Rows, default, is_said, plain, said
+
+ROWS: Rows = {
+    "max_grad_norm": (
+        Row(
+            lambda k: k.said.get("max_grad_norm") == "off",
+            lambda _: None,
+            "off, said: {origin}; the norm is still measured",
+        ),
+        said("max_grad_norm"),
+        Row(is_said("clip_value"), lambda _: None, "clip_value clips instead"),
+        default(1.0, "one bad batch cannot throw the weights far; the share clipped is shown"),
+    ),
+    "clip_value": plain("clip_value", None, "the norm is clipped instead"),
+    "on_nonfinite": plain("on_nonfinite", "raise", "a run that is broken should say so"),
+    "max_nonfinite": (
+        said("max_nonfinite"),
+        Row(lambda k: k["on_nonfinite"] == "skip", lambda _: 100, "more is not bad luck"),
+        default(0, "on_nonfinite is raise"),
+    ),
+    "guard": (
+        Row(
+            lambda k: k["precision"] == "fp16",
+            lambda _: "scaled",
+            "fp16 may overflow: the host reads the loss scale once a step",
+        ),
+        Row(
+            lambda k: k["on_nonfinite"] == "skip",
+            lambda _: "reading",
+            "skipping for good needs the host to know: one read a step",
+        ),
+        Row(
+            lambda k: k["optim.implementation"] != "fused",
+            lambda _: "reading",
+            "this optimizer cannot be told to skip on the device: one read a step",
+        ),
+        default("sticky", "kept on the device and read at log points: no read a step"),
+    ),
+    "scaler.init_scale": plain("scaler.init_scale", 65536.0, "torch's default"),
+    "scaler.growth_factor": plain("scaler.growth_factor", 2.0, "torch's default"),
+    "scaler.growth_interval": plain("scaler.growth_interval", 2000, "torch's default"),
+    "scaler.backoff_factor": plain("scaler.backoff_factor", 0.5, "torch's default"),
+}
+
+REFUSALS: Refusals = {
+    "max_grad_norm": (
+        Refusal(
+            lambda k: k.said.get("max_grad_norm", "off") != "off" and "clip_value" in k.said,
+            lambda k: (
+                f"max_grad_norm={k.said['max_grad_norm']} and clip_value={k.said['clip_value']} "
+                "are two ways to clip. Say one of them."
+            ),
+        ),
+    ),
+    "max_nonfinite": (
+        Refusal(
+            lambda k: "max_nonfinite" in k.said and k["on_nonfinite"] == "raise",
+            lambda k: "max_nonfinite counts skipped steps: say on_nonfinite='skip' with it.",
+        ),
+    ),
+    "scaler.init_scale": (
+        Refusal(
+            lambda k: k["precision"] != "fp16" and any(n.startswith("scaler.") for n in k.said),
+            lambda k: (
+                f"{next(n for n in k.said if n.startswith('scaler.'))} is said, but only fp16 "
+                f"scales the loss and precision is {k['precision']}. Leave it out, or say "
+                "precision='fp16'."
+            ),
+        ),
+    ),
+}
