@@ -17,7 +17,7 @@ from surestep.base.duration import parse_duration
 from surestep.engine import evaluate, loop, loss, seed, step, table
 from surestep.engine.data import feed, order, source
 from surestep.engine.optim import groups
-from surestep.engine.parallel import single
+from surestep.engine.parallel import guard, single
 from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
 from tests.laws.test_law_2_resuming import check_resume
 from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
@@ -219,7 +219,7 @@ MUTATIONS = [
         ),
         (
             "the loss is not looked at",
-            instead(single, "_finite", lambda *values: bool(torch.isfinite(values[-1]))),
+            instead(guard, "finite", lambda *values: bool(torch.isfinite(values[-1]))),
             lambda folder: check_skips(folder, "loss", on_nonfinite="skip"),
         ),
         (

@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from surestep.base.errors import TaskError
 from surestep.engine.parallel.base import GradNorm, Outcome
+from surestep.engine.parallel.guard import Reading, Scaled
 from surestep.engine.plan import Plan
 from surestep.engine.state import State, named_trainable
 
@@ -135,50 +136,6 @@ class Sticky:
         self.poison = torch.zeros_like(self.poison)
 
 
-class Reading:
-    """Decide on the host, which reads the norm and the loss of every step."""
-
-    def __init__(self, state: State) -> None:
-        self.optimizer = state.optimizer
-
-    def step(self, loss_sum: Tensor, grad_norm: Tensor) -> Outcome:
-        """Step where both are finite."""
-        if not _finite(loss_sum, grad_norm):
-            return Outcome(False, nonfinite=True)
-        self.optimizer.step()
-        return Outcome(True)
-
-    def recover(self) -> None:
-        """Do nothing: each step is judged anew."""
-
-
-class Scaled:
-    """Decide on the host under fp16: gradients that overflow are no failure, they lower the scale.
-
-    A run whose loss is finite and whose scale falls under 1 cannot be scaled: that is one.
-    """
-
-    def __init__(self, state: State) -> None:
-        self.optimizer = state.optimizer
-        self.scaler = state.scaler
-
-    def step(self, loss_sum: Tensor, grad_norm: Tensor) -> Outcome:
-        """Step where both are finite, and let the scale follow."""
-        if _finite(loss_sum, grad_norm):
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            return Outcome(True)
-        kept = self.scaler.state_dict()
-        self.scaler.update()
-        if _finite(loss_sum) and self.scaler.get_scale() >= 1:
-            return Outcome(False, overflow=True)
-        self.scaler.load_state_dict(kept)
-        return Outcome(False, nonfinite=True)
-
-    def recover(self) -> None:
-        """Do nothing: each step is judged anew."""
-
-
 class AdamW(torch.optim.AdamW):
     """torch's fused AdamW, whose step goes to torch's kernel by the shortest way.
 
@@ -266,10 +223,6 @@ def _torch_step(optimizer: AdamW, closure: Any) -> Any:
     if not getattr(step, "hooked", False):
         step = torch.optim.Optimizer.profile_hook_step(step)
     return step(optimizer, closure)
-
-
-def _finite(*values: Tensor) -> bool:
-    return all(math.isfinite(value) for value in torch.stack([v.float() for v in values]).tolist())
 
 
 _GUARDS: dict[str, type[Sticky] | type[Reading] | type[Scaled]] = {

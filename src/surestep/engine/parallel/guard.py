@@ -1,0 +1,58 @@
+"""The guards that read the device at every step; `single.Sticky` does not."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from surestep.engine.parallel.base import Outcome
+from surestep.engine.state import State
+
+
+class Reading:
+    """Decide on the host, which reads the norm and the loss of every step."""
+
+    def __init__(self, state: State) -> None:
+        self.optimizer = state.optimizer
+
+    def step(self, loss_sum: Tensor, grad_norm: Tensor) -> Outcome:
+        """Step where both are finite."""
+        if not finite(loss_sum, grad_norm):
+            return Outcome(False, nonfinite=True)
+        self.optimizer.step()
+        return Outcome(True)
+
+    def recover(self) -> None:
+        """Do nothing: each step is judged anew."""
+
+
+class Scaled:
+    """Decide on the host under fp16: gradients that overflow are no failure, they lower the scale.
+
+    A run whose loss is finite and whose scale falls under 1 cannot be scaled: that is one.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.optimizer = state.optimizer
+        self.scaler = state.scaler
+
+    def step(self, loss_sum: Tensor, grad_norm: Tensor) -> Outcome:
+        """Step where both are finite, and let the scale follow."""
+        if finite(loss_sum, grad_norm):
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            return Outcome(True)
+        kept = self.scaler.state_dict()
+        self.scaler.update()
+        if finite(loss_sum) and self.scaler.get_scale() >= 1:
+            return Outcome(False, overflow=True)
+        self.scaler.load_state_dict(kept)
+        return Outcome(False, nonfinite=True)
+
+    def recover(self) -> None:
+        """Do nothing: each step is judged anew."""
+
+
+def finite(*values: Tensor) -> bool:
+    """Read the values, at once."""
+    return all(math.isfinite(value) for value in torch.stack([v.float() for v in values]).tolist())

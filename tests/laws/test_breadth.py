@@ -1,0 +1,130 @@
+"""Each optimizer, schedule and loss is cut, skipped, saved, loaded, and asked for wrongly.
+
+An entry of surestep's tables that has none here fails `test_no_entry_is_absent`.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+import surestep
+from surestep.base.groups.optim import Optim
+from surestep.base.groups.schedule import Schedule
+from surestep.trainer.session import Session
+from tests.laws.breadth import Entry, optimizers, schedules
+from tests.laws.plain import distance
+from tests.laws.tasks import assert_moved, assert_same, session_of, snapshot
+
+STEPS, BATCH, BAD_STEP, STOP = 12, 16, 6, 7
+Folder = Callable[[], Path]
+
+
+def names_in(literal: Any) -> set[str]:
+    """The names that an option's annotation, `Literal[...] | None`, allows."""
+    return {name for each in get_args(literal) for name in get_args(each)}
+
+
+TABLES: dict[str, tuple[set[str], dict[str, Entry]]] = {
+    "optimizer": (names_in(Optim.model_fields["name"].annotation), optimizers.ENTRIES),
+    "schedule": (names_in(Schedule.model_fields["name"].annotation), schedules.ENTRIES),
+}
+ENTRIES = [
+    pytest.param(entry, id=f"{kind} {name}")
+    for kind, (_, entries) in TABLES.items()
+    for name, entry in entries.items()
+]
+
+
+class Poison(surestep.Callback):
+    """Let what the model returns be NaN in the forwards of chosen steps."""
+
+    def __init__(self, model: torch.nn.Module, *steps: int) -> None:
+        self.steps = steps
+        self.factor = 1.0
+        self.before: dict[str, Tensor] = {}
+        model.register_forward_hook(lambda *call: self.spoil(call[-1]))
+
+    def spoil(self, outputs: Any) -> Any:
+        if isinstance(outputs, Tensor):
+            return outputs * self.factor if outputs.is_floating_point() else outputs
+        if isinstance(outputs, Mapping):
+            return type(outputs)({key: self.spoil(each) for key, each in outputs.items()})
+        return type(outputs)(self.spoil(each) for each in outputs)
+
+    def on_batch(self, state: surestep.State, batch: Any) -> None:
+        self.factor = float("nan") if state.place.step + 1 in self.steps else 1.0
+
+
+def opened(entry: Entry, folder: Path, *bad_steps: int, **options: Any) -> Session:
+    task = surestep.Task(**entry.parts())
+    poison = Poison(task.model, *bad_steps)
+    said = {"max_steps": STEPS, "batch_size": BATCH, **entry.options, **options}
+    return session_of(task, folder, callbacks=[poison], **said)
+
+
+def trained(entry: Entry, folder: Path, *bad_steps: int, **options: Any) -> Session:
+    with opened(entry, folder, *bad_steps, **options) as session:
+        for _ in session.steps():
+            pass
+    return session
+
+
+def check_cut(entry: Entry, folder: Folder) -> None:
+    """A batch cut unevenly gives the same update, or the Plan says that it does not."""
+    whole, cut = (trained(entry, folder(), micro_batch_size=size) for size in (BATCH, 5))
+    if entry.tolerance is None:
+        assert "cutting changes the numbers here" in cut.plan.reason("cutting")
+    else:
+        assert distance(whole.model, cut.model) <= entry.tolerance
+
+
+def check_skip(entry: Entry, folder: Folder) -> None:
+    """A step whose outputs are NaN moves nothing, and the others go on."""
+    with opened(entry, folder(), BAD_STEP, on_nonfinite="skip") as session:
+        start = before = snapshot(session)
+        for result in session.steps():
+            now = snapshot(session)
+            if result.step == BAD_STEP:
+                assert_same(before, now)
+            before = now
+    assert session.state.place.steps_taken == STEPS - 1
+    assert session.state.counts.nonfinite == 1
+    assert_moved(start, before)
+
+
+def check_resume(entry: Entry, folder: Folder) -> None:
+    """Stopped in the middle of an epoch and gone on with = never stopped, bit for bit."""
+    never, stopped = trained(entry, folder()), folder()
+    with opened(entry, stopped) as session:
+        for result in session.steps():
+            if result.step == STOP:
+                session.save()
+                break
+    gone_on = trained(entry, stopped)
+    assert gone_on.state.place == never.state.place
+    assert_same(snapshot(never), snapshot(gone_on))
+
+
+def check_wrong(entry: Entry, folder: Folder) -> None:
+    """What does not fit is refused in words."""
+    wrong = entry.wrong
+    parts = {**entry.parts(), **wrong.parts()}
+    said = {**entry.options, **wrong.options}
+    with pytest.raises(surestep.SurestepError, match=wrong.sentence):
+        session_of(surestep.Task(**parts), folder(), max_steps=STEPS, batch_size=BATCH, **said)
+
+
+@pytest.mark.parametrize("check", [check_cut, check_skip, check_resume, check_wrong])
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_everything_there_is_to_train_with(entry, check, folder):
+    check(entry, folder)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_no_entry_is_absent(kind):
+    known, entries = TABLES[kind]
+    assert known == set(entries)
