@@ -13,7 +13,8 @@ from torch import nn
 from surestep.base.config import Config
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.engine.callback import Callback
-from surestep.engine.checks import check_first_batch, check_loss, check_model
+from surestep.engine.checks.first_batch import check_first_batch
+from surestep.engine.checks.parts import check_loss, check_model
 from surestep.engine.data.dataset import loader_settings, samples_of
 from surestep.engine.data.feed import Feed, feed, slices_in_memory
 from surestep.engine.facts import Facts, read_facts

@@ -1,0 +1,112 @@
+"""The first batch: what can be seen in it before a run, each as a clear message."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surestep.base.errors import DataError, TaskError
+from surestep.engine.checks.shapes import check_shapes
+from surestep.engine.checks.value import check_first_loss, check_parts, loss_of
+from surestep.engine.data.batch import MicroBatch, tensors_in
+from surestep.engine.data.feed import Feed
+from surestep.engine.data.source import InMemory
+from surestep.engine.evaluate import eval_mode
+from surestep.engine.loss import IGNORED
+from surestep.engine.metrics import open_metrics, take_logged
+from surestep.engine.seed import ModelRandomness, kept_generators
+from surestep.engine.task import Task
+
+
+def check_first_batch(
+    model: nn.Module,
+    feed: Feed,
+    task: Task,
+    *,
+    autocast: AbstractContextManager[Any],
+    fresh: bool = True,
+) -> None:
+    """Try the first batch of the first epoch in eval mode: data, shapes, loss, denominator.
+
+    Args:
+        model: on its device.
+        feed: the training data.
+        task: for its words.
+        autocast: what the forward runs under.
+        fresh: the weights are new, so the first loss can be compared with what it should be.
+
+    Raises:
+        DataError: inputs that are not finite, targets out of range, no items.
+        TaskError: outputs, targets and loss do not fit each other.
+    """
+    _check_ignored(feed, task)
+    raw, micro = feed.first()
+    _check_finite(micro)
+    randomness = ModelRandomness(feed.seed, feed.device)
+    with eval_mode(model), torch.no_grad(), kept_generators(feed.device):
+        randomness.at(-1, 0)
+        with autocast:
+            outputs = _forward(model, micro)
+            check_shapes(outputs, micro.targets, feed.loss)
+            value = loss_of(feed.loss, outputs, micro)
+            if not feed.loss.is_sum and task.splits:
+                check_parts(feed, raw, outputs, micro, value)
+            _check_metrics(task, outputs, micro, feed)
+        take_logged()
+    if fresh and feed.loss.kind == "classes" and feed.loss.divides:
+        check_first_loss(float(value) / micro.items, outputs.shape[1])
+
+
+def _check_ignored(feed: Feed, task: Task) -> None:
+    """Look for ignored targets that a mean over samples would count."""
+    if feed.loss.kind != "other" or task.items != "samples" or task.inputs is not None:
+        return
+    if not isinstance(feed.source, InMemory):
+        return
+    targets = feed.split(feed.source.tensors)[2]
+    if isinstance(targets, Tensor) and not targets.is_floating_point():
+        ignored = int((targets == IGNORED).sum())
+        if ignored:
+            raise TaskError(
+                f"{ignored} targets are {IGNORED}, which means ignored, and the loss is said to be "
+                "a mean over samples. Say Task(items='tokens'), or a function of the batch."
+            )
+
+
+def _forward(model: nn.Module, micro: MicroBatch) -> Any:
+    try:
+        return model(*micro.args, **micro.kwargs)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        shapes = [tuple(t.shape) for t in tensors_in((micro.args, dict(micro.kwargs)))]
+        raise TaskError(
+            f"The model fails on the first batch, whose inputs have shapes {shapes}: {error}"
+        ) from error
+
+
+def _check_finite(micro: MicroBatch) -> None:
+    for what, value in (("inputs", (micro.args, dict(micro.kwargs))), ("targets", micro.targets)):
+        for tensor in tensors_in(value):
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                bad = int((~torch.isfinite(tensor)).sum())
+                raise DataError(
+                    f"The {what} of the first batch hold {bad} values that are NaN or infinite "
+                    f"(shape {tuple(tensor.shape)}). Clean the data; training would fail on them."
+                )
+
+
+def _check_metrics(task: Task, outputs: Any, micro: MicroBatch, feed: Feed) -> None:
+    """Try each metric on the first batch: its failure would come at the end of an epoch."""
+    for name, metric in task.metrics.items():
+        try:
+            (opened,) = open_metrics({name: metric}, feed.device)
+            opened.update(outputs, micro.targets, feed.loss.count(micro.targets))
+            opened.compute()
+        except TaskError:
+            raise
+        except Exception as error:
+            raise TaskError(
+                f"metrics[{name!r}] fails on the first batch: {type(error).__name__}: {error}"
+            ) from error
+        if hasattr(metric, "reset"):
+            metric.reset()

@@ -1,0 +1,35 @@
+"""The model and the loss as they are given, before there is a batch."""
+
+from torch import nn
+
+from surestep.base.errors import TaskError
+
+
+def check_model(model: nn.Module) -> None:
+    """Check that all parameters are on one device.
+
+    Raises:
+        TaskError: they are on several.
+    """
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if len(devices) > 1:
+        raise TaskError(
+            f"The model's parameters are on several devices: {', '.join(devices)}. Build it on one "
+            "and say device= in the Config."
+        )
+
+
+def check_loss(loss: object) -> None:
+    """Check that the loss has nothing to train.
+
+    Raises:
+        TaskError: it has parameters, which no optimizer would hold and no checkpoint would keep.
+    """
+    if isinstance(loss, nn.Module):
+        names = [name for name, each in loss.named_parameters() if each.requires_grad]
+        if names:
+            raise TaskError(
+                f"The loss has parameters of its own, which nothing would train: "
+                f"{', '.join(names)}. Make them a part of the model, and let it return what the "
+                "loss needs."
+            )
