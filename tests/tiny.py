@@ -12,7 +12,7 @@ from surestep.engine.data.feed import Feed, feed
 from surestep.engine.facts import Facts
 from surestep.engine.plan import Given, Plan
 from surestep.engine.resolve import resolve
-from surestep.engine.state import State
+from surestep.engine.state import WHOLE, State
 from surestep.trainer.prepare import Planned, plan_task
 from surestep.trainer.session import Session
 
@@ -96,7 +96,7 @@ def state_of(
     """A state whose optimizer has stepped on gradients drawn from `seed`."""
     net = net or model()
     optimizer = (make or fused_adamw)(net.parameters())
-    state = State(net, optimizer, torch.amp.GradScaler("cpu", enabled=False))
+    state = State(net, {WHOLE: optimizer}, torch.amp.GradScaler("cpu", enabled=False))
     for step in range(steps):
         move(state, seed + step)
     return state
@@ -106,12 +106,16 @@ def fused_adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.1, fused=True)
 
 
-def move(state: State, seed: int) -> None:
+def give_gradients(net: nn.Module, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
-    for parameter in state.model.parameters():
+    for parameter in net.parameters():
         parameter.grad = torch.empty_like(parameter).copy_(
             torch.randn(parameter.shape, generator=generator)
         )
+
+
+def move(state: State, seed: int) -> None:
+    give_gradients(state.model, seed)
     state.optimizer.step()
     place = state.place
     state.place = place._replace(step=place.step + 1, steps_taken=place.steps_taken + 1)

@@ -2,7 +2,9 @@ import math
 
 import pytest
 
-from surestep.engine.state import Counts, Standing
+from surestep.base.errors import TaskError
+from surestep.engine.state import WHOLE, Counts, Standing
+from tests import tiny
 
 
 @pytest.mark.parametrize(
@@ -40,3 +42,17 @@ def test_what_is_not_a_number_is_never_best():
 
 def test_skipped_steps_are_counted_by_reason():
     assert Counts(overflow=1, nonfinite=2, no_items=4, clipped=8).skipped == 7
+
+
+def test_the_only_optimizer_needs_no_name():
+    state = tiny.state_of()
+    assert state.optimizer is state.optimizers[WHOLE]
+
+
+def test_of_several_optimizers_none_is_the_only_one():
+    state = tiny.state_of()
+    state.optimizers["critic"] = tiny.fused_adamw(tiny.model().parameters())
+    with pytest.raises(
+        TaskError, match=r"several: model, critic\. .* state\.optimizers\['model'\]"
+    ):
+        _ = state.optimizer

@@ -81,9 +81,10 @@ def snapshot(session: Session) -> dict[str, Any]:
     kept: dict[str, Any] = {
         f"model/{name}": value.clone() for name, value in session.model.state_dict().items()
     }
-    for index, slots in session.optimizer.state_dict()["state"].items():
-        for slot, value in slots.items():
-            kept[f"optimizer/{index}/{slot}"] = torch.as_tensor(value).clone()
+    for name, optimizer in session.state.optimizers.items():
+        for index, slots in optimizer.state_dict()["state"].items():
+            for slot, value in slots.items():
+                kept[f"{name}/{index}/{slot}"] = torch.as_tensor(value).clone()
     kept["steps_taken"] = torch.tensor(session.state.place.steps_taken)
     return kept
 

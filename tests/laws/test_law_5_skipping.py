@@ -57,8 +57,9 @@ def files_of(checkpoint: Path) -> dict[str, Any]:
             assert torch.isfinite(value).all(), f"{name} of {part} is not finite"
             held[f"{part}/{name}"] = value.tolist()
     record = read_json(checkpoint / "state.json")
-    for group in record["optimizer"]["groups"]:
-        group["options"].pop("lr", None)
+    for optimizer in record["optimizers"].values():
+        for group in optimizer["groups"]:
+            group["options"].pop("lr", None)
     return {**held, **record}
 
 

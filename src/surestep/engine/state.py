@@ -6,6 +6,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from surestep.base.errors import TaskError
+
+WHOLE = "model"  # what the only optimizer of a task is called
+
 
 class Place(NamedTuple):
     """How far the run is. A step that was skipped counts as a step, not as a step taken."""
@@ -64,15 +68,32 @@ class Standing:
 
 @dataclass
 class State:
-    """The model, its optimizer, the loss scale, the place and the standing of a run."""
+    """The model, its optimizers by name, the loss scale, the place and the standing of a run.
+
+    A task that does not name its optimizers has one, called "model".
+    """
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizers: dict[str, torch.optim.Optimizer]
     scaler: torch.amp.GradScaler
     place: Place = field(default_factory=Place)
     counts: Counts = field(default_factory=Counts)
     standing: Standing = field(default_factory=Standing)
     metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The only optimizer.
+
+        Raises:
+            TaskError: there are several.
+        """
+        if len(self.optimizers) > 1:
+            raise TaskError(
+                f"There is not one optimizer but several: {', '.join(self.optimizers)}. Take one "
+                f"by its name: state.optimizers[{next(iter(self.optimizers))!r}]."
+            )
+        return next(iter(self.optimizers.values()))
 
 
 def named_trainable(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -165,7 +165,7 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
         for watch in parts.on_backward:
             watch(state)
         norms = parallel.clip_grad_norm()
-        for group, peak in zip(state.optimizer.param_groups, parts.peak_rates, strict=True):
+        for group, peak in zip(parallel.optimizer.param_groups, parts.peak_rates, strict=True):
             group["lr"] = peak * rate
         outcome = parallel.step(loss_sum, norms.total)
         if parts.buffers.slots:

@@ -28,7 +28,7 @@ from surestep.engine.precision import autocast, grad_scaler, process_settings
 from surestep.engine.resolve import resolve, seed_of
 from surestep.engine.schedule import factor
 from surestep.engine.seed import ModelRandomness, set_seed
-from surestep.engine.state import State, named_trainable
+from surestep.engine.state import WHOLE, State, named_trainable
 from surestep.engine.step import Buffers, Modes, Parts
 from surestep.engine.task import Task
 from surestep.record.checkpoint.read import list_checkpoints, load_checkpoint
@@ -231,7 +231,7 @@ def _build(
     context = autocast(plan)
     check_first_batch(model, training, task, autocast=context, fresh=fresh)
     optimizer = build_optimizer(plan, task, model)
-    state = State(model, optimizer, grad_scaler(plan))
+    state = State(model, {WHOLE: optimizer}, grad_scaler(plan))
     parts = Parts(
         state=state,
         loss=loss,

@@ -85,7 +85,7 @@ class Session:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer."""
+        """The only optimizer; several are in `state.optimizers`, by name."""
         return self.loop.state.optimizer
 
     @property

@@ -7,14 +7,14 @@ from torch import nn
 from surestep.engine.optim.build import build_optimizer
 from surestep.engine.parallel.single import AdamW, Single
 from surestep.engine.precision import grad_scaler
-from surestep.engine.state import State
+from surestep.engine.state import WHOLE, State
 from tests import tiny
 
 
 def single(model=None, optimizer=None, **said):
     planned = tiny.plan({"model": model or tiny.model(), "optimizer": optimizer}, **said)
     made = build_optimizer(planned.plan, planned.task, planned.model)
-    state = State(planned.model, made, grad_scaler(planned.plan))
+    state = State(planned.model, {WHOLE: made}, grad_scaler(planned.plan))
     return Single(planned.plan, state), state
 
 

@@ -83,7 +83,7 @@ def test_a_damaged_file_is_named(path, name, damage):
         load_checkpoint(path, tiny.state_of(steps=0))
 
 
-@pytest.mark.parametrize("record", [[], {}, {"format": "x"}, {"format": 1}, "text", None])
+@pytest.mark.parametrize("record", [[], {}, {"format": "x"}, {"format": FORMAT}, "text", None])
 def test_a_record_of_another_kind_is_named(path, record):
     (path / "state.json").write_text(json.dumps(record))
     with pytest.raises(CheckpointError, match="cannot be read"):
@@ -94,6 +94,13 @@ def test_a_format_from_the_future_is_refused(path):
     record = read_record(path)
     (path / "state.json").write_text(json.dumps({**record, "format": FORMAT + 1}))
     with pytest.raises(CheckpointError, match=rf"has format {FORMAT + 1}.*pip install -U surestep"):
+        load_checkpoint(path, tiny.state_of(steps=0))
+
+
+def test_an_older_format_is_refused(path):
+    record = read_record(path)
+    (path / "state.json").write_text(json.dumps({**record, "format": 1}))
+    with pytest.raises(CheckpointError, match=rf"has format 1, .* reads format {FORMAT}\."):
         load_checkpoint(path, tiny.state_of(steps=0))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.state import Place
+from surestep.engine.state import Place, State
 from surestep.record.checkpoint import write
 from surestep.record.checkpoint.read import list_checkpoints, load_checkpoint, read_record
 from surestep.record.checkpoint.write import save_checkpoint
@@ -111,15 +111,44 @@ class Noting(torch.optim.SGD):
             known["note"] = {"number": 1.5, "none": None}
 
 
-def test_an_optimizer_with_state_that_is_no_tensor_comes_back(tmp_path):
-    def noting(parameters):
-        return Noting(parameters, lr=0.1)
+def noting(parameters):
+    return Noting(parameters, lr=0.1)
 
+
+def test_an_optimizer_with_state_that_is_no_tensor_comes_back(tmp_path):
     state = tiny.state_of(make=noting)
     other = saved_and_loaded(tmp_path, state, tiny.model, noting)
     pairs = zip(state.model.parameters(), other.model.parameters(), strict=True)
     for ours, theirs in pairs:
         assert other.optimizer.state[theirs] == state.optimizer.state[ours]
+
+
+def two_optimizers(steps, names=("first", "last")):
+    """A state with an optimizer for each of two layers, of another kind."""
+    net = tiny.model()
+    made = torch.optim.AdamW(net[0].parameters(), lr=0.1), noting(net[3].parameters())
+    state = State(net, dict(zip(names, made, strict=True)), torch.amp.GradScaler(enabled=False))
+    for _ in range(steps):
+        tiny.give_gradients(net)
+        for optimizer in made:
+            optimizer.step()
+    return state
+
+
+def test_several_optimizers_come_back_each_under_its_name(tmp_path):
+    state, other = two_optimizers(steps=2), two_optimizers(steps=0)
+    load_checkpoint(save_checkpoint(tmp_path, state), other)
+    for name, optimizer in state.optimizers.items():
+        ours, theirs = optimizer.state_dict()["state"], other.optimizers[name].state_dict()["state"]
+        assert ours.keys() == theirs.keys() == {0, 1}
+        for index, slots in ours.items():
+            torch.testing.assert_close(theirs[index], slots, rtol=0, atol=0)
+
+
+def test_optimizers_of_other_names_are_refused(tmp_path):
+    path = save_checkpoint(tmp_path, two_optimizers(steps=1))
+    with pytest.raises(CheckpointError, match="optimizers first, last, and here are first, head"):
+        load_checkpoint(path, two_optimizers(steps=0, names=("first", "head")))
 
 
 def test_options_come_back_as_they_were(tmp_path):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 
@@ -32,9 +33,10 @@ class Outcome(NamedTuple):
 
 
 class Parallel(Protocol):
-    """How many processes make one step."""
+    """How many processes make one step; the verbs are those of one optimizer."""
 
     world_size: int
+    optimizer: torch.optim.Optimizer
     parameters: list[nn.Parameter]
 
     def sum(self, items: float) -> float:

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from surestep.engine.parallel.base import Outcome
-from surestep.engine.state import State
 
 
 class Reading:
     """Decide on the host, which reads the norm and the loss of every step."""
 
-    def __init__(self, state: State) -> None:
-        self.optimizer = state.optimizer
+    def __init__(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+        self.optimizer = optimizer
 
     def step(self, loss_sum: Tensor, grad_norm: Tensor) -> Outcome:
         """Step where both are finite."""
@@ -32,9 +31,9 @@ class Scaled:
     A run whose loss is finite and whose scale falls under 1 cannot be scaled: that is one.
     """
 
-    def __init__(self, state: State) -> None:
-        self.optimizer = state.optimizer
-        self.scaler = state.scaler
+    def __init__(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+        self.optimizer = optimizer
+        self.scaler = scaler
 
     def step(self, loss_sum: Tensor, grad_norm: Tensor) -> Outcome:
         """Step where both are finite, and let the scale follow."""

@@ -15,27 +15,30 @@ from surestep.base.errors import TaskError
 from surestep.engine.parallel.base import GradNorm, Outcome
 from surestep.engine.parallel.guard import Reading, Scaled
 from surestep.engine.plan import Plan
-from surestep.engine.state import State, named_trainable
+from surestep.engine.state import WHOLE, State, named_trainable
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 class Single:
-    """The verbs of a step in one process."""
+    """The verbs of a step in one process, for the optimizer of a name."""
 
     world_size = 1
     step: Callable[[Tensor, Tensor], Outcome]
 
-    def __init__(self, plan: Plan, state: State) -> None:
-        named = named_trainable(state.model)
+    def __init__(self, plan: Plan, state: State, name: str = WHOLE) -> None:
+        self.optimizer = state.optimizers[name]
+        held = {id(each) for group in self.optimizer.param_groups for each in group["params"]}
+        named = {
+            key: each for key, each in named_trainable(state.model).items() if id(each) in held
+        }
         self.names = list(named)
         self.parameters = list(named.values())
         self.max_norm = plan.max_grad_norm
         self.clip_value = plan.clip_value
         self.scaler = state.scaler
-        self.optimizer = state.optimizer
         self.alike = len({(each.dtype, each.device) for each in self.parameters}) == 1
-        self.guard = _GUARDS[plan.guard](state)
+        self.guard = _GUARDS[plan.guard](self.optimizer, state.scaler)
         self.step = self.guard.step
         self._seeds: dict[torch.dtype, tuple[float, Tensor]] = {}
 
@@ -115,9 +118,9 @@ class Sticky:
     is 0 while everything was finite and NaN for ever after: 0 * inf and 0 * NaN are NaN.
     """
 
-    def __init__(self, state: State) -> None:
-        self.optimizer: Any = state.optimizer
-        device = next(state.model.parameters()).device
+    def __init__(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+        self.optimizer: Any = optimizer
+        device = optimizer.param_groups[0]["params"][0].device
         self.poison = torch.zeros((), device=device)
         self.found_inf = torch.zeros((), device=device)
 

@@ -15,7 +15,7 @@ from surestep.base.errors import CheckpointError
 from surestep.engine.state import Counts, Place, Standing, State
 from surestep.record.checkpoint.write import FORMAT
 
-_KEYS = ("place", "counts", "standing", "scaler", "metadata", "aliases", "extra", "optimizer")
+_KEYS = ("place", "counts", "standing", "scaler", "metadata", "aliases", "extra", "optimizers")
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -44,7 +44,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """Read what a checkpoint holds besides tensors.
 
     Raises:
-        CheckpointError: unreadable, not whole, or from a newer surestep.
+        CheckpointError: unreadable, not whole, or of another surestep's format.
     """
     try:
         record = json.loads((path / "state.json").read_text(encoding="utf-8"))
@@ -56,6 +56,11 @@ def read_record(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} has format {version}, and this surestep reads up to {FORMAT}. Install a newer "
             "one: pip install -U surestep."
+        )
+    if version < FORMAT:
+        raise CheckpointError(
+            f"{path} has format {version}, and this surestep reads format {FORMAT}. Go on with the "
+            "surestep that wrote it (its version is in environment.json), or start anew."
         )
     if lacks:
         raise CheckpointError(f"{path} cannot be read: state.json lacks {', '.join(lacks)}.")
@@ -93,9 +98,10 @@ def load_checkpoint(path: Path, state: State) -> None:
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read: state.json: {error}.") from error
     weights = _fitting_weights(path, record, state.model)
-    optimizer_state = _fitting_optimizer_state(path, record["optimizer"], state)
+    optimizer_states = _fitting_optimizer_states(path, record["optimizers"], state)
     state.model.load_state_dict(weights)
-    state.optimizer.load_state_dict(optimizer_state)
+    for name, optimizer_state in optimizer_states.items():
+        state.optimizers[name].load_state_dict(optimizer_state)
     if record["scaler"]:
         state.scaler.load_state_dict(record["scaler"])
     state.place, state.counts, state.standing = place, counts, standing
@@ -141,20 +147,43 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
 
 
-def _fitting_optimizer_state(path: Path, record: dict[str, Any], state: State) -> dict[str, Any]:
-    """Return the optimizer's state dict in a checkpoint, keyed by name there and by index here."""
-    optimizer = state.optimizer
+def _fitting_optimizer_states(
+    path: Path, records: dict[str, Any], state: State
+) -> dict[str, dict[str, Any]]:
+    """Return the state dict of each optimizer in a checkpoint, by the optimizer's name."""
+    if records.keys() != state.optimizers.keys():
+        raise CheckpointError(
+            f"{path.name} holds the optimizers {', '.join(records)}, and here are "
+            f"{', '.join(state.optimizers)}. Name them as when it was trained."
+        )
+    tensors = _tensors(path / "optimizer.safetensors")
+    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+    found = {}
+    for called, optimizer in state.optimizers.items():
+        own = {key: value for key, value in tensors.items() if key.startswith(f"{called}/")}
+        own |= records[called]["values"]
+        slots: dict[str, dict[str, Any]] = {}
+        for key, value in own.items():
+            name, _, slot = key.removeprefix(f"{called}/").rpartition("/")
+            slots.setdefault(name, {})[slot] = value
+        found[called] = _fitting_state(path, records[called], optimizer, (names, slots))
+    return found
+
+
+def _fitting_state(
+    path: Path,
+    record: dict[str, Any],
+    optimizer: torch.optim.Optimizer,
+    known: tuple[dict[int, str], dict[str, dict[str, Any]]],
+) -> dict[str, Any]:
+    """Return an optimizer's state dict, which a checkpoint keys by name and torch by index."""
+    names, by_name = known
     if record.get("class") != type(optimizer).__name__:
         raise CheckpointError(
             f"{path.name} holds the state of {record.get('class')}, and the optimizer here is "
             f"{type(optimizer).__name__}. Use the one it was trained with."
         )
-    by_name: dict[str, dict[str, Any]] = {}
-    for key, value in {**_tensors(path / "optimizer.safetensors"), **record["values"]}.items():
-        name, _, slot = key.rpartition("/")
-        by_name.setdefault(name, {})[slot] = value
     options = {name: each["options"] for each in record["groups"] for name in each["names"]}
-    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
     plain = optimizer.state_dict()
     plain["state"] = {}
     for group, described in zip(optimizer.param_groups, plain["param_groups"], strict=True):

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.state import State
 from surestep.record.files import DISK_HINT, dumps, sync
 
-FORMAT = 1
+FORMAT = 2
 _LEFT_OUT = ("params", "lr")  # the rate is a function of the steps taken, written before each
 
 
@@ -45,7 +45,10 @@ def save_checkpoint(folder: Path, state: State) -> Path:
 
 def _write(folder: Path, state: State) -> None:
     model, aliases, extra = _model_tensors(state.model.state_dict())
-    tensors, values = _optimizer_state(state)
+    optimizers = {
+        name: _optimizer_state(name, each, state.model) for name, each in state.optimizers.items()
+    }
+    tensors = {key: value for found, _ in optimizers.values() for key, value in found.items()}
     contents = {
         "format": FORMAT,
         "place": state.place._asdict(),
@@ -55,7 +58,7 @@ def _write(folder: Path, state: State) -> None:
         "metadata": state.metadata,
         "aliases": aliases,
         "extra": extra,
-        "optimizer": {"class": type(state.optimizer).__name__, **values},
+        "optimizers": {name: record for name, (_, record) in optimizers.items()},
     }
     record = folder / "state.json"
     record.write_text(dumps(contents, indent=1) + "\n", encoding="utf-8")
@@ -107,15 +110,17 @@ def _model_tensors(
     return tensors, aliases, extra
 
 
-def _optimizer_state(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the optimizer's state, by the parameters' names: tensors, and the rest."""
-    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+def _optimizer_state(
+    called: str, optimizer: torch.optim.Optimizer, model: nn.Module
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return an optimizer's state: tensors by "optimizer/parameter/slot", and the rest."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
-    for parameter, slots in state.optimizer.state.items():
+    for parameter, slots in optimizer.state.items():
         name = names[id(parameter)]
         for slot, value in slots.items():
-            key = f"{name}/{slot}"
+            key = f"{called}/{name}/{slot}"
             if isinstance(value, Tensor):
                 tensors[key] = value.detach().cpu().contiguous().clone()
             else:
@@ -125,9 +130,9 @@ def _optimizer_state(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
             "names": [names[id(parameter)] for parameter in group["params"]],
             "options": {k: v for k, v in group.items() if k not in _LEFT_OUT and _is_json(v)},
         }
-        for group in state.optimizer.param_groups
+        for group in optimizer.param_groups
     ]
-    return tensors, {"values": values, "groups": groups}
+    return tensors, {"class": type(optimizer).__name__, "values": values, "groups": groups}
 
 
 def _is_json(value: Any) -> bool:
