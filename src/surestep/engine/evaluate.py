@@ -59,7 +59,7 @@ def eval_step(
             totals.items += micro.items
     count = loss.count(micro.targets) if totals.metrics else 0
     for metric in totals.metrics if count else ():
-        metric.update(outputs, micro.targets, count)
+        metric.update(loss.predictions(outputs), micro.targets, count)
 
 
 def evaluate(

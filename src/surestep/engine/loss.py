@@ -42,6 +42,10 @@ _MODULES: dict[Any, Callable[[], nn.Module]] = {
 }
 
 
+def _as_they_are(outputs: Any) -> Any:
+    return outputs
+
+
 @dataclass(frozen=True)
 class Loss:
     """A loss with its denominator.
@@ -52,14 +56,16 @@ class Loss:
         count: what a metric's mean is over: samples, or targets that are not ignored.
         kind: what the start-up checks may expect of outputs and targets.
         divides: False for a loss that its user declared a sum: nothing is divided.
+        predictions: what metrics see of the model's outputs.
     """
 
     value: LossFunction
     is_sum: bool
     items: Callable[[Any, Any], float]
     count: Callable[[Any], int]
-    kind: Literal["classes", "elementwise", "other"]
+    kind: Literal["classes", "elementwise", "other", "model"]
     divides: bool = True
+    predictions: Callable[[Any], Any] = _as_they_are
 
     def add_up(
         self, value: Tensor | Mapping[str, Tensor], items: float

@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from surestep.base.errors import TaskError
 from surestep.engine.data.batch import split_batch
 from surestep.engine.loss import Loss, LossFunction, as_loss
+from surestep.engine.model_loss import model_loss, split_whole
 
 ParameterGroups = list[dict[str, Any]]
 
@@ -23,14 +24,16 @@ class Task:
     Attributes:
         model: a module, or a function that builds it (called after seeding).
         loss: a torch loss module or function, whose denominator is known; or a callable
-            `loss(outputs, targets)` that returns a mean, or a dict of named means to add up.
+            `loss(outputs, targets)` that returns a mean, or a dict of named means to add up;
+            "model" takes the `.loss` that the model returns, as Hugging Face models do.
         train: a map-style dataset, a tuple or dict of tensors, or a DataLoader.
         val: the same, or a dict of several by name.
         test: the same as `train`; never looked at in training.
         metrics: by name, torchmetrics objects or callables `metric(outputs, targets)` that return
             a mean over samples (or unmasked tokens), or a pair (sum, count).
         items: what a callable loss is a mean over: "samples", "tokens" (targets other than -100)
-            or a function of the batch.
+            or a function of the batch. Of loss="model" the kind of the model says it; "next tokens"
+            are labels that the model shifts.
         inputs: how a batch becomes `(inputs, targets)`: inputs are a tuple of positional or a dict
             of named arguments of the model, or its one argument.
         collate_fn: how a list of samples becomes a batch.
@@ -43,7 +46,7 @@ class Task:
     """
 
     model: nn.Module | Callable[[], nn.Module]
-    loss: LossFunction
+    loss: LossFunction | Literal["model"]
     train: Any
     val: Any = None
     test: Any = None
@@ -56,10 +59,10 @@ class Task:
     splits: bool = True
 
     def __post_init__(self) -> None:
-        if not callable(self.loss):
+        if not callable(self.loss) and self.loss != "model":
             raise TaskError(
-                f"loss is a {type(self.loss).__name__}, not a callable. Give nn.CrossEntropyLoss() "
-                "or a function of (outputs, targets)."
+                f"loss is a {type(self.loss).__name__}, not a callable. Give nn.CrossEntropyLoss(), "
+                'a function of (outputs, targets), or "model" for a model that returns .loss.'
             )
         if not isinstance(self.model, nn.Module) and not callable(self.model):
             raise TaskError(
@@ -103,14 +106,16 @@ class Task:
             )
         return model
 
-    def build_loss(self) -> Loss:
-        """Return the loss with its denominator."""
+    def build_loss(self, model: nn.Module) -> Loss:
+        """Return the loss with its denominator; where it is the model's own, by the model."""
+        if self.loss == "model":
+            return model_loss(model, self.items)
         return as_loss(self.loss, self.items)
 
     def split(self, batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
         """Return the batch as (args, kwargs, targets) of the model."""
         if self.inputs is None:
-            return split_batch(batch)
+            return split_whole(batch) if self.loss == "model" else split_batch(batch)
         inputs, targets = self.inputs(batch)
         if isinstance(inputs, Mapping):
             return (), inputs, targets

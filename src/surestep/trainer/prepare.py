@@ -79,7 +79,7 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
     if not isinstance(task.model, nn.Module):
         set_seed(seed_of(config))
     model = task.build_model()
-    loss = task.build_loss()
+    loss = task.build_loss(model)
     check_loss(task.loss)
     given = Given(
         train_samples=samples_of(task.train, "train"),

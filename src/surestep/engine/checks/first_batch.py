@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import DataError, TaskError
+from surestep.engine.checks.own_loss import check_own_loss
 from surestep.engine.checks.shapes import check_shapes
 from surestep.engine.checks.value import check_first_loss, check_parts, loss_of
 from surestep.engine.data.batch import MicroBatch, tensors_in
@@ -50,9 +51,12 @@ def check_first_batch(
             outputs = _forward(model, micro)
             check_shapes(outputs, micro.targets, feed.loss)
             value = loss_of(feed.loss, outputs, micro)
-            if not feed.loss.is_sum and task.splits:
+            if feed.loss.kind == "model" and task.splits:
+                counted = not callable(task.items)
+                check_own_loss(model, feed, raw, micro, value, counted=counted)
+            elif not feed.loss.is_sum and task.splits:
                 check_parts(feed, raw, outputs, micro, value)
-            _check_metrics(task, outputs, micro, feed)
+            _check_metrics(task, feed.loss.predictions(outputs), micro, feed)
         take_logged()
     if fresh and feed.loss.kind == "classes" and feed.loss.divides:
         check_first_loss(float(value) / micro.items, outputs.shape[1])

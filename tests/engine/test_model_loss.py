@@ -1,0 +1,141 @@
+"""The loss a model computes itself: what is counted, what is refused, without transformers."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import surestep
+from surestep.base.errors import DataError, TaskError
+from surestep.engine.model_loss import (
+    model_loss,
+    predictions,
+    shifts_labels,
+    split_whole,
+    value_of,
+)
+from tests import tiny
+
+IGNORED = torch.tensor([[1, 2, -100], [-100, 4, 5]])
+
+
+class Own(nn.Linear):
+    """A model that returns its loss and its logits."""
+
+    def __init__(self, config=None):
+        super().__init__(tiny.FEATURES, tiny.CLASSES)
+        self.config = config
+
+    def forward(self, x, labels):
+        logits = super().forward(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def own_task(**parts):
+    x, y = tiny.data()
+    return surestep.Task(
+        **{"model": Own(), "loss": "model", "train": {"x": x, "labels": y}} | parts
+    )
+
+
+def items_of(model, items, labels):
+    return model_loss(model, items).items({"labels": labels}, labels)
+
+
+@pytest.mark.parametrize(
+    ("kind", "encoder_decoder", "shifts"),
+    [
+        ("TinyForCausalLM", False, True),
+        ("TinyLMHeadModel", False, True),
+        ("TinyForConditionalGeneration", False, True),
+        ("TinyForConditionalGeneration", True, False),
+        ("TinyForMaskedLM", False, False),
+        ("TinyForTokenClassification", False, False),
+    ],
+)
+def test_the_kind_of_the_model_says_whether_labels_are_shifted(kind, encoder_decoder, shifts):
+    model = type(kind, (Own,), {})(SimpleNamespace(is_encoder_decoder=encoder_decoder))
+    assert shifts_labels(model) is shifts
+    assert items_of(model, "samples", IGNORED) == (3 if shifts else 4)
+
+
+def test_a_compiled_model_is_seen_through():
+    inner = type("TinyForCausalLM", (Own,), {})()
+    wrapped = nn.Module()
+    wrapped._orig_mod = inner
+    assert shifts_labels(wrapped)
+
+
+def test_what_is_said_stands_over_the_kind():
+    assert items_of(Own(), "next tokens", IGNORED) == 3
+    assert items_of(type("TinyForCausalLM", (Own,), {})(), "tokens", IGNORED) == 4
+    assert items_of(Own(), lambda batch: len(batch["labels"]), IGNORED) == 2
+
+
+def test_numbers_are_elements_and_their_metrics_samples():
+    loss, labels = model_loss(Own(), "samples"), torch.rand(5, 4)
+    assert loss.items(None, labels) == 20
+    assert loss.count(labels) == 5
+
+
+def test_words_that_are_not_known_are_refused():
+    with pytest.raises(TaskError, match="'next tokens'"):
+        own_task(items="words").build_loss(Own())
+
+
+def test_all_of_a_batch_goes_in_and_its_labels_are_the_targets():
+    batch = {"input_ids": 1, "labels": 2}
+    assert split_whole(batch) == ((), batch, 2)
+    assert split_whole({"x": 1, "next_sentence_label": 3})[2] == 3
+    spans = {"start_positions": 1, "end_positions": 2}
+    assert split_whole({"x": 1, **spans})[2] == spans
+    assert split_whole({"x": 1})[2] == {"x": 1}
+    with pytest.raises(DataError, match="dataset of dicts"):
+        split_whole((1, 2))
+
+
+def test_the_loss_is_found_in_an_object_or_a_dict():
+    value = torch.tensor(2.0)
+    assert value_of({"loss": value}) is value
+    assert value_of(SimpleNamespace(loss=value)) is value
+    with pytest.raises(TaskError, match="returned no loss"):
+        value_of(SimpleNamespace(loss=None))
+    with pytest.raises(TaskError, match="return_dict=True"):
+        value_of((value, 1))
+
+
+def test_metrics_see_logits_or_all_there_is():
+    assert predictions({"logits": 3}) == 3
+    assert predictions(SimpleNamespace(logits=3)) == 3
+    assert predictions({"scores": 3}) == {"scores": 3}
+
+
+def test_a_loss_that_is_no_mean_over_its_items_is_refused(tmp_path):
+    class Summing(Own):
+        def forward(self, x, labels):
+            found = super().forward(x, labels)
+            return {**found, "loss": found["loss"] * len(labels)}
+
+    with pytest.raises(TaskError, match="not a mean over its items"):
+        tiny.prepare(tmp_path / "run", vars(own_task(model=Summing())))
+
+
+def test_the_check_counts_with_a_function_of_the_batch(tmp_path):
+    task = own_task(items=lambda batch: 2 * len(batch["labels"]))
+    with tiny.prepare(tmp_path / "run", vars(task)) as session:
+        assert next(session.steps()).items == 16
+
+
+def test_a_model_whose_labels_are_missing_is_told_so(tmp_path):
+    class Unlabelled(Own):
+        def forward(self, x, labels=None):
+            return {"loss": None, "logits": nn.Linear.forward(self, x)}
+
+    with pytest.raises(TaskError, match="labels it takes"):
+        tiny.prepare(tmp_path / "run", vars(own_task(model=Unlabelled())))
+
+
+def test_another_word_for_the_loss_is_refused():
+    with pytest.raises(TaskError, match='or "model" for a model that returns'):
+        own_task(loss="modle")
