@@ -9,7 +9,7 @@ unscale -> clip -> step
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -129,9 +129,34 @@ class Modes:
         self.wanted = [(module, module.training) for module in model.modules()]
 
 
+class Update(NamedTuple):
+    """What became of the parameters in a step; the fields are those of StepResult."""
+
+    outcome: Outcome
+    norms: GradNorm | None
+    loss_sum: Tensor | None
+    logged: list[tuple[str, Tensor]]
+
+
+def update(parts: "Parts", batch: Batch, divisor: float, rate: float) -> Update:
+    """Move the parameters by the gradient of the loss, added up over micro-batches / divisor."""
+    parallel = parts.parallel
+    loss_sum, logged = _forward_backward(parts, batch, divisor)
+    parallel.unscale()
+    for watch in parts.on_backward:
+        watch(parts.state)
+    norms = parallel.clip_grad_norm()
+    for group, peak in zip(parallel.optimizer.param_groups, parts.peak_rates, strict=True):
+        group["lr"] = peak * rate
+    return Update(parallel.step(loss_sum, norms.total), norms, loss_sum, logged)
+
+
 @dataclass
 class Parts:
-    """What a step is made of, wired once."""
+    """What a step is made of, wired once.
+
+    `update` is what moves the parameters; a Task that brings its own step has another.
+    """
 
     state: State
     loss: Loss
@@ -143,6 +168,7 @@ class Parts:
     rate: Factor
     peak_rates: list[float]
     on_backward: list[Callable[[State], None]] = field(default_factory=list)
+    update: Callable[["Parts", Batch, float, float], Update] = update
 
 
 _NOTHING: list[tuple[str, Tensor]] = []
@@ -154,20 +180,18 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
     The place is moved on; the schedule only with a step that was taken. A batch without items
     moves nothing.
     """
-    state, parallel, before = parts.state, parts.parallel, parts.state.place
+    state, before = parts.state, parts.state.place
     rate = parts.rate(before.steps_taken)
-    items = parallel.sum(batch.items)
+    items = parts.parallel.sum(batch.items)
     divisor = items if parts.loss.divides else 1.0
     outcome, norms, loss_sum, logged = Outcome(False), None, None, _NOTHING
     if items:
-        loss_sum, logged = _forward_backward(parts, batch, divisor)
-        parallel.unscale()
-        for watch in parts.on_backward:
-            watch(state)
-        norms = parallel.clip_grad_norm()
-        for group, peak in zip(parallel.optimizer.param_groups, parts.peak_rates, strict=True):
-            group["lr"] = peak * rate
-        outcome = parallel.step(loss_sum, norms.total)
+        for module, training in parts.modes.wanted:
+            if module.training is not training:
+                module.training = training
+        if parts.buffers.slots:
+            parts.buffers.keep()
+        outcome, norms, loss_sum, logged = parts.update(parts, batch, divisor, rate)
         if parts.buffers.slots:
             parts.buffers.restore(outcome)
     if not outcome.took_step:
@@ -199,11 +223,6 @@ def _forward_backward(
     parts: Parts, batch: Batch, divisor: float
 ) -> tuple[Tensor, list[tuple[str, Tensor]]]:
     """Add up loss and gradients over the micro-batches; those without items add nothing."""
-    for module, training in parts.modes.wanted:
-        if module.training is not training:
-            module.training = training
-    if parts.buffers.slots:
-        parts.buffers.keep()
     for parameter in parts.parallel.parameters:
         parameter.grad = None
     state, parallel, loss = parts.state, parts.parallel, parts.loss

@@ -51,8 +51,9 @@ class Parallel(Protocol):
         """Add the gradient of `loss_sum / items` to the parameters' `.grad`."""
         ...
 
-    def unscale(self) -> None:
-        """Take the loss scale out of the gradients, where there is one."""
+    @property
+    def unscale(self) -> Callable[[], None]:
+        """`unscale()` takes the loss scale out of the gradients, where there is one."""
         ...
 
     def clip_grad_norm(self) -> GradNorm:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class Single:
 
     world_size = 1
     step: Callable[[Tensor, Tensor], Outcome]
+    unscale: Callable[[], None]
 
     def __init__(self, plan: Plan, state: State, name: str = WHOLE) -> None:
         self.optimizer = state.optimizers[name]
@@ -40,6 +42,7 @@ class Single:
         self.alike = len({(each.dtype, each.device) for each in self.parameters}) == 1
         self.guard = _GUARDS[plan.guard](self.optimizer, state.scaler)
         self.step = self.guard.step
+        self.unscale = partial(self.scaler.unscale_, self.optimizer)
         self._seeds: dict[torch.dtype, tuple[float, Tensor]] = {}
 
     def sum(self, items: float) -> float:
@@ -65,10 +68,6 @@ class Single:
             seed = torch.full((), 1 / items, dtype=loss_sum.dtype, device=loss_sum.device)
             self._seeds[loss_sum.dtype] = (items, seed)
         torch.autograd.backward(loss_sum, self.scaler.scale(seed))
-
-    def unscale(self) -> None:
-        """Divide the gradients by the loss scale; a disabled scaler does nothing."""
-        self.scaler.unscale_(self.optimizer)
 
     def clip_grad_norm(self) -> GradNorm:
         """Do what torch.nn.utils.clip_grad_norm_ does, bit for bit, and keep each norm.
