@@ -27,6 +27,7 @@ SAID = {
     **{"validation.metric": "accuracy", "early_stop.patience": "4", "early_stop.min_delta": "0.1"},
     **{"checkpoint.every": "10 minutes", "checkpoint.keep_last": "5", "checkpoint.keep_best": "0"},
     **{"logging.every": "5 items", "logging.progress": "quiet"},
+    **{"activation_checkpointing": "off"},
 }
 OTHERWISE = [
     {"max_steps": "7"},

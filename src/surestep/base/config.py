@@ -61,6 +61,10 @@ class Config(Group):
         default=None,
         description="How many steps on_nonfinite='skip' may skip before the run fails.",
     )
+    activation_checkpointing: Literal["off", "on"] | None = Field(
+        default=None,
+        description="Compute activations again in the backward instead of keeping them.",
+    )
     optim: Optim = Optim()
     schedule: Schedule = Schedule()
     scaler: Scaler = Scaler()

@@ -31,6 +31,7 @@ class Given:
     own_optimizer: bool = False
     floating: bool = True
     not_splitting: tuple[str, ...] = ()
+    own_checkpointing: bool = False
 
 
 class Decision(NamedTuple):
@@ -74,6 +75,7 @@ class Plan:
     on_nonfinite: Literal["raise", "skip"]
     max_nonfinite: int
     guard: Guard
+    activation_checkpointing: Literal["off", "on"]
     scaler_init_scale: float
     scaler_growth_factor: float
     scaler_growth_interval: int

@@ -61,8 +61,8 @@ class Task:
     def __post_init__(self) -> None:
         if not callable(self.loss) and self.loss != "model":
             raise TaskError(
-                f"loss is a {type(self.loss).__name__}, not a callable. Give nn.CrossEntropyLoss(), "
-                'a function of (outputs, targets), or "model" for a model that returns .loss.'
+                f"loss is a {type(self.loss).__name__}, not a callable. Give nn.CrossEntropyLoss() "
+                'or a function of (outputs, targets), or "model" for a model that returns .loss.'
             )
         if not isinstance(self.model, nn.Module) and not callable(self.model):
             raise TaskError(

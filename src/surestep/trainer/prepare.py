@@ -13,6 +13,7 @@ from torch import nn
 from surestep.base.config import Config
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.engine.callback import Callback
+from surestep.engine.checkpointing import own_checkpointing, uses_own_checkpointing
 from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.parts import check_loss, check_model
 from surestep.engine.data.dataset import loader_settings, samples_of
@@ -97,6 +98,7 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         own_optimizer=task.optimizer is not None,
         floating=not any(each.is_complex() for each in named_trainable(model).values()),
         not_splitting=_not_splitting(task, model),
+        own_checkpointing=uses_own_checkpointing(model),
     )
     said = origin.said if origin is not None else {}
     return Planned(task, config, facts, resolve(config, facts, given, origins=said), model, loss)
@@ -229,6 +231,8 @@ def _build(
         loss.value.to(plan.device)
     training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     context = autocast(plan)
+    if plan.activation_checkpointing == "on":
+        settings.enter_context(own_checkpointing(model))
     check_first_batch(model, training, task, autocast=context, fresh=fresh)
     optimizer = build_optimizer(plan, task, model)
     state = State(model, {WHOLE: optimizer}, grad_scaler(plan))

@@ -50,6 +50,11 @@ from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, VALIDATED, decide
         ),
         ("data.pin_memory", {}, GPU, GIVEN, True, "copies to the GPU"),
         ("data.prefetch_factor", {}, FACTS, GIVEN, None, "no workers"),
+        (
+            *("activation_checkpointing", {"activation_checkpointing": "on"}, FACTS),
+            *(replace(GIVEN, own_checkpointing=True), "on", "said: Python"),
+        ),
+        ("activation_checkpointing", {}, FACTS, GIVEN, "off", "nothing is computed twice"),
         ("steps_per_epoch", {}, FACTS, GIVEN, 2, "100 samples in batches of 64"),
         ("steps_per_epoch", {"data.drop_last": True}, FACTS, GIVEN, 1, "100 samples in"),
         ("total_steps", {"epochs": 2.5}, FACTS, GIVEN, 5, "2.5 epochs of 2 steps"),
