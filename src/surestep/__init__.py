@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from surestep.base.groups.schedule import Schedule as Schedule
     from surestep.engine.callback import Callback as Callback
     from surestep.engine.callback import Request as Request
+    from surestep.engine.data import orders as orders
     from surestep.engine.metrics import log as log
     from surestep.engine.seed import seed_at as seed_at
     from surestep.engine.seed import set_seed as set_seed
@@ -43,6 +44,7 @@ _HOMES = {
     "Task": "surestep.engine.task",
     "Trainer": "surestep.trainer.fit",
     "log": "surestep.engine.metrics",
+    "orders": "surestep.engine.data",
     "prepare": "surestep.trainer.prepare",
     "seed_at": "surestep.engine.seed",
     "set_seed": "surestep.engine.seed",
@@ -59,6 +61,9 @@ def __getattr__(name: str) -> Any:
     # `import surestep` must not import torch: each public name is fetched on first use.
     if name not in _HOMES:
         raise AttributeError(f"module 'surestep' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    home = import_module(_HOMES[name])
+    if not hasattr(home, name):  # a module, which is there once it is imported
+        import_module(f"{_HOMES[name]}.{name}")
+    value = getattr(home, name)
     globals()[name] = value
     return value

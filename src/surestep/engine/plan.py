@@ -8,6 +8,7 @@ import torch
 
 from surestep.base.config import Config
 from surestep.base.duration import Duration, parse_duration
+from surestep.engine.data.order import Cut, Order
 from surestep.engine.facts import Facts
 from surestep.engine.schedule import Shape
 
@@ -24,6 +25,7 @@ class Given:
 
     train_samples: int
     in_memory: bool
+    order: Order | None = None
     loader: Mapping[str, Any] | None = None
     val_sets: tuple[str, ...] = ()
     val_batch_sizes: tuple[int, ...] = ()
@@ -54,6 +56,7 @@ class Plan:
     micro_batch_size: int
     cutting: str
     data_shuffle: bool
+    data_order: str
     data_drop_last: bool
     data_num_workers: int
     data_pin_memory: bool
@@ -142,6 +145,22 @@ class Known:
     def loader(self, name: str) -> Any:
         """Return a setting of the DataLoader that was given, or None."""
         return None if self.given.loader is None else self.given.loader[name]
+
+    @property
+    def cut(self) -> Cut:
+        """Return how an epoch is cut."""
+        sizes = self["batch_size"], self["micro_batch_size"]
+        return Cut(self.given.train_samples, *sizes, self["data.drop_last"])
+
+    @property
+    def order_name(self) -> str:
+        """Return what the order that was given is called."""
+        return "" if self.given.order is None else self.given.order.name
+
+    @property
+    def order_text(self) -> str:
+        """Return what comes of the order that was given."""
+        return "" if self.given.order is None else self.given.order.explain(self.cut, self["seed"])
 
     def steps(self, duration: str) -> float:
         """Return a length in optimizer steps; not whole where "2.5 epochs" are not."""

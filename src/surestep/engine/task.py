@@ -11,6 +11,7 @@ from torch import nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.data.batch import split_batch
+from surestep.engine.data.order import Order
 from surestep.engine.loss import Loss, LossFunction, as_loss
 from surestep.engine.model_loss import model_loss, split_whole
 
@@ -26,7 +27,8 @@ class Task:
         loss: a torch loss module or function, whose denominator is known; or a callable
             `loss(outputs, targets)` that returns a mean, or a dict of named means to add up;
             "model" takes the `.loss` that the model returns, as Hugging Face models do.
-        train: a map-style dataset, a tuple or dict of tensors, or a DataLoader.
+        train: a map-style dataset, a tuple or dict of tensors, or a DataLoader; or several of the
+            first by name, for `orders.mixed`.
         val: the same, or a dict of several by name.
         test: the same as `train`; never looked at in training.
         metrics: by name, torchmetrics objects or callables `metric(outputs, targets)` that return
@@ -36,6 +38,8 @@ class Task:
             are labels that the model shifts.
         inputs: how a batch becomes `(inputs, targets)`: inputs are a tuple of positional or a dict
             of named arguments of the model, or its one argument.
+        order: which sample stands at each position of an epoch, from `surestep.orders`; where not
+            said, each once in a new order every epoch.
         collate_fn: how a list of samples becomes a batch.
         optimizer: a callable that makes an optimizer from parameter groups, in place of `optim`.
         keep_eval: modules kept in eval mode in training on purpose (a frozen BatchNorm).
@@ -53,6 +57,7 @@ class Task:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     items: str | Callable[[Any], float] = "samples"
     inputs: Callable[[Any], tuple[Any, Any]] | None = None
+    order: Order | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     optimizer: Callable[[ParameterGroups], torch.optim.Optimizer] | None = None
     keep_eval: Sequence[nn.Module] = ()
@@ -68,6 +73,11 @@ class Task:
             raise TaskError(
                 f"model is a {type(self.model).__name__}. Give an nn.Module or a function that "
                 "returns one."
+            )
+        if self.order is not None and not hasattr(self.order, "over"):
+            raise TaskError(
+                f"order is a {type(self.order).__name__}. Give an order of surestep.orders, such "
+                "as orders.weighted(weights) or orders.own(function)."
             )
         for name, metric in self.metrics.items():
             if not callable(metric):

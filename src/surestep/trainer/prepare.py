@@ -16,7 +16,8 @@ from surestep.engine.callback import Callback
 from surestep.engine.checkpointing import own_checkpointing, uses_own_checkpointing
 from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.parts import check_loss, check_model
-from surestep.engine.data.dataset import loader_settings, samples_of
+from surestep.engine.data.arrange import with_order
+from surestep.engine.data.dataset import check_unsampled, loader_settings, samples_of
 from surestep.engine.data.feed import Feed, feed, slices_in_memory
 from surestep.engine.facts import Facts, read_facts
 from surestep.engine.loop import Loop
@@ -77,13 +78,17 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         ConfigError, TaskError, DataError: a wish that cannot be kept, or parts that do not fit.
     """
     facts = read_facts()
+    task = with_order(task)
+    for name, data in task.val_sets().items():
+        check_unsampled(data, name)
     if not isinstance(task.model, nn.Module):
         set_seed(seed_of(config))
     model = task.build_model()
     loss = task.build_loss(model)
     check_loss(task.loss)
     given = Given(
-        train_samples=samples_of(task.train, "train"),
+        train_samples=samples_of(task.train, "train") if task.order is None else len(task.order),
+        order=task.order,
         in_memory=slices_in_memory(task.train, task),
         loader=loader_settings(task.train),
         val_sets=tuple(task.val_sets()),

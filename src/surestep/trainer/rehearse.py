@@ -84,7 +84,7 @@ def overfit(task: Task, config: Config, samples: int) -> Overfit:
     if there < samples:
         raise DataError(f"There are {there} training samples, and {samples} are asked for.")
     few = first_samples(task.train, samples, "train")
-    by_heart = replace(task, train=few, val=few, test=None, metrics={})
+    by_heart = replace(task, train=few, val=few, test=None, metrics={}, order=None)
     length = config.batch_size or 64
     options: dict[str, Any] = {
         "batch_size": few.batch_size if isinstance(few, DataLoader) else min(length, samples),

@@ -3,7 +3,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from surestep.base.errors import DataError
-from surestep.engine.data.dataset import dataset_of, loader_settings, own_options, unpack
+from surestep.engine.data.dataset import (
+    check_unsampled,
+    dataset_of,
+    is_mixture,
+    loader_settings,
+    own_options,
+    samples_of,
+    unpack,
+)
 from tests import tiny
 
 X, Y = tiny.data(11)
@@ -70,21 +78,33 @@ def test_a_loader_brings_its_settings():
     assert loader_settings(Squares()) is None
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"sampler": torch.utils.data.SubsetRandomSampler([1, 2])},
-        {"sampler": torch.utils.data.WeightedRandomSampler([1.0] * 10, 10)},
-        {"sampler": torch.utils.data.RandomSampler(Squares(), replacement=True)},
-        {"sampler": torch.utils.data.RandomSampler(Squares(), num_samples=3)},
-        {"batch_sampler": [[0, 1], [2]]},
-        {"batch_size": None},
-    ],
-    ids=["subset", "weighted", "replacement", "part", "batch_sampler", "no batches"],
-)
-def test_an_order_of_the_users_own_is_refused(options):
-    with pytest.raises(DataError, match=r"its order could not be repeated.* Give the dataset"):
-        loader_settings(DataLoader(Squares(), **options))
+def test_a_loader_with_a_sampler_of_its_own_does_not_say_shuffle():
+    loader = DataLoader(Squares(), 5, sampler=torch.utils.data.SubsetRandomSampler([1, 2]))
+    assert loader_settings(loader)["shuffle"] is None
+    with pytest.raises(DataError, match=r"The DataLoader of the val data has a sampler of its own"):
+        check_unsampled(loader, "val")
+    check_unsampled(DataLoader(Squares(), 5, shuffle=True), "val")
+
+
+def test_a_loader_that_makes_no_batches_is_refused():
+    with pytest.raises(DataError, match=r"batch_size=None, so it makes no batches\. Give the"):
+        loader_settings(DataLoader(Squares(), batch_size=None))
+
+
+def test_several_datasets_are_put_one_after_the_other():
+    data = {"tensors": (X, Y), "rows": Squares(), "named": {"a": X[:2], "b": Y[:2]}}
+    whole = dataset_of(data, "train")
+    assert len(whole) == samples_of(data, "train") == len(X) + 10 + 2
+    assert torch.equal(whole[3][0], X[3])
+    assert whole[len(X) + 4][1] == 16
+    assert torch.equal(whole[-1]["a"], X[1])
+    assert is_mixture(data)
+    assert not is_mixture({"x": X, "y": Y})
+
+
+def test_a_loader_among_several_datasets_is_refused():
+    with pytest.raises(DataError, match=r"train\['a'\] is a DataLoader, .* Give its dataset"):
+        dataset_of({"a": DataLoader(Squares())}, "train")
 
 
 def test_what_the_plan_has_no_word_for_is_kept():

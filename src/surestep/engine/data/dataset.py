@@ -6,16 +6,17 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
+    ConcatDataset,
     DataLoader,
     IterableDataset,
     RandomSampler,
-    SequentialSampler,
     Subset,
     TensorDataset,
 )
 
 from surestep.base.errors import DataError
-from surestep.engine.data.source import InMemory
+from surestep.engine.data.sampler import batching, is_plain, sampler_of
+from surestep.engine.data.source import InMemory, Rows
 
 
 def unpack(data: Any) -> tuple[Any, Tensor | None] | None:
@@ -34,6 +35,23 @@ def unpack(data: Any) -> tuple[Any, Tensor | None] | None:
     if isinstance(data, dict):
         return {name: torch.as_tensor(value) for name, value in data.items()}, None
     return tuple(torch.as_tensor(value) for value in data), None
+
+
+def is_mixture(data: Any) -> bool:
+    """Say whether the data is several datasets by name, and not a dict of tensors."""
+    return isinstance(data, dict) and bool(data) and unpack(data) is None
+
+
+def _rows_of(data: Any, name: str) -> Any:
+    """Return one dataset of several as samples."""
+    if isinstance(data, DataLoader):
+        raise DataError(
+            f"train[{name!r}] is a DataLoader, and datasets are mixed sample by sample. Give its "
+            "dataset."
+        )
+    dataset = dataset_of(data, f"train[{name!r}]")
+    found = unpack(dataset) if isinstance(dataset, (tuple, dict)) else None
+    return dataset if found is None else Rows(InMemory(*found))
 
 
 def samples_of(data: Any, part: str) -> int:
@@ -71,7 +89,9 @@ def dataset_of(data: Any, part: str) -> Any:
     Raises:
         DataError: not map-style, or empty.
     """
-    dataset = data.dataset if isinstance(data, DataLoader) else data
+    dataset: Any = data.dataset if isinstance(data, DataLoader) else data
+    if is_mixture(dataset):
+        dataset = ConcatDataset([_rows_of(each, name) for name, each in dataset.items()])
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise DataError(
             f"The {part} data is a {type(dataset).__name__}, which has no positions. Give a "
@@ -87,31 +107,35 @@ def dataset_of(data: Any, part: str) -> Any:
 def loader_settings(data: Any) -> dict[str, Any] | None:
     """Return the settings of a DataLoader that was given, in the Plan's words, else None.
 
+    `shuffle` is None where it has a sampler of its own.
+
     Raises:
-        DataError: a sampler of the user's own, whose order is not a function of place.
+        DataError: it makes no batches.
     """
     if not isinstance(data, DataLoader):
         return None
-    sampler: Any = getattr(data.batch_sampler, "sampler", None)
-    if data.batch_size is None or type(sampler) not in (RandomSampler, SequentialSampler):
-        raise DataError(
-            "The DataLoader has a sampler of its own, and its order could not be repeated. Give "
-            "the dataset, or a DataLoader with batch_size and shuffle."
-        )
-    if getattr(sampler, "replacement", False) or len(sampler) != len(cast(Any, data.dataset)):
-        raise DataError(
-            "The DataLoader's RandomSampler draws with replacement or a part only, and its order "
-            "could not be repeated. Give the dataset, or a DataLoader with shuffle=True."
-        )
+    plain = is_plain(data)
     return {
-        "batch_size": data.batch_size,
-        "shuffle": isinstance(sampler, RandomSampler),
-        "drop_last": data.drop_last,
+        **batching(data),
+        "shuffle": isinstance(sampler_of(data), RandomSampler) if plain else None,
         "num_workers": data.num_workers,
         "pin_memory": data.pin_memory,
         "persistent_workers": data.persistent_workers,
         "prefetch_factor": data.prefetch_factor,
     }
+
+
+def check_unsampled(data: Any, part: str) -> None:
+    """Check that what is measured has no sampler of its own: it is read whole and in order.
+
+    Raises:
+        DataError: a DataLoader with a sampler.
+    """
+    if isinstance(data, DataLoader) and not is_plain(data):
+        raise DataError(
+            f"The DataLoader of the {part} data has a sampler of its own, and what is measured is "
+            "read whole and in its own order. Give the dataset, or a Subset of it."
+        )
 
 
 def own_options(data: Any) -> dict[str, Any]:

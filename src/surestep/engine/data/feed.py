@@ -9,8 +9,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from surestep.base.errors import DataError
 from surestep.engine.data.batch import Batch, MicroBatch, move, samples_in, tensors_in
-from surestep.engine.data.dataset import dataset_of, loader_settings, own_options, unpack
-from surestep.engine.data.order import Cut, order_of
+from surestep.engine.data.dataset import (
+    check_unsampled,
+    dataset_of,
+    loader_settings,
+    own_options,
+    unpack,
+)
+from surestep.engine.data.order import Cut, Order, order_of
 from surestep.engine.data.source import InMemory, Loaded, Rows, Source, as_it_is
 from surestep.engine.loss import Loss
 from surestep.engine.plan import Plan
@@ -28,11 +34,20 @@ class Feed:
         task: tells inputs from targets.
         loss: counts items, on the host, before anything is moved: no device is read for it.
         plan: device, seed, pinned memory.
-        shuffle: whether each epoch has an order of its own.
+        order: which sample stands at each position of an epoch; None is the plain shuffle, or
+            as stored where `shuffle` is false.
     """
 
     def __init__(
-        self, source: Source, cut: Cut, *, task: Task, loss: Loss, plan: Plan, shuffle: bool
+        self,
+        source: Source,
+        cut: Cut,
+        *,
+        task: Task,
+        loss: Loss,
+        plan: Plan,
+        shuffle: bool,
+        order: Order | None = None,
     ) -> None:
         self.source = source
         self.cut = cut
@@ -40,6 +55,7 @@ class Feed:
         self._is_plain = task.inputs is None
         self.loss = loss
         self.shuffle = shuffle
+        self.order = order
         self.seed = plan.seed
         self.device = plan.device
         self.pin = plan.data_pin_memory and isinstance(source, InMemory)
@@ -51,7 +67,7 @@ class Feed:
         return read if self.device.type == "cpu" else self._moved_ahead(read)
 
     def _read(self, epoch: int, start: int) -> Iterator[Batch]:
-        order = order_of(self.cut.samples, self.seed, epoch) if self.shuffle else None
+        order = self.order_at(epoch)
         cuts = [
             (first, ends_epoch, [range(*each) for each in self.cut.micro_batches(first, end)])
             for first, end, ends_epoch in self.cut.batches(start)
@@ -63,6 +79,12 @@ class Feed:
                 micro_batches.append(self.micro_batch(next(raw), where.start, len(where)))
             end = ranges[-1].stop
             yield self.batch(micro_batches, (epoch, first, end), ends_epoch=ends_epoch)
+
+    def order_at(self, epoch: int) -> Tensor | None:
+        """Return the index of the sample at each position of an epoch; None is as stored."""
+        if self.order is not None:
+            return self.order.at(self.seed, epoch, self.cut.batch_size)
+        return order_of(self.cut.samples, self.seed, epoch) if self.shuffle else None
 
     def batch(
         self,
@@ -97,7 +119,7 @@ class Feed:
             DataError: the first batch has none.
         """
         where = [range(*each) for each in self.cut.micro_batches(*next(self.cut.batches(0))[:2])]
-        order = order_of(self.cut.samples, self.seed, 0) if self.shuffle else None
+        order = self.order_at(0)
         for raw, positions in zip(self.source.read(0, order, where), where, strict=True):
             micro = self.micro_batch(raw, positions.start, len(positions))
             if micro.items:
@@ -164,22 +186,25 @@ def feed(
     """Make the feed of a part of the data, to train on or to measure: then whole and in order.
 
     Raises:
-        DataError: not map-style, or empty, or a DataLoader with a sampler of its own.
+        DataError: not map-style, or empty, or a DataLoader to measure with a sampler of its own.
     """
+    if part != "train":
+        check_unsampled(data, part)
     dataset = dataset_of(data, part)
     own = loader_settings(data)
     source = _source(data, dataset, task=task, plan=plan, own=None if training else own)
     size = plan.batch_size if training else plan.validation_batch_size
     if own is not None and not training:
         size = own["batch_size"]
+    order = task.order if training else None
     cut = Cut(
-        samples=len(source),
+        samples=len(source) if order is None else len(order),
         batch_size=size,
         micro_batch_size=plan.micro_batch_size if training else size,
         drop_last=training and plan.data_drop_last,
     )
     shuffle = training and plan.data_shuffle
-    return Feed(source, cut, task=task, loss=loss, plan=plan, shuffle=shuffle)
+    return Feed(source, cut, task=task, loss=loss, plan=plan, shuffle=shuffle, order=order)
 
 
 def slices_in_memory(data: Any, task: Task) -> bool:

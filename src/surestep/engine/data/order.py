@@ -1,11 +1,12 @@
 """The order of an epoch as a function of place, and how it is cut into batches.
 
-The order is `torch.randperm` under a generator seeded from (seed, epoch); it is cut into global
-batches and those into micro-batches.
+The plain order is `torch.randperm` under a generator seeded from (seed, epoch); it is cut into
+global batches and those into micro-batches. `surestep.orders` has others.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,10 +14,14 @@ from torch import Tensor
 from surestep.engine.seed import seed_at
 
 
+def generator_of(*place: str | int) -> torch.Generator:
+    """Return a generator seeded by a place of the order."""
+    return torch.Generator().manual_seed(seed_at("order", *place))
+
+
 def order_of(samples: int, seed: int, epoch: int) -> Tensor:
     """Return the order of an epoch: the index of the sample at each position, (samples,) int64."""
-    generator = torch.Generator().manual_seed(seed_at("order", seed, epoch))
-    return torch.randperm(samples, generator=generator)
+    return torch.randperm(samples, generator=generator_of(seed, epoch))
 
 
 class Cut(NamedTuple):
@@ -38,3 +43,49 @@ class Cut(NamedTuple):
         """Yield (first position, end) of each micro-batch of a batch."""
         for start in range(first, end, self.micro_batch_size):
             yield start, min(start + self.micro_batch_size, end)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What an order may ask of the training data.
+
+    Attributes:
+        count: how many samples there are.
+        each: loads every sample, once, in the stored order.
+        targets: one for each sample, or None where they are not at hand.
+        parts: where several datasets are mixed, how many samples each has, by name.
+    """
+
+    count: int
+    each: Callable[[], Iterator[Any]]
+    targets: Callable[[], Tensor | None] = lambda: None
+    parts: Mapping[str, int] = field(default_factory=dict)
+
+
+class Order(Protocol):
+    """Which sample stands at each position of an epoch: a pure function of (seed, epoch)."""
+
+    @property
+    def name(self) -> str:
+        """What the Plan calls it."""
+        ...
+
+    def over(self, samples: Samples) -> "Order":
+        """Return the order over this very data, checked.
+
+        Raises:
+            DataError: it does not fit the data.
+        """
+        ...
+
+    def __len__(self) -> int:
+        """Return how many positions an epoch has."""
+        ...
+
+    def at(self, seed: int, epoch: int, batch_size: int) -> Tensor | None:
+        """Return the index of the sample at each position, int64; None is the stored order."""
+        ...
+
+    def explain(self, cut: Cut, seed: int) -> str:
+        """Say what comes of it, for the Plan."""
+        ...

@@ -61,6 +61,11 @@ ROWS: Rows = {
         Row(always, lambda k: _cut_text(k), "the same update as uncut"),
     ),
     "data.shuffle": (
+        Row(
+            lambda k: k.given.order is not None,
+            lambda k: k.order_name != "sequential",
+            "data.order decides",
+        ),
         _loader_row("shuffle"),
         said("data.shuffle"),
         default(True, "ordered data trains worse; the order is a function of (seed, epoch)"),
@@ -69,6 +74,15 @@ ROWS: Rows = {
         _loader_row("drop_last"),
         said("data.drop_last"),
         default(False, "a smaller last batch is weighted rightly: no sample is lost"),
+    ),
+    "data.order": (
+        Row(
+            lambda k: k.given.order is not None,
+            lambda k: k.order_name,
+            "{k.order_text}",
+        ),
+        Row(lambda k: k["data.shuffle"], lambda _: "shuffled", "each sample once: data.shuffle"),
+        default("sequential", "each sample once, as stored: data.shuffle is off"),
     ),
     "data.num_workers": (
         _loader_row("num_workers"),
@@ -135,7 +149,17 @@ REFUSALS: Refusals = {
             ),
         ),
     ),
-    "data.shuffle": (_refuse_loader("data.shuffle", "shuffle"),),
+    "data.shuffle": (
+        Refusal(
+            lambda k: k.given.order is not None and "data.shuffle" in k.said,
+            lambda k: (
+                f"data.shuffle={k.said['data.shuffle']} is said, but the data has the order "
+                f"{k.order_name!r}. Leave data.shuffle out; or leave the order out, and let "
+                "data.shuffle choose."
+            ),
+        ),
+        _refuse_loader("data.shuffle", "shuffle"),
+    ),
     "data.drop_last": (_refuse_loader("data.drop_last", "drop_last"),),
     "data.num_workers": (_refuse_loader("data.num_workers", "num_workers"),),
     "data.pin_memory": (

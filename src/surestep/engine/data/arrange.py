@@ -1,0 +1,75 @@
+"""The order of the training data: the Task's, or its DataLoader's, over the data itself."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler
+
+from surestep.base.errors import DataError
+from surestep.engine.data.dataset import dataset_of, is_mixture, samples_of, unpack
+from surestep.engine.data.order import Samples
+from surestep.engine.data.sampler import sampler_of, sampler_order
+from surestep.engine.data.source import InMemory, Rows
+from surestep.engine.seed import LoadingRandomness
+from surestep.engine.task import Task
+
+
+def samples_for(task: Task) -> Samples:
+    """Return what an order may ask of the training data.
+
+    Raises:
+        DataError: not map-style, or empty.
+    """
+    dataset = dataset_of(task.train, "train")
+    found = unpack(dataset)
+    memory = InMemory(*found) if found is not None else None
+
+    def each() -> Iterator[Any]:
+        rows = dataset if memory is None or not isinstance(dataset, (tuple, dict)) else Rows(memory)
+        with LoadingRandomness():
+            yield from (rows[index] for index in range(count))
+
+    def targets() -> Tensor | None:
+        if memory is not None:
+            whole = next(memory.read(0, None, [range(len(memory))]))
+            return cast("Tensor | None", task.split(whole)[2])
+        kept = getattr(dataset, "targets", None)  # as torchvision's datasets have
+        return None if kept is None else torch.as_tensor(kept)
+
+    count = len(memory) if memory is not None else len(dataset)
+    parts = {}
+    if is_mixture(task.train):
+        parts = {name: samples_of(each, name) for name, each in task.train.items()}
+    return Samples(count, each, targets, parts)
+
+
+def with_order(task: Task) -> Task:
+    """Return the task with its order over the training data: its own, or its DataLoader's.
+
+    Raises:
+        DataError: the order does not fit the data, or two are given, or none to several datasets.
+    """
+    order, loader = task.order, task.train if isinstance(task.train, DataLoader) else None
+    if loader is not None:
+        sampled = sampler_order(loader)
+        shuffles = isinstance(sampler_of(loader), RandomSampler)
+        if order is not None and (sampled is not None or shuffles):
+            raise DataError(
+                f"The Task has the order {order.name!r}, and its DataLoader a "
+                f"{type(sampler_of(loader)).__name__}. Say it in one place: give a DataLoader "
+                "without shuffle and sampler, or leave the order out."
+            )
+        order = sampled if order is None else order
+    if order is None:
+        if is_mixture(task.train):
+            names = ", ".join(f"{name!r}: {1 / len(task.train):.2g}" for name in task.train)
+            raise DataError(
+                f"train is {len(task.train)} datasets, and nothing says how they are mixed. Say "
+                f"Task(order=surestep.orders.mixed({{{names}}})), or give a ConcatDataset to take "
+                "each sample once."
+            )
+        return task
+    return replace(task, order=order.over(samples_for(task)))

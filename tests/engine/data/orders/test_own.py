@@ -1,0 +1,55 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from surestep import orders
+from surestep.base.errors import DataError
+from surestep.engine.data.order import Cut, Samples
+
+DATA = Samples(10, lambda: iter(range(10)))
+
+
+def every_second(seed, epoch):
+    return range(epoch % 2, 10, 2)
+
+
+def test_a_function_says_the_order():
+    order = orders.own(every_second).over(DATA)
+    assert len(order) == 5
+    assert order.at(0, 3, 8).tolist() == [1, 3, 5, 7, 9]
+    assert order.explain(Cut(5, 8, 8), 0).startswith("The order function every_second: 5 positions")
+
+
+def test_a_function_may_draw_from_the_generators_which_are_put_back():
+    def drawn(seed, epoch):
+        return [random.randrange(10), int(np.random.randint(10)), *torch.randperm(10).tolist()]
+
+    before = torch.get_rng_state(), random.getstate()
+    order = orders.own(drawn).over(DATA)
+    assert torch.equal(order.at(0, 2, 8), order.at(0, 2, 8))
+    assert not torch.equal(order.at(0, 2, 8), order.at(0, 3, 8))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+
+
+def by_history():
+    state = random.Random(0)
+    return lambda seed, epoch: state.sample(range(10), 10)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (by_history(), r"gave two orders for the same seed and epoch.* depend on \(seed, epoch\)"),
+        (lambda seed, epoch: range(epoch + 1), "gave 2 indices for epoch 2, and its length is 1"),
+        (lambda seed, epoch: [0, 10], "indices from 0 to 10, and there are 10 training samples"),
+        (lambda seed, epoch: [-1], "indices from -1 to -1"),
+        (lambda seed, epoch: [], r"of shape \(0,\) for epoch 1"),
+        (lambda seed, epoch: torch.rand(3), "gave torch.float32"),
+    ],
+)
+def test_a_function_that_cannot_be_gone_on_from_is_refused(function, message):
+    with pytest.raises(DataError, match=message):
+        orders.own(function).over(DATA)

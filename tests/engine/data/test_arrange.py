@@ -1,0 +1,154 @@
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler
+
+from surestep import orders
+from surestep.base.errors import ConfigError, DataError, TaskError
+from surestep.engine.data.arrange import samples_for
+from tests import tiny
+
+X, Y = tiny.data()
+
+
+class Rows(Dataset):
+    """Samples one by one, with the targets beside them, as torchvision's datasets have them."""
+
+    targets = Y.tolist()
+
+    def __len__(self):
+        return len(Y)
+
+    def __getitem__(self, index):
+        return X[index], Y[index]
+
+
+def seen(train, order=None, *, epoch=0, **said):
+    """The inputs of an epoch, in the order that they are trained on."""
+    read = tiny.train_feed({"train": train, "order": order}, **said).batches(epoch)
+    return torch.cat([micro.args[0] for batch in read for micro in batch.micro_batches])
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        (X, Y),
+        TensorDataset(X, Y),
+        Subset(TensorDataset(X, Y), range(20)),
+        Rows(),
+        DataLoader(Rows()),
+    ],
+    ids=["tensors", "TensorDataset", "subset", "rows", "loader"],
+)
+def test_the_targets_of_each_kind_of_data_are_balanced(train):
+    said = {"batch_size": None} if isinstance(train, DataLoader) else {}
+    weights = 1 / torch.bincount(Y).double()[Y]
+    expected = seen((X, Y), orders.weighted(weights), epoch=2)
+    assert torch.equal(seen(train, orders.balanced(), epoch=2, **said), expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_order_is_the_same_for_any_number_of_workers(workers):
+    expected = X[orders.weighted(range(1, 21)).over(samples_for(tiny.task())).at(0, 1, 8)]
+    said = {"data": {"num_workers": workers}}
+    assert torch.equal(seen(Rows(), orders.weighted(range(1, 21)), epoch=1, **said), expected)
+
+
+def test_an_epoch_is_as_long_as_the_order_says():
+    planned = tiny.plan({"order": orders.weighted([1.0] * 20, 100)})
+    assert (planned.plan.steps_per_epoch, planned.plan.total_steps) == (13, 26)
+    batches = list(tiny.train_feed({"order": orders.weighted([1.0] * 20, 100)}).batches(0))
+    assert [batch.samples for batch in batches] == [8] * 12 + [4]
+    assert [batch.ends_epoch for batch in batches] == [False] * 12 + [True]
+
+
+def test_lengths_are_asked_of_each_sample():
+    for train in ((X, Y), Rows()):
+        by_class = seen(train, orders.by_length(lambda sample: int(sample[1]) + 1))
+        assert torch.equal(by_class, seen((X, Y), orders.by_length(Y + 1)))
+
+
+def test_datasets_are_mixed_by_share():
+    train = {"ones": (torch.ones(6, 4), torch.zeros(6).long()), "rows": Rows()}
+    found = seen(train, orders.mixed({"ones": 0.25, "rows": 0.75}, 16))
+    assert int((found == 1).all(1).sum()) == 4
+
+
+def test_a_loaders_own_sampler_is_the_order():
+    sampler = WeightedRandomSampler(list(range(20)), 50)
+    found = seen(DataLoader(Rows(), 8, sampler=sampler), epoch=3, batch_size=None)
+    assert torch.equal(found, seen((X, Y), orders.weighted(range(20), 50), epoch=3))
+
+
+def decision(parts, **said):
+    found = {each.option: each for each in tiny.plan(parts, **said).plan.decisions}
+    return found["data.order"].value, found["data.order"].reason, found["data.shuffle"].value
+
+
+@pytest.mark.parametrize(
+    ("parts", "said", "expected"),
+    [
+        ({}, {}, ("shuffled", "each sample once: data.shuffle", True)),
+        (
+            *({}, {"data": {"shuffle": False}}),
+            ("sequential", "each sample once, as stored: data.shuffle is off", False),
+        ),
+        (
+            *({"order": orders.sequential()}, {}),
+            ("sequential", "each sample once, as stored", False),
+        ),
+        (
+            *({"order": orders.weighted([1.0] * 20)}, {}),
+            ("weighted", "20 drawn with replacement from 20 samples", True),
+        ),
+        (
+            *({"order": orders.by_length([1, 9] * 10, window=2)}, {"batch_size": 5}),
+            ("by length", "padding 0.0% instead of 44.4%; windows of 2 batches", True),
+        ),
+        (
+            {"train": DataLoader(Rows(), 8, sampler=range(20))},
+            {},
+            (
+                "sampler: range",
+                "The DataLoader's range: 20 positions; an epoch was read twice and came back "
+                "the same",
+                True,
+            ),
+        ),
+    ],
+    ids=["shuffled", "not shuffled", "sequential", "weighted", "by length", "sampler"],
+)
+def test_the_plan_says_what_the_order_is_and_why(parts, said, expected):
+    assert decision(parts, **said) == expected
+
+
+@pytest.mark.parametrize(
+    ("parts", "error", "message"),
+    [
+        (
+            {"train": DataLoader(Rows(), 8, shuffle=True), "order": orders.sequential()},
+            DataError,
+            "order 'sequential', and its DataLoader a RandomSampler. Say it in one place",
+        ),
+        (
+            {"train": DataLoader(Rows(), 8, sampler=[1, 2]), "order": orders.shuffled()},
+            DataError,
+            "order 'shuffled', and its DataLoader a list",
+        ),
+        (
+            {"train": {"a": (X, Y), "b": Rows()}},
+            DataError,
+            r"2 datasets, and nothing says .*mixed\(\{'a': 0.5, 'b': 0.5\}\)\)",
+        ),
+        ({"order": lambda seed, epoch: range(20)}, TaskError, r"order is a function.*orders\.own"),
+        ({"order": orders.mixed({"a": 1.0})}, DataError, "train is one dataset"),
+    ],
+)
+def test_an_order_that_does_not_fit_is_refused(parts, error, message):
+    with pytest.raises(error, match=message):
+        tiny.plan(parts, batch_size=8)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_an_order_and_data_shuffle_are_refused(shuffle):
+    with pytest.raises(ConfigError, match=rf"data\.shuffle={shuffle} .* order 'shuffled'\. Leave"):
+        tiny.plan({"order": orders.shuffled()}, data={"shuffle": shuffle})

@@ -1,0 +1,175 @@
+import random
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from surestep import seed_at
+from surestep.base.errors import DataError
+from surestep.engine.data.order import Samples
+from surestep.engine.data.sampler import batching, is_plain, sampler_order
+
+DATA = Samples(20, lambda: iter(range(20)))
+
+
+class Squares(Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index))
+
+
+ROWS = Squares()
+
+
+def loader(sampler=None, **options):
+    return DataLoader(ROWS, **({"batch_size": 4, "sampler": sampler} | options))
+
+
+def order_of(data):
+    return sampler_order(data).over(DATA)
+
+
+class Reversed(Sampler):
+    """A pure function of the epoch that it was set to."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 20
+
+    def __iter__(self):
+        return iter([(index + self.epoch) % 20 for index in reversed(range(20))])
+
+
+class OfHistory(Reversed):
+    """Goes on from wherever its own generator is."""
+
+    def __init__(self):
+        self.random = random.Random(0)
+
+    def __iter__(self):
+        return iter(self.random.sample(range(20), 20))
+
+
+class Global(Reversed):
+    """Draws from Python's own generator."""
+
+    def __iter__(self):
+        return iter(random.sample(range(20), 20))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **g: RandomSampler(ROWS, replacement=True, **g),
+        lambda **g: RandomSampler(ROWS, num_samples=7, **g),
+        lambda **g: SubsetRandomSampler([1, 2, 13], **g),
+        lambda **g: WeightedRandomSampler(list(range(20)), 33, **g),
+    ],
+    ids=["replacement", "part", "subset", "weighted"],
+)
+def test_torchs_own_samplers_are_seeded_by_place(make):
+    sampler = make()
+    found = order_of(loader(sampler)).at(5, 2, 4)
+    seeded = make(generator=torch.Generator().manual_seed(seed_at("order", 5, 2)))
+    assert found.tolist() == list(seeded)
+    assert sampler.generator is None
+
+
+def test_a_generator_that_the_sampler_had_is_put_back():
+    own = torch.Generator()
+    sampler = SubsetRandomSampler([1, 2], generator=own)
+    order_of(loader(sampler))
+    assert sampler.generator is own
+    assert torch.equal(own.get_state(), torch.Generator().get_state())
+
+
+@pytest.mark.parametrize("make", [Reversed, Global, lambda: [3, 1, 2]])
+def test_a_sampler_of_ones_own_is_read_by_epoch(make):
+    order = order_of(loader(make()))
+    first = order.at(0, 4, 4)
+    order.at(0, 5, 4)
+    assert torch.equal(order.at(0, 4, 4), first)
+    assert len(order) == len(first)
+
+
+def test_an_epoch_is_set():
+    assert order_of(loader(Reversed())).at(0, 3, 4)[0] == 2
+
+
+def test_a_distributed_sampler_of_one_rank_is_an_order():
+    sampler = DistributedSampler(ROWS, num_replicas=1, rank=0, seed=3)
+    found = order_of(loader(sampler)).at(0, 2, 4)
+    sampler.set_epoch(2)
+    assert found.tolist() == list(sampler)
+
+
+def test_a_batch_sampler_of_ones_own_is_an_order_and_brings_its_batch_size():
+    class Whole(BatchSampler):
+        """torch's, under another name."""
+
+    for kind in (Whole, BatchSampler):
+        batches = kind(SubsetRandomSampler(range(10)), 4, False)
+        data = loader(batch_size=1, batch_sampler=batches)
+        assert batching(data) == {"batch_size": 4, "drop_last": False}
+        seeded = torch.Generator().manual_seed(seed_at("order", 0, 1))
+        expected = torch.randperm(10, generator=seeded)
+        assert torch.equal(order_of(data).at(0, 1, 4), expected)
+
+
+def test_what_torch_makes_for_shuffle_is_plain():
+    assert is_plain(loader(shuffle=True))
+    assert is_plain(loader())
+    assert is_plain(loader(batch_size=1, batch_sampler=BatchSampler(RandomSampler(ROWS), 4, True)))
+    assert not is_plain(loader(SequentialSampler(range(5))))
+    assert sampler_order(loader(shuffle=True)) is None
+
+
+class Endless(Reversed):
+    def __iter__(self):
+        while True:
+            yield 0
+
+
+class Unsized:
+    def __iter__(self):
+        return iter(range(20))
+
+
+class WeightedByHistory(OfHistory):
+    """Its name says what it is for."""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampler": OfHistory()}, r"OfHistory gave two orders .*\.orders\.own\(function\)"),
+        ({"sampler": WeightedByHistory()}, r"two orders .*\.orders\.weighted\(weights\)"),
+        ({"sampler": Endless()}, "Endless gave 21 indices for epoch 2, and its length is 20"),
+        ({"sampler": Unsized()}, "Unsized has no __len__"),
+        ({"sampler": [1, 2, 20]}, "list gave indices from 1 to 20, and there are 20"),
+        ({"sampler": DistributedSampler(ROWS, 2, 0)}, "one of 2 ranks its part"),
+        ({"batch_sampler": [[0, 1], [2], [3, 4]]}, r"a batch of 2 after one of 1, .*by_length"),
+        ({"batch_sampler": [[0, 1], [2, 3, 4]]}, r"a batch of 3 after one of 2"),
+    ],
+)
+def test_what_cannot_be_seeded_or_sized_is_refused(options, message):
+    data = DataLoader(ROWS, **({"batch_size": 4} if "sampler" in options else {}), **options)
+    with pytest.raises(DataError, match=message):
+        order_of(data)
