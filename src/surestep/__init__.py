@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from surestep.engine.callback import Callback as Callback
     from surestep.engine.callback import Request as Request
     from surestep.engine.data import orders as orders
+    from surestep.engine.initial import Init as Init
     from surestep.engine.metrics import log as log
     from surestep.engine.seed import seed_at as seed_at
     from surestep.engine.seed import set_seed as set_seed
@@ -37,6 +38,7 @@ _HOMES = {
     "Validation": "surestep.base.groups.evaluation",
     "Callback": "surestep.engine.callback",
     "Config": "surestep.base.config",
+    "Init": "surestep.engine.initial",
     "Request": "surestep.engine.callback",
     "Run": "surestep.record.run",
     "State": "surestep.engine.state",

@@ -54,6 +54,26 @@ def test_the_rates_are_those_of_plain_torch(surestep, recipe, folder):
     assert f"first peak last \n \n {rates[0]:.4g} 0.01 {rates[-1]:.4g} " in shown
 
 
+def test_weights_to_start_from_are_shown(surestep, recipe, folder):
+    import torch
+    from torch import nn
+
+    made = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))  # the recipe's has 3 classes
+    torch.save(made.state_dict(), "w.pt")
+    said = 'surestep.Task(init=surestep.Init("w.pt", skip=["2"]), '
+    text = RECIPE.replace("surestep.Task(", said)
+    assert text != RECIPE
+    found = surestep("plan", recipe(text))
+    assert found.code == 0, found.err
+    assert " loaded 2 0.weight, 0.bias " in found.out
+    assert " missing, left as they are 2 2.weight, 2.bias " in found.out
+    told = json.loads(surestep("plan", recipe(text), "--json").out)["init"]
+    assert (told["loaded"], list(told["files"])) == (["0.weight", "0.bias"], ["w.pt"])
+    wrong = surestep("plan", recipe(text.replace('["2"]', "[]")))
+    assert wrong.code != 0
+    assert "2.weight is (2, 8) there but (3, 8) here" in wrong.err
+
+
 def test_parameters_are_counted_by_module(surestep, recipe):
     found = surestep("plan", recipe(), "--task.hidden", "1000").out
     assert " 0 Linear 5,000 5,000 " in found

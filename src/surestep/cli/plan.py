@@ -11,7 +11,7 @@ from surestep.engine.footprint import Footprint, footprint
 from surestep.engine.plan import Plan
 from surestep.engine.schedule import rates
 from surestep.record.files import dumps
-from surestep.trainer.prepare import plan_task
+from surestep.trainer.prepare import plan_task, start
 
 EXTRAS: dict[str, Any] = {
     "json": (Annotated[bool, tyro.conf.arg(help="Print the plan as JSON.")], False)
@@ -22,13 +22,19 @@ def run(words: list[str]) -> int:
     """Show every option with its reason, the rates, the parameters and the memory."""
     asked = read_command_line("plan", words, EXTRAS)
     planned = plan_task(asked.task(), asked.config, origin=asked.origin)
+    started = start(planned)
     plan, takes = planned.plan, footprint(planned.model, planned.plan)
     lr = rates(plan.schedule, plan.optim_lr) if plan.optim_lr is not None else None
     if asked.extras["json"]:
         decisions = [each._asdict() for each in plan.decisions]
-        print(dumps({"decisions": decisions, "rates": lr, "footprint": asdict(takes)}, indent=1))
+        shown = {"decisions": decisions, "rates": lr, "footprint": asdict(takes)}
+        shown |= {} if started is None else {"init": asdict(started)}
+        print(dumps(shown, indent=1))
         return 0
     _print_decisions(plan, asked)
+    if started is not None:
+        title = f"Weights to start from: {started.source}"
+        show.table(title, ("what", "how many", "which"), started.rows())
     if lr is not None:
         show.table("Learning rate", lr, [[show.figure(value) for value in lr.values()]])
     _print_footprint(takes)

@@ -3,15 +3,17 @@
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.data.batch import split_batch
 from surestep.engine.data.order import Order
+from surestep.engine.initial import Init, as_init
 from surestep.engine.loss import Loss, LossFunction, as_loss
 from surestep.engine.model_loss import model_loss, split_whole
 
@@ -43,6 +45,8 @@ class Task:
         collate_fn: how a list of samples becomes a batch.
         optimizer: a callable that makes an optimizer from parameter groups, in place of `optim`.
         keep_eval: modules kept in eval mode in training on purpose (a frozen BatchNorm).
+        init: weights to start from: a file, a folder of a Hugging Face model, a run folder or a
+            state dict, or surestep.Init(...) with more to say; not read when a run goes on.
         splits: False where the loss of a batch is not a mean over its items (contrastive losses).
 
     Raises:
@@ -61,6 +65,7 @@ class Task:
     collate_fn: Callable[[list[Any]], Any] | None = None
     optimizer: Callable[[ParameterGroups], torch.optim.Optimizer] | None = None
     keep_eval: Sequence[nn.Module] = ()
+    init: Init | str | Path | Mapping[str, Tensor] | None = None
     splits: bool = True
 
     def __post_init__(self) -> None:
@@ -79,6 +84,8 @@ class Task:
                 f"order is a {type(self.order).__name__}. Give an order of surestep.orders, such "
                 "as orders.weighted(weights) or orders.own(function)."
             )
+        if self.init is not None:
+            as_init(self.init)
         for name, metric in self.metrics.items():
             if not callable(metric):
                 raise TaskError(

@@ -4,7 +4,7 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,6 +20,7 @@ from surestep.engine.data.arrange import with_order
 from surestep.engine.data.dataset import check_unsampled, loader_settings, samples_of
 from surestep.engine.data.feed import Feed, feed, slices_in_memory
 from surestep.engine.facts import Facts, read_facts
+from surestep.engine.initial import Started, as_init
 from surestep.engine.loop import Loop
 from surestep.engine.loss import Loss
 from surestep.engine.metrics import directions
@@ -37,6 +38,7 @@ from surestep.record.checkpoint.read import list_checkpoints, load_checkpoint
 from surestep.record.files import DISK_HINT, plain
 from surestep.record.progress import open_progress
 from surestep.record.recorder import Recorder
+from surestep.record.weights import load_initial
 from surestep.trainer.session import Session
 
 Resume = Literal["auto", "never", "must"]
@@ -159,25 +161,45 @@ def prepare(
     settings = ExitStack()
     try:
         settings.enter_context(process_settings(planned.plan))
-        asked = {
-            "format": 1,
-            "recipe": plain(dict(origin.recipe)),
-            "task": plain(dict(origin.parameters)),
-            "config": plain(config.said()),
-        }
+        asked = _asked(origin, config)
         checkpoint = _where_it_stands(recorder, asked, resume)
-        session = _build(planned, recorder, settings, callbacks, fresh=checkpoint is None)
+        started = None if checkpoint is not None else start(planned)
+        fresh = checkpoint is None and started is None
+        session = _build(planned, recorder, settings, callbacks, fresh=fresh)
         if checkpoint is not None:
             load_checkpoint(checkpoint, session.state)
         finished = recorder.known and _is_finished(recorder)
         if not finished:
             recorder.start(asked, planned.plan, planned.facts, Path.cwd())
+            if started is not None:
+                recorder.event("init", **asdict(started))
         session.open(open_progress(planned.plan, session.state.place.step), finished=finished)
+        if started is not None:
+            session.say(started.sentence())
         return session
     except BaseException:
         settings.close()
         recorder.discard()
         raise
+
+
+def _asked(origin: Origin, config: Config) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "recipe": plain(dict(origin.recipe)),
+        "task": plain(dict(origin.parameters)),
+        "config": plain(config.said()),
+    }
+
+
+def start(planned: Planned) -> Started | None:
+    """Load the weights that the Task starts from into its model; None where it names none.
+
+    Raises:
+        CheckpointError: they cannot be read, or do not fit the model.
+    """
+    init = planned.task.init
+    return None if init is None else load_initial(planned.model, as_init(init))
 
 
 def default_folder(name: str) -> Path:

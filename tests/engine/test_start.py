@@ -1,0 +1,176 @@
+"""Which tensor goes where: prefixes, parts, ties, what is left over."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from surestep.base.errors import CheckpointError
+from surestep.engine.initial import Init
+from surestep.engine.start import start_from
+
+
+class Net(nn.Module):
+    def __init__(self, classes=3):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
+        self.head = nn.Linear(5, classes)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(6, 4)
+        self.out = nn.Linear(4, 6, bias=False)
+        self.out.weight = self.table.weight
+
+
+def weights(seed=1, **options):
+    torch.manual_seed(seed)
+    return {name: value.clone() for name, value in Net(**options).state_dict().items()}
+
+
+def start(model, tensors, **said):
+    return start_from(model, tensors, Init(tensors, **said))
+
+
+def assert_loaded(model, tensors):
+    own = model.state_dict()
+    assert all(torch.equal(own[name], value) for name, value in tensors.items())
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "module.", "_orig_mod.", "model.", "module._orig_mod.", "model.module."]
+)
+def test_prefixes_of_wrappers_are_understood(prefix):
+    model, tensors = Net(), weights()
+    started = start(model, {f"{prefix}{name}": value for name, value in tensors.items()})
+    assert_loaded(model, tensors)
+    assert (started.missing, started.unexpected) == ([], [])
+    assert started.prefix == prefix.removesuffix("_orig_mod.")  # which is seen through anywhere
+    assert started.loaded == list(tensors)
+
+
+def test_a_part_compiled_in_the_file_or_here_is_the_same():
+    model, tensors = Net(), weights()
+    start(model, {name.replace("body.", "body._orig_mod."): v for name, v in tensors.items()})
+    assert_loaded(model, tensors)
+    compiled = nn.Module()
+    compiled._orig_mod = Net()
+    start(compiled, tensors)
+    assert_loaded(compiled._orig_mod, tensors)
+
+
+def test_a_name_of_the_models_own_is_no_prefix():
+    outer = nn.Module()
+    outer.model = Net()
+    tensors = {f"model.{name}": value for name, value in weights().items()}
+    assert start(outer, tensors).prefix == ""
+    assert_loaded(outer, tensors)
+
+
+def test_a_part_of_the_file_goes_into_a_part_of_the_model():
+    model, tensors = Net(), weights()
+    there = {name.replace("body.", "encoder."): value for name, value in tensors.items()}
+    started = start(model, there, prefix="encoder", into="body")
+    assert_loaded(model.body, {n.removeprefix("body."): tensors[n] for n in tensors if "body" in n})
+    assert started.missing == ["head.weight", "head.bias"]
+    assert started.unexpected == ["head.weight", "head.bias"]
+
+
+def test_what_is_skipped_stays_on_both_sides():
+    model, tensors = Net(classes=2), weights()
+    before = model.head.weight.clone()
+    started = start(model, tensors, skip=["head"])
+    assert torch.equal(model.head.weight, before)
+    assert_loaded(model, {name: value for name, value in tensors.items() if "body" in name})
+    assert (started.missing, started.unexpected) == (["head.weight", "head.bias"],) * 2
+
+
+def test_skip_takes_stars():
+    started = start(Net(), {n: v for n, v in weights().items() if "bias" not in n}, skip=["*.bias"])
+    assert started.missing == ["body.0.bias", "body.1.bias", "head.bias"]
+
+
+def test_tied_weights_need_to_be_there_once():
+    model, table = Tied(), torch.rand(6, 4)
+    for names in (["table.weight"], ["out.weight"], ["table.weight", "out.weight"]):
+        started = start(model, dict.fromkeys(names, table))
+        assert started.loaded == ["table.weight", "out.weight"]
+        assert torch.equal(model.out.weight, table)
+    with pytest.raises(CheckpointError, match=r"differ in .* skip=\['table.weight'\]"):
+        start(model, {"table.weight": table, "out.weight": table + 1})
+
+
+def test_types_are_converted_and_it_is_said():
+    model = Net()
+    halves = {n: v.bfloat16() if v.is_floating_point() else v for n, v in weights().items()}
+    started = start(model, halves)
+    assert model.head.weight.dtype == torch.float32
+    assert started.converted == {"torch.bfloat16 -> torch.float32": 8}
+    assert ("loaded with another type", 8, "torch.bfloat16 -> torch.float32") in started.rows()
+
+
+def test_all_is_told():
+    model, tensors = Net(classes=2), weights()
+    started = start(model, {f"module.{name}": v for name, v in tensors.items()}, skip=["head"])
+    assert [row[:2] for row in started.rows()] == [
+        *(("loaded", 7), ("missing, left as they are", 2)),
+        *(("unexpected, left out", 2), ("without their prefix", 7)),
+    ]
+    assert started.sentence() == (
+        "Starting from the state dict: 7 loaded; 2 missing (head.weight, head.bias); 2 unexpected "
+        "(module.head.weight, module.head.bias)"
+    )
+
+
+BASE = {"body.0.weight": torch.zeros(5, 4)}
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "sentence"),
+    [
+        (lambda t: t.pop("head.bias"), {}, r"lacks head.bias. .* skip=\['head'\]"),
+        (lambda t: t.update(x=torch.ones(1)), {}, r"has x, which the model has not.* skip=\['x'\]"),
+        (lambda t: t.update(weights(classes=9)), {}, r"head.weight is \(9, 5\) there but \(3, 5\)"),
+        (lambda t: t.update({"head.bias": torch.ones(3).int()}), {}, "torch.int32 there but"),
+        (lambda t: t.clear(), {}, "Nothing in the state dict fits"),
+        (lambda t: None, {"prefix": "encoder"}, "Nothing in the state dict fits"),
+        (lambda t: None, {"into": "bodi"}, "names no part of the model. Did you mean 'body'"),
+        (lambda t: None, {"skip": ["haed"]}, r"skip=\['haed'\].* fits no name .* 'head'"),
+        (lambda t: None, {"skip": ["body", "head"]}, "Nothing in the state dict fits"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_is_loaded(change, said, sentence):
+    model, tensors = Net(), weights()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    change(tensors)
+    with pytest.raises(CheckpointError, match=sentence):
+        start(model, tensors, **said)
+    assert_loaded(model, before)
+
+
+def test_where_names_would_fit_is_told():
+    outer = nn.Module()
+    outer.backbone = Net()
+    with pytest.raises(CheckpointError, match="they fit with into='backbone'"):
+        start(outer, weights())
+    with pytest.raises(CheckpointError, match="they fit with prefix='encoder'"):
+        start(Net(), {f"encoder.{name}": value for name, value in weights().items()})
+
+
+def test_the_base_of_a_model_with_adapters_is_found():
+    """Named as peft names them; tests/laws/test_lora.py asks peft itself."""
+    inner = nn.Module()
+    inner.q = nn.Module()
+    inner.q.base_layer = nn.Linear(2, 2)
+    inner.q.lora_A = nn.ModuleDict({"default": nn.Linear(2, 1, bias=False)})
+    model = nn.Module()
+    model.base_model = nn.Module()
+    model.base_model.model = inner
+    model.peft_config = SimpleNamespace()
+    tensors = {"q.weight": torch.ones(2, 2), "q.bias": torch.ones(2)}
+    started = start(model, tensors)
+    assert torch.equal(inner.q.base_layer.weight, torch.ones(2, 2))
+    assert started.missing == ["base_model.model.q.lora_A.default.weight"]

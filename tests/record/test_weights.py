@@ -1,0 +1,178 @@
+"""What can be read as weights to start from, what cannot, and that no file runs code."""
+
+import hashlib
+import json
+import os
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import surestep
+from surestep.base.errors import CheckpointError
+from surestep.engine.initial import as_init
+from surestep.record.weights import load_initial
+from tests import tiny
+
+
+class Hostile:
+    """What is unpickled runs a command."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.system, (f"touch {self.path}",))
+
+
+def weights(seed=5):
+    return tiny.model(seed).state_dict()
+
+
+def write(tmp_path, name, content=None):
+    path = tmp_path / name
+    tensors = weights() if content is None else content
+    save_file(tensors, path) if path.suffix == ".safetensors" else torch.save(tensors, path)
+    return path
+
+
+def loaded(path):
+    model = tiny.model(0)
+    started = load_initial(model, as_init(path))
+    assert torch.equal(tiny.weights(model), tiny.weights(tiny.model(5)))
+    return started
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt", "w.pth", "w.bin", "w.ckpt"])
+def test_files_are_read_and_their_hash_is_kept(name, tmp_path):
+    path = write(tmp_path, name)
+    sha = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert loaded(path).files == {str(path): sha}
+    assert loaded(str(path)).files == {str(path): sha}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"state_dict": {f"model.{name}": v for name, v in weights().items()}, "epoch": 3},
+        {"model": weights(), "optimizer": {"state": {}}, "step": torch.tensor(7)},
+        {"model": {"state_dict": weights()}},
+    ],
+    ids=["lightning", "with an optimizer", "twice nested"],
+)
+def test_a_state_dict_within_is_found(content, tmp_path):
+    loaded(write(tmp_path, "w.ckpt", content))
+
+
+def test_a_state_dict_in_memory_is_taken():
+    assert loaded(weights()).files == {}
+
+
+def test_folders_of_hugging_face_models_are_read(tmp_path):
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    write(whole, "model.safetensors")
+    loaded(whole)
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    names = list(weights())
+    for number, kept in enumerate((names[:1], names[1:])):
+        write(parts, f"{number}.safetensors", {name: weights()[name] for name in kept})
+    where = {name: f"{int(name in names[1:])}.safetensors" for name in names}
+    index = parts / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": where}))
+    assert len(loaded(parts).files) == 2
+    loaded(index)
+    index.write_text(json.dumps({"weight_map": {"a": "../whole/model.safetensors"}}))
+    with pytest.raises(CheckpointError, match="no file beside it"):
+        loaded(parts)
+    index.write_text("{}")
+    with pytest.raises(CheckpointError, match=r"cannot be read: KeyError\('weight_map'\)"):
+        loaded(parts)
+
+
+def test_a_run_and_its_checkpoint_are_read(tmp_path):
+    run = tiny.fit(tmp_path / "run", {"model": tiny.model(5)}, max_steps=1)
+    for path in (run.path, run.best.path):
+        model = tiny.model(0)
+        load_initial(model, as_init(path))
+        run.load_model(other := tiny.model(1))
+        assert torch.equal(tiny.weights(model), tiny.weights(other))
+
+
+def test_a_hostile_file_runs_nothing(tmp_path):
+    path = write(tmp_path, "w.pt", {"a": Hostile(tmp_path / "ran")})
+    with pytest.raises(CheckpointError, match=r"needs (posix|nt).system, and .* run code"):
+        loaded(path)
+    path.write_bytes(pickle.dumps({"a": Hostile(tmp_path / "ran")}, protocol=2))
+    with pytest.raises(CheckpointError, match=r"would run code|damaged"):
+        loaded(path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_whole_model_is_refused_with_what_to_type(tmp_path):
+    with pytest.raises(CheckpointError, match=r"torch.save\(model.state_dict\(\), 'weights.pt'\)"):
+        loaded(write(tmp_path, "w.pt", tiny.model(5)))
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
+@pytest.mark.parametrize("size", [0, 30, 0.5], ids=["empty", "beginning", "half"])
+def test_a_cut_file_is_refused(name, size, tmp_path):
+    path = write(tmp_path, name)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(size * len(data)) if isinstance(size, float) else size])
+    with pytest.raises(CheckpointError, match=r"damaged or no .* again"):
+        loaded(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda folder: folder / "none.pt", "is not there. Look at the path"),
+        (lambda folder: folder, "is a folder without weights: it has none of model.safetensors"),
+        (lambda folder: write(folder, "w.npz"), "kind that is not known. Known: .safetensors"),
+        (lambda folder: write(folder, "w.pt", {}), "no tensors by name: it holds a dict"),
+        (lambda folder: write(folder, "w.pt", [1]), "no tensors by name: it holds a list"),
+        (lambda folder: write(folder, "w.pt", {"epoch": 3}), "it holds epoch. A state dict is"),
+        (lambda folder: {"epoch": 3}, "The state dict|the state dict has no tensors"),
+    ],
+)
+def test_what_is_no_weights_is_refused(make, sentence, tmp_path):
+    with pytest.raises(CheckpointError, match=sentence):
+        loaded(make(tmp_path))
+
+
+def test_a_run_without_a_checkpoint_is_refused(tmp_path):
+    tiny.prepare(tmp_path / "run").close()
+    (tmp_path / "run" / "checkpoints").mkdir(exist_ok=True)
+    with pytest.raises(CheckpointError, match="has no checkpoint yet"):
+        loaded(tmp_path / "run")
+    (tmp_path / "run" / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="is no run folder"):
+        loaded(tmp_path / "run")
+
+
+def test_starting_from_weights_is_loading_them_before(tmp_path):
+    path = write(tmp_path, "w.safetensors")
+    before = tiny.fit(tmp_path / "a", {"model": tiny.model(5)}, max_steps=4)
+    after = tiny.fit(tmp_path / "b", {"model": lambda: tiny.model(0), "init": path}, max_steps=4)
+    before.load_model(expected := tiny.model(1))
+    after.load_model(found := tiny.model(2))
+    assert torch.equal(tiny.weights(expected), tiny.weights(found))
+    (event,) = [each for each in after.events() if each["event"] == "init"]
+    assert event["files"] == {str(path): hashlib.sha256(path.read_bytes()).hexdigest()}
+    assert len(event["loaded"]) == 4
+
+
+def test_a_run_that_goes_on_does_not_start_from_them_again(tmp_path):
+    path = write(tmp_path, "w.pt")
+    parts = {"model": tiny.model(0), "init": path}
+    with tiny.prepare(tmp_path / "run", parts) as session:
+        next(session.steps())
+        session.save()
+        there = tiny.weights(session.model)
+    path.unlink()
+    with tiny.prepare(tmp_path / "run", {**parts, "model": tiny.model(0)}) as session:
+        assert torch.equal(tiny.weights(session.model), there)
+    assert [each["event"] for each in surestep.Run(tmp_path / "run").events()].count("init") == 1
