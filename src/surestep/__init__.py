@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from surestep.base.config import Config as Config
     from surestep.base.errors import SurestepError as SurestepError
-    from surestep.base.groups.average import Average as Average
     from surestep.base.groups.data import Data as Data
     from surestep.base.groups.evaluation import EarlyStop as EarlyStop
     from surestep.base.groups.evaluation import Validation as Validation
     from surestep.base.groups.optim import Optim as Optim
+    from surestep.base.groups.parameters import Group as Group
     from surestep.base.groups.precision import Scaler as Scaler
     from surestep.base.groups.record import Checkpoint as Checkpoint
     from surestep.base.groups.record import Logging as Logging
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from surestep.trainer.prepare import prepare as prepare
 
 _HOMES = {
-    "Average": "surestep.base.groups.average",
     "Checkpoint": "surestep.base.groups.record",
     "Data": "surestep.base.groups.data",
     "EarlyStop": "surestep.base.groups.evaluation",
+    "Group": "surestep.base.groups.parameters",
     "Logging": "surestep.base.groups.record",
     "Optim": "surestep.base.groups.optim",
     "Scaler": "surestep.base.groups.precision",

@@ -30,7 +30,7 @@ class Options:
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     part: str = "val"
-    which: Literal["best", "last", "average"] = "best"
+    which: Literal["best", "last"] = "best"
     allow_changed: bool = False
     json: bool = False
 

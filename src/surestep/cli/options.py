@@ -187,7 +187,8 @@ def _members(annotation: Any) -> list[Any]:
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
     if get_origin(annotation) is tuple:
-        return ["FLOAT FLOAT"]
+        first, *others = get_args(annotation)
+        return [f"{_WORDS[first]} ..." if Ellipsis in others else "FLOAT FLOAT"]
     inner = get_args(annotation)
     return [member for each in inner for member in _members(each)] if inner else [annotation]
 

@@ -5,9 +5,11 @@ from typing import Annotated, Any
 
 import tyro
 
-from surestep.cli import show
+from surestep.cli import show, show_groups
 from surestep.cli.options import Asked, read_command_line
 from surestep.engine.footprint import Footprint, footprint
+from surestep.engine.optim.freezing import frozen
+from surestep.engine.optim.groups import arrange
 from surestep.engine.plan import Plan
 from surestep.engine.schedule import rates
 from surestep.record.files import dumps
@@ -23,12 +25,16 @@ def run(words: list[str]) -> int:
     asked = read_command_line("plan", words, EXTRAS)
     planned = plan_task(asked.task(), asked.config, origin=asked.origin)
     started = start(planned)
-    plan, takes = planned.plan, footprint(planned.model, planned.plan)
+    plan, groups = planned.plan, arrange(planned.model, planned.plan)
+    with frozen(planned.model, groups):
+        takes = footprint(planned.model, plan)
+    layers = show_groups.layers(planned.model, plan)
     lr = rates(plan.schedule, plan.optim_lr) if plan.optim_lr is not None else None
     if asked.extras["json"]:
         decisions = [each._asdict() for each in plan.decisions]
         shown = {"decisions": decisions, "rates": lr, "footprint": asdict(takes)}
         shown |= {} if started is None else {"init": asdict(started)}
+        shown |= {"groups": show_groups.groups(groups, planned.model), "layers": layers}
         print(dumps(shown, indent=1))
         return 0
     _print_decisions(plan, asked)
@@ -37,6 +43,7 @@ def run(words: list[str]) -> int:
         show.table(title, ("what", "how many", "which"), started.rows())
     if lr is not None:
         show.table("Learning rate", lr, [[show.figure(value) for value in lr.values()]])
+    show_groups.show_tables(groups, planned.model, layers)
     _print_footprint(takes)
     return 0
 
@@ -56,5 +63,5 @@ def _print_footprint(takes: Footprint) -> None:
     ]
     rows.append(("in all", "", f"{takes.parameters:,}", f"{takes.trained:,}"))
     show.table("Parameters", ("module", "type", "parameters", "trained"), rows)
-    kinds = ("weights", "buffers", "gradients", "optimizer", "average", "activations")
+    kinds = ("weights", "buffers", "gradients", "optimizer", "activations")
     show.table("Memory", kinds, [[show.byte_count(getattr(takes, kind)) for kind in kinds]])

@@ -27,7 +27,6 @@ class Footprint:
     buffers: int
     gradients: int
     optimizer: int | None
-    average: int
     activations: int | None = None
 
 
@@ -42,7 +41,6 @@ def footprint(model: nn.Module, plan: Plan) -> Footprint:
         buffers=size_of(model.buffers()),
         gradients=size_of(trained),
         optimizer=_optimizer_bytes(plan, trained),
-        average=size_of(trained) if plan.average.kind != "none" else 0,
     )
 
 

@@ -168,6 +168,7 @@ class Parts:
     rate: Factor
     peak_rates: list[float]
     on_backward: list[Callable[[State], None]] = field(default_factory=list)
+    freeze: Callable[[int], None] | None = None  # what is frozen after so many steps taken
     update: Callable[["Parts", Batch, float, float], Update] = update
 
 
@@ -186,6 +187,8 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
     divisor = items if parts.loss.divides else 1.0
     outcome, norms, loss_sum, logged = Outcome(False), None, None, _NOTHING
     if items:
+        if parts.freeze is not None:
+            parts.freeze(before.steps_taken)
         for module, training in parts.modes.wanted:
             if module.training is not training:
                 module.training = training
@@ -194,13 +197,16 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
         outcome, norms, loss_sum, logged = parts.update(parts, batch, divisor, rate)
         if parts.buffers.slots:
             parts.buffers.restore(outcome)
-        if state.average is not None:
-            state.average.update(before.steps_taken + 1, outcome)
     if not outcome.took_step:
         state.counts.add(overflow=outcome.overflow, nonfinite=outcome.nonfinite)
     step, steps_taken, epoch, _, seen = before
-    there = (epoch + 1, 0) if batch.ends_epoch else (epoch, batch.end)
-    state.place = Place(step + 1, steps_taken + outcome.took_step, *there, seen + batch.items)
+    state.place = Place(
+        step + 1,
+        steps_taken + outcome.took_step,
+        epoch + 1 if batch.ends_epoch else epoch,
+        0 if batch.ends_epoch else batch.end,
+        seen + batch.items,
+    )
     return StepResult(
         step=step + 1,
         epoch=batch.epoch,

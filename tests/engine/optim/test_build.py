@@ -4,7 +4,7 @@ from torch import nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.optim.build import build_optimizer
-from surestep.engine.optim.groups import check_groups, parameter_groups, without_decay
+from surestep.engine.optim.groups import arrange, check_groups, parameter_groups, without_decay
 from surestep.engine.state import named_trainable
 from tests import tiny
 
@@ -64,23 +64,33 @@ def test_a_head_tied_to_an_embedding_is_one_of_its():
     assert list(named_trainable(model)) == ["table.weight", "body.weight", "body.bias"]
 
 
+def built(planned):
+    groups = arrange(planned.model, planned.plan)
+    return build_optimizer(planned.plan, planned.task, planned.model, groups)
+
+
+def groups_of(model, **said):
+    return parameter_groups(arrange(model, tiny.plan({"model": model}, optim=said).plan))
+
+
 def test_the_groups_hold_each_trained_parameter_once():
     model = Tied()
     model.body.bias.requires_grad_(False)
-    first, second = parameter_groups(model, 0.3)
+    first, second = groups_of(model, weight_decay=0.3)
     assert (first["weight_decay"], second["weight_decay"]) == (0.3, 0.0)
     assert [id(each) for each in first["params"]] == [id(model.body.weight)]
     assert [id(each) for each in second["params"]] == [id(model.table.weight)]
 
 
 def test_a_decay_that_is_not_decided_is_left_to_the_optimizer():
-    first, second = parameter_groups(Tied(), None)
+    planned = tiny.plan({"optimizer": torch.optim.Adam, "model": Tied()})
+    first, second = parameter_groups(arrange(planned.model, planned.plan))
     assert "weight_decay" not in first
     assert second["weight_decay"] == 0.0
 
 
 def test_an_empty_group_is_left_out():
-    assert len(parameter_groups(nn.Linear(4, 4, bias=False), 0.1)) == 1
+    assert len(groups_of(nn.Linear(4, 4, bias=False))) == 1
 
 
 @pytest.mark.parametrize(
@@ -97,7 +107,7 @@ def test_an_empty_group_is_left_out():
 )
 def test_the_optimizer_is_the_plans(said, kind, options):
     planned = tiny.plan(optim=said)
-    optimizer = build_optimizer(planned.plan, planned.task, planned.model)
+    optimizer = built(planned)
     assert isinstance(optimizer, kind)
     assert {name: optimizer.param_groups[0][name] for name in options} == options
 
@@ -109,13 +119,13 @@ def test_a_complex_model_is_trained_without_the_fused_kernel():
             self.weight = nn.Parameter(torch.ones(4, 3, dtype=torch.cfloat))
 
     planned = tiny.plan({"model": Complex()})
-    optimizer = build_optimizer(planned.plan, planned.task, planned.model)
+    optimizer = built(planned)
     assert optimizer.param_groups[0]["foreach"]
 
 
 def build(make):
     planned = tiny.plan({"optimizer": make, "model": tiny.model()})
-    return build_optimizer(planned.plan, planned.task, planned.model)
+    return built(planned)
 
 
 def test_a_task_may_bring_its_optimizer_for_the_same_groups():

@@ -1,30 +1,46 @@
 """Make the optimizer that the Plan decided on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from surestep.engine.optim.groups import check_groups, parameter_groups, parameters_of
+from surestep.engine.optim.groups import (
+    ParameterGroup,
+    check_groups,
+    parameter_groups,
+    parameters_of,
+    scale_rates,
+)
 from surestep.engine.parallel.single import AdamW
 from surestep.engine.plan import Plan
 from surestep.engine.task import ParameterGroups, Task
 
 
-def build_optimizer(plan: Plan, task: Task, model: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(
+    plan: Plan, task: Task, model: nn.Module, arranged: Sequence[ParameterGroup]
+) -> torch.optim.Optimizer:
     """Make the optimizer that the Plan decided on, or the Task's own.
+
+    Args:
+        plan: names it.
+        task: may bring it.
+        model: whose parameters.
+        arranged: the groups of them.
 
     Raises:
         TaskError: a trained parameter is in no group or in two, or a frozen one is in one.
     """
-    groups = parameter_groups(model, plan.optim_weight_decay)
+    groups = parameter_groups(arranged)
     optimizer = (
         task.optimizer(groups)
         if task.optimizer is not None
         else _MAKERS[plan.optim_name](plan, groups)
     )
     check_groups(optimizer, model)
+    if task.optimizer is not None:
+        scale_rates(optimizer, arranged)
     return optimizer
 
 

@@ -1,11 +1,19 @@
 """Parameter groups: which parameters are trained together, with or without decay."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from surestep.base.errors import TaskError
+from surestep.base.duration import parse_duration
+from surestep.base.errors import ConfigError, TaskError
+from surestep.base.groups.parameters import read_group
+from surestep.engine.optim.layers import layers_of
+from surestep.engine.optim.names import matched, plain_name
+from surestep.engine.plan import Plan
 from surestep.engine.state import named_trainable
 from surestep.engine.task import ParameterGroups
 
@@ -36,28 +44,175 @@ def without_decay(model: nn.Module) -> set[int]:
     return kept | {id(parameter) for parameter in model.parameters() if parameter.dim() < 2}
 
 
-def parameter_groups(model: nn.Module, weight_decay: float | None) -> ParameterGroups:
-    """Return the trained parameters as groups: with decay, and without.
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that are trained alike.
 
-    Args:
-        model: whose parameters.
-        weight_decay: of the first group; None leaves it to the optimizer's own default.
+    Attributes:
+        name: the layer, the patterns that decided, and whether they decay.
+        parameters: by name.
+        multiple: of `optim.lr`; None where a rate was said, which stands alone.
+        lr: the peak rate; None where the Task's optimizer knows it.
+        weight_decay: None where the Task's optimizer knows it.
+        trained_from: optimizer steps taken before they are trained; None is never.
+    """
+
+    name: str
+    parameters: dict[str, nn.Parameter]
+    multiple: float | None
+    lr: float | None
+    weight_decay: float | None
+    trained_from: int | None
+
+    def for_torch(self) -> dict[str, Any]:
+        """Return it as torch's optimizers take it; what is not said they decide."""
+        options: dict[str, Any] = {}
+        if self.lr is not None and self.multiple != 1:
+            options["lr"] = self.lr
+        if self.weight_decay is not None:
+            options["weight_decay"] = self.weight_decay
+        return {"params": list(self.parameters.values()), "name": self.name, **options}
+
+
+class _Said(NamedTuple):
+    """What the groups of the Config say of one parameter; of each setting the later one holds."""
+
+    lr: float | str | None = None
+    weight_decay: float | None = None
+    freeze: bool | str | None = None
+    by: tuple[str, ...] = ()
+
+
+class _Key(NamedTuple):
+    """What parameters of one group have in common; None where it is the same for all."""
+
+    said: _Said
+    decays: bool | None
+    layer: int | None
+
+
+def arrange(model: nn.Module, plan: Plan) -> tuple[ParameterGroup, ...]:
+    """Put each trained parameter in a group, by rate, decay, layer and freezing.
 
     Raises:
-        TaskError: nothing is trained.
+        ConfigError: a pattern matches nothing, or nothing that is trained; or all is frozen.
     """
     trained = named_trainable(model)
-    if not trained:
+    said, kept = _said(model, plan, trained), without_decay(model)
+    layers = layers_of(model) if plan.optim_layer_decay not in (None, 1) else ()
+    layer_of = {id(each): layer.index for layer in layers for each in layer.parameters}
+    groups: dict[_Key, dict[str, nn.Parameter]] = {}
+    for name, parameter in trained.items():
+        own, number = said[id(parameter)], id(parameter)
+        key = _Key(own, number not in kept, layer_of.get(number))
+        if own.freeze is True:
+            key = _Key(own, None, None)
+        elif own.weight_decay is not None:
+            key = key._replace(decays=None)
+        groups.setdefault(key, {})[plain_name(name)] = parameter
+    found = [_group(plan, key, groups[key], len(layers)) for key in groups]
+    arranged = tuple(sorted(found, key=_order))
+    if arranged and not any(group.trained_from == 0 for group in arranged):
+        raise ConfigError(
+            "optim.groups: all parameters are frozen at the start, so nothing would be trained. "
+            "Leave a part out of them, such as the head: 'head.* freeze=no' as the last group."
+        )
+    return arranged
+
+
+def _order(group: ParameterGroup) -> tuple[bool, float, bool]:
+    """Put first what has optim.lr or the nearest to it: the first group's rate is logged."""
+    distance = math.inf if group.multiple is None else abs(math.log(group.multiple))
+    return group.trained_from is None, distance, group.weight_decay == 0
+
+
+def _said(model: nn.Module, plan: Plan, trained: Mapping[str, nn.Parameter]) -> dict[int, _Said]:
+    """Return what is said of each trained parameter, by id."""
+    said = {id(each): _Said() for each in trained.values()}
+    for text in plan.optim_groups:
+        group = read_group(text)
+        found = matched(group.pattern, model) & said.keys()
+        is_kept = group.freeze is True and group.lr is None and group.weight_decay is None
+        if not found and not is_kept:
+            raise ConfigError(
+                f"optim.groups: all that {group.pattern!r} matches has requires_grad=False, and "
+                "stays as it is. Leave the group out, or set requires_grad_(True) on it."
+            )
+        for each in found:
+            before = said[each]
+            said[each] = _Said(
+                before.lr if group.lr is None else group.lr,
+                before.weight_decay if group.weight_decay is None else group.weight_decay,
+                before.freeze if group.freeze is None else group.freeze,
+                (*before.by, group.pattern),
+            )
+    return said
+
+
+def _group(
+    plan: Plan, key: _Key, parameters: dict[str, nn.Parameter], n_layers: int
+) -> ParameterGroup:
+    said, multiple = key.said, 1.0
+    if key.layer is not None and plan.optim_layer_decay is not None:
+        multiple = plan.optim_layer_decay ** (n_layers - key.layer)
+    if isinstance(said.lr, str):
+        multiple *= float(said.lr.removesuffix("x"))
+    lr = None if plan.optim_lr is None else plan.optim_lr * multiple
+    decay = {True: plan.optim_weight_decay, False: 0.0, None: said.weight_decay}[key.decays]
+    words = [
+        f"layer {key.layer}" if key.layer is not None else "",
+        *said.by,
+        {True: "decay", False: "no decay", None: ""}[key.decays],
+    ]
+    return ParameterGroup(
+        name=", ".join(word for word in words if word),
+        parameters=parameters,
+        multiple=None if isinstance(said.lr, float) else multiple,
+        lr=said.lr if isinstance(said.lr, float) else lr,
+        weight_decay=decay,
+        trained_from=first_step(said.freeze, plan),
+    )
+
+
+def first_step(freeze: bool | str | None, plan: Plan) -> int | None:
+    """Return how many steps are taken before something is trained; None is never."""
+    if isinstance(freeze, str):
+        return parse_duration(freeze).in_steps(plan.steps_per_epoch)
+    return None if freeze else 0
+
+
+def parameter_groups(groups: Iterable[ParameterGroup]) -> ParameterGroups:
+    """Return the groups that are ever trained, as torch's optimizers take them.
+
+    Raises:
+        TaskError: there are none.
+    """
+    found = [group.for_torch() for group in groups if group.trained_from is not None]
+    if not found:
         raise TaskError(
             "No parameter of the model is trained: all have requires_grad=False, or there are "
             "none. Set requires_grad_(True) on the part that should learn."
         )
-    kept = without_decay(model)
-    first = [each for each in trained.values() if id(each) not in kept]
-    second = [each for each in trained.values() if id(each) in kept]
-    decay = {} if weight_decay is None else {"weight_decay": weight_decay}
-    groups: ParameterGroups = [{"params": first, **decay}, {"params": second, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+    return found
+
+
+def scale_rates(optimizer: torch.optim.Optimizer, groups: Iterable[ParameterGroup]) -> None:
+    """Multiply the rates of an optimizer of the user's own by the groups' multiples.
+
+    Raises:
+        TaskError: the optimizer does not have the groups.
+    """
+    made = {group.get("name"): group for group in optimizer.param_groups}
+    for group in groups:
+        if group.trained_from is None or group.multiple == 1:
+            continue
+        if group.name not in made:
+            raise TaskError(
+                f"The optimizer of Task(optimizer=...) lacks the group {group.name!r}, whose rate "
+                "is said. Hand the groups on as they come: lambda groups: SGD(groups, lr=0.1)."
+            )
+        if group.multiple is not None:
+            made[group.name]["lr"] *= group.multiple
 
 
 def check_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:

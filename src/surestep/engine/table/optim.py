@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from surestep.engine.plan import Refusal, Row
-from surestep.engine.table.rows import Refusals, Rows, default, said
+from surestep.base.groups.parameters import read_group
+from surestep.engine.plan import Known, Refusal, Row
+from surestep.engine.table.rows import Refusals, Rows, default, plain, said
 
 
 def _of_optimizer(name: str, option: str, value: Any, reason: str) -> tuple[Row, ...]:
@@ -56,14 +57,34 @@ ROWS: Rows = {
     "optim.eps": _of_optimizer("adamw", "optim.eps", 1e-8, "torch's default"),
     "optim.momentum": _of_optimizer("sgd", "optim.momentum", 0.0, "torch's default"),
     "optim.nesterov": _of_optimizer("sgd", "optim.nesterov", False, "torch's default"),
+    "optim.groups": plain("optim.groups", (), "nothing said: all parameters by the same options"),
+    "optim.layer_decay": plain("optim.layer_decay", None, "nothing said: one rate for all layers"),
 }
+
+# These are of the parameters, and hold for an optimizer of the Task's own too.
+_OF_PARAMETERS = ("optim.groups", "optim.layer_decay")
+
+
+def _of_no_use(k: Known) -> list[str]:
+    """List what is said of the optimizer."""
+    return [name for name in k.said if name.startswith("optim.") and name not in _OF_PARAMETERS]
+
+
+def _never_trained(k: Known) -> str | None:
+    """Return a group that says to freeze for longer than the run."""
+    for text in k.said.get("optim.groups", ()):
+        freeze = read_group(text).freeze
+        if isinstance(freeze, str) and k.steps(freeze) >= k["total_steps"]:
+            return str(text)
+    return None
+
 
 REFUSALS: Refusals = {
     "optim.name": (
         Refusal(
-            lambda k: k.given.own_optimizer and any(n.startswith("optim.") for n in k.said),
+            lambda k: k.given.own_optimizer and bool(_of_no_use(k)),
             lambda k: (
-                f"{next(n for n in k.said if n.startswith('optim.'))} is said, but the Task brings "
+                f"{_of_no_use(k)[0]} is said, but the Task brings "
                 "its own optimizer, which takes none of these options. Set it there, or leave "
                 "Task(optimizer=...) out."
             ),
@@ -77,6 +98,15 @@ REFUSALS: Refusals = {
         Refusal(
             lambda k: bool(k.said.get("optim.nesterov")) and not k["optim.momentum"],
             lambda k: "optim.nesterov=True needs a momentum: say optim.momentum=0.9.",
+        ),
+    ),
+    "optim.groups": (
+        Refusal(
+            lambda k: _never_trained(k) is not None,
+            lambda k: (
+                f"optim.groups: {_never_trained(k)!r} would never end: the run has only "
+                f"{k['total_steps']} steps. Say a shorter time, or freeze alone, for good."
+            ),
         ),
     ),
 }

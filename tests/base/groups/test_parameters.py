@@ -1,0 +1,78 @@
+import json
+
+import pytest
+
+import surestep
+from surestep.base.errors import ConfigError
+from surestep.base.groups.parameters import Group, read_group
+
+
+@pytest.mark.parametrize(
+    ("text", "group", "canonical"),
+    [
+        ("head.* lr=1e-3", Group("head.*", lr=1e-3), "head.* lr=0.001"),
+        ("type:LayerNorm decay=0", Group("type:LayerNorm", weight_decay=0), None),
+        ("a weight_decay=.5", Group("a", weight_decay=0.5), "a decay=0.5"),
+        ("encoder.* freeze", Group("encoder.*", freeze=True), None),
+        ("encoder.* freeze=no", Group("encoder.*", freeze=False), None),
+        ("a freeze='2 epochs'", Group("a", freeze="2 epochs"), None),
+        ("a freeze=500 steps", Group("a", freeze="500 steps"), "a freeze='500 steps'"),
+        (
+            "a  freeze=1 epoch lr=.1x",
+            Group("a", "0.1x", None, "1 epoch"),
+            "a lr=0.1x freeze='1 epoch'",
+        ),
+    ],
+)
+def test_text_and_python_say_the_same(text, group, canonical):
+    assert read_group(text) == group
+    assert str(group) == (canonical or text)
+    assert read_group(str(group)) == group
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("head.*", r"'head\.\*' says nothing of what it matches\. Say lr, decay or freeze"),
+        ("", "'' is no pattern"),
+        ("type: lr=1", "'type:' is no pattern"),
+        ("head rate=1", "'rate=1' in 'head rate=1' cannot be read"),
+        ("head lr", "'lr' in 'head lr' cannot be read"),
+        ("head lr=1 tail", "'tail' in 'head lr=1 tail' cannot be read"),
+        ("head lr=0", "lr='0' of 'head' is not allowed: a rate above zero"),
+        ("head lr=fast", "lr='fast' of 'head' is not allowed"),
+        ("head lr=inf", "lr='inf' of 'head' is not allowed"),
+        ("head decay=-1", "decay='-1' of 'head' is not allowed: a number that is not below zero"),
+        ("head freeze=2", "freeze='2' of 'head' is not allowed: must be an amount and a unit"),
+        ("head freeze='2 hours'", "freeze='2 hours' of 'head' is not allowed"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_words(text, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        surestep.Config(optim={"groups": [text]})
+
+
+def test_a_config_keeps_text_that_json_can_hold():
+    config = surestep.Config(
+        optim=surestep.Optim(groups=[surestep.Group("head", lr=0.1), "type:BatchNorm2d  freeze"])
+    )
+    said = config.said()
+    assert said == {"optim.groups": ("head lr=0.1", "type:BatchNorm2d freeze")}
+    assert surestep.Config.from_options(json.loads(json.dumps(said))) == config
+    assert hash(config.optim)
+
+
+def test_one_group_needs_no_list():
+    assert surestep.Optim(groups="head freeze").groups == ("head freeze",)
+
+
+@pytest.mark.parametrize("groups", [3, {"head": 1}])
+def test_what_is_no_list_is_refused(groups):
+    with pytest.raises(ConfigError, match=r"optim\.groups=.* it must be a list of text, such as"):
+        surestep.Optim(groups=groups)
+
+
+@pytest.mark.parametrize("decay", [0, 1.5, -1])
+def test_a_layer_decay_is_a_share(decay):
+    with pytest.raises(ConfigError, match=r"optim\.layer_decay=.* is not allowed"):
+        surestep.Optim(layer_decay=decay)

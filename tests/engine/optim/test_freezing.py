@@ -1,0 +1,132 @@
+import pytest
+import torch
+from torch import nn
+
+import surestep
+from surestep.base.errors import TaskError
+from tests import tiny
+
+
+def net(affine=True):
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, affine=affine), nn.Tanh())
+    return nn.Sequential(body, nn.Linear(8, 8), nn.Linear(8, 3))
+
+
+def opened(folder, *groups, model=None, **more):
+    parts = {"model": model or net(), **more}
+    return tiny.prepare(folder / "run", parts, optim={"groups": groups})
+
+
+def trained(session):
+    with session:
+        for _ in session.steps():
+            pass
+    return session
+
+
+def moved(session, before):
+    now = session.model.state_dict()
+    return {name for name in before if not torch.equal(now[name], before[name])}
+
+
+def copied(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("said", ["0 freeze", "type:BatchNorm1d freeze"])
+@pytest.mark.parametrize("affine", [True, False])
+def test_frozen_batchnorm_does_not_move_at_all(said, affine, tmp_path):
+    if said.startswith("type") and not affine:
+        pytest.skip("nothing is trained there")
+    session = opened(tmp_path, said, model=net(affine))
+    before = copied(session.model)
+    found = moved(trained(session), before)
+    assert not {name for name in found if name.startswith("0.1.")}
+    assert {"1.weight", "2.bias"} <= found
+
+
+def test_batchnorm_of_which_a_part_is_trained_moves(tmp_path):
+    session = opened(tmp_path, "0.1.weight freeze")
+    before = copied(session.model)
+    found = moved(trained(session), before)
+    assert "0.1.weight" not in found
+    assert {"0.1.bias", "0.1.running_mean"} <= found
+
+
+def test_what_is_kept_in_eval_mode_stays_so_after_the_switch(tmp_path):
+    model = net()
+    session = opened(tmp_path, "0 freeze=2 steps", model=model, keep_eval=[model[0][1]])
+    before = copied(model)
+    found = moved(trained(session), before)
+    assert "0.1.weight" in found
+    assert "0.1.running_mean" not in found
+
+
+def test_the_model_is_given_back_as_it_came(tmp_path):
+    model = net()
+    model[1].bias.requires_grad_(False)
+    with opened(tmp_path, "0 freeze", "1 freeze=2 steps", model=model):
+        assert not model[0][0].weight.requires_grad
+        assert not model[1].weight.requires_grad
+    assert {name for name, each in model.named_parameters() if not each.requires_grad} == {"1.bias"}
+
+
+def test_parts_are_unfrozen_one_after_another(tmp_path):
+    seen = []
+    with opened(tmp_path, "0 freeze=4 steps", "1 freeze=2 steps") as session:
+        for result in session.steps():
+            seen.append({name[0] for name in result.norms.names})
+    assert seen == [{"2"}] * 2 + [{"1", "2"}] * 2 + [{"0", "1", "2"}] * 2
+
+
+def test_a_place_loaded_from_before_the_switch_is_frozen_again(tmp_path):
+    with opened(tmp_path, "0 freeze=2 steps") as session:
+        start = session.state.place
+        for result in session.steps():
+            if result.step == 3:
+                break
+        assert session.model[0][0].weight.requires_grad
+        session.state.place = start
+        next(session.steps())
+        assert not session.model[0][0].weight.requires_grad
+        assert session.model[0][0].weight.grad is None
+        assert not session.model[0][1].training
+
+
+class Thaw(surestep.Callback):
+    def on_step(self, state, result):
+        if result.step == 2:
+            state.model[0].requires_grad_(True)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_unfreezing_by_hand_is_noticed(by_hand, tmp_path):
+    model = net()
+    if by_hand:
+        model[0].requires_grad_(False)
+    config = tiny.config(optim={"groups": [] if by_hand else ["0 freeze"]})
+    trainer = surestep.Trainer(
+        tiny.task(model=model), config, run=tmp_path / "run", callbacks=[Thaw()]
+    )
+    with pytest.raises(TaskError, match=r"0\.0\.weight.* got requires_grad=True in mid-run"):
+        trainer.fit()
+
+
+def test_a_frozen_part_that_gets_no_gradient_raises_no_alarm(tmp_path):
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.spare, self.used = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.used(x)
+
+    session = opened(tmp_path, "spare freeze=2 steps", model=Unused())
+    before = copied(session.model)
+    assert moved(trained(session), before) == {"used.weight", "used.bias"}
+
+
+def test_nothing_to_freeze_costs_nothing(tmp_path):
+    with opened(tmp_path, "0 freeze", "2 lr=0.5x") as session:
+        assert session.loop.parts.freeze is None

@@ -1,0 +1,149 @@
+import pytest
+import torch
+from torch import nn
+
+from surestep.base.errors import ConfigError, TaskError
+from surestep.engine.optim.build import build_optimizer
+from surestep.engine.optim.groups import arrange
+from tests import tiny
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh()),
+        nn.Linear(8, 8),
+        nn.Linear(8, 3),
+    )
+
+
+def groups_of(*said, model=None, **optim):
+    planned = tiny.plan({"model": model or net()}, optim={"lr": 0.1, "groups": said, **optim})
+    return {each.name: each for each in arrange(planned.model, planned.plan)}
+
+
+def by_parameter(groups, what):
+    return {name: getattr(each, what) for each in groups.values() for name in each.parameters}
+
+
+def test_nothing_said_is_two_groups():
+    groups = groups_of()
+    assert [(each.name, each.lr, each.weight_decay) for each in groups.values()] == [
+        ("decay", 0.1, 0.01),
+        ("no decay", 0.1, 0.0),
+    ]
+    assert list(groups["decay"].for_torch()) == ["params", "name", "weight_decay"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("2", ["2.weight", "2.bias"]),
+        ("2.*", ["2.weight", "2.bias"]),
+        ("0.0", ["0.0.weight", "0.0.bias"]),
+        ("[12].weight", ["1.weight", "2.weight"]),
+        ("*.bias", ["0.0.bias", "0.1.bias", "1.bias", "2.bias"]),
+        ("type:BatchNorm1d", ["0.1.weight", "0.1.bias"]),
+        ("type:_BatchNorm", ["0.1.weight", "0.1.bias"]),
+        ("type:BatchNorm*", ["0.1.weight", "0.1.bias"]),
+    ],
+)
+def test_a_pattern_matches_names_parts_and_types(pattern, names):
+    rates = by_parameter(groups_of(f"{pattern} lr=0.5"), "lr")
+    assert {name for name, lr in rates.items() if lr == 0.5} == set(names)
+    assert {lr for name, lr in rates.items() if name not in names} == {0.1}
+
+
+def test_the_later_group_wins_for_each_setting():
+    groups = groups_of("0 lr=0.2 decay=0.3 freeze", "0.1 lr=0.4 freeze=no")
+    assert by_parameter(groups, "lr")["0.1.weight"] == 0.4
+    assert by_parameter(groups, "weight_decay")["0.1.weight"] == 0.3
+    assert by_parameter(groups, "trained_from")["0.1.weight"] == 0
+    assert by_parameter(groups, "trained_from")["0.0.weight"] is None
+
+
+def test_a_multiple_is_of_the_rate_and_of_the_layer():
+    groups = groups_of("0 lr=0.5x", "2 lr=7", layer_decay=0.5)
+    rates = by_parameter(groups, "lr")
+    assert rates["0.0.weight"] == 0.1 * (0.25 * 0.5)
+    assert rates["1.weight"] == 0.1 * 0.5
+    assert rates["2.weight"] == 7
+
+
+def test_the_first_group_has_the_rate_that_is_logged():
+    groups = groups_of("0 lr=0.5x", "2 lr=7", "1.bias lr=3x")
+    assert next(iter(groups.values())).lr == 0.1
+
+
+def test_times_are_steps_of_the_run():
+    starts = by_parameter(groups_of("0 freeze='1 epoch'", "1 freeze=5 steps"), "trained_from")
+    assert (starts["0.0.weight"], starts["1.weight"], starts["2.weight"]) == (3, 5, 0)
+
+
+def test_a_shared_weight_is_matched_by_each_of_its_names():
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 3))
+    model[1].weight = model[0].weight
+    assert by_parameter(groups_of("1 lr=0.5", model=model), "lr")["0.weight"] == 0.5
+
+
+def test_a_compiled_model_is_matched_by_its_own_names():
+    model = torch.compile(net(), backend="eager")
+    assert by_parameter(groups_of("2.bias lr=0.5", model=model), "lr")["2.bias"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            "3.* freeze",
+            r"'3\.\*' matches no parameter or module of the model\. Did you mean '2\.\*'",
+        ),
+        ("backbone freeze", r"'backbone' matches no parameter .* Known: 0, 1, 2\."),
+        ("type:BatchNrm1d freeze", r"no type of module .* Did you mean 'type:BatchNorm1d'"),
+        ("type:Tanh freeze", r"'type:Tanh' matches 1 modules, and they have no parameters"),
+        ("* freeze", "all parameters are frozen at the start"),
+        ("* freeze=1 step", "all parameters are frozen at the start"),
+    ],
+)
+def test_a_pattern_that_does_nothing_is_refused(said, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        groups_of(said)
+
+
+@pytest.mark.parametrize("said", ["0 lr=0.5", "0 decay=0", "0 freeze=1 step"])
+def test_what_the_model_itself_froze_stays_so(said):
+    model = net()
+    model[0].requires_grad_(False)
+    with pytest.raises(ConfigError, match="all that '0' matches has requires_grad=False"):
+        groups_of(said, model=model)
+    assert "0.0.weight" not in by_parameter(groups_of("0 freeze", model=model), "lr")
+
+
+def test_a_freeze_longer_than_the_run_is_refused():
+    with pytest.raises(ConfigError, match=r"'0 freeze='9 epochs'' would never end|would never end"):
+        groups_of("0 freeze=9 epochs")
+
+
+def built(make, **optim):
+    planned = tiny.plan({"optimizer": make, "model": net()}, optim=optim)
+    groups = arrange(planned.model, planned.plan)
+    return build_optimizer(planned.plan, planned.task, planned.model, groups)
+
+
+def test_an_optimizer_of_the_tasks_own_has_the_groups_and_multiples():
+    made = built(
+        lambda groups: torch.optim.RMSprop(groups, lr=0.3), groups=["2 lr=7"], layer_decay=0.5
+    )
+    rates = {group["name"]: group["lr"] for group in made.param_groups}
+    assert rates["layer 1, decay"] == 0.3 * 0.25
+    assert rates["layer 2, no decay"] == 0.3 * 0.5
+    assert rates["layer 3, 2, decay"] == 7
+
+
+def test_an_optimizer_that_drops_the_groups_is_refused():
+    def make(groups):
+        return torch.optim.SGD([p for group in groups for p in group["params"]], lr=0.1)
+
+    with pytest.raises(TaskError, match="lacks the group 'layer 2, decay', whose rate is said"):
+        built(make, layer_decay=0.5)
+    assert built(make)
