@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from surestep.base.config import Config as Config
     from surestep.base.errors import SurestepError as SurestepError
+    from surestep.base.groups.average import Average as Average
     from surestep.base.groups.data import Data as Data
     from surestep.base.groups.evaluation import EarlyStop as EarlyStop
     from surestep.base.groups.evaluation import Validation as Validation
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from surestep.trainer.prepare import prepare as prepare
 
 _HOMES = {
+    "Average": "surestep.base.groups.average",
     "Checkpoint": "surestep.base.groups.record",
     "Data": "surestep.base.groups.data",
     "EarlyStop": "surestep.base.groups.evaluation",

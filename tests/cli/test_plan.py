@@ -84,8 +84,8 @@ def test_parameters_are_counted_by_module(surestep, recipe):
 
 def test_memory_is_shown_and_activations_are_not_known(surestep, recipe):
     found = surestep("plan", recipe(), "--task.hidden", "1000")
-    assert "weights buffers gradients optimizer activations" in found.out
-    assert " 31.3 KiB 0 B 31.3 KiB 62.5 KiB not known " in found.out
+    assert "weights buffers gradients optimizer average activations" in found.out
+    assert " 31.3 KiB 0 B 31.3 KiB 62.5 KiB 0 B not known " in found.out
     takes = json.loads(surestep("plan", recipe(), "--json").out)["footprint"]
     assert takes["activations"] is None
 
@@ -103,7 +103,7 @@ def task():
 def test_an_optimizer_of_the_users_own_takes_what_is_not_known(surestep, recipe):
     found = surestep("plan", recipe(OWN))
     assert found.code == 0
-    assert " 60 B 0 B 60 B not known not known " in found.out
+    assert " 60 B 0 B 60 B not known 0 B not known " in found.out
     assert "Learning rate" not in found.out
     found = json.loads(surestep("plan", "mine.py", "--json").out)
     assert (found["rates"], found["footprint"]["optimizer"]) == (None, None)

@@ -77,7 +77,7 @@ def train(
 
 
 def snapshot(session: Session) -> dict[str, Any]:
-    """Copy what a step may move: weights, buffers, the optimizer's state, the schedule's place."""
+    """Copy what a step may move: weights, buffers, moments, averages, the schedule's place."""
     kept: dict[str, Any] = {
         f"model/{name}": value.clone() for name, value in session.model.state_dict().items()
     }
@@ -85,6 +85,9 @@ def snapshot(session: Session) -> dict[str, Any]:
         for index, slots in optimizer.state_dict()["state"].items():
             for slot, value in slots.items():
                 kept[f"{name}/{index}/{slot}"] = torch.as_tensor(value).clone()
+    average = session._average()  # with its statistics computed, as it is saved
+    for name, value in average.tensors.items() if average is not None else ():
+        kept[f"average/{name}"] = value.clone()
     kept["steps_taken"] = torch.tensor(session.state.place.steps_taken)
     return kept
 

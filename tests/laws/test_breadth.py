@@ -1,4 +1,4 @@
-"""Each optimizer, schedule and loss is cut, skipped, saved, loaded, and asked for wrongly.
+"""Each optimizer, schedule, average and loss is cut, skipped, saved, loaded, and asked for wrongly.
 
 An entry of surestep's tables that has none here fails `test_no_entry_is_absent`.
 """
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 import surestep
+from surestep.base.groups.average import Average
 from surestep.base.groups.optim import Optim
 from surestep.base.groups.schedule import Schedule
 from surestep.trainer.session import Session
-from tests.laws.breadth import Entry, optimizers, schedules
+from tests.laws.breadth import Entry, averages, optimizers, schedules
 from tests.laws.plain import distance
 from tests.laws.tasks import assert_moved, assert_same, session_of, snapshot
 
@@ -30,6 +31,7 @@ def names_in(literal: Any) -> set[str]:
 
 TABLES: dict[str, tuple[set[str], dict[str, Entry]]] = {
     "optimizer": (names_in(Optim.model_fields["name"].annotation), optimizers.ENTRIES),
+    "average": (names_in(Average.model_fields["kind"].annotation) - {"none"}, averages.ENTRIES),
     "schedule": (names_in(Schedule.model_fields["name"].annotation), schedules.ENTRIES),
 }
 ENTRIES = [

@@ -45,18 +45,20 @@ def check_resume(
     *,
     stop_at: int = 9,
     then: dict[str, Any] | None = None,
+    **more: Any,
 ) -> None:
     """Stop and save after some steps (44 samples: 5 steps an epoch), go on, and compare."""
-    whole = train(task_of(make_data()), folder(), **OPTIONS)
+    options = OPTIONS | more
+    whole = train(task_of(make_data()), folder(), **options)
     run = folder()
-    with session_of(task_of(make_data()), run, **OPTIONS) as session:
+    with session_of(task_of(make_data()), run, **options) as session:
         for result in session.steps():
             if result.step == stop_at:
                 session.save()
                 half = snapshot(session)
                 break
     again = task_of((then_data or make_data)(), other_weights=True)
-    with session_of(again, run, **OPTIONS | (then or {})) as session:
+    with session_of(again, run, **options | (then or {})) as session:
         assert_same(half, snapshot(session))
         assert [result.step for result in session.steps()] == list(range(stop_at + 1, 15))
     assert_same(snapshot(whole), snapshot(session))
@@ -69,6 +71,12 @@ def check_resume(
 @pytest.mark.parametrize("data", [Augmented, lambda: rows(44)], ids=["augmented", "in memory"])
 def test_resumed_run_equals_one_that_never_stopped(folder, data, stop_at):
     check_resume(folder, data, stop_at=stop_at)
+
+
+@pytest.mark.parametrize("stop_at", [4, 9, 12])
+@pytest.mark.parametrize("kind", ["ema", "swa"])
+def test_average_of_a_resumed_run_equals_that_of_one_that_never_stopped(folder, kind, stop_at):
+    check_resume(folder, stop_at=stop_at, average={"kind": kind, "start": "2 steps"})
 
 
 def loader(workers: int) -> Callable[[], DataLoader]:

@@ -35,6 +35,8 @@ MODES: dict[str, dict[str, Any]] = {
     "fp32": {"precision": "fp32"},
     "bf16": {"precision": "bf16"},
     "sgd": {"optim": {"name": "sgd", "momentum": 0.9}},
+    "ema": {"average": {"kind": "ema"}},
+    "swa": {"average": {"kind": "swa", "start": "4 steps", "every": "2 steps"}},
     "clip by value": {"clip_value": 0.1},
     "no clip": {"max_grad_norm": "off"},
 }

@@ -50,6 +50,8 @@ SKIP = {"on_nonfinite": "skip"}
 SGD = {"optim.name": "sgd"}
 COSINE = {"schedule.name": "cosine"}
 FP16 = {"precision": "fp16"}
+EMA = {"average.kind": "ema"}
+SWA = {"average.kind": "swa"}
 WORKERS = {"data.num_workers": 2}
 WISHES: dict[str, Wish] = {
     "epochs": Wish(2.5, "total_steps", 10),
@@ -92,6 +94,14 @@ WISHES: dict[str, Wish] = {
     "validation.mode": Wish("max"),
     "early_stop.patience": Wish(4),
     "early_stop.min_delta": Wish(0.5, along={"early_stop.patience": 4}),
+    "average.kind": Wish("ema", "average.kind"),
+    "average.decay": Wish(0.5, "average.decay", along=EMA),
+    "average.warmup": Wish(False, "average.warmup", along=EMA),
+    "average.start": Wish("50%", "average.start", 2, along=EMA),
+    "average.every": Wish("2 steps", "average.every", 2, along=EMA),
+    "average.buffers": Wish("copy", "average.buffers", along=EMA),
+    "average.lr": Wish(0.5, "average.lr", along=SWA),
+    "average.anneal": Wish("1 step", "average.anneal", 1, along={**SWA, "average.lr": 0.5}),
     "checkpoint.every": Wish("4 steps", planned=Duration(4, "steps")),
     "checkpoint.keep_last": Wish(5),
     "checkpoint.keep_best": Wish(6),

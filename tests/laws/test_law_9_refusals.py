@@ -34,6 +34,11 @@ VAL = {"val": rows(20)}
 OWN = {"optimizer": lambda groups: torch.optim.RMSprop(groups, lr=1e-3)}
 LOADER = {"train": loader()}
 SGD = {"optim.name": "sgd"}
+SWA = {"average.kind": "swa"}
+AVERAGE = {
+    **{"decay": 0.9, "warmup": True, "start": "1 step", "every": "1 step"},
+    **{"buffers": "copy", "lr": 0.1},
+}
 # What is said, what the Task brings, and the words to type that the message must hold.
 CANNOT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"device": "cuda:99"}, {}, "This machine has: cpu"),
@@ -81,6 +86,12 @@ CANNOT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"validation.mode": "max"}, {}, "give the Task val data"),
     ({"early_stop.patience": 3}, {}, "give the Task val data"),
     ({"early_stop.min_delta": 0.1}, VAL, "early_stop.patience=5"),
+    *(({f"average.{name}": value}, {}, "average.kind='ema'") for name, value in AVERAGE.items()),
+    *(({**SWA, f"average.{name}": AVERAGE[name]}, {}, "='ema'") for name in ("decay", "warmup")),
+    ({"average.lr": 0.1, "average.kind": "ema"}, {}, "average.kind='swa'"),
+    ({"average.anneal": "5%", **SWA}, {}, "Say average.lr too"),
+    ({"average.start": "2 epochs", **SWA}, {}, "an earlier start"),
+    ({"average.buffers": "recompute", **SWA}, {}, "Leave it out"),
 ]
 
 

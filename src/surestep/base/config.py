@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from surestep.base.errors import ConfigError, near
+from surestep.base.groups.average import Average
 from surestep.base.groups.data import Data
 from surestep.base.groups.evaluation import EarlyStop, Validation
 from surestep.base.groups.group import Group
@@ -71,6 +72,7 @@ class Config(Group):
     data: Data = Data()
     validation: Validation = Validation()
     early_stop: EarlyStop = EarlyStop()
+    average: Average = Average()
     checkpoint: Checkpoint = Checkpoint()
     logging: Logging = Logging()
 

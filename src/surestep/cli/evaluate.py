@@ -30,7 +30,7 @@ class Options:
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     part: str = "val"
-    which: Literal["best", "last"] = "best"
+    which: Literal["best", "last", "average"] = "best"
     allow_changed: bool = False
     json: bool = False
 

@@ -63,5 +63,5 @@ def _print_footprint(takes: Footprint) -> None:
     ]
     rows.append(("in all", "", f"{takes.parameters:,}", f"{takes.trained:,}"))
     show.table("Parameters", ("module", "type", "parameters", "trained"), rows)
-    kinds = ("weights", "buffers", "gradients", "optimizer", "activations")
+    kinds = ("weights", "buffers", "gradients", "optimizer", "average", "activations")
     show.table("Memory", kinds, [[show.byte_count(getattr(takes, kind)) for kind in kinds]])

@@ -27,6 +27,7 @@ class Footprint:
     buffers: int
     gradients: int
     optimizer: int | None
+    average: int
     activations: int | None = None
 
 
@@ -41,6 +42,7 @@ def footprint(model: nn.Module, plan: Plan) -> Footprint:
         buffers=size_of(model.buffers()),
         gradients=size_of(trained),
         optimizer=_optimizer_bytes(plan, trained),
+        average=size_of(trained) if plan.average.kind != "none" else 0,
     )
 
 

@@ -8,6 +8,7 @@ import torch
 
 from surestep.base.config import Config
 from surestep.base.duration import Duration, parse_duration
+from surestep.engine.average import Averaging
 from surestep.engine.data.order import Cut, Order
 from surestep.engine.facts import Facts
 from surestep.engine.schedule import Shape
@@ -34,6 +35,7 @@ class Given:
     floating: bool = True
     not_splitting: tuple[str, ...] = ()
     own_checkpointing: bool = False
+    batch_norm: bool = False
 
 
 class Decision(NamedTuple):
@@ -91,6 +93,7 @@ class Plan:
     validation_mode: Literal["min", "max"]
     early_stop_patience: int | None
     early_stop_min_delta: float
+    average: Averaging
     checkpoint_every: Duration
     checkpoint_keep_last: int
     checkpoint_keep_best: int
@@ -171,7 +174,10 @@ class Known:
 
     def warmup(self) -> float:
         """Return the length of the warm-up in optimizer steps."""
-        text: str = self["schedule.warmup"]
+        return self.length(self["schedule.warmup"])
+
+    def length(self, text: str) -> float:
+        """Return a length, which may be a share of the run, in optimizer steps."""
         if text.endswith("%"):
             return float(text[:-1]) / 100 * float(self["total_steps"])
         return self.steps(text)
@@ -185,6 +191,19 @@ class Known:
             min_lr_ratio=self["schedule.min_lr_ratio"],
             floor=self["schedule.floor"],
             every=self.steps(self["schedule.every"]),
+        )
+
+    def averaging(self) -> Averaging:
+        """Return the average that was chosen."""
+        return Averaging(
+            kind=self["average.kind"],
+            decay=self["average.decay"],
+            warmup=self["average.warmup"],
+            start=int(self.length(self["average.start"])),
+            every=max(1, round(self.steps(self["average.every"]))),
+            buffers=self["average.buffers"],
+            lr=self["average.lr"],
+            anneal=round(self.length(self["average.anneal"])),
         )
 
 

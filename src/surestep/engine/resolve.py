@@ -42,6 +42,7 @@ def resolve(
     return Plan(
         **{name: value for name, value in chosen.items() if name in fields_of_plan},
         schedule=known.shape(),
+        average=known.averaging(),
         decisions=tuple(decisions),
     )
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from surestep.base.errors import TaskError
+from surestep.engine.average import Average
 
 WHOLE = "model"  # what the only optimizer of a task is called
 
@@ -44,7 +45,10 @@ class Counts:
 
 @dataclass
 class Standing:
-    """How the evaluations stand: the best one, and how many came since."""
+    """How the evaluations stand: the best one, and how many came since.
+
+    `measured` says whose metrics the latest are: the weights', or their average's.
+    """
 
     metric: str | None = None
     best: float | None = None
@@ -52,6 +56,7 @@ class Standing:
     since_best: int = 0
     latest_step: int | None = None
     latest: dict[str, float] = field(default_factory=dict)
+    measured: Literal["weights", "average"] = "weights"
 
     def judge(self, value: float, step: int, *, mode: Literal["min", "max"], delta: float) -> bool:
         """Take in a new value of the metric; say whether it is the best so far.
@@ -68,7 +73,7 @@ class Standing:
 
 @dataclass
 class State:
-    """The model, its optimizers by name, the loss scale, the place and the standing of a run.
+    """The model, its optimizers by name, the loss scale, the average, and how far the run is.
 
     A task that does not name its optimizers has one, called "model".
     """
@@ -80,6 +85,7 @@ class State:
     counts: Counts = field(default_factory=Counts)
     standing: Standing = field(default_factory=Standing)
     metadata: dict[str, Any] = field(default_factory=dict)
+    average: Average | None = None
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

@@ -197,16 +197,13 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
         outcome, norms, loss_sum, logged = parts.update(parts, batch, divisor, rate)
         if parts.buffers.slots:
             parts.buffers.restore(outcome)
+        if state.average is not None:
+            state.average.update(before.steps_taken + 1, outcome)
     if not outcome.took_step:
         state.counts.add(overflow=outcome.overflow, nonfinite=outcome.nonfinite)
     step, steps_taken, epoch, _, seen = before
-    state.place = Place(
-        step + 1,
-        steps_taken + outcome.took_step,
-        epoch + 1 if batch.ends_epoch else epoch,
-        0 if batch.ends_epoch else batch.end,
-        seen + batch.items,
-    )
+    there = (epoch + 1, 0) if batch.ends_epoch else (epoch, batch.end)
+    state.place = Place(step + 1, steps_taken + outcome.took_step, *there, seen + batch.items)
     return StepResult(
         step=step + 1,
         epoch=batch.epoch,

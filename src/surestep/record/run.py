@@ -13,7 +13,7 @@ from surestep.record.checkpoint.read import Saved, list_checkpoints, load_model,
 from surestep.record.events import read_events
 from surestep.record.files import read_json
 
-Which = Literal["best", "last"]
+Which = Literal["best", "last", "average"]
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,13 @@ class Run:
     def load_model(self, model: nn.Module, which: Which = "best") -> Saved:
         """Load the weights of a checkpoint into `model`; return which it was.
 
+        Args:
+            model: of the same build.
+            which: "best" loads what was measured, the weights or their average; "last" the
+                newest weights; "average" the newest average.
+
         Raises:
-            ConfigError: neither "best" nor "last".
+            ConfigError: none of those.
             CheckpointError: there is none, or it does not fit.
         """
         if which not in get_args(Which):
@@ -67,7 +72,13 @@ class Run:
         found = self.best if which == "best" else self.last
         if found is None:
             raise CheckpointError(f"{self.path} has no checkpoint yet.")
-        load_model(found.path, model)
+        if which == "average" and not found.has_average:
+            raise CheckpointError(
+                f"{found.path} has no averaged weights. Train with average.kind='ema' or 'swa', or "
+                "load which='best' or 'last'."
+            )
+        average = which == "average" or (which == "best" and found.measured == "average")
+        load_model(found.path, model, average=average)
         return found
 
     def events(self) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from surestep.base.config import Config
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
+from surestep.engine.average import BATCH_NORM, Average, annealed
 from surestep.engine.callback import Callback
 from surestep.engine.checkpointing import own_checkpointing, uses_own_checkpointing
 from surestep.engine.checks.first_batch import check_first_batch
@@ -26,7 +27,7 @@ from surestep.engine.loss import Loss
 from surestep.engine.metrics import directions
 from surestep.engine.optim.build import build_optimizer
 from surestep.engine.optim.freezing import Watch, freezing, frozen
-from surestep.engine.optim.groups import arrange
+from surestep.engine.optim.groups import arrange, parameters_of
 from surestep.engine.parallel.single import Single
 from surestep.engine.plan import Given, Plan
 from surestep.engine.precision import autocast, grad_scaler, process_settings
@@ -108,6 +109,7 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         floating=not any(each.is_complex() for each in named_trainable(model).values()),
         not_splitting=_not_splitting(task, model),
         own_checkpointing=uses_own_checkpointing(model),
+        batch_norm=_has(model, BATCH_NORM),
     )
     said = origin.said if origin is not None else {}
     return Planned(task, config, facts, resolve(config, facts, given, origins=said), model, loss)
@@ -117,7 +119,7 @@ def _not_splitting(task: Task, model: nn.Module) -> tuple[str, ...]:
     """Name what makes a cut batch give other numbers than the whole one."""
     kinds = {
         "the Task says its loss does not split": not task.splits,
-        "batch statistics are the micro-batch's": _has(model, nn.modules.batchnorm._BatchNorm),
+        "batch statistics are the micro-batch's": _has(model, BATCH_NORM),
         "dropout draws for each micro-batch": any(
             isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
             for module in model.modules()
@@ -267,6 +269,9 @@ def _build(
     settings.enter_context(frozen(model, groups))
     optimizer = build_optimizer(plan, task, model, groups)
     state = State(model, {WHOLE: optimizer}, grad_scaler(plan))
+    if plan.average.kind != "none":
+        state.average = Average(plan.average, model, parameters_of(optimizer))
+    peaks = [float(group["lr"]) for group in optimizer.param_groups]
     parts = Parts(
         state=state,
         loss=loss,
@@ -275,8 +280,8 @@ def _build(
         buffers=Buffers(model),
         randomness=ModelRandomness(plan.seed, plan.device),
         autocast=context,
-        rate=factor(plan.schedule),
-        peak_rates=[float(group["lr"]) for group in optimizer.param_groups],
+        rate=annealed(factor(plan.schedule), plan.average, peaks[0]),
+        peak_rates=peaks,
     )
     for module, mode in modes:
         settings.callback(setattr, module, "training", mode)

@@ -2,19 +2,21 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from surestep.base.errors import ConfigError, SurestepError, near
+from surestep.engine.average import Average
 from surestep.engine.callback import Request
 from surestep.engine.data.feed import Feed
 from surestep.engine.evaluate import evaluate_parts
 from surestep.engine.loop import LogPoint, Loop
 from surestep.engine.plan import Plan
+from surestep.engine.recompute import recompute_statistics
 from surestep.engine.state import State
 from surestep.engine.step import StepResult
 from surestep.engine.task import Task
@@ -143,16 +145,21 @@ class Session:
         """
         self.loop.log_point()
         self._check_part(part)
-        metrics = self._measure(list(self.task.val_sets()) if part is None else [part])
-        step = self.state.place.step
-        self._recorder.event("evaluation", step=step, metrics=metrics)
+        parts = list(self.task.val_sets()) if part is None else [part]
+        step, average = self.state.place.step, self._average()
+        measured: Literal["weights", "average"] = "weights" if average is None else "average"
+        with nullcontext() if average is None else average.in_place():
+            metrics = self._measure(parts)
+        self._recorder.event("evaluation", step=step, metrics=metrics, measured=measured)
         if part is None and not self.is_evaluated:
-            self.state.standing.latest, self.state.standing.latest_step = metrics, step
+            standing = self.state.standing
+            standing.latest, standing.latest_step, standing.measured = metrics, step, measured
             self._judge(metrics)
             for callback in self.loop.callbacks:
                 self.loop.ask(callback.on_evaluate(self.state, metrics))
         if metrics:
-            self.say(f"step {step}: {_shown(metrics)}")
+            of = " of the average" if average is not None else ""
+            self.say(f"step {step}{of}: {_shown(metrics)}")
         self.loop.do_asked()
         return metrics
 
@@ -176,6 +183,7 @@ class Session:
             CheckpointError: the disk is full or cannot be written; the older ones are untouched.
         """
         self.loop.log_point()
+        self._average()
         path = self._recorder.save(self.state, self.plan)
         self._saved_step = self.state.place.step
         return path
@@ -244,6 +252,14 @@ class Session:
             if error is None:
                 raise
             error.add_note(f"While closing: {late}")  # what ended the run is what to be told
+
+    def _average(self) -> Average | None:
+        """Return the average, ready to be used; None where there is none yet."""
+        average = self.state.average
+        if average is None or not average.updates(self.state.place.steps_taken):
+            return None
+        recompute_statistics(average, self.loop.parts, self.task, self.plan)
+        return average
 
     def _measure(self, parts: list[str]) -> dict[str, float]:
         return evaluate_parts(

@@ -39,7 +39,8 @@ def _sentence(group: type[Group], detail: Mapping[str, Any]) -> str:
         elsewhere = [each.prefix + name for each in groups]
         # Compared without the group, which all of them share.
         own = near(name, group.model_fields, group.prefix)
-        return f"There is no option {full!r}. {near(elsewhere[0], elsewhere) if elsewhere else own}"
+        meant = " or ".join(map(repr, elsewhere))
+        return f"There is no option {full!r}. {f'Did you mean {meant}?' if elsewhere else own}"
     what = detail["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
     what = what.replace("Field required", "it takes two numbers, such as 0.9 0.999")
     return f"{full}={detail['input']!r} is not allowed: {what}."

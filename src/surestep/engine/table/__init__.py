@@ -5,9 +5,19 @@ its refusals: the wishes that cannot be kept, asked before the rows are.
 """
 
 from surestep.engine.plan import Refusal, Row
-from surestep.engine.table import data, evaluation, memory, optim, record, run, schedule, step
+from surestep.engine.table import (
+    average,
+    data,
+    evaluation,
+    memory,
+    optim,
+    record,
+    run,
+    schedule,
+    step,
+)
 
-PARTS = (run, data, optim, schedule, step, memory, evaluation, record)
+PARTS = (run, data, optim, schedule, step, memory, evaluation, average, record)
 TABLE: dict[str, tuple[Row, ...]] = {
     option: rows for part in PARTS for option, rows in part.ROWS.items()
 }

@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -21,11 +21,21 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint on disk: its step, the metrics measured at that very step, its folder."""
+    """A checkpoint on disk: its step, the metrics measured at that very step, its folder.
+
+    Attributes:
+        measured: whose metrics they are: the weights', or their average's.
+    """
 
     step: int
     metrics: dict[str, float]
     path: Path
+    measured: Literal["weights", "average"] = "weights"
+
+    @property
+    def has_average(self) -> bool:
+        """Whether it holds averaged weights beside the others."""
+        return (self.path / "average.safetensors").is_file()
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -78,7 +88,10 @@ def saved(path: Path) -> Saved:
     try:
         standing, step = record["standing"], int(record["place"]["step"])
         latest = {name: float(value) for name, value in standing["latest"].items()}
-        return Saved(step, latest if standing["latest_step"] == step else {}, path)
+        measured: Literal["weights", "average"] = (
+            "average" if standing.get("measured") == "average" else "weights"
+        )
+        return Saved(step, latest if standing["latest_step"] == step else {}, path, measured)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read: state.json: {error!r}.") from error
 
@@ -99,6 +112,8 @@ def load_checkpoint(path: Path, state: State) -> None:
         raise CheckpointError(f"{path} cannot be read: state.json: {error}.") from error
     weights = _fitting_weights(path, record, state.model)
     optimizer_states = _fitting_optimizer_states(path, record["optimizers"], state)
+    if state.average is not None and state.average.updates(place.steps_taken):
+        state.average.load(_tensors(path / "average.safetensors"), place.steps_taken)
     state.model.load_state_dict(weights)
     for name, optimizer_state in optimizer_states.items():
         state.optimizers[name].load_state_dict(optimizer_state)
@@ -108,13 +123,24 @@ def load_checkpoint(path: Path, state: State) -> None:
     state.metadata = record["metadata"]
 
 
-def load_model(path: Path, model: nn.Module) -> None:
+def load_model(path: Path, model: nn.Module, *, average: bool = False) -> None:
     """Load the weights and buffers of a checkpoint into a model, in place.
+
+    Args:
+        path: the checkpoint's folder.
+        model: of the same build.
+        average: load the averaged weights over the others.
 
     Raises:
         CheckpointError: unreadable, or names or shapes differ; nothing is loaded then.
     """
-    model.load_state_dict(_fitting_weights(path, read_record(path), model))
+    record = read_record(path)
+    weights = _fitting_weights(path, record, model)
+    if average:
+        averaged = _tensors(path / "average.safetensors")
+        weights |= averaged
+        weights |= {name: averaged[of] for name, of in record["aliases"].items() if of in averaged}
+    model.load_state_dict(weights)
 
 
 def _fitting_weights(path: Path, record: dict[str, Any], model: nn.Module) -> dict[str, Any]:

@@ -60,9 +60,15 @@ def _write(folder: Path, state: State) -> None:
         "extra": extra,
         "optimizers": {name: record for name, (_, record) in optimizers.items()},
     }
+    files = {"model": model, "optimizer": tensors}
+    average = state.average
+    if average is not None and average.updates(state.place.steps_taken):
+        files["average"] = {
+            name: each.detach().cpu().contiguous().clone() for name, each in average.tensors.items()
+        }
     record = folder / "state.json"
     record.write_text(dumps(contents, indent=1) + "\n", encoding="utf-8")
-    for name, content in (("model", model), ("optimizer", tensors)):
+    for name, content in files.items():
         path = folder / f"{name}.safetensors"
         try:
             save_file(content, path)

@@ -1,0 +1,52 @@
+"""BatchNorm's statistics under averaged weights, which no training step has seen."""
+
+import torch
+
+from surestep.engine.average import BATCH_NORM, Average
+from surestep.engine.data.feed import feed
+from surestep.engine.plan import Plan
+from surestep.engine.seed import kept_generators
+from surestep.engine.step import Parts
+from surestep.engine.task import Task
+
+
+def recompute_statistics(average: Average, parts: Parts, task: Task, plan: Plan) -> None:
+    """Compute them from the training data, once for each update of the average.
+
+    They are plain means over the batches, as torch.optim.swa_utils.update_bn makes them; a
+    BatchNorm that is kept in eval mode keeps its own.
+    """
+    updates = average.updates(parts.state.place.steps_taken)
+    if average.averaging.buffers != "recompute" or average.computed_at == updates:
+        return
+    wanted = parts.modes.wanted
+    modes = [(module, module.training) for module, _ in wanted]
+    norms = [module for module, trains in wanted if trains and isinstance(module, BATCH_NORM)]
+    momenta = [norm.momentum for norm in norms]
+    with average.in_place(), torch.no_grad(), kept_generators(plan.device):
+        try:
+            for module, trains in wanted:
+                module.training = trains
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # torch's word for a plain mean
+            _forward(parts, task, plan)
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
+            for module, training in modes:
+                module.training = training
+    average.computed_at = updates
+
+
+def _forward(parts: Parts, task: Task, plan: Plan) -> None:
+    """Run the first epoch's batches through the model, apart from those that the loop is at."""
+    training = feed(task.train, "train", task=task, loss=parts.loss, plan=plan, training=True)
+    try:
+        for batch in training.batches(epoch=0):
+            for micro in batch.micro_batches:
+                parts.randomness.at(-1, micro.position)
+                with parts.autocast:
+                    parts.state.model(*micro.args, **micro.kwargs)
+    finally:
+        training.close()
