@@ -13,7 +13,7 @@ from surestep.engine.facts import Facts
 from surestep.engine.plan import Given, Plan
 from surestep.engine.resolve import resolve
 from surestep.engine.state import WHOLE, State
-from surestep.trainer.prepare import Planned, plan_task
+from surestep.trainer.planning import Planned, plan_task
 from surestep.trainer.session import Session
 
 FEATURES, CLASSES = 4, 3

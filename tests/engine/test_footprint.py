@@ -5,7 +5,7 @@ from torch import nn
 import surestep
 from surestep.engine.footprint import footprint
 from surestep.recipes.load import load
-from surestep.trainer.prepare import plan_task
+from surestep.trainer.planning import plan_task
 from tests import tiny
 
 

@@ -20,7 +20,7 @@ import surestep
 from surestep.base.config import Config, options
 from surestep.base.duration import Duration
 from surestep.engine.plan import Plan
-from surestep.trainer.prepare import plan_task
+from surestep.trainer.planning import plan_task
 from tests.laws.tasks import Augmented, mlp, rows, session_of, with_batchnorm
 
 Folder = Callable[[], Path]

@@ -14,7 +14,7 @@ from surestep.base.config import Config
 from surestep.base.errors import ConfigError
 from surestep.engine.plan import Known, Refusal
 from surestep.engine.table import REFUSALS
-from surestep.trainer.prepare import plan_task
+from surestep.trainer.planning import plan_task
 from tests.laws.tasks import mlp, rows
 
 

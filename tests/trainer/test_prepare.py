@@ -9,7 +9,8 @@ from torch import nn
 import surestep
 from surestep.base.errors import CheckpointError, RunError
 from surestep.record.run import Run
-from surestep.trainer.prepare import Origin, default_folder, plan_task
+from surestep.trainer.planning import Origin, plan_task
+from surestep.trainer.prepare import default_folder
 from tests import tiny
 
 X, Y = tiny.data()

@@ -19,7 +19,7 @@ from surestep.base.config import Config, options
 from surestep.base.errors import ConfigError, RecipeError, SurestepError
 from surestep.engine.task import Task
 from surestep.recipes.load import BUILT_IN, Recipe, load
-from surestep.trainer.prepare import Origin, plan_task
+from surestep.trainer.planning import Origin, plan_task
 
 NOT_SAID = "\0"  # no text that a command line can hold
 

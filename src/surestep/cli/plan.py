@@ -13,7 +13,7 @@ from surestep.engine.optim.groups import arrange
 from surestep.engine.plan import Plan
 from surestep.engine.schedule import rates
 from surestep.record.files import dumps
-from surestep.trainer.prepare import plan_task, start
+from surestep.trainer.planning import plan_task, start
 
 EXTRAS: dict[str, Any] = {
     "json": (Annotated[bool, tyro.conf.arg(help="Print the plan as JSON.")], False)

@@ -24,7 +24,7 @@ from surestep.engine.callback import Callback
 from surestep.engine.resolve import seed_of
 from surestep.engine.seed import set_seed
 from surestep.engine.task import Task
-from surestep.trainer.prepare import Origin
+from surestep.trainer.planning import Origin
 
 BUILT_IN = ("chars", "digits", "spiral")
 SHIPPED = Path(__file__).parent

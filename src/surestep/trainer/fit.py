@@ -15,7 +15,8 @@ from surestep.base.errors import NonFiniteError
 from surestep.engine.callback import Callback, Request
 from surestep.engine.task import Task
 from surestep.record.run import Run, Which
-from surestep.trainer.prepare import Origin, Resume, prepare
+from surestep.trainer.planning import Origin
+from surestep.trainer.prepare import Resume, prepare
 from surestep.trainer.session import Session
 
 

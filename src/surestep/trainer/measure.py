@@ -10,7 +10,7 @@ from surestep.engine.precision import autocast, process_settings
 from surestep.engine.task import Task
 from surestep.record.checkpoint.read import Saved
 from surestep.record.run import Run, Which
-from surestep.trainer.prepare import feeds, plan_task
+from surestep.trainer.planning import feeds, plan_task
 
 
 def measure_run(

@@ -1,0 +1,132 @@
+"""From a Task and a Config to a Plan, with the model built and nothing on a device yet."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from surestep.base.config import Config
+from surestep.engine.average import BATCH_NORM
+from surestep.engine.checkpointing import uses_own_checkpointing
+from surestep.engine.checks.parts import check_loss
+from surestep.engine.data.arrange import with_order
+from surestep.engine.data.dataset import check_unsampled, loader_settings, samples_of
+from surestep.engine.data.feed import Feed, feed, slices_in_memory
+from surestep.engine.facts import Facts, read_facts
+from surestep.engine.initial import Started, as_init
+from surestep.engine.loss import Loss
+from surestep.engine.metrics import directions
+from surestep.engine.plan import Given, Plan
+from surestep.engine.resolve import resolve, seed_of
+from surestep.engine.seed import set_seed
+from surestep.engine.state import named_trainable
+from surestep.engine.task import Task
+from surestep.record.weights import load_initial
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a Task came from, for the records.
+
+    Attributes:
+        name: what a default run folder is called after.
+        recipe: name, path and hash of the recipe's file; empty where there is none.
+        parameters: what the recipe's function was called with.
+        said: where each option was said, by full name.
+    """
+
+    name: str = "run"
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    said: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A Task whose model is built and whose Plan is made; nothing is on a device yet."""
+
+    task: Task
+    config: Config
+    facts: Facts
+    plan: Plan
+    model: nn.Module
+    loss: Loss
+
+
+def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Planned:
+    """Build the model after seeding, and decide every option.
+
+    Raises:
+        ConfigError, TaskError, DataError: a wish that cannot be kept, or parts that do not fit.
+    """
+    facts = read_facts()
+    task = with_order(task)
+    for name, data in task.val_sets().items():
+        check_unsampled(data, name)
+    if not isinstance(task.model, nn.Module):
+        set_seed(seed_of(config))
+    model = task.build_model()
+    loss = task.build_loss(model)
+    check_loss(task.loss)
+    given = Given(
+        train_samples=samples_of(task.train, "train") if task.order is None else len(task.order),
+        order=task.order,
+        in_memory=slices_in_memory(task.train, task),
+        loader=loader_settings(task.train),
+        val_sets=tuple(task.val_sets()),
+        val_batch_sizes=tuple(
+            own["batch_size"] for data in task.val_sets().values() if (own := loader_settings(data))
+        ),
+        metrics={
+            known: better
+            for name, metric in task.metrics.items()
+            for known, better in directions(name, metric).items()
+        },
+        own_optimizer=task.optimizer is not None,
+        floating=not any(each.is_complex() for each in named_trainable(model).values()),
+        not_splitting=_not_splitting(task, model),
+        own_checkpointing=uses_own_checkpointing(model),
+        batch_norm=_has(model, BATCH_NORM),
+    )
+    said = origin.said if origin is not None else {}
+    return Planned(task, config, facts, resolve(config, facts, given, origins=said), model, loss)
+
+
+def _not_splitting(task: Task, model: nn.Module) -> tuple[str, ...]:
+    """Name what makes a cut batch give other numbers than the whole one."""
+    kinds = {
+        "the Task says its loss does not split": not task.splits,
+        "batch statistics are the micro-batch's": _has(model, BATCH_NORM),
+        "dropout draws for each micro-batch": any(
+            isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+            for module in model.modules()
+        ),
+    }
+    return tuple(reason for reason, holds in kinds.items() if holds)
+
+
+def _has(model: nn.Module, kind: type[nn.Module]) -> bool:
+    return any(isinstance(module, kind) for module in model.modules())
+
+
+def start(planned: Planned) -> Started | None:
+    """Load the weights that the Task starts from into its model; None where it names none.
+
+    Raises:
+        CheckpointError: they cannot be read, or do not fit the model.
+    """
+    init = planned.task.init
+    return None if init is None else load_initial(planned.model, as_init(init))
+
+
+def feeds(planned: Planned) -> dict[str, Feed]:
+    """Return the feed that measures each part of the data: "train", the validation sets, "test"."""
+    task = planned.task
+    parts = {"train": task.train, **task.val_sets()}
+    if task.test is not None:
+        parts["test"] = task.test
+    return {
+        part: feed(data, part, task=task, loss=planned.loss, plan=planned.plan)
+        for part, data in parts.items()
+    }
