@@ -87,6 +87,15 @@ def test_next_look_is_right_far_out(start):
         assert not any(cadence.due(between, 0, 0) for between in range(step + 1, look))
 
 
+def test_where_an_epochs_length_is_not_known_its_end_is_waited_for():
+    cadence = Cadence(parse_duration("2 epochs"), None)
+    ends = {7: 1, 12: 2, 20: 3, 21: 4}
+    assert [step for step in range(30) if cadence.due(step, 0, 0, ends.get(step, 0))] == [12, 21]
+    assert all(cadence.next_look(step) == step + 1 for step in range(30))
+    steps = Cadence(parse_duration("10 steps"), None)
+    assert [step for step in range(30) if steps.due(step, 0, 0)] == [10, 20]
+
+
 def test_items_are_due_with_the_step_that_crosses_a_multiple():
     cadence = Cadence(parse_duration("100 items"), 10)
     assert [cadence.due(0, items, 0) for items in (60, 120, 180, 200, 450, 460)] == [

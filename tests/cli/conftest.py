@@ -53,6 +53,11 @@ def task(hidden: int = 8, act: str = "tanh", bias: bool = True, depth: int | Non
 )
 
 
+STREAM = RECIPE.replace("epochs=2", "max_steps=6").replace(
+    "train=(x[:24], y[:24])", "train=lambda: zip(x[:24], y[:24])"
+)
+
+
 class Answer(NamedTuple):
     """What a command left: its exit code, and what it printed, the frames of tables taken away."""
 

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from surestep.base.config import options
+from tests.cli.conftest import RECIPE, STREAM
 
 TOML = """
 epochs = 3
@@ -41,6 +42,7 @@ OTHERWISE = [
     {"precision": "fp16", "scaler.init_scale": "8", "scaler.growth_factor": "3"},
     {"precision": "fp16", "scaler.growth_interval": "9", "scaler.backoff_factor": "0.25"},
 ]
+OVER_A_STREAM = {"max_steps": "9", "data.shuffle_buffer": "100"}
 SPELT = {"0.0003": "3e-4", "8.0": "8", "3.0": "3"}
 
 
@@ -69,12 +71,15 @@ def decisions(answer):
 
 
 def test_every_option_of_the_config_can_be_typed(surestep, recipe):
-    assert {name for name, _ in options()} == set(SAID).union(*OTHERWISE)
+    assert {name for name, _ in options()} == set(SAID).union(*OTHERWISE, OVER_A_STREAM)
 
 
-@pytest.mark.parametrize("said", [SAID, *OTHERWISE], ids=lambda said: ",".join(said)[:30])
+@pytest.mark.parametrize(
+    "said", [SAID, *OTHERWISE, OVER_A_STREAM], ids=lambda said: ",".join(said)[:30]
+)
 def test_what_is_typed_is_planned_and_said_to_be_typed(surestep, recipe, said):
-    found = decisions(surestep("plan", recipe(), "--json", *typed(said)))
+    text = STREAM if said is OVER_A_STREAM else RECIPE
+    found = decisions(surestep("plan", recipe(text), "--json", *typed(said)))
     for name, value in said.items():
         if name == "epochs":
             assert found["total_steps"]["value"] == 3 * 4

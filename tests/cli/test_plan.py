@@ -3,7 +3,7 @@ import json
 import pytest
 
 from tests import tiny
-from tests.cli.conftest import HEAD, RECIPE
+from tests.cli.conftest import HEAD, RECIPE, STREAM
 
 
 def test_a_plan_shows_every_option_with_its_reason(surestep, recipe):
@@ -16,6 +16,13 @@ def test_a_plan_shows_every_option_with_its_reason(surestep, recipe):
         " optim.eps 1e-08 torch's default ",
     ):
         assert row in found.out
+
+
+def test_how_many_steps_a_stream_has_is_shown_as_not_known(surestep, recipe):
+    found = surestep("plan", recipe(STREAM))
+    assert " steps_per_epoch not known the training data is a stream " in found.out
+    rows = json.loads(surestep("plan", recipe(STREAM), "--json").out)["decisions"]
+    assert [each["value"] for each in rows if each["option"] == "steps_per_epoch"] == [None]
 
 
 def test_a_plan_and_its_json_say_the_same(surestep, recipe):

@@ -24,7 +24,10 @@ SAID = {
 
 
 @pytest.mark.parametrize("facts", [FACTS, GPU, OLD_GPU], ids=["cpu", "gpu", "old gpu"])
-@pytest.mark.parametrize("given", [GIVEN, LOADED, VALIDATED, replace(GIVEN, own_optimizer=True)])
+@pytest.mark.parametrize(
+    "given",
+    [GIVEN, LOADED, VALIDATED, replace(GIVEN, own_optimizer=True), replace(GIVEN, is_stream=True)],
+)
 def test_every_decision_has_a_reason(facts, given):
     found = decide({}, facts, given)
     assert [each.option for each in found.decisions] == list(TABLE)

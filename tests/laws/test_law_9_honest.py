@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 import surestep
 from surestep.base.config import Config, options
@@ -36,14 +36,23 @@ def task_of(**parts: Any) -> surestep.Task:
     return surestep.Task(mlp(), nn.CrossEntropyLoss(), **{**usual, **parts})
 
 
+class Stream(IterableDataset):
+    def __len__(self):
+        return SAMPLES
+
+    def __iter__(self):
+        return zip(*rows(SAMPLES), strict=True)
+
+
 @dataclass(frozen=True)
 class Wish:
-    """A value that is said, where the Plan holds it, as what, and what must be said with it."""
+    """A value that is said, where the Plan holds it, as what, and what must go with it."""
 
     said: Any
     at: str = ""
     planned: Any = None
     along: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, Any] = field(default_factory=dict)
 
 
 SKIP = {"on_nonfinite": "skip"}
@@ -88,6 +97,7 @@ WISHES: dict[str, Wish] = {
     "data.prefetch_factor": Wish(5, along=WORKERS),
     "data.drop_last": Wish(True),
     "data.shuffle": Wish(False),
+    "data.shuffle_buffer": Wish(10, parts={"train": Stream()}),
     "validation.every": Wish("3 steps", planned=Duration(3, "steps")),
     "validation.batch_size": Wish(9),
     "validation.metric": Wish("accuracy", planned="val/accuracy"),
@@ -119,11 +129,11 @@ def plan_of(said: dict[str, Any], **parts: Any) -> Plan:
 def check_wish(option: str) -> None:
     """Say one option, and look it up in the Plan."""
     wish = WISHES[option]
-    plan = plan_of({**wish.along, option: wish.said})
+    plan = plan_of({**wish.along, option: wish.said}, **wish.parts)
     at = wish.at or option.replace(".", "_")
     planned = wish.said if wish.planned is None else wish.planned
     assert reduce(getattr, at.split("."), plan) == planned
-    without = reduce(getattr, at.split("."), plan_of(wish.along))
+    without = reduce(getattr, at.split("."), plan_of(wish.along, **wish.parts))
     if option not in ("device", "data.pin_memory"):  # no other value is possible here
         assert without != planned, "this is the default: the test would show nothing"
     if at == "total_steps":

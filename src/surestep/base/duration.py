@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from surestep.base.errors import ConfigError
+
 Unit = Literal["epochs", "steps", "items", "minutes"]
 
 
@@ -28,17 +30,32 @@ class Duration:
         unit = self.unit[:-1] if self.amount == 1 else self.unit
         return f"{exact(self.amount)} {unit}"
 
-    def in_steps(self, steps_per_epoch: int) -> int:
+    def in_steps(self, steps_per_epoch: int | None) -> int:
         """Count the optimizer steps in epochs or steps, at least one.
 
         Raises:
+            ConfigError: how many steps an epoch has is not known.
             ValueError: the unit is items or minutes, which no number of steps is known for.
         """
-        if self.unit == "epochs":
-            return max(1, round(self.amount * steps_per_epoch))
+        return max(1, round(self.steps(steps_per_epoch)))
+
+    def steps(self, steps_per_epoch: int | None) -> float:
+        """Return the length in optimizer steps; not whole where "2.5 epochs" are not.
+
+        Raises:
+            ConfigError: how many steps an epoch has is not known.
+            ValueError: the unit is items or minutes, which no number of steps is known for.
+        """
         if self.unit == "steps":
-            return max(1, round(self.amount))
-        raise ValueError(f"{str(self)!r} has no fixed number of steps")
+            return self.amount
+        if self.unit != "epochs":
+            raise ValueError(f"{str(self)!r} has no fixed number of steps")
+        if steps_per_epoch is None:
+            raise ConfigError(
+                f"{str(self)!r} has no length in steps: the training data is a stream that does "
+                "not say how many samples it has. Say it in steps, such as '1000 steps'."
+            )
+        return self.amount * steps_per_epoch
 
 
 def parse_duration(text: str, units: tuple[Unit, ...] = UNITS) -> Duration:
@@ -70,25 +87,37 @@ class Cadence:
 
     Args:
         duration: the period.
-        steps_per_epoch: optimizer steps in one epoch.
+        steps_per_epoch: optimizer steps in one epoch; None where that is not known, and then epochs
+            are counted as they end.
         items: items already seen by the run.
         seconds: what the clock shows now.
     """
 
     def __init__(
-        self, duration: Duration, steps_per_epoch: int, *, items: float = 0, seconds: float = 0
+        self,
+        duration: Duration,
+        steps_per_epoch: int | None,
+        *,
+        items: float = 0,
+        seconds: float = 0,
     ) -> None:
         self.unit = duration.unit
+        self._by_ends = duration.unit == "epochs" and steps_per_epoch is None
         scale = {"epochs": steps_per_epoch, "minutes": 60}.get(duration.unit, 1)
-        self.period = duration.amount * scale
+        self.period = duration.amount * (scale or 1)
         self.start(items, seconds)
 
     def start(self, items: float, seconds: float) -> None:
         """Count items and time from here."""
         self._items, self._seconds = items, seconds
 
-    def due(self, step: int, items: float, seconds: float) -> bool:
-        """Say whether a period ended with this step, and begin the next one."""
+    def due(self, step: int, items: float, seconds: float, ended: int = 0) -> bool:
+        """Say whether a period ended with this step, and begin the next one.
+
+        `ended` counts the epochs that are over where this step ended one; 0 where it did not.
+        """
+        if self._by_ends:
+            return ended > 0 and self._periods(ended) > self._periods(ended - 1)
         if self.unit == "minutes":
             if seconds - self._seconds < self.period:
                 return False
@@ -101,7 +130,7 @@ class Cadence:
 
     def next_look(self, step: int) -> int:
         """Return the first step after `step` that may be due, so that others need not ask."""
-        if self.unit in ("minutes", "items"):
+        if self.unit in ("minutes", "items") or self._by_ends:
             return step + 1
         return max(step + 1, math.ceil((self._periods(step) + 1) * self.period - 1e-6))
 

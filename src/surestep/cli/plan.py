@@ -49,7 +49,10 @@ def run(words: list[str]) -> int:
 
 
 def _print_decisions(plan: Plan, asked: Asked) -> None:
-    rows = [(option, value, reason) for option, value, reason in plan.decisions]
+    rows = [
+        (option, "not known" if option == "steps_per_epoch" and value is None else value, reason)
+        for option, value, reason in plan.decisions
+    ]
     for name, each in asked.recipe.parameters.items():
         said = asked.said.get(f"task.{name}")
         reason = f"said: {said}" if said else "the recipe's default"

@@ -63,7 +63,7 @@ class Loop:
         self._clock = time.perf_counter()
         self._cadence = Cadence(self.plan.logging_every, self.plan.steps_per_epoch)
         self._next_look = 0
-        self._started = self._doing = False
+        self._started = self._doing = self.ends_epoch = False
         self._asked: list[Request] = []
         self._find_watchers()
 
@@ -101,8 +101,8 @@ class Loop:
             while self.state.place.step < end and self.stopping is None:
                 for batch in self.feed.batches(self.state.place.epoch, self.state.place.position):
                     result = self.step(batch)
-                    place = state.place
-                    ends = batch.ends_epoch or place.step >= end
+                    place, self.ends_epoch = state.place, batch.ends_epoch
+                    ends = self.ends_epoch or place.step >= end
                     if (ends or place.step >= self._next_look) and self.look(force=ends):
                         collect(2 if ends else 1)
                     yield result

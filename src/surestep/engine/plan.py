@@ -24,9 +24,10 @@ Guard = Literal["sticky", "reading", "scaled"]
 class Given:
     """What the Task brings, as far as a Plan depends on it."""
 
-    train_samples: int
+    train_samples: int | None
     in_memory: bool
     order: Order | None = None
+    is_stream: bool = False
     loader: Mapping[str, Any] | None = None
     val_sets: tuple[str, ...] = ()
     val_batch_sizes: tuple[int, ...] = ()
@@ -58,13 +59,14 @@ class Plan:
     micro_batch_size: int
     cutting: str
     data_shuffle: bool
+    data_shuffle_buffer: int | None
     data_order: str
     data_drop_last: bool
     data_num_workers: int
     data_pin_memory: bool
     data_persistent_workers: bool
     data_prefetch_factor: int | None
-    steps_per_epoch: int
+    steps_per_epoch: int | None
     total_steps: int
     optim_name: str
     optim_implementation: Literal["fused", "foreach", "own"]
@@ -168,9 +170,12 @@ class Known:
         return "" if self.given.order is None else self.given.order.explain(self.cut, self["seed"])
 
     def steps(self, duration: str) -> float:
-        """Return a length in optimizer steps; not whole where "2.5 epochs" are not."""
-        parsed = parse_duration(duration)
-        return parsed.amount * (self["steps_per_epoch"] if parsed.unit == "epochs" else 1)
+        """Return a length in optimizer steps; not whole where "2.5 epochs" are not.
+
+        Raises:
+            ConfigError: it is in epochs, and how many steps those have is not known.
+        """
+        return parse_duration(duration).steps(self["steps_per_epoch"])
 
     def warmup(self) -> float:
         """Return the length of the warm-up in optimizer steps."""

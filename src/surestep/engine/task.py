@@ -29,8 +29,9 @@ class Task:
         loss: a torch loss module or function, whose denominator is known; or a callable
             `loss(outputs, targets)` that returns a mean, or a dict of named means to add up;
             "model" takes the `.loss` that the model returns, as Hugging Face models do.
-        train: a map-style dataset, a tuple or dict of tensors, or a DataLoader; or several of the
-            first by name, for `orders.mixed`.
+        train: a map-style dataset, a tuple or dict of tensors, a stream (an IterableDataset,
+            anything else with an `__iter__` that starts anew, or a function that returns what to
+            iterate), or a DataLoader over one; or several datasets by name, for `orders.mixed`.
         val: the same, or a dict of several by name.
         test: the same as `train`; never looked at in training.
         metrics: by name, torchmetrics objects or callables `metric(outputs, targets)` that return

@@ -103,9 +103,10 @@ def _train(session: Session) -> None:
     saving = _cadence(session, plan.checkpoint_every)
     for result in session.steps():
         items, now = session.state.place.items, time.monotonic()
-        if has_val and evaluating.due(result.step, items, now):
+        ended = result.epoch + 1 if loop.ends_epoch else 0
+        if has_val and evaluating.due(result.step, items, now, ended):
             _evaluate(session)
-        if saving.due(result.step, items, now) and not session.is_saved:
+        if saving.due(result.step, items, now, ended) and not session.is_saved:
             session.save()
     if not loop.interrupted:
         if has_val:

@@ -12,7 +12,9 @@ from surestep.engine.checkpointing import uses_own_checkpointing
 from surestep.engine.checks.parts import check_loss
 from surestep.engine.data.arrange import with_order
 from surestep.engine.data.dataset import check_unsampled, loader_settings, samples_of
-from surestep.engine.data.feed import Feed, feed, slices_in_memory
+from surestep.engine.data.feed import Feed, feed
+from surestep.engine.data.open import slices_in_memory
+from surestep.engine.data.stream import is_stream
 from surestep.engine.facts import Facts, read_facts
 from surestep.engine.initial import Started, as_init
 from surestep.engine.loss import Loss
@@ -73,6 +75,7 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         train_samples=samples_of(task.train, "train") if task.order is None else len(task.order),
         order=task.order,
         in_memory=slices_in_memory(task.train, task),
+        is_stream=is_stream(task.train),
         loader=loader_settings(task.train),
         val_sets=tuple(task.val_sets()),
         val_batch_sizes=tuple(

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from surestep.base.config import Config
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.engine.callback import Callback
+from surestep.engine.data.stream import is_stream
 from surestep.engine.precision import process_settings
 from surestep.engine.task import Task
 from surestep.record.checkpoint.read import list_checkpoints, load_checkpoint
@@ -18,7 +19,7 @@ from surestep.record.files import DISK_HINT, plain
 from surestep.record.progress import open_progress
 from surestep.record.recorder import Recorder
 from surestep.trainer.build import build
-from surestep.trainer.planning import Origin, feeds, plan_task, start
+from surestep.trainer.planning import Origin, Planned, feeds, plan_task, start
 from surestep.trainer.session import Session
 
 Resume = Literal["auto", "never", "must"]
@@ -57,7 +58,7 @@ def prepare(
     settings = ExitStack()
     try:
         settings.enter_context(process_settings(planned.plan))
-        asked = _asked(origin, config)
+        asked = _asked(origin, planned)
         checkpoint = _where_it_stands(recorder, asked, resume)
         started = None if checkpoint is not None else start(planned)
         fresh = checkpoint is None and started is None
@@ -81,12 +82,15 @@ def prepare(
         raise
 
 
-def _asked(origin: Origin, config: Config) -> dict[str, Any]:
+def _asked(origin: Origin, planned: Planned) -> dict[str, Any]:
+    """Return what must be the same for a run to go on; for a stream also what its order is by."""
+    workers = max(1, planned.plan.data_num_workers)  # one gives the same order as none
     return {
         "format": 1,
         "recipe": plain(dict(origin.recipe)),
         "task": plain(dict(origin.parameters)),
-        "config": plain(config.said()),
+        "config": plain(planned.config.said()),
+        "stream": {"data.num_workers": workers} if is_stream(planned.task.train) else {},
     }
 
 

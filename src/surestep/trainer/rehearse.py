@@ -80,10 +80,10 @@ def overfit(task: Task, config: Config, samples: int) -> Overfit:
     Raises:
         DataError: there are not as many samples.
     """
-    there = samples_of(task.train, "train")
-    if there < samples:
-        raise DataError(f"There are {there} training samples, and {samples} are asked for.")
     few = first_samples(task.train, samples, "train")
+    there = samples_of(few, "train")
+    if there is not None and there < samples:
+        raise DataError(f"There are {there} training samples, and {samples} are asked for.")
     by_heart = replace(task, train=few, val=few, test=None, metrics={}, order=None)
     length = config.batch_size or 64
     options: dict[str, Any] = {
@@ -101,7 +101,7 @@ def overfit(task: Task, config: Config, samples: int) -> Overfit:
         name: value
         for name, value in config.said().items()
         if not name.startswith(("schedule.", "early_stop.", "validation."))
-        and name not in ("micro_batch_size", "epochs")
+        and name not in ("micro_batch_size", "epochs", "data.shuffle_buffer")
     }
     if task.optimizer is None:
         options["optim.weight_decay"] = 0.0

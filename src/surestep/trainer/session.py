@@ -70,7 +70,8 @@ class Session:
             self._saved_step = place.step
             self._recorder.event("resume", step=place.step)
             where = f"step {place.step}, epoch {place.epoch + 1}"
-            self.say(f"Going on in {self.run.path} from {where}.")
+            again = self.loop.feed.read_again(place.position)
+            self.say(f"Going on in {self.run.path} from {where}{again}.")
         elif self._recorder.known:
             self._recorder.event("restart", step=0)
             self.say(f"Nothing was saved in {self.run.path} yet: starting anew.")

@@ -27,3 +27,7 @@ class Data(Group):
         default=None, description="Drop the last batch of an epoch where it is smaller."
     )
     shuffle: bool | None = Field(default=None, description="Train in a new order each epoch.")
+    shuffle_buffer: Count | None = Field(
+        default=None,
+        description="Samples of a stream that wait in a buffer, from which the next is drawn.",
+    )

@@ -13,6 +13,7 @@ from surestep.engine.data.dataset import dataset_of, is_mixture, samples_of, unp
 from surestep.engine.data.order import Samples
 from surestep.engine.data.sampler import sampler_of, sampler_order
 from surestep.engine.data.source import InMemory, Rows
+from surestep.engine.data.stream import is_stream
 from surestep.engine.seed import LoadingRandomness
 from surestep.engine.task import Task
 
@@ -42,7 +43,7 @@ def samples_for(task: Task) -> Samples:
     count = len(memory) if memory is not None else len(dataset)
     parts = {}
     if is_mixture(task.train):
-        parts = {name: samples_of(each, name) for name, each in task.train.items()}
+        parts = {name: samples_of(each, name) or 0 for name, each in task.train.items()}
     return Samples(count, each, targets, parts)
 
 
@@ -52,6 +53,13 @@ def with_order(task: Task) -> Task:
     Raises:
         DataError: the order does not fit the data, or two are given, or none to several datasets.
     """
+    if is_stream(task.train):
+        if task.order is not None:
+            raise DataError(
+                f"The Task has the order {task.order.name!r}, which needs positions, and its "
+                "training data is a stream. Leave the order out; data.shuffle_buffer=1000 mixes."
+            )
+        return task
     order, loader = task.order, task.train if isinstance(task.train, DataLoader) else None
     if loader is not None:
         sampled = sampler_order(loader)

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
-    IterableDataset,
     RandomSampler,
     Subset,
     TensorDataset,
@@ -17,6 +16,7 @@ from torch.utils.data import (
 from surestep.base.errors import DataError
 from surestep.engine.data.sampler import batching, is_plain, sampler_of
 from surestep.engine.data.source import InMemory, Rows
+from surestep.engine.data.stream import first_of, is_stream, length_of, stream_in
 
 
 def unpack(data: Any) -> tuple[Any, Tensor | None] | None:
@@ -49,18 +49,25 @@ def _rows_of(data: Any, name: str) -> Any:
             f"train[{name!r}] is a DataLoader, and datasets are mixed sample by sample. Give its "
             "dataset."
         )
+    if is_stream(data):
+        raise DataError(
+            f"train[{name!r}] is a stream, and datasets are mixed by positions, which it has not. "
+            "Give a dataset with __len__ and __getitem__, or one stream that mixes."
+        )
     dataset = dataset_of(data, f"train[{name!r}]")
     found = unpack(dataset) if isinstance(dataset, (tuple, dict)) else None
     return dataset if found is None else Rows(InMemory(*found))
 
 
-def samples_of(data: Any, part: str) -> int:
-    """Count the samples of the data.
+def samples_of(data: Any, part: str) -> int | None:
+    """Count the samples of the data; None for a stream that does not say.
 
     Raises:
-        DataError: not map-style, or empty.
+        DataError: empty, or of no known kind.
     """
     dataset = dataset_of(data, part)
+    if is_stream(dataset):
+        return length_of(dataset)
     found = unpack(dataset)
     return len(InMemory(*found)) if found is not None else len(dataset)
 
@@ -69,11 +76,17 @@ def first_samples(data: Any, samples: int, part: str) -> Any:
     """Return the first samples of the data, as what it was; fewer if it has fewer.
 
     Raises:
-        DataError: not map-style, or empty.
+        DataError: empty, or of no known kind.
     """
     dataset = dataset_of(data, part)
+    there = samples_of(data, part)
+    if is_stream(dataset):
+        dataset = first_of(dataset, samples)
+        there = len(dataset)
+        if not isinstance(data, DataLoader):
+            return dataset
     if isinstance(data, DataLoader):
-        few = Subset(dataset, range(min(samples, samples_of(data, part))))
+        few = Subset(dataset, range(min(samples, there or 0)))
         size = min(data.batch_size or samples, len(few))
         return DataLoader(few, batch_size=size, collate_fn=data.collate_fn)
     found = unpack(dataset)
@@ -87,15 +100,18 @@ def dataset_of(data: Any, part: str) -> Any:
     """Return the dataset in `data`, which may be a DataLoader.
 
     Raises:
-        DataError: not map-style, or empty.
+        DataError: empty, or of no known kind.
     """
+    if is_stream(data):
+        return stream_in(data, part)
     dataset: Any = data.dataset if isinstance(data, DataLoader) else data
     if is_mixture(dataset):
         dataset = ConcatDataset([_rows_of(each, name) for name, each in dataset.items()])
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+    if not hasattr(dataset, "__getitem__"):
         raise DataError(
             f"The {part} data is a {type(dataset).__name__}, which has no positions. Give a "
-            "dataset with __len__ and __getitem__, a tuple of tensors, or a DataLoader over one."
+            "dataset with __len__ and __getitem__, a tuple of tensors, a stream with __iter__, or "
+            "a DataLoader over one."
         )
     found = unpack(dataset)
     size = len(InMemory(*found)) if found is not None else len(cast(Any, dataset))
@@ -114,10 +130,16 @@ def loader_settings(data: Any) -> dict[str, Any] | None:
     """
     if not isinstance(data, DataLoader):
         return None
-    plain = is_plain(data)
+    stream = is_stream(data)
+    if stream and data.batch_size is None:
+        raise DataError(
+            "The DataLoader over a stream has batch_size=None, and the batches of a step are made "
+            "here. Let the stream give samples, and say batch_size."
+        )
+    shuffles = isinstance(sampler_of(data), RandomSampler)
     return {
         **batching(data),
-        "shuffle": isinstance(sampler_of(data), RandomSampler) if plain else None,
+        "shuffle": False if stream else shuffles if is_plain(data) else None,
         "num_workers": data.num_workers,
         "pin_memory": data.pin_memory,
         "persistent_workers": data.persistent_workers,
@@ -131,7 +153,7 @@ def check_unsampled(data: Any, part: str) -> None:
     Raises:
         DataError: a DataLoader with a sampler.
     """
-    if isinstance(data, DataLoader) and not is_plain(data):
+    if isinstance(data, DataLoader) and not is_stream(data) and not is_plain(data):
         raise DataError(
             f"The DataLoader of the {part} data has a sampler of its own, and what is measured is "
             "read whole and in its own order. Give the dataset, or a Subset of it."

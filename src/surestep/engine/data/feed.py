@@ -5,19 +5,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 
 from surestep.base.errors import DataError
 from surestep.engine.data.batch import Batch, MicroBatch, move, samples_in, tensors_in
-from surestep.engine.data.dataset import (
-    check_unsampled,
-    dataset_of,
-    loader_settings,
-    own_options,
-    unpack,
-)
+from surestep.engine.data.dataset import check_unsampled, loader_settings, samples_of
+from surestep.engine.data.open import open_source
 from surestep.engine.data.order import Cut, Order, order_of
-from surestep.engine.data.source import InMemory, Loaded, Rows, Source, as_it_is
+from surestep.engine.data.passes import Stream
+from surestep.engine.data.source import InMemory, Source
 from surestep.engine.loss import Loss
 from surestep.engine.plan import Plan
 from surestep.engine.task import Task
@@ -40,7 +35,7 @@ class Feed:
 
     def __init__(
         self,
-        source: Source,
+        source: Source | Stream,
         cut: Cut,
         *,
         task: Task,
@@ -67,6 +62,9 @@ class Feed:
         return read if self.device.type == "cpu" else self._moved_ahead(read)
 
     def _read(self, epoch: int, start: int) -> Iterator[Batch]:
+        if isinstance(self.source, Stream):
+            yield from self._read_stream(self.source, epoch, start)
+            return
         order = self.order_at(epoch)
         cuts = [
             (first, ends_epoch, [range(*each) for each in self.cut.micro_batches(first, end)])
@@ -84,7 +82,18 @@ class Feed:
         """Return the index of the sample at each position of an epoch; None is as stored."""
         if self.order is not None:
             return self.order.at(self.seed, epoch, self.cut.batch_size)
-        return order_of(self.cut.samples, self.seed, epoch) if self.shuffle else None
+        if not self.shuffle:
+            return None
+        assert self.cut.samples is not None
+        return order_of(self.cut.samples, self.seed, epoch)
+
+    def _read_stream(self, stream: Stream, epoch: int, start: int) -> Iterator[Batch]:
+        for pieces, ends_epoch in stream.batches(epoch, start):
+            micro_batches = [
+                self.micro_batch(raw, position, samples) for raw, position, samples in pieces
+            ]
+            place = (epoch, pieces[0].position, pieces[-1].position + pieces[-1].samples)
+            yield self.batch(micro_batches, place, ends_epoch=ends_epoch)
 
     def batch(
         self,
@@ -118,16 +127,29 @@ class Feed:
         Raises:
             DataError: the first batch has none.
         """
-        where = [range(*each) for each in self.cut.micro_batches(*next(self.cut.batches(0))[:2])]
-        order = self.order_at(0)
-        for raw, positions in zip(self.source.read(0, order, where), where, strict=True):
-            micro = self.micro_batch(raw, positions.start, len(positions))
+        for raw, position, samples in self._first_pieces():
+            micro = self.micro_batch(raw, position, samples)
             if micro.items:
                 return raw, self.move_micro(micro)
         raise DataError(
             "The first batch has no items: every target is ignored, or its class weights are 0. "
             "Look at ignore_index and the targets."
         )
+
+    def _first_pieces(self) -> Iterator[tuple[Any, int, int]]:
+        if isinstance(self.source, Stream):
+            yield from next(self.source.batches(0, 0))[0]
+            return
+        where = [range(*each) for each in self.cut.micro_batches(*next(self.cut.batches(0))[:2])]
+        order = self.order_at(0)
+        for raw, positions in zip(self.source.read(0, order, where), where, strict=True):
+            yield raw, positions.start, len(positions)
+
+    def read_again(self, position: int) -> str:
+        """Say what going on at a position of an epoch costs; nothing where there are positions."""
+        if not isinstance(self.source, Stream) or not position:
+            return ""
+        return f", reading {position:,} samples of the stream again"
 
     def close(self) -> None:
         """Let the workers go."""
@@ -186,67 +208,27 @@ def feed(
     """Make the feed of a part of the data, to train on or to measure: then whole and in order.
 
     Raises:
-        DataError: not map-style, or empty, or a DataLoader to measure with a sampler of its own.
+        DataError: of no known kind, or empty, or a DataLoader to measure with a sampler of its own.
     """
     if part != "train":
         check_unsampled(data, part)
-    dataset = dataset_of(data, part)
     own = loader_settings(data)
-    source = _source(data, dataset, task=task, plan=plan, own=None if training else own)
     size = plan.batch_size if training else plan.validation_batch_size
     if own is not None and not training:
         size = own["batch_size"]
     order = task.order if training else None
     cut = Cut(
-        samples=len(source) if order is None else len(order),
+        samples=samples_of(data, part) if order is None else len(order),
         batch_size=size,
         micro_batch_size=plan.micro_batch_size if training else size,
         drop_last=training and plan.data_drop_last,
     )
+    source = open_source(data, part, cut, task=task, plan=plan, training=training)
     shuffle = training and plan.data_shuffle
     return Feed(source, cut, task=task, loss=loss, plan=plan, shuffle=shuffle, order=order)
 
 
-def slices_in_memory(data: Any, task: Task) -> bool:
-    """Say whether the data can be sliced in memory: tensors, and nobody's own collate function."""
-    plain = not isinstance(data, DataLoader) or (
-        data.num_workers == 0 and unpack(data.dataset) is not None and _collates_plainly(data)
-    )
-    dataset = data.dataset if isinstance(data, DataLoader) else data
-    return plain and task.collate_fn is None and unpack(dataset) is not None
-
-
-def _collates_plainly(loader: "DataLoader[Any]") -> bool:
-    return loader.collate_fn is DataLoader(TensorDataset(torch.zeros(1))).collate_fn
-
-
-def _source(
-    data: Any, dataset: Any, *, task: Task, plan: Plan, own: dict[str, Any] | None
-) -> Source:
-    """Return where the samples are; `own` are the settings of a DataLoader to measure by."""
-    options = {
-        "num_workers": plan.data_num_workers,
-        "pin_memory": plan.data_pin_memory,
-        "persistent_workers": plan.data_persistent_workers,
-        "prefetch_factor": plan.data_prefetch_factor,
-    }
-    if own is not None:
-        options = {name: own[name] for name in options}
-    found = unpack(dataset)
-    in_memory = InMemory(*found) if found is not None else None
-    if in_memory is not None and slices_in_memory(data, task) and not options["num_workers"]:
-        return in_memory
-    collate = task.collate_fn or getattr(data, "collate_fn", None)
-    if in_memory is not None and in_memory.index is None:
-        if collate is None:
-            dataset, collate = in_memory, as_it_is
-        elif isinstance(dataset, (tuple, dict)):
-            dataset = Rows(in_memory)
-    options |= own_options(data)
-    return Loaded(dataset, seed=plan.seed, collate=collate, options=options)
-
-
-def _uniform_items(source: Source, task: Task, loss: Loss) -> float | None:
+def _uniform_items(source: Source | Stream, task: Task, loss: Loss) -> float | None:
     """Return the items of each sample, where a look at all targets in memory shows them equal.
 
     Counting unmasked targets costs two small operations a batch; one look before the start saves

@@ -25,15 +25,19 @@ def order_of(samples: int, seed: int, epoch: int) -> Tensor:
 
 
 class Cut(NamedTuple):
-    """How an epoch is cut: batches of `batch_size`, each in micro-batches."""
+    """How an epoch is cut: batches of `batch_size`, each in micro-batches.
 
-    samples: int
+    `samples` is None for a stream that does not say its length, which is cut as it is read.
+    """
+
+    samples: int | None
     batch_size: int
     micro_batch_size: int
     drop_last: bool = False
 
     def batches(self, start: int) -> Iterator[tuple[int, int, bool]]:
         """Yield (first position, end, is the last) of each batch from position `start` on."""
+        assert self.samples is not None
         whole = self.samples - self.samples % self.batch_size if self.drop_last else self.samples
         for first in range(start, whole, self.batch_size):
             end = min(first + self.batch_size, whole)

@@ -7,7 +7,7 @@ on from: nothing before it is loaded again.
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -164,13 +164,20 @@ class _Places:
 
 
 @dataclass(frozen=True)
-class _WorkerStart:
-    """Let workers ignore Ctrl-C, which the terminal sends to them too; then the user's own."""
+class WorkerStart:
+    """Prepare a worker; then the user's own function does.
+
+    A worker ignores Ctrl-C, which the terminal sends to it too.
+    """
 
     own: Callable[[int], None] | None
 
     def __call__(self, worker: int) -> None:
+        """Run in each worker before it loads anything."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        info = get_worker_info()
+        # So that a function which sets `get_worker_info().dataset` up finds the user's own.
+        object.__setattr__(info, "dataset", cast(Any, info).dataset.dataset)
         if self.own is not None:
             self.own(worker)
 
@@ -194,7 +201,7 @@ class Loaded:
         self.dataset = dataset
         self._places = _Places()
         options = dict(options)
-        start = _WorkerStart(options.pop("worker_init_fn", None))
+        start = WorkerStart(options.pop("worker_init_fn", None))
         self._make = lambda: DataLoader(
             Seeded(dataset, collate or default_collate, seed),
             batch_sampler=self._places,

@@ -60,6 +60,11 @@ ROWS: Rows = {
     "average.every": (
         said("average.every"),
         Row(
+            lambda k: k["average.kind"] == "swa" and k["steps_per_epoch"] is None,
+            lambda _: "1 step",
+            "how many steps an epoch has is not known",
+        ),
+        Row(
             lambda k: k["average.kind"] == "swa" and _epochs_left(k) < 1,
             lambda _: "1 step",
             "less than an epoch is averaged",

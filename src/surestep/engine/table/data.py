@@ -7,6 +7,7 @@ from surestep.engine.table.rows import Refusals, Rows, always, default, is_said,
 
 
 def _steps_per_epoch(k: Known) -> int:
+    assert k.given.train_samples is not None
     samples, batch = k.given.train_samples, int(k["batch_size"])
     return samples // batch if k["data.drop_last"] else math.ceil(samples / batch)
 
@@ -68,7 +69,17 @@ ROWS: Rows = {
         ),
         _loader_row("shuffle"),
         said("data.shuffle"),
+        Row(lambda k: k.given.is_stream, lambda _: False, "a stream comes in its own order"),
         default(True, "ordered data trains worse; the order is a function of (seed, epoch)"),
+    ),
+    "data.shuffle_buffer": (
+        said("data.shuffle_buffer"),
+        Row(
+            lambda k: k.given.is_stream,
+            lambda _: None,
+            "nothing said: the stream is not mixed beyond what it does itself",
+        ),
+        default(None, "the data is not a stream: data.shuffle mixes all of it"),
     ),
     "data.drop_last": (
         _loader_row("drop_last"),
@@ -88,6 +99,11 @@ ROWS: Rows = {
         _loader_row("num_workers"),
         said("data.num_workers"),
         Row(lambda k: k.given.in_memory, lambda _: 0, "the data is in memory and only sliced"),
+        Row(
+            lambda k: k.given.is_stream and k.on_gpu,
+            lambda _: 1,
+            "loading beside the GPU; more workers would each need a part of the stream",
+        ),
         Row(
             lambda k: k.on_gpu,
             lambda k: min(4, max(1, k.facts.cpus - 1)),
@@ -118,6 +134,11 @@ ROWS: Rows = {
         default(None, "no workers"),
     ),
     "steps_per_epoch": (
+        Row(
+            lambda k: k.given.train_samples is None,
+            lambda _: None,
+            "the training data is a stream that does not say how many samples it has",
+        ),
         Row(
             always,
             _steps_per_epoch,
@@ -158,7 +179,23 @@ REFUSALS: Refusals = {
                 "data.shuffle choose."
             ),
         ),
+        Refusal(
+            lambda k: k.given.is_stream and bool(k.said.get("data.shuffle")),
+            lambda _: (
+                "data.shuffle=True needs positions, and the training data is a stream. Say "
+                "data.shuffle_buffer=1000, which draws the next sample from that many."
+            ),
+        ),
         _refuse_loader("data.shuffle", "shuffle"),
+    ),
+    "data.shuffle_buffer": (
+        Refusal(
+            lambda k: "data.shuffle_buffer" in k.said and not k.given.is_stream,
+            lambda k: (
+                f"data.shuffle_buffer={k.said['data.shuffle_buffer']} is for streams, and the "
+                "training data has positions. Say data.shuffle=True, which mixes all of it."
+            ),
+        ),
     ),
     "data.drop_last": (_refuse_loader("data.drop_last", "drop_last"),),
     "data.num_workers": (_refuse_loader("data.num_workers", "num_workers"),),
@@ -186,6 +223,14 @@ REFUSALS: Refusals = {
         ),
     ),
     "total_steps": (
+        Refusal(
+            lambda k: k["steps_per_epoch"] is None and "epochs" in k.said,
+            lambda k: (
+                f"epochs={k.said['epochs']:g} needs max_steps instead: the training data is a "
+                "stream that does not say how many samples it has. Say max_steps=1000, or give "
+                "the stream a __len__."
+            ),
+        ),
         Refusal(
             lambda k: k["steps_per_epoch"] == 0,
             lambda k: (

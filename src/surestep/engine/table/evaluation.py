@@ -2,7 +2,16 @@
 
 from surestep.base.duration import parse_duration
 from surestep.engine.plan import Refusal, Row
-from surestep.engine.table.rows import Refusals, Rows, always, default, is_said, plain, said
+from surestep.engine.table.rows import (
+    Refusals,
+    Rows,
+    always,
+    default,
+    is_said,
+    plain,
+    refuse_part_of_epoch,
+    said,
+)
 
 
 def _refuse_without_val(option: str) -> Refusal:
@@ -49,7 +58,10 @@ ROWS: Rows = {
 }
 
 REFUSALS: Refusals = {
-    "validation.every": (_refuse_without_val("validation.every"),),
+    "validation.every": (
+        _refuse_without_val("validation.every"),
+        refuse_part_of_epoch("validation.every"),
+    ),
     "validation.batch_size": (
         _refuse_without_val("validation.batch_size"),
         Refusal(

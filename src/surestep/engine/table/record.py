@@ -2,7 +2,14 @@
 
 from surestep.base.duration import parse_duration
 from surestep.engine.plan import Row
-from surestep.engine.table.rows import Refusals, Rows, default, plain, said
+from surestep.engine.table.rows import (
+    Refusals,
+    Rows,
+    default,
+    plain,
+    refuse_part_of_epoch,
+    said,
+)
 
 ROWS: Rows = {
     "checkpoint.every": (
@@ -26,4 +33,7 @@ ROWS: Rows = {
     ),
 }
 
-REFUSALS: Refusals = {}
+REFUSALS: Refusals = {
+    "checkpoint.every": (refuse_part_of_epoch("checkpoint.every"),),
+    "logging.every": (refuse_part_of_epoch("logging.every"),),
+}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from surestep.base.duration import parse_duration
 from surestep.engine.plan import Known, Refusal, Row
 
 Rows = Mapping[str, tuple[Row, ...]]
@@ -32,3 +33,20 @@ def default(value: Any, reason: str) -> Row:
 def plain(option: str, value: Any, reason: str) -> tuple[Row, ...]:
     """Choose what was said, or else `value`."""
     return (said(option), default(value, reason))
+
+
+def refuse_part_of_epoch(option: str) -> Refusal:
+    """Refuse "0.5 epochs" where nobody knows how long an epoch is: only its end is seen."""
+
+    def is_part(k: Known) -> bool:
+        duration = parse_duration(k.said.get(option, "1 epoch"))
+        parts = duration.unit == "epochs" and not duration.amount.is_integer()
+        return parts and k["steps_per_epoch"] is None
+
+    return Refusal(
+        is_part,
+        lambda k: (
+            f"{option}={k.said[option]!r} is not known in steps: the training data is a stream "
+            "that does not say how many samples it has. Say whole epochs, or '500 steps'."
+        ),
+    )

@@ -1,0 +1,90 @@
+"""Open a part of the data: where its samples are, and how they are loaded."""
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from surestep.engine.data.dataset import dataset_of, loader_settings, own_options, unpack
+from surestep.engine.data.order import Cut
+from surestep.engine.data.passes import Stream
+from surestep.engine.data.source import InMemory, Loaded, Rows, Source, as_it_is
+from surestep.engine.data.stream import Reader, check_repeats, empty, first_of, is_stream
+from surestep.engine.plan import Plan
+from surestep.engine.task import Task
+
+
+def open_source(
+    data: Any, part: str, cut: Cut, *, task: Task, plan: Plan, training: bool
+) -> Source | Stream:
+    """Return where the samples of a part are, to train on or to measure.
+
+    Raises:
+        DataError: of no known kind, or empty, or a stream that cannot be repeated or shared out.
+    """
+    dataset = dataset_of(data, part)
+    own = None if training else loader_settings(data)
+    options = _options(data, plan, own=own)
+    if not is_stream(data):
+        return _source(data, dataset, task=task, plan=plan, options=options)
+    if not training and own is None:
+        # No wish was said for this stream, and more workers would each need a part of it.
+        options["num_workers"] = min(options["num_workers"], 1)
+    reader = Reader(dataset, plan.seed, plan.data_shuffle_buffer if training else None)
+    collate = task.collate_fn or getattr(data, "collate_fn", None)
+    stream = Stream(reader, cut, part=part, collate=collate, options=options)
+    _look_at(reader, part, training=training)
+    return stream
+
+
+def slices_in_memory(data: Any, task: Task) -> bool:
+    """Say whether the data can be sliced in memory: tensors, and nobody's own collate function."""
+    plain = not isinstance(data, DataLoader) or (
+        data.num_workers == 0 and unpack(data.dataset) is not None and _collates_plainly(data)
+    )
+    dataset = data.dataset if isinstance(data, DataLoader) else data
+    return plain and task.collate_fn is None and unpack(dataset) is not None
+
+
+def _collates_plainly(loader: "DataLoader[Any]") -> bool:
+    return loader.collate_fn is DataLoader(TensorDataset(torch.zeros(1))).collate_fn
+
+
+def _look_at(reader: Reader, part: str, *, training: bool) -> None:
+    """Find at the start what would end a run later: a stream that is empty or cannot be repeated.
+
+    Data to test on is not looked at before it is asked for, and to measure on the training data
+    is to read again what was looked at.
+    """
+    if training:
+        check_repeats(reader, part)
+    elif part not in ("train", "test") and not first_of(reader.stream, 1):
+        raise empty(part)
+
+
+def _options(data: Any, plan: Plan, *, own: dict[str, Any] | None) -> dict[str, Any]:
+    """Return how a DataLoader loads; `own` are the settings of one to measure by."""
+    options = {
+        "num_workers": plan.data_num_workers,
+        "pin_memory": plan.data_pin_memory,
+        "persistent_workers": plan.data_persistent_workers,
+        "prefetch_factor": plan.data_prefetch_factor,
+    }
+    if own is not None:
+        options = {name: own[name] for name in options}
+    return options | own_options(data)
+
+
+def _source(data: Any, dataset: Any, *, task: Task, plan: Plan, options: dict[str, Any]) -> Source:
+    """Return where the samples are."""
+    found = unpack(dataset)
+    in_memory = InMemory(*found) if found is not None else None
+    if in_memory is not None and slices_in_memory(data, task) and not options["num_workers"]:
+        return in_memory
+    collate = task.collate_fn or getattr(data, "collate_fn", None)
+    if in_memory is not None and in_memory.index is None:
+        if collate is None:
+            dataset, collate = in_memory, as_it_is
+        elif isinstance(dataset, (tuple, dict)):
+            dataset = Rows(in_memory)
+    return Loaded(dataset, seed=plan.seed, collate=collate, options=options)

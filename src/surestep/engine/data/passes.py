@@ -1,0 +1,210 @@
+"""A stream read pass by pass: cut into batches, by workers or without.
+
+Each worker reads its own part and cuts it into whole batches, which come in turn. What is left of
+the parts is put together and cut here, so that only the last batch of an epoch may be smaller.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+
+from surestep.base.errors import DataError
+from surestep.engine.data.order import Cut
+from surestep.engine.data.source import WorkerStart, as_it_is
+from surestep.engine.data.stream import Look, Reader, check_parts, empty
+from surestep.engine.seed import LoadingRandomness
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Piece(NamedTuple):
+    """A micro-batch as read: collated, with its first position and its samples."""
+
+    raw: Any
+    position: int
+    samples: int
+
+
+class _Whole(NamedTuple):
+    """The micro-batches of a whole batch, collated; empty where a run has seen them already."""
+
+    raws: list[Any]
+
+
+class _Rest(NamedTuple):
+    """The samples that are left of a worker's part, less than a batch."""
+
+    worker: int
+    samples: list[Any]
+
+
+class _Pass(IterableDataset[Any]):
+    """A pass over a stream as one worker makes it."""
+
+    def __init__(self, reader: Reader, cut: Cut, collate: Collate) -> None:
+        self.reader = reader
+        self.dataset = reader.stream
+        self.cut = cut
+        self.collate = collate
+        # In shared memory, since workers that stay alive would not see an attribute change.
+        self.place = torch.zeros(2, dtype=torch.int64).share_memory_()
+
+    def __iter__(self) -> Iterator[_Whole | _Rest]:
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        epoch, start = self.place.tolist()
+        size = self.cut.batch_size
+        samples, read = self.reader.samples(epoch, worker, workers), 0
+        while True:
+            with _guard():
+                batch = list(islice(samples, size))
+                if len(batch) < size:
+                    break
+                # At the latest in this turn; it comes earlier where other workers have ended.
+                turn = read // size * workers + worker
+                seen = (turn + 1) * size <= start
+                first = read * workers + worker
+                raws = [] if seen else self.collated(batch, epoch, first, workers)
+                read += size
+            yield _Whole(raws)
+        yield _Rest(worker, batch)
+
+    def collated(self, samples: list[Any], epoch: int, first: int, workers: int = 1) -> list[Any]:
+        """Cut a batch into micro-batches, each collated under the seed of its first place."""
+        raws = []
+        for start, end in self.cut.micro_batches(0, len(samples)):
+            self.reader.seed_place(epoch, first + start * workers)
+            raws.append(self.collate(samples[start:end]))
+        return raws
+
+
+class Stream:
+    """A stream behind a DataLoader of our own.
+
+    Args:
+        reader: reads it.
+        cut: how an epoch is cut; its samples are None where the stream does not say.
+        part: what the data is called in messages.
+        collate: how samples become a batch; torch's `default_collate` where None.
+        options: of the DataLoader.
+
+    Raises:
+        DataError: several workers would read the same, or one nothing.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        cut: Cut,
+        *,
+        part: str,
+        collate: Collate | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.cut = cut
+        self.part = part
+        self._pass = _Pass(reader, cut, collate or default_collate)
+        options = dict(options)
+        start = WorkerStart(options.pop("worker_init_fn", None))
+
+        def load(dataset: IterableDataset[Any], **others: Any) -> "DataLoader[Any]":
+            return DataLoader(
+                dataset,
+                batch_size=None,
+                collate_fn=as_it_is,
+                worker_init_fn=start,
+                generator=torch.Generator(),  # else iter() draws from the global generator
+                **options | others,
+            )
+
+        self._make = lambda: load(self._pass)
+        if options["num_workers"] > 1:
+            look = load(Look(reader), persistent_workers=False, pin_memory=False)
+            check_parts(list(look), part)
+        self._loader = self._make()
+
+    def batches(self, epoch: int, start: int) -> Iterator[tuple[list[Piece], bool]]:
+        """Yield the micro-batches of each batch from `start` on, and whether it is the last.
+
+        Raises:
+            DataError: there is nothing in it, or not what it said, or less than was read before.
+        """
+        waiting: list[Piece] | None = None
+        for batch in self._batches(epoch, start):
+            if waiting is not None:
+                yield waiting, False
+            waiting = batch
+        if waiting is not None:
+            yield waiting, True
+
+    def _batches(self, epoch: int, start: int) -> Iterator[list[Piece]]:
+        size, position, rests = self.cut.batch_size, 0, []  # type: int, int, list[_Rest]
+        self._pass.place.copy_(torch.tensor([epoch, start]))
+        for item in self._loader:
+            if isinstance(item, _Rest):
+                rests.append(item)
+                continue
+            self._check_longer(position + size)
+            if position >= start:
+                yield self._pieces(item.raws, position, size)
+            position += size
+        rest = [sample for each in sorted(rests, key=_worker_of) for sample in each.samples]
+        end = position + len(rest)
+        self._check_longer(end)
+        self._check_end(end, start)
+        for first in range(position, end, size):
+            batch = rest[first - position : first - position + size]
+            if first >= start and not (self.cut.drop_last and len(batch) < size):
+                with LoadingRandomness():
+                    raws = self._pass.collated(batch, epoch, first)
+                yield self._pieces(raws, first, len(batch))
+
+    def _pieces(self, raws: list[Any], first: int, samples: int) -> list[Piece]:
+        cuts = self.cut.micro_batches(first, first + samples)
+        return [Piece(raw, a, b - a) for raw, (a, b) in zip(raws, cuts, strict=True)]
+
+    def _check_longer(self, read: int) -> None:
+        if self.cut.samples is not None and read > self.cut.samples:
+            raise DataError(
+                f"The {self.part} stream says that it has {self.cut.samples} samples, and gives "
+                f"more: {read} so far. {_LENGTH}"
+            )
+
+    def _check_end(self, end: int, start: int) -> None:
+        if end == 0:
+            raise empty(self.part)
+        if self.cut.samples is not None and end < self.cut.samples:
+            raise DataError(
+                f"The {self.part} stream says that it has {self.cut.samples} samples, and ended "
+                f"after {end}. {_LENGTH}"
+            )
+        if end < start:
+            raise DataError(
+                f"The {self.part} stream ended after {end} samples, and this run has read {start} "
+                "of this epoch before. Give it the same data."
+            )
+        if self.cut.drop_last and end < self.cut.batch_size:
+            raise DataError(
+                f"data.drop_last drops every batch: {end} samples are less than "
+                f"batch_size={self.cut.batch_size}. Use a smaller batch_size or drop_last=False."
+            )
+
+    def close(self) -> None:
+        """Let the workers go: persistent ones live as long as their DataLoader."""
+        self._loader = self._make()
+
+
+_LENGTH = "Correct its __len__; or take it away and say max_steps instead of epochs."
+
+
+def _worker_of(rest: _Rest) -> int:
+    return rest.worker
+
+
+def _guard() -> AbstractContextManager[object]:
+    """Keep this process's generators; in a worker nobody else draws."""
+    return LoadingRandomness() if get_worker_info() is None else nullcontext()

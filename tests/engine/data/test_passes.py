@@ -1,0 +1,225 @@
+import os
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from surestep.base.errors import ConfigError, DataError
+from tests import tiny
+from tests.engine.data.streams import Noisy, Shared, Sized, Uneven, Unsized, X, Y, of_class
+
+
+def feed_of(train, **said):
+    said = {"max_steps": 10, "batch_size": 9, "micro_batch_size": 5, **said}
+    parts = {"train": train, "loss": lambda o, t: o.mean()}
+    return tiny.train_feed(parts, **said)
+
+
+def batches(train, epoch=0, start=0, **said):
+    feed = feed_of(train, **said)
+    try:
+        return list(feed.batches(epoch, start))
+    finally:
+        feed.close()
+
+
+def inputs_of(found):
+    return torch.cat([micro.args[0] for batch in found for micro in batch.micro_batches])
+
+
+def by_workers(workers, **said):
+    return {"data": {"num_workers": workers, **said}}
+
+
+def places(found):
+    return [(b.position, b.end, b.samples, b.ends_epoch) for b in found]
+
+
+def test_a_stream_is_cut_as_data_with_positions_is():
+    found = batches(Unsized())
+    placed = batches((X, Y), data={"shuffle": False})
+    assert torch.equal(inputs_of(found), inputs_of(placed))
+    assert places(found) == places(placed)
+    assert [[m.samples for m in b.micro_batches] for b in found] == [[5, 4]] * 4 + [[5, 3]]
+    assert [[m.position for m in b.micro_batches] for b in found][1] == [9, 14]
+
+
+def test_the_last_batch_is_known_where_it_is_whole_too():
+    found = batches(of_class(Unsized, samples=18))
+    assert places(found) == [(0, 9, 9, False), (9, 18, 9, True)]
+
+
+def test_drop_last_drops_a_smaller_last_batch():
+    found = batches(Unsized(), data={"drop_last": True})
+    assert places(found)[-1] == (27, 36, 9, True)
+    with pytest.raises(DataError, match=r"drop_last drops every batch: 44 .* batch_size=50"):
+        batches(Unsized(), batch_size=50, data={"drop_last": True})
+
+
+@pytest.mark.parametrize("start", [0, 9, 27, 36, 44])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_from_a_place_on_come_the_same_batches(start, workers):
+    options = by_workers(workers, shuffle_buffer=7)
+    whole, rest = (batches(Noisy(), 1, place, **options) for place in (0, start))
+    assert places(rest) == [each for each in places(whole) if each[0] >= start]
+    if rest:
+        assert torch.equal(inputs_of(rest), inputs_of(whole)[start:])
+
+
+def test_one_worker_is_as_none():
+    none, one = (batches(Noisy(), 2, **by_workers(workers)) for workers in (0, 1))
+    assert torch.equal(inputs_of(none), inputs_of(one))
+
+
+@pytest.mark.parametrize("kind", [Shared, Uneven])
+@pytest.mark.parametrize("workers", [2])
+def test_workers_together_give_every_sample_once_in_whole_batches(kind, workers):
+    found = batches(kind(), **by_workers(workers))
+    assert places(found) == places(batches(kind()))
+    assert sorted(inputs_of(found).tolist()) == sorted(X.tolist())
+
+
+def test_workers_take_turns_and_their_rests_come_last():
+    first, second = list(range(30)), list(range(30, 44))
+    order = [*first[:9], *second[:9], *first[9:27], *first[27:], *second[9:]]
+    assert torch.equal(inputs_of(batches(Uneven(), **by_workers(2))), X[order])
+
+
+def test_workers_that_stay_know_the_epoch():
+    feed = feed_of(Noisy(), **by_workers(2))
+    one, two, one_again = (inputs_of(feed.batches(epoch)) for epoch in (1, 2, 1))
+    feed.close()
+    assert not torch.equal(one, two)
+    assert torch.equal(one, one_again)
+    assert torch.equal(two, inputs_of(batches(Noisy(), 2, **by_workers(2))))
+
+
+def test_a_pass_that_was_left_does_not_disturb_the_next():
+    feed = feed_of(Shared(), **by_workers(2))
+    next(feed.batches(0))
+    assert places(feed.batches(0)) == places(batches(Shared()))
+    feed.close()
+
+
+def test_no_two_workers_draw_the_same():
+    class Chance(Shared):
+        def sample(self, index):
+            return torch.rand(tiny.FEATURES), Y[index]
+
+    found = inputs_of(batches(Chance(), **by_workers(2)))
+    assert len(found.unique(dim=0)) == 44
+
+
+def test_workers_that_each_read_the_whole_are_refused():
+    with pytest.raises(DataError, match=r"num_workers=2, but several of these workers read the"):
+        feed_of(Unsized(), **by_workers(2))
+    with pytest.raises(DataError, match=r"num_workers=2, but several of these workers read the"):
+        feed_of(DataLoader(Sized(), 9, num_workers=2), batch_size=None)
+
+
+def test_a_worker_without_a_part_is_refused():
+    class Single(Unsized):
+        def __iter__(self):
+            info = get_worker_info()
+            return iter([]) if info is not None and info.id else super().__iter__()
+
+    with pytest.raises(DataError, match=r"only 1 of them have anything to read in the train"):
+        feed_of(Single(), **by_workers(2))
+
+
+def test_a_part_may_be_set_up_by_a_worker_init_fn():
+    def halve(worker):
+        dataset = get_worker_info().dataset
+        dataset.start, dataset.samples = 22 * worker, 22 * (worker + 1)
+
+    class Range(Unsized):
+        start = 0
+
+        def __iter__(self):
+            return map(self.sample, range(self.start, self.samples))
+
+    loader = DataLoader(Range(), 9, num_workers=2, worker_init_fn=halve)
+    found = batches(loader, batch_size=None)
+    assert sorted(inputs_of(found).tolist()) == sorted(X.tolist())
+
+
+@pytest.mark.parametrize(("says", "message"), [(40, "gives more: 44"), (50, "ended after 44")])
+def test_a_stream_that_does_not_keep_its_length_is_refused(says, message):
+    class Wrong(Unsized):
+        def __len__(self):
+            return says
+
+    with pytest.raises(DataError, match=rf"says that it has {says} samples, and .*{message}"):
+        batches(Wrong())
+
+
+def test_a_stream_that_became_shorter_is_refused():
+    with pytest.raises(DataError, match=r"ended after 20 samples, and this run has read 27 of"):
+        batches(of_class(Unsized, samples=20), start=27)
+
+
+def test_an_empty_stream_is_refused_at_the_start():
+    empty = of_class(Unsized, samples=0)
+    with pytest.raises(DataError, match="The train stream is empty"):
+        feed_of(empty)
+
+
+def test_a_stream_that_runs_dry_in_a_later_epoch_ends_the_run(tmp_path):
+    def once(epoch):
+        return iter([] if epoch else [(X[0], Y[0])] * 8)
+
+    with pytest.raises(DataError, match="The train stream is empty"):
+        tiny.fit(tmp_path, {"train": once}, max_steps=3)
+
+
+def test_empty_validation_data_is_found_before_training(tmp_path):
+    with pytest.raises(DataError, match="The val stream is empty"):
+        tiny.prepare(tmp_path, {"val": of_class(Unsized, samples=0)})
+
+
+def test_loading_leaves_the_generators_of_this_process_alone():
+    feed = feed_of(Noisy())
+    before, kept = torch.get_rng_state(), []
+    for _ in feed.batches(0):
+        kept.append(torch.equal(torch.get_rng_state(), before))
+    assert kept == [True] * 5
+
+
+def test_a_drawing_collate_function_is_seeded_by_place():
+    def collate(samples):
+        x, y = torch.utils.data.default_collate(samples)
+        return x + torch.rand_like(x), y
+
+    loader = DataLoader(Sized(), 9, collate_fn=collate)
+    whole, rest = (batches(loader, 0, start, batch_size=None) for start in (0, 18))
+    assert torch.equal(inputs_of(rest), inputs_of(whole)[18:])
+
+
+def test_a_loader_over_a_stream_brings_its_settings():
+    feed = feed_of(DataLoader(Sized(), 7, drop_last=True), batch_size=None)
+    assert (feed.cut.batch_size, feed.cut.drop_last) == (7, True)
+    with pytest.raises(ConfigError, match=r"batch_size=9, but the DataLoader .* batch_size=7"):
+        feed_of(DataLoader(Sized(), 7))
+
+
+def test_measuring_takes_one_worker_at_most(tmp_path):
+    class Where(Sized):
+        def sample(self, index):
+            return X[index], torch.tensor(os.getpid() if get_worker_info() else 0)
+
+    pids = []
+
+    def pid(outputs, targets):
+        pids.extend(targets.tolist())
+        return outputs.mean()
+
+    def loss(outputs, targets):
+        return outputs.mean()
+
+    parts = {"train": Shared(), "val": Where(), "loss": loss, "metrics": {"pid": pid}}
+    metric = {"metric": "loss"}
+    with tiny.prepare(tmp_path, parts, validation=metric, **by_workers(2)) as session:
+        pids.clear()
+        session.evaluate("val")
+    assert len(set(pids)) == 1
+    assert pids[0] != 0

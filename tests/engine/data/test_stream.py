@@ -1,0 +1,192 @@
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from surestep import seed_at
+from surestep.base.errors import DataError
+from surestep.engine.data.dataset import dataset_of, first_samples, samples_of
+from surestep.engine.data.stream import (
+    LOOKED_AT,
+    Reader,
+    check_parts,
+    check_repeats,
+    first_of,
+    is_stream,
+    length_of,
+)
+from tests import tiny
+from tests.engine.data.streams import Sized, Unsized, X, Y
+
+
+class Plain:
+    """No torch in it: an object whose `__iter__` starts anew."""
+
+    def __iter__(self):
+        return iter(range(5))
+
+
+def numbers():
+    yield from range(5)
+
+
+@pytest.mark.parametrize("data", [Unsized(), Sized(), Plain(), numbers, DataLoader(Sized(), 2)])
+def test_what_is_read_in_order_is_a_stream(data):
+    assert is_stream(data)
+
+
+@pytest.mark.parametrize("data", [[1, 2], (X, Y), {"x": X}, DataLoader([1, 2]), 3, None])
+def test_what_has_positions_is_no_stream(data):
+    assert not is_stream(data)
+
+
+def test_the_length_is_what_a_stream_says():
+    assert (length_of(Sized()), length_of(Unsized()), length_of(numbers)) == (44, None, None)
+    assert (samples_of(DataLoader(Sized(), 5), "train"), samples_of(Plain(), "train")) == (44, None)
+
+
+@pytest.mark.parametrize("data", [numbers(), iter([1]), map(abs, [1])])
+def test_what_can_be_read_once_is_refused(data):
+    with pytest.raises(DataError, match=r"The val data is a \w+, which has one .*val=lambda: make"):
+        dataset_of(data, "val")
+
+
+def test_one_iterator_for_all_readers_is_refused():
+    class Same:
+        kept = iter([1])
+
+        def __iter__(self):
+            return self.kept
+
+    with pytest.raises(DataError, match="The train data is a Same, which has one iterator"):
+        dataset_of(Same(), "train")
+
+
+def test_a_function_is_called_for_each_epoch():
+    assert first_of(lambda: iter("abc"), 2) == ["a", "b"]
+    assert list(Reader(lambda epoch: [epoch] * 2, seed=0).samples(3)) == [3, 3]
+
+
+def test_a_stream_that_wants_to_know_the_epoch_is_told():
+    class Knows(Plain):
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            return iter([self.epoch])
+
+    assert list(Reader(Knows(), seed=0).samples(7)) == [7]
+
+
+def draws(epoch=0, worker=0, workers=1, seed=0):
+    def stream():
+        for _ in range(4):
+            yield float(torch.rand(())), float(np.random.rand()), random.random()
+
+    return list(Reader(stream, seed=seed).samples(epoch, worker, workers))
+
+
+def test_what_a_sample_draws_is_a_function_of_its_place():
+    assert draws() == draws()
+    # The places of one worker are those of two, by turns.
+    places = [draws(), draws(epoch=1), draws(seed=1), draws(0, 0, 2), draws(0, 1, 2)]
+    assert (
+        len({sample for place in places for sample in place}) == 16
+    )  # place 0 and 2 of one worker are the first of two, and so on
+
+
+def test_the_seed_of_a_sample_is_that_of_data_with_positions():
+    torch.manual_seed(seed_at("load", 0, 0, 2))
+    assert float(torch.rand(())) == draws()[2][0]
+
+
+def test_a_buffer_mixes_by_seed_and_epoch_and_loses_nothing():
+    def mixed(epoch=0, seed=0, size=10, worker=0):
+        return list(Reader(range(44), seed, buffer=size).samples(epoch, worker))
+
+    assert sorted(mixed()) == list(range(44))
+    assert mixed() == mixed()
+    orders = [
+        mixed(),
+        mixed(epoch=1),
+        mixed(seed=1),
+        mixed(worker=1),
+        mixed(size=100),
+        [*range(44)],
+    ]
+    assert len({tuple(order) for order in orders}) == len(orders)
+    assert sorted(mixed(size=100)) == list(range(44))
+    assert all(place >= value - 9 for place, value in enumerate(mixed()))  # at most 9 ahead
+
+
+def test_a_stream_that_begins_otherwise_each_time_is_refused():
+    def stream():
+        chance = random.Random(os.urandom(8))
+        yield from ((chance.random(), "x") for _ in range(3))
+
+    with pytest.raises(
+        DataError, match=r"The train stream begins with other samples .* detshuffle"
+    ):
+        check_repeats(Reader(stream, 0), "train")
+
+
+SAMPLES = {
+    "tensors": lambda: (torch.ones(2), torch.tensor(1.0, dtype=torch.bfloat16)),
+    "arrays": lambda: np.arange(3),
+    "dicts": lambda: {"x": [1.5, "text", b"bytes", None], "y": float("nan")},
+    "unknown objects": lambda: object(),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_a_stream_that_repeats_is_taken(kind):
+    check_repeats(Reader(lambda: (SAMPLES[kind]() for _ in range(3)), 0), "train")
+
+
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "dicts"])
+def test_what_differs_is_seen_whatever_it_is_in(kind):
+    count = iter(range(100))
+
+    def stream():
+        yield {"a": [SAMPLES[kind](), *([torch.tensor(next(count))])]}
+
+    with pytest.raises(DataError, match="begins with other samples"):
+        check_repeats(Reader(stream, 0), "train")
+
+
+def test_looking_leaves_the_generators_as_they_were():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    check_repeats(Reader(lambda: (torch.rand(2) for _ in range(3)), 0), "train")
+    first_of(lambda: (torch.rand(2) for _ in range(3)), 2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_looking_reads_no_more_than_it_says():
+    count = []
+    check_repeats(Reader(lambda: (count.append(i) for i in range(1000)), 0), "train")
+    assert len(count) == 2 * LOOKED_AT
+
+
+def test_parts_of_workers_must_differ_and_not_be_empty():
+    check_parts([["a", "b"], ["c", "d"]], "train")
+    with pytest.raises(DataError, match=r"num_workers=3, but several .* i % info\.num_workers"):
+        check_parts([["a", "b"], ["c"], ["a", "b"]], "train")
+    with pytest.raises(DataError, match=r"only 1 of them have .* Say data\.num_workers=1"):
+        check_parts([["a", "b"], []], "val")
+
+
+def test_the_first_samples_of_a_stream_have_positions():
+    few = first_samples(Unsized(), 3, "train")
+    assert len(few) == 3
+    assert torch.equal(few[2][0], X[2])
+    loader = first_samples(DataLoader(Sized(), 8, collate_fn=list), 50, "train")
+    assert (len(loader.dataset), loader.batch_size, loader.collate_fn) == (44, 8, list)
+
+
+def test_a_loader_over_a_stream_makes_no_batches():
+    with pytest.raises(DataError, match=r"batch_size=None.* Let the stream give samples"):
+        tiny.plan({"train": DataLoader(Sized(), batch_size=None)})

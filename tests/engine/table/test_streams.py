@@ -1,0 +1,57 @@
+from dataclasses import replace
+
+import pytest
+
+from surestep.base.errors import ConfigError
+from tests.tiny import FACTS, GIVEN, GPU, VALIDATED, decide
+
+SIZED = replace(GIVEN, is_stream=True)
+UNSIZED = replace(VALIDATED, is_stream=True, train_samples=None)
+STEPS = {"epochs": None, "max_steps": 50}
+
+
+@pytest.mark.parametrize(
+    ("option", "said", "facts", "given", "value", "reason"),
+    [
+        ("data.shuffle", STEPS, FACTS, UNSIZED, False, "a stream comes in its own order"),
+        ("data.shuffle", {}, FACTS, SIZED, False, "a stream comes in its own order"),
+        ("data.shuffle_buffer", {}, FACTS, SIZED, None, "nothing said: the stream is not mixed"),
+        ("data.shuffle_buffer", {"data.shuffle_buffer": 9}, FACTS, SIZED, 9, "said: Python"),
+        ("data.shuffle_buffer", {}, FACTS, GIVEN, None, "the data is not a stream"),
+        ("data.num_workers", {}, FACTS, SIZED, 0, "on a CPU"),
+        ("data.num_workers", {}, GPU, SIZED, 1, "loading beside the GPU; more workers would each"),
+        ("steps_per_epoch", {}, FACTS, SIZED, 2, "100 samples in batches of 64"),
+        ("steps_per_epoch", STEPS, FACTS, UNSIZED, None, "the training data is a stream that does"),
+        ("average.every", {**STEPS, "average.kind": "swa"}, FACTS, UNSIZED, "1 step", "how many"),
+        ("total_steps", STEPS, FACTS, UNSIZED, 50, "said: Python"),
+    ],
+)
+def test_what_is_not_said_of_a_stream_is_decided(option, said, facts, given, value, reason):
+    found = decide(said, facts, given)
+    assert next(each.value for each in found.decisions if each.option == option) == value
+    assert found.reason(option).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("said", "given", "sentence"),
+    [
+        ({"epochs": 3.0}, UNSIZED, r"epochs=3 needs max_steps instead: .* Say max_steps=1000"),
+        ({"epochs": None}, UNSIZED, r"Nothing says how long to train"),
+        ({"data.shuffle": True}, SIZED, r"needs positions.* Say data\.shuffle_buffer=1000"),
+        ({"data.shuffle_buffer": 5}, GIVEN, r"shuffle_buffer=5 is for .* Say data\.shuffle=True"),
+        ({**STEPS, "schedule.warmup": "1 epoch"}, UNSIZED, r"'1 epoch' has no length in steps"),
+        ({**STEPS, "schedule.every": "2 epochs"}, UNSIZED, r"'2 epochs' has no length in steps"),
+        ({**STEPS, "validation.every": "0.5 epochs"}, UNSIZED, r"validation\.every='0.5 .* whole"),
+        ({**STEPS, "checkpoint.every": "1.5 epochs"}, UNSIZED, r"checkpoint\.every='1.5 .* whole"),
+        ({**STEPS, "logging.every": "0.1 epochs"}, UNSIZED, r"logging\.every='0.1 epochs' is not"),
+    ],
+)
+def test_a_wish_that_a_stream_cannot_keep_is_refused(said, given, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        decide(said, given=given)
+
+
+@pytest.mark.parametrize("duration", ["2 epochs", "0.5 epochs"])
+def test_epochs_of_a_stream_that_says_its_length_are_known(duration):
+    said = {"epochs": 9.0, "checkpoint.every": duration, "schedule.warmup": duration}
+    assert decide(said, given=SIZED).schedule.warmup == float(duration.split()[0]) * 2

@@ -1,0 +1,121 @@
+"""Law 2 for streams: stopped and gone on from there = never stopped, bit for bit.
+
+A stream has no positions: what was seen of the epoch is read again, under the same seeds.
+"""
+
+import random
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from surestep.base.errors import RunError
+from tests.laws.tasks import Augmented, rows, session_of
+from tests.laws.test_law_2_resuming import OPTIONS, check_resume, task_of
+
+
+class Stream(IterableDataset):
+    """Samples with noise from three generators; each worker reads its own part."""
+
+    def __init__(self, samples=44):
+        self.data = Augmented(samples)
+
+    def __iter__(self):
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        for index in range(worker, len(self.data), workers):
+            yield self.data[index]
+
+
+class Shuffled(Stream):
+    """Mixes by the epoch that it is told, and swaps neighbours by chance."""
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        order = list(range(44))
+        random.Random(self.epoch).shuffle(order)
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        waiting, *rest = order[worker::workers]
+        for index in rest:
+            if random.random() < 0.5:
+                waiting, index = index, waiting
+            yield self.data[index]
+        yield self.data[waiting]
+
+
+def collate(samples):
+    x, y = torch.utils.data.default_collate(samples)
+    return x + 0.1 * torch.randn_like(x), y
+
+
+STREAMS = {
+    "a stream": Stream,
+    "a function": lambda: lambda: iter(Stream()),
+    "a function of the epoch": lambda: _of_epoch,
+    "shuffled by epoch": Shuffled,
+    "a loader": lambda: DataLoader(Shuffled(), 9, collate_fn=collate),
+    "a loader with two workers": lambda: DataLoader(Shuffled(), 9, num_workers=2),
+}
+
+
+def _of_epoch(epoch):
+    stream = Shuffled()
+    stream.set_epoch(epoch)
+    return iter(stream)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_stream_goes_on_where_it_stopped(folder, kind):
+    check_resume(folder, STREAMS[kind])
+
+
+@pytest.mark.parametrize("stop_at", [3, 5, 10])
+def test_in_the_first_epoch_and_at_the_end_of_one(folder, stop_at):
+    check_resume(folder, Shuffled, stop_at=stop_at)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_a_buffer_that_mixes_and_any_workers(folder, workers, monkeypatch):
+    data = {"num_workers": workers, "shuffle_buffer": 10}
+    monkeypatch.setitem(OPTIONS, "data", data)
+    check_resume(folder, Shuffled)
+
+
+def test_without_workers_goes_on_what_one_worker_began(folder, monkeypatch):
+    monkeypatch.setitem(OPTIONS, "data", {"num_workers": 1})
+    check_resume(folder, Shuffled, then={"data": {"num_workers": 0}})
+
+
+def test_another_number_of_workers_is_another_order_and_refused(folder):
+    run = folder()
+    with session_of(task_of(Stream()), run, **OPTIONS) as session:
+        next(session.steps())
+        session.save()
+    more = OPTIONS | {"data": {"num_workers": 2}}
+    with pytest.raises(RunError, match=r"data\.num_workers +1 +-> +2"):
+        session_of(task_of(Stream()), run, **more)
+
+
+def test_going_on_says_what_is_read_again(folder, capsys):
+    run, plain = folder(), {"progress": "plain"}
+    with session_of(task_of(Stream()), run, logging=plain, **OPTIONS) as session:
+        for result in session.steps():
+            if result.step == 8:
+                session.save()
+                break
+    with session_of(task_of(Stream()), run, logging=plain, **OPTIONS):
+        pass
+    said = capsys.readouterr().err
+    assert "from step 8, epoch 2, reading 27 samples of the stream again." in said
+
+
+def test_data_with_positions_reads_nothing_again(folder, capsys):
+    run, plain = folder(), {"progress": "plain"}
+    for _ in range(2):
+        with session_of(task_of(rows(44)), run, logging=plain, **OPTIONS) as session:
+            next(session.steps())
+            session.save()
+    assert "from step 1, epoch 1.\n" in capsys.readouterr().err

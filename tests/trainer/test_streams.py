@@ -1,0 +1,103 @@
+import re
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from surestep.base.errors import ConfigError, DataError
+from surestep.trainer.rehearse import dry_run, overfit
+from tests import tiny
+from tests.engine.data.streams import Sized, Unsized, X, Y, of_class
+
+EVERY = "2 epochs"
+
+
+def evaluated(run):
+    return [event["step"] for event in run.events() if event["event"] == "evaluation"]
+
+
+def saved(run):
+    return [event["step"] for event in run.events() if event["event"] == "checkpoint"]
+
+
+def test_epochs_of_a_stream_without_a_length_are_counted_as_they_end(tmp_path):
+    # 44 samples in batches of 8 are 6 steps.
+    said = {"validation": {"every": "1 epoch"}, "checkpoint": {"every": EVERY, "keep_best": 0}}
+    run = tiny.fit(tmp_path, {"train": Unsized(), "val": (X, Y)}, max_steps=20, **said)
+    assert evaluated(run) == [6, 12, 18, 20]
+    assert saved(run) == [12, 20]
+
+
+@pytest.mark.parametrize("stop", [5, 6, 7])
+def test_a_run_that_goes_on_evaluates_at_the_same_ends(tmp_path, stop):
+    parts, said = {"train": Unsized(), "val": Sized()}, {"checkpoint": {"every": "1 step"}}
+    with tiny.prepare(tmp_path, parts, max_steps=14, **said) as session:
+        for result in session.steps():
+            if result.step == stop:
+                session.save()
+                break
+    run = tiny.fit(tmp_path, parts, max_steps=14, **said)
+    assert evaluated(run) == [step for step in (6, 12, 14) if step > stop]
+
+
+def test_a_stream_with_a_length_runs_for_epochs(tmp_path):
+    run = tiny.fit(tmp_path, {"train": Sized(), "val": Sized()}, epochs=2.5)
+    assert run.status["step"] == 15
+    assert evaluated(run) == [6, 12, 15]
+
+
+def test_epochs_over_a_stream_without_a_length_are_refused():
+    with pytest.raises(ConfigError, match="epochs=2 needs max_steps"):
+        tiny.plan({"train": Unsized()})
+
+
+def test_the_log_knows_where_an_epoch_ended(tmp_path):
+    run = tiny.fit(tmp_path, {"train": Unsized()}, max_steps=14, logging={"every": "1 epoch"})
+    assert [event["first"] for event in run.events() if event["event"] == "steps"] == [1, 7, 13]
+
+
+@pytest.mark.parametrize("data", [Unsized(), DataLoader(Unsized(), 8)], ids=["stream", "loader"])
+def test_a_dry_run_over_streams(data):
+    acts = dry_run(tiny.task(train=data, val=data, test=data), tiny.config(max_steps=9))
+    assert [act.what for act in acts][1:4] == ["one step", "evaluate val", "evaluate test"]
+
+
+@pytest.mark.parametrize("data", [Unsized(), DataLoader(Unsized(), 4)], ids=["stream", "loader"])
+def test_the_first_samples_of_a_stream_are_learned_by_heart(data):
+    said = {"optim": {"lr": 0.1}, "batch_size": 4, "max_steps": 5}
+    buffer = {} if isinstance(data, DataLoader) else {"data": {"shuffle_buffer": 4}}
+    assert overfit(tiny.task(train=data), tiny.config(**said, **buffer), 4).reached
+
+
+def test_fewer_samples_in_a_stream_than_are_asked_for():
+    with pytest.raises(DataError, match="There are 3 training samples, and 4 are asked for"):
+        overfit(tiny.task(train=of_class(Unsized, samples=3)), tiny.config(), 4)
+
+
+def test_measuring_in_the_middle_of_a_stream_does_not_move_it(tmp_path):
+    def weights(evaluate):
+        model, folder = tiny.model(), tmp_path / str(evaluate)
+        parts = {"model": model, "train": Unsized(), "val": Unsized()}
+        with tiny.prepare(folder, parts, max_steps=9) as session:
+            for _ in session.steps():
+                if evaluate:
+                    session.evaluate("train")
+                    session.evaluate("val")
+        return tiny.weights(model)
+
+    assert torch.equal(weights(True), weights(False))
+
+
+def test_an_order_is_for_data_with_positions():
+    from surestep import orders
+
+    with pytest.raises(DataError, match=r"order 'sequential', which needs positions"):
+        tiny.plan({"train": Unsized(), "order": orders.sequential()}, max_steps=3)
+
+
+def test_the_config_tells_the_number_of_workers_only_of_a_stream(tmp_path):
+    for name, data in {"stream": Unsized(), "placed": (X, Y)}.items():
+        tiny.fit(tmp_path / name, {"train": data}, max_steps=1)
+    said = {name: (tmp_path / name / "config.json").read_text() for name in ("stream", "placed")}
+    assert re.search(r'"stream": \{\s*"data.num_workers": 1\s*\}', said["stream"])
+    assert '"data.num_workers"' not in said["placed"]
