@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from surestep.engine.seed import seed_at as seed_at
     from surestep.engine.seed import set_seed as set_seed
     from surestep.engine.state import State as State
+    from surestep.engine.task import Learner as Learner
     from surestep.engine.task import Task as Task
+    from surestep.engine.turn import Turn as Turn
     from surestep.record.run import Run as Run
     from surestep.trainer.fit import Trainer as Trainer
     from surestep.trainer.prepare import prepare as prepare
@@ -47,7 +49,9 @@ _HOMES = {
     "Run": "surestep.record.run",
     "State": "surestep.engine.state",
     "SurestepError": "surestep.base.errors",
+    "Learner": "surestep.engine.task",
     "Task": "surestep.engine.task",
+    "Turn": "surestep.engine.turn",
     "Trainer": "surestep.trainer.fit",
     "log": "surestep.engine.metrics",
     "orders": "surestep.engine.data",

@@ -45,7 +45,8 @@ def test_every_refusal_stands_at_an_option_that_is_decided():
 
 def test_every_field_of_the_plan_is_decided():
     decided = {option.replace(".", "_") for option in TABLE}
-    assert {each.name for each in fields(Plan)} - {"schedule", "average", "decisions"} <= decided
+    made = {"schedule", "average", "decisions", "optimizers"}
+    assert {each.name for each in fields(Plan)} - made <= decided
 
 
 @pytest.mark.parametrize("option", [name for name in SAID if name != "epochs"])

@@ -63,7 +63,7 @@ class Loss:
     is_sum: bool
     items: Callable[[Any, Any], float]
     count: Callable[[Any], int]
-    kind: Literal["classes", "elementwise", "other", "model"]
+    kind: Literal["classes", "elementwise", "other", "model", "none"]
     divides: bool = True
     predictions: Callable[[Any], Any] = _as_they_are
 
@@ -111,6 +111,37 @@ def as_loss(loss: LossFunction, items: str | Callable[[Any], float]) -> Loss:
         count=_unmasked if items == "tokens" else _samples,
         kind="other",
     )
+
+
+def no_loss(items: str | Callable[[Any], float]) -> Loss:
+    """Return what counts the items of a Task whose step has its own losses.
+
+    Args:
+        items: "samples", or a function of the batch.
+
+    Raises:
+        TaskError: other words.
+    """
+    if isinstance(items, str) and items != "samples":
+        raise TaskError(
+            f"items={items!r} takes targets, and a Task without a loss has none. Use 'samples' or "
+            "a function of the batch."
+        )
+    return Loss(
+        _not_there,
+        is_sum=False,
+        items=(lambda batch, _: _samples(batch)) if isinstance(items, str) else _counted(items),
+        count=_samples,
+        kind="none",
+    )
+
+
+def _not_there(outputs: Any, targets: Any) -> Tensor:
+    raise TaskError("The Task has no loss to measure. Say Task(loss=...).")
+
+
+def _counted(count: Callable[[Any], float]) -> Callable[[Any, Any], float]:
+    return lambda batch, _: float(count(batch))
 
 
 def _of_module(module: nn.Module) -> Loss:
@@ -176,8 +207,7 @@ def _items_of_callable(items: str | Callable[[Any], float]) -> Callable[[Any, An
         raise TaskError(
             f"items={items!r} is not known. Use 'samples', 'tokens' or a function of the batch."
         )
-    count = items
-    return lambda batch, _: float(count(batch))
+    return _counted(items)
 
 
 def _sample_items(_: Any, targets: Any) -> int:

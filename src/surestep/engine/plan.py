@@ -102,6 +102,7 @@ class Plan:
     logging_every: Duration
     logging_progress: Literal["bar", "plain", "quiet"]
     decisions: tuple[Decision, ...] = ()
+    optimizers: Mapping[str, "Plan"] = field(default_factory=dict)  # of a Task that names several
 
     def reason(self, option: str) -> str:
         """Return why `option` ("optim.lr") was decided as it was."""

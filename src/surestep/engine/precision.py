@@ -16,12 +16,17 @@ from surestep.engine.seed import use_deterministic_algorithms
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast(plan: Plan) -> AbstractContextManager[Any]:
-    """Return the context of a forward; it may be entered again and again."""
+def autocast(plan: Plan, *, cached: bool = True) -> AbstractContextManager[Any]:
+    """Return the context of a forward; it may be entered again and again.
+
+    Args:
+        plan: its precision and device.
+        cached: a weight is cast once within it; not where weights move within it.
+    """
     dtype = _AUTOCAST.get(plan.precision)
     if dtype is None:
         return nullcontext()
-    return torch.autocast(plan.device.type, dtype=dtype)
+    return torch.autocast(plan.device.type, dtype=dtype, cache_enabled=cached)
 
 
 def grad_scaler(plan: Plan) -> torch.amp.GradScaler:

@@ -6,6 +6,10 @@ Three things are random, and each is seeded from where it happens:
 - the loading of a sample: `seed_at("load", seed, epoch, position)`
 - the model (dropout and the like): `seed_at("model", seed, step, first_position)`
 
+A step of the user's own walks over a batch several times: `walk` counts them in
+`seed_at("model", seed, step, first_position, walk)`, and `turn.randn` draws the noise of a whole
+batch from `seed_at("noise", seed, step, walk, call)`.
+
 So there is no generator state to save, evaluating or watching cannot disturb training, the number
 of workers does not matter, and any step can be run again.
 """
@@ -84,13 +88,25 @@ class ModelRandomness:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.seed = seed
+        self.device = device
         self.generators = [torch.default_generator]
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             self.generators.append(torch.cuda.default_generators[index])
 
-    def at(self, step: int, position: int) -> None:
-        """Seed for the micro-batch of `step` whose first sample is at `position`."""
-        seed = seed_at("model", self.seed, step, position)
+    def at(self, step: int, position: int, *walk: int) -> None:
+        """Seed for the micro-batch of `step` whose first sample is at `position`.
+
+        Args:
+            step: global batches before it.
+            position: in the order of the epoch.
+            walk: in a step of the user's own, the number of the walk over the batch.
+        """
+        seed = seed_at("model", self.seed, step, position, *walk)
         for generator in self.generators:
             generator.manual_seed(seed)
+
+    def generator_of_noise(self, step: int, walk: int, call: int) -> torch.Generator:
+        """Return a generator of its own, for noise that each sample of a batch has a row of."""
+        generator = torch.Generator(self.device)
+        return generator.manual_seed(seed_at("noise", self.seed, step, walk, call))

@@ -4,20 +4,40 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
-from surestep.engine.data.batch import split_batch
+from surestep.base.groups.optim import Optim
+from surestep.base.groups.schedule import Schedule
+from surestep.engine.data.batch import split_batch, whole_batch
 from surestep.engine.data.order import Order
 from surestep.engine.initial import Init, as_init
-from surestep.engine.loss import Loss, LossFunction, as_loss
+from surestep.engine.loss import Loss, LossFunction, as_loss, no_loss
 from surestep.engine.model_loss import model_loss, split_whole
 
+if TYPE_CHECKING:
+    from surestep.engine.turn import Turn
+
 ParameterGroups = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Learner:
+    """One of several optimizers of a Task: what it is, and what it trains.
+
+    Attributes:
+        optim: its options, or a callable that makes it from parameter groups.
+        schedule: its schedule, where it is not the Config's.
+        parts: the submodules it trains, by name; where not said, the one called as it is.
+    """
+
+    optim: Optim | Callable[[ParameterGroups], torch.optim.Optimizer] = field(default_factory=Optim)
+    schedule: Schedule | None = None
+    parts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -48,6 +68,10 @@ class Task:
         keep_eval: modules kept in eval mode in training on purpose (a frozen BatchNorm).
         init: weights to start from: a file, a folder of a Hugging Face model, a run folder or a
             state dict, or surestep.Init(...) with more to say; not read when a run goes on.
+        step: a step of your own, `step(turn)`, written with the verbs of a `surestep.Turn`; then
+            `loss` is only what evaluations measure, and may be None.
+        optimizers: of such a step, by name: an Optim, a callable or a Learner each. Each trains
+            the part of the model that is called as it is.
         splits: False where the loss of a batch is not a mean over its items (contrastive losses).
 
     Raises:
@@ -55,8 +79,8 @@ class Task:
     """
 
     model: nn.Module | Callable[[], nn.Module]
-    loss: LossFunction | Literal["model"]
-    train: Any
+    loss: LossFunction | Literal["model"] | None = None
+    train: Any = None
     val: Any = None
     test: Any = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -68,9 +92,14 @@ class Task:
     keep_eval: Sequence[nn.Module] = ()
     init: Init | str | Path | Mapping[str, Tensor] | None = None
     splits: bool = True
+    step: "Callable[[Turn], object] | None" = None
+    optimizers: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not callable(self.loss) and self.loss != "model":
+        if self.train is None:
+            raise TaskError("The Task has no data to train on. Say Task(train=...).")
+        self._check_step()
+        if self.loss is not None and not callable(self.loss) and self.loss != "model":
             raise TaskError(
                 f"loss is a {type(self.loss).__name__}, not a callable. Give nn.CrossEntropyLoss() "
                 'or a function of (outputs, targets), or "model" for a model that returns .loss.'
@@ -102,6 +131,43 @@ class Task:
                     "has a slash. Choose another name."
                 )
 
+    def _check_step(self) -> None:
+        if self.step is None:
+            if self.optimizers:
+                raise TaskError(
+                    "Task(optimizers=...) names several optimizers, and nothing says when each is "
+                    "stepped. Say Task(step=...), a function of a surestep.Turn."
+                )
+            if self.loss is None:
+                raise TaskError("The Task has no loss. Say Task(loss=...), or bring a step=.")
+            return
+        if not callable(self.step):
+            raise TaskError(
+                f"step is a {type(self.step).__name__}, not a function of a surestep.Turn."
+            )
+        if self.loss is None and (self.val is not None or self.test is not None):
+            raise TaskError(
+                "The Task has data to evaluate on and no loss to measure. Say Task(loss=...), "
+                "which the model's forward is measured by; your own step does not use it."
+            )
+        if self.optimizers and self.optimizer is not None:
+            raise TaskError("Task has optimizer= and optimizers=. Put the first among the others.")
+        for name, optim in self.optimizers.items():
+            if "/" in name or not name:
+                raise TaskError(f"An optimizer cannot be called {name!r}. Choose another name.")
+            if not isinstance(optim, (Optim, Learner)) and not callable(optim):
+                raise TaskError(
+                    f"optimizers[{name!r}] is a {type(optim).__name__}. Give surestep.Optim(...), "
+                    "a function that makes an optimizer, or a surestep.Learner(...)."
+                )
+
+    def learners(self) -> dict[str, Learner]:
+        """Return the optimizers by name, where the Task names them."""
+        return {
+            name: optim if isinstance(optim, Learner) else Learner(optim)
+            for name, optim in self.optimizers.items()
+        }
+
     def build_model(self) -> nn.Module:
         """Return the model, built now where the Task holds a function.
 
@@ -128,11 +194,15 @@ class Task:
         """Return the loss with its denominator; where it is the model's own, by the model."""
         if self.loss == "model":
             return model_loss(model, self.items)
+        if self.loss is None:
+            return no_loss(self.items)
         return as_loss(self.loss, self.items)
 
     def split(self, batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
         """Return the batch as (args, kwargs, targets) of the model."""
         if self.inputs is None:
+            if self.loss is None:
+                return whole_batch(batch)
             return split_whole(batch) if self.loss == "model" else split_batch(batch)
         inputs, targets = self.inputs(batch)
         if isinstance(inputs, Mapping):

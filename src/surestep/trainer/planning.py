@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -19,6 +20,7 @@ from surestep.engine.facts import Facts, read_facts
 from surestep.engine.initial import Started, as_init
 from surestep.engine.loss import Loss
 from surestep.engine.metrics import directions
+from surestep.engine.optim.learners import plan_learners
 from surestep.engine.plan import Given, Plan
 from surestep.engine.resolve import resolve, seed_of
 from surestep.engine.seed import set_seed
@@ -93,7 +95,8 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         batch_norm=_has(model, BATCH_NORM),
     )
     said = origin.said if origin is not None else {}
-    return Planned(task, config, facts, resolve(config, facts, given, origins=said), model, loss)
+    decide = partial(plan_learners, task) if task.optimizers else resolve
+    return Planned(task, config, facts, decide(config, facts, given, origins=said), model, loss)
 
 
 def _not_splitting(task: Task, model: nn.Module) -> tuple[str, ...]:

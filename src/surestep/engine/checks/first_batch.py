@@ -44,6 +44,8 @@ def check_first_batch(
     _check_ignored(feed, task)
     raw, micro = feed.first()
     _check_finite(micro)
+    if feed.loss.kind == "none":
+        return
     randomness = ModelRandomness(feed.seed, feed.device)
     with eval_mode(model), torch.no_grad(), kept_generators(feed.device):
         randomness.at(-1, 0)

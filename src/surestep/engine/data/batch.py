@@ -62,6 +62,13 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
     )
 
 
+def whole_batch(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
+    """Return all of a batch as inputs, where no loss takes targets: (args, kwargs, None)."""
+    if isinstance(batch, Mapping):
+        return (), batch, None
+    return (tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)), {}, None
+
+
 def move(value: Any, device: torch.device) -> Any:
     """Copy the tensors of a nested batch to `device`, without waiting where they are pinned."""
     if isinstance(value, Tensor):

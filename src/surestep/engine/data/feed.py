@@ -47,7 +47,7 @@ class Feed:
         self.source = source
         self.cut = cut
         self.split = task.split
-        self._is_plain = task.inputs is None
+        self._is_plain = task.inputs is None and task.loss is not None
         self.loss = loss
         self.shuffle = shuffle
         self.order = order

@@ -37,9 +37,15 @@ class Scaled:
 
     def step(self, loss_sum: Tensor, grad_norm: Tensor) -> Outcome:
         """Step where both are finite, and let the scale follow."""
+        outcome = self.move(loss_sum, grad_norm)
+        if outcome.took_step:
+            self.scaler.update()
+        return outcome
+
+    def move(self, loss_sum: Tensor, grad_norm: Tensor) -> Outcome:
+        """Step where both are finite; the scale follows only where they are not."""
         if finite(loss_sum, grad_norm):
             self.scaler.step(self.optimizer)
-            self.scaler.update()
             return Outcome(True)
         kept = self.scaler.state_dict()
         self.scaler.update()

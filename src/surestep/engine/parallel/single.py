@@ -18,6 +18,10 @@ from surestep.engine.parallel.guard import Reading, Scaled
 from surestep.engine.plan import Plan
 from surestep.engine.state import WHOLE, State, named_trainable
 
+NO_GRADIENT = (
+    "The loss does not depend on any trained parameter. Look for detach(), .data, numpy or no_grad "
+    "on the way from the model to the loss."
+)
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
@@ -59,10 +63,7 @@ class Single:
         `torch.full` fills on the device; making the tensor from a number would wait for a copy.
         """
         if not loss_sum.requires_grad:
-            raise TaskError(
-                "The loss does not depend on any trained parameter. Look for detach(), .data, "
-                "numpy or no_grad on the way from the model to the loss."
-            )
+            raise TaskError(NO_GRADIENT)
         known, seed = self._seeds.get(loss_sum.dtype, (math.nan, loss_sum))
         if known != items:
             seed = torch.full((), 1 / items, dtype=loss_sum.dtype, device=loss_sum.device)

@@ -1,0 +1,293 @@
+"""A step of the user's own: several models and optimizers, moved with the verbs of a step.
+
+def step(turn):
+    for micro in turn.micro_batches("critic"):
+        loss = ...                             a mean over the micro-batch
+        turn.backward(loss, micro)             weighted by its share of the global batch
+    turn.step("critic")                        unscale -> norm -> clip -> step
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from surestep.base.errors import TaskError, near
+from surestep.engine import metrics
+from surestep.engine.checks.turn_loss import check_turn_loss
+from surestep.engine.data.batch import Batch, MicroBatch
+from surestep.engine.parallel.base import GradNorm
+from surestep.engine.parallel.many import Mover, Movers
+from surestep.engine.step import Parts
+
+
+@dataclass
+class Pass:
+    """One walk over the micro-batches, which trains the optimizers of `names`."""
+
+    index: int
+    names: tuple[str, ...]
+    loss: Tensor | None = None
+    seen: set[int] = field(default_factory=set)
+
+
+class Turn:
+    """One turn of a Task's own step, over one global batch.
+
+    Attributes:
+        model: the whole model.
+        models: its children by name.
+        index: turns taken before this one; one that was skipped does not count.
+        epoch: the epoch the batch is from, from 0.
+    """
+
+    def __init__(self, parts: Parts, movers: Movers, batch: Batch) -> None:
+        self.model = parts.state.model
+        self.models: dict[str, nn.Module] = dict(self.model.named_children())
+        self.index = parts.state.place.steps_taken
+        self.epoch = batch.epoch
+        self.losses: dict[str, list[Tensor]] = {}
+        self.norms: list[GradNorm] = []
+        self.logged: dict[str, dict[int, Tensor]] = {}
+        self._parts = parts
+        self._movers = movers
+        self._batch = batch
+        self._items = parts.parallel.sum(batch.items)
+        self._passes = self._draws = 0
+        self._micro: MicroBatch | None = None
+        self._pass: Pass | None = None
+        self._ready: dict[str, Pass] = {}
+        self._clipped: dict[str, GradNorm] = {}
+
+    def micro_batches(self, *names: str) -> Iterator[MicroBatch]:
+        """Yield the micro-batches of the global batch, to train the optimizers of `names` on.
+
+        Their gradients are cleared before; no other parameter gets any. What torch draws at random
+        is seeded at each micro-batch: from (step, position, number of the walk in this turn).
+
+        Args:
+            names: of the optimizers whose gradients are wanted; all, where none is named.
+
+        Raises:
+            TaskError: there is no such optimizer, or its last gradients are still unused.
+        """
+        walk = self._pass = self._begin(names or tuple(self._movers.by_name))
+        step = self._parts.state.place.step
+        for micro in self._batch.micro_batches:
+            if micro.items:
+                self._parts.randomness.at(step, micro.position, walk.index)
+                self._micro, self._draws = micro, 0
+                yield micro
+                self._take_logged(walk.index, micro.items / self._items)
+        self._micro = self._pass = None
+
+    def backward(
+        self,
+        loss: Tensor,
+        micro: MicroBatch,
+        *,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+    ) -> None:
+        """Add the gradient of `loss`, weighted by the micro-batch's share of the global batch.
+
+        Args:
+            loss: a mean over the items of `micro`, ().
+            micro: the one that the walk is at.
+            retain_graph: keep the graph for another backward.
+            create_graph: let the gradients be differentiable.
+
+        Raises:
+            TaskError: the loss is not one number or depends on nothing, or `micro` is another one.
+        """
+        walk = self._check(loss, micro)
+        loss = loss.float() if loss.dtype in (torch.bfloat16, torch.float16) else loss
+        share = micro.items / self._items
+        seed = torch.full((), share, dtype=loss.dtype, device=loss.device)
+        with self._without_autocast():
+            self._movers.add_gradient(
+                loss, seed, walk.names, retain_graph=retain_graph, create_graph=create_graph
+            )
+        part = loss.detach() * share
+        walk.loss = part if walk.loss is None else walk.loss + part
+        walk.seen.add(micro.position)
+
+    @overload
+    def grad(self, outputs: Tensor, inputs: Tensor, **graph: bool) -> Tensor: ...
+    @overload
+    def grad(
+        self, outputs: Tensor, inputs: Sequence[Tensor], **graph: bool
+    ) -> tuple[Tensor, ...]: ...
+    def grad(
+        self, outputs: Tensor, inputs: Tensor | Sequence[Tensor], **graph: bool
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Return the gradients of the sum of `outputs` by `inputs`; no `.grad` is touched.
+
+        For a gradient penalty say create_graph=True. Under fp16 they are scaled and unscaled.
+
+        Args:
+            outputs: of any shape.
+            inputs: a tensor, or several.
+            graph: `create_graph` and `retain_graph`, as of torch.autograd.grad.
+        """
+        wanted = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+        with self._without_autocast():
+            found = self._movers.grad(outputs, wanted, **graph)
+        return found[0] if isinstance(inputs, Tensor) else found
+
+    def clip(self, name: str, max_norm: float | None = None) -> Tensor:
+        """Clip the gradients of an optimizer; return their norm before, ().
+
+        `step` clips as the Plan says, where this was not called.
+
+        Args:
+            name: of the optimizer.
+            max_norm: of all its gradients together; None is as the Plan says.
+
+        Raises:
+            TaskError: there are no gradients, or they are not of the whole batch.
+        """
+        if name in self._clipped:
+            raise TaskError(f"turn.clip({name!r}) was called before, for the same gradients.")
+        self._clipped[name] = self._measure(name, max_norm)
+        return self._clipped[name].total
+
+    def step(self, name: str) -> None:
+        """Move the parameters of an optimizer: unscale, clip where that was not done, and step.
+
+        Raises:
+            TaskError: there are no gradients, or they are not of the whole batch.
+        """
+        norm = self._clipped.pop(name, None) or self._measure(name, None)
+        walk = self._ready.pop(name)
+        assert walk.loss is not None
+        self.norms.append(norm)
+        label = "+".join(walk.names)
+        if not any(walk.loss is each for each in self.losses.get(label, ())):
+            self.losses.setdefault(label, []).append(walk.loss)
+        rate = self._movers.set_rate(name, self.index)
+        self._log(f"{name}/grad_norm", norm.total, walk.index)
+        self._log(
+            f"{name}/lr",
+            torch.full((), rate, dtype=torch.float64, device=norm.total.device),
+            walk.index,
+        )
+        self._movers.step(name, walk.loss, norm.total, pending=bool(self._ready))
+
+    def log(self, name: str, value: Tensor) -> None:
+        """Log a scalar tensor, without reading it: its mean over the turn stands in the events."""
+        metrics.log(name, value)
+
+    def randn(self, micro: MicroBatch, *size: int) -> Tensor:
+        """Draw a row of normal noise for each sample of `micro`: (samples, *size).
+
+        However the global batch is cut, a sample gets the same row.
+        """
+        return self._drawn(torch.randn, micro, size)
+
+    def rand(self, micro: MicroBatch, *size: int) -> Tensor:
+        """Draw uniform numbers from 0 to 1, as `randn` does: (samples, *size)."""
+        return self._drawn(torch.rand, micro, size)
+
+    def close(self) -> None:
+        """Check that the turn is whole, when the user's function has returned.
+
+        Raises:
+            TaskError: gradients were not used, or nothing was stepped.
+        """
+        if self._ready:
+            name = next(iter(self._ready))
+            raise TaskError(
+                f"The step left the gradients of {name!r} unused. Call turn.step({name!r}) behind "
+                f"the loop over turn.micro_batches({name!r})."
+            )
+        if not self.norms:
+            raise TaskError(
+                "The step moved nothing: it called turn.step() for no optimizer. Known: "
+                f"{', '.join(self._movers.by_name)}."
+            )
+        self._take_logged(-1, 1.0)
+
+    def _begin(self, names: tuple[str, ...]) -> Pass:
+        for name in names:
+            mover = self._mover(name)
+            if name in self._ready:
+                raise TaskError(
+                    f"The gradients of {name!r} are not used yet. Call turn.step({name!r}) before "
+                    "the next walk over its micro-batches."
+                )
+            for parameter in mover.parallel.parameters:
+                parameter.grad = None
+        walk = Pass(self._passes, names)
+        self._passes += 1
+        self._ready |= dict.fromkeys(names, walk)
+        return walk
+
+    def _mover(self, name: str) -> Mover:
+        mover = self._movers.by_name.get(name)
+        if mover is None:
+            known = self._movers.by_name
+            raise TaskError(f"There is no optimizer called {name!r}. {near(name, known)}")
+        return mover
+
+    def _check(self, loss: Any, micro: MicroBatch) -> Pass:
+        if self._pass is None or micro is not self._micro:
+            raise TaskError(
+                "turn.backward(loss, micro) takes the micro-batch that the loop over "
+                "turn.micro_batches(...) is at. Call it within that loop."
+            )
+        check_turn_loss(loss)
+        return self._pass
+
+    def _measure(self, name: str, max_norm: float | None) -> GradNorm:
+        parallel, walk = self._mover(name).parallel, self._ready.get(name)
+        if walk is None:
+            raise TaskError(
+                f"There are no gradients of {name!r} to step by. Walk over "
+                f"turn.micro_batches({name!r}) and call turn.backward(loss, micro) for each."
+            )
+        wanted = sum(1 for micro in self._batch.micro_batches if micro.items)
+        if len(walk.seen) < wanted:
+            raise TaskError(
+                f"{name!r} has gradients of {len(walk.seen)} of the {wanted} micro-batches of this "
+                "batch. Walk over all of turn.micro_batches(...), with a turn.backward for each."
+            )
+        parallel.unscale()
+        for watch in self._parts.on_backward:
+            watch(self._parts.state)
+        if max_norm is not None:
+            parallel = copy.copy(parallel)
+            parallel.max_norm, parallel.clip_value = max_norm, None
+        return parallel.clip_grad_norm()
+
+    def _drawn(self, draw: Any, micro: MicroBatch, size: tuple[int, ...]) -> Tensor:
+        """Draw for the whole batch and take the rows of `micro`."""
+        generator = self._parts.randomness.generator_of_noise(
+            self._parts.state.place.step, self._passes - 1, self._draws
+        )
+        self._draws += 1
+        whole = self._batch.samples, *size
+        drawn: Tensor = draw(whole, generator=generator, device=generator.device)
+        first = micro.position - self._batch.micro_batches[0].position
+        return drawn[first : first + micro.samples].clone()
+
+    def _without_autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of a backward: torch advises against autocast there."""
+        kind = self._parts.randomness.device.type
+        if torch.is_autocast_enabled(kind):
+            return torch.autocast(kind, enabled=False)
+        return nullcontext()
+
+    def _take_logged(self, walk: int, share: float) -> None:
+        if metrics.logged:
+            for name, value in metrics.take_logged(share):
+                self._log(name, value, walk)
+
+    def _log(self, name: str, value: Tensor, walk: int) -> None:
+        """Add to what stands under a name for a walk; of several walks the mean is logged."""
+        known = self.logged.setdefault(name, {})
+        known[walk] = known[walk] + value if walk in known else value

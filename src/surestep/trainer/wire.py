@@ -1,0 +1,77 @@
+"""From what was planned to the parts of a step."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from torch import nn
+
+from surestep.engine.average import Average, annealed
+from surestep.engine.loss import Loss
+from surestep.engine.optim.build import build_optimizer
+from surestep.engine.optim.freezing import frozen
+from surestep.engine.optim.groups import ParameterGroup, arrange, parameters_of
+from surestep.engine.optim.learners import build_learners
+from surestep.engine.own_step import OwnStep
+from surestep.engine.parallel.many import Kept, Mover, Movers
+from surestep.engine.parallel.single import Single
+from surestep.engine.plan import Plan
+from surestep.engine.precision import autocast, grad_scaler
+from surestep.engine.schedule import factor
+from surestep.engine.seed import ModelRandomness
+from surestep.engine.state import WHOLE, State
+from surestep.engine.step import Buffers, Modes, Parts
+from surestep.engine.task import Task
+
+
+def parts_of(
+    plan: Plan, task: Task, model: nn.Module, loss: Loss, settings: ExitStack
+) -> tuple[Parts, Sequence[ParameterGroup]]:
+    """Wire a step: the usual one, or the Task's own over its optimizers.
+
+    Returns the groups too, of which some may be frozen until later.
+
+    Args:
+        plan: what was decided.
+        task: what is trained.
+        model: on its device.
+        loss: with its denominator.
+        settings: puts back, when the session closes, what is frozen here.
+
+    Raises:
+        TaskError: the optimizers do not fit the model.
+    """
+    groups: Sequence[ParameterGroup] = ()
+    if task.optimizers:
+        optimizers = build_learners(plan, task, model, settings)
+    else:
+        groups = arrange(model, plan)
+        settings.enter_context(frozen(model, groups))
+        optimizers = {WHOLE: build_optimizer(plan, task, model, groups)}
+    state = State(model, optimizers, grad_scaler(plan))
+    if plan.average.kind != "none":
+        trained = [each for optimizer in optimizers.values() for each in parameters_of(optimizer)]
+        state.average = Average(plan.average, model, trained)
+    plans = plan.optimizers or {WHOLE: plan}
+    movers = Movers({name: _mover(plans[name], state, name) for name in optimizers}, state.scaler)
+    first = next(iter(movers.by_name.values()))
+    parts = Parts(
+        state=state,
+        loss=loss,
+        parallel=first.parallel,
+        modes=Modes(model, tuple(task.keep_eval)),
+        buffers=Buffers(model),
+        randomness=ModelRandomness(plan.seed, plan.device),
+        autocast=autocast(plan, cached=task.step is None),
+        rate=first.rate,
+        peak_rates=first.peak_rates,
+    )
+    if task.step is not None:
+        parts.update = OwnStep(task.step, movers)
+    return parts, groups
+
+
+def _mover(plan: Plan, state: State, name: str) -> Mover:
+    optimizer = state.optimizers[name]
+    peaks = [float(group["lr"]) for group in optimizer.param_groups]
+    rate = annealed(factor(plan.schedule), plan.average, peaks[0])
+    return Mover(Single(plan, state, name), rate, peaks, Kept(optimizer))

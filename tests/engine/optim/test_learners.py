@@ -1,0 +1,137 @@
+from contextlib import ExitStack
+
+import pytest
+import torch
+from torch import nn
+
+import surestep
+from surestep.base.errors import ConfigError, TaskError
+from surestep.engine.optim.learners import build_learners
+from surestep.trainer.prepare import plan_task
+from tests import tiny
+
+
+def model():
+    shared = nn.ModuleDict({"trunk": nn.Linear(4, 4), "head": nn.Linear(4, 1)})
+    return nn.ModuleDict({"shared": shared, "critic": nn.Linear(4, 1)})
+
+
+def task(**optimizers):
+    return surestep.Task(model(), train=(tiny.data()[0],), step=print, optimizers=optimizers)
+
+
+def made(said=None, **optimizers):
+    planned = plan_task(task(**optimizers), tiny.config(**(said or {})))
+    return build_learners(planned.plan, planned.task, planned.model, ExitStack()), planned
+
+
+def rmsprop(groups):
+    return torch.optim.RMSprop(groups, lr=0.5)
+
+
+def test_each_trains_the_part_of_its_name():
+    optimizers, planned = made(shared=surestep.Optim(), critic=surestep.Optim(name="sgd"))
+    held = [each for group in optimizers["critic"].param_groups for each in group["params"]]
+    assert {id(each) for each in held} == {id(p) for p in planned.model["critic"].parameters()}
+    assert isinstance(optimizers["critic"], torch.optim.SGD)
+    assert isinstance(optimizers["shared"], torch.optim.AdamW)
+
+
+def test_parts_are_submodules_by_their_path():
+    optimizers, planned = made(
+        actor=surestep.Learner(parts=["shared.head"]),
+        critic=surestep.Learner(parts=["shared.trunk", "critic"]),
+    )
+    held = [each for group in optimizers["actor"].param_groups for each in group["params"]]
+    expected = planned.model["shared"]["head"].parameters()
+    assert {id(each) for each in held} == {id(each) for each in expected}
+
+
+def test_what_is_not_said_is_the_configs():
+    said = {"optim": {"lr": 0.25, "weight_decay": 0.5}, "schedule": {"name": "cosine"}}
+    _, planned = made(said, shared=surestep.Optim(betas=(0.5, 0.5)), critic=surestep.Optim(lr=0.1))
+    first, second = planned.plan.optimizers.values()
+    assert (first.optim_lr, first.optim_betas, first.optim_weight_decay) == (0.25, (0.5, 0.5), 0.5)
+    assert (second.optim_lr, second.schedule.name) == (0.1, "cosine")
+
+
+def test_of_another_optimizer_nothing_is_taken_over():
+    _, planned = made(
+        {"optim": {"lr": 0.25, "eps": 0.5}},
+        shared=surestep.Optim(),
+        critic=surestep.Optim(name="sgd"),
+    )
+    assert planned.plan.optimizers["shared"].optim_eps == 0.5
+    assert planned.plan.optimizers["critic"].optim_lr == 1e-3
+
+
+def test_a_wrong_option_is_refused_as_everywhere():
+    with pytest.raises(ConfigError, match=r"optim\.momentum=0\.9 is an option of sgd"):
+        made(shared=surestep.Optim(name="adamw", momentum=0.9), critic=surestep.Optim())
+
+
+def test_the_plan_shows_each_with_its_reasons():
+    _, planned = made(shared=surestep.Optim(lr=0.5), critic=rmsprop)
+    plan = planned.plan
+    assert plan.reason("optimizers.shared.optim.lr") == "said: Python"
+    assert plan.reason("optimizers.critic.optim.name") == "the Task brings its optimizer"
+    assert plan.guard == "reading"
+    assert "(critic)" in plan.reason("guard")
+    assert not [each for each in plan.decisions if each.option.startswith("optim.")]
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "sentence"),
+    [
+        ({"shared": surestep.Optim()}, "critic.weight is in no optimizer"),
+        (
+            {
+                "shared": surestep.Optim(),
+                "critic": surestep.Learner(parts=["critic", "shared.head"]),
+            },
+            "shared.head.weight is in shared and in critic",
+        ),
+        ({"critik": surestep.Optim()}, "'critik'.* which is not there. Did you mean 'critic'"),
+    ],
+)
+def test_a_parameter_is_in_one_optimizer(optimizers, sentence):
+    with pytest.raises(TaskError, match=sentence):
+        made(**optimizers)
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ({"step": None}, r"names several optimizers.*Task\(step=\.\.\.\)"),
+        ({"step": None, "optimizers": {}}, r"has no loss"),
+        ({"step": 3}, "step is a int, not a function"),
+        ({"optimizer": rmsprop}, "optimizer= and optimizers="),
+        ({"val": (torch.zeros(4, 4),)}, "no loss to measure"),
+        ({"optimizers": {"a/b": surestep.Optim()}}, "cannot be called 'a/b'"),
+        ({"optimizers": {"a": 3}}, r"optimizers\['a'\] is a int"),
+        ({"items": "tokens"}, "items='tokens' takes targets"),
+        ({"train": None}, r"Say Task\(train=\.\.\.\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(parts, sentence):
+    usual = {
+        "model": model(),
+        "train": (tiny.data()[0],),
+        "step": print,
+        "optimizers": {"shared": surestep.Optim(), "critic": surestep.Optim()},
+    }
+    with pytest.raises(TaskError, match=sentence):
+        plan_task(surestep.Task(**{**usual, **parts}), tiny.config())
+
+
+def test_groups_are_of_the_part_alone():
+    optimizers, _ = made(
+        shared=surestep.Optim(lr=0.5, groups=["head.* lr=0.1x"]), critic=surestep.Optim()
+    )
+    rates = {group["lr"] for group in optimizers["shared"].param_groups}
+    assert sorted(rates) == pytest.approx([0.05, 0.5])
+
+
+def test_freezing_for_a_time_is_the_steps_own_affair():
+    with pytest.raises(ConfigError, match=r"optimizer 'shared' freeze .* ask turn\.index"):
+        made(shared=surestep.Optim(groups=["head.* freeze='1 epoch'"]), critic=surestep.Optim())

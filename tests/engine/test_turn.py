@@ -1,0 +1,302 @@
+import pytest
+import torch
+from torch import nn
+
+import surestep
+from surestep.base.errors import SurestepError, TaskError
+from surestep.engine.parallel.many import Movers
+from surestep.record.run import Run
+from tests import tiny
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.ModuleDict({"a": nn.Linear(4, 1), "b": nn.Linear(4, 1)})
+
+
+def take(run, step, **parts):
+    """Take one turn by `step`, on a batch of 8 in micro-batches of 3."""
+    said = {"optimizers": dict.fromkeys("ab", surestep.Optim()), "train": (tiny.data()[0],)}
+    task = surestep.Task(step=step, **{"model": model(), **said, **parts})
+    with surestep.prepare(task, tiny.config(micro_batch_size=3, max_steps=2), run=run) as session:
+        result = next(session.steps())
+        session.loop.log_point()
+        return session, result
+
+
+def walk(turn, *names, part="a"):
+    for micro in turn.micro_batches(*names):
+        turn.backward(turn.models[part](micro.args[0]).mean(), micro)
+
+
+def forgets_to_step(turn):
+    walk(turn, "a")
+
+
+def does_nothing(turn):
+    pass
+
+
+def steps_without_gradients(turn):
+    turn.step("a")
+
+
+def misspells(turn):
+    walk(turn, "aa")
+
+
+def leaves_early(turn):
+    for micro in turn.micro_batches("a"):
+        turn.backward(turn.models["a"](micro.args[0]).mean(), micro)
+        break
+    turn.step("a")
+
+
+def forgets_a_backward(turn):
+    for micro in turn.micro_batches("a"):
+        if micro.samples == 3:
+            turn.backward(turn.models["a"](micro.args[0]).mean(), micro)
+    turn.step("a")
+
+
+def goes_backward_outside(turn):
+    last = list(turn.micro_batches("a"))[-1]
+    turn.backward(turn.models["a"](last.args[0]).mean(), last)
+
+
+def takes_another_micro_batch(turn):
+    micros = list(turn.micro_batches("a"))
+    for _ in turn.micro_batches("b"):
+        turn.backward(turn.models["a"](micros[0].args[0]).mean(), micros[0])
+
+
+def clears_unused(turn):
+    walk(turn, "a")
+    walk(turn, "a")
+
+
+def gives_a_row(turn):
+    for micro in turn.micro_batches("a"):
+        turn.backward(turn.models["a"](micro.args[0]), micro)
+
+
+def gives_a_number(turn):
+    for micro in turn.micro_batches("a"):
+        turn.backward(1.0, micro)
+
+
+def detaches(turn):
+    for micro in turn.micro_batches("a"):
+        turn.backward(turn.models["a"](micro.args[0]).mean().detach(), micro)
+
+
+def trains_the_other(turn):
+    walk(turn, "b", part="a")
+    turn.step("b")
+
+
+def clips_twice(turn):
+    walk(turn, "a")
+    turn.clip("a")
+    turn.clip("a")
+
+
+@pytest.mark.parametrize(
+    ("step", "sentence"),
+    [
+        (forgets_to_step, r"gradients of 'a' unused. Call turn\.step\('a'\)"),
+        (does_nothing, r"moved nothing.*Known: a, b"),
+        (steps_without_gradients, r"no gradients of 'a' to step by"),
+        (misspells, r"no optimizer called 'aa'.*'a'"),
+        (leaves_early, r"gradients of 1 of the 3 micro-batches"),
+        (forgets_a_backward, r"gradients of 2 of the 3 micro-batches"),
+        (goes_backward_outside, r"Call it within that loop"),
+        (takes_another_micro_batch, r"the micro-batch that the loop .* is at"),
+        (clears_unused, r"not used yet. Call turn\.step\('a'\) before"),
+        (gives_a_row, r"one number, and got shape \(3, 1\).*loss\.mean\(\)"),
+        (gives_a_number, r"one number, and got float"),
+        (detaches, r"does not depend on any trained parameter"),
+        (trains_the_other, r"No parameter got a gradient"),
+        (clips_twice, r"turn\.clip\('a'\) was called before"),
+    ],
+)
+def test_a_turn_that_is_not_whole_is_refused(tmp_path, step, sentence):
+    with pytest.raises(TaskError, match=sentence):
+        take(tmp_path / "run", step)
+
+
+def test_a_walk_gives_gradients_to_its_own_optimizers_alone(tmp_path):
+    seen = {}
+
+    def step(turn):
+        for micro in turn.micro_batches("a"):
+            both = turn.models["a"](micro.args[0]) + turn.models["b"](micro.args[0])
+            turn.backward(both.mean(), micro)
+        seen.update({name: p.grad is None for name, p in turn.model.named_parameters()})
+        turn.step("a")
+
+    take(tmp_path / "run", step)
+    assert seen == {"a.weight": False, "a.bias": False, "b.weight": True, "b.bias": True}
+
+
+def test_a_mean_over_a_micro_batch_is_weighted_by_its_share(tmp_path):
+    """Micro-batches of 3, 3 and 2, of which each mean is the same as of all 8 at once."""
+    found = {}
+
+    def step(turn):
+        walk(turn, "a")
+        found["grad"] = turn.models["a"].weight.grad.clone()
+        found["x"] = torch.cat([micro.args[0] for micro in turn.micro_batches("b")])
+        walk_again(turn)
+
+    def walk_again(turn):
+        turn.clip("a", 1e9)
+        turn._ready.pop("b")
+        turn.step("a")
+
+    take(tmp_path / "run", step)
+    torch.testing.assert_close(found["grad"], found["x"].mean(0, keepdim=True))
+
+
+def test_clip_returns_the_norm_before_and_step_does_not_clip_again(tmp_path):
+    found = {}
+
+    def step(turn):
+        walk(turn, "a")
+        found["norm"] = turn.clip("a", 0.1)
+        found["after"] = nn.utils.get_total_norm([p.grad for p in turn.models["a"].parameters()])
+        turn.step("a")
+
+    _, result = take(tmp_path / "run", step)
+    assert found["norm"] == result.grad_norm
+    assert float(found["after"]) == pytest.approx(0.1, rel=1e-4)
+    assert float(found["norm"]) > 0.2
+
+
+def test_a_graph_is_kept_for_a_second_backward(tmp_path):
+    grads = []
+
+    def step(turn):
+        for micro in turn.micro_batches("a"):
+            loss = turn.models["a"](micro.args[0]).square().mean()
+            turn.backward(loss, micro, retain_graph=True)
+            turn.backward(loss, micro)
+        grads.append(turn.models["a"].weight.grad.clone())
+        turn.step("a")
+        for micro in turn.micro_batches("b"):
+            weight = turn.models["b"].weight
+            turn.backward(turn.models["b"](micro.args[0]).square().mean(), micro, create_graph=True)
+            assert weight.grad.requires_grad
+        turn.step("b")
+
+    take(tmp_path / "run", step)
+    once = []
+
+    def step_once(turn):
+        for micro in turn.micro_batches("a"):
+            turn.backward(2 * turn.models["a"](micro.args[0]).square().mean(), micro)
+        once.append(turn.models["a"].weight.grad.clone())
+        turn.step("a")
+
+    take(tmp_path / "other", step_once)
+    torch.testing.assert_close(grads[0], once[0])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"precision": "fp16", "scaler": {"init_scale": 64.0}}], ids=["fp32", "fp16"]
+)
+def test_grad_is_torchs_and_touches_no_grad(tmp_path, options):
+    net, x = model(), torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    found = []
+
+    def step(turn):
+        inputs = x.clone().requires_grad_()
+        outputs = turn.models["a"](inputs).square()
+        found.append(turn.grad(outputs, inputs))
+        assert turn.models["a"].weight.grad is None
+        both = turn.grad(turn.models["a"](inputs), [inputs, turn.models["a"].weight])
+        assert [each.shape for each in both] == [(5, 4), (1, 4)]
+        walk(turn, "a")
+        turn.step("a")
+
+    weights = {name: value.clone() for name, value in net.state_dict().items()}
+    parts = {"optimizers": {"a": surestep.Optim(), "b": surestep.Optim()}}
+    task = surestep.Task(net, train=(tiny.data()[0],), step=step, **parts)
+    said = tiny.config(max_steps=1, **options)
+    with surestep.prepare(task, said, run=tmp_path / "run") as session:
+        list(session.steps())
+    inputs = x.clone().requires_grad_()
+    plain = nn.functional.linear(inputs, weights["a.weight"], weights["a.bias"]).square()
+    (expected,) = torch.autograd.grad(plain.sum(), inputs)
+    tolerance = {"rtol": 0.05, "atol": 0.01} if options else {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(found[0], expected, **tolerance)
+
+
+def test_losses_norms_and_rates_stand_in_the_events_by_name(tmp_path):
+    def step(turn):
+        for _ in range(2):
+            walk(turn, "a", "b")
+            turn.step("a")
+            turn._ready.pop("b")
+        turn.log("twice", torch.tensor(3.0))
+        surestep.log("plain", torch.tensor(4.0))
+
+    session, _ = take(tmp_path / "run", step)
+    (event,) = (each for each in Run(tmp_path / "run").events() if each["event"] == "steps")
+    logged = event["logged"]
+    assert sorted(logged) == ["a+b/loss", "a/grad_norm", "a/lr", "plain", "twice"]
+    assert (logged["a/lr"], logged["twice"], logged["plain"]) == ([1e-3], [3.0], [4.0])
+    assert event["loss"] == pytest.approx(logged["a+b/loss"])
+    assert session.plan.optimizers.keys() == {"a", "b"}
+
+
+def test_an_optimizer_that_is_never_stepped_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(Movers, "TURNS_TO_BE_STEPPED", 1)
+
+    def step(turn):
+        walk(turn, "a")
+        turn.step("a")
+
+    with pytest.warns(UserWarning, match=r"In 1 turns .* never called turn\.step\(\) for: b\."):
+        take(tmp_path / "run", step)
+
+
+def test_a_mistake_of_the_users_is_not_swallowed(tmp_path):
+    def step(turn):
+        walk(turn, "a")
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        take(tmp_path / "run", step)
+
+
+def test_a_batch_of_a_dict_goes_by_name(tmp_path):
+    names = []
+
+    def step(turn):
+        for micro in turn.micro_batches("a"):
+            names.append((micro.args, sorted(micro.kwargs), micro.targets))
+            turn.backward(turn.models["a"](micro.kwargs["x"]).mean(), micro)
+        turn.step("a")
+
+    x, y = tiny.data()
+    take(tmp_path / "run", step, train={"x": x, "y": y})
+    assert names == [((), ["x", "y"], None)] * 3
+
+
+def test_no_evaluation_without_a_loss(tmp_path):
+    def step(turn):
+        walk(turn, "a")
+        turn.step("a")
+
+    task = surestep.Task(
+        model(),
+        train=(tiny.data()[0],),
+        step=step,
+        optimizers=dict.fromkeys("ab", surestep.Optim()),
+    )
+    with (
+        surestep.prepare(task, tiny.config(), run=tmp_path / "run") as session,
+        pytest.raises(SurestepError, match="no loss to measure"),
+    ):
+        session.evaluate("train")
