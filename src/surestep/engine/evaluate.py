@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surestep.base.errors import TaskError
 from surestep.engine.data.batch import MicroBatch
 from surestep.engine.data.feed import Feed
 from surestep.engine.loss import Loss
@@ -96,7 +97,13 @@ def evaluate_parts(
     autocast: AbstractContextManager[Any],
     grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
 ) -> dict[str, float]:
-    """Measure several parts of the data; by "part/metric"."""
+    """Measure several parts of the data; by "part/metric".
+
+    Raises:
+        TaskError: there is something to measure, and no loss to measure it by.
+    """
+    if feeds and loss.kind == "none":
+        raise TaskError("The Task has no loss to measure. Say Task(loss=...).")
     found = {
         part: evaluate(model, feed, loss, metrics, autocast=autocast, grad_off=grad_off)
         for part, feed in feeds.items()

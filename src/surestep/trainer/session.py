@@ -274,8 +274,6 @@ class Session:
     def _check_part(self, part: str | None) -> None:
         if part is not None and part not in self._feeds:
             raise ConfigError(f"There is no data called {part!r}. {near(part, self._feeds)}")
-        if part is not None and self.task.loss is None:
-            raise ConfigError("The Task has no loss to measure. Say Task(loss=...).")
 
     def _judge(self, metrics: dict[str, float]) -> None:
         metric, standing = self.plan.validation_metric, self.state.standing
