@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from surestep.base.groups.record import Checkpoint as Checkpoint
     from surestep.base.groups.record import Logging as Logging
     from surestep.base.groups.schedule import Schedule as Schedule
+    from surestep.engine import losses as losses
     from surestep.engine.callback import Callback as Callback
     from surestep.engine.callback import Request as Request
     from surestep.engine.data import orders as orders
@@ -53,6 +54,7 @@ _HOMES = {
     "Task": "surestep.engine.task",
     "Turn": "surestep.engine.turn",
     "Trainer": "surestep.trainer.fit",
+    "losses": "surestep.engine",
     "log": "surestep.engine.metrics",
     "orders": "surestep.engine.data",
     "prepare": "surestep.trainer.prepare",

@@ -137,5 +137,5 @@ def test_a_model_whose_labels_are_missing_is_told_so(tmp_path):
 
 
 def test_another_word_for_the_loss_is_refused():
-    with pytest.raises(TaskError, match='or "model" for a model that returns'):
+    with pytest.raises(TaskError, match="Did you mean 'model'"):
         own_task(loss="modle")

@@ -10,7 +10,8 @@ X, Y = tiny.data()
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [
-        ({"loss": "mse"}, r"loss is a str, not a callable\. Give nn\.CrossEntropyLoss\(\)"),
+        ({"loss": 3}, r"loss is a int, not a callable\. Give nn\.CrossEntropyLoss\(\)"),
+        ({"loss": "hubber"}, r"loss='hubber' is not in the table\. Did you mean 'huber'"),
         ({"model": "resnet"}, r"model is a str\. Give an nn\.Module or a function"),
         ({"metrics": {"a": 3}}, r"metrics\['a'\] is a int, not a torchmetrics object or"),
         ({"metrics": {"loss": max}}, r"A metric cannot be called 'loss'\. Choose another name"),

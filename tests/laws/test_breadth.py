@@ -15,8 +15,9 @@ import surestep
 from surestep.base.groups.average import Average
 from surestep.base.groups.optim import Optim
 from surestep.base.groups.schedule import Schedule
+from surestep.engine.losses.catalog import CATALOG
 from surestep.trainer.session import Session
-from tests.laws.breadth import Entry, averages, optimizers, schedules
+from tests.laws.breadth import Entry, averages, losses, optimizers, schedules
 from tests.laws.plain import distance
 from tests.laws.tasks import assert_moved, assert_same, session_of, snapshot
 
@@ -33,6 +34,7 @@ TABLES: dict[str, tuple[set[str], dict[str, Entry]]] = {
     "optimizer": (names_in(Optim.model_fields["name"].annotation), optimizers.ENTRIES),
     "average": (names_in(Average.model_fields["kind"].annotation) - {"none"}, averages.ENTRIES),
     "schedule": (names_in(Schedule.model_fields["name"].annotation), schedules.ENTRIES),
+    "loss": (set(CATALOG), losses.ENTRIES),
 }
 ENTRIES = [
     pytest.param(entry, id=f"{kind} {name}")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from surestep.base.errors import TaskError
 from surestep.engine.data.batch import MicroBatch
 from surestep.engine.data.feed import Feed
-from surestep.engine.loss import Loss
+from surestep.engine.loss import Loss, targets_for
 from surestep.engine.metrics import MeanMetric, ObjectMetric, open_metrics, take_logged
 from surestep.engine.seed import ModelRandomness, kept_generators
 
@@ -53,14 +53,19 @@ def eval_step(
     with autocast:
         outputs = model(*micro.args, **micro.kwargs)
         if micro.items:
-            value: Tensor | Mapping[str, Tensor] = loss.value(outputs, micro.targets)
-            total = value if loss.is_sum else loss.add_up(value, micro.items)[0]
-            assert isinstance(total, Tensor)
-            totals.total += total
+            value = loss.value(outputs, targets_for(loss, micro))
+            if not (loss.is_sum and isinstance(value, Tensor)):
+                value = loss.add_up(value, micro.items)[0]
+            totals.total += value
             totals.items += micro.items
-    count = loss.count(micro.targets) if totals.metrics else 0
+    count = count_of(loss, micro) if totals.metrics else 0
     for metric in totals.metrics if count else ():
         metric.update(loss.predictions(outputs), micro.targets, count)
+
+
+def count_of(loss: Loss, micro: MicroBatch) -> int:
+    """Return what a metric's mean is over; samples where there are no targets."""
+    return micro.samples if micro.targets is None else loss.count(micro.targets)
 
 
 def evaluate(

@@ -6,110 +6,54 @@ true denominator: unmasked targets, the sum of their class weights, elements, or
 """
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from collections.abc import Callable
+from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from surestep.base.errors import DataError, TaskError
-from surestep.engine.data.batch import samples_in
-
-LossFunction = Callable[..., Tensor | Mapping[str, Tensor]]
-IGNORED = -100
-
-_ELEMENTWISE = (
-    nn.MSELoss,
-    nn.L1Loss,
-    nn.SmoothL1Loss,
-    nn.HuberLoss,
-    nn.BCELoss,
-    nn.BCEWithLogitsLoss,
-    nn.SoftMarginLoss,
-)
-_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
-_MODULES: dict[Any, Callable[[], nn.Module]] = {
-    functional.cross_entropy: nn.CrossEntropyLoss,
-    functional.nll_loss: nn.NLLLoss,
-    functional.mse_loss: nn.MSELoss,
-    functional.l1_loss: nn.L1Loss,
-    functional.smooth_l1_loss: nn.SmoothL1Loss,
-    functional.huber_loss: nn.HuberLoss,
-    functional.binary_cross_entropy: nn.BCELoss,
-    functional.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
-}
+from surestep.base.errors import TaskError
+from surestep.engine.data.batch import MicroBatch, samples_in
+from surestep.engine.losses.base import IGNORED as IGNORED
+from surestep.engine.losses.base import Loss as Loss
+from surestep.engine.losses.base import LossFunction as LossFunction
+from surestep.engine.losses.base import TableLoss
+from surestep.engine.losses.catalog import named
+from surestep.engine.losses.classification import MultiClass, count_of_classes
+from surestep.engine.losses.of_torch import FUNCTIONS, of_torch
 
 
-def _as_they_are(outputs: Any) -> Any:
-    return outputs
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A loss with its denominator.
-
-    Attributes:
-        value: `value(outputs, targets)`: a sum over items where `is_sum`, else a mean.
-        items: what the mean is over, of one batch: `items(batch, targets)`.
-        count: what a metric's mean is over: samples, or targets that are not ignored.
-        kind: what the start-up checks may expect of outputs and targets.
-        divides: False for a loss that its user declared a sum: nothing is divided.
-        predictions: what metrics see of the model's outputs.
-    """
-
-    value: LossFunction
-    is_sum: bool
-    items: Callable[[Any, Any], float]
-    count: Callable[[Any], int]
-    kind: Literal["classes", "elementwise", "other", "model", "none"]
-    divides: bool = True
-    predictions: Callable[[Any], Any] = _as_they_are
-
-    def add_up(
-        self, value: Tensor | Mapping[str, Tensor], items: float
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Turn what the callable returned into a sum over `items`, and its named parts likewise.
-
-        A loss that returns a mapping of named parts is their sum.
-        """
-        scale = 1.0 if self.is_sum else items
-        if isinstance(value, Tensor):
-            return _at_least_fp32(value) * scale, {}
-        parts = {name: _at_least_fp32(part) * scale for name, part in value.items()}
-        return cast(Tensor, sum(parts.values())), parts
-
-
-def _at_least_fp32(value: Tensor) -> Tensor:
-    """Return a half-precision mean as fp32: a sum over many items needs the digits."""
-    return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
-
-
-def as_loss(loss: LossFunction, items: str | Callable[[Any], float]) -> Loss:
+def as_loss(loss: LossFunction | str, items: str | Callable[[Any], float]) -> Loss:
     """Turn what the user gave into a Loss.
 
     Args:
-        loss: a torch loss module or function, or any callable that returns a mean.
+        loss: a loss of the table or its name, a torch loss module or function, or any callable
+            that returns a mean.
         items: of a callable that is not torch's: "samples", "tokens" or a function of the batch.
 
     Raises:
-        TaskError: `reduction="none"`, or words for `items` that are not known.
+        TaskError: no such name, `reduction="none"`, or words for `items` that are not known.
     """
-    known = _MODULES.get(loss, lambda: loss)()
-    if isinstance(known, nn.Module) and type(known) in (*_ELEMENTWISE, *_CLASSES, nn.KLDivLoss):
-        if items != "samples":
-            raise TaskError(
-                f"items={items!r} is said, but {type(known).__name__} brings its own denominator. "
-                "Leave items out, or wrap the loss in a function that returns a mean."
-            )
-        return _of_module(known)
-    return Loss(
-        loss,
+    given = named(loss) if isinstance(loss, str) else loss
+    given = FUNCTIONS.get(given, lambda: given)()
+    known = None
+    if isinstance(given, TableLoss):
+        known = _of_table(given)
+    elif isinstance(given, nn.Module):
+        known = of_torch(given)
+    if known is not None and items != "samples":
+        raise TaskError(
+            f"items={items!r} is said, but {known.called} brings its own denominator. "
+            "Leave items out, or wrap the loss in a function that returns a mean."
+        )
+    return known or Loss(
+        given,
         is_sum=False,
         items=_items_of_callable(items),
-        count=_unmasked if items == "tokens" else _samples,
+        count=_unmasked if items == "tokens" else samples_in,
         kind="other",
+        called=getattr(given, "__name__", type(given).__name__),
+        divides_by=f"{items}, said of it" if isinstance(items, str) else "what items() counts",
+        module=given if isinstance(given, nn.Module) else None,
     )
 
 
@@ -130,9 +74,11 @@ def no_loss(items: str | Callable[[Any], float]) -> Loss:
     return Loss(
         _not_there,
         is_sum=False,
-        items=(lambda batch, _: _samples(batch)) if isinstance(items, str) else _counted(items),
-        count=_samples,
+        items=(lambda batch, _: samples_in(batch)) if isinstance(items, str) else _counted(items),
+        count=samples_in,
         kind="none",
+        called="none: the step brings its own",
+        divides_by="samples" if isinstance(items, str) else "what items() counts",
     )
 
 
@@ -144,63 +90,35 @@ def _counted(count: Callable[[Any], float]) -> Callable[[Any, Any], float]:
     return lambda batch, _: float(count(batch))
 
 
-def _of_module(module: nn.Module) -> Loss:
-    name, reduction = type(module).__name__, str(module.reduction)
-    if reduction == "none":
-        raise TaskError(
-            f"{name}(reduction='none') returns a loss for each element, and a step needs one "
-            f"number. Use {name}() and let surestep divide."
-        )
-    summing: Any = copy.copy(module)
-    summing.reduction = "sum"
-    divides = reduction != "sum"
-    if isinstance(module, _CLASSES):
-        weight = module.weight if isinstance(module.weight, Tensor) else None
-        items = _class_items(weight, int(module.ignore_index))
-        count = _class_count(int(module.ignore_index))
-        return Loss(summing, True, items, count, "classes", divides)
-    per_sample = isinstance(module, nn.KLDivLoss) and reduction == "batchmean"
+def _of_table(given: TableLoss) -> Loss:
+    """Copy the loss, since what it learns from one Task's data is no other's."""
+    own = copy.deepcopy(given)
+    classes = isinstance(own, MultiClass)
     return Loss(
-        summing, True, _sample_items if per_sample else _elements, _samples, "elementwise", divides
+        own.total,
+        is_sum=True,
+        items=own.items,
+        count=own.count,
+        kind="classes" if classes else "table",
+        called=repr(own),
+        divides_by=own.guide.divides_by,
+        check=own.check,
+        classes=count_of_classes if classes else None,
+        module=own,
+        splits=own.splits,
     )
 
 
-def _class_items(weight: Tensor | None, ignored: int) -> Callable[[Any, Any], float]:
-    """Count targets that are not ignored, by their class weights; probabilities count as one.
-
-    That torch divides by the number of samples where targets are probabilities, whatever the
-    weights, is what torch.nn.CrossEntropyLoss does and documents.
-    """
-
-    def items(_: Any, targets: Tensor) -> float:
-        if targets.is_floating_point():
-            return targets.numel() // (targets.shape[1] if targets.dim() > 1 else targets.shape[0])
-        kept = targets != ignored
-        if weight is None:
-            return int(kept.sum())
-        try:
-            return float(weight.to(targets.device)[targets[kept]].double().sum())
-        except IndexError as error:
-            raise DataError(
-                f"A target is no class index: there are {len(weight)} class weights, and the "
-                f"targets run from {int(targets[kept].min())} to {int(targets[kept].max())}."
-            ) from error
-
-    return items
-
-
-def _class_count(ignored: int) -> Callable[[Any], int]:
-    def count(targets: Tensor) -> int:
-        if targets.is_floating_point():
-            return targets.shape[0]
-        return int((targets != ignored).sum())
-
-    return count
+def targets_for(loss: Loss, micro: MicroBatch) -> Any:
+    """Return what the loss is given: the targets, and what the teacher says where there is one."""
+    if loss.teacher is None:
+        return micro.targets
+    return loss.taught(micro.args, micro.kwargs, micro.targets)
 
 
 def _items_of_callable(items: str | Callable[[Any], float]) -> Callable[[Any, Any], float]:
     if items == "samples":
-        return _sample_items
+        return lambda _, targets: samples_in(targets)
     if items == "tokens":
         return lambda _, targets: _unmasked(targets)
     if isinstance(items, str):
@@ -210,17 +128,5 @@ def _items_of_callable(items: str | Callable[[Any], float]) -> Callable[[Any, An
     return _counted(items)
 
 
-def _sample_items(_: Any, targets: Any) -> int:
-    return _samples(targets)
-
-
-def _elements(_: Any, targets: Tensor) -> int:
-    return targets.numel()
-
-
 def _unmasked(targets: Tensor) -> int:
     return int((targets != IGNORED).sum())
-
-
-def _samples(targets: Any) -> int:
-    return samples_in(targets)

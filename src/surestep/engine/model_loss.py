@@ -48,6 +48,8 @@ def model_loss(model: nn.Module, items: str | Callable[[Any], float]) -> Loss:
         count=labels.count,
         kind="model",
         predictions=predictions,
+        called="the model's own loss",
+        divides_by="what items() counts" if callable(items) else "labels that are not ignored",
     )
 
 

@@ -35,6 +35,8 @@ class Given:
     own_optimizer: bool = False
     floating: bool = True
     not_splitting: tuple[str, ...] = ()
+    loss: str = "not known"
+    loss_reason: str = "what it is divided by is not known"
     own_checkpointing: bool = False
     batch_norm: bool = False
 
@@ -55,6 +57,7 @@ class Plan:
     precision: Literal["fp32", "tf32", "bf16", "fp16"]
     deterministic: bool
     seed: int
+    loss: str
     batch_size: int
     micro_batch_size: int
     cutting: str

@@ -238,7 +238,10 @@ def _forward_backward(
         with parallel.sync_grads(when=not left):
             with parts.autocast:
                 outputs = model(*micro.args, **micro.kwargs)
-                value = loss.value(outputs, micro.targets)
+                targets = micro.targets
+                if loss.teacher is not None:
+                    targets = loss.taught(micro.args, micro.kwargs, targets)
+                value = loss.value(outputs, targets)
                 if metrics.logged:
                     logged += metrics.take_logged(micro.items / batch.items)
                 if not (loss.is_sum and isinstance(value, Tensor)):

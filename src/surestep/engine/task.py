@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from surestep.engine.data.batch import split_batch, whole_batch
 from surestep.engine.data.order import Order
 from surestep.engine.initial import Init, as_init
 from surestep.engine.loss import Loss, LossFunction, as_loss, no_loss
+from surestep.engine.losses.catalog import named
 from surestep.engine.model_loss import model_loss, split_whole
 
 if TYPE_CHECKING:
@@ -46,8 +47,9 @@ class Task:
 
     Attributes:
         model: a module, or a function that builds it (called after seeding).
-        loss: a torch loss module or function, whose denominator is known; or a callable
-            `loss(outputs, targets)` that returns a mean, or a dict of named means to add up;
+        loss: a loss of `surestep.losses`, or its name where it has its defaults; a torch loss
+            module or function, whose denominator is known; a callable `loss(outputs, targets)`
+            that returns a mean, or a dict of named means to add up;
             "model" takes the `.loss` that the model returns, as Hugging Face models do.
         train: a map-style dataset, a tuple or dict of tensors, a stream (an IterableDataset,
             anything else with an `__iter__` that starts anew, or a function that returns what to
@@ -79,7 +81,7 @@ class Task:
     """
 
     model: nn.Module | Callable[[], nn.Module]
-    loss: LossFunction | Literal["model"] | None = None
+    loss: LossFunction | str | None = None
     train: Any = None
     val: Any = None
     test: Any = None
@@ -99,7 +101,9 @@ class Task:
         if self.train is None:
             raise TaskError("The Task has no data to train on. Say Task(train=...).")
         self._check_step()
-        if self.loss is not None and not callable(self.loss) and self.loss != "model":
+        if isinstance(self.loss, str) and self.loss != "model":
+            named(self.loss)
+        elif self.loss is not None and not callable(self.loss) and self.loss != "model":
             raise TaskError(
                 f"loss is a {type(self.loss).__name__}, not a callable. Give nn.CrossEntropyLoss() "
                 'or a function of (outputs, targets), or "model" for a model that returns .loss.'

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from torch import nn
-
 from surestep.engine.callback import Callback
 from surestep.engine.checkpointing import own_checkpointing
 from surestep.engine.checks.first_batch import check_first_batch
@@ -35,8 +33,7 @@ def build(
     check_model(planned.model)
     modes = [(module, module.training) for module in planned.model.modules()]
     model = planned.model.to(plan.device)
-    if isinstance(loss.value, nn.Module):
-        loss.value.to(plan.device)
+    loss.to(plan.device)
     training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     if plan.activation_checkpointing == "on":
         settings.enter_context(own_checkpointing(model))

@@ -1,7 +1,6 @@
 """Measure a run that is not open: its checkpoint, on a part of its data."""
 
 import torch
-from torch import nn
 
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError, near
@@ -40,8 +39,7 @@ def measure_run(
     if not names:
         raise ConfigError(f"The task has no val data. {near(part, available)}")
     model = planned.model.to(planned.plan.device)
-    if isinstance(planned.loss.value, nn.Module):
-        planned.loss.value.to(planned.plan.device)
+    planned.loss.to(planned.plan.device)
     saved = run.load_model(model, which)
     with process_settings(planned.plan):
         metrics = evaluate_parts(

@@ -16,6 +16,7 @@ from surestep.engine.data.dataset import check_unsampled, loader_settings, sampl
 from surestep.engine.data.feed import Feed, feed
 from surestep.engine.data.open import slices_in_memory
 from surestep.engine.data.stream import is_stream
+from surestep.engine.data.targets import learn_targets
 from surestep.engine.facts import Facts, read_facts
 from surestep.engine.initial import Started, as_init
 from surestep.engine.loss import Loss
@@ -73,6 +74,7 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
     model = task.build_model()
     loss = task.build_loss(model)
     check_loss(task.loss)
+    reason = learn_targets(loss, task, seed_of(config))
     given = Given(
         train_samples=samples_of(task.train, "train") if task.order is None else len(task.order),
         order=task.order,
@@ -90,8 +92,10 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         },
         own_optimizer=task.optimizer is not None,
         floating=not any(each.is_complex() for each in named_trainable(model).values()),
-        not_splitting=_not_splitting(task, model),
+        not_splitting=_not_splitting(task, model, loss),
         own_checkpointing=uses_own_checkpointing(model),
+        loss=loss.called,
+        loss_reason=reason,
         batch_norm=_has(model, BATCH_NORM),
     )
     said = origin.said if origin is not None else {}
@@ -99,9 +103,10 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
     return Planned(task, config, facts, decide(config, facts, given, origins=said), model, loss)
 
 
-def _not_splitting(task: Task, model: nn.Module) -> tuple[str, ...]:
+def _not_splitting(task: Task, model: nn.Module, loss: Loss) -> tuple[str, ...]:
     """Name what makes a cut batch give other numbers than the whole one."""
     kinds = {
+        f"{loss.called} compares samples of a micro-batch with each other": not loss.splits,
         "the Task says its loss does not split": not task.splits,
         "batch statistics are the micro-batch's": _has(model, BATCH_NORM),
         "dropout draws for each micro-batch": any(

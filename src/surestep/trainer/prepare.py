@@ -12,6 +12,7 @@ from surestep.base.config import Config
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.engine.callback import Callback
 from surestep.engine.data.stream import is_stream
+from surestep.engine.initial import Started
 from surestep.engine.precision import process_settings
 from surestep.engine.task import Task
 from surestep.record.checkpoint.read import list_checkpoints, load_checkpoint
@@ -73,13 +74,21 @@ def prepare(
             if started is not None:
                 recorder.event("init", **asdict(started))
         session.open(open_progress(planned.plan, session.state.place.step), finished=finished)
-        if started is not None:
-            session.say(started.sentence())
+        for line in _first_lines(planned, started):
+            session.say(line)
         return session
     except BaseException:
         settings.close()
         recorder.discard()
         raise
+
+
+def _first_lines(planned: Planned, started: Started | None) -> list[str]:
+    """Say what became of the first weights, and what was read from all of the data."""
+    lines = [] if started is None else [started.sentence()]
+    if "balanced" in planned.loss.called:
+        lines.append(f"{planned.loss.called}: {planned.plan.reason('loss')}")
+    return lines
 
 
 def _asked(origin: Origin, planned: Planned) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The first batch: what can be seen in it before a run, each as a clear message."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.checks.own_loss import check_own_loss
 from surestep.engine.checks.shapes import check_shapes
+from surestep.engine.checks.squash import Watch
 from surestep.engine.checks.value import check_first_loss, check_parts, loss_of
 from surestep.engine.data.batch import MicroBatch, tensors_in
 from surestep.engine.data.feed import Feed
 from surestep.engine.data.source import InMemory
-from surestep.engine.evaluate import eval_mode
-from surestep.engine.loss import IGNORED
+from surestep.engine.evaluate import count_of, eval_mode
+from surestep.engine.loss import IGNORED, targets_for
 from surestep.engine.metrics import open_metrics, take_logged
 from surestep.engine.seed import ModelRandomness, kept_generators
 from surestep.engine.task import Task
@@ -50,18 +51,21 @@ def check_first_batch(
     with eval_mode(model), torch.no_grad(), kept_generators(feed.device):
         randomness.at(-1, 0)
         with autocast:
-            outputs = _forward(model, micro)
-            check_shapes(outputs, micro.targets, feed.loss)
-            value = loss_of(feed.loss, outputs, micro)
+            watch = Watch()
+            with watch if feed.loss.check is not None else nullcontext():
+                outputs = _forward(model, micro)
+            targets = targets_for(feed.loss, micro)
+            check_shapes(feed.loss, outputs, targets, micro, watch)
+            value = loss_of(feed.loss, outputs, targets, micro)
             if feed.loss.kind == "model" and task.splits:
                 counted = not callable(task.items)
                 check_own_loss(model, feed, raw, micro, value, counted=counted)
-            elif not feed.loss.is_sum and task.splits:
+            elif not feed.loss.is_sum and task.splits and feed.loss.teacher is None:
                 check_parts(feed, raw, outputs, micro, value)
             _check_metrics(task, feed.loss.predictions(outputs), micro, feed)
         take_logged()
-    if fresh and feed.loss.kind == "classes" and feed.loss.divides:
-        check_first_loss(float(value) / micro.items, outputs.shape[1])
+    if fresh and feed.loss.classes is not None and feed.loss.divides:
+        check_first_loss(float(value) / micro.items, feed.loss.classes(outputs))
 
 
 def _check_ignored(feed: Feed, task: Task) -> None:
@@ -106,7 +110,7 @@ def _check_metrics(task: Task, outputs: Any, micro: MicroBatch, feed: Feed) -> N
     for name, metric in task.metrics.items():
         try:
             (opened,) = open_metrics({name: metric}, feed.device)
-            opened.update(outputs, micro.targets, feed.loss.count(micro.targets))
+            opened.update(outputs, micro.targets, count_of(feed.loss, micro))
             opened.compute()
         except TaskError:
             raise

@@ -31,15 +31,15 @@ class _Broadcast(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def loss_of(loss: Loss, outputs: Any, micro: MicroBatch) -> Tensor:
+def loss_of(loss: Loss, outputs: Any, targets: Any, micro: MicroBatch) -> Tensor:
     """Return the loss of a micro-batch, checked, as a sum over its items."""
     samples = samples_in((micro.targets, micro.args, dict(micro.kwargs)))
     with _Broadcast(samples) as broadcast, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            value = loss.value(outputs, micro.targets)
+            value = loss.value(outputs, targets)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            shapes = [tuple(each.shape) for each in tensors_in((outputs, micro.targets))]
+            shapes = [tuple(each.shape) for each in tensors_in((outputs, targets))]
             raise TaskError(
                 f"The loss fails on the first batch, whose outputs and targets have shapes "
                 f"{shapes}: {error}"
@@ -60,8 +60,7 @@ def loss_of(loss: Loss, outputs: Any, micro: MicroBatch) -> Tensor:
                 f"{called} has shape {tuple(part.shape)}, and a step needs one number. Return its "
                 "mean: loss.mean()."
             )
-    if loss.is_sum:
-        assert isinstance(value, Tensor)
+    if loss.is_sum and isinstance(value, Tensor):
         return value
     return loss.add_up(value, micro.items)[0]
 

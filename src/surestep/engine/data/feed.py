@@ -234,7 +234,7 @@ def _uniform_items(source: Source | Stream, task: Task, loss: Loss) -> float | N
     Counting unmasked targets costs two small operations a batch; one look before the start saves
     them all where nothing is masked.
     """
-    weighted = getattr(loss.value, "weight", None) is not None
+    weighted = getattr(loss.module, "weight", None) is not None
     in_memory = isinstance(source, InMemory) and task.inputs is None
     if not isinstance(source, InMemory) or not in_memory or loss.kind != "classes" or weighted:
         return None

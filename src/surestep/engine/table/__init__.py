@@ -9,6 +9,7 @@ from surestep.engine.table import (
     average,
     data,
     evaluation,
+    loss,
     memory,
     optim,
     record,
@@ -17,7 +18,7 @@ from surestep.engine.table import (
     step,
 )
 
-PARTS = (run, data, optim, schedule, step, memory, evaluation, average, record)
+PARTS = (run, loss, data, optim, schedule, step, memory, evaluation, average, record)
 TABLE: dict[str, tuple[Row, ...]] = {
     option: rows for part in PARTS for option, rows in part.ROWS.items()
 }

@@ -1,0 +1,172 @@
+"""What a loss is to the engine, and what every loss of the table can say of itself."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from surestep.engine.data.batch import samples_in
+
+LossFunction = Callable[..., Tensor | Mapping[str, Tensor]]
+Squash = Literal["softmax", "sigmoid"]
+IGNORED = -100
+
+
+class First(NamedTuple):
+    """The first batch, for a loss to look at.
+
+    Attributes:
+        outputs: what the model returned.
+        targets: what they are compared with.
+        inputs: tensors the model was given.
+        squashed: the operation that the outputs came out of, where it is one of these.
+    """
+
+    outputs: Any
+    targets: Any
+    inputs: tuple[Tensor, ...] = ()
+    squashed: Squash | None = None
+
+
+def _as_they_are(outputs: Any) -> Any:
+    return outputs
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss with its denominator.
+
+    Attributes:
+        value: `value(outputs, targets)`: a sum over items where `is_sum`, else a mean.
+        items: what the mean is over, of one batch: `items(batch, targets)`.
+        count: what a metric's mean is over: samples, or targets that are not ignored.
+        kind: what the start-up checks may expect of outputs and targets.
+        divides: False for a loss that its user declared a sum: nothing is divided.
+        predictions: what metrics see of the model's outputs.
+        called: its name, for people.
+        divides_by: what its mean is over, for people.
+        check: looks at the first batch.
+        classes: how many classes the outputs choose among, where guessing evenly is a start.
+        module: what has tensors to be moved to the device.
+        splits: False where it compares the samples of a batch with each other.
+        teacher: a frozen model; the loss is then given `(targets, what the teacher returns)`.
+    """
+
+    value: LossFunction
+    is_sum: bool
+    items: Callable[[Any, Any], float]
+    count: Callable[[Any], int]
+    kind: Literal["classes", "elementwise", "table", "other", "model", "none"]
+    divides: bool = True
+    predictions: Callable[[Any], Any] = _as_they_are
+    called: str = "a function"
+    divides_by: str = "samples"
+    check: Callable[[First], None] | None = None
+    classes: Callable[[Tensor], int] | None = None
+    module: nn.Module | None = None
+    splits: bool = True
+    teacher: nn.Module | None = None
+
+    def add_up(
+        self, value: Tensor | Mapping[str, Tensor], items: float
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Turn what the callable returned into a sum over `items`, and its named parts likewise.
+
+        A loss that returns a mapping of named parts is their sum.
+        """
+        scale = 1.0 if self.is_sum else items
+        if isinstance(value, Tensor):
+            return at_least_fp32(value) * scale, {}
+        parts = {name: at_least_fp32(part) * scale for name, part in value.items()}
+        return cast(Tensor, sum(parts.values())), parts
+
+    def to(self, device: torch.device) -> None:
+        """Move class weights and the teacher to the device; the teacher goes to eval mode."""
+        if self.module is not None:
+            self.module.to(device)
+        if self.teacher is not None:
+            self.teacher.to(device).eval()
+
+    def taught(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], targets: Any) -> Any:
+        """Return the targets and what the teacher says to the same inputs."""
+        assert self.teacher is not None
+        with torch.no_grad():
+            return targets, self.teacher(*args, **kwargs)
+
+
+class Guide(NamedTuple):
+    """A row of the guide: what a loss is for and what it takes."""
+
+    task: str
+    outputs: str
+    targets: str
+    formula: str
+    divides_by: str
+    source: str
+
+
+class TableLoss(nn.Module):
+    """A loss of the table. Called, it returns its mean; a step adds up its `total`.
+
+    Attributes:
+        name: what it is called in the table.
+        guide: its row.
+        splits: False where it compares the samples of a batch with each other.
+    """
+
+    name: ClassVar[str]
+    guide: ClassVar[Guide]
+    splits: bool = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def __repr__(self) -> str:
+        said = (f"{name}={value!r}" for name, value in self.options.items() if value is not None)
+        return f"{self.name}({', '.join(said)})"
+
+    def total(self, outputs: Any, targets: Any) -> Tensor | Mapping[str, Tensor]:
+        """Return the sum over items, (), or its named parts."""
+        raise NotImplementedError
+
+    def items(self, batch: Any, targets: Any) -> float:
+        """Count what the mean is over: samples, where a loss says nothing else."""
+        return samples_in(batch if targets is None else targets)
+
+    def count(self, targets: Any) -> int:
+        """Count what a metric's mean is over."""
+        return samples_in(targets)
+
+    def check(self, first: First) -> None:
+        """Say in words where outputs and targets are not what the loss takes.
+
+        Raises:
+            TaskError, DataError: they are not.
+        """
+
+    @property
+    def needs_targets(self) -> bool:
+        """Whether something is to be computed from the training data before the run."""
+        return False
+
+    def learn(self, targets: Iterable[Any]) -> None:
+        """Compute it, from the targets of batch after batch."""
+
+    def learned(self) -> str:
+        """Say what was computed."""
+        return ""
+
+    def forward(self, outputs: Any, targets: Any) -> Tensor:
+        """Return the mean over items, ()."""
+        value = self.total(outputs, targets)
+        if not isinstance(value, Tensor):
+            value = cast(Tensor, sum(value.values()))
+        return value / self.items(outputs, targets)
+
+
+def at_least_fp32(value: Tensor) -> Tensor:
+    """Return half precision as fp32: a sum over many items needs the digits."""
+    return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value

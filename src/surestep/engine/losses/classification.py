@@ -1,0 +1,280 @@
+"""Binary, multi-class and multi-label classification."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from surestep.base.errors import DataError, TaskError
+from surestep.engine.losses import expect, expect_figures
+from surestep.engine.losses.base import IGNORED, First, Guide, TableLoss
+from surestep.engine.losses.weights import (
+    Balanced,
+    as_weight,
+    balanced_classes,
+    balanced_labels,
+    shown,
+)
+
+_BCE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.BCEWithLogitsLoss.html"
+_CE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html"
+
+
+def share(value: float, name: str) -> float:
+    """Return a share between 0 and 1.
+
+    Raises:
+        TaskError: it is not.
+    """
+    if not 0 <= value <= 1:
+        raise TaskError(f"{name}={value} is no share. Use a number from 0 to 1.")
+    return value
+
+
+class MultiClass(TableLoss):
+    """One of several classes: cross-entropy of logits with indices or probabilities.
+
+    Args:
+        weight: a number for each class, or "balanced": samples / (classes * samples of the class)
+            in the training data.
+        label_smoothing: the share of each target that is spread over all classes.
+        ignore_index: targets of this value are left out.
+    """
+
+    name = "multiclass"
+    guide = Guide(
+        "one of several classes",
+        "logits (N, C, ...)",
+        "indices (N, ...) int64, or probabilities (N, C, ...)",
+        "-sum_c w_c q_c log softmax(x)_c; q is the target, smoothed: (1 - s) q + s / C",
+        "the weights of targets that are not ignored; samples where targets are probabilities",
+        _CE,
+    )
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        weight: Balanced | Sequence[float] | Tensor | None = None,
+        label_smoothing: float = 0.0,
+        ignore_index: int = IGNORED,
+    ) -> None:
+        share(label_smoothing, "label_smoothing")
+        super().__init__(weight=weight, label_smoothing=label_smoothing, ignore_index=ignore_index)
+        self.label_smoothing = label_smoothing
+        self.ignore_index = ignore_index
+        self._weigh(as_weight(weight, "weight"))
+
+    def _weigh(self, weight: Tensor | None) -> None:
+        # Items are counted on the host, so a copy stays there when the buffer is moved.
+        self.host_weight = weight
+        self.register_buffer("weight", weight, persistent=False)
+
+    @property
+    def needs_targets(self) -> bool:
+        """Whether the weights are to be balanced by the training data."""
+        return isinstance(self.options["weight"], str) and self.weight is None
+
+    def learn(self, targets: Iterable[Any]) -> None:
+        """Balance the weights."""
+        self._weigh(balanced_classes(targets, self.ignore_index))
+
+    def learned(self) -> str:
+        """Say what the weights are."""
+        return f"weight={shown(self.host_weight)}"
+
+    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the cross-entropy summed."""
+        weight = None if self.weight is None else self.weight.to(outputs.dtype)
+        return functional.cross_entropy(
+            outputs,
+            targets.to(outputs.dtype) if targets.is_floating_point() else targets,
+            weight,
+            ignore_index=self.ignore_index,
+            reduction="sum",
+            label_smoothing=self.label_smoothing,
+        )
+
+    def items(self, batch: Any, targets: Tensor) -> float:
+        """Count targets that are not ignored, by their weights; probabilities by samples."""
+        return class_items(targets, self.host_weight, self.ignore_index)
+
+    def count(self, targets: Tensor) -> int:
+        """Count targets that are not ignored."""
+        if targets.is_floating_point():
+            return targets.shape[0]
+        return int((targets != self.ignore_index).sum())
+
+    def check(self, first: First) -> None:
+        """Check indices or probabilities against the outputs."""
+        expect.class_targets(first, ignored=self.ignore_index)
+        expect.logits_of_classes(first)
+        classes = first.outputs.shape[1]
+        expect.warn_of_ignored_class(first.targets, classes, self.ignore_index)
+        if self.host_weight is not None and self.host_weight.shape != (classes,):
+            raise TaskError(
+                f"There are {self.host_weight.numel()} class weights, and the model has {classes} "
+                "outputs. Give a weight for each output."
+            )
+
+
+def class_items(targets: Tensor, weight: Tensor | None, ignored: int) -> float:
+    """Count targets that are not ignored, by their class weights; probabilities count as one.
+
+    That torch divides by the number of samples where targets are probabilities, whatever the
+    weights, is what torch.nn.CrossEntropyLoss does and documents.
+
+    Raises:
+        DataError: a target has no weight.
+    """
+    if targets.is_floating_point():
+        return targets.numel() // (targets.shape[1] if targets.dim() > 1 else targets.shape[0])
+    kept = targets != ignored
+    if weight is None:
+        return int(kept.sum())
+    try:
+        return float(weight.to(targets.device)[targets[kept].long()].double().sum())
+    except IndexError as error:
+        raise DataError(
+            f"A target is no class index: there are {len(weight)} class weights, and the "
+            f"targets run from {int(targets[kept].min())} to {int(targets[kept].max())}."
+        ) from error
+
+
+class Binary(TableLoss):
+    """Yes or no: binary cross-entropy of one logit.
+
+    Args:
+        pos_weight: what a target of 1 weighs, or "balanced": targets of 0 / targets of 1 in the
+            training data.
+        label_smoothing: how far targets are drawn towards 1/2.
+        ignore_index: targets of this value are left out.
+    """
+
+    name = "binary"
+    guide = Guide(
+        "yes or no",
+        "logits (N,) or (N, 1), as the targets",
+        "0 to 1, of the outputs' shape",
+        "-p t log s(x) - (1 - t) log(1 - s(x)); t smoothed: (1 - e) t + e / 2; p is pos_weight",
+        "targets that are not ignored, whatever they weigh",
+        _BCE,
+    )
+    each = False
+    pos_weight: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        pos_weight: Balanced | float | Sequence[float] | Tensor | None = None,
+        label_smoothing: float = 0.0,
+        ignore_index: int | None = None,
+    ) -> None:
+        share(label_smoothing, "label_smoothing")
+        if ignore_index in (0, 1):
+            raise TaskError(f"ignore_index={ignore_index} is a label. Use another, such as -1.")
+        super().__init__(
+            pos_weight=pos_weight, label_smoothing=label_smoothing, ignore_index=ignore_index
+        )
+        self.label_smoothing = label_smoothing
+        self.ignore_index = ignore_index
+        said = [pos_weight] if isinstance(pos_weight, float | int) and self.each else pos_weight
+        self.register_buffer("pos_weight", as_weight(said, "pos_weight"), persistent=False)  # type: ignore[arg-type]
+
+    @property
+    def needs_targets(self) -> bool:
+        """Whether pos_weight is to be balanced by the training data."""
+        return isinstance(self.options["pos_weight"], str) and self.pos_weight is None
+
+    def learn(self, targets: Iterable[Any]) -> None:
+        """Balance pos_weight."""
+        self.pos_weight = balanced_labels(targets, self.ignore_index, each=self.each)
+
+    def learned(self) -> str:
+        """Say what pos_weight is."""
+        return f"pos_weight={shown(self.pos_weight)}"
+
+    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the binary cross-entropy summed."""
+        wanted = targets.to(outputs.dtype)
+        mask = None
+        if self.ignore_index is not None:
+            mask = (targets != self.ignore_index).to(outputs.dtype)
+            wanted = wanted * mask
+        if self.label_smoothing:
+            wanted = wanted * (1 - self.label_smoothing) + self.label_smoothing / 2
+        weight = None if self.pos_weight is None else self.pos_weight.to(outputs.dtype)
+        return functional.binary_cross_entropy_with_logits(
+            outputs, wanted, mask, reduction="sum", pos_weight=weight
+        )
+
+    def items(self, batch: Any, targets: Tensor) -> float:
+        """Count targets that are not ignored."""
+        if self.ignore_index is None:
+            return targets.numel()
+        return int((targets != self.ignore_index).sum())
+
+    def check(self, first: First) -> None:
+        """Check shapes and ranges."""
+        outputs, targets = expect.tensors(first)
+        if outputs.dim() == targets.dim() + 1 and outputs.shape[1] == 2:
+            raise TaskError(
+                f"The model has two outputs for each target (shape {tuple(outputs.shape)}), and "
+                f"{self.name} takes one. Give the model one, or use surestep.losses.multiclass()."
+            )
+        expect_figures.same_shape(first)
+        expect_figures.label_targets(targets, called=self.name, ignored=self.ignore_index)
+        expect.logits_of_labels(first, called=self.name)
+
+
+class MultiLabel(Binary):
+    """Several labels at once: binary cross-entropy of a logit for each.
+
+    Args:
+        pos_weight: what a target of 1 weighs, for each label, or "balanced": targets of 0 /
+            targets of 1 of each label in the training data.
+        label_smoothing: how far targets are drawn towards 1/2.
+        ignore_index: targets of this value are left out.
+    """
+
+    name = "multilabel"
+    guide = Guide(
+        "several labels at once",
+        "logits (N, L)",
+        "0 to 1 (N, L)",
+        "-p_l t log s(x) - (1 - t) log(1 - s(x)); t smoothed: (1 - e) t + e / 2; p is pos_weight",
+        "targets (samples times labels) that are not ignored, whatever they weigh",
+        _BCE,
+    )
+    each = True
+
+    def check(self, first: First) -> None:
+        """Check shapes and ranges, and that there is a weight for each label."""
+        outputs, targets = expect.tensors(first)
+        if outputs.dim() != 2:
+            raise TaskError(
+                f"The model's outputs have shape {tuple(outputs.shape)}, and multilabel takes "
+                "(samples, labels). For one label use surestep.losses.binary()."
+            )
+        if targets.dim() == 1 and not targets.is_floating_point():
+            raise DataError(
+                f"The targets are one integer for each sample (shape {tuple(targets.shape)}), and "
+                "multilabel takes 0 or 1 for each label. For class indices use "
+                "surestep.losses.multiclass(); else torch.nn.functional.one_hot(targets, "
+                f"{outputs.shape[1]}).float()."
+            )
+        super().check(first)
+        weights = 1 if self.pos_weight is None else self.pos_weight.numel()
+        if weights not in (1, outputs.shape[1]):
+            raise TaskError(
+                f"There are {weights} numbers in pos_weight, and the model has {outputs.shape[1]} "
+                "outputs. Give one for each label."
+            )
+
+
+def count_of_classes(outputs: Tensor) -> int:
+    """Return how many classes logits (N, C, ...) choose among."""
+    return int(torch.atleast_2d(outputs).shape[1])

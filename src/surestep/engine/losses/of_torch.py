@@ -1,0 +1,219 @@
+"""torch's own losses, each with the denominator that its mean has."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from surestep.base.errors import TaskError
+from surestep.engine.data.batch import samples_in
+from surestep.engine.losses import expect, expect_figures
+from surestep.engine.losses.base import First, Loss, at_least_fp32
+from surestep.engine.losses.classification import class_items, count_of_classes
+from surestep.engine.losses.frames import ctc_total, parts_of
+
+Over = Literal["elements", "samples", "rows"]
+
+FUNCTIONS: dict[Any, Callable[[], nn.Module]] = {
+    functional.cross_entropy: nn.CrossEntropyLoss,
+    functional.nll_loss: nn.NLLLoss,
+    functional.mse_loss: nn.MSELoss,
+    functional.l1_loss: nn.L1Loss,
+    functional.smooth_l1_loss: nn.SmoothL1Loss,
+    functional.huber_loss: nn.HuberLoss,
+    functional.binary_cross_entropy: nn.BCELoss,
+    functional.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    functional.poisson_nll_loss: nn.PoissonNLLLoss,
+    functional.soft_margin_loss: nn.SoftMarginLoss,
+    functional.multi_margin_loss: nn.MultiMarginLoss,
+    functional.multilabel_margin_loss: nn.MultiLabelMarginLoss,
+    functional.multilabel_soft_margin_loss: nn.MultiLabelSoftMarginLoss,
+    functional.hinge_embedding_loss: nn.HingeEmbeddingLoss,
+    functional.kl_div: nn.KLDivLoss,
+}
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A loss of torch.
+
+    Attributes:
+        over: what its mean is over: elements of the targets, samples, or elements but the last
+            dimension.
+        parts: how the model's outputs and the targets become its arguments; None for as they are.
+        figures: outputs and targets are compared element with element.
+    """
+
+    over: Over = "elements"
+    parts: Callable[[Any, Any], tuple[Any, ...]] | None = None
+    figures: bool = False
+
+
+def _pair_and_targets(called: str, *names: str) -> Callable[[Any, Any], tuple[Any, ...]]:
+    return lambda outputs, targets: (*expect.several(outputs, names, called), targets)
+
+
+def _triplet(outputs: Any, _: Any) -> tuple[Any, ...]:
+    return expect.several(outputs, ("anchor", "positive", "negative"), "TripletMarginLoss")
+
+
+def _mean_and_variance(outputs: Any, targets: Tensor) -> tuple[Any, ...]:
+    mean, variance = expect.several(outputs, ("mean", "variance"), "GaussianNLLLoss")
+    return mean, targets, variance
+
+
+KNOWN: dict[type[nn.Module], _Known] = {
+    nn.MSELoss: _Known(figures=True),
+    nn.L1Loss: _Known(figures=True),
+    nn.SmoothL1Loss: _Known(figures=True),
+    nn.HuberLoss: _Known(figures=True),
+    nn.BCELoss: _Known(figures=True),
+    nn.BCEWithLogitsLoss: _Known(figures=True),
+    nn.SoftMarginLoss: _Known(figures=True),
+    nn.KLDivLoss: _Known(figures=True),
+    nn.PoissonNLLLoss: _Known(figures=True),
+    nn.HingeEmbeddingLoss: _Known(),
+    nn.GaussianNLLLoss: _Known(parts=_mean_and_variance),
+    nn.MarginRankingLoss: _Known(parts=_pair_and_targets("MarginRankingLoss", "a", "b")),
+    nn.CosineEmbeddingLoss: _Known(parts=_pair_and_targets("CosineEmbeddingLoss", "a", "b")),
+    nn.TripletMarginLoss: _Known("samples", _triplet),
+    nn.TripletMarginWithDistanceLoss: _Known("samples", _triplet),
+    nn.MultiMarginLoss: _Known("samples"),
+    nn.MultiLabelMarginLoss: _Known("samples"),
+    nn.MultiLabelSoftMarginLoss: _Known("rows"),
+}
+
+
+def of_torch(module: nn.Module) -> Loss | None:
+    """Return the Loss of one of torch's modules; None where it is not known.
+
+    Raises:
+        TaskError: `reduction="none"`.
+    """
+    kind = type(module)
+    if kind not in KNOWN and kind not in (nn.CrossEntropyLoss, nn.NLLLoss, nn.CTCLoss):
+        return None
+    name, reduction = kind.__name__, str(module.reduction)
+    if reduction == "none":
+        raise TaskError(
+            f"{name}(reduction='none') returns a loss for each element, and a step needs one "
+            f"number. Use {name}() and let surestep divide."
+        )
+    summing: Any = copy.copy(module)
+    summing._buffers = dict(module._buffers)  # moved to the device, the user's own are not
+    summing.reduction = "sum"
+    if kind is nn.CTCLoss:
+        return _ctc(summing, reduction)
+    if kind in (nn.CrossEntropyLoss, nn.NLLLoss):
+        return _classes(summing, reduction)
+    return _figures(summing, reduction)
+
+
+def _classes(summing: Any, reduction: str) -> Loss:
+    weight = summing.weight if isinstance(summing.weight, Tensor) else None
+    ignored = int(summing.ignore_index)
+
+    def count(targets: Tensor) -> int:
+        if targets.is_floating_point():
+            return targets.shape[0]
+        return int((targets != ignored).sum())
+
+    def check(first: First) -> None:
+        expect.class_targets(first, ignored=ignored)
+        if isinstance(summing, nn.CrossEntropyLoss):
+            expect.logits_of_classes(first, called="CrossEntropyLoss")
+        else:
+            expect_figures.log_probabilities(first, "NLLLoss", "nn.CrossEntropyLoss()")
+
+    return Loss(
+        summing,
+        is_sum=True,
+        items=lambda _, targets: class_items(targets, weight, ignored),
+        count=count,
+        kind="classes",
+        divides=reduction != "sum",
+        called=type(summing).__name__,
+        divides_by="the weights of targets that are not ignored"
+        if weight is not None
+        else "targets that are not ignored",
+        check=check,
+        classes=count_of_classes,
+        module=summing,
+    )
+
+
+def _figures(summing: Any, reduction: str) -> Loss:
+    known = KNOWN[type(summing)]
+    over: Over = "samples" if reduction == "batchmean" else known.over
+    parts = known.parts
+
+    def items(batch: Any, targets: Any) -> float:
+        if over == "samples":
+            return samples_in(batch if targets is None else targets)
+        elements = int(targets.numel())
+        return elements // targets.shape[-1] if over == "rows" else elements
+
+    return Loss(
+        summing if parts is None else lambda o, t: summing(*parts(o, t)),
+        is_sum=True,
+        items=items,
+        count=samples_in,
+        kind="elementwise" if known.figures else "other",
+        divides=reduction != "sum",
+        called=type(summing).__name__,
+        divides_by=over if over != "rows" else "samples",
+        check=_check_figures(summing) if known.figures else None,
+        module=summing,
+    )
+
+
+def _check_figures(summing: Any) -> Callable[[First], None]:
+    name = type(summing).__name__
+
+    def check(first: First) -> None:
+        outputs, targets = expect_figures.same_shape(first)
+        expect_figures.floating(targets, name)
+        if isinstance(summing, (nn.BCELoss, nn.BCEWithLogitsLoss)):
+            expect_figures.label_targets(targets, called=name)
+        if isinstance(summing, nn.BCEWithLogitsLoss):
+            expect.logits_of_labels(first, called=name)
+        if isinstance(summing, nn.BCELoss):
+            expect_figures.probabilities(outputs, name, "nn.BCEWithLogitsLoss()")
+        if isinstance(summing, nn.SoftMarginLoss):
+            expect_figures.signs(targets, name)
+        if isinstance(summing, nn.KLDivLoss):
+            last = outputs.dim() - 1
+            expect_figures.log_probabilities(
+                first, name, "surestep.losses.multiclass()", dim=1 if last >= 1 else 0
+            )
+
+    return check
+
+
+def _ctc(summing: nn.CTCLoss, reduction: str) -> Loss:
+    """CTC's mean is over samples, each divided by the length of its labels before."""
+    divides = reduction != "sum"
+    summing.reduction = "none"
+
+    def value(outputs: Tensor, targets: Any) -> Tensor:
+        labels, frames, lengths = parts_of(targets)
+        each: Tensor = summing(at_least_fp32(outputs), labels, frames, lengths)
+        return ctc_total(each, lengths) if divides else each.sum()
+
+    def samples(targets: Any) -> int:
+        return len(parts_of(targets)[2])
+
+    return Loss(
+        value,
+        is_sum=True,
+        items=lambda _, targets: samples(targets),
+        count=samples,
+        kind="other",
+        divides=divides,
+        called="CTCLoss",
+        divides_by="samples, each divided by the length of its labels before",
+        module=summing,
+    )

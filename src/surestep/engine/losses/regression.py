@@ -1,0 +1,140 @@
+"""Regression: figures compared element with element."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from surestep.base.errors import TaskError
+from surestep.engine.losses import expect_figures
+from surestep.engine.losses.base import First, Guide, TableLoss, at_least_fp32
+from surestep.engine.losses.expect import tensors
+
+_TORCH = "https://docs.pytorch.org/docs/stable/generated/torch.nn.{}.html"
+_FIGURES = "figures (N, ...), as the targets"
+_SAME = "figures of the outputs' shape"
+
+
+class _Elementwise(TableLoss):
+    """A mean over elements of two tensors of one shape."""
+
+    def items(self, batch: Any, targets: Tensor) -> float:
+        """Count elements."""
+        return targets.numel()
+
+    def check(self, first: First) -> None:
+        """Check that shapes are equal and targets floating point numbers."""
+        _, targets = expect_figures.same_shape(first)
+        expect_figures.floating(targets, self.name)
+
+
+class Mse(_Elementwise):
+    """Squared error: predicts the mean; far outliers weigh much."""
+
+    name = "mse"
+    guide = Guide(
+        "figures: their mean", _FIGURES, _SAME, "(x - t)^2", "elements", _TORCH.format("MSELoss")
+    )
+
+    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the squared error summed."""
+        return functional.mse_loss(outputs, targets, reduction="sum")
+
+
+class Mae(_Elementwise):
+    """Absolute error: predicts the median."""
+
+    name = "mae"
+    guide = Guide(
+        "figures: their median", _FIGURES, _SAME, "|x - t|", "elements", _TORCH.format("L1Loss")
+    )
+
+    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the absolute error summed."""
+        return functional.l1_loss(outputs, targets, reduction="sum")
+
+
+class Huber(_Elementwise):
+    """Squared error near the target, absolute error far from it.
+
+    Args:
+        delta: where the one becomes the other.
+    """
+
+    name = "huber"
+    guide = Guide(
+        "figures with outliers",
+        _FIGURES,
+        _SAME,
+        "(x - t)^2 / 2 where |x - t| <= delta, else delta (|x - t| - delta / 2)",
+        "elements",
+        _TORCH.format("HuberLoss"),
+    )
+
+    def __init__(self, *, delta: float = 1.0) -> None:
+        super().__init__(delta=delta)
+        if delta <= 0:
+            raise TaskError(f"delta={delta} is not above 0. Use 1.0, or the size of usual errors.")
+        self.delta = delta
+
+    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the Huber error summed."""
+        return functional.huber_loss(outputs, targets, reduction="sum", delta=self.delta)
+
+
+class Quantile(TableLoss):
+    """Quantiles of the target, by the pinball loss: an output for each.
+
+    Args:
+        quantiles: rising shares between 0 and 1.
+    """
+
+    name = "quantile"
+    guide = Guide(
+        "figures: their quantiles",
+        "figures (N, ..., Q), one for each quantile",
+        "figures (N, ...)",
+        "max(q (t - x), (q - 1) (t - x))",
+        "elements times quantiles",
+        "Koenker and Bassett 1978, https://doi.org/10.2307/1913643",
+    )
+
+    quantiles: Tensor
+
+    def __init__(self, *, quantiles: Sequence[float] = (0.1, 0.5, 0.9)) -> None:
+        super().__init__(quantiles=tuple(quantiles))
+        rising = all(a < b for a, b in itertools.pairwise(quantiles))
+        if not quantiles or not rising or not quantiles[0] > 0 or not quantiles[-1] < 1:
+            raise TaskError(
+                f"quantiles={tuple(quantiles)} are not rising shares between 0 and 1. Use "
+                "(0.1, 0.5, 0.9)."
+            )
+        self.register_buffer(
+            "quantiles", torch.tensor(quantiles, dtype=torch.float64), persistent=False
+        )
+
+    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the pinball loss summed."""
+        outputs = at_least_fp32(outputs)
+        quantiles = self.quantiles.to(outputs.dtype)
+        above = targets.unsqueeze(-1) - outputs
+        return torch.maximum(quantiles * above, (quantiles - 1) * above).sum()
+
+    def items(self, batch: Any, targets: Tensor) -> float:
+        """Count elements times quantiles."""
+        return targets.numel() * len(self.options["quantiles"])
+
+    def check(self, first: First) -> None:
+        """Check that there is an output for each quantile."""
+        outputs, targets = tensors(first)
+        wanted = len(self.options["quantiles"])
+        if outputs.shape != (*targets.shape, wanted):
+            raise TaskError(
+                f"The model's outputs have shape {tuple(outputs.shape)} and the targets "
+                f"{tuple(targets.shape)}: quantile takes outputs {(*targets.shape, wanted)}, one "
+                f"for each of the {wanted} quantiles. For one figure use surestep.losses.mae()."
+            )
+        expect_figures.floating(targets, self.name)

@@ -1,0 +1,224 @@
+"""Segmentation: overlap of regions, alone and beside cross-entropy."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from surestep.base.errors import TaskError
+from surestep.engine.losses import expect, expect_figures
+from surestep.engine.losses.base import IGNORED, First, Guide, TableLoss, at_least_fp32
+
+_LOGITS = "logits (N, C, H, W), (N, C, T) or (N, C, D, H, W)"
+EITHER = "indices (N, ...): softmax over C; or 0 to 1 of the outputs' shape: a sigmoid each"
+_DICE = "1 - mean_c (2 sum p t + s) / (sum p + sum t + s), sums over the pixels of {}"
+_DICE_SOURCE = "Drozdzal et al. 2016, https://arxiv.org/abs/1608.04117"
+
+
+class Dice(TableLoss):
+    """One minus the overlap of predicted and true regions.
+
+    Args:
+        per: "sample": the overlap within each sample, then the mean; it splits. "batch": the
+            overlap over the whole batch, which does not split.
+        smooth: keeps empty regions from dividing by zero.
+        ignore_index: pixels whose index is this are left out.
+    """
+
+    name = "dice"
+    guide = Guide(
+        "segmentation: regions",
+        _LOGITS,
+        EITHER,
+        _DICE.format("a sample"),
+        "samples with a pixel that is not ignored; per='batch' does not split",
+        _DICE_SOURCE,
+    )
+
+    def __init__(
+        self,
+        *,
+        per: Literal["sample", "batch"] = "sample",
+        smooth: float = 1.0,
+        ignore_index: int = IGNORED,
+        **options: Any,
+    ) -> None:
+        super().__init__(per=per, smooth=smooth, ignore_index=ignore_index, **options)
+        if per not in ("sample", "batch"):
+            raise TaskError(f"per={per!r} is not known. Use 'sample' or 'batch'.")
+        if smooth <= 0:
+            raise TaskError(f"smooth={smooth} is not above 0, and an empty region would be NaN.")
+        self.per, self.smooth, self.ignore_index = per, smooth, ignore_index
+        self.splits = per == "sample"
+
+    def total(self, outputs: Tensor, targets: Tensor) -> Tensor | dict[str, Tensor]:
+        """Return the loss summed over samples."""
+        return self.dice(at_least_fp32(outputs), targets)
+
+    def dice(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return one minus the overlap, summed over samples."""
+        if outputs.shape == targets.shape:
+            shares, wanted = outputs.sigmoid(), targets.to(outputs.dtype)
+            kept = torch.ones(len(outputs), dtype=torch.bool, device=outputs.device)
+        else:
+            known = (targets != self.ignore_index).unsqueeze(1)
+            classes = targets.clamp(0, outputs.shape[1] - 1).long().unsqueeze(1)
+            wanted = torch.zeros_like(outputs).scatter_(1, classes, 1.0) * known
+            shares, kept = outputs.softmax(1) * known, known.flatten(1).any(1)
+        both, each = (shares * wanted).flatten(2).sum(2), (shares + wanted).flatten(2).sum(2)
+        if self.per == "batch":
+            overlap = (2 * both.sum(0) + self.smooth) / (each.sum(0) + self.smooth)
+            return (1 - overlap.mean()) * kept.sum()
+        overlap = (2 * both + self.smooth) / (each + self.smooth)
+        return ((1 - overlap.mean(1)) * kept).sum()
+
+    def items(self, batch: Any, targets: Tensor) -> float:
+        """Count samples with a pixel that is not ignored."""
+        return int((targets != self.ignore_index).flatten(1).any(1).sum())
+
+    def count(self, targets: Tensor) -> int:
+        """Count samples, or of indices the pixels that are not ignored."""
+        if targets.is_floating_point():
+            return targets.shape[0]
+        return int((targets != self.ignore_index).sum())
+
+    def check(self, first: First) -> None:
+        """Check indices or masks against the outputs."""
+        outputs, targets = expect.tensors(first)
+        if outputs.shape == targets.shape:
+            self.check_masks(first)
+        else:
+            self.check_indices(first)
+
+    def check_masks(self, first: First) -> None:
+        """Check masks of 0 to 1."""
+        if first.outputs.dim() < 4:
+            raise TaskError(
+                f"Outputs and targets have shape {tuple(first.outputs.shape)}, and {self.name} "
+                "takes masks (samples, channels, height, width). Use unsqueeze(1) on both where "
+                "there is one channel."
+            )
+        expect_figures.label_targets(first.targets, called=self.name)
+        expect.logits_of_labels(first, called=self.name)
+
+    def check_indices(self, first: First) -> None:
+        """Check indices of classes."""
+        outputs, targets = expect.tensors(first)
+        if outputs.dim() == targets.dim() + 1 and outputs.shape[1] == 1:
+            raise TaskError(
+                f"The model has one channel (shape {tuple(outputs.shape)}) and the targets have "
+                f"shape {tuple(targets.shape)}. For one region use targets.unsqueeze(1), so that "
+                "the shapes are equal; else give the model a channel for each class."
+            )
+        if outputs.dim() < 3:
+            raise TaskError(
+                f"The model's outputs have shape {tuple(outputs.shape)}, and {self.name} takes "
+                "pixels (samples, classes, height, width). Without pixels use "
+                "surestep.losses.multiclass()."
+            )
+        if targets.is_floating_point() and targets.dim() == outputs.dim():
+            raise TaskError(
+                f"The model's outputs have shape {tuple(outputs.shape)} and the targets "
+                f"{tuple(targets.shape)}. Masks have the outputs' shape, indices "
+                f"{(outputs.shape[0], *outputs.shape[2:])}."
+            )
+        expect.class_targets(first, ignored=self.ignore_index, called=self.name)
+        expect.logits_of_classes(first, called=self.name)
+        expect.warn_of_ignored_class(targets, outputs.shape[1], self.ignore_index)
+
+
+class DiceBce(Dice):
+    """Dice and binary cross-entropy, both as means over samples, of masks.
+
+    Args:
+        bce: what the cross-entropy weighs beside Dice.
+        per: as for dice.
+        smooth: as for dice.
+    """
+
+    name = "dice_bce"
+    guide = Guide(
+        "segmentation: one region, or regions that overlap",
+        _LOGITS,
+        "0 to 1 of the outputs' shape",
+        _DICE.format("a sample") + "; + b times the mean binary cross-entropy of its pixels",
+        "samples",
+        _DICE_SOURCE,
+    )
+
+    def __init__(
+        self,
+        *,
+        bce: float = 1.0,
+        per: Literal["sample", "batch"] = "sample",
+        smooth: float = 1.0,
+    ) -> None:
+        super().__init__(bce=bce, per=per, smooth=smooth)
+        self.bce = bce
+
+    def total(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return both terms, summed over samples."""
+        outputs = at_least_fp32(outputs)
+        bce = functional.binary_cross_entropy_with_logits(
+            outputs, targets.to(outputs.dtype), reduction="sum"
+        )
+        pixels = max(1, targets.numel() // len(targets))
+        return {"dice": self.dice(outputs, targets), "bce": self.bce * bce / pixels}
+
+    def items(self, batch: Any, targets: Tensor) -> float:
+        """Count samples."""
+        return targets.shape[0]
+
+    def check_indices(self, first: First) -> None:
+        """Refuse indices."""
+        expect_figures.same_shape(first)
+
+
+class DiceCe(Dice):
+    """Dice and cross-entropy, both as means over samples, of class indices.
+
+    Args:
+        ce: what the cross-entropy weighs beside Dice.
+        per: as for dice.
+        smooth: as for dice.
+        ignore_index: pixels whose index is this are left out.
+    """
+
+    name = "dice_ce"
+    guide = Guide(
+        "segmentation: regions of classes",
+        _LOGITS,
+        "indices (N, ...) int64",
+        _DICE.format("a sample") + "; + b times the mean cross-entropy of its pixels not ignored",
+        "samples with a pixel that is not ignored",
+        _DICE_SOURCE,
+    )
+
+    def __init__(
+        self,
+        *,
+        ce: float = 1.0,
+        per: Literal["sample", "batch"] = "sample",
+        smooth: float = 1.0,
+        ignore_index: int = IGNORED,
+    ) -> None:
+        super().__init__(per=per, smooth=smooth, ignore_index=ignore_index, ce=ce)
+        self.ce = ce
+
+    def total(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return both terms, summed over samples."""
+        outputs = at_least_fp32(outputs)
+        each = functional.cross_entropy(
+            outputs, targets, ignore_index=self.ignore_index, reduction="none"
+        )
+        pixels = (targets != self.ignore_index).flatten(1).sum(1).clamp(min=1)
+        ce = (each.flatten(1).sum(1) / pixels).sum()
+        return {"dice": self.dice(outputs, targets), "ce": self.ce * ce}
+
+    def check_masks(self, first: First) -> None:
+        """Refuse masks."""
+        expect.class_targets(first, ignored=self.ignore_index, called=self.name)
+        raise TaskError(
+            "dice_ce takes class indices (samples, height, width). Use targets.argmax(1)."
+        )
