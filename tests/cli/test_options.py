@@ -29,7 +29,7 @@ SAID = {
     **{"checkpoint.every": "10 minutes", "checkpoint.keep_last": "5", "checkpoint.keep_best": "0"},
     **{"logging.every": "5 items", "logging.progress": "quiet"},
     **{"optim.groups": "2.* lr=0.5x", "optim.layer_decay": "0.5"},
-    **{"activation_checkpointing": "off"},
+    **{"activation_checkpointing": "off", "checkpoint.weights": "trained"},
 }
 OTHERWISE = [
     {"max_steps": "7"},

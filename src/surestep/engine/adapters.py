@@ -26,5 +26,5 @@ def base_names(model: nn.Module) -> dict[str, str]:
     for name, value in model.state_dict().items():
         parts = name.split(".")
         if isinstance(value, Tensor) and not any(part.startswith(mark) for part in parts):
-            found[name] = _WRAPPED.sub("", name.removeprefix("base_model.").removeprefix("model."))
+            found[name] = _WRAPPED.sub("", name.removeprefix("base_model.model."))
     return found

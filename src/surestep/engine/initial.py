@@ -46,6 +46,9 @@ class Init:
         return "state_dict" if isinstance(self.weights, Mapping) else repr(str(self.weights))
 
 
+Source = Init | str | Path | Mapping[str, Tensor]
+
+
 @dataclass(frozen=True)
 class Started:
     """What became of each tensor, of the file and of the model.
@@ -89,7 +92,7 @@ class Started:
         )
 
 
-def as_init(init: Init | str | Path | Mapping[str, Tensor]) -> Init:
+def as_init(init: Source) -> Init:
     """Return what a Task says of its weights to start from, as an Init."""
     return init if isinstance(init, Init) else Init(init)
 

@@ -87,7 +87,7 @@ def shifts_labels(model: nn.Module) -> bool:
     """
     while True:
         inner: Any = getattr(model, "_orig_mod", None)
-        if inner is None and hasattr(model, "peft_config"):
+        if inner is None and hasattr(model, "get_base_model"):  # peft's
             inner = model.get_base_model()  # type: ignore[operator]
         if inner is None or inner is model:
             break

@@ -39,6 +39,7 @@ class Given:
     loss_reason: str = "what it is divided by is not known"
     own_checkpointing: bool = False
     batch_norm: bool = False
+    adapters: bool = False
 
 
 class Decision(NamedTuple):
@@ -102,6 +103,7 @@ class Plan:
     checkpoint_every: Duration
     checkpoint_keep_last: int
     checkpoint_keep_best: int
+    checkpoint_weights: Literal["all", "trained"]
     logging_every: Duration
     logging_progress: Literal["bar", "plain", "quiet"]
     decisions: tuple[Decision, ...] = ()

@@ -75,7 +75,8 @@ class Standing:
 class State:
     """The model, its optimizers by name, the loss scale, the average, and how far the run is.
 
-    A task that does not name its optimizers has one, called "model".
+    A task that does not name its optimizers has one, called "model". `base` are fingerprints of
+    frozen parameters, which checkpoints leave out; empty where they hold all.
     """
 
     model: nn.Module
@@ -86,6 +87,7 @@ class State:
     standing: Standing = field(default_factory=Standing)
     metadata: dict[str, Any] = field(default_factory=dict)
     average: Average | None = None
+    base: dict[str, str] = field(default_factory=dict)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

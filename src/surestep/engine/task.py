@@ -3,19 +3,18 @@
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from surestep.base.errors import TaskError
 from surestep.base.groups.optim import Optim
 from surestep.base.groups.schedule import Schedule
 from surestep.engine.data.batch import split_batch, whole_batch
 from surestep.engine.data.order import Order
-from surestep.engine.initial import Init, as_init
+from surestep.engine.initial import Source, as_init
 from surestep.engine.loss import Loss, LossFunction, as_loss, no_loss
 from surestep.engine.losses.catalog import named
 from surestep.engine.model_loss import model_loss, split_whole
@@ -92,7 +91,7 @@ class Task:
     collate_fn: Callable[[list[Any]], Any] | None = None
     optimizer: Callable[[ParameterGroups], torch.optim.Optimizer] | None = None
     keep_eval: Sequence[nn.Module] = ()
-    init: Init | str | Path | Mapping[str, Tensor] | None = None
+    init: Source | None = None
     splits: bool = True
     step: "Callable[[Turn], object] | None" = None
     optimizers: Mapping[str, Any] = field(default_factory=dict)

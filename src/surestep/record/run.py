@@ -67,6 +67,18 @@ class Run:
             ConfigError: none of those.
             CheckpointError: there is none, or it does not fit.
         """
+        found = self.saved(which)
+        average = which == "average" or (which == "best" and found.measured == "average")
+        load_model(found.path, model, average=average)
+        return found
+
+    def saved(self, which: Which) -> Saved:
+        """Return the best checkpoint or the last, which holds the newest average too.
+
+        Raises:
+            ConfigError: none of those.
+            CheckpointError: there is none.
+        """
         if which not in get_args(Which):
             raise ConfigError(f"which={which!r} is not known. {near(which, get_args(Which))}")
         found = self.best if which == "best" else self.last
@@ -77,8 +89,6 @@ class Run:
                 f"{found.path} has no averaged weights. Train with average.kind='ema' or 'swa', or "
                 "load which='best' or 'last'."
             )
-        average = which == "average" or (which == "best" and found.measured == "average")
-        load_model(found.path, model, average=average)
         return found
 
     def events(self) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError, RunError
-from surestep.engine.initial import Init, Started, some
+from surestep.engine.initial import Source, Started, as_init, some
 from surestep.engine.start import start_from
 from surestep.record.run import Run
 
@@ -25,12 +25,17 @@ _FOLDERS = (
 )
 
 
-def load_initial(model: nn.Module, init: Init) -> Started:
+def load_initial(model: nn.Module, init: Source | None) -> Started | None:
     """Load the weights that a Task starts from into its model; say what became of each tensor.
+
+    None where the Task names none.
 
     Raises:
         CheckpointError: they cannot be read, or do not fit the model.
     """
+    if init is None:
+        return None
+    init = as_init(init)
     if isinstance(init.weights, Mapping):
         return start_from(model, _state_dict(init.weights, init.name), init)
     files = _files(Path(init.weights).expanduser())

@@ -8,6 +8,7 @@ from surestep.engine.checkpointing import own_checkpointing
 from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.parts import check_model
 from surestep.engine.data.feed import feed
+from surestep.engine.frozen import base_of
 from surestep.engine.loop import Loop
 from surestep.engine.optim.freezing import Watch, freezing
 from surestep.engine.precision import autocast
@@ -39,6 +40,7 @@ def build(
         settings.enter_context(own_checkpointing(model))
     check_first_batch(model, training, task, autocast=autocast(plan), fresh=fresh)
     parts, groups = parts_of(plan, task, model, loss, settings)
+    parts.state.base = base_of(model, plan)
     for module, mode in modes:
         settings.callback(setattr, module, "training", mode)
     loop = Loop(parts, training, plan, callbacks=list(callbacks))

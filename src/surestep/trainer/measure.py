@@ -7,9 +7,9 @@ from surestep.base.errors import ConfigError, near
 from surestep.engine.evaluate import evaluate_parts
 from surestep.engine.precision import autocast, process_settings
 from surestep.engine.task import Task
-from surestep.record.checkpoint.read import Saved
+from surestep.record.checkpoint.read import Saved, leaves_out
 from surestep.record.run import Run, Which
-from surestep.trainer.planning import feeds, plan_task
+from surestep.trainer.planning import feeds, plan_task, start
 
 
 def measure_run(
@@ -38,6 +38,8 @@ def measure_run(
             raise ConfigError(f"The task has no {name} data. {near(name, available)}")
     if not names:
         raise ConfigError(f"The task has no val data. {near(part, available)}")
+    if leaves_out(run.saved(which).path):
+        start(planned)
     model = planned.model.to(planned.plan.device)
     planned.loss.to(planned.plan.device)
     saved = run.load_model(model, which)

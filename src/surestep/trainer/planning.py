@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from surestep.base.config import Config
+from surestep.engine.adapters import has_adapters
 from surestep.engine.average import BATCH_NORM
 from surestep.engine.checkpointing import uses_own_checkpointing
 from surestep.engine.checks.parts import check_loss
@@ -18,7 +19,7 @@ from surestep.engine.data.open import slices_in_memory
 from surestep.engine.data.stream import is_stream
 from surestep.engine.data.targets import learn_targets
 from surestep.engine.facts import Facts, read_facts
-from surestep.engine.initial import Started, as_init
+from surestep.engine.initial import Started
 from surestep.engine.loss import Loss
 from surestep.engine.metrics import directions
 from surestep.engine.optim.learners import plan_learners
@@ -93,6 +94,7 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         own_optimizer=task.optimizer is not None,
         floating=not any(each.is_complex() for each in named_trainable(model).values()),
         not_splitting=_not_splitting(task, model, loss),
+        adapters=has_adapters(model),
         own_checkpointing=uses_own_checkpointing(model),
         loss=loss.called,
         loss_reason=reason,
@@ -124,11 +126,12 @@ def _has(model: nn.Module, kind: type[nn.Module]) -> bool:
 def start(planned: Planned) -> Started | None:
     """Load the weights that the Task starts from into its model; None where it names none.
 
+    A checkpoint that leaves frozen parameters out needs them too: they may come from there.
+
     Raises:
         CheckpointError: they cannot be read, or do not fit the model.
     """
-    init = planned.task.init
-    return None if init is None else load_initial(planned.model, as_init(init))
+    return load_initial(planned.model, planned.task.init)
 
 
 def feeds(planned: Planned) -> dict[str, Feed]:

@@ -15,7 +15,7 @@ from surestep.engine.data.stream import is_stream
 from surestep.engine.initial import Started
 from surestep.engine.precision import process_settings
 from surestep.engine.task import Task
-from surestep.record.checkpoint.read import list_checkpoints, load_checkpoint
+from surestep.record.checkpoint.read import leaves_out, list_checkpoints, load_checkpoint
 from surestep.record.files import DISK_HINT, plain
 from surestep.record.progress import open_progress
 from surestep.record.recorder import Recorder
@@ -61,7 +61,7 @@ def prepare(
         settings.enter_context(process_settings(planned.plan))
         asked = _asked(origin, planned)
         checkpoint = _where_it_stands(recorder, asked, resume)
-        started = None if checkpoint is not None else start(planned)
+        started = start(planned) if checkpoint is None or leaves_out(checkpoint) else None
         fresh = checkpoint is None and started is None
         loop = build(planned, settings, callbacks, fresh=fresh)
         plan, task = planned.plan, planned.task

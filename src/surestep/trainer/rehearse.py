@@ -163,7 +163,7 @@ def _size(path: Path) -> str:
 
 
 def _loads_back(session: Session) -> None:
-    """Load what was saved over a model of zeros, and compare.
+    """Load what was saved over zeros, and compare; what a checkpoint leaves out stays.
 
     Raises:
         CheckpointError: another tensor came back.
@@ -179,7 +179,8 @@ def _loads_back(session: Session) -> None:
 
 def _tensors(session: Session) -> dict[str, torch.Tensor]:
     state_dict = session.model.state_dict().items()
-    return {name: value for name, value in state_dict if isinstance(value, torch.Tensor)}
+    base = session.state.base
+    return {n: each for n, each in state_dict if isinstance(each, torch.Tensor) and n not in base}
 
 
 @contextmanager

@@ -54,6 +54,15 @@ from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, VALIDATED, decide
             *("activation_checkpointing", {"activation_checkpointing": "on"}, FACTS),
             *(replace(GIVEN, own_checkpointing=True), "on", "said: Python"),
         ),
+        ("checkpoint.weights", {}, FACTS, GIVEN, "all", "a checkpoint is whole by itself"),
+        (
+            *("checkpoint.weights", {}, FACTS, replace(GIVEN, adapters=True)),
+            *("trained", "adapters on a frozen base"),
+        ),
+        (
+            *("checkpoint.weights", {"checkpoint.weights": "all"}, FACTS),
+            *(replace(GIVEN, adapters=True), "all", "said: Python"),
+        ),
         ("activation_checkpointing", {}, FACTS, GIVEN, "off", "nothing is computed twice"),
         ("steps_per_epoch", {}, FACTS, GIVEN, 2, "100 samples in batches of 64"),
         ("steps_per_epoch", {"data.drop_last": True}, FACTS, GIVEN, 1, "100 samples in"),

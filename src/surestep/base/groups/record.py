@@ -23,6 +23,9 @@ class Checkpoint(Group):
     keep_best: Whole | None = Field(
         default=None, description="Best checkpoints to keep, by the metric."
     )
+    weights: Literal["all", "trained"] | None = Field(
+        default=None, description="Save all weights, or none of the frozen parameters."
+    )
 
 
 class Logging(Group):

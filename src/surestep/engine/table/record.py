@@ -18,6 +18,15 @@ ROWS: Rows = {
     ),
     "checkpoint.keep_last": plain("checkpoint.keep_last", 2, "the newest, and one behind it"),
     "checkpoint.keep_best": plain("checkpoint.keep_best", 1, "the best by validation.metric"),
+    "checkpoint.weights": (
+        said("checkpoint.weights"),
+        Row(
+            lambda k: k.given.adapters,
+            lambda _: "trained",
+            "adapters on a frozen base, which is built or read anew and proven the same",
+        ),
+        default("all", "a checkpoint is whole by itself"),
+    ),
     "logging.every": (
         said("logging.every", parse_duration),
         default(parse_duration("50 steps"), "each read waits for the device; 50 steps hide it"),

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,10 +13,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
+from surestep.engine.frozen import fingerprint
+from surestep.engine.initial import some
 from surestep.engine.state import Counts, Place, Standing, State
 from surestep.record.checkpoint.write import FORMAT
 
 _KEYS = ("place", "counts", "standing", "scaler", "metadata", "aliases", "extra", "optimizers")
+_NONE: Mapping[str, str] = {}
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -110,7 +114,7 @@ def load_checkpoint(path: Path, state: State) -> None:
         standing = Standing(**{**record["standing"], "latest": latest})
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read: state.json: {error}.") from error
-    weights = _fitting_weights(path, record, state.model)
+    weights = _fitting_weights(path, record, state.model, state.base)
     optimizer_states = _fitting_optimizer_states(path, record["optimizers"], state)
     if state.average is not None and state.average.updates(place.steps_taken):
         state.average.load(_tensors(path / "average.safetensors"), place.steps_taken)
@@ -143,14 +147,33 @@ def load_model(path: Path, model: nn.Module, *, average: bool = False) -> None:
     model.load_state_dict(weights)
 
 
-def _fitting_weights(path: Path, record: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Return the state dict in a checkpoint, which fits the model."""
+def leaves_out(path: Path) -> bool:
+    """Say whether a checkpoint lacks frozen parameters, which the model must have already.
+
+    Raises:
+        CheckpointError: unreadable.
+    """
+    return bool(read_record(path).get("base"))
+
+
+def _fitting_weights(
+    path: Path, record: dict[str, Any], model: nn.Module, known: Mapping[str, str] = _NONE
+) -> dict[str, Any]:
+    """Return the state dict in a checkpoint, which fits the model.
+
+    Args:
+        path: of the checkpoint.
+        record: what it holds besides tensors.
+        model: has what the checkpoint leaves out.
+        known: fingerprints of the model's tensors, where somebody has taken them.
+    """
     tensors = _tensors(path / "model.safetensors")
     try:
         tensors |= {name: tensors[first] for name, first in record["aliases"].items()}
     except KeyError as error:
         raise CheckpointError(f"{path} cannot be read: it lacks the tensor {error}.") from error
     own = {name: v for name, v in model.state_dict().items() if isinstance(v, Tensor)}
+    tensors |= _base(path, record.get("base") or {}, own, known)
     for name, value in own.items():
         if name in tensors and tensors[name].shape != value.shape:
             raise CheckpointError(
@@ -164,6 +187,24 @@ def _fitting_weights(path: Path, record: dict[str, Any], model: nn.Module) -> di
             f"{foreign or 'nothing'} besides. Build the model that was trained."
         )
     return {**tensors, **record["extra"]}
+
+
+def _base(
+    path: Path, base: Mapping[str, str], own: Mapping[str, Tensor], known: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """Return the model's own tensors for those that the checkpoint leaves out, proven the same."""
+    other = [
+        name
+        for name, sha in base.items()
+        if name in own and sha != (known.get(name) or fingerprint(own[name]))
+    ]
+    if other:
+        raise CheckpointError(
+            f"{path.name} holds what was trained on a frozen base, and the base here is another: "
+            f"{some(other, 3)}. Build it as when it was trained: the same Task(init=...), or the "
+            "same weights in the function that builds the model."
+        )
+    return {name: own[name] for name in base if name in own}
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

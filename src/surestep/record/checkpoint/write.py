@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
+from surestep.engine.frozen import left_out
 from surestep.engine.state import State
 from surestep.record.files import DISK_HINT, dumps, sync
 
@@ -44,7 +45,9 @@ def save_checkpoint(folder: Path, state: State) -> Path:
 
 
 def _write(folder: Path, state: State) -> None:
-    model, aliases, extra = _model_tensors(state.model.state_dict())
+    base = left_out(state) if state.base else {}
+    kept = {name: v for name, v in state.model.state_dict().items() if name not in base}
+    model, aliases, extra = _model_tensors(kept)
     optimizers = {
         name: _optimizer_state(name, each, state.model) for name, each in state.optimizers.items()
     }
@@ -58,6 +61,7 @@ def _write(folder: Path, state: State) -> None:
         "metadata": state.metadata,
         "aliases": aliases,
         "extra": extra,
+        "base": base,
         "optimizers": {name: record for name, (_, record) in optimizers.items()},
     }
     files = {"model": model, "optimizer": tensors}

@@ -1,0 +1,45 @@
+import torch
+from torch import nn
+
+from surestep.engine.frozen import fingerprint, fingerprints, left_out
+from tests import tiny
+
+
+def test_a_fingerprint_is_of_type_shape_and_values():
+    values = [
+        torch.zeros(4),
+        torch.zeros(2, 2),
+        torch.zeros(4).bfloat16(),
+        torch.zeros(4, dtype=torch.float64),
+        torch.tensor([0.0, 0.0, 0.0, -0.0]),
+        torch.zeros(()),
+    ]
+    assert len({fingerprint(value) for value in values}) == len(values)
+    assert fingerprint(torch.zeros(4)) == fingerprint(nn.Parameter(torch.zeros(8)[::2]))
+
+
+def test_only_frozen_parameters_have_one():
+    model = tiny.model()
+    model[0].requires_grad_(False)
+    assert list(fingerprints(model)) == ["0.weight", "0.bias"]
+
+
+def test_a_tied_parameter_has_one_by_each_name():
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = model[0].weight
+    model.requires_grad_(False)
+    assert list(fingerprints(model)) == ["0.weight", "1.weight"]
+
+
+def test_what_was_thawed_is_kept_although_it_be_frozen_again():
+    model = tiny.model()
+    model[0].requires_grad_(False)
+    base = fingerprints(model)
+    state = tiny.state_of(model, steps=0)
+    state.base = base
+    assert left_out(state) == base
+    model[0].weight.requires_grad_(True)
+    assert list(left_out(state)) == ["0.bias"]
+    state.optimizer.state[model[0].weight] = {"step": torch.ones(())}
+    model[0].weight.requires_grad_(False)
+    assert list(left_out(state)) == ["0.bias"]
