@@ -39,10 +39,27 @@ OTHERWISE = [
     {"average.kind": "ema", "average.buffers": "copy"},
     {"average.kind": "swa", "average.lr": "0.5", "average.anneal": "10%"},
     {"optim.name": "sgd", "optim.momentum": "0.5", "optim.nesterov": "True"},
+    {"optim.name": "sgd", "optim.dampening": "0.5", "optim.implementation": "plain"},
+    {"optim.name": "adam", "optim.amsgrad": "True", "optim.decoupled_weight_decay": "True"},
+    {"optim.name": "nadam", "optim.momentum_decay": "0.01"},
+    {"optim.name": "rmsprop", "optim.alpha": "0.5", "optim.centered": "True"},
+    {"optim.name": "adadelta", "optim.rho": "0.5"},
+    {"optim.name": "adagrad", "optim.lr_decay": "0.5", "optim.initial_accumulator_value": "0.1"},
+    {"optim.name": "asgd", "optim.lambd": "0.1", "optim.t0": "5.0"},
+    {"optim.name": "rprop", "optim.etas": "0.25 1.5", "optim.step_sizes": "1e-05 4.0"},
+    {"optim.name": "adafactor", "optim.beta2_decay": "-0.5", "optim.d": "2.0"},
+    {"optim.name": "adafactor", "optim.eps": "none 0.01"},
+    {"optim.name": "lbfgs", "optim.max_iter": "3", "optim.max_eval": "4"},
+    {"optim.name": "lbfgs", "optim.tolerance_grad": "0.1", "optim.tolerance_change": "0.2"},
+    {"optim.name": "lbfgs", "optim.history_size": "3", "optim.line_search_fn": "strong_wolfe"},
+    {"optim.name": "muon", "optim.ns_coefficients": "1.0 -2.0 3.0", "optim.ns_steps": "2"},
+    {"optim.name": "muon", "optim.adjust_lr_fn": "original", "optim.adamw_lr": "0.1"},
+    {"optim.name": "adamw8bit", "optim.min_8bit_size": "64"},
     {"precision": "fp16", "scaler.init_scale": "8", "scaler.growth_factor": "3"},
     {"precision": "fp16", "scaler.growth_interval": "9", "scaler.backoff_factor": "0.25"},
 ]
 OVER_A_STREAM = {"max_steps": "9", "data.shuffle_buffer": "100"}
+PAIRS = ("betas", "etas", "step_sizes", "ns_coefficients", "eps")
 SPELT = {"0.0003": "3e-4", "8.0": "8", "3.0": "3"}
 
 
@@ -53,7 +70,7 @@ def typed(said):
         for name, value in said.items()
         for word in (
             f"--{name.replace('_', '-')}",
-            *(value.split() if name.endswith("betas") else [value]),
+            *(value.split() if name.split(".")[-1] in PAIRS else [value]),
         )
     ]
 
@@ -61,7 +78,7 @@ def typed(said):
 def shown(value):
     """Write a value of a plan as it was typed above."""
     if isinstance(value, list):
-        return " ".join(map(str, value))
+        return " ".join("none" if each is None else str(each) for each in value)
     return SPELT.get(str(value), str(value))
 
 
@@ -222,11 +239,15 @@ def test_help_explains_every_option_with_its_default_and_reason(surestep, recipe
         assert ": " in own.split(field.description)[1], f"{option} shows no default and reason"
 
 
-def test_help_shows_what_holds_if_nothing_is_said(surestep, recipe):
+def test_help_shows_what_holds_if_nothing_is_said(surestep, recipe, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
     shown = " ".join(surestep("train", recipe(), "--help").out.split())
     for explained in (
         "--optim.lr FLOAT Peak learning rate. (0.01: said: recipe mine)",
-        "--optim.eps FLOAT AdamW: added to the denominator. (1e-08: torch's default)",
+        "--optim.eps FLOAT|FLOAT FLOAT Added to a denominator; Adafactor takes two (the first "
+        "may be none). (1e-08: torch's default)",
+        "--optim.momentum FLOAT SGD, RMSprop, Muon: momentum. "
+        "(None: not an option of what was chosen)",
         "--task.hidden VALUE how wide the one layer is. (8: the recipe's default)",
         "--task.act VALUE tanh or relu. ('tanh': the recipe's default)",
         "--task.bias VALUE (True: the recipe's default)",
@@ -236,7 +257,8 @@ def test_help_shows_what_holds_if_nothing_is_said(surestep, recipe):
         assert explained in shown
 
 
-def test_help_works_where_a_parameter_is_missing(surestep, recipe):
+def test_help_works_where_a_parameter_is_missing(surestep, recipe, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
     text = "import surestep\nconfig = surestep.Config(epochs=1)\ndef task(hidden: int): ...\n"
     answer = surestep("train", recipe(text), "--help")
     assert answer.code == 0

@@ -31,8 +31,11 @@ def test_the_fields_of_a_plan_are_its_decisions():
     plan = decide({"optim.betas": (0.5, 0.6), "micro_batch_size": 16, "seed": 4})
     for option, value, _ in plan.decisions:
         name = option.replace(".", "_")
-        if not name.startswith(("schedule_", "average_")):
+        if option.removeprefix("optim.") in plan.optim_options:
+            assert plan.optim_options[option.removeprefix("optim.")] == value
+        elif not name.startswith(("schedule_", "average_")):
             assert getattr(plan, name) == value
+    assert plan.optim_options == {"betas": (0.5, 0.6), "eps": 1e-8, "amsgrad": False}
 
 
 @pytest.mark.parametrize(("facts", "on_gpu"), [(FACTS, False), (GPU, True)])

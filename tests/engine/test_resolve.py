@@ -3,9 +3,11 @@ from dataclasses import fields, replace
 import pytest
 
 from surestep.base.config import Config, options
+from surestep.engine.optim.catalog import options_of
 from surestep.engine.plan import Plan
 from surestep.engine.resolve import seed_of
 from surestep.engine.table import REFUSALS, TABLE
+from surestep.engine.table.optim_refusals import EVERY_OPTION
 from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, VALIDATED, decide
 
 SAID = {
@@ -30,7 +32,14 @@ SAID = {
 )
 def test_every_decision_has_a_reason(facts, given):
     found = decide({}, facts, given)
-    assert [each.option for each in found.decisions] == list(TABLE)
+    decided = [each.option for each in found.decisions]
+    assert decided == [option for option in TABLE if option in decided]
+    # Only options of other optimizers are not decided, and of the chosen one they all are.
+    assert {option for option in TABLE if option not in decided} == {
+        "optim.split",
+        *(f"optim.{option}" for option in EVERY_OPTION if option not in found.optim_options),
+    }
+    assert set(found.optim_options) == set(options_of(found.optim_name))
     assert all(each.reason and "{" not in each.reason for each in found.decisions)
 
 
@@ -45,7 +54,7 @@ def test_every_refusal_stands_at_an_option_that_is_decided():
 
 def test_every_field_of_the_plan_is_decided():
     decided = {option.replace(".", "_") for option in TABLE}
-    made = {"schedule", "average", "decisions", "optimizers"}
+    made = {"schedule", "average", "decisions", "optimizers", "optim_options"}
     assert {each.name for each in fields(Plan)} - made <= decided
 
 

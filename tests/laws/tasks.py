@@ -83,13 +83,21 @@ def snapshot(session: Session) -> dict[str, Any]:
     }
     for name, optimizer in session.state.optimizers.items():
         for index, slots in optimizer.state_dict()["state"].items():
-            for slot, value in slots.items():
-                kept[f"{name}/{index}/{slot}"] = torch.as_tensor(value).clone()
+            kept |= tensors_in(slots, f"{name}/{index}")
     average = session._average()  # with its statistics computed, as it is saved
     for name, value in average.tensors.items() if average is not None else ():
         kept[f"average/{name}"] = value.clone()
     kept["steps_taken"] = torch.tensor(session.state.place.steps_taken)
     return kept
+
+
+def tensors_in(value: Any, name: str) -> dict[str, Tensor]:
+    """Copy everything in lists and dicts as tensors, by place; None as an empty one."""
+    if isinstance(value, (list, tuple, dict)):
+        inner = value.items() if isinstance(value, dict) else enumerate(value)
+        parts = [tensors_in(each, f"{name}/{key}") for key, each in inner]
+        return {key: each for part in parts for key, each in part.items()}
+    return {name: torch.as_tensor([] if value is None else value).clone()}
 
 
 def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:

@@ -245,7 +245,7 @@ MUTATIONS = [
         ("forty calls more", before(loop.Loop, "step", chatty), check_calls),
         (
             "a file more",
-            before(step, "_forward_backward", lambda *_: parse_duration("1 step")),
+            before(step, "forward_backward", lambda *_: parse_duration("1 step")),
             check_files,
         ),
     ),

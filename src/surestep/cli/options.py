@@ -187,8 +187,10 @@ def _members(annotation: Any) -> list[Any]:
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
     if get_origin(annotation) is tuple:
-        first, *others = get_args(annotation)
-        return [f"{_WORDS[first]} ..." if Ellipsis in others else "FLOAT FLOAT"]
+        inner = get_args(annotation)
+        return [
+            f"{_WORDS[inner[0]]} ..." if Ellipsis in inner else " ".join(["FLOAT"] * len(inner))
+        ]
     inner = get_args(annotation)
     return [member for each in inner for member in _members(each)] if inner else [annotation]
 
@@ -218,4 +220,6 @@ def _hints(recipe: Recipe | None) -> dict[str, str]:
         hints.setdefault(name, f"({value}: said: recipe {recipe.name})")
     hints.setdefault("epochs", "(not said: max_steps decides)")
     hints.setdefault("max_steps", "(not said: epochs decide)")
+    for name, _ in options():
+        hints.setdefault(name, "(None: not an option of what was chosen)")
     return hints

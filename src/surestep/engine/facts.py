@@ -3,14 +3,21 @@
 import os
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
 
+EXTRAS = ("bitsandbytes",)
+
 
 @dataclass(frozen=True)
 class Facts:
-    """The machine, as far as a Plan depends on it. Memory is in bytes."""
+    """The machine, as far as a Plan depends on it. Memory is in bytes.
+
+    Attributes:
+        extras: packages that are here and that only some options need.
+    """
 
     torch_version: str
     cuda_devices: tuple[str, ...]
@@ -20,6 +27,7 @@ class Facts:
     cpus: int
     threads: int
     display: Literal["terminal", "notebook", "none"]
+    extras: tuple[str, ...] = ()
 
 
 def read_facts() -> Facts:
@@ -37,6 +45,7 @@ def read_facts() -> Facts:
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         threads=torch.get_num_threads(),
         display=_display(),
+        extras=tuple(name for name in EXTRAS if find_spec(name) is not None),
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from surestep.engine.optim.memory import state_bytes
 from surestep.engine.plan import Plan
 from surestep.engine.state import named_trainable
 
@@ -41,7 +42,7 @@ def footprint(model: nn.Module, plan: Plan) -> Footprint:
         weights=size_of(model.parameters()),
         buffers=size_of(model.buffers()),
         gradients=size_of(trained),
-        optimizer=_optimizer_bytes(plan, trained),
+        optimizer=_optimizer_bytes(plan, model, trained),
         average=size_of(trained) if plan.average.kind != "none" else 0,
     )
 
@@ -65,10 +66,8 @@ def _row(name: str, module: nn.Module, parameters: list[nn.Parameter]) -> tuple[
     return name, type(module).__name__, sum(each.numel() for each in parameters), trained
 
 
-def _optimizer_bytes(plan: Plan, trained: list[nn.Parameter]) -> int | None:
+def _optimizer_bytes(plan: Plan, model: nn.Module, trained: list[nn.Parameter]) -> int | None:
     """Return the bytes of the optimizer's state; not known for one of the user's own."""
-    if plan.optim_name == "adamw":
-        return 2 * size_of(trained) + 4 * len(trained)  # two moments, and a step count each
-    if plan.optim_name == "sgd":
-        return size_of(trained) if plan.optim_momentum else 0
-    return None
+    if plan.optim_name == "own":
+        return None
+    return state_bytes(plan.optim_name, plan.optim_options, model, trained)

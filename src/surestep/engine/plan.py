@@ -17,12 +17,19 @@ LARGER_IS_BETTER = frozenset(
     ("accuracy", "auroc", "auc", "f1", "precision", "recall", "iou", "dice", "map", "bleu", "r2")
 )
 SMALLER_IS_BETTER = frozenset(("loss", "error", "mse", "mae", "rmse", "perplexity", "wer", "cer"))
-Guard = Literal["sticky", "reading", "scaled"]
+Guard = Literal["sticky", "reading", "scaled", "searching"]
 
 
 @dataclass(frozen=True)
 class Given:
-    """What the Task brings, as far as a Plan depends on it."""
+    """What the Task brings, as far as a Plan depends on it.
+
+    Attributes:
+        floating: no trained parameter is complex.
+        hidden: names of the matrices between the first and the last layer, which Muon moves.
+        sparse: names of the tables whose gradients are sparse.
+        dense: some trained parameter is not one of those.
+    """
 
     train_samples: int | None
     in_memory: bool
@@ -34,6 +41,9 @@ class Given:
     metrics: Mapping[str, Literal["min", "max"] | None] = field(default_factory=dict)
     own_optimizer: bool = False
     floating: bool = True
+    hidden: tuple[str, ...] = ()
+    sparse: tuple[str, ...] = ()
+    dense: bool = True
     not_splitting: tuple[str, ...] = ()
     loss: str = "not known"
     loss_reason: str = "what it is divided by is not known"
@@ -73,13 +83,10 @@ class Plan:
     steps_per_epoch: int | None
     total_steps: int
     optim_name: str
-    optim_implementation: Literal["fused", "foreach", "own"]
+    optim_implementation: Literal["fused", "foreach", "plain", "own"]
     optim_lr: float | None
     optim_weight_decay: float | None
-    optim_betas: tuple[float, float] | None
-    optim_eps: float | None
-    optim_momentum: float | None
-    optim_nesterov: bool | None
+    optim_options: Mapping[str, Any]
     optim_groups: tuple[str, ...]
     optim_layer_decay: float | None
     schedule: Shape

@@ -9,6 +9,7 @@ from surestep.base.errors import ConfigError
 from surestep.engine.facts import Facts
 from surestep.engine.plan import Decision, Given, Known, Plan
 from surestep.engine.table import REFUSALS, TABLE
+from surestep.engine.table.optim import own_options
 from surestep.engine.table.run import DEFAULT_SEED
 
 
@@ -33,7 +34,9 @@ def resolve(
         for refusal in REFUSALS.get(option, ()):
             if refusal.when(known):
                 raise ConfigError(refusal.message(known))
-        row = next(row for row in rows if row.when(known))
+        row = next((row for row in rows if row.when(known)), None)
+        if row is None:
+            continue  # it does not apply here: an option of another optimizer
         known.chosen[option] = row.choice(known)
         reason = row.reason.format(k=known, origin=said[option], origins=said)
         decisions.append(Decision(option, known.chosen[option], reason))
@@ -41,6 +44,7 @@ def resolve(
     chosen = {option.replace(".", "_"): value for option, value in known.chosen.items()}
     return Plan(
         **{name: value for name, value in chosen.items() if name in fields_of_plan},
+        optim_options=own_options(known.chosen),
         schedule=known.shape(),
         average=known.averaging(),
         decisions=tuple(decisions),

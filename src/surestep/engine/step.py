@@ -141,7 +141,7 @@ class Update(NamedTuple):
 def update(parts: "Parts", batch: Batch, divisor: float, rate: float) -> Update:
     """Move the parameters by the gradient of the loss, added up over micro-batches / divisor."""
     parallel = parts.parallel
-    loss_sum, logged = _forward_backward(parts, batch, divisor)
+    loss_sum, logged = forward_backward(parts, batch, divisor)
     parallel.unscale()
     for watch in parts.on_backward:
         watch(parts.state)
@@ -219,7 +219,7 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
     )
 
 
-def _forward_backward(
+def forward_backward(
     parts: Parts, batch: Batch, divisor: float
 ) -> tuple[Tensor, list[tuple[str, Tensor]]]:
     """Add up loss and gradients over the micro-batches; those without items add nothing."""

@@ -43,7 +43,6 @@ def build(
     parts.state.base = base_of(model, plan)
     for module, mode in modes:
         settings.callback(setattr, module, "training", mode)
-    loop = Loop(parts, training, plan, callbacks=list(callbacks))
-    loop.on_log.append(Watch(model))
+    loop = Loop(parts, training, plan, callbacks=list(callbacks), on_log=[Watch(model)])
     parts.freeze = freezing(model, plan, groups, parts.modes)
     return loop

@@ -22,11 +22,11 @@ from surestep.engine.facts import Facts, read_facts
 from surestep.engine.initial import Started
 from surestep.engine.loss import Loss
 from surestep.engine.metrics import directions
+from surestep.engine.optim.kinds import kinds_of
 from surestep.engine.optim.learners import plan_learners
 from surestep.engine.plan import Given, Plan
 from surestep.engine.resolve import resolve, seed_of
 from surestep.engine.seed import set_seed
-from surestep.engine.state import named_trainable
 from surestep.engine.task import Task
 from surestep.record.weights import load_initial
 
@@ -92,7 +92,7 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
             for known, better in directions(name, metric).items()
         },
         own_optimizer=task.optimizer is not None,
-        floating=not any(each.is_complex() for each in named_trainable(model).values()),
+        **kinds_of(model),
         not_splitting=_not_splitting(task, model, loss),
         adapters=has_adapters(model),
         own_checkpointing=uses_own_checkpointing(model),
@@ -101,7 +101,7 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         batch_norm=_has(model, BATCH_NORM),
     )
     said = origin.said if origin is not None else {}
-    decide = partial(plan_learners, task) if task.optimizers else resolve
+    decide = partial(plan_learners, task, model) if task.optimizers else resolve
     return Planned(task, config, facts, decide(config, facts, given, origins=said), model, loss)
 
 

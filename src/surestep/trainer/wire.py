@@ -13,6 +13,7 @@ from surestep.engine.optim.groups import ParameterGroup, arrange, parameters_of
 from surestep.engine.optim.learners import build_learners
 from surestep.engine.own_step import OwnStep
 from surestep.engine.parallel.many import Kept, Mover, Movers
+from surestep.engine.parallel.search import search
 from surestep.engine.parallel.single import Single
 from surestep.engine.plan import Plan
 from surestep.engine.precision import autocast, grad_scaler
@@ -65,6 +66,8 @@ def parts_of(
         rate=first.rate,
         peak_rates=first.peak_rates,
     )
+    if plan.guard == "searching":
+        parts.update = search
     if task.step is not None:
         parts.update = OwnStep(task.step, movers)
     return parts, groups

@@ -51,7 +51,11 @@ def test_what_is_not_said_is_the_configs():
     said = {"optim": {"lr": 0.25, "weight_decay": 0.5}, "schedule": {"name": "cosine"}}
     _, planned = made(said, shared=surestep.Optim(betas=(0.5, 0.5)), critic=surestep.Optim(lr=0.1))
     first, second = planned.plan.optimizers.values()
-    assert (first.optim_lr, first.optim_betas, first.optim_weight_decay) == (0.25, (0.5, 0.5), 0.5)
+    assert (first.optim_lr, first.optim_options["betas"], first.optim_weight_decay) == (
+        0.25,
+        (0.5, 0.5),
+        0.5,
+    )
     assert (second.optim_lr, second.schedule.name) == (0.1, "cosine")
 
 
@@ -61,12 +65,14 @@ def test_of_another_optimizer_nothing_is_taken_over():
         shared=surestep.Optim(),
         critic=surestep.Optim(name="sgd"),
     )
-    assert planned.plan.optimizers["shared"].optim_eps == 0.5
+    assert planned.plan.optimizers["shared"].optim_options["eps"] == 0.5
     assert planned.plan.optimizers["critic"].optim_lr == 1e-3
 
 
 def test_a_wrong_option_is_refused_as_everywhere():
-    with pytest.raises(ConfigError, match=r"optim\.momentum=0\.9 is an option of sgd"):
+    with pytest.raises(
+        ConfigError, match=r"optim\.momentum=0\.9 is an option of muon, rmsprop and sgd"
+    ):
         made(shared=surestep.Optim(name="adamw", momentum=0.9), critic=surestep.Optim())
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from surestep.engine.optim.build import build_optimizer
+from surestep.engine.optim.groups import arrange
 from surestep.engine.parallel.single import AdamW, Single
 from surestep.engine.precision import grad_scaler
 from surestep.engine.state import WHOLE, State
@@ -13,7 +14,8 @@ from tests import tiny
 
 def single(model=None, optimizer=None, **said):
     planned = tiny.plan({"model": model or tiny.model(), "optimizer": optimizer}, **said)
-    made = build_optimizer(planned.plan, planned.task, planned.model)
+    groups = arrange(planned.model, planned.plan)
+    made = build_optimizer(planned.plan, planned.task, planned.model, groups)
     state = State(planned.model, {WHOLE: made}, grad_scaler(planned.plan))
     return Single(planned.plan, state), state
 

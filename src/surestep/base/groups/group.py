@@ -1,7 +1,7 @@
 """A group of options, which turns what pydantic finds into sentences."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -42,5 +42,15 @@ def _sentence(group: type[Group], detail: Mapping[str, Any]) -> str:
         meant = " or ".join(map(repr, elsewhere))
         return f"There is no option {full!r}. {f'Did you mean {meant}?' if elsewhere else own}"
     what = detail["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
-    what = what.replace("Field required", "it takes two numbers, such as 0.9 0.999")
+    if detail["type"] == "missing":
+        what = f"it takes {_HOW_MANY[_length(group.model_fields[name].annotation)]} numbers"
     return f"{full}={detail['input']!r} is not allowed: {what}."
+
+
+_HOW_MANY = {2: "two", 3: "three"}
+
+
+def _length(annotation: Any) -> int:
+    """Return how many values an option takes whose type is `tuple[...] | None`."""
+    inner = get_args(annotation)
+    return len(inner) if get_origin(annotation) is tuple else max(map(_length, inner), default=0)

@@ -1,35 +1,147 @@
-"""Options of the optimizer."""
+"""Options of the optimizer: those of all, and those that only some have.
+
+Which option belongs to which optimizer, and what it is where nothing is said, stands in
+`engine/optim/catalog.py`. The names are torch's.
+"""
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from surestep.base.groups.group import Group
 from surestep.base.groups.parameters import Groups
-from surestep.base.values import (
-    NotNegative,
-    Positive,
-    Share,
-)
+from surestep.base.values import Count, NotNegative, Positive, Share, Whole
+
+Name = Literal[
+    "adadelta",
+    "adafactor",
+    "adagrad",
+    "adam",
+    "adamax",
+    "adamw",
+    "adamw8bit",
+    "asgd",
+    "lbfgs",
+    "muon",
+    "nadam",
+    "radam",
+    "rmsprop",
+    "rprop",
+    "sgd",
+    "sparse_adam",
+]
+
+
+def _one_or_two(value: object) -> object:
+    """Read `(1e-8,)`, as a command line gives one number, and "none" for None."""
+    if isinstance(value, (tuple, list)):
+        values = [None if each == "none" else each for each in value]
+        return values[0] if len(values) == 1 else tuple(values)
+    return value
+
+
+Eps = Annotated[NotNegative | tuple[NotNegative | None, NotNegative], BeforeValidator(_one_or_two)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Optim(Group):
     """The optimizer."""
 
     prefix: ClassVar[str] = "optim."
-    name: Literal["adamw", "sgd"] | None = Field(
-        default=None, description="Optimizer: adamw or sgd. A Task may bring another one."
+    name: Name | None = Field(
+        default=None,
+        description="Optimizer; docs/optimizers.md says what for. A Task may bring another one.",
     )
     lr: Positive | None = Field(default=None, description="Peak learning rate.")
     weight_decay: NotNegative | None = Field(
         default=None, description="Weight decay; biases, normalisation and embeddings are kept out."
     )
-    betas: tuple[Share, Share] | None = Field(
-        default=None, description="AdamW: decay rates of the two moments."
+    implementation: Literal["auto", "fused", "foreach", "plain"] | None = Field(
+        default=None,
+        description="fused: one kernel; foreach: a kernel for each operation; plain: one tensor "
+        "after another; auto: the first that torch has.",
     )
-    eps: Positive | None = Field(default=None, description="AdamW: added to the denominator.")
-    momentum: Share | None = Field(default=None, description="SGD: momentum.")
-    nesterov: bool | None = Field(default=None, description="SGD: Nesterov momentum.")
+    betas: tuple[Share, Share] | None = Field(
+        default=None, description="Adam and its kin: decay rates of the two moments."
+    )
+    eps: Eps | None = Field(
+        default=None,
+        description="Added to a denominator; Adafactor takes two (the first may be none).",
+    )
+    momentum: Share | None = Field(default=None, description="SGD, RMSprop, Muon: momentum.")
+    dampening: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="SGD: how much less of a gradient goes into the momentum."
+    )
+    nesterov: bool | None = Field(default=None, description="SGD, Muon: Nesterov momentum.")
+    amsgrad: bool | None = Field(
+        default=None, description="Adam, AdamW: divide by the largest second moment so far."
+    )
+    decoupled_weight_decay: bool | None = Field(
+        default=None, description="Adam, NAdam, RAdam: decay as AdamW does."
+    )
+    momentum_decay: NotNegative | None = Field(
+        default=None, description="NAdam: how the momentum grows with the steps."
+    )
+    alpha: NotNegative | None = Field(
+        default=None, description="RMSprop: decay rate of the squares. ASGD: power of the rate."
+    )
+    centered: bool | None = Field(
+        default=None, description="RMSprop: divide by the variance, not by the squares."
+    )
+    rho: Share | None = Field(default=None, description="Adadelta: decay rate of the squares.")
+    lr_decay: NotNegative | None = Field(
+        default=None, description="Adagrad: the rate falls as 1 / (1 + steps * lr_decay)."
+    )
+    initial_accumulator_value: NotNegative | None = Field(
+        default=None, description="Adagrad: what the sum of squares starts from."
+    )
+    lambd: NotNegative | None = Field(default=None, description="ASGD: decay of the weights.")
+    t0: NotNegative | None = Field(
+        default=None, description="ASGD: the step from which weights are averaged."
+    )
+    etas: tuple[Share, Positive] | None = Field(
+        default=None, description="Rprop: factors of a step size, downward and upward."
+    )
+    step_sizes: tuple[Positive, Positive] | None = Field(
+        default=None, description="Rprop: the smallest and the largest step size."
+    )
+    beta2_decay: Annotated[float, Field(le=0)] | None = Field(
+        default=None, description="Adafactor: the power by which squares are forgotten."
+    )
+    d: Annotated[float, Field(ge=1)] | None = Field(
+        default=None, description="Adafactor: updates are clipped to this root mean square."
+    )
+    max_iter: Count | None = Field(default=None, description="L-BFGS: moves in one step, at most.")
+    max_eval: Count | None = Field(
+        default=None, description="L-BFGS: evaluations of the batch in one step, at most."
+    )
+    tolerance_grad: NotNegative | None = Field(
+        default=None, description="L-BFGS: a step ends where no gradient is larger."
+    )
+    tolerance_change: NotNegative | None = Field(
+        default=None, description="L-BFGS: a step ends where loss and weights move less."
+    )
+    history_size: Count | None = Field(
+        default=None, description="L-BFGS: how many moves are remembered."
+    )
+    line_search_fn: Literal["strong_wolfe"] | None = Field(
+        default=None, description="L-BFGS: search along each direction, by the strong Wolfe rule."
+    )
+    ns_coefficients: tuple[Finite, Finite, Finite] | None = Field(
+        default=None, description="Muon: coefficients of the Newton-Schulz iteration."
+    )
+    ns_steps: Annotated[Whole, Field(lt=100)] | None = Field(
+        default=None, description="Muon: Newton-Schulz iterations."
+    )
+    adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = Field(
+        default=None, description="Muon: how the rate goes by the shape of a matrix."
+    )
+    adamw_lr: Positive | None = Field(
+        default=None, description="Muon, SparseAdam: peak rate of the AdamW that moves the rest."
+    )
+    min_8bit_size: Whole | None = Field(
+        default=None, description="8-bit AdamW: smaller tensors keep moments of 32 bits."
+    )
     groups: Groups | None = Field(
         default=None,
         description="Rates, decay and freezing of parts, a pattern each: 'head.* lr=1e-3', "

@@ -1,11 +1,14 @@
 """Make the optimizer that the Plan decided on."""
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from surestep.base.errors import ConfigError, TaskError
+from surestep.engine.optim.catalog import OPTIMIZERS
 from surestep.engine.optim.groups import (
     ParameterGroup,
     check_groups,
@@ -13,6 +16,8 @@ from surestep.engine.optim.groups import (
     parameters_of,
     scale_rates,
 )
+from surestep.engine.optim.kinds import hidden_matrices, sparse_tables
+from surestep.engine.parallel.joint import Joint
 from surestep.engine.parallel.single import AdamW
 from surestep.engine.plan import Plan
 from surestep.engine.task import ParameterGroups, Task
@@ -30,56 +35,154 @@ def build_optimizer(
         arranged: the groups of them.
 
     Raises:
-        TaskError: a trained parameter is in no group or in two, or a frozen one is in one.
+        TaskError: a trained parameter is in no group or in two, a frozen one is in one, or the
+            Task's own optimizer cannot be made or stepped.
     """
     groups = parameter_groups(arranged)
-    optimizer = (
-        task.optimizer(groups)
-        if task.optimizer is not None
-        else _MAKERS[plan.optim_name](plan, groups)
-    )
+    optimizer = _named(plan, groups, model) if task.optimizer is None else _own(task, groups)
     check_groups(optimizer, model)
     if task.optimizer is not None:
         scale_rates(optimizer, arranged)
+    elif isinstance(optimizer, Joint):
+        _scale_rest(optimizer, arranged)
     return optimizer
 
 
-def _adamw(plan: Plan, groups: ParameterGroups) -> torch.optim.Optimizer:
-    assert plan.optim_lr is not None
-    assert plan.optim_betas is not None
-    assert plan.optim_eps is not None
-    return AdamW(
-        groups,
-        lr=plan.optim_lr,
-        betas=plan.optim_betas,
-        eps=plan.optim_eps,
-        **_implementation(plan),
-    )
-
-
-def _sgd(plan: Plan, groups: ParameterGroups) -> torch.optim.Optimizer:
-    assert plan.optim_lr is not None
-    assert plan.optim_momentum is not None
-    optimizer = torch.optim.SGD(
-        groups,
-        lr=plan.optim_lr,
-        momentum=plan.optim_momentum,
-        nesterov=bool(plan.optim_nesterov),
-        **_implementation(plan),
-    )
-    if plan.optim_momentum:
-        # torch makes the buffers in the first step, and leaves them unset if that one is skipped
-        # by found_inf. Zeros give the same first step: momentum * 0 + gradient.
-        for parameter in parameters_of(optimizer):
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+def _own(task: Task, groups: ParameterGroups) -> torch.optim.Optimizer:
+    assert task.optimizer is not None
+    try:
+        optimizer = task.optimizer(groups)
+    except (TypeError, ValueError) as error:
+        raise TaskError(
+            f"Task(optimizer=...) could not be made from parameter groups: {error}. Give a class "
+            "or function that needs nothing else, such as functools.partial(torch.optim.SGD, "
+            "lr=0.1)."
+        ) from error
+    step = getattr(type(optimizer), "step", None)
+    if step is not None and _needs_closure(step):
+        raise TaskError(
+            f"{type(optimizer).__name__}.step() needs a closure, which an optimizer of your own is "
+            "not given. Say optim.name='lbfgs', or take the steps yourself."
+        )
     return optimizer
 
 
-def _implementation(plan: Plan) -> dict[str, Any]:
+def _needs_closure(step: Any) -> bool:
+    parameters = list(inspect.signature(step).parameters.values())[1:]
+    return any(
+        each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+        for each in parameters
+    )
+
+
+def _named(plan: Plan, groups: ParameterGroups, model: nn.Module) -> torch.optim.Optimizer:
+    if plan.optim_name == "muon":
+        return _split(plan, groups, hidden_matrices(model), model)
+    if plan.optim_name == "sparse_adam":
+        return _split(plan, groups, sparse_tables(model), model)
+    if not OPTIMIZERS[plan.optim_name].decays:
+        groups = _as_one(groups, model, plan.optim_name)
+    if plan.optim_name == "lbfgs" and len(groups) > 1:
+        raise ConfigError(
+            "optim.name='lbfgs' moves all parameters as one, and optim.groups or optim.layer_decay "
+            "gives them several rates. Leave those out, or say another optim.name."
+        )
+    optimizer: torch.optim.Optimizer = _class(plan)(
+        groups, lr=plan.optim_lr, **plan.optim_options, **_kernels(plan)
+    )
+    if plan.optim_name == "sgd" and not plan.optim_options["dampening"]:
+        _make_momentum_buffers(optimizer)
+    return optimizer
+
+
+def _class(plan: Plan) -> Any:
+    if plan.optim_name == "adamw8bit":
+        import bitsandbytes  # an extra, which takes a second to import
+
+        return vars(bitsandbytes.optim)["AdamW8bit"]
+    if plan.optim_name == "adamw" and plan.optim_implementation == "fused":
+        return AdamW
+    return OPTIMIZERS[plan.optim_name].kind
+
+
+def _kernels(plan: Plan) -> dict[str, bool]:
+    """Return the arguments that choose an implementation, as far as the class has them."""
+    known = OPTIMIZERS[plan.optim_name].signature
+    if plan.optim_implementation == "plain":
+        return {name: False for name in ("foreach", "fused") if name in known}
     return {plan.optim_implementation: True}
 
 
-_MAKERS: dict[str, Callable[[Plan, ParameterGroups], torch.optim.Optimizer]] = {
-    "adamw": _adamw,
-    "sgd": _sgd,
-}
+def _split(
+    plan: Plan, groups: ParameterGroups, names: list[str], model: nn.Module
+) -> torch.optim.Optimizer:
+    """Make the optimizer of the Plan for the parameters named, and AdamW for the rest."""
+    chosen = {id(each) for name, each in model.named_parameters() if name in set(names)}
+    own, rest = _divided(groups, chosen)
+    if plan.optim_name == "sparse_adam":
+        own = _as_one(own, model, "SparseAdam")
+    kind: Any = OPTIMIZERS[plan.optim_name].kind
+    options = dict(plan.optim_options)
+    rate, betas = options.pop("adamw_lr", None), options["betas"]
+    if "betas" not in OPTIMIZERS[plan.optim_name].signature:
+        del options["betas"]
+    first: torch.optim.Optimizer = kind(own, lr=plan.optim_lr, **options)
+    if not rest:
+        return first
+    fused = not any(each.is_complex() for group in rest for each in group["params"])
+    return Joint(first, torch.optim.AdamW(rest, lr=rate, betas=betas, fused=fused))
+
+
+def _scale_rest(optimizer: Joint, arranged: Sequence[ParameterGroup]) -> None:
+    """Let the groups of the second optimizer have their multiples of its own rate."""
+    multiples = {group.name: group.multiple for group in arranged}
+    second = optimizer.parts[1]
+    for group in second.param_groups:
+        multiple = multiples[group["name"]]
+        if multiple is not None:
+            group["lr"] = second.defaults["lr"] * multiple
+
+
+def _divided(groups: ParameterGroups, chosen: set[int]) -> tuple[ParameterGroups, ParameterGroups]:
+    """Cut each group in two: the parameters chosen by id, and the others."""
+    halves: list[ParameterGroups] = []
+    for wanted in (True, False):
+        cut = [
+            {**group, "params": [p for p in group["params"] if (id(p) in chosen) is wanted]}
+            for group in groups
+        ]
+        halves.append([group for group in cut if group["params"]])
+    return halves[0], halves[1]
+
+
+def _as_one(groups: ParameterGroups, model: nn.Module, name: str) -> ParameterGroups:
+    """Join groups for an optimizer without decay: in the order of model.parameters().
+
+    Raises:
+        ConfigError: a decay was said of a group.
+    """
+    for group in groups:
+        if group.get("weight_decay"):
+            raise ConfigError(
+                f"optim.groups says a decay of {group['weight_decay']:g} for {group['name']!r}, "
+                f"and {name} has none. Leave it out, or say optim.name='adamw'."
+            )
+    place = {id(each): index for index, each in enumerate(model.parameters())}
+    joined: dict[Any, dict[str, Any]] = {}
+    for group in groups:
+        one = joined.setdefault(group.get("lr"), {**group, "params": []})
+        one["params"] = sorted([*one["params"], *group["params"]], key=lambda p: place[id(p)])
+        one.pop("weight_decay", None)
+    return list(joined.values())
+
+
+def _make_momentum_buffers(optimizer: torch.optim.Optimizer) -> None:
+    """Make SGD's momentum buffers now, as zeros.
+
+    torch makes them in the first step. It leaves them unset where found_inf skips that one, and of
+    a sparse gradient it makes sparse ones, which grow with every step. Zeros give the same first
+    step: momentum * 0 + gradient. With dampening they would not.
+    """
+    if optimizer.param_groups[0]["momentum"]:
+        for parameter in parameters_of(optimizer):
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

@@ -16,6 +16,7 @@ from surestep.engine.facts import Facts
 from surestep.engine.optim.build import build_optimizer
 from surestep.engine.optim.freezing import frozen
 from surestep.engine.optim.groups import arrange, parameters_of
+from surestep.engine.optim.kinds import kinds_of
 from surestep.engine.plan import Decision, Given, Guard, Plan
 from surestep.engine.resolve import resolve
 from surestep.engine.state import named_trainable
@@ -25,7 +26,13 @@ _FROM_WEAKEST: tuple[Guard, ...] = ("scaled", "reading", "sticky")
 
 
 def plan_learners(
-    task: Task, config: Config, facts: Facts, given: Given, *, origins: Mapping[str, str]
+    task: Task,
+    model: nn.Module,
+    config: Config,
+    facts: Facts,
+    given: Given,
+    *,
+    origins: Mapping[str, str],
 ) -> Plan:
     """Decide every option, once for each of the Task's optimizers.
 
@@ -38,8 +45,15 @@ def plan_learners(
     rest = {name: value for name, value in config.said().items() if not name.startswith("optim.")}
     plans = {}
     for name, learner in task.learners().items():
-        own = replace(given, own_optimizer=not isinstance(learner.optim, Optim))
+        own_optimizer = not isinstance(learner.optim, Optim)
+        kinds = kinds_of(_part(model, name, learner))
+        own = replace(given, own_optimizer=own_optimizer, **kinds)
         plans[name] = resolve(_config_of(learner, config), facts, own, origins=origins)
+        if plans[name].guard == "searching":
+            raise ConfigError(
+                f"optim.name='lbfgs' of the optimizer {name!r} evaluates the batch by itself, and "
+                "a step of your own says when to. Say another optim.name there."
+            )
     main = resolve(
         Config.from_options(rest), facts, replace(given, own_optimizer=True), origins=origins
     )

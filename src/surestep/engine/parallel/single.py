@@ -10,9 +10,10 @@ import torch
 import torch.optim.optimizer as optimizer_module
 from torch import Tensor
 from torch.autograd import profiler
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
 from surestep.base.errors import TaskError
+from surestep.engine.optim.kinds import sparse_tables
 from surestep.engine.parallel.base import GradNorm, Outcome
 from surestep.engine.parallel.guard import Reading, Scaled
 from surestep.engine.plan import Plan
@@ -43,6 +44,7 @@ class Single:
         self.max_norm = plan.max_grad_norm
         self.clip_value = plan.clip_value
         self.scaler = state.scaler
+        self.sparse = bool(sparse_tables(state.model))
         self.alike = len({(each.dtype, each.device) for each in self.parameters}) == 1
         self.guard = _GUARDS[plan.guard](self.optimizer, state.scaler)
         self.step = self.guard.step
@@ -80,6 +82,8 @@ class Single:
         for parameter in self.parameters:
             if parameter.grad is not None:
                 grads.append(parameter.grad)
+        if self.sparse:
+            grads = [_values(each) for each in self.parameters if each.grad is not None]
         if len(grads) < len(names):
             pairs = zip(names, self.parameters, strict=True)
             names = [name for name, parameter in pairs if parameter.grad is not None]
@@ -95,7 +99,9 @@ class Single:
                 factor = torch.add(total, 1e-6).reciprocal_().mul_(self.max_norm).clamp_(max=1.0)
                 torch._foreach_mul_(grads, factor)
             else:
-                clip_grads_with_norm_(self.parameters, self.max_norm, total)
+                factor = torch.clamp(self.max_norm / (total + 1e-6), max=1.0)
+                for grad in grads:
+                    grad.mul_(factor)
         elif self.clip_value is not None:
             torch._foreach_clamp_min_(grads, -self.clip_value)
             torch._foreach_clamp_max_(grads, self.clip_value)
@@ -104,6 +110,20 @@ class Single:
     def recover(self) -> None:
         """Let steps be taken again after one that was not finite."""
         self.guard.recover()
+
+
+def _values(parameter: Tensor) -> Tensor:
+    """Return the values of a gradient; of a sparse one, each row that was looked up once.
+
+    Rows that stand in it twice are added up first: their sum is the gradient. The values are the
+    gradient's own memory, so that what clips them clips it.
+    """
+    grad = parameter.grad
+    assert grad is not None
+    if not grad.is_sparse:
+        return grad
+    parameter.grad = grad = grad.coalesce()
+    return grad._values()
 
 
 def _norms(grads: list[Tensor]) -> list[Tensor]:
@@ -228,8 +248,9 @@ def _torch_step(optimizer: AdamW, closure: Any) -> Any:
     return step(optimizer, closure)
 
 
-_GUARDS: dict[str, type[Sticky] | type[Reading] | type[Scaled]] = {
+_GUARDS: dict[str, type[Sticky | Reading | Scaled]] = {
     "sticky": Sticky,
     "reading": Reading,
     "scaled": Scaled,
+    "searching": Reading,  # which the search asks nothing: it steps by itself
 }

@@ -3,6 +3,14 @@
 from surestep.engine.plan import Refusal, Row
 from surestep.engine.table.rows import Refusals, Rows, default, is_said, plain, said
 
+
+def _not_clipped(wish: str) -> str:
+    return (
+        f"{wish} would clip a gradient that L-BFGS must know whole: it learns the curvature from "
+        "differences of gradients. Leave it out, or say another optim.name."
+    )
+
+
 ROWS: Rows = {
     "max_grad_norm": (
         Row(
@@ -12,6 +20,11 @@ ROWS: Rows = {
         ),
         said("max_grad_norm"),
         Row(is_said("clip_value"), lambda _: None, "clip_value clips instead"),
+        Row(
+            lambda k: k["optim.name"] == "lbfgs",
+            lambda _: None,
+            "L-BFGS learns from the whole gradient: it is not clipped",
+        ),
         default(1.0, "one bad batch cannot throw the weights far; the share clipped is shown"),
     ),
     "clip_value": plain("clip_value", None, "the norm is clipped instead"),
@@ -22,6 +35,11 @@ ROWS: Rows = {
         default(0, "on_nonfinite is raise"),
     ),
     "guard": (
+        Row(
+            lambda k: k["optim.name"] == "lbfgs",
+            lambda _: "searching",
+            "the host reads each evaluation of the batch; one that is not finite undoes the step",
+        ),
         Row(
             lambda k: k["precision"] == "fp16",
             lambda _: "scaled",
@@ -36,6 +54,11 @@ ROWS: Rows = {
             lambda k: k["optim.implementation"] != "fused",
             lambda _: "reading",
             "this optimizer cannot be told to skip on the device: one read a step",
+        ),
+        Row(
+            lambda k: bool(k.chosen.get("optim.dampening") and k["optim.momentum"]),
+            lambda _: "reading",
+            "with dampening torch's first step cannot be skipped on the device: one read a step",
         ),
         default("sticky", "kept on the device and read at log points: no read a step"),
     ),
@@ -53,6 +76,16 @@ REFUSALS: Refusals = {
                 f"max_grad_norm={k.said['max_grad_norm']} and clip_value={k.said['clip_value']} "
                 "are two ways to clip. Say one of them."
             ),
+        ),
+        Refusal(
+            lambda k: k["optim.name"] == "lbfgs" and k.said.get("max_grad_norm", "off") != "off",
+            lambda k: _not_clipped(f"max_grad_norm={k.said['max_grad_norm']}"),
+        ),
+    ),
+    "clip_value": (
+        Refusal(
+            lambda k: k["optim.name"] == "lbfgs" and "clip_value" in k.said,
+            lambda k: _not_clipped(f"clip_value={k.said['clip_value']}"),
         ),
     ),
     "max_nonfinite": (

@@ -16,6 +16,7 @@ from surestep.base.errors import CheckpointError
 from surestep.engine.frozen import fingerprint
 from surestep.engine.initial import some
 from surestep.engine.state import Counts, Place, Standing, State
+from surestep.record.checkpoint.slots import names_in, restore
 from surestep.record.checkpoint.write import FORMAT
 
 _KEYS = ("place", "counts", "standing", "scaler", "metadata", "aliases", "extra", "optimizers")
@@ -120,7 +121,7 @@ def load_checkpoint(path: Path, state: State) -> None:
         state.average.load(_tensors(path / "average.safetensors"), place.steps_taken)
     state.model.load_state_dict(weights)
     for name, optimizer_state in optimizer_states.items():
-        state.optimizers[name].load_state_dict(optimizer_state)
+        _load_optimizer(state.optimizers[name], optimizer_state)
     if record["scaler"]:
         state.scaler.load_state_dict(record["scaler"])
     state.place, state.counts, state.standing = place, counts, standing
@@ -223,14 +224,15 @@ def _fitting_optimizer_states(
             f"{path.name} holds the optimizers {', '.join(records)}, and here are "
             f"{', '.join(state.optimizers)}. Name them as when it was trained."
         )
-    tensors = _tensors(path / "optimizer.safetensors")
+    # Copied, since in the file they lie at any address, and the last bit of a dot product may hang
+    # on that.
+    tensors = {k: v.clone() for k, v in _tensors(path / "optimizer.safetensors").items()}
     names = {id(parameter): name for name, parameter in state.model.named_parameters()}
     found = {}
     for called, optimizer in state.optimizers.items():
         own = {key: value for key, value in tensors.items() if key.startswith(f"{called}/")}
-        own |= records[called]["values"]
         slots: dict[str, dict[str, Any]] = {}
-        for key, value in own.items():
+        for key, value in _slots(path, own, records[called]["values"]).items():
             name, _, slot = key.removeprefix(f"{called}/").rpartition("/")
             slots.setdefault(name, {})[slot] = value
         found[called] = _fitting_state(path, records[called], optimizer, (names, slots))
@@ -262,6 +264,31 @@ def _fitting_state(
             if name in by_name:
                 plain["state"][index] = _laid_out_like(parameter, by_name[name])
     return plain
+
+
+def _slots(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the slots of an optimizer, those with tensors in lists put together again."""
+    try:
+        rest = {key: restore(value, tensors) for key, value in values.items()}
+    except KeyError as error:
+        raise CheckpointError(f"{path} cannot be read: it lacks the tensor {error}.") from error
+    inner = {name for value in values.values() for name in names_in(value)}
+    return {**{key: value for key, value in tensors.items() if key not in inner}, **rest}
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, loaded: dict[str, Any]) -> None:
+    """Load the state, each tensor in the type that it had.
+
+    torch casts to the parameter's type what it knows no better, even what it made in another one:
+    NAdam's product of momenta is fp32 beside a weight in fp64.
+    """
+    optimizer.load_state_dict(loaded)
+    by_index = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+    for index, slots in loaded["state"].items():
+        now = optimizer.state[by_index[index]]
+        for slot, value in slots.items():
+            if isinstance(value, Tensor) and now[slot].dtype != value.dtype:
+                now[slot] = value.to(now[slot].device)
 
 
 def _laid_out_like(parameter: Tensor, slots: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from surestep.base.errors import CheckpointError
 from surestep.engine.frozen import left_out
 from surestep.engine.state import State
+from surestep.record.checkpoint.slots import flatten
 from surestep.record.files import DISK_HINT, dumps, sync
 
 FORMAT = 2
@@ -131,10 +132,9 @@ def _optimizer_state(
         name = names[id(parameter)]
         for slot, value in slots.items():
             key = f"{called}/{name}/{slot}"
-            if isinstance(value, Tensor):
-                tensors[key] = value.detach().cpu().contiguous().clone()
-            else:
-                values[key] = _as_json(key, value)
+            flat = flatten(key, value, tensors, _as_json)
+            if not isinstance(value, Tensor):
+                values[key] = flat
     groups = [
         {
             "names": [names[id(parameter)] for parameter in group["params"]],

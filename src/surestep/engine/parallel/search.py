@@ -1,0 +1,80 @@
+"""The update of an optimizer that evaluates the batch again and again within a step: L-BFGS."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surestep.engine.data.batch import Batch
+from surestep.engine.parallel.base import GradNorm, Outcome
+from surestep.engine.parallel.guard import finite
+from surestep.engine.step import Parts, Update, forward_backward
+
+
+def search(parts: Parts, batch: Batch, divisor: float, rate: float) -> Update:
+    """Move the parameters by a search over the batch, or not at all.
+
+    Every evaluation goes over the same micro-batches with the same items and seeds. One that is
+    not finite undoes the search; loss and norms of it are returned then, else those of the first.
+    """
+    loss_sum, logged = forward_backward(parts, batch, divisor)
+    for watch in parts.on_backward:
+        watch(parts.state)
+    norms = parts.parallel.clip_grad_norm()
+    optimizer: Any = parts.parallel.optimizer
+    for group, peak in zip(optimizer.param_groups, parts.peak_rates, strict=True):
+        group["lr"] = peak * rate
+    kept = _Kept(optimizer)
+    known = [(loss_sum, norms)]  # the first evaluation is done: its gradients are there
+
+    def closure() -> Tensor:
+        value, measured = known.pop() if known else _evaluate(parts, batch, divisor)
+        if not finite(value, measured.total):
+            raise _NotFiniteError(value, measured)
+        return value / divisor
+
+    try:
+        optimizer.step(closure)
+    except _NotFiniteError as met:
+        kept.restore()
+        value, measured = met.args
+        return Update(Outcome(False, nonfinite=True), measured, value, logged)
+    return Update(Outcome(True), norms, loss_sum, logged)
+
+
+class _NotFiniteError(Exception):
+    """An evaluation was not finite; its arguments are the sum of losses and the norms."""
+
+
+def _evaluate(parts: Parts, batch: Batch, divisor: float) -> tuple[Tensor, GradNorm]:
+    loss_sum, _ = forward_backward(parts, batch, divisor)
+    return loss_sum, parts.parallel.clip_grad_norm()
+
+
+class _Kept:
+    """The parameters and the state of an optimizer, to be put back."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        self.weights = [each.detach().clone() for each in self.parameters]
+        self.state = {each: _copy(slots) for each, slots in optimizer.state.items()}
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put both back."""
+        torch._foreach_copy_(self.parameters, self.weights)
+        self.optimizer.state.clear()
+        self.optimizer.state.update(self.state)
+
+
+def _copy(slots: dict[str, Any]) -> dict[str, Any]:
+    """Copy what a search changes in place: tensors, and lists, whose tensors it only replaces."""
+    return {
+        name: value.clone()
+        if isinstance(value, Tensor)
+        else list(value)
+        if isinstance(value, list)
+        else value
+        for name, value in slots.items()
+    }
