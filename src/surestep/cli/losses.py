@@ -1,0 +1,50 @@
+"""`surestep losses`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from surestep.base.errors import ConfigError, near
+from surestep.cli import show
+from surestep.engine.losses.catalog import guide
+from surestep.record.files import dumps
+
+
+@dataclass(frozen=True)
+class Options:
+    """Show the table of losses: what each is for, takes and divides by.
+
+    Attributes:
+        name: One loss, for all that is known of it.
+        json: Print the table as JSON.
+    """
+
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="LOSS")] = None
+    json: bool = False
+
+
+def run(words: list[str]) -> int:
+    """Show the table of losses, or all that is known of one."""
+    asked = tyro.cli(
+        Options, args=words, prog="surestep losses", config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    rows = guide()
+    if asked.name is not None:
+        rows = [row for row in rows if row["name"] == asked.name]
+        if not rows:
+            names = [row["name"] for row in guide()]
+            raise ConfigError(f"There is no loss {asked.name!r}. {near(asked.name, names)}")
+    if asked.json:
+        print(dumps(rows if asked.name is None else rows[0], indent=1))
+        return 0
+    if asked.name is not None:
+        parts = [(part.replace("_", " "), text) for part, text in rows[0].items()]
+        show.table(asked.name, (), parts)
+        return 0
+    columns = ("task", "call", "outputs", "targets", "formula", "divides_by", "source")
+    heads = [column.replace("_", " ") for column in columns]
+    show.table("surestep.losses", heads, [[row[each] for each in columns] for row in rows])
+    print("A name goes into a Task with its defaults: Task(loss='huber'). With options:")
+    print("Task(loss=surestep.losses.huber(delta=0.5)). One loss alone: surestep losses huber.")
+    return 0
