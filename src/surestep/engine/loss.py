@@ -7,6 +7,7 @@ true denominator: unmasked targets, the sum of their class weights, elements, or
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -107,6 +108,11 @@ def _of_table(given: TableLoss) -> Loss:
         module=own,
         splits=own.splits,
     )
+
+
+def with_teacher(loss: Loss, teacher: nn.Module) -> Loss:
+    """Return the loss with a frozen model, whose outputs it is given beside the targets."""
+    return replace(loss, teacher=teacher)
 
 
 def targets_for(loss: Loss, micro: MicroBatch) -> Any:

@@ -15,7 +15,7 @@ from surestep.base.groups.schedule import Schedule
 from surestep.engine.data.batch import split_batch, whole_batch
 from surestep.engine.data.order import Order
 from surestep.engine.initial import Source, as_init
-from surestep.engine.loss import Loss, LossFunction, as_loss, no_loss
+from surestep.engine.loss import Loss, LossFunction, as_loss, no_loss, with_teacher
 from surestep.engine.losses.catalog import named
 from surestep.engine.model_loss import model_loss, split_whole
 
@@ -73,6 +73,8 @@ class Task:
             `loss` is only what evaluations measure, and may be None.
         optimizers: of such a step, by name: an Optim, a callable or a Learner each. Each trains
             the part of the model that is called as it is.
+        teacher: a frozen model, or a function that builds it: it sees the same inputs in eval mode,
+            and the loss is given the targets `(targets, what it returns)`. It is not saved.
         splits: False where the loss of a batch is not a mean over its items (contrastive losses).
 
     Raises:
@@ -93,6 +95,7 @@ class Task:
     keep_eval: Sequence[nn.Module] = ()
     init: Source | None = None
     splits: bool = True
+    teacher: nn.Module | Callable[[], nn.Module] | None = None
     step: "Callable[[Turn], object] | None" = None
     optimizers: Mapping[str, Any] = field(default_factory=dict)
 
@@ -100,6 +103,11 @@ class Task:
         if self.train is None:
             raise TaskError("The Task has no data to train on. Say Task(train=...).")
         self._check_step()
+        if self.teacher is not None and (self.loss is None or self.loss == "model"):
+            raise TaskError(
+                "A teacher needs a loss that takes what it says. Say "
+                "Task(loss=surestep.losses.distillation())."
+            )
         if isinstance(self.loss, str) and self.loss != "model":
             named(self.loss)
         elif self.loss is not None and not callable(self.loss) and self.loss != "model":
@@ -177,21 +185,7 @@ class Task:
         Raises:
             TaskError: the function raised, or returned something else.
         """
-        if isinstance(self.model, nn.Module):
-            return self.model
-        try:
-            model = self.model()
-        except Exception as error:
-            line = traceback.extract_tb(error.__traceback__)[-1]
-            raise TaskError(
-                f"The function given as model failed at {line.filename}, line {line.lineno}: "
-                f"{type(error).__name__}: {error}."
-            ) from error
-        if not isinstance(model, nn.Module):
-            raise TaskError(
-                f"The function given as model returned a {type(model).__name__}, not an nn.Module."
-            )
-        return model
+        return _built(self.model, "model")
 
     def build_loss(self, model: nn.Module) -> Loss:
         """Return the loss with its denominator; where it is the model's own, by the model."""
@@ -199,7 +193,8 @@ class Task:
             return model_loss(model, self.items)
         if self.loss is None:
             return no_loss(self.items)
-        return as_loss(self.loss, self.items)
+        loss = as_loss(self.loss, self.items)
+        return loss if self.teacher is None else with_teacher(loss, _built(self.teacher, "teacher"))
 
     def split(self, batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
         """Return the batch as (args, kwargs, targets) of the model."""
@@ -219,6 +214,24 @@ class Task:
         if isinstance(self.val, dict) and not _is_tensors(self.val):
             return dict(self.val)
         return {"val": self.val}
+
+
+def _built(given: nn.Module | Callable[[], nn.Module], what: str) -> nn.Module:
+    if isinstance(given, nn.Module):
+        return given
+    try:
+        built = given()
+    except Exception as error:
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        raise TaskError(
+            f"The function given as {what} failed at {line.filename}, line {line.lineno}: "
+            f"{type(error).__name__}: {error}."
+        ) from error
+    if not isinstance(built, nn.Module):
+        raise TaskError(
+            f"The function given as {what} returned a {type(built).__name__}, not an nn.Module."
+        )
+    return built
 
 
 def _is_tensors(values: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from surestep.engine.callback import Callback
 from surestep.engine.checkpointing import own_checkpointing
 from surestep.engine.checks.first_batch import check_first_batch
-from surestep.engine.checks.parts import check_model
+from surestep.engine.checks.parts import check_model, check_teacher
 from surestep.engine.data.feed import feed
 from surestep.engine.frozen import base_of
 from surestep.engine.loop import Loop
@@ -32,7 +32,10 @@ def build(
     """
     plan, task, loss = planned.plan, planned.task, planned.loss
     check_model(planned.model)
-    modes = [(module, module.training) for module in planned.model.modules()]
+    check_teacher(loss.teacher, planned.model)
+    of_teacher = () if loss.teacher is None else loss.teacher.modules()
+    of_both = (*planned.model.modules(), *of_teacher)
+    modes = [(module, module.training) for module in of_both]
     model = planned.model.to(plan.device)
     loss.to(plan.device)
     training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)

@@ -19,6 +19,21 @@ def check_model(model: nn.Module) -> None:
         )
 
 
+def check_teacher(teacher: nn.Module | None, model: nn.Module) -> None:
+    """Check that a teacher is a model of its own.
+
+    Raises:
+        TaskError: it shares parameters with the model, which training would move.
+    """
+    held = {id(each) for each in model.parameters()}
+    shared = [] if teacher is None else [n for n, p in teacher.named_parameters() if id(p) in held]
+    if shared:
+        raise TaskError(
+            f"The teacher shares parameters with the model, and would be trained with it: "
+            f"{', '.join(shared[:3])}. Give a copy: copy.deepcopy(model)."
+        )
+
+
 def check_loss(loss: object) -> None:
     """Check that the loss has nothing to train.
 
