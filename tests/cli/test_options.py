@@ -56,10 +56,40 @@ OTHERWISE = [
     {"optim.name": "muon", "optim.adjust_lr_fn": "original", "optim.adamw_lr": "0.1"},
     {"optim.name": "adamw8bit", "optim.min_8bit_size": "64"},
     {"precision": "fp16", "scaler.init_scale": "8", "scaler.growth_factor": "3"},
+    {"schedule.name": "linear", "schedule.warmup": "5%", "schedule.warmup_start": "0.5"},
+    {"schedule.name": "linear", "schedule.min_lr": "0.0001"},
+    {"schedule.name": "cosine_restarts", "schedule.T_0": "2 steps", "schedule.T_mult": "3"},
+    {"schedule.name": "cosine_restarts", "schedule.cycles": "2", "schedule.save_cycles": "True"},
+    {"schedule.name": "step", "schedule.step_size": "50%", "schedule.gamma": "0.5"},
+    {"schedule.name": "multi_step", "schedule.milestones": "2 steps,50%"},
+    {"schedule.name": "polynomial", "schedule.power": "0.9"},
+    {"schedule.name": "inverse_sqrt", "schedule.timescale": "2 epochs"},
+    {
+        **{"schedule.name": "warmup_stable_decay", "schedule.decay": "50%"},
+        **{"schedule.decay_shape": "cosine"},
+    },
+    {
+        **{"schedule.name": "one_cycle", "schedule.warmup": "0%"},  # the recipe has one
+        **{"schedule.pct_start": "0.5", "schedule.div_factor": "5.0"},
+        **{"schedule.final_div_factor": "50.0", "schedule.three_phase": "True"},
+        **{"schedule.anneal_strategy": "linear", "schedule.cycle_momentum": "True"},
+        **{"schedule.base_momentum": "0.7", "schedule.max_momentum": "0.8"},
+    },
+    {
+        **{"schedule.name": "cyclic", "schedule.step_size_up": "25%"},
+        **{"schedule.step_size_down": "2 steps", "schedule.mode": "exp_range"},
+    },
+    {
+        **{"schedule.name": "reduce_on_plateau", "schedule.factor": "0.5"},
+        **{"schedule.patience": "1", "schedule.threshold": "0.1"},
+        **{"schedule.threshold_mode": "abs", "schedule.cooldown": "2"},
+    },
+    {"schedule.chain": "constant 2 steps,cosine"},
     {"precision": "fp16", "scaler.growth_interval": "9", "scaler.backoff_factor": "0.25"},
 ]
 OVER_A_STREAM = {"max_steps": "9", "data.shuffle_buffer": "100"}
 PAIRS = ("betas", "etas", "step_sizes", "ns_coefficients", "eps")
+SEVERAL = ("milestones", "chain")
 SPELT = {"0.0003": "3e-4", "8.0": "8", "3.0": "3"}
 
 
@@ -70,15 +100,22 @@ def typed(said):
         for name, value in said.items()
         for word in (
             f"--{name.replace('_', '-')}",
-            *(value.split() if name.split(".")[-1] in PAIRS else [value]),
+            *_words(name.split(".")[-1], value),
         )
     ]
+
+
+def _words(name, value):
+    if name in SEVERAL:
+        return value.split(",")
+    return value.split() if name in PAIRS else [value]
 
 
 def shown(value):
     """Write a value of a plan as it was typed above."""
     if isinstance(value, list):
-        return " ".join("none" if each is None else str(each) for each in value)
+        between = "," if any(" " in str(each) for each in value) else " "
+        return between.join("none" if each is None else str(each) for each in value)
     return SPELT.get(str(value), str(value))
 
 

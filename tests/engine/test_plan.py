@@ -88,11 +88,11 @@ def test_a_length_in_steps_need_not_be_whole(duration, steps):
 
 
 @pytest.mark.parametrize(
-    ("warmup", "steps"), [("10%", 7), ("5 steps", 5), ("1 epoch", 7), ("0%", 0), ("100%", 70)]
+    ("length", "steps"), [("10%", 7), ("5 steps", 5), ("1 epoch", 7), ("0%", 0), ("100%", 70)]
 )
-def test_a_warm_up_may_be_a_share_of_the_run(warmup, steps):
-    found = known(schedule__warmup=warmup, steps_per_epoch=7, total_steps=70)
-    assert found.warmup() == pytest.approx(steps)
+def test_a_length_may_be_a_share_of_the_run(length, steps):
+    found = known(steps_per_epoch=7, total_steps=70)
+    assert found.length(length) == pytest.approx(steps)
 
 
 def test_what_a_loader_says_is_known():

@@ -18,7 +18,7 @@ from surestep.engine import evaluate, loop, loss, seed, step, table
 from surestep.engine.data import feed, order, source
 from surestep.engine.optim import groups
 from surestep.engine.parallel import guard, single
-from surestep.trainer import build
+from surestep.trainer import build, wire
 from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
 from tests.laws.test_law_2_resuming import check_resume
 from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
@@ -182,7 +182,7 @@ MUTATIONS = [
         ),
         (
             "the schedule is a step ahead",
-            after(build, "factor", lambda at, _: lambda n: at(n + 1)),
+            after(wire, "rate_of", lambda at, *_: lambda n: at(n + 1)),
             lambda folder: check_rates(folder, "warm-up, cosine"),
         ),
         ("dropout by history", by_history(seed.ModelRandomness, "at"), check_exact),

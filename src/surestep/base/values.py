@@ -25,6 +25,20 @@ def _warmup(text: str) -> str:
     return str(parse_duration(text, ("steps", "epochs")))
 
 
+def read_length(text: str) -> str:
+    """Read "500 steps", "2 epochs" or a share of the run such as "10%", above zero.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if not text.endswith("%"):
+        return str(parse_duration(text, ("steps", "epochs")))
+    length = _warmup(text)
+    if length == "0%":
+        raise ValueError("must be above 0%")
+    return length
+
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -35,3 +49,4 @@ Period = Annotated[str, _duration("epochs", "steps", "items")]
 ClockPeriod = Annotated[str, _duration("epochs", "steps", "items", "minutes")]
 StepPeriod = Annotated[str, _duration("epochs", "steps")]
 Warmup = Annotated[str, AfterValidator(_warmup)]
+Length = Annotated[str, AfterValidator(read_length)]

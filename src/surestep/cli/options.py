@@ -188,9 +188,9 @@ def _members(annotation: Any) -> list[Any]:
         return _members(get_args(annotation)[0])
     if get_origin(annotation) is tuple:
         inner = get_args(annotation)
-        return [
-            f"{_WORDS[inner[0]]} ..." if Ellipsis in inner else " ".join(["FLOAT"] * len(inner))
-        ]
+        if Ellipsis in inner:
+            return [f"{_WORDS.get(inner[0], 'TEXT')} ..."]
+        return [" ".join(["FLOAT"] * len(inner))]
     inner = get_args(annotation)
     return [member for each in inner for member in _members(each)] if inner else [annotation]
 

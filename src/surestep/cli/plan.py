@@ -11,7 +11,7 @@ from surestep.engine.footprint import Footprint, footprint
 from surestep.engine.optim.freezing import frozen
 from surestep.engine.optim.groups import arrange
 from surestep.engine.plan import Plan
-from surestep.engine.schedule import rates
+from surestep.engine.schedule.rate import rates
 from surestep.record.files import dumps
 from surestep.trainer.planning import plan_task, start
 
@@ -29,7 +29,9 @@ def run(words: list[str]) -> int:
     with frozen(planned.model, groups):
         takes = footprint(planned.model, plan)
     layers = show_groups.layers(planned.model, plan)
-    lr = rates(plan.schedule, plan.optim_lr) if plan.optim_lr is not None else None
+    lr = None
+    if plan.optim_lr is not None:
+        lr = rates(plan.schedule, plan.optim_lr, planned.task.schedule)
     if asked.extras["json"]:
         decisions = [each._asdict() for each in plan.decisions]
         shown = {"decisions": decisions, "rates": lr, "footprint": asdict(takes)}

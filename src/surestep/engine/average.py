@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.parallel.base import Outcome
-from surestep.engine.schedule import Factor
+from surestep.engine.schedule.shape import Factor
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 Buffer = tuple[dict[str, Tensor | None], str]

@@ -11,7 +11,7 @@ from surestep.base.duration import Duration, parse_duration
 from surestep.engine.average import Averaging
 from surestep.engine.data.order import Cut, Order
 from surestep.engine.facts import Facts
-from surestep.engine.schedule import Shape
+from surestep.engine.schedule.shape import Shape
 
 LARGER_IS_BETTER = frozenset(
     ("accuracy", "auroc", "auc", "f1", "precision", "recall", "iou", "dice", "map", "bleu", "r2")
@@ -40,6 +40,7 @@ class Given:
     val_batch_sizes: tuple[int, ...] = ()
     metrics: Mapping[str, Literal["min", "max"] | None] = field(default_factory=dict)
     own_optimizer: bool = False
+    own_schedule: bool = False
     floating: bool = True
     hidden: tuple[str, ...] = ()
     sparse: tuple[str, ...] = ()
@@ -190,26 +191,11 @@ class Known:
         """
         return parse_duration(duration).steps(self["steps_per_epoch"])
 
-    def warmup(self) -> float:
-        """Return the length of the warm-up in optimizer steps."""
-        return self.length(self["schedule.warmup"])
-
     def length(self, text: str) -> float:
-        """Return a length, which may be a share of the run, in optimizer steps."""
+        """Return a length in optimizer steps, or a share of the run, in optimizer steps."""
         if text.endswith("%"):
             return float(text[:-1]) / 100 * float(self["total_steps"])
         return self.steps(text)
-
-    def shape(self) -> Shape:
-        """Return the schedule that was chosen."""
-        return Shape(
-            name=self["schedule.name"],
-            total=self["total_steps"],
-            warmup=self.warmup(),
-            min_lr_ratio=self["schedule.min_lr_ratio"],
-            floor=self["schedule.floor"],
-            every=self.steps(self["schedule.every"]),
-        )
 
     def averaging(self) -> Averaging:
         """Return the average that was chosen."""

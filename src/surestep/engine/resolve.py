@@ -8,6 +8,7 @@ from surestep.base.config import Config
 from surestep.base.errors import ConfigError
 from surestep.engine.facts import Facts
 from surestep.engine.plan import Decision, Given, Known, Plan
+from surestep.engine.schedule.decide import shape_of
 from surestep.engine.table import REFUSALS, TABLE
 from surestep.engine.table.optim import own_options
 from surestep.engine.table.run import DEFAULT_SEED
@@ -45,7 +46,7 @@ def resolve(
     return Plan(
         **{name: value for name, value in chosen.items() if name in fields_of_plan},
         optim_options=own_options(known.chosen),
-        schedule=known.shape(),
+        schedule=shape_of(known),
         average=known.averaging(),
         decisions=tuple(decisions),
     )

@@ -8,6 +8,7 @@ from torch import nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.average import Average
+from surestep.engine.schedule.plateau import Plateau
 
 WHOLE = "model"  # what the only optimizer of a task is called
 
@@ -85,6 +86,7 @@ class State:
     place: Place = field(default_factory=Place)
     counts: Counts = field(default_factory=Counts)
     standing: Standing = field(default_factory=Standing)
+    plateau: Plateau = field(default_factory=Plateau)
     metadata: dict[str, Any] = field(default_factory=dict)
     average: Average | None = None
     base: dict[str, str] = field(default_factory=dict)

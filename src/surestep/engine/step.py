@@ -19,7 +19,7 @@ from surestep.engine import metrics
 from surestep.engine.data.batch import Batch, MicroBatch
 from surestep.engine.loss import Loss
 from surestep.engine.parallel.base import GradNorm, Outcome, Parallel
-from surestep.engine.schedule import Factor
+from surestep.engine.schedule.shape import Factor
 from surestep.engine.seed import ModelRandomness
 from surestep.engine.state import Place, State
 
@@ -148,6 +148,8 @@ def update(parts: "Parts", batch: Batch, divisor: float, rate: float) -> Update:
     norms = parallel.clip_grad_norm()
     for group, peak in zip(parallel.optimizer.param_groups, parts.peak_rates, strict=True):
         group["lr"] = peak * rate
+    if parts.momentum is not None:
+        parts.momentum(parts.state.place.steps_taken)
     return Update(parallel.step(loss_sum, norms.total), norms, loss_sum, logged)
 
 
@@ -167,6 +169,7 @@ class Parts:
     autocast: AbstractContextManager[Any]
     rate: Factor
     peak_rates: list[float]
+    momentum: Callable[[int], None] | None = None
     on_backward: list[Callable[[State], None]] = field(default_factory=list)
     freeze: Callable[[int], None] | None = None  # what is frozen after so many steps taken
     update: Callable[["Parts", Batch, float, float], Update] = update

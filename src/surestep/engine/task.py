@@ -18,6 +18,7 @@ from surestep.engine.initial import Source, as_init
 from surestep.engine.loss import Loss, LossFunction, as_loss, no_loss, with_teacher
 from surestep.engine.losses.catalog import named
 from surestep.engine.model_loss import model_loss, split_whole
+from surestep.engine.schedule.shape import UserFunction
 
 if TYPE_CHECKING:
     from surestep.engine.turn import Turn
@@ -66,6 +67,8 @@ class Task:
             said, each once in a new order every epoch.
         collate_fn: how a list of samples becomes a batch.
         optimizer: a callable that makes an optimizer from parameter groups, in place of `optim`.
+        schedule: a function `schedule(steps_taken, total)` that returns the factor on the learning
+            rate, in place of `schedule`.
         keep_eval: modules kept in eval mode in training on purpose (a frozen BatchNorm).
         init: weights to start from: a file, a folder of a Hugging Face model, a run folder or a
             state dict, or surestep.Init(...) with more to say; not read when a run goes on.
@@ -92,6 +95,7 @@ class Task:
     order: Order | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     optimizer: Callable[[ParameterGroups], torch.optim.Optimizer] | None = None
+    schedule: UserFunction | None = None
     keep_eval: Sequence[nn.Module] = ()
     init: Source | None = None
     splits: bool = True

@@ -8,6 +8,7 @@ from surestep.base.errors import RunError
 from surestep.engine.facts import Facts
 from surestep.engine.loop import LogPoint
 from surestep.engine.plan import Plan
+from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.state import State
 from surestep.record.checkpoint.keep import retain, sweep
 from surestep.record.checkpoint.write import save_checkpoint
@@ -110,7 +111,10 @@ class Recorder:
 
     def save(self, state: State, plan: Plan) -> Path:
         """Write a checkpoint, then let go of those that need not stay."""
-        path = save_checkpoint(self.checkpoints, state)
+        ends = cycle_ends(plan.schedule)
+        taken = state.place.steps_taken
+        cycle = ends.index(taken) + 1 if taken in ends else None
+        path = save_checkpoint(self.checkpoints, state, cycle=cycle)
         self.event("checkpoint", step=state.place.step, path=f"checkpoints/{path.name}")
         retain(
             self.checkpoints,
@@ -118,6 +122,7 @@ class Recorder:
             keep_best=plan.checkpoint_keep_best,
             metric=plan.validation_metric,
             mode=plan.validation_mode,
+            cycles=bool(ends),
         )
         return path
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
-from surestep.record.checkpoint.keep import best_first
+from surestep.record.checkpoint.keep import best_first, cycle_checkpoints
 from surestep.record.checkpoint.read import Saved, list_checkpoints, load_model, saved
 from surestep.record.events import read_events
 from surestep.record.files import read_json
@@ -54,6 +54,11 @@ class Run:
         judged = self.status.get("judged_by")
         ranked = best_first(list_checkpoints(self.checkpoints), *judged) if judged else []
         return ranked[0] if ranked else self.last
+
+    @property
+    def cycles(self) -> list[Saved]:
+        """The checkpoints at the ends of the schedule's cycles, for an ensemble of snapshots."""
+        return cycle_checkpoints(list_checkpoints(self.checkpoints))
 
     def load_model(self, model: nn.Module, which: Which = "best") -> Saved:
         """Load the weights of a checkpoint into `model`; return which it was.

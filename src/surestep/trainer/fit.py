@@ -13,6 +13,8 @@ from surestep.base.config import Config
 from surestep.base.duration import Cadence, Duration
 from surestep.base.errors import NonFiniteError
 from surestep.engine.callback import Callback, Request
+from surestep.engine.schedule.rate import cycle_ends
+from surestep.engine.step import StepResult
 from surestep.engine.task import Task
 from surestep.record.run import Run, Which
 from surestep.trainer.planning import Origin
@@ -101,6 +103,7 @@ def _train(session: Session) -> None:
         loop.act[Request.EVALUATE] = partial(_evaluate, session)
     evaluating = _cadence(session, plan.validation_every)
     saving = _cadence(session, plan.checkpoint_every)
+    cycles = frozenset(cycle_ends(plan.schedule))
     for result in session.steps():
         items, now = session.state.place.items, time.monotonic()
         ended = result.epoch + 1 if loop.ends_epoch else 0
@@ -108,11 +111,18 @@ def _train(session: Session) -> None:
             _evaluate(session)
         if saving.due(result.step, items, now, ended) and not session.is_saved:
             session.save()
+        if cycles and _ends_cycle(result, cycles) and not session.is_saved:
+            session.save()
     if not loop.interrupted:
         if has_val:
             _evaluate(session)
         if not session.is_saved:
             session.save()
+
+
+def _ends_cycle(result: StepResult, cycles: frozenset[int]) -> bool:
+    """Say whether a cycle of the schedule ended with this step; one that was skipped ends none."""
+    return result.outcome.took_step and result.before.steps_taken + 1 in cycles
 
 
 def _cadence(session: Session, duration: Duration) -> Cadence:

@@ -92,6 +92,7 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
             for known, better in directions(name, metric).items()
         },
         own_optimizer=task.optimizer is not None,
+        own_schedule=task.schedule is not None,
         **kinds_of(model),
         not_splitting=_not_splitting(task, model, loss),
         adapters=has_adapters(model),

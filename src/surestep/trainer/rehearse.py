@@ -84,7 +84,7 @@ def overfit(task: Task, config: Config, samples: int) -> Overfit:
     there = samples_of(few, "train")
     if there is not None and there < samples:
         raise DataError(f"There are {there} training samples, and {samples} are asked for.")
-    by_heart = replace(task, train=few, val=few, test=None, metrics={}, order=None)
+    by_heart = replace(task, train=few, val=few, test=None, metrics={}, order=None, schedule=None)
     length = config.batch_size or 64
     options: dict[str, Any] = {
         "batch_size": few.batch_size if isinstance(few, DataLoader) else min(length, samples),

@@ -23,6 +23,7 @@ from surestep.engine.task import Task
 from surestep.record.progress import Bar, Plain, Quiet
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run, Which
+from surestep.trainer.judge import judge
 
 
 class Session:
@@ -155,7 +156,8 @@ class Session:
         if part is None and not self.is_evaluated:
             standing = self.state.standing
             standing.latest, standing.latest_step, standing.measured = metrics, step, measured
-            self._judge(metrics)
+            for said in judge(self.plan, self.state, metrics, self.loop.parts.peak_rates[0]):
+                self.say(said)
             for callback in self.loop.callbacks:
                 self.loop.ask(callback.on_evaluate(self.state, metrics))
         if metrics:
@@ -274,20 +276,6 @@ class Session:
     def _check_part(self, part: str | None) -> None:
         if part is not None and part not in self._feeds:
             raise ConfigError(f"There is no data called {part!r}. {near(part, self._feeds)}")
-
-    def _judge(self, metrics: dict[str, float]) -> None:
-        metric, standing = self.plan.validation_metric, self.state.standing
-        if metric is None:
-            return
-        standing.metric = metric
-        if metrics[metric] != metrics[metric]:
-            self.say(f"{metric} is not a number; look at the validation data and the loss.")
-        standing.judge(
-            metrics[metric],
-            self.state.place.step,
-            mode=self.plan.validation_mode,
-            delta=self.plan.early_stop_min_delta,
-        )
 
     def _log(self, point: LogPoint) -> None:
         self.seconds += point.seconds

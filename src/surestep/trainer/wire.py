@@ -17,7 +17,7 @@ from surestep.engine.parallel.search import search
 from surestep.engine.parallel.single import Single
 from surestep.engine.plan import Plan
 from surestep.engine.precision import autocast, grad_scaler
-from surestep.engine.schedule import factor
+from surestep.engine.schedule.rate import momentum_writer, rate_of
 from surestep.engine.seed import ModelRandomness
 from surestep.engine.state import WHOLE, State
 from surestep.engine.step import Buffers, Modes, Parts
@@ -53,7 +53,9 @@ def parts_of(
         trained = [each for optimizer in optimizers.values() for each in parameters_of(optimizer)]
         state.average = Average(plan.average, model, trained)
     plans = plan.optimizers or {WHOLE: plan}
-    movers = Movers({name: _mover(plans[name], state, name) for name in optimizers}, state.scaler)
+    movers = Movers(
+        {name: _mover(plans[name], task, state, name) for name in optimizers}, state.scaler
+    )
     first = next(iter(movers.by_name.values()))
     parts = Parts(
         state=state,
@@ -65,6 +67,7 @@ def parts_of(
         autocast=autocast(plan, cached=task.step is None),
         rate=first.rate,
         peak_rates=first.peak_rates,
+        momentum=first.momentum,
     )
     if plan.guard == "searching":
         parts.update = search
@@ -73,8 +76,14 @@ def parts_of(
     return parts, groups
 
 
-def _mover(plan: Plan, state: State, name: str) -> Mover:
+def _mover(plan: Plan, task: Task, state: State, name: str) -> Mover:
     optimizer = state.optimizers[name]
     peaks = [float(group["lr"]) for group in optimizer.param_groups]
-    rate = annealed(factor(plan.schedule), plan.average, peaks[0])
-    return Mover(Single(plan, state, name), rate, peaks, Kept(optimizer))
+    rate = annealed(rate_of(plan.schedule, state.plateau, task.schedule), plan.average, peaks[0])
+    return Mover(
+        Single(plan, state, name),
+        rate,
+        peaks,
+        Kept(optimizer),
+        momentum_writer(plan.schedule, optimizer),
+    )

@@ -1,14 +1,94 @@
 """An entry for each schedule."""
 
-from tests.laws.breadth import Entry, Wrong
+from collections.abc import Callable
+from typing import Any
+
+from tests.laws.breadth import Entry, Wrong, classes
+from tests.laws.tasks import rows
+
+
+def of(sentence: str, wrong: dict[str, Any], parts: Callable = classes, **options: Any) -> Entry:
+    """An entry whose wrong wish is of its schedule too."""
+    said = {"lr": 1e-2, **options.pop("optim", {})}
+    right = {"optim": said, "schedule": options}
+    return Entry(Wrong(sentence, {"schedule": {**options, **wrong}}), right, parts)
+
+
+def judged() -> dict[str, Any]:
+    return {**classes(), "val": rows(16)}
+
+
+def falling(steps_taken: int, total: int) -> float:
+    return 1 - steps_taken / total
+
 
 ENTRIES = {
-    "constant": Entry(
-        Wrong("min_lr_ratio=0.1 needs a rate that falls", {"schedule": {"min_lr_ratio": 0.1}}),
-        {"schedule": {"name": "constant", "warmup": "4 steps"}},
+    "constant": of(
+        "min_lr_ratio=0.1 is an option of .*, and the schedule is constant, which takes warmup",
+        {"min_lr_ratio": 0.1},
+        name="constant",
+        warmup="4 steps",
     ),
-    "cosine": Entry(
-        Wrong("floor='up' is not allowed", {"schedule": {"name": "cosine", "floor": "up"}}),
-        {"schedule": {"name": "cosine", "warmup": "4 steps", "min_lr_ratio": 0.1}},
+    "linear": of("min_lr=1.0 is above the peak", {"min_lr": 1.0}, name="linear", warmup="25%"),
+    "cosine": of(
+        "floor='up' is not allowed",
+        {"floor": "up"},
+        **{"name": "cosine", "warmup": "4 steps", "min_lr_ratio": 0.1},
+    ),
+    "cosine_restarts": of(
+        "T_0 and schedule.cycles both say",
+        {"cycles": 2},
+        **{"name": "cosine_restarts", "T_0": "3 steps", "T_mult": 2},
+    ),
+    "step": of("gamma=0 is not allowed", {"gamma": 0}, name="step", step_size="4 steps"),
+    "multi_step": of(
+        "milestones=.* must rise",
+        {"milestones": ("8 steps", "4 steps")},
+        **{"name": "multi_step", "milestones": ("25%", "8 steps"), "min_lr": 2e-4},
+    ),
+    "exponential": of(
+        "power=2.0 is an option of polynomial",
+        {"power": 2},
+        **{"name": "exponential", "gamma": 0.5, "every": "3 steps"},
+    ),
+    "polynomial": of("power=0 is not allowed", {"power": 0}, name="polynomial", power=2.0),
+    "inverse_sqrt": of(
+        "timescale='soon' is not allowed",
+        {"timescale": "soon"},
+        **{"name": "inverse_sqrt", "warmup": "3 steps"},
+    ),
+    "warmup_stable_decay": of(
+        "are longer together than the run",
+        {"decay": "80%"},
+        **{"name": "warmup_stable_decay", "warmup": "25%", "decay": "50%"},
+    ),
+    "one_cycle": of(
+        "base_momentum=0.9 is above schedule.max_momentum=0.8",
+        {"base_momentum": 0.9, "max_momentum": 0.8},
+        name="one_cycle",
+    ),
+    "cyclic": of(
+        "say schedule.mode='exp_range'",
+        {"gamma": 0.9},
+        name="cyclic",
+        step_size_up="2 steps",
+        cycle_momentum=True,
+        optim={"name": "sgd", "momentum": 0.9},
+    ),
+    "reduce_on_plateau": of(
+        "every='1 epoch' is an option of",
+        {"every": "1 epoch"},
+        judged,
+        **{"name": "reduce_on_plateau", "patience": 0, "factor": 0.5, "threshold": 9.0},
+    ),
+    "chain": of(
+        "'constant' has no length",
+        {"chain": ("constant", "cosine")},
+        chain=("warmup 2 steps", "constant 4 steps", "cosine min_lr_ratio=0.1"),
+    ),
+    "own": Entry(
+        Wrong("schedule.name is said, but the Task brings", {"schedule": {"name": "cosine"}}),
+        {"optim": {"lr": 1e-2}},
+        lambda: {**classes(), "schedule": falling},
     ),
 }

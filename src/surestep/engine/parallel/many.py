@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from surestep.engine.parallel.base import Outcome
 from surestep.engine.parallel.guard import Scaled, finite
 from surestep.engine.parallel.single import Single, Sticky
-from surestep.engine.schedule import Factor
+from surestep.engine.schedule.shape import Factor
 
 
 class Abandoned(BaseException):
@@ -95,6 +95,7 @@ class Mover:
     rate: Factor
     peak_rates: list[float]
     kept: Kept
+    momentum: Callable[[int], None] | None = None
 
 
 class Movers:
@@ -167,6 +168,8 @@ class Movers:
             mover.parallel.optimizer.param_groups, mover.peak_rates, strict=True
         ):
             group["lr"] = peak * rate
+        if mover.momentum is not None:
+            mover.momentum(turns_taken)
         return mover.peak_rates[0] * rate
 
     def step(self, name: str, loss: Tensor, grad_norm: Tensor, *, pending: bool) -> None:

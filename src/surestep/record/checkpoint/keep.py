@@ -3,6 +3,8 @@
 import math
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -15,16 +17,21 @@ def best_first(checkpoints: list[Path], metric: str, mode: Literal["min", "max"]
 
     Of equals the earlier stands first; a metric that is not a number is no measurement.
     """
-    found = []
-    for path in checkpoints:
-        try:
-            each = saved(path)
-        except CheckpointError:
-            continue
-        if not math.isnan(each.metrics.get(metric, math.nan)):
-            found.append(each)
+    measured = _readable(checkpoints)
+    found = [each for each in measured if not math.isnan(each.metrics.get(metric, math.nan))]
     sign = 1 if mode == "min" else -1
     return sorted(found, key=lambda each: (sign * each.metrics[metric], each.step))
+
+
+def cycle_checkpoints(checkpoints: list[Path]) -> list[Saved]:
+    """List the readable checkpoints that were saved at the end of a cycle of the schedule."""
+    return [each for each in _readable(checkpoints) if each.cycle is not None]
+
+
+def _readable(checkpoints: list[Path]) -> Iterator[Saved]:
+    for path in checkpoints:
+        with suppress(CheckpointError):
+            yield saved(path)
 
 
 def retain(
@@ -34,8 +41,11 @@ def retain(
     keep_best: int,
     metric: str | None,
     mode: Literal["min", "max"],
+    cycles: bool = False,
 ) -> list[Path]:
     """Delete the checkpoints that are neither among the last n nor the best k; return them.
+
+    With `cycles`, those at the end of a cycle of the schedule stay too.
 
     A name is taken away before its files are, so that no half of one is left under it.
     """
@@ -43,6 +53,8 @@ def retain(
     kept = set(checkpoints[-keep_last:])
     if metric is not None and keep_best:
         kept |= {each.path for each in best_first(checkpoints, metric, mode)[:keep_best]}
+    if cycles:
+        kept |= {each.path for each in cycle_checkpoints(checkpoints)}
     doomed = [path for path in checkpoints if path not in kept]
     for path in doomed:
         hidden = path.with_name(f".del-{path.name}-{os.getpid()}")

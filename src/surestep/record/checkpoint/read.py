@@ -15,11 +15,15 @@ from torch import Tensor, nn
 from surestep.base.errors import CheckpointError
 from surestep.engine.frozen import fingerprint
 from surestep.engine.initial import some
+from surestep.engine.schedule.plateau import Plateau
 from surestep.engine.state import Counts, Place, Standing, State
 from surestep.record.checkpoint.slots import names_in, restore
 from surestep.record.checkpoint.write import FORMAT
 
-_KEYS = ("place", "counts", "standing", "scaler", "metadata", "aliases", "extra", "optimizers")
+_KEYS = (
+    *("place", "counts", "standing", "plateau", "scaler", "metadata", "aliases", "extra"),
+    "optimizers",
+)
 _NONE: Mapping[str, str] = {}
 _NAME = re.compile(r"step-(\d{8,})")
 
@@ -30,12 +34,14 @@ class Saved:
 
     Attributes:
         measured: whose metrics they are: the weights', or their average's.
+        cycle: the cycle of the schedule that ended there, from 1, where those are saved.
     """
 
     step: int
     metrics: dict[str, float]
     path: Path
     measured: Literal["weights", "average"] = "weights"
+    cycle: int | None = None
 
     @property
     def has_average(self) -> bool:
@@ -96,7 +102,8 @@ def saved(path: Path) -> Saved:
         measured: Literal["weights", "average"] = (
             "average" if standing.get("measured") == "average" else "weights"
         )
-        return Saved(step, latest if standing["latest_step"] == step else {}, path, measured)
+        metrics = latest if standing["latest_step"] == step else {}
+        return Saved(step, metrics, path, measured, record.get("cycle"))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read: state.json: {error!r}.") from error
 
@@ -113,6 +120,7 @@ def load_checkpoint(path: Path, state: State) -> None:
         place, counts = Place(**record["place"]), Counts(**record["counts"])
         latest = {name: float(value) for name, value in record["standing"]["latest"].items()}
         standing = Standing(**{**record["standing"], "latest": latest})
+        plateau = Plateau(**record["plateau"])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read: state.json: {error}.") from error
     weights = _fitting_weights(path, record, state.model, state.base)
@@ -125,6 +133,7 @@ def load_checkpoint(path: Path, state: State) -> None:
     if record["scaler"]:
         state.scaler.load_state_dict(record["scaler"])
     state.place, state.counts, state.standing = place, counts, standing
+    vars(state.plateau).update(vars(plateau))  # in place: the rate looks at it
     state.metadata = record["metadata"]
 
 

@@ -20,8 +20,13 @@ FORMAT = 2
 _LEFT_OUT = ("params", "lr")  # the rate is a function of the steps taken, written before each
 
 
-def save_checkpoint(folder: Path, state: State) -> Path:
+def save_checkpoint(folder: Path, state: State, *, cycle: int | None = None) -> Path:
     """Write the state as `folder/step-XXXXXXXX`; return its path.
+
+    Args:
+        folder: of the checkpoints.
+        state: what is saved.
+        cycle: the cycle of the schedule that ended here, from 1, so that it is kept.
 
     Raises:
         CheckpointError: the disk is full or cannot be written, or a part has no plain form.
@@ -32,7 +37,7 @@ def save_checkpoint(folder: Path, state: State) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        _write(temporary, state)
+        _write(temporary, state, cycle)
         _publish(temporary, final)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -45,7 +50,7 @@ def save_checkpoint(folder: Path, state: State) -> Path:
     return final
 
 
-def _write(folder: Path, state: State) -> None:
+def _write(folder: Path, state: State, cycle: int | None) -> None:
     base = left_out(state) if state.base else {}
     kept = {name: v for name, v in state.model.state_dict().items() if name not in base}
     model, aliases, extra = _model_tensors(kept)
@@ -58,6 +63,8 @@ def _write(folder: Path, state: State) -> None:
         "place": state.place._asdict(),
         "counts": vars(state.counts),
         "standing": vars(state.standing),
+        "plateau": vars(state.plateau),
+        "cycle": cycle,
         "scaler": state.scaler.state_dict(),
         "metadata": state.metadata,
         "aliases": aliases,

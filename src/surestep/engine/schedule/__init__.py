@@ -1,0 +1,1 @@
+"""Learning-rate schedules: what there is, what was decided, and the rate at each step."""

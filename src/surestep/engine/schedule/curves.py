@@ -1,0 +1,261 @@
+"""The curves: pure functions of the place after warm-up, from 1 at the peak down to 0.
+
+A place is counted in steps, or in stairs where `schedule.every` says so; so are all lengths here.
+Each function takes the length that is left to the curve and its own options, and returns the
+curve. A curve may be asked beyond its end, where it stays as it ended.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+
+from surestep.engine.schedule.shape import Factor, Shape
+
+Curve = Callable[[float], float]
+# Two lengths in epochs may add up to a hair less than a whole step.
+HAIR = 1e-9
+
+
+def warm_up(length: float, start: float | None = None) -> Curve:
+    """Rise from `start` to 1; where it is None, from one step's share: 1 / length."""
+    if length <= 1 and start is None:
+        return _one
+    first = 1 / length if start is None else start
+    return lambda place: first + (1 - first) * min(place / length, 1.0)
+
+
+def constant(_: float) -> Curve:
+    """Stay at the peak."""
+    return _one
+
+
+def _one(_: float) -> float:
+    return 1.0
+
+
+def linear(length: float) -> Curve:
+    """Fall on a line."""
+    return lambda place: 1 - min(place / length, 1.0)
+
+
+def cosine(length: float) -> Curve:
+    """Fall on half a cosine wave."""
+    return lambda place: (1 + math.cos(math.pi * min(place / length, 1.0))) / 2
+
+
+def cosine_restarts(
+    length: float, *, T_0: float | None, T_mult: int | None, cycles: int | None
+) -> Curve:
+    """Fall on half a cosine wave, again and again."""
+    starts = restarts(length, T_0=T_0, T_mult=T_mult, cycles=cycles)
+
+    def at(place: float) -> float:
+        cycle = min(bisect_right(starts, place + HAIR), len(starts) - 1)
+        begin, end = starts[cycle - 1], starts[cycle]
+        return (1 + math.cos(math.pi * min((place - begin) / (end - begin), 1.0))) / 2
+
+    return at
+
+
+def restarts(
+    length: float, *, T_0: float | None, T_mult: int | None, cycles: int | None
+) -> list[float]:
+    """List where the cycles begin, from 0, and last where the one at the end of the run would."""
+    if cycles is not None or T_0 is None:
+        count = cycles or 1
+        return [length * cycle / count for cycle in range(count + 1)]
+    many, growth = T_0, T_mult or 1
+    starts = [0.0]
+    while starts[-1] < length - HAIR:
+        starts.append(starts[-1] + many)
+        many *= growth
+    return starts if len(starts) > 1 else [0.0, T_0]
+
+
+def step(_: float, *, step_size: float, gamma: float) -> Curve:
+    """Multiply by gamma every step_size."""
+    return lambda place: float(gamma ** int(place / step_size + HAIR))
+
+
+def multi_step(_: float, *, milestones: Sequence[float], gamma: float) -> Curve:
+    """Multiply by gamma at each milestone."""
+    return lambda place: float(gamma ** bisect_right(milestones, place + HAIR))
+
+
+def exponential(_: float, *, gamma: float) -> Curve:
+    """Multiply by gamma at each place."""
+    return lambda place: float(gamma**place)
+
+
+def polynomial(length: float, *, power: float) -> Curve:
+    """Fall as a power of what is left."""
+    return lambda place: float((1 - min(place / length, 1.0)) ** power)
+
+
+def inverse_sqrt(_: float, *, timescale: float) -> Curve:
+    """Fall with the square root of the place."""
+    return lambda place: 1 / math.sqrt((place + timescale) / timescale)
+
+
+def warmup_stable_decay(length: float, *, decay: float, decay_shape: str) -> Curve:
+    """Stay at the peak, then fall over the last `decay`."""
+    stable = length - decay
+    fall: Curve = {
+        "linear": lambda share: 1 - share,
+        "cosine": lambda share: (1 + math.cos(math.pi * share)) / 2,
+        "1-sqrt": lambda share: 1 - math.sqrt(share),
+    }[decay_shape]
+    return lambda place: fall(min((place - stable) / decay, 1.0)) if place > stable else 1.0
+
+
+def anneal(points: Sequence[tuple[float, float]], strategy: str) -> Curve:
+    """Go from point to point, (place, value), on half cosine waves or on lines."""
+    ends = [place for place, _ in points]
+    values = [value for _, value in points]
+    inner = ends[1:-1]
+    waves = strategy == "cos"
+
+    def at(place: float) -> float:
+        phase = bisect_left(inner, place)
+        begin, end = ends[phase], ends[phase + 1]
+        share = min((place - begin) / (end - begin), 1.0) if end != begin else 1.0
+        first, last = values[phase], values[phase + 1]
+        if waves:
+            return last + (first - last) / 2 * (math.cos(math.pi * share) + 1)
+        return (last - first) * share + first
+
+    return at
+
+
+def one_cycle(
+    length: float,
+    *,
+    min_lr_ratio: float,
+    div_factor: float,
+    pct_start: float,
+    anneal_strategy: str,
+    three_phase: bool,
+) -> Curve:
+    """Rise from 1 / div_factor to the peak, then fall to min_lr_ratio; its floor is its own."""
+    ends = phases(length, pct_start=pct_start, three_phase=three_phase)
+    first = 1 / div_factor
+    values = [first, 1.0, first, min_lr_ratio] if three_phase else [first, 1.0, min_lr_ratio]
+    return anneal(list(zip(ends, values, strict=True)), anneal_strategy)
+
+
+def phases(length: float, *, pct_start: float, three_phase: bool) -> list[float]:
+    """List where the phases of one cycle begin, and where the last one ends."""
+    top = pct_start * length
+    return [0.0, top - 1, *([2 * top - 2] if three_phase else []), length - 1]
+
+
+def cyclic(
+    _: float, *, step_size_up: float, step_size_down: float, mode: str, gamma: float
+) -> Curve:
+    """Rise from 0 to 1 and fall again, again and again; the height may shrink."""
+    period = step_size_up + step_size_down
+    ratio = step_size_up / period
+    halves = 0.5 if mode == "triangular2" else 1.0
+    shrink = gamma if mode == "exp_range" else 1.0
+
+    def at(place: float) -> float:
+        cycle = math.floor(1 + place / period)
+        share = 1.0 + place / period - cycle
+        height = share / ratio if share <= ratio else (share - 1) / (ratio - 1)
+        return float(height * halves ** (cycle - 1) * shrink**place)
+
+    return at
+
+
+CURVES: dict[str, Callable[..., Curve]] = {
+    "constant": constant,
+    "linear": linear,
+    "cosine": cosine,
+    "cosine_restarts": cosine_restarts,
+    "step": step,
+    "multi_step": multi_step,
+    "exponential": exponential,
+    "polynomial": polynomial,
+    "inverse_sqrt": inverse_sqrt,
+    "warmup_stable_decay": warmup_stable_decay,
+    "one_cycle": one_cycle,
+    "cyclic": cyclic,
+    "reduce_on_plateau": constant,
+    "warmup": warm_up,
+}
+
+# Lengths among the options of a curve, which `every` turns into stairs.
+LENGTHS = ("T_0", "step_size", "timescale", "decay", "step_size_up", "step_size_down")
+# These say where they end: no floor is laid under them.
+ENDS_BY_ITSELF = ("one_cycle", "reduce_on_plateau")
+
+
+def factor(shape: Shape) -> Factor:
+    """Return the factor on the peak rate, by the number of steps taken before this one.
+
+    Warm-up of W steps is LinearLR(start_factor=1/W, total_iters=W); with warmup_start=0 it is that
+    of transformers. The curve of the catalog follows it, over what is left of the run. With
+    `every` above one step the same is walked in stairs of that length.
+
+    Source: https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate
+    """
+    every, warmup = shape.every, shape.warmup / shape.every
+    rise = warm_up(warmup, shape.warmup_start)
+    curve, ratio, cut = curve_of(shape), _floor(shape), shape.floor == "cut"
+
+    def at(steps_taken: int) -> float:
+        place = steps_taken if every == 1 else math.floor(steps_taken / every + HAIR)
+        if place < warmup:
+            return rise(place)
+        value = curve(place - warmup)
+        return max(ratio, value) if cut else ratio + (1 - ratio) * value
+
+    return at
+
+
+def _floor(shape: Shape) -> float:
+    return 0.0 if shape.name in ENDS_BY_ITSELF else shape.min_lr_ratio
+
+
+def curve_of(shape: Shape) -> Curve:
+    """Return what follows the warm-up, by its place in stairs, without its floor."""
+    if shape.stages:
+        return _chain(shape)
+    length, own = length_of(shape), dict(shape.own)
+    if length <= 0:  # the run is all warm-up
+        return CURVES["constant"](length)
+    for name in LENGTHS:
+        if own.get(name) is not None:
+            own[name] /= shape.every
+    if shape.name == "one_cycle":
+        own["min_lr_ratio"] = shape.min_lr_ratio
+    if shape.name == "multi_step":  # milestones are places of the run, not of what is left of it
+        own["milestones"] = [(each - shape.warmup) / shape.every for each in own["milestones"]]
+    if shape.name == "reduce_on_plateau":
+        own = {}
+    return CURVES[shape.name](length, **own)
+
+
+def length_of(shape: Shape) -> float:
+    """Return what is left after the warm-up, in stairs."""
+    return (shape.total - shape.warmup) / shape.every
+
+
+def _chain(shape: Shape) -> Curve:
+    """Go from stage to stage; each begins its own curve anew.
+
+    Source: torch.optim.lr_scheduler.SequentialLR.
+    """
+    starts = [stage.start / shape.every for stage in shape.stages]
+    parts = [
+        (stage.scale, _floor(stage.shape), stage.shape.floor == "cut", curve_of(stage.shape))
+        for stage in shape.stages
+    ]
+
+    def at(place: float) -> float:
+        index = bisect_right(starts, place + HAIR) - 1
+        scale, ratio, cut, curve = parts[index]
+        value = curve(place - starts[index])
+        return scale * (max(ratio, value) if cut else ratio + (1 - ratio) * value)
+
+    return at

@@ -1,0 +1,35 @@
+"""What an evaluation changes: how the run stands, and the rate that goes by it."""
+
+from collections.abc import Iterator
+
+from surestep.engine.plan import Plan
+from surestep.engine.state import State
+
+
+def judge(plan: Plan, state: State, metrics: dict[str, float], lr: float) -> Iterator[str]:
+    """Take in the metrics of an evaluation; yield what there is to say about them.
+
+    Args:
+        plan: by which metric, and whether the rate falls on a plateau.
+        state: whose standing and plateau move.
+        metrics: by "set/metric".
+        lr: the peak rate.
+    """
+    metric, shape = plan.validation_metric, plan.schedule
+    if metric is None:
+        return
+    state.standing.metric, value = metric, metrics[metric]
+    if value != value:
+        yield f"{metric} is not a number; look at the validation data and the loss."
+    state.standing.judge(
+        value, state.place.step, mode=plan.validation_mode, delta=plan.early_stop_min_delta
+    )
+    if shape.name == "reduce_on_plateau" and state.plateau.take(
+        value,
+        shape.own,
+        mode=plan.validation_mode,
+        min_lr_ratio=shape.min_lr_ratio,
+        lr=lr,
+    ):
+        left = state.plateau.scale
+        yield f"{metric} is on a plateau: the rate falls to {left:.4g} of its peak."

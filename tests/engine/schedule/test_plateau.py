@@ -1,0 +1,47 @@
+import math
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from surestep.engine.schedule.plateau import Plateau
+
+OWN = {"factor": 0.3, "patience": 2, "threshold": 1e-2, "threshold_mode": "rel", "cooldown": 0}
+
+
+def measured(length: int = 60) -> list[float]:
+    """A metric that falls, then stays with some noise, with what is not a number in between."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(length, generator=generator).tolist()
+    values = [1 / (1 + 0.2 * step) + 0.05 * each for step, each in enumerate(noise)]
+    values[7] = math.nan
+    return values
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"threshold_mode": "abs"},
+        {"cooldown": 3},
+        {"patience": 0, "factor": 0.9},
+        {"patience": 0, "factor": 0.01},
+        {"threshold": 0.0, "cooldown": 1},
+    ],
+)
+@pytest.mark.parametrize("floor", [0.0, 0.02])
+def test_it_is_torchs_at_every_evaluation(mode, said, floor):
+    own, lr = {**OWN, **said}, 0.1
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
+    theirs = ReduceLROnPlateau(optimizer, mode=mode, min_lr=floor, **own)
+    plateau, found, expected = Plateau(), [], []
+    for value in measured():
+        before = plateau.scale
+        fell = plateau.take(value, own, mode=mode, min_lr_ratio=floor / lr, lr=lr)
+        assert fell == (plateau.scale < before)
+        theirs.step(value)
+        found.append(lr * plateau.scale)
+        expected.append(optimizer.param_groups[0]["lr"])
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert found[-1] < lr

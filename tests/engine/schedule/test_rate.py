@@ -1,0 +1,348 @@
+"""Each schedule is torch's class, step for step over a whole run; and what is ours alone."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from surestep.base.errors import ConfigError, TaskError
+from surestep.engine.schedule.curves import factor
+from surestep.engine.schedule.plateau import Plateau
+from surestep.engine.schedule.rate import (
+    cycle_ends,
+    momentum,
+    momentum_writer,
+    rate_of,
+    rates,
+)
+from surestep.engine.schedule.shape import Shape
+from tests.tiny import GIVEN, decide
+
+LR, STEPS = 0.4, 60
+SEQUENCE = lr_scheduler.SequentialLR
+
+
+def shape(steps: int = STEPS, **said: object) -> Shape:
+    """A schedule as the Plan decides on it: 10 steps an epoch, the peak at 0.4."""
+    options = {f"schedule.{name}": value for name, value in said.items()}
+    options |= {"epochs": None, "max_steps": steps, "batch_size": 10, "optim.lr": LR}
+    options |= {"optim.name": "sgd", "optim.momentum": 0.9}
+    return decide(options, given=GIVEN).schedule
+
+
+def torchs(make, steps: int = STEPS, every: int = 1, lr: float = LR) -> tuple[list, list]:
+    """The rate and the momentum of each step under torch's own class."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr, momentum=0.9)
+    scheduler = make(optimizer)
+    found, momenta = [], []
+    for step in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        momenta.append(optimizer.param_groups[0]["momentum"])
+        optimizer.step()
+        if (step + 1) % every == 0:
+            with warnings.catch_warnings():  # SequentialLR steps its parts in a way torch warns of
+                warnings.filterwarnings("ignore", "The epoch parameter")
+                scheduler.step()
+    return found, momenta
+
+
+def ours(decided: Shape, steps: int = STEPS) -> list[float]:
+    at = factor(decided)
+    return [LR * at(step) for step in range(steps)]
+
+
+def equal(found, expected):
+    assert found == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    assert len(set(found)) > 1
+
+
+L = lr_scheduler
+CASES = {
+    "linear": ({"name": "linear"}, lambda o: L.LinearLR(o, 1.0, 0.0, STEPS)),
+    "linear to a floor": (
+        {"name": "linear", "min_lr_ratio": 0.25},
+        lambda o: L.LinearLR(o, 1.0, 0.25, STEPS),
+    ),
+    "cosine": ({"name": "cosine"}, lambda o: L.CosineAnnealingLR(o, STEPS)),
+    "cosine to a rate": (
+        {"name": "cosine", "min_lr": 0.1},
+        lambda o: L.CosineAnnealingLR(o, STEPS, eta_min=0.1),
+    ),
+    "equal restarts": (
+        {"name": "cosine_restarts", "T_0": "7 steps", "min_lr": 0.01},
+        lambda o: L.CosineAnnealingWarmRestarts(o, 7, eta_min=0.01),
+    ),
+    "longer restarts": (
+        {"name": "cosine_restarts", "T_0": "5 steps", "T_mult": 2},
+        lambda o: L.CosineAnnealingWarmRestarts(o, 5, 2),
+    ),
+    "counted restarts": (
+        {"name": "cosine_restarts", "cycles": 4},
+        lambda o: L.CosineAnnealingWarmRestarts(o, 15),
+    ),
+    "step": (
+        {"name": "step", "step_size": "2 epochs", "gamma": 0.3},
+        lambda o: L.StepLR(o, 20, 0.3),
+    ),
+    "multi-step": (
+        {"name": "multi_step", "milestones": ("25%", "3 epochs", "41 steps")},
+        lambda o: L.MultiStepLR(o, [15, 30, 41]),
+    ),
+    "exponential": (
+        {"name": "exponential", "gamma": 0.9, "every": "1 step"},
+        lambda o: L.ExponentialLR(o, 0.9),
+    ),
+    "polynomial": (
+        {"name": "polynomial", "power": 2.5},
+        lambda o: L.PolynomialLR(o, STEPS, power=2.5),
+    ),
+    "one cycle": ({"name": "one_cycle"}, lambda o: L.OneCycleLR(o, LR, total_steps=STEPS)),
+    "one cycle on lines": (
+        {"name": "one_cycle", "anneal_strategy": "linear", "pct_start": 0.45, "div_factor": 4},
+        lambda o: L.OneCycleLR(
+            o, LR, total_steps=STEPS, anneal_strategy="linear", pct_start=0.45, div_factor=4
+        ),
+    ),
+    "one cycle in three phases": (
+        {"name": "one_cycle", "three_phase": True, "base_momentum": 0.5, "final_div_factor": 10},
+        lambda o: L.OneCycleLR(
+            o, LR, total_steps=STEPS, three_phase=True, base_momentum=0.5, final_div_factor=10
+        ),
+    ),
+    "one cycle to a rate": (
+        {"name": "one_cycle", "min_lr": 0.001},
+        lambda o: L.OneCycleLR(o, LR, total_steps=STEPS, final_div_factor=LR / 25 / 0.001),
+    ),
+    "one cycle that only falls": (
+        {"name": "one_cycle", "pct_start": 0.0},
+        lambda o: L.OneCycleLR(o, LR, total_steps=STEPS, pct_start=0.0),
+    ),
+    "cyclic": (
+        {"name": "cyclic", "step_size_up": "7 steps", "step_size_down": "4 steps", "min_lr": 0.1},
+        lambda o: L.CyclicLR(o, 0.1, LR, 7, 4, cycle_momentum=False),
+    ),
+    "cyclic, halved": (
+        {"name": "cyclic", "step_size_up": "5 steps", "mode": "triangular2", "min_lr": 0.1},
+        lambda o: L.CyclicLR(o, 0.1, LR, 5, mode="triangular2", cycle_momentum=False),
+    ),
+    "cyclic with momentum": (
+        {
+            **{"name": "cyclic", "step_size_up": "5 steps", "mode": "exp_range", "gamma": 0.97},
+            **{"cycle_momentum": True, "max_momentum": 0.95},
+        },
+        lambda o: L.CyclicLR(o, LR / 4, LR, 5, mode="exp_range", gamma=0.97, max_momentum=0.95),
+    ),
+    "a chain": (
+        {"chain": ("linear 20 steps min_lr_ratio=0.5", "constant 1 epoch scale=0.5", "cosine")},
+        lambda o: SEQUENCE(
+            o,
+            [
+                L.LinearLR(o, 1.0, 0.5, 20),
+                L.ConstantLR(o, 0.5, 1000),
+                L.CosineAnnealingLR(o, 30),
+            ],
+            [20, 30],
+        ),
+    ),
+    "a chain with a warm-up": (
+        {"chain": ("warmup 10% warmup_start=0.1", "step 40% step_size=5steps", "polynomial 50%")},
+        lambda o: SEQUENCE(
+            o,
+            [L.LinearLR(o, 0.1, 1.0, 6), L.StepLR(o, 5), L.PolynomialLR(o, 30)],
+            [6, 30],
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_schedule_is_torchs_at_every_step(case):
+    said, make = CASES[case]
+    decided = shape(**said)
+    expected, momenta = torchs(make)
+    equal(ours(decided), expected)
+    cycled = momentum(decided)
+    if cycled is not None:
+        equal([cycled(step) for step in range(STEPS)], momenta)
+    else:
+        assert set(momenta) == {0.9}
+
+
+EPOCHS = STEPS // 10
+PER_EPOCH = {
+    "linear": ({}, lambda o: L.LinearLR(o, 1.0, 0.0, EPOCHS)),
+    "cosine": ({}, lambda o: L.CosineAnnealingLR(o, EPOCHS)),
+    "cosine_restarts": ({"T_0": "2 epochs"}, lambda o: L.CosineAnnealingWarmRestarts(o, 2)),
+    "step": ({"step_size": "2 epochs"}, lambda o: L.StepLR(o, 2)),
+    "multi_step": (
+        {"milestones": ("1 epoch", "4 epochs")},
+        lambda o: L.MultiStepLR(o, [1, 4]),
+    ),
+    "exponential": ({"gamma": 0.8}, lambda o: L.ExponentialLR(o, 0.8)),
+    "polynomial": ({"power": 0.9}, lambda o: L.PolynomialLR(o, EPOCHS, power=0.9)),
+    "one_cycle": ({}, lambda o: L.OneCycleLR(o, LR, total_steps=EPOCHS)),
+    "cyclic": (
+        {"step_size_up": "1 epoch", "step_size_down": "2 epochs"},
+        lambda o: L.CyclicLR(o, LR / 4, LR, 1, 2, cycle_momentum=False),
+    ),
+    "chain": (
+        {"chain": ("constant 2 epochs", "cosine")},
+        lambda o: SEQUENCE(o, [L.ConstantLR(o, 1.0), L.CosineAnnealingLR(o, 4)], [2]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PER_EPOCH)
+def test_a_staircase_is_torchs_class_stepped_once_an_epoch(name):
+    said, make = PER_EPOCH[name]
+    decided = shape(name=name, every="1 epoch", **said)
+    expected, momenta = torchs(make, every=10)
+    equal(ours(decided), expected)
+    if name == "one_cycle":
+        equal([momentum(decided)(step) for step in range(STEPS)], momenta)
+
+
+BODIES = {
+    "linear": ({}, lambda o, steps: L.LinearLR(o, 1.0, 0.0, steps)),
+    "cosine": ({"min_lr_ratio": 0.1}, lambda o, steps: L.CosineAnnealingLR(o, steps, 0.1 * LR)),
+    "cosine_restarts": (
+        {"T_0": "9 steps"},
+        lambda o, steps: L.CosineAnnealingWarmRestarts(o, 9),
+    ),
+    "step": ({"step_size": "11 steps"}, lambda o, steps: L.StepLR(o, 11)),
+    "exponential": (
+        {"gamma": 0.9, "every": "1 step"},
+        lambda o, steps: L.ExponentialLR(o, 0.9),
+    ),
+    "polynomial": ({"power": 2}, lambda o, steps: L.PolynomialLR(o, steps, power=2)),
+}
+
+
+@pytest.mark.parametrize("warmup", [1, 8])
+@pytest.mark.parametrize("name", BODIES)
+def test_a_warm_up_is_torchs_linear_one_before_it(name, warmup):
+    said, make = BODIES[name]
+    expected, _ = torchs(
+        lambda o: SEQUENCE(
+            o, [L.LinearLR(o, 1 / warmup, 1.0, warmup), make(o, STEPS - warmup)], [warmup]
+        )
+    )
+    equal(ours(shape(name=name, warmup=f"{warmup} steps", **said)), expected)
+
+
+def test_milestones_are_counted_from_the_start_of_the_run():
+    at = factor(shape(name="multi_step", milestones=("20 steps",), warmup="10 steps"))
+    assert [round(at(step), 12) for step in (0, 10, 19, 20, 59)] == [0.1, 1, 1, 0.1, 0.1]
+
+
+def test_constant_is_one():
+    assert {factor(shape())(step) for step in range(STEPS)} == {1.0}
+
+
+def test_warmup_reaches_the_peak_when_it_ends():
+    at = factor(shape(warmup="5 steps"))
+    assert [at(step) for step in range(6)] == pytest.approx([0.2, 0.36, 0.52, 0.68, 0.84, 1.0])
+
+
+def test_a_scaled_floor_is_where_the_curve_ends_and_a_cut_floor_is_where_it_stops():
+    scaled = factor(shape(40, name="cosine", min_lr_ratio=0.1))
+    cut = factor(shape(40, name="cosine", min_lr_ratio=0.1, floor="cut"))
+    assert scaled(40) == cut(40) == pytest.approx(0.1)
+    assert cut(35) == 0.1 < scaled(35)
+    assert cut(20) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"name": "step", "step_size": "5 steps"},
+        {"name": "exponential", "gamma": 0.5, "every": "1 step"},
+        {"name": "inverse_sqrt", "timescale": "1 step"},
+        {"name": "multi_step", "milestones": ("10%", "20%")},
+    ],
+)
+def test_what_falls_without_end_stops_at_its_floor(said):
+    bare, floored = ours(shape(**said)), ours(shape(min_lr=0.2, **said))
+    assert floored == [max(0.2, each) for each in bare]
+    assert min(bare) < 0.2 == min(floored)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "polynomial", "warmup_stable_decay"])
+def test_after_its_end_the_rate_stays(name):
+    at = factor(shape(40, name=name, min_lr_ratio=0.2))
+    assert at(41) == at(400) == at(40) == pytest.approx(0.2)
+
+
+def test_a_run_that_is_all_warmup_never_passes_the_peak():
+    at = factor(shape(40, name="cosine", warmup="40 steps"))
+    assert max(at(step) for step in range(41)) <= 1.0
+
+
+def test_one_cycle_whose_rise_is_one_step_begins_at_the_peak():
+    at = factor(shape(10, name="one_cycle", pct_start=0.1))
+    assert at(0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("said", "ends"),
+    [
+        ({"name": "cosine_restarts", "cycles": 3}, (20, 40, 60)),
+        ({"name": "cosine_restarts", "T_0": "1 epoch", "T_mult": 2}, (10, 30)),
+        ({"name": "cosine_restarts", "cycles": 7, "warmup": "3 steps"}, None),
+        ({"name": "cosine_restarts", "cycles": 3, "every": "1 epoch"}, (20, 40, 60)),
+        ({"name": "cyclic", "step_size_up": "9 steps"}, (18, 36, 54)),
+    ],
+)
+def test_cycles_end_where_the_rate_is_lowest(said, ends):
+    found = cycle_ends(shape(save_cycles=True, **said))
+    if ends is not None:
+        assert found == ends
+    else:
+        assert found == tuple(math.ceil(3 + 57 * cycle / 7) for cycle in range(1, 8))
+    assert cycle_ends(shape(**said)) == ()
+
+
+def test_a_cycled_momentum_is_written_into_whatever_holds_one():
+    adam = torch.optim.Adam([torch.zeros(1, requires_grad=True)], betas=(0.9, 0.99))
+    write = momentum_writer(shape(name="one_cycle"), adam)
+    adam.load_state_dict(adam.state_dict())  # makes new groups
+    write(0)
+    assert adam.param_groups[0]["betas"] == (0.95, 0.99)
+    rprop = torch.optim.Rprop([torch.zeros(1, requires_grad=True)])
+    with pytest.raises(ConfigError, match=r"say\s.*cycle_momentum=False|cycle_momentum=False"):
+        momentum_writer(shape(name="one_cycle"), rprop)
+    assert momentum_writer(shape(name="one_cycle", cycle_momentum=False), rprop) is None
+
+
+@pytest.mark.parametrize("answer", [-0.1, math.inf, math.nan, None, "1", torch.ones(())])
+def test_what_a_function_of_the_users_returns_is_checked(answer):
+    with pytest.raises(TaskError, match="Return a finite number of at least 0"):
+        rate_of(Shape("own", 10), Plateau(), lambda steps_taken, total: answer)
+
+
+def test_a_function_of_the_users_that_fails_is_named_with_how_it_is_called():
+    with pytest.raises(TaskError, match=r"TypeError.*called as schedule\(steps_taken, total\)"):
+        rate_of(Shape("own", 10), Plateau(), lambda steps_taken: 1.0)
+    at = rate_of(Shape("own", 10), Plateau(), lambda steps_taken, total: 1 - steps_taken / total)
+    assert [at(step) for step in (0, 5)] == [1.0, 0.5]
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(TaskError, match="schedule is a str, not a function"):
+        rate_of(Shape("own", 10), Plateau(), "cosine")
+
+
+def test_a_function_of_the_users_is_checked_at_every_step():
+    at = rate_of(Shape("own", 10), Plateau(), lambda step, total: -1 if step == 4 else 1)
+    with pytest.raises(TaskError, match="-1 for steps_taken=4 and total=10"):
+        at(4)
+
+
+def test_rates_are_for_people():
+    found = rates(shape(40, name="cosine", warmup="4 steps"), lr=LR)
+    assert found["first"] == pytest.approx(0.1)
+    assert found["peak"] == pytest.approx(0.4)
+    assert 0 < found["last"] < 0.01
+    assert rates(Shape("reduce_on_plateau", 10), lr=LR)["last"] is None
