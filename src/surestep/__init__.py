@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from surestep.engine.callback import Callback as Callback
     from surestep.engine.callback import Request as Request
     from surestep.engine.data import orders as orders
+    from surestep.engine.data import transforms as transforms
     from surestep.engine.initial import Init as Init
     from surestep.engine.metrics import log as log
     from surestep.engine.seed import seed_at as seed_at
@@ -60,6 +61,7 @@ _HOMES = {
     "prepare": "surestep.trainer.prepare",
     "seed_at": "surestep.engine.seed",
     "set_seed": "surestep.engine.seed",
+    "transforms": "surestep.engine.data",
 }
 __all__ = sorted(_HOMES)
 __version__ = "0.1.0"

@@ -1,18 +1,20 @@
-"""Law 2 for every order: stopped in the middle of an epoch and gone on from there.
+"""Law 2 for every order and transform: stopped in the middle of an epoch and gone on from there.
 
 The data draws from three generators, so that its loading is at its place too, with any number of
 workers.
 """
 
+import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
 import surestep
-from surestep import orders
+from surestep import orders, transforms
 from tests.laws.tasks import (
     Augmented,
     assert_moved,
@@ -34,6 +36,11 @@ def weighted_loader(workers: int) -> DataLoader:
     return DataLoader(Augmented(), 9, sampler=sampler, num_workers=workers)
 
 
+def jittered(inputs, targets, generator):
+    drawn = torch.randn(inputs.shape, generator=generator) + random.random() + np.random.rand()
+    return inputs + 0.1 * drawn.float(), targets
+
+
 PARTS: dict[str, Callable[[], dict]] = {
     "shuffled": lambda: {"order": orders.shuffled()},
     "sequential": lambda: {"order": orders.sequential()},
@@ -45,6 +52,8 @@ PARTS: dict[str, Callable[[], dict]] = {
         "order": orders.mixed({"a": 0.4, "b": 0.6}, SAMPLES),
     },
     "own": lambda: {"order": orders.own(lambda seed, epoch: torch.randperm(SAMPLES))},
+    "mixup": lambda: {"batch_transform": transforms.mixup(0.4, classes=3)},
+    "own transform": lambda: {"batch_transform": jittered},
     "sampler": lambda: {"train": weighted_loader(0), "batch_size": None},
 }
 

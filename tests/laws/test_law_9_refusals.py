@@ -47,6 +47,7 @@ CANNOT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"precision": "tf32", "device": "cpu"}, {}, "precision='fp32'"),
     ({"batch_size": 16}, LOADER, "leave batch_size out"),
     ({"data.shuffle": True}, LOADER, "leave data.shuffle out"),
+    ({"data.shuffle": True}, {"order": surestep.orders.sequential()}, "Leave data.shuffle out"),
     ({"data.drop_last": True}, LOADER, "leave data.drop_last out"),
     ({"data.num_workers": 2}, LOADER, "leave data.num_workers out"),
     ({"data.pin_memory": True}, LOADER, "leave data.pin_memory out"),

@@ -15,11 +15,14 @@ import torch
 
 from surestep.base.duration import parse_duration
 from surestep.engine import evaluate, loop, loss, seed, step, table
-from surestep.engine.data import feed, order, source
+from surestep.engine.data import feed, order, source, transform
+from surestep.engine.data.orders import drawn
 from surestep.engine.optim import groups
 from surestep.engine.parallel import guard, single
 from surestep.trainer import build, wire
 from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
+from tests.laws.test_law_1_transforms import check_mixed, check_own
+from tests.laws.test_law_2_orders import check_order
 from tests.laws.test_law_2_resuming import check_resume
 from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
 from tests.laws.test_law_3_plain_torch import check_schedule as check_rates
@@ -112,10 +115,18 @@ def chatty(self: Any, *_: Any) -> None:
         assert self.state is not None
 
 
+def of_each_micro_batch(
+    self: Any, batch: Any, step: int, own: Callable = transform.Transform.__call__
+) -> Any:
+    parts = [own(self, batch._replace(micro_batches=(m,)), step) for m in batch.micro_batches]
+    return batch._replace(micro_batches=tuple(part.micro_batches[0] for part in parts))
+
+
 def of_law(law: int, *rows: tuple[str, Callable, Callable]) -> list[Mutation]:
     return [Mutation(law, *row) for row in rows]
 
 
+ONE_GENERATOR = torch.Generator()
 MASKED = "masked tokens, weighted"
 MUTATIONS = [
     *of_law(
@@ -140,6 +151,21 @@ MUTATIONS = [
             lambda folder: check_cut(folder, "cross-entropy", 16),
         ),
         ("a step without items moves the schedule", ALWAYS_TAKEN, check_nothing_to_learn),
+        (
+            "each micro-batch is mixed by itself",
+            instead(transform.Transform, "__call__", of_each_micro_batch),
+            lambda folder: check_mixed(folder, "mixup", 5),
+        ),
+        (
+            "a share is drawn by history",
+            by_history(transform, "seed_loading"),
+            lambda folder: check_mixed(folder, "cutmix", 16),
+        ),
+        (
+            "a transform of one's own sees micro-batches",
+            instead(transform.Transform, "__call__", of_each_micro_batch),
+            check_own,
+        ),
     ),
     *of_law(
         2,
@@ -151,6 +177,11 @@ MUTATIONS = [
                 lambda self, start, own=order.Cut.batches: own(self, 0),
             ),
             lambda folder: check_resume(folder),
+        ),
+        (
+            "an order goes on from the one before",
+            instead(drawn, "generator_of", lambda *_: ONE_GENERATOR),
+            lambda folder: check_order(folder, "weighted"),
         ),
         ("dropout by history", by_history(seed.ModelRandomness, "at"), check_resume),
         ("augmentation by history", by_history(source, "seed_loading"), check_resume),

@@ -35,6 +35,7 @@ class Given:
     in_memory: bool
     order: Order | None = None
     is_stream: bool = False
+    batch_transform: str | None = None
     loader: Mapping[str, Any] | None = None
     val_sets: tuple[str, ...] = ()
     val_batch_sizes: tuple[int, ...] = ()
@@ -76,6 +77,7 @@ class Plan:
     data_shuffle: bool
     data_shuffle_buffer: int | None
     data_order: str
+    batch_transform: str | None
     data_drop_last: bool
     data_num_workers: int
     data_pin_memory: bool

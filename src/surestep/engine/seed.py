@@ -1,9 +1,10 @@
 """All randomness is a function of place, not of history.
 
-Three things are random, and each is seeded from where it happens:
+Four things are random, and each is seeded from where it happens:
 
 - the order of an epoch: `seed_at("order", seed, epoch)`
 - the loading of a sample: `seed_at("load", seed, epoch, position)`
+- a transform of a global batch: `seed_at("transform", seed, step)`
 - the model (dropout and the like): `seed_at("model", seed, step, first_position)`
 
 A step of the user's own walks over a batch several times: `walk` counts them in

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from surestep.base.errors import TaskError
 from surestep.engine import metrics
 from surestep.engine.data.batch import Batch, MicroBatch
+from surestep.engine.data.transform import Transform
 from surestep.engine.loss import Loss
 from surestep.engine.parallel.base import GradNorm, Outcome, Parallel
 from surestep.engine.schedule.shape import Factor
@@ -157,7 +158,8 @@ def update(parts: "Parts", batch: Batch, divisor: float, rate: float) -> Update:
 class Parts:
     """What a step is made of, wired once.
 
-    `update` is what moves the parameters; a Task that brings its own step has another.
+    `transform` changes the global batch, where the Task has one; `update` is what moves the
+    parameters, and a Task that brings its own step has another.
     """
 
     state: State
@@ -173,6 +175,7 @@ class Parts:
     on_backward: list[Callable[[State], None]] = field(default_factory=list)
     freeze: Callable[[int], None] | None = None  # what is frozen after so many steps taken
     update: Callable[["Parts", Batch, float, float], Update] = update
+    transform: Transform | None = None
 
 
 _NOTHING: list[tuple[str, Tensor]] = []
@@ -186,6 +189,7 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
     """
     state, before = parts.state, parts.state.place
     rate = parts.rate(before.steps_taken)
+    batch = batch if parts.transform is None else parts.transform(batch, before.step)
     items = parts.parallel.sum(batch.items)
     divisor = items if parts.loss.divides else 1.0
     outcome, norms, loss_sum, logged = Outcome(False), None, None, _NOTHING

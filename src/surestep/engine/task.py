@@ -65,6 +65,8 @@ class Task:
             of named arguments of the model, or its one argument.
         order: which sample stands at each position of an epoch, from `surestep.orders`; where not
             said, each once in a new order every epoch.
+        batch_transform: changes each global batch of training on the device, by a function of
+            (inputs, targets) that returns both: `surestep.transforms`, or your own.
         collate_fn: how a list of samples becomes a batch.
         optimizer: a callable that makes an optimizer from parameter groups, in place of `optim`.
         schedule: a function `schedule(steps_taken, total)` that returns the factor on the learning
@@ -93,6 +95,7 @@ class Task:
     items: str | Callable[[Any], float] = "samples"
     inputs: Callable[[Any], tuple[Any, Any]] | None = None
     order: Order | None = None
+    batch_transform: Callable[..., tuple[Any, Any]] | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     optimizer: Callable[[ParameterGroups], torch.optim.Optimizer] | None = None
     schedule: UserFunction | None = None
@@ -124,13 +127,9 @@ class Task:
                 f"model is a {type(self.model).__name__}. Give an nn.Module or a function that "
                 "returns one."
             )
-        if self.order is not None and not hasattr(self.order, "over"):
-            raise TaskError(
-                f"order is a {type(self.order).__name__}. Give an order of surestep.orders, such "
-                "as orders.weighted(weights) or orders.own(function)."
-            )
         if self.init is not None:
             as_init(self.init)
+        self._check_batches()
         for name, metric in self.metrics.items():
             if not callable(metric):
                 raise TaskError(
@@ -145,6 +144,19 @@ class Task:
                     f"A validation set cannot be called {name!r}: that is another part's name, or "
                     "has a slash. Choose another name."
                 )
+
+    def _check_batches(self) -> None:
+        if self.order is not None and not hasattr(self.order, "over"):
+            raise TaskError(
+                f"order is a {type(self.order).__name__}. Give an order of surestep.orders, such "
+                "as orders.weighted(weights) or orders.own(function)."
+            )
+        if self.batch_transform is not None and not callable(self.batch_transform):
+            raise TaskError(
+                f"batch_transform is a {type(self.batch_transform).__name__}. Give one of "
+                "surestep.transforms, such as transforms.mixup(0.2), or a function of (inputs, "
+                "targets)."
+            )
 
     def _check_step(self) -> None:
         if self.step is None:

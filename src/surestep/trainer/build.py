@@ -44,6 +44,7 @@ def build(
     check_first_batch(model, training, task, autocast=autocast(plan), fresh=fresh)
     parts, groups = parts_of(plan, task, model, loss, settings)
     parts.state.base = base_of(model, plan)
+    parts.transform = training.transform
     for module, mode in modes:
         settings.callback(setattr, module, "training", mode)
     loop = Loop(parts, training, plan, callbacks=list(callbacks), on_log=[Watch(model)])

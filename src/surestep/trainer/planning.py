@@ -18,6 +18,7 @@ from surestep.engine.data.feed import Feed, feed
 from surestep.engine.data.open import slices_in_memory
 from surestep.engine.data.stream import is_stream
 from surestep.engine.data.targets import learn_targets
+from surestep.engine.data.transform import name_of
 from surestep.engine.facts import Facts, read_facts
 from surestep.engine.initial import Started
 from surestep.engine.loss import Loss
@@ -79,6 +80,7 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
     given = Given(
         train_samples=samples_of(task.train, "train") if task.order is None else len(task.order),
         order=task.order,
+        batch_transform=name_of(task.batch_transform),
         in_memory=slices_in_memory(task.train, task),
         is_stream=is_stream(task.train),
         loader=loader_settings(task.train),

@@ -25,6 +25,7 @@ from surestep.trainer.session import Session
 
 NEAR_ZERO = 0.01  # of the first loss
 PATIENCE_STEPS = 2000
+_NOT_BY_HEART: dict[str, Any] = {"order": None, "batch_transform": None, "schedule": None}
 
 
 class Act(NamedTuple):
@@ -84,7 +85,7 @@ def overfit(task: Task, config: Config, samples: int) -> Overfit:
     there = samples_of(few, "train")
     if there is not None and there < samples:
         raise DataError(f"There are {there} training samples, and {samples} are asked for.")
-    by_heart = replace(task, train=few, val=few, test=None, metrics={}, order=None, schedule=None)
+    by_heart = replace(task, train=few, val=few, test=None, metrics={}, **_NOT_BY_HEART)
     length = config.batch_size or 64
     options: dict[str, Any] = {
         "batch_size": few.batch_size if isinstance(few, DataLoader) else min(length, samples),

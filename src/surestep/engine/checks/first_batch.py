@@ -14,8 +14,10 @@ from surestep.engine.checks.value import check_first_loss, check_parts, loss_of
 from surestep.engine.data.batch import MicroBatch, tensors_in
 from surestep.engine.data.feed import Feed
 from surestep.engine.data.source import InMemory
+from surestep.engine.data.transform import Transform
+from surestep.engine.data.transforms import Mix
 from surestep.engine.evaluate import count_of, eval_mode
-from surestep.engine.loss import IGNORED, targets_for
+from surestep.engine.loss import IGNORED, Loss, targets_for
 from surestep.engine.metrics import open_metrics, take_logged
 from surestep.engine.seed import ModelRandomness, kept_generators
 from surestep.engine.task import Task
@@ -51,18 +53,15 @@ def check_first_batch(
     with eval_mode(model), torch.no_grad(), kept_generators(feed.device):
         randomness.at(-1, 0)
         with autocast:
-            watch = Watch()
-            with watch if feed.loss.check is not None else nullcontext():
-                outputs = _forward(model, micro)
-            targets = targets_for(feed.loss, micro)
-            check_shapes(feed.loss, outputs, targets, micro, watch)
-            value = loss_of(feed.loss, outputs, targets, micro)
+            outputs, value = _try(model, feed.loss, micro)
             if feed.loss.kind == "model" and task.splits:
                 counted = not callable(task.items)
                 check_own_loss(model, feed, raw, micro, value, counted=counted)
             elif not feed.loss.is_sum and task.splits and feed.loss.teacher is None:
                 check_parts(feed, raw, outputs, micro, value)
             _check_metrics(task, feed.loss.predictions(outputs), micro, feed)
+            if feed.transform is not None:
+                _check_transformed(model, feed, feed.transform, micro)
         take_logged()
     if fresh and feed.loss.classes is not None and feed.loss.divides:
         check_first_loss(float(value) / micro.items, feed.loss.classes(outputs))
@@ -82,6 +81,29 @@ def _check_ignored(feed: Feed, task: Task) -> None:
                 f"{ignored} targets are {IGNORED}, which means ignored, and the loss is said to be "
                 "a mean over samples. Say Task(items='tokens'), or a function of the batch."
             )
+
+
+def _check_transformed(
+    model: nn.Module, feed: Feed, transform: Transform, micro: MicroBatch
+) -> None:
+    """Try the batch as the step will see it."""
+    if isinstance(transform.function, Mix):
+        transform.function.check(feed.loss, micro.targets)
+    try:
+        (changed,) = transform(feed.batch([micro], (0, 0, 0)), -1).micro_batches
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise TaskError(f"batch_transform fails on the first batch: {error}") from error
+    _try(model, feed.loss, changed)
+
+
+def _try(model: nn.Module, loss: Loss, micro: MicroBatch) -> tuple[Any, Tensor]:
+    """Return the outputs and the loss of a micro-batch, checked."""
+    watch = Watch()
+    with watch if loss.check is not None else nullcontext():
+        outputs = _forward(model, micro)
+    targets = targets_for(loss, micro)
+    check_shapes(loss, outputs, targets, micro, watch)
+    return outputs, loss_of(loss, outputs, targets, micro)
 
 
 def _forward(model: nn.Module, micro: MicroBatch) -> Any:

@@ -1,6 +1,6 @@
 """A global batch, cut into micro-batches."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -69,17 +69,22 @@ def whole_batch(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
     return (tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)), {}, None
 
 
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a nested batch with each of its tensors changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: map_tensors(each, change) for key, each in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(each, change) for each in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map_tensors(each, change) for each in value)
+    return value
+
+
 def move(value: Any, device: torch.device) -> Any:
     """Copy the tensors of a nested batch to `device`, without waiting where they are pinned."""
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {key: move(each, device) for key, each in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(move(each, device) for each in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(move(each, device) for each in value)
-    return value
+    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def tensors_in(value: Any) -> list[Tensor]:

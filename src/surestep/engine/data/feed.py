@@ -13,6 +13,7 @@ from surestep.engine.data.open import open_source
 from surestep.engine.data.order import Cut, Order, order_of
 from surestep.engine.data.passes import Stream
 from surestep.engine.data.source import InMemory, Source
+from surestep.engine.data.transform import Transform, transform_of
 from surestep.engine.loss import Loss
 from surestep.engine.plan import Plan
 from surestep.engine.task import Task
@@ -31,6 +32,7 @@ class Feed:
         plan: device, seed, pinned memory.
         order: which sample stands at each position of an epoch; None is the plain shuffle, or
             as stored where `shuffle` is false.
+        transform: what the step does to a batch before anything else; not done here.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Feed:
         plan: Plan,
         shuffle: bool,
         order: Order | None = None,
+        transform: Transform | None = None,
     ) -> None:
         self.source = source
         self.cut = cut
@@ -51,6 +54,7 @@ class Feed:
         self.loss = loss
         self.shuffle = shuffle
         self.order = order
+        self.transform = transform
         self.seed = plan.seed
         self.device = plan.device
         self.pin = plan.data_pin_memory and isinstance(source, InMemory)
@@ -217,6 +221,7 @@ def feed(
     if own is not None and not training:
         size = own["batch_size"]
     order = task.order if training else None
+    transform = transform_of(task, loss, plan) if training else None
     cut = Cut(
         samples=samples_of(data, part) if order is None else len(order),
         batch_size=size,
@@ -225,7 +230,16 @@ def feed(
     )
     source = open_source(data, part, cut, task=task, plan=plan, training=training)
     shuffle = training and plan.data_shuffle
-    return Feed(source, cut, task=task, loss=loss, plan=plan, shuffle=shuffle, order=order)
+    return Feed(
+        source,
+        cut,
+        task=task,
+        loss=loss,
+        plan=plan,
+        shuffle=shuffle,
+        order=order,
+        transform=transform,
+    )
 
 
 def _uniform_items(source: Source | Stream, task: Task, loss: Loss) -> float | None:

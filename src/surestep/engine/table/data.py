@@ -95,6 +95,14 @@ ROWS: Rows = {
         Row(lambda k: k["data.shuffle"], lambda _: "shuffled", "each sample once: data.shuffle"),
         default("sequential", "each sample once, as stored: data.shuffle is off"),
     ),
+    "batch_transform": (
+        Row(
+            lambda k: k.given.batch_transform is not None,
+            lambda k: k.given.batch_transform,
+            "the Task's: of each global batch in training, seeded by step",
+        ),
+        default(None, "the Task has none"),
+    ),
     "data.num_workers": (
         _loader_row("num_workers"),
         said("data.num_workers"),

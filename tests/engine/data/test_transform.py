@@ -1,0 +1,234 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from surestep import seed_at, transforms
+from surestep.base.errors import TaskError
+from surestep.engine.data.batch import Batch, MicroBatch
+from surestep.engine.data.transform import Transform, name_of
+from surestep.engine.loss import as_loss
+from tests import tiny
+
+CPU = torch.device("cpu")
+
+
+def batch_of(*parts, kwargs=None):
+    """A batch of micro-batches (args, targets)."""
+    micros, position = [], 0
+    for args, targets in parts:
+        named = kwargs is not None
+        micros.append(
+            MicroBatch(
+                () if named else args,
+                dict(zip(kwargs, args, strict=True)) if named else {},
+                targets,
+                float(len(targets)),
+                len(targets),
+                position,
+            )
+        )
+        position += len(targets)
+    items = sum(each.items for each in micros)
+    return Batch(tuple(micros), items, position, 0, 0, position, False)
+
+
+def transform(function, loss=None, **options):
+    said = {"counted": True, "seed": 3, "device": CPU} | options
+    return Transform(function, as_loss(loss or nn.CrossEntropyLoss(), "samples"), **said)
+
+
+X, Y = tiny.data(7)
+CUT = [((X[:4],), Y[:4]), ((X[4:],), Y[4:])]
+
+
+def test_the_function_sees_the_whole_batch_and_it_is_cut_again():
+    def flipped(inputs, targets):
+        return inputs.flip(0), targets.flip(0)
+
+    found = transform(flipped)(batch_of(*CUT), 0)
+    assert [each.samples for each in found.micro_batches] == [4, 3]
+    assert [each.position for each in found.micro_batches] == [0, 4]
+    assert torch.equal(torch.cat([each.args[0] for each in found.micro_batches]), X.flip(0))
+    assert torch.equal(torch.cat([each.targets for each in found.micro_batches]), Y.flip(0))
+
+
+@pytest.mark.parametrize("cut", [CUT, [((X,), Y)]], ids=["cut", "whole"])
+def test_inputs_come_as_the_model_takes_them(cut):
+    seen = []
+
+    def look(inputs, targets):
+        seen.append(inputs)
+        return inputs, targets
+
+    transform(look)(batch_of(*cut), 0)
+    transform(look)(batch_of(*[((a[0], 2 * a[0]), t) for a, t in cut]), 0)
+    transform(look)(batch_of(*cut, kwargs=["x"]), 0)
+    one, several, named = seen
+    assert torch.equal(one, X)
+    assert torch.equal(several[1], 2 * X)
+    assert torch.equal(named["x"], X)
+
+
+def test_what_is_returned_goes_to_the_model_in_the_same_way():
+    named = transform(lambda inputs, targets: ({"x": inputs["x"] + 1}, targets))
+    found = named(batch_of(*CUT, kwargs=["x"]), 0).micro_batches[1]
+    assert found.args == ()
+    assert torch.equal(found.kwargs["x"], X[4:] + 1)
+
+
+def draws(inputs, targets):
+    drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+    return inputs + torch.tensor(drawn).sum(), targets
+
+
+def test_draws_are_of_the_step_and_leave_the_generators_alone():
+    own, batch = transform(draws), batch_of(*CUT)
+    torch.manual_seed(1)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    first, again, other = (own(batch, step).micro_batches[0].args[0] for step in (5, 5, 6))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+    assert before[2] == np.random.get_state()[1].tolist()
+    seed = seed_at("transform", 3, 5)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    assert torch.equal(first, draws(X[:4], None)[0])
+
+
+def test_a_generator_is_given_to_who_asks_for_one():
+    seen = []
+
+    def look(inputs, targets, *, generator):
+        seen.append((generator.device, generator.initial_seed()))
+        return inputs, targets
+
+    transform(look)(batch_of(*CUT), 9)
+    assert seen == [(CPU, seed_at("transform", 3, 9))]
+
+
+def test_no_graph_is_made():
+    weight = torch.ones(4, requires_grad=True)
+    found = transform(lambda inputs, targets: (inputs * weight, targets))(batch_of(*CUT), 0)
+    assert not found.micro_batches[0].args[0].requires_grad
+
+
+def ignoring(inputs, targets):
+    targets = targets.clone()
+    targets[:2] = -100
+    return inputs, targets
+
+
+def ignoring_in_place(inputs, targets):
+    targets[:2] = -100
+    return inputs, targets
+
+
+@pytest.mark.parametrize("function", [ignoring, ignoring_in_place])
+@pytest.mark.parametrize("counted", [True, False])
+def test_items_of_changed_targets_are_counted_again_unless_the_user_counts_batches(
+    function, counted
+):
+    batch = batch_of(((X[:4],), Y[:4].clone()), ((X[4:],), Y[4:].clone()))
+    found = transform(function, counted=counted)(batch, 0)
+    assert [each.items for each in found.micro_batches] == ([2, 3] if counted else [4, 3])
+    assert found.items == (5 if counted else 7)
+
+
+def test_targets_that_stay_are_not_counted_again():
+    def never(*_):
+        raise AssertionError("counted")
+
+    own = transform(lambda inputs, targets: (inputs + 1, targets))
+    object.__setattr__(own.loss, "items", never)
+    assert own(batch_of(*CUT), 0).items == 7
+
+
+WIDE = [((X[:4],), Y[:4]), ((torch.zeros(3, 9),), Y[4:])]
+SHARED = [((X[:4], torch.zeros(2)), Y[:4]), ((X[4:], torch.zeros(2)), Y[4:])]
+NAMES = [((X[:4], "a"), Y[:4]), ((X[4:], "b"), Y[4:])]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (WIDE, r"shapes \(4, 4\), \(3, 9\) cannot be put together, .*pad to one length"),
+        (SHARED, r"4 samples holds a tensor of shape \(2,\)"),
+        (NAMES, "hold different str objects"),
+    ],
+)
+def test_micro_batches_that_make_no_whole_are_refused(parts, message):
+    with pytest.raises(TaskError, match=message):
+        transform(draws)(batch_of(*parts), 0)
+
+
+def test_what_all_micro_batches_share_is_kept():
+    found = transform(lambda inputs, targets: (inputs, targets))(
+        batch_of(((X[:4], "a", None), Y[:4]), ((X[4:], "a", None), Y[4:])), 0
+    )
+    assert found.micro_batches[1].args[1:] == ("a", None)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda inputs, targets: inputs, "returned a Tensor. Return"),
+        (lambda inputs, targets: (inputs[:2], targets), r"inputs of shape \(2, 4\) for 7 samples"),
+        (lambda inputs, targets: (inputs, targets[:2]), r"targets of shape \(2,\) for 7 samples"),
+        (lambda inputs, targets: (None, targets), "inputs of NoneType for 7 samples"),
+    ],
+)
+def test_what_is_no_batch_is_refused(function, message):
+    with pytest.raises(TaskError, match=message):
+        transform(function)(batch_of(*CUT), 0)
+
+
+def test_a_transform_has_a_name():
+    assert name_of(None) is None
+    assert name_of(draws) == "draws"
+    assert name_of(nn.Identity()) == "Identity"
+    assert name_of(transforms.mixup(0.2, classes=3)) == "mixup(0.2, classes=3)"
+    assert name_of(transforms.cutmix()) == "cutmix(1)"
+
+
+def decision(parts):
+    plan = tiny.plan(parts).plan
+    return plan.batch_transform, plan.reason("batch_transform")
+
+
+def test_the_plan_says_what_changes_a_batch():
+    assert decision({}) == (None, "the Task has none")
+    said = (
+        "mixup(0.2, classes=3)",
+        "the Task's: of each global batch in training, seeded by step",
+    )
+    assert decision({"batch_transform": transforms.mixup(0.2, classes=3)}) == said
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(TaskError, match=r"batch_transform is a float\. Give"):
+        tiny.task(batch_transform=0.2)
+
+
+def test_a_transform_is_of_training_only(tmp_path):
+    seen = []
+
+    def look(inputs, targets):
+        seen.append(len(targets))
+        return inputs, targets
+
+    parts = {"batch_transform": look, "val": tiny.data(5), "loss": nn.CrossEntropyLoss()}
+    with tiny.prepare(tmp_path / "run", parts, max_steps=3) as session:
+        assert seen == [8]  # the start-up check
+        list(session.steps())
+        assert seen == [8, 8, 8, 4]
+        session.evaluate()
+        session.evaluate("train")
+        assert seen == [8, 8, 8, 4]
+        session.train_step([tiny.data(6)])
+        assert seen == [8, 8, 8, 4, 6]

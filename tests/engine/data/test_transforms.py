@@ -1,0 +1,126 @@
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from surestep import transforms
+from surestep.base.errors import DataError, TaskError
+from tests import tiny
+
+X, Y = tiny.data(12)
+IMAGES = torch.arange(12.0).reshape(12, 1, 1, 1).expand(12, 3, 8, 6)
+
+
+def seeded(transform, inputs, targets, seed=0):
+    random.seed(seed)
+    torch.manual_seed(seed)
+    return transform(inputs, targets)
+
+
+def test_mixup_blends_samples_and_targets_by_one_share():
+    x, targets = seeded(transforms.mixup(0.4, classes=3), X, Y)
+    random.seed(0)
+    torch.manual_seed(0)
+    share, partner = random.betavariate(0.4, 0.4), torch.randperm(12)
+    assert torch.equal(x, share * X + (1 - share) * X[partner])
+    one_hot = functional.one_hot(Y, 3).float()
+    assert torch.equal(targets, share * one_hot + (1 - share) * one_hot[partner])
+
+
+def test_cutmix_mixes_targets_by_the_area_that_was_kept():
+    for seed in range(20):
+        x, targets = seeded(transforms.cutmix(classes=12), IMAGES, torch.arange(12), seed)
+        kept = (x[:, 0] == IMAGES[:, 0]).double().mean((1, 2))
+        rows = targets[torch.arange(12), torch.arange(12)].double()
+        assert torch.allclose(rows, kept)
+        assert torch.allclose(targets.sum(1), torch.ones(12))
+
+
+def test_targets_keep_the_inputs_precision():
+    assert transforms.mixup(classes=3)(X.double(), Y)[1].dtype == torch.float64
+
+
+def test_every_floating_input_is_blended_with_the_same_partner():
+    named, _ = seeded(transforms.mixup(classes=3), {"a": X, "b": [2 * X]}, Y)
+    assert torch.allclose(named["b"][0], 2 * named["a"])
+
+
+def test_probabilities_and_maps_of_classes_are_mixed():
+    soft = torch.rand(12, 3)
+    assert transforms.mixup()(X, soft)[1].shape == (12, 3)
+    maps = torch.randint(0, 3, (12, 8, 6))
+    mixed = transforms.mixup(classes=3)(IMAGES, maps)[1]
+    assert mixed.shape == (12, 3, 8, 6)
+    assert torch.allclose(mixed.sum(1), torch.ones(12, 8, 6))
+
+
+def test_the_batch_itself_is_not_written_into():
+    images = IMAGES.clone()
+    seeded(transforms.cutmix(classes=3), images, Y)
+    assert torch.equal(images, IMAGES)
+
+
+@pytest.mark.parametrize("alpha", [0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("make", [transforms.mixup, transforms.cutmix])
+def test_a_share_that_cannot_be_drawn_is_refused(make, alpha):
+    with pytest.raises(TaskError, match=r"has no shares to draw\. Say an alpha above 0"):
+        make(alpha)
+
+
+MIXUP = transforms.mixup(classes=3)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"batch_transform": transforms.mixup()}, r"is not said\. Say mixup\(0\.2, classes=10\)"),
+        (
+            {"batch_transform": transforms.mixup(classes=2)},
+            "targets run from 0 to 2, with classes=2",
+        ),
+        (
+            {
+                "batch_transform": MIXUP,
+                "loss": nn.NLLLoss(),
+                "model": nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1)),
+            },
+            r"NLLLoss does not take\. Use nn\.CrossEntropyLoss",
+        ),
+        (
+            {"batch_transform": transforms.mixup(classes=4)},
+            r"shape \(8, 4\).*the outputs' shape \(8, 3\)",
+        ),
+        (
+            {"batch_transform": transforms.cutmix(classes=3)},
+            r"cutmix takes images of .* shapes \[\(8, 4\)\]\. Use mixup",
+        ),
+        (
+            {"batch_transform": lambda inputs, targets: (inputs @ torch.ones(9), targets)},
+            "batch_transform fails on the first batch: .*size",
+        ),
+        (
+            {"batch_transform": lambda inputs, targets: (inputs[:, :2], targets)},
+            r"model fails on the first batch, whose inputs have shapes \[\(8, 2\)\]",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_the_start(tmp_path, parts, message):
+    with pytest.raises((TaskError, DataError), match=message):
+        tiny.prepare(tmp_path / "run", parts)
+
+
+def test_token_ids_cannot_be_blended():
+    with pytest.raises(TaskError, match=r"an input is torch\.int64\. Use x\.float\(\)"):
+        MIXUP(torch.zeros(3, 4, dtype=torch.int64), Y[:3])
+
+
+def test_targets_that_are_no_tensor_cannot_be_mixed():
+    with pytest.raises(TaskError, match="these are a dict"):
+        MIXUP(X, {"a": Y})
+
+
+def test_cutmix_takes_one_target_for_each_image():
+    with pytest.raises(TaskError, match="one target for each image"):
+        transforms.cutmix(classes=3)(IMAGES, torch.zeros(12, 8, 6).long())
