@@ -110,18 +110,7 @@ class Task:
         if self.train is None:
             raise TaskError("The Task has no data to train on. Say Task(train=...).")
         self._check_step()
-        if self.teacher is not None and (self.loss is None or self.loss == "model"):
-            raise TaskError(
-                "A teacher needs a loss that takes what it says. Say "
-                "Task(loss=surestep.losses.distillation())."
-            )
-        if isinstance(self.loss, str) and self.loss != "model":
-            named(self.loss)
-        elif self.loss is not None and not callable(self.loss) and self.loss != "model":
-            raise TaskError(
-                f"loss is a {type(self.loss).__name__}, not a callable. Give nn.CrossEntropyLoss() "
-                'or a function of (outputs, targets), or "model" for a model that returns .loss.'
-            )
+        self._check_loss()
         if not isinstance(self.model, nn.Module) and not callable(self.model):
             raise TaskError(
                 f"model is a {type(self.model).__name__}. Give an nn.Module or a function that "
@@ -156,6 +145,20 @@ class Task:
                 f"batch_transform is a {type(self.batch_transform).__name__}. Give one of "
                 "surestep.transforms, such as transforms.mixup(0.2), or a function of (inputs, "
                 "targets)."
+            )
+
+    def _check_loss(self) -> None:
+        if self.teacher is not None and (self.loss is None or self.loss == "model"):
+            raise TaskError(
+                "A teacher needs a loss that takes what it says. Say "
+                "Task(loss=surestep.losses.distillation())."
+            )
+        if isinstance(self.loss, str) and self.loss != "model":
+            named(self.loss)
+        elif self.loss is not None and not callable(self.loss) and self.loss != "model":
+            raise TaskError(
+                f"loss is a {type(self.loss).__name__}, not a callable. Give nn.CrossEntropyLoss() "
+                'or a function of (outputs, targets), or "model" for a model that returns .loss.'
             )
 
     def _check_step(self) -> None:
