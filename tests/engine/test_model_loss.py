@@ -111,22 +111,6 @@ def test_metrics_see_logits_or_all_there_is():
     assert predictions({"scores": 3}) == {"scores": 3}
 
 
-def test_a_loss_that_is_no_mean_over_its_items_is_refused(tmp_path):
-    class Summing(Own):
-        def forward(self, x, labels):
-            found = super().forward(x, labels)
-            return {**found, "loss": found["loss"] * len(labels)}
-
-    with pytest.raises(TaskError, match="not a mean over its items"):
-        tiny.prepare(tmp_path / "run", vars(own_task(model=Summing())))
-
-
-def test_the_check_counts_with_a_function_of_the_batch(tmp_path):
-    task = own_task(items=lambda batch: 2 * len(batch["labels"]))
-    with tiny.prepare(tmp_path / "run", vars(task)) as session:
-        assert next(session.steps()).items == 16
-
-
 def test_a_model_whose_labels_are_missing_is_told_so(tmp_path):
     class Unlabelled(Own):
         def forward(self, x, labels=None):

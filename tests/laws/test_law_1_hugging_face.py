@@ -107,3 +107,10 @@ def test_metrics_see_logits_and_labels(tmp_path):
     with surestep.prepare(task, config, run=tmp_path / "run") as session:
         session.evaluate()
     assert set(seen) == {((40, 9, 30), (40, 9))}
+
+
+@pytest.mark.parametrize("name", ["causal, gpt2", "regression, bert"])
+def test_half_precision_passes_the_proof(name, tmp_path):
+    case = CASES[name]
+    task = surestep.Task(model=case.model(), loss="model", train=case.data)
+    train(task, tmp_path / "run", max_steps=1, batch_size=10, precision="bf16")
