@@ -99,6 +99,17 @@ def test_another_number_of_workers_is_another_order_and_refused(folder):
         session_of(task_of(Stream()), run, **more)
 
 
+def test_a_stream_that_begins_otherwise_in_another_process_is_refused(folder):
+    run = folder()
+    data = Stream()
+    with session_of(task_of(data), run, **OPTIONS) as session:
+        next(session.steps())
+        session.save()
+    data.data.x[3] += 1
+    with pytest.raises(RunError, match=r"first samples +\w+ +-> +\w+"):
+        session_of(task_of(data), run, **OPTIONS)
+
+
 def test_going_on_says_what_is_read_again(folder, capsys):
     run, plain = folder(), {"progress": "plain"}
     with session_of(task_of(Stream()), run, logging=plain, **OPTIONS) as session:

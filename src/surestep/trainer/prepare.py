@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 from surestep.base.config import Config
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.engine.callback import Callback
-from surestep.engine.data.stream import is_stream
+from surestep.engine.data.dataset import dataset_of
+from surestep.engine.data.stream import Reader, fingerprint, is_stream
 from surestep.engine.initial import Started
 from surestep.engine.precision import process_settings
 from surestep.engine.task import Task
@@ -92,15 +93,23 @@ def _first_lines(planned: Planned, started: Started | None) -> list[str]:
 
 
 def _asked(origin: Origin, planned: Planned) -> dict[str, Any]:
-    """Return what must be the same for a run to go on; for a stream also what its order is by."""
-    workers = max(1, planned.plan.data_num_workers)  # one gives the same order as none
+    """Return what must be the same for a run to go on."""
     return {
         "format": 1,
         "recipe": plain(dict(origin.recipe)),
         "task": plain(dict(origin.parameters)),
         "config": plain(planned.config.said()),
-        "stream": {"data.num_workers": workers} if is_stream(planned.task.train) else {},
+        "stream": _stream(planned),
     }
+
+
+def _stream(planned: Planned) -> dict[str, Any]:
+    """Return what the order of a stream is known by, beside the config."""
+    if not is_stream(planned.task.train):
+        return {}
+    reader = Reader(dataset_of(planned.task.train, "train"), planned.plan.seed)
+    workers = max(1, planned.plan.data_num_workers)  # one gives the same order as none
+    return {"data.num_workers": workers, "first samples": fingerprint(reader)}
 
 
 def default_folder(name: str) -> Path:

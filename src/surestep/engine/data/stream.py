@@ -154,8 +154,8 @@ def check_repeats(reader: Reader, part: str) -> None:
         raise DataError(
             f"The {part} stream begins with other samples each time it is read, though torch, "
             "numpy and random were seeded alike, so a run could not go on exactly where it "
-            "stopped. Give its shuffling a seed of its own (in WebDataset: detshuffle, and "
-            "shardshuffle=False), or leave it to data.shuffle_buffer=1000."
+            f"stopped. Give a function that makes it with seeds from the epoch ({part}=lambda "
+            "epoch: make_stream(seed=epoch)), or let data.shuffle_buffer=1000 do its shuffling."
         )
 
 
@@ -179,6 +179,12 @@ def check_parts(parts: list[list[str]], part: str) -> None:
             f"to read in the {part} stream: it has too few shards. Say data.num_workers="
             f"{max(1, sum(map(bool, parts)))}, or cut it into more."
         )
+
+
+def fingerprint(reader: Reader) -> str:
+    """Return a digest of the first samples, by which a process knows the stream of another."""
+    with LoadingRandomness():
+        return _digest(_digests(reader))
 
 
 class Look(IterableDataset[Any]):
@@ -209,6 +215,8 @@ def _update(update: Callable[[bytes], object], value: Any) -> None:
         update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, Mapping):
         for key, each in value.items():
+            if str(key).startswith("__"):  # where WebDataset says which file a sample is from
+                continue
             _update(update, key)
             _update(update, each)
     elif isinstance(value, (list, tuple)):
