@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from surestep.engine.data import orders as orders
     from surestep.engine.data import transforms as transforms
     from surestep.engine.initial import Init as Init
+    from surestep.engine.metrics import InputMetric as InputMetric
     from surestep.engine.metrics import log as log
+    from surestep.engine.saliency import input_gradients as input_gradients
     from surestep.engine.seed import seed_at as seed_at
     from surestep.engine.seed import set_seed as set_seed
     from surestep.engine.state import State as State
@@ -56,6 +58,8 @@ _HOMES = {
     "Turn": "surestep.engine.turn",
     "Trainer": "surestep.trainer.fit",
     "losses": "surestep.engine",
+    "InputMetric": "surestep.engine.metrics",
+    "input_gradients": "surestep.engine.saliency",
     "log": "surestep.engine.metrics",
     "orders": "surestep.engine.data",
     "prepare": "surestep.trainer.prepare",

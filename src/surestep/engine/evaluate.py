@@ -11,7 +11,7 @@ from surestep.base.errors import TaskError
 from surestep.engine.data.batch import MicroBatch
 from surestep.engine.data.feed import Feed
 from surestep.engine.loss import Loss, targets_for
-from surestep.engine.metrics import MeanMetric, ObjectMetric, open_metrics, take_logged
+from surestep.engine.metrics import MeanMetric, ObjectMetric, open_metrics, seen_by, take_logged
 from surestep.engine.seed import ModelRandomness, kept_generators
 
 
@@ -60,7 +60,8 @@ def eval_step(
             totals.items += micro.items
     count = count_of(loss, micro) if totals.metrics else 0
     for metric in totals.metrics if count else ():
-        metric.update(loss.predictions(outputs), micro.targets, count)
+        seen = seen_by(metric, model, micro)
+        metric.update(loss.predictions(outputs) if seen is None else seen, micro.targets, count)
 
 
 def count_of(loss: Loss, micro: MicroBatch) -> int:

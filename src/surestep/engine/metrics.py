@@ -1,13 +1,15 @@
 """Metrics: torchmetrics objects or plain callables, on the device, weighted by their count."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
+from surestep.engine.data.batch import MicroBatch
 
 logged: list[tuple[str, Tensor]] = []
 
@@ -41,6 +43,32 @@ def take_logged(share: float = 1.0) -> list[tuple[str, Tensor]]:
     taken = [(name, value * (share / times[name])) for name, value in logged]
     logged.clear()
     return taken
+
+
+@dataclass(frozen=True)
+class InputMetric:
+    """A metric of a model and its inputs, such as one of their gradients.
+
+    Attributes:
+        function: `function(model, inputs, targets)`, which returns a mean over the batch or a pair
+            (sum, count); `inputs` is a tuple of positional or a dict of named arguments, or the
+            only one.
+    """
+
+    function: Callable[[nn.Module, Any, Any], Any]
+
+    def __call__(self, seen: tuple[nn.Module, Any], targets: Any) -> Any:
+        """Measure a model on a batch."""
+        return self.function(*seen, targets)
+
+
+def seen_by(metric: "MeanMetric | ObjectMetric", model: nn.Module, micro: MicroBatch) -> Any:
+    """Return what a metric of the inputs sees in place of outputs; None for another one."""
+    if not isinstance(metric, MeanMetric) or not isinstance(metric.function, InputMetric):
+        return None
+    if micro.kwargs:
+        return model, dict(micro.kwargs)
+    return model, micro.args[0] if len(micro.args) == 1 else micro.args
 
 
 class MeanMetric:

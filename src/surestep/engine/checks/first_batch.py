@@ -18,7 +18,7 @@ from surestep.engine.data.transform import Transform
 from surestep.engine.data.transforms import Mix
 from surestep.engine.evaluate import count_of, eval_mode
 from surestep.engine.loss import IGNORED, Loss, targets_for
-from surestep.engine.metrics import open_metrics, take_logged
+from surestep.engine.metrics import open_metrics, seen_by, take_logged
 from surestep.engine.seed import ModelRandomness, kept_generators
 from surestep.engine.task import Task
 
@@ -59,7 +59,7 @@ def check_first_batch(
                 check_own_loss(model, feed, raw, micro, value, counted=counted)
             elif not feed.loss.is_sum and task.splits and feed.loss.teacher is None:
                 check_parts(feed, raw, outputs, micro, value)
-            _check_metrics(task, feed.loss.predictions(outputs), micro, feed)
+            _check_metrics(task, model, feed.loss.predictions(outputs), micro, feed)
             if feed.transform is not None:
                 _check_transformed(model, feed, feed.transform, micro)
         take_logged()
@@ -127,12 +127,16 @@ def _check_finite(micro: MicroBatch) -> None:
                 )
 
 
-def _check_metrics(task: Task, outputs: Any, micro: MicroBatch, feed: Feed) -> None:
+def _check_metrics(
+    task: Task, model: nn.Module, outputs: Any, micro: MicroBatch, feed: Feed
+) -> None:
     """Try each metric on the first batch: its failure would come at the end of an epoch."""
     for name, metric in task.metrics.items():
         try:
             (opened,) = open_metrics({name: metric}, feed.device)
-            opened.update(outputs, micro.targets, count_of(feed.loss, micro))
+            seen = seen_by(opened, model, micro)
+            count = count_of(feed.loss, micro)
+            opened.update(outputs if seen is None else seen, micro.targets, count)
             opened.compute()
         except TaskError:
             raise
