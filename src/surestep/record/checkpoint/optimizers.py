@@ -1,0 +1,124 @@
+"""Read the state of optimizers: by name in a checkpoint, by index in torch."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from surestep.base.errors import CheckpointError
+from surestep.engine.state import State
+from surestep.record.checkpoint.slots import names_in, restore
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a file of tensors, by name.
+
+    Raises:
+        CheckpointError: unreadable.
+    """
+    try:
+        return dict(load_file(path))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}.") from error
+
+
+def fitting_states(path: Path, records: dict[str, Any], state: State) -> dict[str, dict[str, Any]]:
+    """Return the state dict of each optimizer in a checkpoint, by the optimizer's name.
+
+    Raises:
+        CheckpointError: unreadable, or of other optimizers.
+    """
+    if records.keys() != state.optimizers.keys():
+        raise CheckpointError(
+            f"{path.name} holds the optimizers {', '.join(records)}, and here are "
+            f"{', '.join(state.optimizers)}. Name them as when it was trained."
+        )
+    # Copied, since in the file they lie at any address, and the last bit of a dot product may hang
+    # on that.
+    tensors = {k: v.clone() for k, v in read_tensors(path / "optimizer.safetensors").items()}
+    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+    found = {}
+    for called, optimizer in state.optimizers.items():
+        own = {key: value for key, value in tensors.items() if key.startswith(f"{called}/")}
+        slots: dict[str, dict[str, Any]] = {}
+        for key, value in _slots(path, own, records[called]["values"]).items():
+            name, _, slot = key.removeprefix(f"{called}/").rpartition("/")
+            slots.setdefault(name, {})[slot] = value
+        found[called] = _fitting_state(path, records[called], optimizer, (names, slots))
+    return found
+
+
+def _fitting_state(
+    path: Path,
+    record: dict[str, Any],
+    optimizer: torch.optim.Optimizer,
+    known: tuple[dict[int, str], dict[str, dict[str, Any]]],
+) -> dict[str, Any]:
+    """Return an optimizer's state dict, which a checkpoint keys by name and torch by index."""
+    names, by_name = known
+    if record.get("class") != type(optimizer).__name__:
+        raise CheckpointError(
+            f"{path.name} holds the state of {record.get('class')}, and the optimizer here is "
+            f"{type(optimizer).__name__}. Use the one it was trained with."
+        )
+    options = {name: each["options"] for each in record["groups"] for name in each["names"]}
+    plain = optimizer.state_dict()
+    plain["state"] = {}
+    for group, described in zip(optimizer.param_groups, plain["param_groups"], strict=True):
+        for parameter, index in zip(group["params"], described["params"], strict=True):
+            name = names[id(parameter)]
+            if name not in options:
+                raise CheckpointError(f"{path.name} has no optimizer state for {name}.")
+            described.update(_typed_like(described, options[name]))
+            if name in by_name:
+                plain["state"][index] = _laid_out_like(parameter, by_name[name])
+    return plain
+
+
+def _slots(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the slots of an optimizer, those with tensors in lists put together again."""
+    try:
+        rest = {key: restore(value, tensors) for key, value in values.items()}
+    except KeyError as error:
+        raise CheckpointError(f"{path} cannot be read: it lacks the tensor {error}.") from error
+    inner = {name for value in values.values() for name in names_in(value)}
+    return {**{key: value for key, value in tensors.items() if key not in inner}, **rest}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, loaded: dict[str, Any]) -> None:
+    """Load the state, each tensor in the type that it had.
+
+    torch casts to the parameter's type what it knows no better, even what it made in another one:
+    NAdam's product of momenta is fp32 beside a weight in fp64.
+    """
+    optimizer.load_state_dict(loaded)
+    by_index = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+    for index, slots in loaded["state"].items():
+        now = optimizer.state[by_index[index]]
+        for slot, value in slots.items():
+            if isinstance(value, Tensor) and now[slot].dtype != value.dtype:
+                now[slot] = value.to(now[slot].device)
+
+
+def _laid_out_like(parameter: Tensor, slots: dict[str, Any]) -> dict[str, Any]:
+    """Return state whose tensors lie in memory as the parameter does (channels last, say).
+
+    A fused kernel walks parameter, gradient and state side by side, whatever their strides.
+    """
+    return {
+        slot: torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        if isinstance(value, Tensor) and value.shape == parameter.shape
+        else value
+        for slot, value in slots.items()
+    }
+
+
+def _typed_like(now: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
+    """Return loaded options with tuples where tuples stood, which JSON has not."""
+    return {
+        name: tuple(value) if isinstance(now.get(name), tuple) else value
+        for name, value in loaded.items()
+    }
