@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from tests.cli.conftest import HEAD
 from tests.cli.test_plan import OWN
 
 GROUPS = ("--optim.groups", "2 lr=0.5x", "0 freeze=1 epoch", "2.bias decay=0.3", "0.bias freeze")
@@ -55,3 +56,25 @@ def test_a_pattern_that_matches_nothing_is_wrong_use(surestep, recipe, said):
     found = surestep("plan", recipe(), "--optim.groups", said)
     assert found.code == 2
     assert "matches no" in found.err
+
+
+SEVERAL = f"""{HEAD}
+config = surestep.Config(epochs=1)
+
+def task():
+    return surestep.Task(
+        model=nn.ModuleDict({{"actor": nn.Linear(4, 3), "critic": nn.Linear(4, 1)}}),
+        train=(x,), step=print,
+        optimizers={{"actor": surestep.Optim(lr=0.5, groups=["bias freeze"]),
+                    "critic": surestep.Optim(lr=0.25)}})
+"""
+
+
+def test_each_of_several_optimizers_has_its_groups(surestep, recipe):
+    found = surestep("plan", recipe(SEVERAL)).out
+    for row in (
+        " actor: decay 0.5 0.01 12 - ",
+        " actor: bias - - 3 for good ",
+        " critic: no decay 0.25 0 1 - ",
+    ):
+        assert row in found

@@ -83,13 +83,17 @@ def options(optim, freeze=f"0 freeze='{SWITCH} steps'", **more):
     return {"max_steps": STEPS, "batch_size": BATCH, "optim": {**optim, **groups}, **more}
 
 
+def check_switch(folder, optim=ADAMW, make=adamw, nonfinite="raise"):
+    """Compare weights and running statistics with those of a plain loop."""
+    ours = train(task(), folder(), **options(optim, on_nonfinite=nonfinite)).model
+    theirs = by_hand(with_batchnorm(), make).state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.state_dict().items())
+
+
 @pytest.mark.parametrize(("optim", "make"), [(ADAMW, adamw), (SGD, sgd)], ids=["adamw", "sgd"])
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
 def test_unfreezing_equals_a_new_group_at_that_step(optim, make, nonfinite, folder):
-    ours = train(task(), folder(), **options(optim, on_nonfinite=nonfinite)).model
-    assert distance(ours, by_hand(with_batchnorm(), make)) == 0
-    theirs = by_hand(with_batchnorm(), make).state_dict()
-    assert all(torch.equal(value, theirs[name]) for name, value in ours.state_dict().items())
+    check_switch(folder, optim, make, nonfinite)
 
 
 def without_dropout():
@@ -140,7 +144,9 @@ def test_epochs_until_a_part_is_trained_are_steps(folder):
     assert_same(snapshot(epochs), snapshot(steps))
 
 
-def test_layer_decay_equals_rates_by_hand(folder):
+def check_layers(folder):
+    """Compare with a plain loop whose layers have their rates by hand."""
+
     def deep():
         torch.manual_seed(1)
         return nn.Sequential(
@@ -162,6 +168,10 @@ def test_layer_decay_equals_rates_by_hand(folder):
         clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     assert distance(ours, model) == 0
+
+
+def test_layer_decay_equals_rates_by_hand(folder):
+    check_layers(folder)
 
 
 @pytest.mark.parametrize("how", ["wrapped", "in place"])

@@ -4,8 +4,10 @@ A mutation is what a tired programmer might write, put in by monkeypatch; beside
 check that must see it. A check that a mutation passes proves nothing, and fails here.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,13 +19,15 @@ from surestep.base.duration import parse_duration
 from surestep.engine import evaluate, loop, loss, seed, step, table
 from surestep.engine.data import feed, order, source, transform
 from surestep.engine.data.orders import drawn
-from surestep.engine.optim import groups
+from surestep.engine.optim import freezing, groups
+from surestep.engine.optim.layers import layers_of
 from surestep.engine.parallel import guard, single
-from surestep.trainer import build, wire
+from surestep.trainer import wire
 from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
 from tests.laws.test_law_1_transforms import check_mixed, check_own
 from tests.laws.test_law_2_orders import check_order
 from tests.laws.test_law_2_resuming import check_resume
+from tests.laws.test_law_3_parameter_groups import check_layers, check_switch
 from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
 from tests.laws.test_law_3_plain_torch import check_schedule as check_rates
 from tests.laws.test_law_4_watching import check_callback, check_schedule, check_workers
@@ -126,6 +130,10 @@ def of_law(law: int, *rows: tuple[str, Callable, Callable]) -> list[Mutation]:
     return [Mutation(law, *row) for row in rows]
 
 
+def turned(layers: Any) -> list[Any]:
+    return [replace(each, index=len(layers) + 1 - each.index) for each in layers]
+
+
 ONE_GENERATOR = torch.Generator()
 MASKED = "masked tokens, weighted"
 MUTATIONS = [
@@ -197,6 +205,21 @@ MUTATIONS = [
     ),
     *of_law(
         3,
+        (
+            "what is frozen is trained a step late",
+            instead(freezing, "bisect_right", bisect_left),
+            check_switch,
+        ),
+        (
+            "the statistics of what is frozen move",
+            instead(freezing, "_norm_starts", lambda *_: {}),
+            check_switch,
+        ),
+        (
+            "layers are counted from the head",
+            instead(groups, "layers_of", lambda model: turned(layers_of(model))),
+            check_layers,
+        ),
         (
             "another order",
             instead(
@@ -299,7 +322,7 @@ MUTATIONS = [
         ),
         (
             "autocast is left out",
-            instead(build, "autocast", lambda _: nullcontext()),
+            instead(wire, "autocast", lambda *_, **__: nullcontext()),
             lambda folder: check_precision(folder, "bf16"),
         ),
     ),

@@ -9,7 +9,6 @@ from surestep.cli import show, show_groups
 from surestep.cli.options import Asked, read_command_line
 from surestep.engine.footprint import Footprint, footprint
 from surestep.engine.optim.freezing import frozen
-from surestep.engine.optim.groups import arrange
 from surestep.engine.plan import Plan
 from surestep.engine.schedule.rate import rates
 from surestep.record.files import dumps
@@ -25,7 +24,7 @@ def run(words: list[str]) -> int:
     asked = read_command_line("plan", words, EXTRAS)
     planned = plan_task(asked.task(), asked.config, origin=asked.origin)
     started = start(planned)
-    plan, groups = planned.plan, arrange(planned.model, planned.plan)
+    plan, groups = planned.plan, show_groups.arranged(planned)
     with frozen(planned.model, groups):
         takes = footprint(planned.model, plan)
     layers = show_groups.layers(planned.model, plan)

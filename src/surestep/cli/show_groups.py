@@ -1,16 +1,32 @@
 """The tables of parameter groups and of layers that `surestep plan` shows."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from surestep.cli import show
-from surestep.engine.optim.groups import ParameterGroup
+from surestep.engine.optim.groups import ParameterGroup, arrange
 from surestep.engine.optim.layers import layers_of
+from surestep.engine.optim.learners import arrange_learners
 from surestep.engine.plan import Plan
+from surestep.trainer.planning import Planned
 
 FOR_GOOD = "for good"
+
+
+def arranged(planned: Planned) -> tuple[ParameterGroup, ...]:
+    """Return the groups of the optimizer; of several, each with its optimizer's name before it."""
+    plan, task, model = planned.plan, planned.task, planned.model
+    if not task.optimizers:
+        return arrange(model, plan)
+    several = arrange_learners(plan, task, model)
+    return tuple(
+        replace(group, name=f"{name}: {group.name}")
+        for name, found in several.items()
+        for group in found
+    )
 
 
 def groups(found: Iterable[ParameterGroup], model: nn.Module) -> list[dict[str, Any]]:

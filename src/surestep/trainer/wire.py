@@ -8,7 +8,7 @@ from torch import nn
 from surestep.engine.average import Average, annealed
 from surestep.engine.loss import Loss
 from surestep.engine.optim.build import build_optimizer
-from surestep.engine.optim.freezing import frozen
+from surestep.engine.optim.freezing import frozen, frozen_norms
 from surestep.engine.optim.groups import ParameterGroup, arrange, parameters_of
 from surestep.engine.optim.learners import build_learners
 from surestep.engine.own_step import OwnStep
@@ -19,7 +19,7 @@ from surestep.engine.plan import Plan
 from surestep.engine.precision import autocast, grad_scaler
 from surestep.engine.schedule.rate import momentum_writer, rate_of
 from surestep.engine.seed import ModelRandomness
-from surestep.engine.state import WHOLE, State
+from surestep.engine.state import WHOLE, State, named_trainable
 from surestep.engine.step import Buffers, Modes, Parts
 from surestep.engine.task import Task
 
@@ -42,8 +42,11 @@ def parts_of(
         TaskError: the optimizers do not fit the model.
     """
     groups: Sequence[ParameterGroup] = ()
+    keep_eval = list(task.keep_eval)
     if task.optimizers:
+        before = list(named_trainable(model).values())
         optimizers = build_learners(plan, task, model, settings)
+        keep_eval += frozen_norms(model, before)
     else:
         groups = arrange(model, plan)
         settings.enter_context(frozen(model, groups))
@@ -61,7 +64,7 @@ def parts_of(
         state=state,
         loss=loss,
         parallel=first.parallel,
-        modes=Modes(model, tuple(task.keep_eval)),
+        modes=Modes(model, tuple(keep_eval)),
         buffers=Buffers(model),
         randomness=ModelRandomness(plan.seed, plan.device),
         autocast=autocast(plan, cached=task.step is None),

@@ -7,7 +7,7 @@ state begins when it is trained first, as that of a new parameter would.
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import nn
@@ -18,6 +18,8 @@ from surestep.engine.optim.groups import ParameterGroup, first_step
 from surestep.engine.optim.names import matched, plain_name
 from surestep.engine.plan import Plan
 from surestep.engine.step import Modes
+
+NORMS = nn.modules.batchnorm._NormBase  # those with running statistics
 
 
 @contextmanager
@@ -33,6 +35,18 @@ def frozen(model: nn.Module, groups: Sequence[ParameterGroup]) -> Iterator[None]
     finally:
         for parameter, required in before:
             parameter.requires_grad_(required)
+
+
+def frozen_norms(model: nn.Module, before: Iterable[nn.Parameter]) -> list[nn.Module]:
+    """List the normalisation that is frozen now, and was not when `before` was trained."""
+    held = {id(each) for each in before if not each.requires_grad}
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, NORMS)
+        and not any(each.requires_grad for each in module.parameters(recurse=False))
+        and any(id(each) in held for each in module.parameters(recurse=False))
+    ]
 
 
 def freezing(
@@ -93,7 +107,7 @@ def _norm_starts(
             starts |= {id(b): start for b in model.buffers() if id(b) in found}
     norms: dict[int, float] = {}
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase):
+        if isinstance(module, NORMS):
             tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
             own = [starts[id(each)] for each in tensors if id(each) in starts]
             if own:

@@ -15,7 +15,7 @@ from surestep.base.groups.optim import Optim
 from surestep.engine.facts import Facts
 from surestep.engine.optim.build import build_optimizer
 from surestep.engine.optim.freezing import frozen
-from surestep.engine.optim.groups import arrange, parameters_of
+from surestep.engine.optim.groups import ParameterGroup, arrange, parameters_of
 from surestep.engine.optim.kinds import kinds_of
 from surestep.engine.plan import Decision, Given, Guard, Plan
 from surestep.engine.resolve import resolve
@@ -83,6 +83,16 @@ def plan_reason(plans: Mapping[str, Plan], guard: Guard) -> str:
     )
 
 
+def arrange_learners(
+    plan: Plan, task: Task, model: nn.Module
+) -> dict[str, tuple[ParameterGroup, ...]]:
+    """Return the groups of each of the Task's optimizers."""
+    return {
+        name: arrange(_part(model, name, learner), plan.optimizers[name])
+        for name, learner in task.learners().items()
+    }
+
+
 def build_learners(
     plan: Plan, task: Task, model: nn.Module, settings: ExitStack
 ) -> dict[str, torch.optim.Optimizer]:
@@ -98,12 +108,11 @@ def build_learners(
         TaskError: a part is not there, or a trained parameter is in no optimizer or in two.
         ConfigError: a part is to be trained only later.
     """
-    made = {}
+    made, arranged = {}, arrange_learners(plan, task, model)
     for name, learner in task.learners().items():
         own = learner.optim if not isinstance(learner.optim, Optim) else None
         bare = replace(task, optimizer=own, optimizers={}, step=None, loss=_no_loss)
-        part = _part(model, name, learner)
-        groups = arrange(part, plan.optimizers[name])
+        part, groups = _part(model, name, learner), arranged[name]
         if any(group.trained_from for group in groups):
             raise ConfigError(
                 f"The groups of the optimizer {name!r} freeze a part until a given time. A step of "
