@@ -1,11 +1,14 @@
 """`surestep plan RECIPE`."""
 
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from surestep.cli import show, show_groups
+from surestep.cli.draw import check_drawing, draw
 from surestep.cli.options import Asked, read_command_line
 from surestep.engine.footprint import Footprint, footprint
 from surestep.engine.optim.freezing import frozen
@@ -15,13 +18,23 @@ from surestep.record.files import dumps
 from surestep.trainer.planning import plan_task, start
 
 EXTRAS: dict[str, Any] = {
-    "json": (Annotated[bool, tyro.conf.arg(help="Print the plan as JSON.")], False)
+    "json": (Annotated[bool, tyro.conf.arg(help="Print the plan as JSON.")], False),
+    "plot": (
+        Annotated[
+            str | None,
+            tyro.conf.arg(help="Draw the schedule into this picture.", metavar="FILE.png"),
+        ],
+        None,
+    ),
 }
 
 
 def run(words: list[str]) -> int:
     """Show every option with its reason, the rates, the parameters and the memory."""
     asked = read_command_line("plan", words, EXTRAS)
+    picture = Path(asked.extras["plot"]) if asked.extras["plot"] is not None else None
+    if picture is not None:
+        check_drawing(picture)
     planned = plan_task(asked.task(), asked.config, origin=asked.origin)
     started = start(planned)
     plan, groups = planned.plan, show_groups.arranged(planned)
@@ -31,6 +44,9 @@ def run(words: list[str]) -> int:
     lr = None
     if plan.optim_lr is not None:
         lr = rates(plan.schedule, plan.optim_lr, planned.task.schedule)
+    if picture is not None:
+        draw(plan, picture, planned.task.schedule)
+        print(f"Drawn: {picture}", file=sys.stderr)
     if asked.extras["json"]:
         decisions = [each._asdict() for each in plan.decisions]
         shown = {"decisions": decisions, "rates": lr, "footprint": asdict(takes)}

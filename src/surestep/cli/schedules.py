@@ -1,0 +1,72 @@
+"""`surestep schedules`."""
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+
+from surestep.base.errors import ConfigError, near
+from surestep.base.groups.schedule import Schedule
+from surestep.cli import show
+from surestep.engine.schedule.catalog import CATALOG
+
+
+@dataclass(frozen=True)
+class Options:
+    """Show the table of schedules: what each is for, and what it takes.
+
+    Attributes:
+        name: One schedule, with each of its options explained.
+        json: Print the table as JSON.
+    """
+
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="SCHEDULE")] = None
+    json: bool = False
+
+
+def run(words: list[str]) -> int:
+    """Show the table of schedules, or all that is known of one."""
+    asked = tyro.cli(
+        Options, args=words, prog="surestep schedules", config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    if asked.name is not None and asked.name not in CATALOG:
+        raise ConfigError(f"There is no schedule {asked.name!r}. {near(asked.name, CATALOG)}")
+    names = list(CATALOG) if asked.name is None else [asked.name]
+    if asked.json:
+        rows = [_row(name) for name in names]
+        print(json.dumps(rows if asked.name is None else rows[0], indent=1))
+    elif asked.name is None:
+        shown = [(name, each.purpose, each.formula, each.source) for name, each in CATALOG.items()]
+        show.table("schedule.name", ("name", "for", "factor on the peak", "equal to"), shown)
+        print("One with its options: surestep schedules cosine. Drawn for a run:")
+        print("surestep plan digits --schedule.name linear --plot rate.png")
+    else:
+        _one(asked.name)
+    return 0
+
+
+def _row(name: str) -> dict[str, Any]:
+    entry = CATALOG[name]
+    options = {
+        option: {"default": default.value, "reason": default.reason, "about": _about(option)}
+        for option, default in entry.takes.items()
+    }
+    texts = {"purpose": entry.purpose, "formula": entry.formula, "source": entry.source}
+    return {"name": name, **texts, "example": entry.example, "options": options}
+
+
+def _one(name: str) -> None:
+    row = _row(name)
+    parts = [(part, row[part]) for part in ("purpose", "formula", "source", "example")]
+    show.table(name, (), parts)
+    if row["options"]:
+        options = [
+            (f"schedule.{option}", each["about"], f"{each['default']}: {each['reason']}")
+            for option, each in row["options"].items()
+        ]
+        show.table("It takes", ("option", "what it is", "where not said"), options)
+
+
+def _about(option: str) -> str:
+    return Schedule.model_fields[option].description or ""

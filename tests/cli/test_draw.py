@@ -1,0 +1,54 @@
+import sys
+
+import pytest
+
+from surestep.cli import draw as module
+from tests.needs import needs
+
+needs("matplotlib")
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--schedule.name", "cosine"),
+        ("--schedule.name", "one_cycle", "--schedule.warmup", "0"),
+        ("--schedule.name", "reduce_on_plateau"),
+    ],
+)
+def test_a_plan_draws_its_schedule(surestep, recipe, folder, words):
+    answer = surestep("plan", recipe(), *words, "--plot", "rate.png")
+    assert (answer.code, answer.err) == (0, "Drawn: rate.png\n")
+    assert (folder / "rate.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("rate.jpeg", "has the suffix '.jpeg'. Use one of .png"),
+        ("rate", "has the suffix ''. Use one of .png"),
+        ("nowhere/rate.png", "there is no folder nowhere"),
+        ("dir.png", "is a folder. Name a file in it"),
+    ],
+)
+def test_a_path_that_cannot_be_drawn_to_is_refused_first(surestep, folder, recipe, path, sentence):
+    (folder / "dir.png").mkdir()
+    text = "import surestep\nconfig = surestep.Config(epochs=1)\ndef task(): 1 / 0\n"
+    answer = surestep("plan", recipe(text), "--plot", path)
+    assert answer.code == 2
+    assert sentence in answer.err
+
+
+def test_matplotlib_that_is_missing_is_named_with_what_installs_it(surestep, recipe, monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    answer = surestep("plan", recipe(), "--plot", "rate.png")
+    assert answer.code == 2
+    assert "pip install 'surestep[plot]'" in answer.err
+
+
+def test_planning_without_a_picture_leaves_matplotlib_alone(surestep, recipe, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert surestep("plan", recipe()).code == 0
+    assert "matplotlib" not in sys.modules

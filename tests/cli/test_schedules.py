@@ -1,0 +1,56 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from surestep.base.groups.schedule import Schedule
+from surestep.engine.schedule.catalog import CATALOG, OWN
+from tests.cli.conftest import environment
+from tests.laws.test_breadth import names_in
+
+
+def test_the_table_shows_what_each_is_for(surestep):
+    answer = surestep("schedules")
+    assert (answer.code, answer.err) == (0, "")
+    for name, entry in CATALOG.items():
+        assert f" {name} {entry.purpose} {entry.formula} {entry.source}" in answer.out
+
+
+def test_the_catalog_is_what_may_be_said():
+    assert set(CATALOG) - {OWN} == names_in(Schedule.model_fields["name"].annotation)
+    taken = {option for entry in CATALOG.values() for option in entry.takes}
+    assert taken == Schedule.model_fields.keys() - {"name"}
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_one_schedule_is_shown_with_what_it_takes(surestep, name):
+    answer = surestep("schedules", name)
+    for option, default in CATALOG[name].takes.items():
+        said = f" schedule.{option} {Schedule.model_fields[option].description}"
+        assert f"{said} {default.value}: {default.reason}" in answer.out
+
+
+def test_json_is_the_table(surestep):
+    found = json.loads(surestep("schedules", "--json").out)
+    assert [each["name"] for each in found] == list(CATALOG)
+    step = json.loads(surestep("schedules", "step", "--json").out)
+    assert step["options"]["gamma"]["default"] == 0.1
+
+
+def test_an_unknown_schedule_is_refused_with_those_that_are_near(surestep):
+    answer = surestep("schedules", "cosin")
+    assert answer.code == 2
+    assert "There is no schedule 'cosin'. Did you mean 'cosine'" in answer.err
+
+
+def test_the_guide_needs_no_torch():
+    code = "import sys; from surestep.cli.main import main; main(['schedules']); "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}print('torch' in sys.modules, file=sys.stderr)"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.strip() == "False"
