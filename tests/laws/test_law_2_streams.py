@@ -4,12 +4,14 @@ A stream has no positions: what was seen of the epoch is read again, under the s
 """
 
 import random
+import time
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from surestep.base.errors import RunError
+from surestep.base.errors import DataError, RunError
+from surestep.engine.data import passes, stream
 from tests.laws.tasks import Augmented, rows, session_of
 from tests.laws.test_law_2_resuming import OPTIONS, check_resume, task_of
 
@@ -130,3 +132,27 @@ def test_data_with_positions_reads_nothing_again(folder, capsys):
             next(session.steps())
             session.save()
     assert "from step 1, epoch 1.\n" in capsys.readouterr().err
+
+
+def by_the_clock(patch):
+    own = stream._shuffled
+    patch.setattr(
+        stream, "_shuffled", lambda samples, size, _: own(samples, size, time.monotonic_ns())
+    )
+
+
+def from_the_start(patch):
+    own = passes.Stream._batches
+    patch.setattr(passes.Stream, "_batches", lambda self, epoch, _: own(self, epoch, 0))
+
+
+def unseeded(patch):
+    patch.setattr(stream.Reader, "seed_place", lambda *_: None)
+
+
+@pytest.mark.parametrize("mutate", [by_the_clock, from_the_start, unseeded])
+def test_the_check_fails_where_the_law_is_broken(folder, monkeypatch, mutate):
+    mutate(monkeypatch)
+    monkeypatch.setitem(OPTIONS, "data", {"shuffle_buffer": 10})
+    with pytest.raises((AssertionError, DataError)):
+        check_resume(folder, Shuffled)

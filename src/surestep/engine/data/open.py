@@ -27,8 +27,8 @@ def open_source(
     options = _options(data, plan, own=own)
     if not is_stream(data):
         return _source(data, dataset, task=task, plan=plan, options=options)
-    if not training and own is None:
-        # No wish was said for this stream, and more workers would each need a part of it.
+    if not training and (own is None or part == "train"):
+        # Nobody asked for more to measure by, and each would need a part that is its own.
         options["num_workers"] = min(options["num_workers"], 1)
     reader = Reader(dataset, plan.seed, plan.data_shuffle_buffer if training else None)
     collate = task.collate_fn or getattr(data, "collate_fn", None)
