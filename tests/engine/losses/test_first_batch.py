@@ -1,0 +1,309 @@
+"""What each loss refuses of a first batch, in words, and what it lets pass."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from surestep import losses
+from surestep.base.errors import DataError, SurestepError, TaskError
+from surestep.engine.loss import as_loss
+from surestep.engine.losses.base import First
+from tests.engine.losses.table import CASES, FRAMES, LENGTHS, SPOKEN, N, indices, normal
+
+C, T, V = 3, 5, 6
+LOGITS, P, W = normal(N, C), normal(N, C, 4, 5), normal(N, T, V)
+Y, YES, M = indices(N), indices(N, classes=2), indices(N, C, 4, 5, classes=2)
+R, TOKENS = indices(N, 4, 5), indices(N, T, classes=V)
+ONE_HOT = F.one_hot(Y, C)
+MANY = ONE_HOT | F.one_hot((Y + 1) % C, C)
+
+CE, BCE = "multiclass", "binary"
+LONG = (torch.ones(N, 2).long(), torch.full((N,), 2), torch.full((N,), 2))
+REFUSED = {
+    "softmax": (CE, LOGITS.softmax(1), Y, r"outputs are probabilities: .*Leave the softmax out"),
+    "softmax of pixels": (CE, P.softmax(1), R, "outputs are probabilities"),
+    "one-hot": (CE, LOGITS, ONE_HOT, r"they are one-hot, and class indices .*targets\.argmax\(1\)"),
+    "one-hot bool": (CE, LOGITS, ONE_HOT.bool(), r"targets\.argmax\(1\)"),
+    "labels": (CE, LOGITS, MANY, r"several or none for a sample.*losses\.multilabel\(\)"),
+    "float labels": (
+        CE,
+        LOGITS,
+        MANY.double(),
+        r"several or none can hold.*losses\.multilabel\(\)",
+    ),
+    "figures": (CE, LOGITS, 5 * LOGITS, r"do not add up to 1 .*surestep\.losses\.mse\(\) or huber"),
+    "figures (N,)": (CE, LOGITS, LOGITS[:, 0], r"use targets\.long\(\).*surestep\.losses\.mse\(\)"),
+    "one output": (
+        CE,
+        LOGITS[:, :1],
+        YES,
+        r"of one class is always 0.*surestep\.losses\.binary\(\)",
+    ),
+    "one output (N,)": (CE, LOGITS[:, 0], YES, r"surestep\.losses\.binary\(\)"),
+    "class out of range": (
+        CE,
+        LOGITS,
+        Y + 1,
+        "run from 1 to 3, and the model has 3 outputs: .* 0 to 2",
+    ),
+    "-1 and 1": (
+        CE,
+        LOGITS,
+        2 * YES - 1,
+        r"If -1 means ignored, say ignore_index=-1; .*losses\.binary",
+    ),
+    "int32": (CE, LOGITS, Y.int(), r"Class indices are int64, .*use \.long\(\)"),
+    "classes last": (CE, LOGITS.view(N, 1, C), Y[:, None], "flatten or transpose the outputs"),
+    "weights": (losses.multiclass(weight=[1, 2]), LOGITS, Y, "2 class weights, .* has 3 outputs"),
+    "no tensor": (
+        CE,
+        (LOGITS, LOGITS),
+        Y,
+        "The model returns a tuple, and the loss takes a tensor",
+    ),
+    "binary (N, 1) and (N,)": (
+        BCE,
+        LOGITS[:, :1],
+        YES,
+        r"each with each.*targets\.unsqueeze\(-1\)",
+    ),
+    "binary of two outputs": (BCE, LOGITS[:, :2], YES, r"two outputs.*losses\.multiclass\(\)"),
+    "binary of -1 and 1": (BCE, LOGITS[:, 0], 2 * YES - 1, r"use \(targets \+ 1\) / 2"),
+    "binary of classes": (BCE, LOGITS[:, 0], Y, r"losses\.multiclass\(\) .* and 3 outputs"),
+    "binary of figures": (
+        BCE,
+        LOGITS[:, 0],
+        3 * LOGITS[:, 1],
+        r"For figures use surestep\.losses\.mse\(\)",
+    ),
+    "multilabel of indices": (
+        "multilabel",
+        LOGITS,
+        Y,
+        r"use surestep\.losses\.multiclass\(\); else",
+    ),
+    "multilabel (N,)": (
+        "multilabel",
+        LOGITS[:, 0],
+        YES,
+        r"one label use surestep\.losses\.binary\(\)",
+    ),
+    "multilabel pos_weight": (
+        losses.multilabel(pos_weight=[1, 2]),
+        *(LOGITS, MANY, "2 numbers in pos_weight, and the model has 3 outputs"),
+    ),
+    "mse broadcast": ("mse", LOGITS[:, :1], LOGITS[:, 0], r"each with each.*squeeze\(-1\)"),
+    "mse of classes": ("mse", LOGITS, Y, r"3 outputs use surestep\.losses\.multiclass\(\)"),
+    "mse of integers": ("mse", LOGITS[:, 0], Y, r"mse takes floating point numbers.*\.float\(\)"),
+    "quantile count": (
+        "quantile",
+        LOGITS[:, :2],
+        LOGITS[:, 0],
+        r"one for each of the 3 quantiles.*mae",
+    ),
+    "margin of one score": (
+        "margin",
+        LOGITS[:, 0],
+        Y,
+        "compares a, b, and the model returns a tensor",
+    ),
+    "margin columns": ("margin", (LOGITS[:, :1], LOGITS[:, :1]), YES, r"one by one.*squeeze\(-1\)"),
+    "margin of 0 and 1": ("margin", LOGITS[:, :2], YES, r"takes -1 and 1.*2 \* targets - 1"),
+    "triplet of two": (
+        "triplet",
+        (LOGITS, LOGITS),
+        None,
+        r"returns a tuple of 2.*\(samples, 3, \.\.\.\)",
+    ),
+    "triplet of shapes": (
+        "triplet",
+        (LOGITS, LOGITS, LOGITS[:3]),
+        None,
+        "takes three of one shape",
+    ),
+    "contrastive of one": (
+        "contrastive",
+        (LOGITS[:1], LOGITS[:1]),
+        None,
+        "of at least two samples",
+    ),
+    "contrastive of shapes": (
+        "contrastive_pairs",
+        (LOGITS, LOGITS[:, :2]),
+        None,
+        "two of one shape",
+    ),
+    "no teacher": (
+        "distillation",
+        LOGITS,
+        Y,
+        r"Task\(teacher=net\), or .*\(labels, teacher_logits\)",
+    ),
+    "another teacher": ("distillation", LOGITS, (Y, LOGITS[:, :2]), "one shape from both"),
+    "teacher's softmax": ("distillation", LOGITS, (Y, LOGITS.softmax(1)), "Leave its softmax out"),
+    "student's softmax": (
+        "distillation",
+        LOGITS.softmax(1),
+        (Y, LOGITS),
+        "distillation takes logits",
+    ),
+    "distilled floats": (
+        "distillation",
+        LOGITS,
+        (LOGITS, LOGITS),
+        r"class indices: use labels\.long\(\)",
+    ),
+    "dice of one channel": ("dice", P[:, :1], R, r"one region use targets\.unsqueeze\(1\)"),
+    "dice without channels": ("dice", P[:, 0], M[:, 0], r"Use unsqueeze\(1\) on both"),
+    "dice without pixels": (
+        "dice",
+        LOGITS,
+        Y,
+        r"Without pixels use surestep\.losses\.multiclass\(\)",
+    ),
+    "dice of grey masks": ("dice", P, M * 255, "run from 0 to 255, and dice takes 0 to 1"),
+    "dice of shapes": ("dice", P, M[:, :2].double(), "Masks have the outputs' shape, indices"),
+    "dice out of range": ("dice", P, R + 1, "run from 1 to 3"),
+    "dice_bce of indices": ("dice_bce", P, R, r"3 outputs use surestep\.losses\.multiclass"),
+    "dice_ce of one-hot": ("dice_ce", P, F.one_hot(R, C).movedim(-1, 1), r"targets\.argmax\(1\)"),
+    "dice_ce of masks": (
+        *("dice_ce", P, P.softmax(1)),
+        r"dice_ce takes class indices \(samples, height, width\). Use targets\.argmax\(1\)",
+    ),
+    "focal of classes": ("focal", LOGITS, LOGITS[:, :2], "each with each"),
+    "focal alpha": (losses.focal(alpha=0.3), LOGITS, Y, "a number for each of 3 classes"),
+    "words second": ("next_token", W.transpose(1, 2), TOKENS, r"Use outputs\.transpose\(1, 2\)"),
+    "no words": (
+        "next_token",
+        LOGITS,
+        Y,
+        r"one class for each sample use surestep\.losses\.multiclass",
+    ),
+    "float tokens": ("masked_tokens", W, TOKENS.float(), r"Tokens are int64.*\.long\(\)"),
+    "unknown word": ("next_token", W, TOKENS + 1, "run from 1 to 6, and the model has 6 outputs"),
+    "softmax of words": ("next_token", W.softmax(2), TOKENS, "next_token takes logits"),
+    "nothing masked": ("masked_tokens", W, TOKENS, r"No target .* is -100.*losses\.next_token\(\)"),
+    "ctc of one tensor": ("ctc", W, TOKENS, r"targets \(labels, input_lengths, label_lengths\)"),
+    "ctc frames first": ("ctc", normal(9, N, V), SPOKEN, r"Use outputs\.transpose\(0, 1\)"),
+    "ctc blank": ("ctc", normal(N, 9, V), (SPOKEN[0] * 0, FRAMES, LENGTHS), "which is the blank"),
+    "ctc class": ("ctc", normal(N, 9, 3), SPOKEN, "labels are 0 to 2, without the blank"),
+    "ctc frames": ("ctc", normal(N, 5, V), SPOKEN, "9 frames by its length, and .* returns 5"),
+    "ctc short": (
+        *("ctc", normal(N, 9, V), (SPOKEN[0], LENGTHS // 2, LENGTHS)),
+        r"7 samples have fewer frames than labels.*zero_infinity=True",
+    ),
+    "BCELoss of logits": (
+        nn.BCELoss(),
+        LOGITS,
+        ONE_HOT.double(),
+        r"nn\.BCEWithLogitsLoss\(\), which",
+    ),
+    "BCEWithLogits of -1": (
+        nn.BCEWithLogitsLoss(),
+        LOGITS,
+        LOGITS.sign(),
+        r"use \(targets \+ 1\) / 2",
+    ),
+    "NLL of logits": (nn.NLLLoss(), LOGITS, Y, r"outputs are logits.*nn\.CrossEntropyLoss\(\)"),
+    "NLL of probabilities": (nn.NLLLoss(), LOGITS.softmax(1), Y, "outputs are probabilities"),
+    "KL of probabilities": (
+        nn.KLDivLoss(),
+        LOGITS.softmax(1),
+        LOGITS.softmax(1),
+        "are probabilities",
+    ),
+    "SoftMargin of 0 and 1": (nn.SoftMarginLoss(), LOGITS, ONE_HOT.double(), r"2 \* targets - 1"),
+}
+
+
+@pytest.mark.parametrize(("loss", "outputs", "targets", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_fit_is_refused_with_what_does(loss, outputs, targets, sentence):
+    with pytest.raises((TaskError, DataError)) as caught:
+        as_loss(loss, "samples").check(First(outputs, targets))
+    assert caught.match(f"(?s){sentence}")
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_fits_passes_without_a_word(case):
+    if case.loss.options.get("ignore_index") == 1:
+        return
+    case.loss.check(First(case.outputs, case.targets))
+
+
+@pytest.mark.parametrize("squashed", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(
+    ("loss", "outputs", "targets"),
+    [
+        ("multiclass", LOGITS, Y),
+        ("binary", LOGITS[:, 0], YES),
+        ("multilabel", LOGITS, MANY),
+        ("dice_bce", P, M),
+        ("focal", LOGITS, Y),
+        (nn.BCEWithLogitsLoss(), LOGITS, MANY.double()),
+        (nn.CrossEntropyLoss(), LOGITS, Y),
+    ],
+)
+def test_outputs_that_went_through_a_squash_are_refused(loss, outputs, targets, squashed):
+    with pytest.raises(TaskError, match=r"takes logits.*give the loss as a function"):
+        as_loss(loss, "samples").check(First(outputs, targets, squashed=squashed))
+
+
+def test_outputs_between_0_and_1_are_warned_of_where_a_sigmoid_was_not_seen():
+    with pytest.warns(UserWarning, match="as after a sigmoid"):
+        losses.dice_bce().check(First(P.sigmoid(), M))
+
+
+def test_an_ignored_class_is_warned_of():
+    with pytest.warns(UserWarning, match=r"ignore_index=1 is one of the model's 3 classes"):
+        losses.multiclass(ignore_index=1).check(First(LOGITS, Y))
+
+
+@pytest.mark.parametrize(
+    ("targets", "kind", "sentence"),
+    [
+        (TOKENS.roll(-1, 1), "tokens", r"shifted already.*next_token\(targets='shifted'\)"),
+        (TOKENS, "shifted", r"not shifted: .*next_token\(targets='tokens'\)"),
+    ],
+)
+def test_a_shift_too_many_or_too_few_is_seen(targets, kind, sentence):
+    loss = losses.next_token(targets=kind)
+    hidden = targets.clone()
+    hidden[:, -1] = -100
+    with pytest.raises(DataError, match=sentence):
+        loss.check(First(W, hidden, (TOKENS,)))
+    other = {"tokens": TOKENS, "shifted": TOKENS.roll(-1, 1)}[kind]
+    loss.check(First(W, other, (TOKENS, torch.ones(N, T), torch.ones(N, T).long())))
+
+
+OPTIONS = {
+    "smoothing": (lambda: losses.multiclass(label_smoothing=1.5), "label_smoothing=1.5 is no"),
+    "weights": (lambda: losses.multiclass(weight=[1, -1]), "has values below 0 or not finite"),
+    "another word": (lambda: losses.multiclass(weight="even"), "weight='even' is not known"),
+    "a label ignored": (lambda: losses.binary(ignore_index=0), "ignore_index=0 is a label"),
+    "delta": (lambda: losses.huber(delta=0), "delta=0 is not above 0"),
+    "quantiles": (lambda: losses.quantile(quantiles=(0.5, 0.1)), "not rising shares"),
+    "no quantile": (lambda: losses.quantile(quantiles=()), "not rising shares"),
+    "temperature": (lambda: losses.contrastive(temperature=0), "temperature=0 is not above 0"),
+    "alpha": (lambda: losses.distillation(alpha=2), "alpha=2 is no share"),
+    "distilled": (lambda: losses.distillation(temperature=-1), "temperature=-1 is not above 0"),
+    "per": (lambda: losses.dice(per="pixel"), "per='pixel' is not known"),
+    "smooth": (lambda: losses.dice_ce(smooth=0), "smooth=0 is not above 0"),
+    "gamma": (lambda: losses.focal(gamma=-1), "gamma=-1 is below 0"),
+    "z": (lambda: losses.masked_tokens(z_loss=-1), "z_loss=-1 is below 0"),
+    "targets": (lambda: losses.next_token(targets="next"), "targets='next' is not known"),
+}
+
+
+@pytest.mark.parametrize(("make", "sentence"), OPTIONS.values(), ids=OPTIONS)
+def test_a_wrong_option_is_refused(make, sentence):
+    with pytest.raises(SurestepError, match=sentence):
+        make()
+
+
+def test_nothing_is_expected_of_a_function():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert as_loss(lambda o, t: F.cross_entropy(o, t), "samples").check is None
