@@ -1,0 +1,159 @@
+import numpy as np
+import pytest
+import torch
+from sklearn.utils.class_weight import compute_class_weight
+from torch import nn
+from torch.utils.data import IterableDataset, Subset
+
+import surestep
+from surestep.base.errors import DataError
+from surestep.engine.loss import as_loss
+from surestep.trainer.planning import plan_task
+from tests import tiny
+from tests.laws.tasks import assert_same, mlp, rows, session_of, snapshot
+
+X, Y = rows()
+Y[Y == 2] = torch.tensor([0, 2]).repeat(55)[: int((Y == 2).sum())]  # so that class 2 is rare
+MASKED = Y.masked_fill(torch.arange(55) % 7 == 0, -100)
+LABELS = torch.stack([Y == 0, Y == 2], 1).float()
+BALANCED = surestep.losses.multiclass(weight="balanced")
+
+
+def sklearns(targets):
+    kept = targets[targets != -100].numpy()
+    return torch.tensor(compute_class_weight("balanced", classes=np.unique(kept), y=kept))
+
+
+class Samples(torch.utils.data.Dataset):
+    """A map-style dataset that draws."""
+
+    def __init__(self, y):
+        self.y = y
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, index):
+        return X[index] + torch.randn(10), self.y[index]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from zip(X, Y, strict=True)
+
+
+def planned(train, loss=BALANCED, outputs=3, **said):
+    task = surestep.Task(model=mlp(outputs=outputs), loss=loss, train=train)
+    return plan_task(task, tiny.config(**said))
+
+
+@pytest.mark.parametrize(
+    ("train", "targets"),
+    [
+        ((X, Y), Y),
+        ((X, MASKED), MASKED),
+        ({"x": X, "y": Y}, Y),
+        (Samples(Y), Y),
+        (Subset(Samples(Y), range(40)), Y[:40]),
+    ],
+    ids=["tensors", "ignored", "dict", "dataset", "subset"],
+)
+def test_balanced_weights_are_sklearns(train, targets):
+    weight = planned(train).loss.module.weight
+    torch.testing.assert_close(weight, sklearns(targets), rtol=1e-15, atol=0)
+    assert BALANCED.weight is None  # what it learns from one Task's data is no other's
+
+
+def test_reading_the_targets_draws_nothing():
+    from surestep.engine.data.targets import read_targets
+
+    before = torch.get_rng_state()
+    task = surestep.Task(model=mlp(), loss=BALANCED, train=Samples(Y))
+    assert torch.equal(torch.cat(list(read_targets(task, 0, "it"))), Y)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "expected"),
+    [
+        (surestep.losses.binary(pos_weight="balanced"), LABELS[:, :1], (55 - 19) / 19),
+        (surestep.losses.multilabel(pos_weight="balanced"), LABELS, None),
+    ],
+    ids=["binary", "multilabel"],
+)
+def test_balanced_pos_weight_is_zeros_by_ones(loss, targets, expected):
+    found = planned((X, targets), loss, outputs=targets.shape[1]).loss.module.pos_weight
+    ones = targets.sum(0).double()
+    wanted = (55 - ones) / ones
+    torch.testing.assert_close(found.reshape(-1), wanted, rtol=1e-15, atol=0)
+
+
+def test_labels_that_are_ignored_count_for_neither():
+    loss = surestep.losses.binary(pos_weight="balanced", ignore_index=-1)
+    targets = torch.tensor([[1.0], [0.0], [-1.0], [0.0]])
+    assert planned((X[:4], targets), loss, outputs=1).loss.module.pos_weight == 2
+
+
+def test_the_plan_says_what_was_read_and_what_is_divided_by():
+    plan = planned((X, Y)).plan
+    assert plan.loss.startswith("multiclass(weight='balanced'")
+    shown = ", ".join(f"{value:.4g}" for value in sklearns(Y).tolist())
+    assert f"weight={shown}, read from the 55 training samples" in plan.reason("loss")
+    assert "divided by the weights of targets that are not ignored" in plan.reason("loss")
+    assert planned((X, Y), nn.CrossEntropyLoss()).plan.loss == "CrossEntropyLoss"
+
+
+def test_it_is_said_when_the_run_opens(tmp_path, capsys):
+    task = surestep.Task(model=mlp(), loss=BALANCED, train=(X, Y))
+    with session_of(task, tmp_path, epochs=1, logging={"progress": "plain"}):
+        pass
+    assert "read from the 55 training samples" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("train", "loss", "sentence"),
+    [
+        ((X, Y + (Y == 2)), BALANCED, r"no sample of class 2, so weight='balanced' is not defined"),
+        ((X, LABELS), BALANCED, r"counts class indices.*Say weight=\[\.\.\.\]"),
+        (
+            (X, torch.zeros(55, 3)),
+            surestep.losses.multilabel(pos_weight="balanced"),
+            "no sample of label 0, 1, 2",
+        ),
+        (Stream(), BALANCED, "a stream is not read twice. Say a number for each class"),
+    ],
+    ids=["class missing", "no indices", "no ones", "stream"],
+)
+def test_what_cannot_be_balanced_is_refused(train, loss, sentence):
+    with pytest.raises(DataError, match=sentence):
+        planned(train, loss, epochs=None, max_steps=3)
+
+
+def test_a_resumed_run_has_the_same_weights(tmp_path):
+    def run(folder, stop=None):
+        task = surestep.Task(model=mlp(), loss=BALANCED, train=(X, Y))
+        with session_of(task, tmp_path / folder, max_steps=9, batch_size=16) as session:
+            for result in session.steps():
+                if result.step == stop:
+                    session.save()
+                    break
+        return session
+
+    never = run("never")
+    run("stopped", stop=4)
+    assert_same(snapshot(never), snapshot(run("stopped")))
+
+
+def test_weights_move_with_the_loss_and_items_stay_on_the_host():
+    loss = as_loss(surestep.losses.multiclass(weight=[1.0, 2.0, 3.0]), "samples")
+    loss.to(torch.device("meta"))
+    assert loss.module.weight.device.type == "meta"
+    assert loss.items(None, torch.tensor([0, 2])) == 4
+    assert list(loss.module.parameters()) == []
+    assert loss.module.state_dict() == {}
+
+
+def test_a_torch_losss_own_weight_stays_where_its_user_has_it():
+    plain = nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]))
+    as_loss(plain, "samples").to(torch.device("meta"))
+    assert plain.weight.device.type == "cpu"
