@@ -91,6 +91,12 @@ def test_reduce_on_plateau_needs_evaluations(tmp_path):
         prepare(tmp_path, schedule={"name": "reduce_on_plateau"})
 
 
+def test_an_average_cannot_go_over_from_a_rate_that_is_not_known(tmp_path):
+    said = {"schedule": {"name": "reduce_on_plateau"}, "average": {"kind": "swa", "lr": 0.01}}
+    with pytest.raises(ConfigError, match=r"average\.lr=0\.01 goes over from a rate"):
+        prepare(tmp_path, {"val": tiny.data(8)}, **said)
+
+
 def test_the_end_of_each_cycle_is_kept_on_request(tmp_path):
     said = {"schedule": {"name": "cosine_restarts", "cycles": 4}, "max_steps": 12}
     said |= {"checkpoint": {"every": "5 steps", "keep_last": 1, "keep_best": 0}}

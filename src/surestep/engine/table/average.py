@@ -122,6 +122,13 @@ REFUSALS: Refusals = {
     "average.lr": (
         _refuse_without_average("average.lr"),
         _refuse_for_others("average.lr", "swa"),
+        Refusal(
+            lambda k: "average.lr" in k.said and k["schedule.name"] == "reduce_on_plateau",
+            lambda k: (
+                f"average.lr={k.said['average.lr']} goes over from a rate that is known beforehand, "
+                "and reduce_on_plateau's is not. Leave it out, or say schedule.name='cosine'."
+            ),
+        ),
     ),
     "average.anneal": (
         Refusal(
