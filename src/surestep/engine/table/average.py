@@ -125,8 +125,8 @@ REFUSALS: Refusals = {
         Refusal(
             lambda k: "average.lr" in k.said and k["schedule.name"] == "reduce_on_plateau",
             lambda k: (
-                f"average.lr={k.said['average.lr']} goes over from a rate that is known beforehand, "
-                "and reduce_on_plateau's is not. Leave it out, or say schedule.name='cosine'."
+                f"average.lr={k.said['average.lr']} goes over from a rate known beforehand, and "
+                "that of reduce_on_plateau is not. Leave it out, or say schedule.name='cosine'."
             ),
         ),
     ),
