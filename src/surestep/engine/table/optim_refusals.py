@@ -82,6 +82,14 @@ def _of_no_use(k: Known) -> list[str]:
     return [name for name in k.said if name.startswith("optim.") and name not in _OF_PARAMETERS]
 
 
+def _decayed_in_vain(k: Known) -> str | None:
+    """Return a group that says to decay where nothing does."""
+    said = map(str, k.said.get("optim.groups", ()))
+    if k.given.own_optimizer or _decays(k):
+        return None
+    return next((text for text in said if read_group(text).weight_decay), None)
+
+
 def _never_trained(k: Known) -> str | None:
     """Return a group that says to freeze for longer than the run."""
     for text in k.said.get("optim.groups", ()):
@@ -224,6 +232,13 @@ REFUSALS: Refusals = {
         ),
     ),
     "optim.groups": (
+        Refusal(
+            lambda k: _decayed_in_vain(k) is not None,
+            lambda k: (
+                f"optim.groups: {_decayed_in_vain(k)!r} says a decay, and {k['optim.name']} has no "
+                "weight decay. Leave it out, or say optim.name='adamw'."
+            ),
+        ),
         Refusal(
             lambda k: _never_trained(k) is not None,
             lambda k: (
