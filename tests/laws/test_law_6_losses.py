@@ -1,0 +1,26 @@
+"""Law 6 for the losses of the table: their value and its gradient read no device value."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from surestep.engine.loss import as_loss
+from tests.engine.losses.table import CASES, Case
+from tests.laws.reads import host_reads
+
+
+def reads_of(case: Case) -> list[str]:
+    loss = as_loss(case.loss, "samples")
+    given = case.outputs if isinstance(case.outputs, tuple) else (case.outputs,)
+    leaves = tuple(each.clone().requires_grad_() for each in given)
+    outputs = leaves if isinstance(case.outputs, tuple) else leaves[0]
+    with host_reads() as reads:
+        value = loss.value(outputs, case.targets)
+        value = value if isinstance(value, Tensor) else sum(value.values())
+        torch.autograd.backward(value)
+    return list(reads)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_loss_reads_no_device_value(case):
+    assert reads_of(case) == []
