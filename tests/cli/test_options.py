@@ -34,6 +34,8 @@ SAID = {
 OTHERWISE = [
     {"max_steps": "7"},
     {"clip_value": "0.5"},
+    {"compile": "max-autotune", "matmul_precision": "high", "sdpa_backend": "math"},
+    {"cudnn_benchmark": "False", "channels_last": "False", "compile_blocks": "False"},
     {"average.kind": "ema", "average.decay": "0.9", "average.warmup": "False"},
     {"average.kind": "ema", "average.start": "2 steps", "average.every": "3 steps"},
     {"average.kind": "ema", "average.buffers": "copy"},

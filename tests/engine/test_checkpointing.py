@@ -71,5 +71,5 @@ def test_a_model_that_cannot_is_known():
 
 
 def test_another_model_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="a model that brings its own"):
+    with pytest.raises(ConfigError, match="this one has none"):
         tiny.prepare(tmp_path / "run", activation_checkpointing="on")

@@ -33,7 +33,16 @@ def accuracy(outputs, targets):
 
 def task_of(**parts: Any) -> surestep.Task:
     usual = {"train": rows(SAMPLES), "val": rows(20), "metrics": {"accuracy": accuracy}}
-    return surestep.Task(mlp(), nn.CrossEntropyLoss(), **{**usual, **parts})
+    return surestep.Task(loss=nn.CrossEntropyLoss(), **{"model": mlp(), **usual, **parts})
+
+
+def blocks() -> nn.Module:
+    """A model that has the same thing twice."""
+    return nn.Sequential(nn.Linear(10, 4), nn.Sequential(mlp_of(4), mlp_of(4)), nn.Linear(4, 3))
+
+
+def mlp_of(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU())
 
 
 class Stream(IterableDataset):
@@ -55,10 +64,12 @@ class Wish:
     parts: dict[str, Any] = field(default_factory=dict)
 
 
+ONLY_VALUE = ("device", "data.pin_memory", "cudnn_benchmark")  # no other is possible on a CPU
 SKIP = {"on_nonfinite": "skip"}
 SGD = {"optim.name": "sgd"}
 COSINE = {"schedule.name": "cosine"}
 FP16 = {"precision": "fp16"}
+COMPILE = {"compile": "default"}
 EMA = {"average.kind": "ema"}
 SWA = {"average.kind": "swa"}
 WORKERS = {"data.num_workers": 2}
@@ -75,6 +86,13 @@ WISHES: dict[str, Wish] = {
     "clip_value": Wish(0.125),
     "on_nonfinite": Wish("skip"),
     "max_nonfinite": Wish(3, along=SKIP),
+    "activation_checkpointing": Wish("every 2", parts={"model": blocks()}),
+    "compile": Wish("default"),
+    "compile_blocks": Wish(True, along=COMPILE, parts={"model": blocks()}),
+    "channels_last": Wish(True, parts={"model": nn.Conv2d(1, 3, 1)}),
+    "matmul_precision": Wish("high"),
+    "cudnn_benchmark": Wish(False),
+    "sdpa_backend": Wish("math"),
     "optim.name": Wish("sgd"),
     "optim.lr": Wish(0.5),
     "optim.weight_decay": Wish(0.25),
@@ -134,7 +152,7 @@ def check_wish(option: str) -> None:
     planned = wish.said if wish.planned is None else wish.planned
     assert reduce(getattr, at.split("."), plan) == planned
     without = reduce(getattr, at.split("."), plan_of(wish.along, **wish.parts))
-    if option not in ("device", "data.pin_memory"):  # no other value is possible here
+    if option not in ONLY_VALUE:
         assert without != planned, "this is the default: the test would show nothing"
     if at == "total_steps":
         assert plan.reason("total_steps").startswith(("said: ", "2.5 epochs"))
@@ -249,5 +267,5 @@ def test_workers_of_the_plan_are_those_of_the_loader(folder):
     data = {"num_workers": 2, "prefetch_factor": 3, "persistent_workers": False}
     task = surestep.Task(mlp(), nn.CrossEntropyLoss(), Augmented())
     with session_of(task, folder(), epochs=1, data=data) as session:
-        loader = session._feeds["train"].source._loader
+        loader = session._gauge.feeds["train"].source._loader
     assert {name: getattr(loader, name) for name in data} == data

@@ -19,7 +19,7 @@ from surestep.base.groups.optim import Optim
 from surestep.base.groups.precision import Scaler
 from surestep.base.groups.record import Checkpoint, Logging
 from surestep.base.groups.schedule import Schedule
-from surestep.base.values import Count, Positive, Precision, Whole
+from surestep.base.values import Count, Positive, Precision, Recomputed, Whole
 
 
 class Config(Group):
@@ -62,9 +62,28 @@ class Config(Group):
         default=None,
         description="How many steps on_nonfinite='skip' may skip before the run fails.",
     )
-    activation_checkpointing: Literal["off", "on"] | None = Field(
+    activation_checkpointing: Recomputed | None = Field(
         default=None,
-        description="Compute activations again in the backward instead of keeping them.",
+        description="Compute activations again in the backward instead of keeping them: off, on, "
+        "'every 2' blocks, or names of modules such as 'encoder.layers.*'.",
+    )
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] | None = Field(
+        default=None, description="torch.compile's mode, or off."
+    )
+    compile_blocks: bool | None = Field(
+        default=None, description="Compile each block of the model by itself: quicker to start."
+    )
+    channels_last: bool | None = Field(
+        default=None, description="Lay images and convolutions out with the channels last."
+    )
+    matmul_precision: Literal["highest", "high", "medium"] | None = Field(
+        default=None, description="fp32 products: torch.set_float32_matmul_precision."
+    )
+    cudnn_benchmark: bool | None = Field(
+        default=None, description="Let cuDNN try its algorithms for each new shape."
+    )
+    sdpa_backend: Literal["auto", "flash", "efficient", "cudnn", "math"] | None = Field(
+        default=None, description="What computes scaled_dot_product_attention; auto: torch."
     )
     optim: Optim = Optim()
     schedule: Schedule = Schedule()

@@ -39,6 +39,15 @@ def read_length(text: str) -> str:
     return length
 
 
+def _recomputed(text: str) -> str:
+    words = text.split()
+    if words[:1] == ["every"] and (len(words) != 2 or not words[1].isdigit() or int(words[1]) < 1):
+        raise ValueError("must be off, on, 'every 2' or names of modules")
+    if not words:
+        raise ValueError("must be off, on, 'every 2' or names of modules")
+    return " ".join(words)
+
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -50,3 +59,4 @@ ClockPeriod = Annotated[str, _duration("epochs", "steps", "items", "minutes")]
 StepPeriod = Annotated[str, _duration("epochs", "steps")]
 Warmup = Annotated[str, AfterValidator(_warmup)]
 Length = Annotated[str, AfterValidator(read_length)]
+Recomputed = Annotated[str, AfterValidator(_recomputed)]

@@ -15,7 +15,7 @@ from surestep.engine.optim.freezing import frozen
 from surestep.engine.plan import Plan
 from surestep.engine.schedule.rate import rates
 from surestep.record.files import dumps
-from surestep.trainer.planning import plan_task, start
+from surestep.trainer.planning import activations, plan_task, start
 
 EXTRAS: dict[str, Any] = {
     "json": (Annotated[bool, tyro.conf.arg(help="Print the plan as JSON.")], False),
@@ -39,7 +39,9 @@ def run(words: list[str]) -> int:
     started = start(planned)
     plan, groups = planned.plan, show_groups.arranged(planned)
     with frozen(planned.model, groups):
-        takes = footprint(planned.model, plan)
+        measured = activations(planned)
+        known = None if isinstance(measured, str) else measured
+        takes = footprint(planned.model, plan, known)
     layers = show_groups.layers(planned.model, plan)
     lr = None
     if plan.optim_lr is not None:
@@ -62,6 +64,8 @@ def run(words: list[str]) -> int:
         show.table("Learning rate", lr, [[show.figure(value) for value in lr.values()]])
     show_groups.show_tables(groups, planned.model, layers)
     _print_footprint(takes)
+    if isinstance(measured, str):
+        print(f"The activations are not known: {measured}.")
     return 0
 
 
@@ -85,3 +89,8 @@ def _print_footprint(takes: Footprint) -> None:
     show.table("Parameters", ("module", "type", "parameters", "trained"), rows)
     kinds = ("weights", "buffers", "gradients", "optimizer", "average", "activations")
     show.table("Memory", kinds, [[show.byte_count(getattr(takes, kind)) for kind in kinds]])
+    if takes.activations != takes.activations_without:
+        saved = show.byte_count(takes.activations_without)
+        print(f"Without activation checkpointing the activations would take {saved}.")
+    if takes.attention:
+        print(f"Attention is computed by: {', '.join(takes.attention)}.")

@@ -1,16 +1,120 @@
-"""Activation checkpointing: what a forward leaves for the backward is computed again instead."""
+"""Activation checkpointing: what a forward leaves for the backward is computed again instead.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+Source: https://docs.pytorch.org/docs/stable/checkpoint.html (with `use_reentrant=False`)
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from surestep.base.errors import ConfigError, near
+from surestep.engine.optim.layers import blocks_of
+from surestep.engine.optim.names import plain_name
+
+_BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 def uses_own_checkpointing(model: nn.Module) -> bool:
     """Say whether the model brings its own, as Hugging Face models do."""
     supported = getattr(model, "supports_gradient_checkpointing", True)
     return bool(supported) and callable(getattr(model, "gradient_checkpointing_enable", None))
+
+
+def activation_checkpointing(model: nn.Module, choice: str) -> AbstractContextManager[None]:
+    """Return a context in which the chosen modules keep no activations for the backward.
+
+    Args:
+        model: whose modules.
+        choice: "off"; "on" for what the model brings itself, or else for every block; "every n"
+            for each n-th block; or names of modules, as patterns with spaces between them.
+
+    Raises:
+        ConfigError: nothing is chosen by it.
+    """
+    if choice == "off":
+        return nullcontext()
+    if choice == "on" and uses_own_checkpointing(model):
+        return own_checkpointing(model)
+    return recomputed(chosen(model, choice))
+
+
+def chosen(model: nn.Module, choice: str) -> Mapping[str, nn.Module]:
+    """Return the modules that are chosen, by name; none of them lies within another.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    words = choice.split()
+    if choice == "on" or words[0] == "every":
+        blocks = blocks_of(model)
+        if not blocks:
+            raise ConfigError(
+                f"activation_checkpointing={choice!r} is for models with blocks, in a ModuleList "
+                "or Sequential, and this one has none. Name modules: "
+                f"{', '.join(name for name, _ in model.named_children())}."
+            )
+        every = 1 if choice == "on" else int(words[1])
+        return dict(list(blocks.items())[::every])
+    known = {plain_name(name): module for name, module in model.named_modules() if name}
+    found: dict[str, nn.Module] = {}
+    for pattern in words:
+        names = [name for name in known if fnmatchcase(name, pattern)]
+        if not names:
+            raise ConfigError(
+                f"activation_checkpointing={choice!r}: {pattern!r} matches no module of the "
+                f"model. {near(pattern, known)}"
+            )
+        found |= {name: known[name] for name in names}
+    inside = {id(part) for each in found.values() for part in list(each.modules())[1:]}
+    return {name: module for name, module in found.items() if id(module) not in inside}
+
+
+@contextmanager
+def recomputed(modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Let the forward of these modules be run again in the backward, with the same dropout."""
+    with ExitStack() as undo:
+        for module in modules.values():
+            own = vars(module).get("forward")
+            module.forward = partial(_forward, module, module.forward)
+            undo.callback(_put_back, module, own)
+        yield
+
+
+def _put_back(module: nn.Module, own: Callable[..., Any] | None) -> None:
+    if own is None:
+        del module.forward
+    else:
+        module.forward = own
+
+
+def _forward(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not (module.training and torch.is_grad_enabled()):
+        return forward(*args, **kwargs)
+    norms = [each for each in module.modules() if isinstance(each, _BatchNorm)]
+    more: dict[str, Any] = {}
+    if norms:
+        more["context_fn"] = lambda: (nullcontext(), _kept_statistics(norms))
+    return checkpoint(forward, *args, use_reentrant=False, **more, **kwargs)
+
+
+@contextmanager
+def _kept_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
+    """Let a second forward move copies of the running statistics: the first has moved them."""
+    kept = [dict(norm._buffers) for norm in norms]
+    for norm, buffers in zip(norms, kept, strict=True):
+        for name, buffer in buffers.items():
+            norm._buffers[name] = None if buffer is None else buffer.clone()
+    try:
+        yield
+    finally:
+        for norm, buffers in zip(norms, kept, strict=True):
+            norm._buffers.update(buffers)
 
 
 @contextmanager

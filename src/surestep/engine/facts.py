@@ -1,6 +1,7 @@
 """What this machine is, read once."""
 
 import os
+import shutil
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ class Facts:
     """The machine, as far as a Plan depends on it. Memory is in bytes.
 
     Attributes:
+        compiler: whether there is one for C++, which torch.compile needs on a CPU.
         extras: packages that are here and that only some options need.
     """
 
@@ -28,6 +30,7 @@ class Facts:
     threads: int
     display: Literal["terminal", "notebook", "none"]
     extras: tuple[str, ...] = ()
+    compiler: bool = True
 
 
 def read_facts() -> Facts:
@@ -46,6 +49,7 @@ def read_facts() -> Facts:
         threads=torch.get_num_threads(),
         display=_display(),
         extras=tuple(name for name in EXTRAS if find_spec(name) is not None),
+        compiler=any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))),
     )
 
 

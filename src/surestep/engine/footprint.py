@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from surestep.engine.activations import Activations
 from surestep.engine.optim.memory import state_bytes
 from surestep.engine.plan import Plan
 from surestep.engine.state import named_trainable
@@ -18,7 +19,9 @@ class Footprint:
         modules: (name, type, parameters, of them trained) of the model's parts.
         parameters: of the whole model; one that parts share counts once.
         trained: how many of them are trained.
-        activations: not known before they are measured.
+        activations: what one micro-batch keeps for its backward; None before it is measured.
+        activations_without: the same without activation checkpointing.
+        attention: what computes scaled_dot_product_attention; empty where nothing does.
     """
 
     modules: list[tuple[str, str, int, int]]
@@ -30,9 +33,11 @@ class Footprint:
     optimizer: int | None
     average: int
     activations: int | None = None
+    activations_without: int | None = None
+    attention: tuple[str, ...] = ()
 
 
-def footprint(model: nn.Module, plan: Plan) -> Footprint:
+def footprint(model: nn.Module, plan: Plan, measured: Activations | None = None) -> Footprint:
     """Count from the model and the Plan; nothing is run."""
     trained = list(named_trainable(model).values())
     return Footprint(
@@ -44,6 +49,9 @@ def footprint(model: nn.Module, plan: Plan) -> Footprint:
         gradients=size_of(trained),
         optimizer=_optimizer_bytes(plan, model, trained),
         average=size_of(trained) if plan.average.kind != "none" else 0,
+        activations=None if measured is None else measured.kept,
+        activations_without=None if measured is None else measured.without,
+        attention=() if measured is None else tuple(measured.attention),
     )
 
 

@@ -44,6 +44,7 @@ class Loop:
 
     Attributes:
         on_log: called with each log point.
+        notices: asked at each log point whether there is something to tell.
         act: does what callbacks ask for, by request.
         stopping: why the loop stops after this step; None while it goes on.
         interrupted: somebody pressed Ctrl-C: leave as soon as the step is done.
@@ -54,6 +55,7 @@ class Loop:
     plan: Plan
     callbacks: list[Callback] = field(default_factory=list)
     on_log: list[Callable[[LogPoint], None]] = field(default_factory=list)
+    notices: list[Callable[[], str | None]] = field(default_factory=list)
     act: dict[Request, Callable[[], object]] = field(default_factory=dict)
     stopping: str | None = None
     interrupted: bool = False

@@ -49,7 +49,8 @@ class Given:
     not_splitting: tuple[str, ...] = ()
     loss: str = "not known"
     loss_reason: str = "what it is divided by is not known"
-    own_checkpointing: bool = False
+    blocks: bool = False
+    convolutions: bool = False
     batch_norm: bool = False
     adapters: bool = False
 
@@ -98,7 +99,13 @@ class Plan:
     on_nonfinite: Literal["raise", "skip"]
     max_nonfinite: int
     guard: Guard
-    activation_checkpointing: Literal["off", "on"]
+    activation_checkpointing: str
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"]
+    compile_blocks: bool
+    channels_last: bool
+    matmul_precision: Literal["highest", "high", "medium"]
+    cudnn_benchmark: bool
+    sdpa_backend: Literal["auto", "flash", "efficient", "cudnn", "math"]
     scaler_init_scale: float
     scaler_growth_factor: float
     scaler_growth_interval: int

@@ -5,15 +5,32 @@ only fp16 has a loss scale. Source: https://docs.pytorch.org/docs/stable/amp.htm
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surestep.engine.plan import Plan
 from surestep.engine.seed import use_deterministic_algorithms
 
+_SDPA = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+_PLAIN: AbstractContextManager[Any] = nullcontext()
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def placed(model: nn.Module, plan: Plan) -> nn.Module:
+    """Return the model on the Plan's device, and laid out in memory as it says."""
+    model = model.to(plan.device)
+    if plan.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub
+    return model
 
 
 def autocast(plan: Plan, *, cached: bool = True) -> AbstractContextManager[Any]:
@@ -23,10 +40,28 @@ def autocast(plan: Plan, *, cached: bool = True) -> AbstractContextManager[Any]:
         plan: its precision and device.
         cached: a weight is cast once within it; not where weights move within it.
     """
-    dtype = _AUTOCAST.get(plan.precision)
-    if dtype is None:
-        return nullcontext()
-    return torch.autocast(plan.device.type, dtype=dtype, cache_enabled=cached)
+    dtype, casting = _AUTOCAST.get(plan.precision), _PLAIN
+    if dtype is not None:
+        casting = torch.autocast(plan.device.type, dtype=dtype, cache_enabled=cached)
+    return casting if plan.sdpa_backend == "auto" else _Attention(plan.sdpa_backend, casting)
+
+
+class _Attention:
+    """A forward's context in which one backend alone may compute attention."""
+
+    def __init__(self, backend: str, casting: AbstractContextManager[Any]) -> None:
+        self.backend = _SDPA[backend]
+        self.casting = casting
+        self._open: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        stack = ExitStack()
+        stack.enter_context(self.casting)
+        stack.enter_context(sdpa_kernel(self.backend))
+        self._open.append(stack)
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.pop().__exit__(*error)
 
 
 def grad_scaler(plan: Plan) -> torch.amp.GradScaler:
@@ -52,14 +87,18 @@ def process_settings(plan: Plan) -> Iterator[None]:
     try:
         if plan.deterministic:
             use_deterministic_algorithms()
+        if torch.get_float32_matmul_precision() != plan.matmul_precision:
+            torch.set_float32_matmul_precision(plan.matmul_precision)
         if plan.precision in ("fp32", "tf32") and plan.device.type == "cuda":
-            torch.set_float32_matmul_precision("high" if plan.precision == "tf32" else "highest")
             torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
+        if plan.device.type == "cuda":
+            torch.backends.cudnn.benchmark = plan.cudnn_benchmark
         yield
     finally:
         if torch.are_deterministic_algorithms_enabled() != deterministic:
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
-        if plan.device.type == "cuda":
+        if torch.get_float32_matmul_precision() != matmul:
             torch.set_float32_matmul_precision(matmul)
+        if plan.device.type == "cuda":
             torch.backends.cudnn.allow_tf32 = convolution

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from surestep.engine.callback import Callback
-from surestep.engine.checkpointing import own_checkpointing
+from surestep.engine.checkpointing import activation_checkpointing
 from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.parts import check_model, check_teacher
+from surestep.engine.compiled import Graphs, compiled
 from surestep.engine.data.feed import feed
 from surestep.engine.frozen import base_of
 from surestep.engine.loop import Loop
 from surestep.engine.optim.freezing import Watch, freezing
-from surestep.engine.precision import autocast
+from surestep.engine.precision import autocast, placed
 from surestep.trainer.planning import Planned
 from surestep.trainer.wire import parts_of
 
@@ -36,17 +37,19 @@ def build(
     of_teacher = () if loss.teacher is None else loss.teacher.modules()
     of_both = (*planned.model.modules(), *of_teacher)
     modes = [(module, module.training) for module in of_both]
-    model = planned.model.to(plan.device)
+    model = placed(planned.model, plan)
     loss.to(plan.device)
     training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
-    if plan.activation_checkpointing == "on":
-        settings.enter_context(own_checkpointing(model))
+    settings.enter_context(activation_checkpointing(model, plan.activation_checkpointing))
     check_first_batch(model, training, task, autocast=autocast(plan), fresh=fresh)
+    settings.enter_context(compiled(model, plan))
     parts, groups = parts_of(plan, task, model, loss, settings)
     parts.state.base = base_of(model, plan)
     parts.transform = training.transform
     for module, mode in modes:
         settings.callback(setattr, module, "training", mode)
     loop = Loop(parts, training, plan, callbacks=list(callbacks), on_log=[Watch(model)])
+    if plan.compile != "off":
+        loop.notices.append(Graphs().notice)
     parts.freeze = freezing(model, plan, groups, parts.modes)
     return loop

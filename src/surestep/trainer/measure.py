@@ -5,7 +5,7 @@ import torch
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError, near
 from surestep.engine.evaluate import evaluate_parts
-from surestep.engine.precision import autocast, process_settings
+from surestep.engine.precision import autocast, placed, process_settings
 from surestep.engine.task import Task
 from surestep.record.checkpoint.read import Saved, leaves_out
 from surestep.record.run import Run, Which
@@ -40,7 +40,7 @@ def measure_run(
         raise ConfigError(f"The task has no val data. {near(part, available)}")
     if leaves_out(run.saved(which).path):
         start(planned)
-    model = planned.model.to(planned.plan.device)
+    model = placed(planned.model, planned.plan)
     planned.loss.to(planned.plan.device)
     saved = run.load_model(model, which)
     with process_settings(planned.plan):

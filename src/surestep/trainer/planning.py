@@ -8,10 +8,11 @@ from typing import Any
 from torch import nn
 
 from surestep.base.config import Config
+from surestep.engine.activations import Activations, measure_activations
 from surestep.engine.adapters import has_adapters
 from surestep.engine.average import BATCH_NORM
-from surestep.engine.checkpointing import uses_own_checkpointing
 from surestep.engine.checks.parts import check_loss
+from surestep.engine.compiled import unwrapped
 from surestep.engine.data.arrange import with_order
 from surestep.engine.data.dataset import check_unsampled, loader_settings, samples_of
 from surestep.engine.data.feed import Feed, feed
@@ -24,6 +25,7 @@ from surestep.engine.initial import Started
 from surestep.engine.loss import Loss
 from surestep.engine.metrics import directions
 from surestep.engine.optim.kinds import kinds_of
+from surestep.engine.optim.layers import blocks_of
 from surestep.engine.optim.learners import plan_learners
 from surestep.engine.plan import Given, Plan
 from surestep.engine.resolve import resolve, seed_of
@@ -73,7 +75,7 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         check_unsampled(data, name)
     if not isinstance(task.model, nn.Module):
         set_seed(seed_of(config))
-    model = task.build_model()
+    model = unwrapped(task.build_model())
     loss = task.build_loss(model)
     check_loss(task.loss)
     reason = learn_targets(loss, task, seed_of(config))
@@ -98,7 +100,8 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         **kinds_of(model),
         not_splitting=_not_splitting(task, model, loss),
         adapters=has_adapters(model),
-        own_checkpointing=uses_own_checkpointing(model),
+        blocks=bool(blocks_of(model)),
+        convolutions=any(each.dim() == 4 for each in model.parameters()),
         loss=loss.called,
         loss_reason=reason,
         batch_norm=_has(model, BATCH_NORM),
@@ -135,6 +138,20 @@ def start(planned: Planned) -> Started | None:
         CheckpointError: they cannot be read, or do not fit the model.
     """
     return load_initial(planned.model, planned.task.init)
+
+
+def activations(planned: Planned) -> Activations | str:
+    """Measure what the forward of one micro-batch keeps for its backward, or say why not."""
+    task, plan, loss = planned.task, planned.plan, planned.loss
+    if task.step is not None:
+        return "the Task's own step decides what is run"
+    training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
+    try:
+        return measure_activations(planned.model, training, plan, tuple(task.keep_eval))
+    except Exception as error:  # of a forward, which may raise anything; a plan needs no run of it
+        return f"the first batch fails: {type(error).__name__}: {error}"
+    finally:
+        training.close()
 
 
 def feeds(planned: Planned) -> dict[str, Feed]:

@@ -21,6 +21,7 @@ from surestep.record.files import DISK_HINT, plain
 from surestep.record.progress import open_progress
 from surestep.record.recorder import Recorder
 from surestep.trainer.build import build
+from surestep.trainer.gauge import Gauge
 from surestep.trainer.planning import Origin, Planned, feeds, plan_task, start
 from surestep.trainer.session import Session
 
@@ -66,7 +67,9 @@ def prepare(
         fresh = checkpoint is None and started is None
         loop = build(planned, settings, callbacks, fresh=fresh)
         plan, task = planned.plan, planned.task
-        session = Session(plan, task, loop, feeds(planned), recorder, settings)
+        session = Session(
+            plan, task, loop, Gauge(plan, task, loop, feeds(planned)), recorder, settings
+        )
         if checkpoint is not None:
             load_checkpoint(checkpoint, session.state)
         finished = recorder.known and _is_finished(recorder)

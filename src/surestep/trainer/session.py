@@ -9,20 +9,17 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from surestep.base.errors import ConfigError, SurestepError, near
-from surestep.engine.average import Average
+from surestep.base.errors import ConfigError, SurestepError
 from surestep.engine.callback import Request
-from surestep.engine.data.feed import Feed
-from surestep.engine.evaluate import evaluate_parts
 from surestep.engine.loop import LogPoint, Loop
 from surestep.engine.plan import Plan
-from surestep.engine.recompute import recompute_statistics
 from surestep.engine.state import State
 from surestep.engine.step import StepResult
 from surestep.engine.task import Task
 from surestep.record.progress import Bar, Plain, Quiet
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run, Which
+from surestep.trainer.gauge import Gauge
 from surestep.trainer.judge import judge
 
 
@@ -41,7 +38,7 @@ class Session:
         plan: Plan,
         task: Task,
         loop: Loop,
-        feeds: dict[str, Feed],
+        gauge: Gauge,
         recorder: Recorder,
         settings: ExitStack,
     ) -> None:
@@ -50,7 +47,7 @@ class Session:
         self.loop = loop
         self.finished = False
         self.seconds = 0.0
-        self._feeds = feeds
+        self._gauge = gauge
         self._recorder = recorder
         self._settings = settings
         self._closed = False
@@ -146,12 +143,11 @@ class Session:
             ConfigError: there is no such part.
         """
         self.loop.log_point()
-        self._check_part(part)
-        parts = list(self.task.val_sets()) if part is None else [part]
-        step, average = self.state.place.step, self._average()
+        self._gauge.check(part)
+        step, average = self.state.place.step, self._gauge.average()
         measured: Literal["weights", "average"] = "weights" if average is None else "average"
         with nullcontext() if average is None else average.in_place():
-            metrics = self._measure(parts)
+            metrics = self._gauge.measure(part)
         self._recorder.event("evaluation", step=step, metrics=metrics, measured=measured)
         if part is None and not self.is_evaluated:
             standing = self.state.standing
@@ -168,11 +164,11 @@ class Session:
 
     def measure(self, part: str, which: Which) -> dict[str, float]:
         """Measure a part with the weights of a checkpoint; the model's own are put back."""
-        self._check_part(part)
+        self._gauge.check(part)
         kept = copy.deepcopy(self.model.state_dict())
         saved = self.run.load_model(self.model, which)
         try:
-            metrics = self._measure([part])
+            metrics = self._gauge.measure(part)
         finally:
             self.model.load_state_dict(kept)
         self._recorder.event("evaluation", step=saved.step, metrics=metrics, which=which)
@@ -186,7 +182,7 @@ class Session:
             CheckpointError: the disk is full or cannot be written; the older ones are untouched.
         """
         self.loop.log_point()
-        self._average()
+        self._gauge.average()
         path = self._recorder.save(self.state, self.plan)
         self._saved_step = self.state.place.step
         return path
@@ -238,8 +234,8 @@ class Session:
         with ExitStack() as stack:  # each of these, whatever becomes of the others
             stack.callback(self._recorder.close)
             stack.callback(self._settings.close)
-            for feed in (self.loop.feed, *self._feeds.values()):
-                stack.callback(feed.close)
+            stack.callback(self.loop.feed.close)
+            stack.callback(self._gauge.close)
             stack.callback(self._progress.close)
             for callback in self.loop.callbacks:
                 stack.callback(callback.on_end, self.state)
@@ -256,31 +252,15 @@ class Session:
                 raise
             error.add_note(f"While closing: {late}")  # what ended the run is what to be told
 
-    def _average(self) -> Average | None:
-        """Return the average, ready to be used; None where there is none yet."""
-        average = self.state.average
-        if average is None or not average.updates(self.state.place.steps_taken):
-            return None
-        recompute_statistics(average, self.loop.parts, self.task, self.plan)
-        return average
-
-    def _measure(self, parts: list[str]) -> dict[str, float]:
-        return evaluate_parts(
-            self.model,
-            {part: self._feeds[part] for part in parts},
-            self.loop.parts.loss,
-            self.task.metrics,
-            autocast=self.loop.parts.autocast,
-        )
-
-    def _check_part(self, part: str | None) -> None:
-        if part is not None and part not in self._feeds:
-            raise ConfigError(f"There is no data called {part!r}. {near(part, self._feeds)}")
-
     def _log(self, point: LogPoint) -> None:
         self.seconds += point.seconds
         self._recorder.steps(point)
         self._progress.log(point)
+        for notice in self.loop.notices:
+            text = notice()
+            if text is not None:
+                self._recorder.event("notice", step=point.place.step, text=text)
+                self.say(text)
 
 
 def _shown(metrics: dict[str, float]) -> str:

@@ -87,6 +87,26 @@ def move(value: Any, device: torch.device) -> Any:
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
 
 
+Split = Callable[[Any], tuple[tuple[Any, ...], Mapping[str, Any], Any]]
+
+
+def channels_last(split: Split) -> Split:
+    """Return `split` with its images, (samples, channels, height, width), laid out so."""
+
+    def laid_out(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
+        args, kwargs, targets = split(batch)
+        named = {name: _channels_last(each) for name, each in kwargs.items()}
+        return tuple(map(_channels_last, args)), named, targets
+
+    return laid_out
+
+
+def _channels_last(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.dim() == 4:
+        return value.contiguous(memory_format=torch.channels_last)
+    return value
+
+
 def tensors_in(value: Any) -> list[Tensor]:
     """List the tensors of a nested batch."""
     if isinstance(value, Tensor):

@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 
 from surestep.base.errors import DataError
-from surestep.engine.data.batch import Batch, MicroBatch, move, samples_in, tensors_in
+from surestep.engine.data.batch import (
+    Batch,
+    MicroBatch,
+    channels_last,
+    move,
+    samples_in,
+    tensors_in,
+)
 from surestep.engine.data.dataset import check_unsampled, loader_settings, samples_of
 from surestep.engine.data.open import open_source
 from surestep.engine.data.order import Cut, Order, order_of
@@ -49,8 +56,9 @@ class Feed:
     ) -> None:
         self.source = source
         self.cut = cut
-        self.split = task.split
-        self._is_plain = task.inputs is None and task.loss is not None
+        self.split = channels_last(task.split) if plan.channels_last else task.split
+        plain = task.inputs is None and task.loss is not None
+        self._is_plain = plain and not plan.channels_last
         self.loss = loss
         self.shuffle = shuffle
         self.order = order

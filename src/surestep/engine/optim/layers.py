@@ -67,6 +67,12 @@ def layers_of(model: nn.Module) -> tuple[Layer, ...]:
     )
 
 
+def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the blocks of a model by name, in order: what is repeated, layer by layer."""
+    pieces = _pieces(opened(model), "")
+    return {piece.name: piece.module for piece in pieces if piece.is_block}
+
+
 def _runs(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
     blocks = any(piece.is_block for piece in pieces)
     for (is_block, alone), run in groupby(pieces, key=lambda each: (each.is_block, each.alone)):

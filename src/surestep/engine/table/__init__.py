@@ -15,10 +15,11 @@ from surestep.engine.table import (
     record,
     run,
     schedule,
+    speed,
     step,
 )
 
-PARTS = (run, loss, data, optim, schedule, step, memory, evaluation, average, record)
+PARTS = (run, loss, data, optim, schedule, step, memory, speed, evaluation, average, record)
 TABLE: dict[str, tuple[Row, ...]] = {
     option: rows for part in PARTS for option, rows in part.ROWS.items()
 }

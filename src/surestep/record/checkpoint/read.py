@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from surestep.base.errors import CheckpointError
 from surestep.engine.frozen import fingerprint
 from surestep.engine.initial import some
+from surestep.engine.optim.names import opened
 from surestep.engine.schedule.plateau import Plateau
 from surestep.engine.state import Counts, Place, Standing, State
 from surestep.record.checkpoint.optimizers import fitting_states, load_optimizer, read_tensors
@@ -145,7 +146,7 @@ def load_model(path: Path, model: nn.Module, *, average: bool = False) -> None:
     Raises:
         CheckpointError: unreadable, or names or shapes differ; nothing is loaded then.
     """
-    record = read_record(path)
+    model, record = opened(model), read_record(path)
     weights = _fitting_weights(path, record, model)
     if average:
         averaged = read_tensors(path / "average.safetensors")

@@ -1,0 +1,127 @@
+"""What a forward keeps in memory for its backward, measured; and what computes attention."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from surestep.engine.checkpointing import activation_checkpointing, chosen, uses_own_checkpointing
+from surestep.engine.data.batch import MicroBatch, tensors_in
+from surestep.engine.data.feed import Feed
+from surestep.engine.metrics import take_logged
+from surestep.engine.parallel.base import Outcome
+from surestep.engine.plan import Plan
+from surestep.engine.precision import autocast, placed
+from surestep.engine.seed import ModelRandomness, kept_generators
+from surestep.engine.step import Buffers, Modes
+
+_SDPA = "scaled_dot_product_"
+
+
+@dataclass
+class Activations:
+    """What one micro-batch leaves in memory between its forward and its backward.
+
+    Attributes:
+        kept: bytes.
+        without: bytes it would be without activation checkpointing.
+        attention: what computed scaled_dot_product_attention, as torch calls it; empty where the
+            model does not use it.
+    """
+
+    kept: int
+    without: int
+    attention: list[str] = field(default_factory=list)
+
+
+def measure_activations(
+    model: nn.Module, feed: Feed, plan: Plan, keep_eval: tuple[nn.Module, ...] = ()
+) -> Activations:
+    """Run one forward in training mode, of the first micro-batch, and look at what it keeps.
+
+    The model's buffers and modes, and the generators, are put back.
+    """
+    model = placed(model, plan)
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = Buffers(model)
+    buffers.keep()
+    _, micro = feed.first()
+    attention: list[str] = []
+    try:
+        Modes(model, keep_eval)
+        with kept_generators(plan.device), _Attention(attention):
+            ModelRandomness(plan.seed, plan.device).at(0, micro.position)
+            without = _kept(model, micro, feed, plan, "off")
+            kept = without
+            if plan.activation_checkpointing != "off":
+                kept = _kept(model, micro, feed, plan, plan.activation_checkpointing)
+    finally:
+        buffers.restore(Outcome(False))
+        for module, training in modes:
+            module.training = training
+        take_logged()
+    return Activations(kept, without, list(dict.fromkeys(attention)))
+
+
+def _kept(model: nn.Module, micro: MicroBatch, feed: Feed, plan: Plan, choice: str) -> int:
+    """Count the bytes of what is saved for the backward, beside weights and inputs."""
+    given = [*model.parameters(), *model.buffers(), *tensors_in(tuple(micro))]
+    apart = {each.untyped_storage().data_ptr() for each in given}
+    saved: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        place = tensor.untyped_storage().data_ptr()
+        if place not in apart:
+            saved[place] = tensor  # held, so that its place is not given to another
+        return tensor
+
+    def see(module: nn.Module, args: Any, kwargs: Any) -> None:
+        for each in tensors_in((args, kwargs)):
+            keep(each)  # what a checkpointed module starts from again
+
+    with ExitStack() as stack:
+        stack.enter_context(activation_checkpointing(model, choice))
+        if choice != "off" and not (choice == "on" and uses_own_checkpointing(model)):
+            for module in chosen(model, choice).values():
+                stack.callback(module.register_forward_pre_hook(see, with_kwargs=True).remove)
+        stack.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
+        with autocast(plan):
+            outputs = model(*micro.args, **micro.kwargs)
+            feed.loss.value(outputs, micro.targets)
+    return sum(each.untyped_storage().nbytes() for each in saved.values())
+
+
+class _Kernels(TorchDispatchMode):
+    """Notices the kernels that compute attention."""
+
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func).removeprefix("aten.").split(".")[0].lstrip("_")
+        if name.startswith(_SDPA):
+            self.seen.append(name.removeprefix(_SDPA))
+        return func(*args, **(kwargs or {}))
+
+
+class _Attention(TorchFunctionMode):
+    """Notices what computes attention: a kernel, or where none does, plain products."""
+
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        kernels: list[str] = []
+        with _Kernels(kernels):
+            result = func(*args, **(kwargs or {}))
+        self.seen += kernels or ["math"]
+        return result

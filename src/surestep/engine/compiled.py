@@ -1,0 +1,83 @@
+"""torch.compile in place, so that no name changes, and how often it compiled.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from surestep.engine.optim.layers import blocks_of
+from surestep.engine.plan import Plan
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model without the wrappers of `torch.compile(module)`; it still runs compiled.
+
+    They would put `_orig_mod.` before the names of all parameters, in every checkpoint. Wrappers
+    within the model are replaced in place.
+    """
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if _wraps(child) and not _wraps(module):
+                setattr(module, name, _inside(child))
+    return _inside(model) if _wraps(model) else model
+
+
+def _wraps(module: nn.Module) -> bool:
+    # Its class is in torch._dynamo, which takes a second to import.
+    return "_orig_mod" in module._modules
+
+
+def _inside(wrapper: Any) -> nn.Module:
+    inner: nn.Module = wrapper._orig_mod
+    inner._compiled_call_impl = wrapper.dynamo_ctx(inner._call_impl)
+    return inner
+
+
+@contextmanager
+def compiled(model: nn.Module, plan: Plan) -> Iterator[None]:
+    """Let the model, or each block of it, run compiled; the names of its parts stay."""
+    if plan.compile == "off":
+        yield
+        return
+    parts = list(blocks_of(model).values()) if plan.compile_blocks else [model]
+    before = [part._compiled_call_impl for part in parts]
+    for part in parts:
+        part.compile(mode=None if plan.compile == "default" else plan.compile)
+    try:
+        yield
+    finally:
+        for part, own in zip(parts, before, strict=True):
+            part._compiled_call_impl = own
+
+
+class Graphs:
+    """Counts the graphs that torch.compile makes, and tells of those that come late."""
+
+    def __init__(self) -> None:
+        self._seen = _graphs()
+        self._told = False
+
+    def notice(self) -> str | None:
+        """Say how many were compiled since this was last asked; None where there were none."""
+        before, self._seen = self._seen, _graphs()
+        new, first, self._told = self._seen - before, not self._told, True
+        if not new:
+            return None
+        if first:
+            return f"torch.compile made {new} graphs."
+        return (
+            f"torch.compile compiled again: {new} graphs more. An evaluation's first batch is one; "
+            "else a shape or a type has changed: data.drop_last=True leaves out a smaller last "
+            "batch."
+        )
+
+
+def _graphs() -> int:
+    from torch._dynamo.utils import counters  # half a second to import, and only needed here
+
+    stats: Any = counters["stats"]
+    return int(stats["unique_graphs"])

@@ -1,0 +1,253 @@
+"""Law 3 for the switches of memory and speed: the numbers stay, and so do the names."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import surestep
+from surestep.base.errors import ConfigError
+from surestep.engine.activations import measure_activations
+from surestep.engine.data.feed import feed
+from surestep.trainer.planning import Planned, plan_task
+from tests.laws.plain import distance
+from tests.laws.tasks import assert_same, rows, session_of, snapshot
+
+Folder = Callable[[], Path]
+OPTIONS: dict[str, Any] = {"max_steps": 6, "batch_size": 16, "data": {"drop_last": True}}
+CHOICES = ["on", "every 2", "blocks.0 blocks.2", "blocks.*"]
+
+
+class Block(nn.Module):
+    """A residual block with all that a second forward could spoil."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+        self.inner = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(dropout))
+        self.outer = nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.outer(self.inner(self.norm(x)))
+
+
+class Net(nn.Module):
+    def __init__(self, dropout: float = 0.3) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first = nn.Linear(10, 16)
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(3))
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.head = nn.Linear(10, 3 * 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.first(x)[:, None, None].expand(-1, 2, 4, -1).chunk(3, dim=-1)
+        return self.head(nn.functional.scaled_dot_product_attention(q, k, v).mean((1, 2)))
+
+
+def trained(model: nn.Module, folder: Path, train: Any = None, **options: Any) -> dict[str, Tensor]:
+    task = surestep.Task(model, nn.CrossEntropyLoss(), train or rows(64))
+    with session_of(task, folder, **OPTIONS | options) as session:
+        for _ in session.steps():
+            pass
+        session.save()
+        return snapshot(session)
+
+
+def planned(model: nn.Module, **options: Any) -> Planned:
+    task = surestep.Task(model, nn.CrossEntropyLoss(), rows(64))
+    return plan_task(task, surestep.Config(**OPTIONS | options))
+
+
+def measured(model: nn.Module, **options: Any) -> Any:
+    found = planned(model, **options)
+    parts = {"task": found.task, "loss": found.loss, "plan": found.plan}
+    training = feed(found.task.train, "train", training=True, **parts)
+    return measure_activations(found.model, training, found.plan)
+
+
+def check_recomputed(folder: Folder, choice: str) -> None:
+    """Recomputing changes no bit: weights, moments, statistics; with dropout."""
+    usual = trained(Net(), folder())
+    assert_same(usual, trained(Net(), folder(), activation_checkpointing=choice))
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_recomputed_run_equals_one_that_kept_its_activations(folder, choice):
+    check_recomputed(folder, choice)
+
+
+def test_recomputed_blocks_are_run_again_in_the_backward_only(folder):
+    model, calls = Net(), []
+    for block in model.blocks:
+        block.inner[0].register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    task = surestep.Task(model, nn.CrossEntropyLoss(), rows(64), rows(16))
+    with session_of(task, folder(), activation_checkpointing="every 2", **OPTIONS) as session:
+        calls.clear()
+        next(session.steps())
+        assert len(calls) == 3 + 2  # of three blocks, the first and the third once more
+        calls.clear()
+        session.evaluate()
+        assert len(calls) == 3
+    assert "forward" not in vars(model.blocks[0])
+
+
+def test_memory_of_recomputed_blocks_is_measured():
+    kept = [
+        measured(Net(), activation_checkpointing=each).kept for each in ("on", "every 2", "off")
+    ]
+    assert kept[0] < kept[1] < kept[2]
+    found = measured(Net(), activation_checkpointing="on")
+    assert found.without == kept[2]
+
+
+def test_measuring_moves_nothing():
+    model = Net()
+    held = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    measured(model, activation_checkpointing="on")
+    assert_same(held, model.state_dict())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_activations_of_a_linear_layer_are_what_autograd_keeps():
+    """A linear layer keeps its input, which is the batch's, and ReLU its output."""
+    model = nn.Sequential(nn.Linear(10, 40), nn.ReLU(), nn.Linear(40, 3))
+    log_softmax = 16 * 3 * 4  # kept by cross-entropy, and so is its total weight
+    assert measured(model).kept == 16 * 40 * 4 + log_softmax + 4
+
+
+@pytest.mark.parametrize(
+    ("choice", "sentence"),
+    [("blocs.*", "matches no module"), ("first nowhere", "'nowhere' matches no module")],
+)
+def test_name_of_no_module_is_refused(folder, choice, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        trained(Net(), folder(), activation_checkpointing=choice)
+
+
+def test_model_without_blocks_is_refused_with_the_names_to_type(folder):
+    model = nn.Sequential(nn.Linear(10, 8), nn.Linear(8, 3))
+    with pytest.raises(ConfigError, match=r"has none\. Name modules: 0, 1"):
+        trained(model, folder(), activation_checkpointing="on")
+    trained(model, folder(), activation_checkpointing="0")
+
+
+@pytest.mark.parametrize("backend", ["flash", "math"])
+def test_attention_is_computed_by_what_was_asked_for(folder, backend):
+    seen = measured(Attending(), sdpa_backend=backend).attention
+    assert [name.split("_")[0] for name in seen] == [backend]
+    assert measured(Attending()).attention
+    assert not measured(Net()).attention
+    trained(Attending(), folder(), sdpa_backend=backend)
+
+
+def test_channels_last_lays_out_model_and_images(folder):
+    class Conv(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.conv, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 3)
+            self.strides: set[bool] = set()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.strides.add(x.is_contiguous(memory_format=torch.channels_last))
+            return self.head(self.conv(x).relu().mean((2, 3)))
+
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(64, 3, 5, 5, generator=generator)
+    data = (images, torch.randint(0, 3, (64,), generator=generator))
+    usual, ours = Conv(), Conv()
+    trained(usual, folder(), data)
+    trained(ours, folder(), data, channels_last=True)
+    assert (usual.strides, ours.strides) == ({False}, {True})
+    assert ours.conv.weight.is_contiguous(memory_format=torch.channels_last)
+    assert distance(usual, ours) <= 1e-6
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_precision_of_products_is_set_and_put_back(folder, precision):
+    seen = []
+    model = Net()
+    model.register_forward_hook(lambda *_: seen.append(torch.get_float32_matmul_precision()))
+    before = torch.get_float32_matmul_precision()
+    trained(model, folder(), matmul_precision=precision)
+    assert set(seen) == {precision}
+    assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.fixture
+def quick_compiler(monkeypatch):
+    """torch.compile as ever, with a backend that needs no C++ compiler and takes no time."""
+    torch._dynamo.reset()
+    own, calls = nn.Module.compile, []
+
+    def quick(self: nn.Module, **options: Any) -> None:
+        calls.append((type(self).__name__, options))
+        own(self, backend="aot_eager")
+
+    monkeypatch.setattr(nn.Module, "compile", quick)
+    yield calls
+    torch._dynamo.reset()
+
+
+def test_compiled_run_equals_an_eager_one_and_keeps_its_names(folder, quick_compiler):
+    run = folder()
+    eager, ours = Net(dropout=0.0), Net(dropout=0.0)
+    trained(eager, folder())
+    trained(ours, run, compile="reduce-overhead")
+    assert quick_compiler == [("Net", {"mode": "reduce-overhead"})]
+    assert distance(eager, ours) <= 1e-6
+    assert ours._compiled_call_impl is None
+    (path,) = (run / "checkpoints").glob("*/model.safetensors")
+    assert load_file(path).keys() == eager.state_dict().keys()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of dynamo, as it looks at an input
+def test_each_block_is_compiled_by_itself(folder, quick_compiler):
+    trained(Net(dropout=0.0), folder(), compile="default", compile_blocks=True)
+    assert quick_compiler == [("Block", {"mode": None})] * 3
+
+
+def test_compiling_again_is_told(folder, quick_compiler):
+    """The last batch of an epoch is smaller: 60 samples in batches of 16."""
+    run = folder()
+    options = {"compile": "default", "data": {"drop_last": False}, "logging": {"every": "1 step"}}
+    trained(Net(dropout=0.0), run, rows(60), **options)
+    told = [each["text"] for each in surestep.Run(run).events() if each["event"] == "notice"]
+    assert told[0].startswith("torch.compile made ")
+    assert "compiled again" in told[1]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchs_own_compiler_equals_eager(folder):
+    eager, ours = nn.Linear(10, 3), nn.Linear(10, 3)
+    ours.load_state_dict(eager.state_dict())
+    trained(eager, folder())
+    trained(ours, folder(), compile="default")
+    assert distance(eager, ours) <= 1e-6
+
+
+def test_given_compiled_model_is_saved_without_the_wrappers_prefix(folder):
+    run = folder()
+    trained(torch.compile(Net(), backend="eager"), run)
+    (path,) = (run / "checkpoints").glob("*/model.safetensors")
+    assert load_file(path).keys() == Net().state_dict().keys()
+    plain = Net()
+    surestep.Run(run).load_model(plain, "last")
