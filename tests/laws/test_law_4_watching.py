@@ -4,6 +4,7 @@ Weights, buffers, the optimizer's state and the schedule's place are compared bi
 model has dropout and BatchNorm, the data draws from torch's, numpy's and Python's generators.
 """
 
+import dataclasses
 import multiprocessing
 import random
 from collections.abc import Callable
@@ -121,6 +122,22 @@ def check_schedule(folder: Folder, name: str) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedule_of_looking_changes_nothing(folder, name):
     check_schedule(folder, name)
+
+
+def test_evaluations_between_do_not_see_or_move_a_transform(folder):
+    def jittered(inputs, targets):
+        return inputs + 0.1 * torch.randn(inputs.shape) + 0.1 * random.random(), targets
+
+    ends = []
+    for every in (None, 1):
+        task = dataclasses.replace(task_of(), batch_transform=jittered)
+        with session_of(task, folder(), **OPTIONS) as session:
+            for _ in session.steps():
+                if every:
+                    session.evaluate("train")
+                    random.random()
+            ends.append(snapshot(session))
+    assert_same(*ends)
 
 
 def check_workers(folder: Folder) -> None:

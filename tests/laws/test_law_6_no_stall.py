@@ -71,6 +71,18 @@ def test_host_reads_nothing_between_log_points(folder, mode):
     check_no_reads(folder, mode)
 
 
+@pytest.mark.parametrize("micro_batch_size", [8, 16], ids=["cut", "whole"])
+def test_mixed_batches_are_not_read(folder, micro_batch_size, monkeypatch):
+    """Partners and shares are drawn on the host; probabilities are counted by their shape."""
+    found = watch_the_step(monkeypatch)
+    task = task_of(batch_transform=surestep.transforms.mixup(0.4, classes=3))
+    options = OPTIONS | {"micro_batch_size": micro_batch_size}
+    with session_of(task, folder(), **options) as session:
+        for _ in session.steps():
+            pass
+    assert found == [[]] * 20
+
+
 @pytest.mark.parametrize("kind", ["both", "gradient", "loss"])
 def test_guard_skips_a_bad_step_without_a_read(folder, kind, monkeypatch):
     """The host learns of it at the log point."""

@@ -1,6 +1,13 @@
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from surestep import orders
 from surestep.base.errors import ConfigError, DataError, TaskError
@@ -8,6 +15,11 @@ from surestep.engine.data.arrange import samples_for
 from tests import tiny
 
 X, Y = tiny.data()
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from zip(X, Y, strict=True)
 
 
 class Rows(Dataset):
@@ -93,6 +105,14 @@ def decision(parts, **said):
             ("sequential", "each sample once, as stored: data.shuffle is off", False),
         ),
         (
+            *({"train": Stream()}, {"max_steps": 3}),
+            (
+                "the stream's",
+                "samples come as the stream gives them; data.shuffle_buffer mixes",
+                False,
+            ),
+        ),
+        (
             *({"order": orders.sequential()}, {}),
             ("sequential", "each sample once, as stored", False),
         ),
@@ -115,7 +135,7 @@ def decision(parts, **said):
             ),
         ),
     ],
-    ids=["shuffled", "not shuffled", "sequential", "weighted", "by length", "sampler"],
+    ids=["shuffled", "not shuffled", "stream", "sequential", "weighted", "by length", "sampler"],
 )
 def test_the_plan_says_what_the_order_is_and_why(parts, said, expected):
     assert decision(parts, **said) == expected

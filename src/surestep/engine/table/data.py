@@ -92,6 +92,11 @@ ROWS: Rows = {
             lambda k: k.order_name,
             "{k.order_text}",
         ),
+        Row(
+            lambda k: k.given.is_stream,
+            lambda _: "the stream's",
+            "samples come as the stream gives them; data.shuffle_buffer mixes",
+        ),
         Row(lambda k: k["data.shuffle"], lambda _: "shuffled", "each sample once: data.shuffle"),
         default("sequential", "each sample once, as stored: data.shuffle is off"),
     ),
