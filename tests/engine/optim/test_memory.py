@@ -1,0 +1,55 @@
+import pytest
+import torch
+from torch import nn
+
+from surestep.engine.footprint import footprint
+from surestep.engine.optim.catalog import OPTIMIZERS
+from tests import tiny
+from tests.laws.breadth.optimizers import Words, wide
+from tests.laws.cases import tokens
+
+MORE = [
+    ("adam", {"amsgrad": True}),
+    ("rmsprop", {"momentum": 0.9}),
+    ("rmsprop", {"centered": True, "momentum": 0.9}),
+    ("sgd", {"momentum": 0.9}),
+    ("sgd", {"momentum": 0.9, "dampening": 0.5}),
+    ("lbfgs", {"history_size": 3, "max_iter": 5, "lr": 0.01}),
+    ("adamw8bit", {"min_8bit_size": 16}),
+]
+
+
+def held(value):
+    """The tensors in a state, each storage once."""
+    if isinstance(value, torch.Tensor):
+        return {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()}
+    if isinstance(value, (list, dict)):
+        inner = value.values() if isinstance(value, dict) else value
+        return {key: size for each in inner for key, size in held(each).items()}
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, {}) for name in OPTIMIZERS if name != "lbfgs"), *MORE]
+)
+def test_what_a_plan_says_of_the_optimizers_memory_is_what_it_takes(tmp_path, name, options):
+    parts = {"model": wide()["model"], "train": wide()["train"]}
+    if name == "sparse_adam":
+        parts = {"model": Words(), "train": tokens()}
+    said = {"optim": {"name": name, **options}, "max_steps": 3}
+    planned = tiny.plan(parts, **said)
+    expected = footprint(planned.model, planned.plan).optimizer
+    with tiny.prepare(tmp_path / "r", parts, **said) as session:
+        list(session.steps())
+        found = sum(held(dict(session.optimizer.state)).values())
+    assert expected == pytest.approx(found, rel=0.02)
+
+
+def test_the_parameters_that_torch_looks_at_twice_are_counted_once():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    planned = tiny.plan(
+        {"model": model, "train": (torch.ones(8, 4), torch.ones(8, 4)), "loss": nn.MSELoss()},
+        optim={"name": "adam"},
+    )
+    assert footprint(planned.model, planned.plan).optimizer == 2 * 4 * (16 + 4 + 4) + 3 * 4

@@ -1,0 +1,46 @@
+"""A fused optimizer that is told to skip its very first step does exactly nothing."""
+
+import pytest
+import torch
+
+from surestep.engine.optim.catalog import OPTIMIZERS
+from tests import tiny
+from tests.engine.parallel.test_single import give_gradients, single
+
+FUSED = [name for name, each in OPTIMIZERS.items() if "fused" in each.signature]
+TRAPS = [
+    *((name, {}) for name in FUSED),
+    ("sgd", {"momentum": 0.9}),
+    ("sgd", {"momentum": 0.9, "nesterov": True}),
+    ("adam", {"amsgrad": True}),
+    ("adamw", {"amsgrad": True}),
+    ("adagrad", {"initial_accumulator_value": 0.5, "lr_decay": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), TRAPS)
+def test_a_first_step_that_is_skipped_is_as_if_it_never_was(name, options):
+    bad, good = torch.tensor(torch.nan), torch.tensor(1.0)
+    states = []
+    for losses in ([bad, bad, good, good], [good, good]):
+        parallel, state = single(model=tiny.model(), optim={"name": name, "lr": 0.1, **options})
+        assert type(parallel.guard).__name__ == "Sticky"
+        for index, loss in enumerate(losses):
+            give_gradients(state.model, seed=len(losses) - index)
+            parallel.step(loss, torch.tensor(1.0))
+            if loss is bad:
+                parallel.recover()
+        states.append(state)
+    first, second = states
+    assert torch.equal(tiny.weights(first.model), tiny.weights(second.model))
+    pairs = zip(first.optimizer.state.values(), second.optimizer.state.values(), strict=True)
+    for slots, others in pairs:
+        assert all(torch.equal(slots[key], others[key]) for key in slots)
+
+
+def test_dampening_cannot_be_skipped_on_the_device_and_is_read():
+    optim = {"name": "sgd", "momentum": 0.9, "dampening": 0.5}
+    parallel, state = single(model=tiny.model(), optim=optim)
+    assert type(parallel.guard).__name__ == "Reading"
+    assert not state.optimizer.state
+    assert state.optimizer.param_groups[0]["fused"]

@@ -1,0 +1,210 @@
+"""Law 3: every optimizer is torch's own, bit for bit, in each implementation."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import surestep
+from surestep.base.errors import NonFiniteError
+from surestep.engine.optim.catalog import OPTIMIZERS
+from tests.laws.breadth.optimizers import Words, deep
+from tests.laws.cases import tokens
+from tests.laws.plain import distance, order_of
+from tests.laws.tasks import assert_same, mlp, rows, train
+
+Folder = Callable[[], Path]
+STEPS, BATCH = 20, 16
+# What a class is tried with besides its defaults, where those hide something.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "adadelta": {"rho": 0.8},
+    "adafactor": {"d": 2.0, "eps": (None, 1e-2)},
+    "adagrad": {"lr_decay": 0.1, "initial_accumulator_value": 0.1},
+    "adam": {"amsgrad": True, "decoupled_weight_decay": True},
+    "adamw": {"amsgrad": True, "betas": (0.8, 0.9)},
+    "asgd": {"t0": 5.0, "lambd": 0.1},
+    "nadam": {"momentum_decay": 0.1},
+    "rmsprop": {"momentum": 0.9, "centered": True},
+    "rprop": {"etas": (0.4, 1.3)},
+    "sgd": {"momentum": 0.9, "nesterov": True},
+}
+WHOLE = [name for name in OPTIMIZERS if name not in ("adamw8bit", "lbfgs", "muon", "sparse_adam")]
+CHOICES = [
+    (name, choice)
+    for name in WHOLE
+    for choice in ("fused", "foreach", "plain")
+    if choice == "plain" or choice in OPTIMIZERS[name].signature
+]
+
+
+def batches(x: Tensor, y: Tensor, steps: int = STEPS) -> Any:
+    step, epoch = 0, 0
+    while step < steps:
+        order = order_of(len(x), 0, epoch)
+        for start in range(0, len(x), BATCH):
+            chosen = order[start : start + BATCH]
+            yield x[chosen], y[chosen]
+            step += 1
+            if step == steps:
+                return
+        epoch += 1
+
+
+def decayed(model: nn.Module, decay: float | None) -> list[dict[str, Any]]:
+    matrices = [each for each in model.parameters() if each.dim() > 1]
+    rest = [each for each in model.parameters() if each.dim() < 2]
+    if decay is None:
+        return [{"params": list(model.parameters())}]
+    return [{"params": matrices, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
+
+
+def plain(model: nn.Module, optimizers: list[torch.optim.Optimizer], data: Any) -> None:
+    """The loop with the documented arithmetic: a sum of losses, divided once."""
+    loss_of = nn.CrossEntropyLoss(reduction="sum")
+    for x, y in batches(*data):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        (loss_of(model(x), y) / len(x)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def named(model: nn.Module) -> dict[str, Tensor]:
+    return {name: each.detach().clone() for name, each in model.named_parameters()}
+
+
+def trained(folder: Folder, parts: dict[str, Any], **optim: Any) -> surestep.State:
+    task = surestep.Task(loss=nn.CrossEntropyLoss(), **parts)
+    return train(task, folder(), max_steps=STEPS, batch_size=BATCH, optim=optim).state
+
+
+@pytest.mark.parametrize(("name", "choice"), CHOICES)
+def test_each_implementation_is_torchs_own_bit_for_bit(folder, name, choice):
+    options, model = OPTIONS.get(name, {}), mlp()
+    said = {"name": name, "lr": 0.01, "implementation": choice, **options}
+    has_decay = "weight_decay" in OPTIMIZERS[name].signature
+    if has_decay:
+        said["weight_decay"] = 0.1
+    ours = trained(folder, {"model": mlp(), "train": rows()}, **said)
+    known = OPTIMIZERS[name].signature
+    flags = {key: key == choice for key in ("foreach", "fused") if key in known}
+    groups = decayed(model, 0.1 if has_decay else None)
+    kind: Any = OPTIMIZERS[name].kind
+    plain(model, [kind(groups, lr=0.01, **options, **flags)], rows())
+    assert_same(named(model), named(ours.model))
+    assert ours.counts.skipped == 0
+
+
+def test_muon_moves_hidden_matrices_and_adamw_the_rest_bit_for_bit(folder):
+    parts = deep()
+    ours = trained(
+        folder,
+        {"model": parts["model"], "train": parts["train"]},
+        **{"name": "muon", "lr": 0.02, "adamw_lr": 0.003, "weight_decay": 0.1, "momentum": 0.9},
+    )
+    model = deep()["model"]
+    hidden = [model[0].weight, model[3].weight]
+    rest = [each for each in model.parameters() if not any(each is one for one in hidden)]
+    muon = torch.optim.Muon(hidden, lr=0.02, momentum=0.9, weight_decay=0.1)
+    groups = [
+        {"params": [each for each in rest if each.dim() > 1], "weight_decay": 0.1},
+        {"params": [each for each in rest if each.dim() < 2], "weight_decay": 0.0},
+    ]
+    plain(model, [muon, torch.optim.AdamW(groups, lr=0.003, fused=True)], parts["train"])
+    assert_same(named(model), named(ours.model))
+
+
+SPARSE = {
+    "sparse_adam": lambda table: torch.optim.SparseAdam([table], lr=0.01),
+    "adagrad": lambda table: torch.optim.Adagrad([table], lr=0.01, foreach=False),
+    "sgd": lambda table: torch.optim.SGD([table], lr=0.01, foreach=False),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # in torch's Adagrad
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_gradients_are_clipped_and_stepped_as_torch_does(folder, name):
+    """Clipped to a norm that is always exceeded; torch's own clipping takes no sparse gradient."""
+    x, y = tokens()
+    data = (x, y.clamp(min=0))
+    task = surestep.Task(model=Words(), loss=nn.CrossEntropyLoss(), train=data)
+    said = {"name": name, "lr": 0.01, "weight_decay": 0.0}
+    ours = train(task, folder(), max_steps=STEPS, batch_size=BATCH, optim=said, max_grad_norm=0.01)
+    assert ours.state.counts.clipped == STEPS
+    model = Words()
+    rest = list(model.head.parameters())
+    other = {
+        "sparse_adam": lambda: torch.optim.AdamW(rest, lr=0.01, weight_decay=0.0),
+        "adagrad": lambda: torch.optim.Adagrad(rest, lr=0.01),
+        "sgd": lambda: torch.optim.SGD(rest, lr=0.01),
+    }[name]()
+    optimizers = [SPARSE[name](model.table.weight), other]
+    for x, y in batches(*data):
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        grads = [each.grad.to_dense() for each in model.parameters()]
+        factor = 0.01 / (torch.cat([each.flatten() for each in grads]).norm() + 1e-6)
+        for parameter in model.parameters():
+            grad = parameter.grad
+            parameter.grad = (grad.coalesce() if grad.is_sparse else grad) * factor
+        for optimizer in optimizers:
+            optimizer.step()
+    assert distance(model, ours.model) < 1e-5
+    assert ours.model.table.weight.grad.is_sparse
+
+
+def closed(model: nn.Module, data: Any, **options: Any) -> torch.optim.Optimizer:
+    """L-BFGS as people write it: a closure over a whole batch, with the usual mean loss."""
+    optimizer = torch.optim.LBFGS(model.parameters(), **options)
+    for x, y in batches(*data, steps=8):
+
+        def closure(x=x, y=y):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return optimizer
+
+
+@pytest.mark.parametrize("micro_batch_size", [16, 5])
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs_is_torchs_with_a_closure_over_the_whole_batch(folder, search, micro_batch_size):
+    options = {"lr": 0.5, "max_iter": 4, "history_size": 5, "line_search_fn": search}
+    task = surestep.Task(mlp(torch.float64), nn.CrossEntropyLoss(), rows(dtype=torch.float64))
+    said = {"batch_size": BATCH, "micro_batch_size": micro_batch_size}
+    ours = train(task, folder(), max_steps=8, optim={"name": "lbfgs", **options}, **said)
+    model = mlp(torch.float64)
+    optimizer = closed(model, rows(dtype=torch.float64), **options)
+    assert distance(model, ours.model) < 1e-9
+    (own,), (plain_torch,) = ours.optimizer.state.values(), optimizer.state.values()
+    assert own["func_evals"] == plain_torch["func_evals"] > 16
+
+
+class Cliff(nn.Module):
+    """A loss that is not finite where a search steps over an edge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((1, 1), 0.9))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.log(1 - self.weight) * x
+
+
+def test_a_search_that_meets_what_is_not_finite_moves_nothing(folder):
+    task = surestep.Task(Cliff(), nn.L1Loss(), (torch.ones(32, 1), -10 * torch.ones(32, 1)))
+    optim = {"name": "lbfgs", "lr": 10.0, "max_iter": 3}
+    session = train(task, folder(), max_steps=2, batch_size=32, optim=optim, on_nonfinite="skip")
+    assert float(session.model.weight.detach()) == pytest.approx(0.9)
+    assert session.state.counts.nonfinite == 2
+    assert not session.optimizer.state
+    with pytest.raises(NonFiniteError, match="its loss is nan"):
+        train(task, folder(), max_steps=2, batch_size=32, optim=optim)
