@@ -1,8 +1,10 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from surestep.base.errors import TaskError
+from surestep.base.errors import ConfigError, TaskError
 from surestep.engine.optim.build import build_optimizer
 from surestep.engine.optim.groups import arrange, check_groups, parameter_groups, without_decay
 from surestep.engine.state import named_trainable
@@ -132,6 +134,80 @@ def test_a_task_may_bring_its_optimizer_for_the_same_groups():
     optimizer = build(lambda groups: torch.optim.RMSprop(groups, lr=0.1))
     assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "make", [torch.optim.RAdam, partial(torch.optim.SGD, lr=0.3), lambda g: torch.optim.Adam(g)]
+)
+def test_a_class_a_partial_and_a_function_are_taken(make):
+    optimizer = build(make)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert all(group["fused"] is None for group in optimizer.param_groups if "fused" in group)
+
+
+class NeedsRate(torch.optim.SGD):
+    def __init__(self, params, lr):
+        super().__init__(params, lr=lr)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (NeedsRate, r"'lr'\. Give a class .* functools\.partial\(torch\.optim\.SGD, lr=0\.1\)"),
+        (torch.optim.LBFGS, "doesn't support per-parameter options"),
+        (
+            lambda groups: torch.optim.LBFGS([p for each in groups for p in each["params"]]),
+            "needs a closure, .* Say optim.name='lbfgs'",
+        ),
+    ],
+)
+def test_what_cannot_be_made_or_stepped_is_refused_with_what_to_type(make, sentence):
+    with pytest.raises(TaskError, match=sentence):
+        build(make)
+
+
+def named(**optim):
+    planned = tiny.plan(optim=optim)
+    groups = arrange(planned.model, planned.plan)
+    return build_optimizer(planned.plan, planned.task, planned.model, groups)
+
+
+def test_lbfgs_moves_all_in_one_group_in_the_order_of_the_model():
+    (group,) = named(name="lbfgs").param_groups
+    assert [tuple(each.shape) for each in group["params"]] == [(8, 4), (8,), (3, 8), (3,)]
+
+
+@pytest.mark.parametrize(
+    ("optim", "sentence"),
+    [
+        ({"name": "lbfgs", "groups": ("0.* lr=0.5x",)}, "moves all parameters as one"),
+        ({"name": "lbfgs", "groups": ("0.* decay=0.1",)}, "says a decay of 0.1 .*lbfgs has none"),
+        ({"name": "rprop", "groups": ("0.* decay=0.1",)}, "says a decay of 0.1 .*rprop has none"),
+    ],
+)
+def test_groups_that_an_optimizer_cannot_keep_are_refused(optim, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        named(**optim)
+
+
+def test_the_rest_beside_muon_has_its_multiples_of_its_own_rate():
+    planned = tiny.plan(
+        {"model": nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3))},
+        optim={
+            **{"name": "muon", "lr": 0.02, "adamw_lr": 0.01},
+            "groups": ("2.* lr=0.5x", "0.bias lr=7e-1"),
+        },
+    )
+    groups = arrange(planned.model, planned.plan)
+    optimizer = build_optimizer(planned.plan, planned.task, planned.model, groups)
+    names = {id(each): name for name, each in planned.model.named_parameters()}
+    rates = {
+        names[id(each)]: group["lr"] for group in optimizer.param_groups for each in group["params"]
+    }
+    assert rates == {
+        **{"0.weight": 0.02, "1.weight": 0.02, "0.bias": 0.7, "1.bias": 0.01},
+        **{"2.weight": 0.005, "2.bias": 0.005},
+    }
 
 
 def test_what_is_no_optimizer_is_refused():

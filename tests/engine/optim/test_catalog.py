@@ -1,9 +1,11 @@
 import inspect
+from pathlib import Path
 from typing import get_args
 
 import pytest
 import torch
 
+import surestep
 from surestep.base.groups.optim import Name, Optim
 from surestep.engine.optim.catalog import NOT_OWN, NOT_OWN_8BIT, OPTIMIZERS, optimizers_with
 from tests.needs import needs
@@ -47,6 +49,17 @@ def test_what_it_is_for_is_a_sentence_with_its_source(name):
     known = OPTIMIZERS[name]
     assert known.purpose.endswith(".")
     assert known.source.startswith("https://")
+
+
+def test_the_page_of_optimizers_is_the_catalog():
+    page = Path(surestep.__file__).parents[2] / "docs" / "optimizers.md"
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| [`")]
+    assert rows == [
+        f"| [`{name}`]({each.source}) | {each.purpose} | "
+        + ", ".join(f"`{option}`" for option in each.options)
+        + " |"
+        for name, each in OPTIMIZERS.items()
+    ]
 
 
 def test_who_has_an_option_is_listed():

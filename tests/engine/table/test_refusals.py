@@ -6,6 +6,9 @@ import pytest
 from surestep.base.errors import ConfigError
 from tests.tiny import GIVEN, GPU, LOADED, VALIDATED, decide
 
+COMPLEX = replace(GIVEN, floating=False)
+SPARSE = replace(GIVEN, sparse=("table",))
+
 
 @pytest.mark.parametrize(
     ("said", "given", "sentence"),
@@ -39,6 +42,36 @@ from tests.tiny import GIVEN, GPU, LOADED, VALIDATED, decide
             "option of adadelta, .*own options: optim.damp",
         ),
         ({"optim.name": "sgd", "optim.nesterov": True}, GIVEN, "say optim.momentum=0.9"),
+        (
+            {
+                **{"optim.name": "sgd", "optim.nesterov": True, "optim.momentum": 0.9},
+                "optim.dampening": 0.1,
+            },
+            *(GIVEN, "needs optim.dampening=0"),
+        ),
+        ({"optim.name": "adamw8bit"}, GIVEN, r"Install it: pip install 'surestep\[bnb\]'"),
+        ({"optim.name": "muon"}, GIVEN, "this model has none. Say optim.name='adamw'"),
+        ({"optim.name": "muon"}, COMPLEX, "takes no complex parameters"),
+        ({"optim.name": "adafactor"}, COMPLEX, "takes no complex parameters"),
+        ({"optim.implementation": "fused"}, COMPLEX, "takes no complex .* Say 'foreach' or"),
+        ({"optim.name": "adamw"}, SPARSE, "that of table is sparse. Say .*optim.name='sgd'"),
+        ({"optim.name": "sparse_adam"}, GIVEN, "Build a table with nn.Embedding"),
+        (
+            {"optim.name": "sgd", "optim.implementation": "foreach"},
+            *(SPARSE, "gradient of table is sparse. Say 'plain'"),
+        ),
+        (
+            {"optim.name": "sgd", "optim.momentum": 0.9, "optim.dampening": 0.5},
+            *(SPARSE, "grow with every step. Leave it out"),
+        ),
+        ({"optim.adamw_lr": 0.1}, replace(SPARSE, dense=False), "and here it moves everything"),
+        ({"optim.weight_decay": 0.1}, replace(SPARSE, dense=False), "has no weight decay"),
+        ({"optim.name": "rprop", "optim.weight_decay": 0.1}, GIVEN, "rprop has no weight decay"),
+        ({"optim.name": "lbfgs", "max_grad_norm": 1.0}, GIVEN, "L-BFGS must know whole"),
+        ({"optim.name": "lbfgs", "clip_value": 1.0}, GIVEN, "clip_value=1.0 would clip a gradient"),
+        ({"optim.name": "lbfgs", "precision": "fp16"}, GIVEN, "Say precision='bf16' or 'fp32'"),
+        ({"optim.name": "adafactor", "optim.eps": 1e-3}, GIVEN, "adafactor takes two numbers"),
+        ({"optim.eps": (1e-3, 1e-3)}, GIVEN, "every other optimizer one"),
         ({"clip_value": 1.0, "max_grad_norm": 1.0}, GIVEN, "two ways to clip. Say one"),
         ({"schedule.warmup": "3 steps"}, GIVEN, "is 3 steps, longer than the run of 2 steps"),
         ({"max_nonfinite": 3}, GIVEN, "say on_nonfinite='skip' with it"),

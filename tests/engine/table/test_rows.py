@@ -5,6 +5,10 @@ import torch
 
 from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, VALIDATED, decide
 
+SPARSE = replace(GIVEN, sparse=("table",))
+HIDDEN = replace(GIVEN, hidden=("a", "b"))
+MUON = {"optim.name": "muon", "optim.lr": 0.02}
+
 
 @pytest.mark.parametrize(
     ("option", "said", "facts", "given", "value", "reason"),
@@ -78,6 +82,41 @@ from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, VALIDATED, decide
             "foreach",
             "fused takes",
         ),
+        ("optim.name", {}, FACTS, SPARSE, "sparse_adam", "the gradient of table is sparse"),
+        (
+            "optim.split",
+            {},
+            FACTS,
+            SPARSE,
+            "1 by SparseAdam, the rest by AdamW",
+            "SparseAdam takes",
+        ),
+        ("optim.split", MUON, FACTS, HIDDEN, "2 by Muon, the rest by AdamW", "Muon is for hidden"),
+        ("optim.adamw_lr", MUON, FACTS, HIDDEN, 1e-3, "torch's default for AdamW"),
+        (
+            *("optim.adamw_lr", {**MUON, "optim.adjust_lr_fn": "match_rms_adamw"}, FACTS, HIDDEN),
+            *(0.02, "optim.lr: the two move"),
+        ),
+        ("optim.weight_decay", {}, FACTS, SPARSE, 0.01, "torch's default"),
+        ("optim.weight_decay", {"optim.name": "lbfgs"}, FACTS, GIVEN, None, "lbfgs has none"),
+        ("optim.lr", {"optim.name": "adadelta"}, FACTS, GIVEN, 1.0, "torch's default for adadelta"),
+        ("optim.implementation", MUON, FACTS, HIDDEN, "plain", "the only one there is of muon"),
+        ("optim.implementation", {"optim.name": "sgd"}, GPU, SPARSE, "plain", "the gradient of"),
+        (
+            "optim.implementation",
+            {"optim.name": "radam"},
+            GPU,
+            GIVEN,
+            "foreach",
+            "torch has no fused",
+        ),
+        ("guard", {"optim.name": "radam"}, FACTS, GIVEN, "reading", "this optimizer cannot"),
+        ("guard", {"optim.name": "lbfgs"}, FACTS, GIVEN, "searching", "the host reads each"),
+        (
+            *("guard", {"optim.name": "sgd", "optim.momentum": 0.9, "optim.dampening": 0.1}),
+            *(FACTS, GIVEN, "reading", "with dampening"),
+        ),
+        ("max_grad_norm", {"optim.name": "lbfgs"}, FACTS, GIVEN, None, "L-BFGS learns from"),
         ("optim.weight_decay", {"optim.name": "sgd"}, FACTS, GIVEN, 0.0, "torch's default for sgd"),
         ("max_grad_norm", {}, FACTS, GIVEN, 1.0, "one bad batch"),
         ("max_grad_norm", {"max_grad_norm": "off"}, FACTS, GIVEN, None, "off, said: Python"),
