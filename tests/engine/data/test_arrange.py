@@ -172,3 +172,34 @@ def test_an_order_that_does_not_fit_is_refused(parts, error, message):
 def test_an_order_and_data_shuffle_are_refused(shuffle):
     with pytest.raises(ConfigError, match=rf"data\.shuffle={shuffle} .* order 'shuffled'\. Leave"):
         tiny.plan({"order": orders.shuffled()}, data={"shuffle": shuffle})
+
+
+class Sentences(Dataset):
+    """Ones, as many as the sample is long."""
+
+    lengths = torch.randint(1, 40, (100,), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        return torch.ones(self.lengths[index]), index % 3
+
+
+def padded(samples):
+    words = torch.nn.utils.rnn.pad_sequence([words for words, _ in samples], batch_first=True)
+    return words, torch.tensor([label for _, label in samples])
+
+
+def test_the_padding_that_the_plan_tells_is_what_the_batches_hold():
+    order = orders.by_length(lambda sample: len(sample[0]), window=3)
+    parts = {"train": Sentences(), "collate_fn": padded, "order": order}
+    cut = {"batch_size": 8, "micro_batch_size": 4}
+    words = [
+        micro.args[0]
+        for batch in tiny.train_feed(parts, **cut).batches(0)
+        for micro in batch.micro_batches
+    ]
+    share = sum(int((w == 0).sum()) for w in words) / sum(w.numel() for w in words)
+    assert sum(int(w.sum()) for w in words) == sum(Sentences.lengths)
+    assert tiny.plan(parts, **cut).plan.reason("data.order").startswith(f"padding {share:.1%} ")
