@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from surestep.engine import losses as losses
     from surestep.engine.callback import Callback as Callback
     from surestep.engine.callback import Request as Request
+    from surestep.engine.carry import Carry as Carry
     from surestep.engine.data import orders as orders
     from surestep.engine.data import transforms as transforms
+    from surestep.engine.data.lanes import Lanes as Lanes
     from surestep.engine.initial import Init as Init
     from surestep.engine.metrics import InputMetric as InputMetric
     from surestep.engine.metrics import log as log
@@ -47,7 +49,9 @@ _HOMES = {
     "Schedule": "surestep.base.groups.schedule",
     "Validation": "surestep.base.groups.evaluation",
     "Callback": "surestep.engine.callback",
+    "Carry": "surestep.engine.carry",
     "Config": "surestep.base.config",
+    "Lanes": "surestep.engine.data.lanes",
     "Init": "surestep.engine.initial",
     "Request": "surestep.engine.callback",
     "Run": "surestep.record.run",

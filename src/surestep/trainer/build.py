@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from surestep.engine.callback import Callback
+from surestep.engine.carry import check_carried
 from surestep.engine.checkpointing import activation_checkpointing
 from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.parts import check_model, check_teacher
@@ -33,6 +34,7 @@ def build(
     """
     plan, task, loss = planned.plan, planned.task, planned.loss
     check_model(planned.model)
+    check_carried(task, planned.model, plan)
     check_teacher(loss.teacher, planned.model)
     of_teacher = () if loss.teacher is None else loss.teacher.modules()
     of_both = (*planned.model.modules(), *of_teacher)

@@ -10,7 +10,9 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from surestep.base.errors import DataError
 from surestep.engine.data.dataset import dataset_of, is_mixture, samples_of, unpack
+from surestep.engine.data.lanes import Lanes
 from surestep.engine.data.order import Samples
+from surestep.engine.data.orders.plain import sequential
 from surestep.engine.data.sampler import sampler_of, sampler_order
 from surestep.engine.data.source import InMemory, Rows
 from surestep.engine.data.stream import is_stream
@@ -60,6 +62,13 @@ def with_order(task: Task) -> Task:
                 "training data is a stream. Leave the order out; data.shuffle_buffer=1000 mixes."
             )
         return task
+    if isinstance(task.train, Lanes):
+        if task.order is not None and task.order.name != "sequential":
+            raise DataError(
+                f"The training data is in lanes, whose windows follow on each other, and the order "
+                f"is {task.order.name!r}. Leave the order out."
+            )
+        return replace(task, order=sequential().over(samples_for(task)))
     order, loader = task.order, task.train if isinstance(task.train, DataLoader) else None
     if loader is not None:
         sampled = sampler_order(loader)
