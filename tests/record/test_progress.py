@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from surestep.engine.loop import LogPoint
+from surestep.engine.log_point import LogPoint
 from surestep.engine.state import Place
 from surestep.record.progress import Bar, Plain, Quiet, figures, open_progress
 from tests import tiny

@@ -7,35 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
-
 from surestep.base.duration import Cadence
-from surestep.base.errors import NonFiniteError
 from surestep.engine.callback import Callback, Request, overriding
 from surestep.engine.data.batch import Batch
 from surestep.engine.data.feed import Feed
+from surestep.engine.log_point import LogPoint, fails, nonfinite, read, read_logged
 from surestep.engine.plan import Plan
-from surestep.engine.state import Place, State
+from surestep.engine.state import State
 from surestep.engine.step import Parts, StepResult, train_step
-
-
-@dataclass(frozen=True)
-class LogPoint:
-    """What the host read: a list entry for each step since the last log point.
-
-    `loss` and `grad_norm` are None for a step without items.
-    """
-
-    first_step: int
-    epoch: int
-    loss: list[float | None]
-    grad_norm: list[float | None]
-    lr: list[float]
-    logged: dict[str, list[float | None]]
-    samples: int
-    items: float
-    seconds: float
-    place: Place
 
 
 @dataclass
@@ -167,21 +146,21 @@ class Loop:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        losses = _read([r.loss_sum for r in pending])
-        norms = _read([None if r.norms is None else r.norms.total for r in pending])
+        losses = read([r.loss_sum for r in pending])
+        norms = read([None if r.norms is None else r.norms.total for r in pending])
         means = [
             None if loss is None else loss / result.divisor
             for loss, result in zip(losses, pending, strict=True)
         ]
         steps = zip(pending, means, norms, strict=True)
-        bad = next((i for i, step in enumerate(steps) if _fails(*step)), len(pending))
+        bad = next((i for i, step in enumerate(steps) if fails(*step)), len(pending))
         if bad < len(pending):
             self.state.place = pending[bad].before
             self.state.counts.no_items -= sum(result.norms is None for result in pending[bad:])
             self.parts.parallel.recover()
         self._report(pending[:bad], means[:bad], norms[:bad])
         if bad < len(pending):
-            raise _error(pending[bad], means[bad])
+            raise nonfinite(pending[bad], means[bad])
 
     def look(self, *, force: bool = False) -> bool:
         """Take a log point where one is due; say whether it was."""
@@ -220,7 +199,7 @@ class Loop:
             loss=losses,
             grad_norm=norms,
             lr=[result.lr for result in results],
-            logged=_read_logged(results),
+            logged=read_logged(results),
             samples=sum(result.samples for result in results),
             items=sum(result.items for result in results),
             seconds=seconds,
@@ -235,50 +214,6 @@ class Loop:
     def _next_epoch(self) -> None:
         """Go to the next epoch where nothing is left of this one."""
         self.state.place = self.state.place._replace(epoch=self.state.place.epoch + 1, position=0)
-
-
-def _read(values: list[torch.Tensor | None]) -> list[float | None]:
-    """Copy scalars from the device to the host at once."""
-    there = [value for value in values if value is not None]
-    if len({value.dtype for value in there}) > 1:
-        there = [value.double() for value in there]
-    host = iter(torch.stack(there).tolist() if there else [])
-    return [None if value is None else next(host) for value in values]
-
-
-def _read_logged(results: list[StepResult]) -> dict[str, list[float | None]]:
-    """Return what was logged by name, an entry for each step; None where a step logged none."""
-    flat = [(i, name, value) for i, result in enumerate(results) for name, value in result.logged]
-    values = _read([value for _, _, value in flat])
-    table: dict[str, list[float | None]] = {}
-    for (index, name, _), value in zip(flat, values, strict=True):
-        row = table.setdefault(name, [None] * len(results))
-        row[index] = (row[index] or 0.0) + (value or 0.0)
-    return table
-
-
-def _fails(result: StepResult, loss: float | None, norm: float | None) -> bool:
-    """Say whether a step fails the run; what the host did not know is known from the numbers."""
-    finite = all(value is None or math.isfinite(value) for value in (loss, norm))
-    return result.failed or (result.outcome.poison is not None and not finite)
-
-
-def _error(result: StepResult, loss: float | None) -> NonFiniteError:
-    names: list[str] = []
-    if result.norms is not None:
-        bad = (~torch.isfinite(result.norms.each)).tolist()
-        names = [name for name, is_bad in zip(result.norms.names, bad, strict=True) if is_bad]
-    where = f"{len(names)} of {len(result.norms.names)}" if result.norms else "no"
-    shown = ", ".join(names[:6]) + (" ..." if len(names) > 6 else "")
-    return NonFiniteError(
-        f"Step {result.step} was not finite: its loss is {loss}, and {where} gradients are not "
-        f"finite{': ' + shown if shown else ''}. The state is the one before that step. Look at "
-        f"the batch in epoch {result.epoch + 1} at position {result.before.position}; lower "
-        "optim.lr; or go on over such steps with on_nonfinite='skip'.",
-        step=result.step,
-        loss=float("nan") if loss is None else loss,
-        parameters=names,
-    )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from tqdm.auto import tqdm
 
 from surestep.engine.callback import Callback, Request
-from surestep.engine.loop import LogPoint
+from surestep.engine.log_point import LogPoint
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
 from surestep.engine.step import StepResult

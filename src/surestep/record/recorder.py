@@ -6,7 +6,7 @@ from typing import Any
 
 from surestep.base.errors import RunError
 from surestep.engine.facts import Facts
-from surestep.engine.loop import LogPoint
+from surestep.engine.log_point import LogPoint
 from surestep.engine.plan import Plan
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.state import State

@@ -11,7 +11,8 @@ from torch import nn
 
 from surestep.base.errors import ConfigError, SurestepError
 from surestep.engine.callback import Request
-from surestep.engine.loop import LogPoint, Loop
+from surestep.engine.log_point import LogPoint
+from surestep.engine.loop import Loop
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
 from surestep.engine.step import StepResult

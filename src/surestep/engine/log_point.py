@@ -1,0 +1,74 @@
+"""What the host reads of the steps since the last log point."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from surestep.base.errors import NonFiniteError
+from surestep.engine.state import Place
+from surestep.engine.step import StepResult
+
+
+@dataclass(frozen=True)
+class LogPoint:
+    """What the host read: a list entry for each step since the last log point.
+
+    `loss` and `grad_norm` are None for a step without items.
+    """
+
+    first_step: int
+    epoch: int
+    loss: list[float | None]
+    grad_norm: list[float | None]
+    lr: list[float]
+    logged: dict[str, list[float | None]]
+    samples: int
+    items: float
+    seconds: float
+    place: Place
+
+
+def read(values: list[torch.Tensor | None]) -> list[float | None]:
+    """Copy scalars from the device to the host at once."""
+    there = [value for value in values if value is not None]
+    if len({value.dtype for value in there}) > 1:
+        there = [value.double() for value in there]
+    host = iter(torch.stack(there).tolist() if there else [])
+    return [None if value is None else next(host) for value in values]
+
+
+def read_logged(results: list[StepResult]) -> dict[str, list[float | None]]:
+    """Return what was logged by name, an entry for each step; None where a step logged none."""
+    flat = [(i, name, value) for i, result in enumerate(results) for name, value in result.logged]
+    values = read([value for _, _, value in flat])
+    table: dict[str, list[float | None]] = {}
+    for (index, name, _), value in zip(flat, values, strict=True):
+        row = table.setdefault(name, [None] * len(results))
+        row[index] = (row[index] or 0.0) + (value or 0.0)
+    return table
+
+
+def fails(result: StepResult, loss: float | None, norm: float | None) -> bool:
+    """Say whether a step fails the run; what the host did not know is known from the numbers."""
+    finite = all(value is None or math.isfinite(value) for value in (loss, norm))
+    return result.failed or (result.outcome.poison is not None and not finite)
+
+
+def nonfinite(result: StepResult, loss: float | None) -> NonFiniteError:
+    """Return the error that names a step, its loss and the parameters it would have spoilt."""
+    names: list[str] = []
+    if result.norms is not None:
+        bad = (~torch.isfinite(result.norms.each)).tolist()
+        names = [name for name, is_bad in zip(result.norms.names, bad, strict=True) if is_bad]
+    where = f"{len(names)} of {len(result.norms.names)}" if result.norms else "no"
+    shown = ", ".join(names[:6]) + (" ..." if len(names) > 6 else "")
+    return NonFiniteError(
+        f"Step {result.step} was not finite: its loss is {loss}, and {where} gradients are not "
+        f"finite{': ' + shown if shown else ''}. The state is the one before that step. Look at "
+        f"the batch in epoch {result.epoch + 1} at position {result.before.position}; lower "
+        "optim.lr; or go on over such steps with on_nonfinite='skip'.",
+        step=result.step,
+        loss=float("nan") if loss is None else loss,
+        parameters=names,
+    )
