@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 import surestep
 from surestep.base.errors import TaskError
+from surestep.record.events import read_events
 from tests import tiny
 from tests.laws import plain
 from tests.laws.tasks import mlp, rows, session_of
@@ -114,3 +115,13 @@ def test_any_loss_is_given_what_the_teacher_says(tmp_path):
         {"model": tiny.model(), "teacher": tiny.model(1), "loss": loss, "train": tiny.data()},
     )
     assert run.status["status"] == "finished"
+
+
+def test_both_terms_stand_in_the_events_and_add_up_to_the_loss(tmp_path):
+    trained(tmp_path / "run")
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    points = [event for event in events if event["event"] == "steps"]
+    assert sum(len(point["loss"]) for point in points) == 8
+    for point in points:
+        terms = zip(point["logged"]["soft"], point["logged"]["hard"], strict=True)
+        assert point["loss"] == pytest.approx([soft + hard for soft, hard in terms], rel=1e-5)

@@ -7,6 +7,8 @@ from torch import Tensor
 import surestep
 from surestep.engine.loss import as_loss
 from surestep.engine.losses.catalog import CATALOG
+from surestep.trainer.planning import plan_task
+from tests import tiny
 from tests.engine.losses.table import CASES, Case, N, as_type, rows
 
 known = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -121,3 +123,11 @@ def test_the_module_offers_what_the_table_holds():
     for name, each in CATALOG.items():
         assert getattr(surestep.losses, name) is each
         assert each.name == name
+
+
+@pytest.mark.parametrize("name", ["contrastive", "contrastive_pairs"])
+def test_the_plan_names_a_loss_that_does_not_split(name):
+    task = surestep.Task(model=tiny.model(), loss=name, train=tiny.data())
+    plan = plan_task(task, tiny.config(micro_batch_size=3)).plan
+    assert plan.reason("cutting").startswith(f"cutting changes the numbers here: {name}(")
+    assert "compares samples of a micro-batch with each other" in plan.reason("cutting")
