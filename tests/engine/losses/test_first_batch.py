@@ -303,6 +303,11 @@ def test_a_wrong_option_is_refused(make, sentence):
         make()
 
 
+@pytest.mark.parametrize("dim", [1, 2])
+def test_the_classes_of_a_divergence_may_be_in_any_dimension(dim):
+    as_loss(nn.KLDivLoss(), "samples").check(First(W.log_softmax(dim), W.softmax(dim)))
+
+
 def test_nothing_is_expected_of_a_function():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -94,16 +94,18 @@ def probabilities(outputs: Tensor, called: str, instead: str) -> None:
         )
 
 
-def log_probabilities(first: First, called: str, instead: str, *, dim: int = 1) -> None:
-    """Check that outputs are logarithms of probabilities along `dim`.
+def log_probabilities(
+    first: First, called: str, instead: str, *, dims: tuple[int, ...] = (1,)
+) -> None:
+    """Check that outputs are logarithms of probabilities along one of `dims`.
 
     Raises:
         TaskError: they are probabilities or logits.
     """
     outputs = first.outputs.detach().float()
-    if outputs.dim() <= dim or outputs.shape[dim] < 2:
+    if outputs.dim() <= max(dims, default=0) or not outputs.numel():
         return
-    if bool((outputs.logsumexp(dim).abs() < 5e-2).all()):
+    if any(bool((outputs.logsumexp(dim).abs() < 5e-2).all()) for dim in dims):
         return
     what = "probabilities" if first.squashed or float(outputs.min()) >= 0 else "logits"
     raise TaskError(

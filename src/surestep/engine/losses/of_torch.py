@@ -185,10 +185,9 @@ def _check_figures(summing: Any) -> Callable[[First], None]:
         if isinstance(summing, nn.SoftMarginLoss):
             expect_figures.signs(targets, name)
         if isinstance(summing, nn.KLDivLoss):
-            last = outputs.dim() - 1
-            expect_figures.log_probabilities(
-                first, name, "surestep.losses.multiclass()", dim=1 if last >= 1 else 0
-            )
+            # Which dimension the classes are in, it does not say.
+            dims = tuple(range(outputs.dim()))
+            expect_figures.log_probabilities(first, name, "surestep.losses.multiclass()", dims=dims)
 
     return check
 
