@@ -181,8 +181,14 @@ def test_lbfgs_moves_all_in_one_group_in_the_order_of_the_model():
     ("optim", "sentence"),
     [
         ({"name": "lbfgs", "groups": ("0.* lr=0.5x",)}, "moves all parameters as one"),
-        ({"name": "lbfgs", "groups": ("0.* decay=0.1",)}, "says a decay of 0.1 .*lbfgs has none"),
-        ({"name": "rprop", "groups": ("0.* decay=0.1",)}, "says a decay of 0.1 .*rprop has none"),
+        (
+            {"name": "lbfgs", "groups": ("0.* decay=0.1",)},
+            "says a decay, and lbfgs has no weight decay",
+        ),
+        (
+            {"name": "rprop", "groups": ("0.* decay=0.1",)},
+            "says a decay, and rprop has no weight decay",
+        ),
     ],
 )
 def test_groups_that_an_optimizer_cannot_keep_are_refused(optim, sentence):
@@ -241,3 +247,12 @@ def test_a_long_list_of_names_is_cut():
     model = nn.Sequential(*[nn.Linear(1, 1) for _ in range(6)])
     with pytest.raises(TaskError, match=r"0\.weight, .* and 3 more\."):
         check_groups(torch.optim.SGD([model[5].bias], lr=0.1), model)
+
+
+def test_a_decay_of_a_sparse_table_is_refused_though_the_rest_may_decay():
+    net = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3))
+    parts = {"model": net, "train": (torch.ones(20, dtype=torch.long), tiny.data()[1])}
+    planned = tiny.plan(parts, optim={"groups": ("0.* decay=0.1",)})
+    groups = arrange(planned.model, planned.plan)
+    with pytest.raises(ConfigError, match=r"says a decay of 0\.1 for .* SparseAdam has none"):
+        build_optimizer(planned.plan, planned.task, planned.model, groups)
