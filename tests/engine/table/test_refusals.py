@@ -28,11 +28,6 @@ SPARSE = replace(GIVEN, sparse=("table",))
         ({"data.persistent_workers": True}, GIVEN, "needs workers: say data.num_workers=2"),
         ({"data.prefetch_factor": 3}, GIVEN, "needs workers: say data.num_workers=2"),
         ({"data.drop_last": True, "batch_size": 101}, GIVEN, "drops every batch: 100 samples"),
-        (
-            {"activation_checkpointing": "on"},
-            GIVEN,
-            "a model that brings its own .* Leave it out, or use a smaller micro_batch_size",
-        ),
         ({"epochs": None}, GIVEN, "Nothing says how long .* Say epochs=10 or max_steps=1000"),
         ({"optim.lr": 0.1}, replace(GIVEN, own_optimizer=True), "optim.lr is said, but the Task"),
         ({"optim.momentum": 0.1}, GIVEN, "optim.momentum=0.1 is an option of muon, "),

@@ -56,7 +56,7 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         ("data.prefetch_factor", {}, FACTS, GIVEN, None, "no workers"),
         (
             *("activation_checkpointing", {"activation_checkpointing": "on"}, FACTS),
-            *(replace(GIVEN, own_checkpointing=True), "on", "said: Python"),
+            *(GIVEN, "on", "said: Python"),
         ),
         ("checkpoint.weights", {}, FACTS, GIVEN, "all", "a checkpoint is whole by itself"),
         (
