@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -90,11 +90,7 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         val_batch_sizes=tuple(
             own["batch_size"] for data in task.val_sets().values() if (own := loader_settings(data))
         ),
-        metrics={
-            known: better
-            for name, metric in task.metrics.items()
-            for known, better in directions(name, metric).items()
-        },
+        metrics=_directions(task),
         own_optimizer=task.optimizer is not None,
         own_schedule=task.schedule is not None,
         **kinds_of(model),
@@ -109,6 +105,15 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
     said = origin.said if origin is not None else {}
     decide = partial(plan_learners, task, model) if task.optimizers else resolve
     return Planned(task, config, facts, decide(config, facts, given, origins=said), model, loss)
+
+
+def _directions(task: Task) -> dict[str, Literal["min", "max"] | None]:
+    """Say of each metric by its name whether smaller or larger is better, if it says."""
+    return {
+        known: better
+        for name, metric in task.metrics.items()
+        for known, better in directions(name, metric).items()
+    }
 
 
 def _not_splitting(task: Task, model: nn.Module, loss: Loss) -> tuple[str, ...]:

@@ -74,9 +74,7 @@ def prepare(
             load_checkpoint(checkpoint, session.state)
         finished = recorder.known and _is_finished(recorder)
         if not finished:
-            recorder.start(asked, planned.plan, planned.facts, Path.cwd())
-            if started is not None:
-                recorder.event("init", **asdict(started))
+            _record_start(recorder, asked, planned, started)
         session.open(open_progress(planned.plan, session.state.place.step), finished=finished)
         for line in _first_lines(planned, started):
             session.say(line)
@@ -85,6 +83,14 @@ def prepare(
         settings.close()
         recorder.discard()
         raise
+
+
+def _record_start(
+    recorder: Recorder, asked: dict[str, Any], planned: Planned, started: Started | None
+) -> None:
+    recorder.start(asked, planned.plan, planned.facts, Path.cwd())
+    if started is not None:
+        recorder.event("init", **asdict(started))
 
 
 def _first_lines(planned: Planned, started: Started | None) -> list[str]:
