@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import surestep
-from surestep.base.errors import NonFiniteError
+from surestep.base.errors import ConfigError, NonFiniteError
 from tests.laws import plain_turns
 from tests.laws.plain import distance
 from tests.laws.reads import host_reads
@@ -272,3 +272,9 @@ def test_an_optimizer_twice_in_a_turn_is_stepped_twice(folder):
 
 def net_of_one():
     return nn.Linear(4, 1)
+
+
+def test_law_9_a_search_of_its_own_is_refused(folder):
+    task = surestep.Task(net_of_one(), train=(real_samples(),), step=print)
+    with pytest.raises(ConfigError, match=r"lbfgs.* evaluates the batch by itself"):
+        session_of(task, folder(), max_steps=2, optim={"name": "lbfgs"})

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 from torch import nn
 
+from surestep.base.errors import ConfigError
 from surestep.engine.average import Average, annealed
 from surestep.engine.loss import Loss
 from surestep.engine.optim.build import build_optimizer
@@ -40,6 +41,7 @@ def parts_of(
 
     Raises:
         TaskError: the optimizers do not fit the model.
+        ConfigError: they do not fit a step of the user's own.
     """
     groups: Sequence[ParameterGroup] = ()
     keep_eval = list(task.keep_eval)
@@ -72,10 +74,15 @@ def parts_of(
         peak_rates=first.peak_rates,
         momentum=first.momentum,
     )
-    if plan.guard == "searching":
-        parts.update = search
     if task.step is not None:
+        if plan.guard == "searching":
+            raise ConfigError(
+                "optim.name='lbfgs' evaluates the batch by itself, and the Task's own step says "
+                "when to. Say another optim.name."
+            )
         parts.update = OwnStep(task.step, movers)
+    elif plan.guard == "searching":
+        parts.update = search
     return parts, groups
 
 

@@ -84,6 +84,8 @@ def test_the_plan_shows_each_with_its_reasons():
     assert plan.guard == "reading"
     assert "(critic)" in plan.reason("guard")
     assert not [each for each in plan.decisions if each.option.startswith("optim.")]
+    own = [each for each in plan.decisions if each.option.startswith("optimizers.")]
+    assert all(each.value is not None for each in own)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def plan_learners(
         decisions += [
             Decision(f"optimizers.{name}.{option}", value, reason)
             for option, value, reason in plan.decisions
-            if option.partition(".")[0] in ("optim", "schedule")
+            if option.partition(".")[0] in ("optim", "schedule") and value is not None
         ]
     return replace(main, guard=guard, optimizers=plans, decisions=tuple(decisions))
 
