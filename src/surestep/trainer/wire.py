@@ -74,6 +74,12 @@ def parts_of(
         peak_rates=first.peak_rates,
         momentum=first.momentum,
     )
+    _set_update(parts, plan, task, movers)
+    return parts, groups
+
+
+def _set_update(parts: Parts, plan: Plan, task: Task, movers: Movers) -> None:
+    """Replace what moves the parameters, where the optimizer or the Task does so itself."""
     if task.step is not None:
         if plan.guard == "searching":
             raise ConfigError(
@@ -83,7 +89,6 @@ def parts_of(
         parts.update = OwnStep(task.step, movers)
     elif plan.guard == "searching":
         parts.update = search
-    return parts, groups
 
 
 def _mover(plan: Plan, task: Task, state: State, name: str) -> Mover:
