@@ -6,6 +6,8 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import ConfigError, NonFiniteError
+from surestep.engine.parallel import many
+from surestep.engine.turn import Turn
 from tests.laws import plain_turns
 from tests.laws.plain import distance
 from tests.laws.reads import host_reads
@@ -278,3 +280,50 @@ def test_law_9_a_search_of_its_own_is_refused(folder):
     task = surestep.Task(net_of_one(), train=(real_samples(),), step=print)
     with pytest.raises(ConfigError, match=r"lbfgs.* evaluates the batch by itself"):
         session_of(task, folder(), max_steps=2, optim={"name": "lbfgs"})
+
+
+def nothing(*_):
+    pass
+
+
+def alike(self, loss, seed, *names, own=many.Movers.add_gradient, **graph):
+    own(self, loss, torch.full_like(seed, 0.25), *names, **graph)
+
+
+MUTATIONS = {
+    "nothing is put back on the device": (
+        many.Kept,
+        "restore_where",
+        nothing,
+        lambda folder: test_law_5_a_turn_that_fails_halfway_moves_nothing(folder, {}, {}),
+    ),
+    "nothing is put back by the host": (
+        many.Kept,
+        "restore",
+        nothing,
+        lambda folder: test_law_5_a_turn_that_fails_halfway_moves_nothing(
+            folder, *GUARDS["by a read"]
+        ),
+    ),
+    "noise by micro-batch": (
+        Turn,
+        "_drawn",
+        lambda self, draw, micro, size: draw(micro.samples, *size),
+        lambda folder: test_law_1_a_batch_that_is_cut_gives_the_same_update(folder, wgan_task, 5),
+    ),
+    "each micro-batch counts alike": (
+        many.Movers,
+        "add_gradient",
+        alike,
+        lambda folder: test_law_1_a_batch_that_is_cut_gives_the_same_update(
+            folder, actor_critic_task, 5
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("home", "name", "wrong", "check"), MUTATIONS.values(), ids=MUTATIONS)
+def test_each_law_sees_what_breaks_it(folder, monkeypatch, home, name, wrong, check):
+    monkeypatch.setattr(home, name, wrong)
+    with pytest.raises(AssertionError):
+        check(folder)
