@@ -93,6 +93,7 @@ WISHES: dict[str, Wish] = {
     "matmul_precision": Wish("high"),
     "cudnn_benchmark": Wish(False),
     "sdpa_backend": Wish("math"),
+    "profile": Wish("1:2"),
     "optim.name": Wish("sgd"),
     "optim.lr": Wish(0.5),
     "optim.weight_decay": Wish(0.25),

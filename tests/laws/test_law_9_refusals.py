@@ -88,6 +88,7 @@ CANNOT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"early_stop.patience": 3}, {}, "give the Task val data"),
     ({"early_stop.min_delta": 0.1}, VAL, "early_stop.patience=5"),
     ({"compile_blocks": True}, {}, "say compile='default'"),
+    ({"profile": "3:99"}, {}, "Use earlier steps"),
     ({"compile_blocks": True, "compile": "default"}, {}, "Leave it out"),
     ({"channels_last": True}, {}, "Leave it out"),
     ({"cudnn_benchmark": True, "deterministic": True}, {}, "Say one of them"),

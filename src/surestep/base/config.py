@@ -19,7 +19,7 @@ from surestep.base.groups.optim import Optim
 from surestep.base.groups.precision import Scaler
 from surestep.base.groups.record import Checkpoint, Logging
 from surestep.base.groups.schedule import Schedule
-from surestep.base.values import Count, Positive, Precision, Recomputed, Whole
+from surestep.base.values import Count, Positive, Precision, Recomputed, Steps, Whole
 
 
 class Config(Group):
@@ -84,6 +84,9 @@ class Config(Group):
     )
     sdpa_backend: Literal["auto", "flash", "efficient", "cudnn", "math"] | None = Field(
         default=None, description="What computes scaled_dot_product_attention; auto: torch."
+    )
+    profile: Steps | None = Field(
+        default=None, description="Steps to watch with torch's profiler: '10:15'."
     )
     optim: Optim = Optim()
     schedule: Schedule = Schedule()

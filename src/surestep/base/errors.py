@@ -7,6 +7,7 @@ SurestepError
 ├── RecipeError       a recipe file cannot be used
 ├── RunError          a run folder is held, missing, or belongs to another config
 ├── CheckpointError   a checkpoint is missing or does not fit
+├── OutOfMemory       a step needs more memory than there is
 └── NonFiniteError    the loss or a gradient stopped being finite
 """
 
@@ -40,6 +41,10 @@ class RunError(SurestepError):
 
 class CheckpointError(SurestepError):
     """A checkpoint is missing, unreadable, or does not fit the model."""
+
+
+class OutOfMemory(SurestepError):
+    """A step needs more memory than there is; what was held is in the run folder."""
 
 
 class NonFiniteError(SurestepError):

@@ -48,6 +48,13 @@ def _recomputed(text: str) -> str:
     return " ".join(words)
 
 
+def _range(text: str) -> str:
+    first, _, last = text.partition(":")
+    if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
+        raise ValueError("must be the first and the last step, such as '10:15'")
+    return f"{int(first)}:{int(last)}"
+
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -59,4 +66,5 @@ ClockPeriod = Annotated[str, _duration("epochs", "steps", "items", "minutes")]
 StepPeriod = Annotated[str, _duration("epochs", "steps")]
 Warmup = Annotated[str, AfterValidator(_warmup)]
 Length = Annotated[str, AfterValidator(read_length)]
+Steps = Annotated[str, AfterValidator(_range)]
 Recomputed = Annotated[str, AfterValidator(_recomputed)]

@@ -14,7 +14,8 @@ from surestep.engine.step import StepResult
 class LogPoint:
     """What the host read: a list entry for each step since the last log point.
 
-    `loss` and `grad_norm` are None for a step without items.
+    `loss` and `grad_norm` are None for a step without items. `waited_s` are the seconds of
+    `seconds` in which the next batch was waited for.
     """
 
     first_step: int
@@ -26,6 +27,7 @@ class LogPoint:
     samples: int
     items: float
     seconds: float
+    waited_s: float
     place: Place
 
 

@@ -42,6 +42,7 @@ class Loop:
     def __post_init__(self) -> None:
         self._pending: list[StepResult] = []
         self._clock = time.perf_counter()
+        self.waited_s = self._told_s = 0.0  # for data: of all steps, and what was told of it
         self._cadence = Cadence(self.plan.logging_every, self.plan.steps_per_epoch)
         self._next_look = 0
         self._started = self._doing = self.ends_epoch = False
@@ -80,7 +81,9 @@ class Loop:
             self._cadence.start(state.place.items, time.monotonic())
             self._next_look = self._cadence.next_look(state.place.step)
             while self.state.place.step < end and self.stopping is None:
+                asked = time.perf_counter()
                 for batch in self.feed.batches(self.state.place.epoch, self.state.place.position):
+                    self.waited_s += time.perf_counter() - asked
                     result = self.step(batch)
                     place, self.ends_epoch = state.place, batch.ends_epoch
                     ends = self.ends_epoch or place.step >= end
@@ -91,6 +94,7 @@ class Loop:
                         return
                     if state.place is not place:
                         break  # somebody loaded another place while we were away
+                    asked = time.perf_counter()
                 else:
                     if self.state.place.position:
                         self._next_epoch()
@@ -193,6 +197,7 @@ class Loop:
             )
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
+        waited, self._told_s = self.waited_s - self._told_s, self.waited_s
         point = LogPoint(
             first_step=results[0].step,
             epoch=results[-1].epoch,
@@ -203,6 +208,7 @@ class Loop:
             samples=sum(result.samples for result in results),
             items=sum(result.items for result in results),
             seconds=seconds,
+            waited_s=waited,
             place=self.state.place,
         )
         for report in self.on_log:

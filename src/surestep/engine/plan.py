@@ -121,6 +121,7 @@ class Plan:
     checkpoint_keep_last: int
     checkpoint_keep_best: int
     checkpoint_weights: Literal["all", "trained"]
+    profile: str | None
     logging_every: Duration
     logging_progress: Literal["bar", "plain", "quiet"]
     decisions: tuple[Decision, ...] = ()

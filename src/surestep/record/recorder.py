@@ -20,7 +20,7 @@ from surestep.record.run import Run
 
 # What never changes a number of the run, and may differ when it goes on.
 WITHOUT_EFFECT = (
-    *("logging.", "checkpoint.", "data.num_workers", "data.pin_memory"),
+    *("logging.", "profile", "checkpoint.", "data.num_workers", "data.pin_memory"),
     *("data.persistent_workers", "data.prefetch_factor"),
 )
 
@@ -107,7 +107,14 @@ class Recorder:
             items=point.items,
             samples=point.samples,
             seconds=round(point.seconds, 4),
+            waited_s=round(point.waited_s, 4),
         )
+
+    def write(self, name: str, content: dict[str, Any]) -> Path:
+        """Write a JSON file of this name into the folder; return its path."""
+        path = self.folder / name
+        write_json(path, content)
+        return path
 
     def save(self, state: State, plan: Plan) -> Path:
         """Write a checkpoint, then let go of those that need not stay."""

@@ -13,6 +13,7 @@ from surestep.base.config import Config
 from surestep.base.duration import Cadence, Duration
 from surestep.base.errors import NonFiniteError
 from surestep.engine.callback import Callback, Request
+from surestep.engine.memory import ran_out
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.step import StepResult
 from surestep.engine.task import Task
@@ -91,6 +92,8 @@ def fit(session: Session) -> Run:
         raise
     except Exception as error:
         session.end("failed", reason=f"{type(error).__name__}: {error}")
+        if ran_out(error):
+            raise session.out_of_memory(error) from error
         raise
     session.end("finished", reason=session.loop.stopping or "all steps are done")
     return session.run

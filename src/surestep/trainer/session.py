@@ -9,11 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from surestep.base.errors import ConfigError, SurestepError
+from surestep.base.errors import ConfigError, OutOfMemory, SurestepError
 from surestep.engine.callback import Request
 from surestep.engine.log_point import LogPoint
 from surestep.engine.loop import Loop
+from surestep.engine.memory import memory_snapshot
 from surestep.engine.plan import Plan
+from surestep.engine.profiling import Profile
 from surestep.engine.state import State
 from surestep.engine.step import StepResult
 from surestep.engine.task import Task
@@ -47,7 +49,7 @@ class Session:
         self.task = task
         self.loop = loop
         self.finished = False
-        self.seconds = 0.0
+        self.seconds = self.waited_s = 0.0
         self._gauge = gauge
         self._recorder = recorder
         self._settings = settings
@@ -63,6 +65,11 @@ class Session:
         if isinstance(progress, Bar):
             self.loop.watch(progress)
         place = self.state.place
+        if self.plan.profile is not None and not finished:
+            first, last = map(int, self.plan.profile.split(":"))
+            profile = Profile(first, last, self.run.path / "profile", self.loop)
+            self.loop.watch(profile)
+            self.loop.notices.append(profile.notice)
         if finished:
             self.say(f"{self.run.path} is finished: {place.step} steps are done.")
         elif place.step:
@@ -221,11 +228,25 @@ class Session:
             "steps_taken": place.steps_taken,
             "items": place.items,
             "seconds": round(self.seconds, 3),
+            "waited_s": round(self.waited_s, 3),
             **vars(counts),
             "clipped": None if self.plan.max_grad_norm is None else counts.clipped,
         }
         self._recorder.event("end", status=status, **figures, **more)
         self._recorder.status(status, **figures, **more)
+
+    def out_of_memory(self, error: BaseException) -> OutOfMemory:
+        """Write what is held in memory; return an error that says where, and what to do."""
+        step = self.state.place.step + 1
+        snapshot = memory_snapshot(self.state, self.plan.device)
+        path = self._recorder.write(f"out-of-memory-step-{step}.json", snapshot)
+        kinds = ("weights", "gradients", "optimizer", "allocated")
+        held = ", ".join(f"{kind} {snapshot[kind] / 2**20:,.0f} MiB" for kind in kinds)
+        return OutOfMemory(
+            f"Memory ran out in step {step}: {str(error).splitlines()[0]} Held: {held}; more in "
+            f"{path}. Use a smaller micro_batch_size than {self.plan.micro_batch_size}, which "
+            "changes no update, or activation_checkpointing='on'."
+        )
 
     def close(self) -> None:
         """Let the run folder go and put back every module's mode; a second call does nothing."""
@@ -255,6 +276,7 @@ class Session:
 
     def _log(self, point: LogPoint) -> None:
         self.seconds += point.seconds
+        self.waited_s += point.waited_s
         self._recorder.steps(point)
         self._progress.log(point)
         for notice in self.loop.notices:

@@ -1,7 +1,7 @@
 """What a run keeps and shows."""
 
 from surestep.base.duration import parse_duration
-from surestep.engine.plan import Row
+from surestep.engine.plan import Refusal, Row
 from surestep.engine.table.rows import (
     Refusals,
     Rows,
@@ -12,6 +12,7 @@ from surestep.engine.table.rows import (
 )
 
 ROWS: Rows = {
+    "profile": plain("profile", None, "nothing said: no step is profiled"),
     "checkpoint.every": (
         said("checkpoint.every", parse_duration),
         default(parse_duration("1 epoch"), "no more than an epoch is lost"),
@@ -43,6 +44,15 @@ ROWS: Rows = {
 }
 
 REFUSALS: Refusals = {
+    "profile": (
+        Refusal(
+            lambda k: int(k.said.get("profile", "0:0").split(":")[1]) > k["total_steps"],
+            lambda k: (
+                f"profile={k.said['profile']!r} goes beyond the run of {k['total_steps']} steps. "
+                "Use earlier steps, or a longer run."
+            ),
+        ),
+    ),
     "checkpoint.every": (refuse_part_of_epoch("checkpoint.every"),),
     "logging.every": (refuse_part_of_epoch("logging.every"),),
 }

@@ -1,0 +1,156 @@
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import surestep
+from surestep.base.errors import ConfigError
+from surestep.engine.peak import peak_flops
+from tests import tiny
+
+
+def events(run, kind):
+    return [each for each in run.events() if each["event"] == kind]
+
+
+def profiled(folder, steps="3:5", **said):
+    options = {"profile": steps, "logging": {"every": "1 step"}, "max_steps": 6, **said}
+    return tiny.fit(folder / "run", {"train": tiny.data(64)}, **options)
+
+
+def test_a_trace_of_those_steps_is_written_and_holds_their_operations(tmp_path):
+    run = profiled(tmp_path)
+    trace = json.loads((run.path / "profile" / "trace-3-5.json").read_text())
+    names = [each.get("name") for each in trace["traceEvents"]]
+    backwards = [
+        name for name in names if name == "autograd::engine::evaluate_function: TanhBackward0"
+    ]
+    assert len(backwards) == 3
+
+
+def test_the_table_has_the_ten_costliest_operations_and_the_speed(tmp_path):
+    run = profiled(tmp_path)
+    text = (run.path / "profile" / "operations-3-5.txt").read_text()
+    rows = text.partition("operation ")[2].splitlines()[1:]
+    assert len(rows) == 10
+    costs = [float(row[53:62]) for row in rows]
+    assert costs == sorted(costs, reverse=True)
+    assert "waiting for data: " in text
+    assert "samples a second: " in text
+    assert "of the device's peak: not known" in text
+    (told,) = events(run, "notice")
+    assert text.strip() in told["text"]
+    assert told["step"] == 5
+
+
+def test_operations_are_counted_in_the_step_before(tmp_path):
+    """Two layers forward, and backward by weight and by input, but for the first layer's input."""
+    found = []
+
+    class Look(surestep.Callback):
+        def on_step(self, state, result):
+            found.append(next(c for c in session.loop.callbacks if hasattr(c, "_flops"))._flops)
+
+    said = {"profile": "2:2", "max_steps": 2}
+    with tiny.prepare(tmp_path / "run", {"train": tiny.data(64)}, **said) as session:
+        session.loop.watch(Look())
+        list(session.steps())
+    first, second = 2 * 8 * tiny.FEATURES * 8, 2 * 8 * 8 * tiny.CLASSES
+    assert found[-1] == 2 * first + 3 * second
+
+
+def test_a_profiled_run_is_bit_for_bit_one_that_is_not(tmp_path):
+    weights = []
+    for steps in (None, "2:4"):
+        parts = {"model": tiny.model(dropout=0.5)}
+        said = {} if steps is None else {"profile": steps}
+        with tiny.prepare(tmp_path / str(steps), parts, **said) as session:
+            list(session.steps())
+            weights.append(tiny.weights(session.model))
+    assert torch.equal(*weights)
+
+
+def test_steps_beyond_the_run_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="profile='5:9' goes beyond the run of 6 steps"):
+        profiled(tmp_path, "5:9")
+
+
+@pytest.mark.parametrize("steps", ["5", "5:3", "0:3", "a:b", ":"])
+def test_what_is_no_range_of_steps_is_refused(steps):
+    with pytest.raises(ConfigError, match="such as '10:15'"):
+        tiny.config(profile=steps)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "peak"),
+    [
+        ("NVIDIA H200", "bf16", 989e12),
+        ("NVIDIA H100 PCIe", "fp32", 51e12),
+        ("NVIDIA H100 80GB HBM3", "fp16", 989e12),
+        ("Tesla T4", "bf16", None),
+        ("Some other", "fp32", None),
+    ],
+)
+def test_the_peak_of_a_device_is_known_by_its_name(device, precision, peak):
+    assert peak_flops(device, precision) == peak
+
+
+class Slow:
+    """A dataset that is waited for."""
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        sum(range(20_000))
+        return torch.zeros(tiny.FEATURES), index % tiny.CLASSES
+
+
+def test_waiting_for_data_is_measured(tmp_path):
+    run = tiny.fit(tmp_path / "slow", {"train": Slow()}, epochs=1)
+    assert 0.3 < run.status["waited_s"] / run.status["seconds"] <= 1
+    quick = tiny.fit(tmp_path / "quick", {"train": tiny.data(32)}, epochs=1)
+    assert quick.status["waited_s"] < run.status["waited_s"] / 5
+
+
+class Greedy(nn.Linear):
+    """A model that wants more memory than there is, from its third training step on."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += self.training
+        if self.calls > 2:
+            torch.empty(2**55)
+        return super().forward(x)
+
+
+def test_what_was_held_is_written_when_memory_runs_out(tmp_path):
+    model = Greedy(tiny.FEATURES, tiny.CLASSES)
+    with pytest.raises(surestep.SurestepError, match="Memory ran out in step 3") as caught:
+        tiny.fit(tmp_path / "run", {"model": model}, optim={"lr": 0.1})
+    assert "smaller micro_batch_size than 8" in str(caught.value)
+    path = tmp_path / "run" / "out-of-memory-step-3.json"
+    assert str(path) in str(caught.value)
+    held = json.loads(path.read_text())
+    weights = 4 * (tiny.FEATURES + 1) * tiny.CLASSES
+    assert held["weights"] == weights
+    assert held["optimizer"] == 2 * weights + 2 * 4
+    assert held["allocated"] > 2**20
+    assert surestep.Run(tmp_path / "run").status["status"] == "failed"
+
+
+def test_another_error_is_not_taken_for_it(tmp_path):
+    class Broken(nn.Linear):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += self.training
+            if self.calls > 2:
+                raise RuntimeError("something else")
+            return super().forward(x)
+
+    with pytest.raises(RuntimeError, match="something else"):
+        tiny.fit(tmp_path / "run", {"model": Broken(tiny.FEATURES, tiny.CLASSES)})
+    assert not list((tmp_path / "run").glob("out-of-memory*"))
