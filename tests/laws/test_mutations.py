@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from surestep.base.duration import parse_duration
-from surestep.engine import evaluate, loop, loss, seed, step, table
+from surestep.engine import evaluate, loop, seed, step, table
 from surestep.engine.data import feed, order, source, transform
 from surestep.engine.data.orders import drawn
+from surestep.engine.losses import of_torch
 from surestep.engine.optim import freezing, groups
 from surestep.engine.optim.layers import layers_of
 from surestep.engine.parallel import guard, single
@@ -146,7 +147,7 @@ MUTATIONS = [
         ),
         (
             "ignored targets count as items",
-            instead(loss, "_class_items", lambda *_: lambda _, targets: targets.numel()),
+            instead(of_torch, "class_items", lambda targets, *_: targets.numel()),
             lambda folder: check_cut(folder, MASKED, 16),
         ),
         (
