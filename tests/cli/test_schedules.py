@@ -14,7 +14,9 @@ def test_the_table_shows_what_each_is_for(surestep):
     answer = surestep("schedules")
     assert (answer.code, answer.err) == (0, "")
     for name, entry in CATALOG.items():
-        assert f" {name} {entry.purpose} {entry.formula} {entry.source}" in answer.out
+        takes = ", ".join(entry.takes) or "nothing"
+        said = f" {name} for {entry.purpose} takes {takes} factor on the peak {entry.formula}"
+        assert f"{said} equal to {entry.source}" in f" {' '.join(answer.out.split())}"
 
 
 def test_the_catalog_is_what_may_be_said():

@@ -1,5 +1,6 @@
 """`surestep losses`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -38,13 +39,13 @@ def run(words: list[str]) -> int:
     if asked.json:
         print(dumps(rows if asked.name is None else rows[0], indent=1))
         return 0
-    if asked.name is not None:
-        parts = [(part.replace("_", " "), text) for part, text in rows[0].items()]
-        show.table(asked.name, (), parts)
-        return 0
-    columns = ("task", "call", "outputs", "targets", "formula", "divides_by", "source")
-    heads = [column.replace("_", " ") for column in columns]
-    show.table("surestep.losses", heads, [[row[each] for each in columns] for row in rows])
-    print("A name goes into a Task with its defaults: Task(loss='huber'). With options:")
-    print("Task(loss=surestep.losses.huber(delta=0.5)). One loss alone: surestep losses huber.")
+    show.cards((row["call"], _said(row)) for row in rows)
+    if asked.name is None:
+        print("A name goes into a Task with its defaults: Task(loss='huber'). With options:")
+        print("Task(loss=surestep.losses.huber(delta=0.5)). One loss alone: surestep losses huber.")
     return 0
+
+
+def _said(row: Mapping[str, str]) -> dict[str, str]:
+    apart = ("name", "call")
+    return {part.replace("_", " "): text for part, text in row.items() if part not in apart}

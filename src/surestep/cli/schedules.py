@@ -37,13 +37,19 @@ def run(words: list[str]) -> int:
         rows = [_row(name) for name in names]
         print(json.dumps(rows if asked.name is None else rows[0], indent=1))
     elif asked.name is None:
-        shown = [(name, each.purpose, each.formula, each.source) for name, each in CATALOG.items()]
-        show.table("schedule.name", ("name", "for", "factor on the peak", "equal to"), shown)
+        show.cards((name, _said(name)) for name in CATALOG)
         print("One with its options: surestep schedules cosine. Drawn for a run:")
         print("surestep plan digits --schedule.name linear --plot rate.png")
     else:
         _one(asked.name)
     return 0
+
+
+def _said(name: str) -> dict[str, str]:
+    entry = CATALOG[name]
+    takes = ", ".join(entry.takes) or "nothing"
+    factor, equal = "factor on the peak", "equal to"
+    return {"for": entry.purpose, "takes": takes, factor: entry.formula, equal: entry.source}
 
 
 def _row(name: str) -> dict[str, Any]:

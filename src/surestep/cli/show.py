@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Mapping
+from textwrap import wrap
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +23,21 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> 
     console = Console(file=sys.stdout, width=width, highlight=False)
     console.print(title, style="bold", markup=False, soft_wrap=True)
     console.print(drawn)
+
+
+def cards(entries: Iterable[tuple[str, Mapping[str, str]]]) -> None:
+    """Print entries to stdout, each as a heading and what there is to say of it, by word."""
+    console = Console(file=sys.stdout, highlight=False)
+    width = min(console.width, 100) if sys.stdout.isatty() else 100
+    for heading, said in entries:
+        console.print(heading, style="bold", markup=False, soft_wrap=True)
+        margin = max(map(len, said)) + 2
+        for word, text in said.items():
+            first, *more = wrap(text, width - margin - 4, break_long_words=False) or [""]
+            console.print(f"    {word:<{margin}}{first}", markup=False, soft_wrap=True)
+            for line in more:
+                console.print(" " * (margin + 4) + line, markup=False, soft_wrap=True)
+        console.print()
 
 
 def figure(value: float | None) -> str:
