@@ -21,7 +21,7 @@ USAGE = """usage: surestep COMMAND ...
 
 {commands}
 
-Recipes that ship: digits, chars, spiral; or a Python file of your own.
+Recipes that ship: digits, chars, spiral, tabular; or a Python file of your own.
 `surestep train digits` trains one; `surestep train digits --help` explains its options.
 """
 
