@@ -125,7 +125,8 @@ CURVE: dict[str, tuple[Refusal, ...]] = {
             lambda k: (
                 f"schedule.milestones={k.said['schedule.milestones']!r} must rise, and lie within "
                 f"the run of {k['total_steps']} steps: they are at steps "
-                f"{', '.join(f'{each:g}' for each in _milestones(k))}."
+                f"{', '.join(f'{each:g}' for each in _milestones(k))}. Say them in order, such as "
+                "('50%', '75%')."
             ),
         ),
     ),

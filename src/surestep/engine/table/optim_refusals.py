@@ -6,6 +6,7 @@ from surestep.engine.plan import Known, Refusal
 from surestep.engine.table.rows import Refusals
 
 EVERY_OPTION = {option: None for known in OPTIMIZERS.values() for option in known.options}
+USUAL = ("adamw", "sgd")  # what to say instead, where several have the option
 
 
 def _name(k: Known) -> str:
@@ -33,10 +34,12 @@ def _refuse_foreign(option: str) -> Refusal:
 
     def message(k: Known) -> str:
         own = ", ".join(f"optim.{each}" for each in sorted(options_of(k["optim.name"])))
+        owners = optimizers_with(option)
+        usual = next((name for name in USUAL if name in owners), owners[0])
         return (
-            f"{full}={k.said[full]!r} is an option of {_listed(optimizers_with(option))}, but the "
-            f"optimizer is {k['optim.name']}. Its own options: {own}. Say one of those, or another "
-            "optim.name."
+            f"{full}={k.said[full]!r} is an option of {_listed(owners)}, but the optimizer is "
+            f"{k['optim.name']}. Its own options: {own}. Say one of those, or "
+            f"optim.name={usual!r}."
         )
 
     return Refusal(lambda k: full in k.said and option not in options_of(k["optim.name"]), message)

@@ -9,6 +9,7 @@ from surestep.engine.table.curve import CURVE
 from surestep.engine.table.rows import Refusals, Rows, default, is_said, said
 
 OPTIONS = tuple(name for name in Schedule.model_fields if name != "name")
+NEEDED = {option for entry in CATALOG.values() for option in entry.needs}
 
 
 def _rows(option: str) -> tuple[Row, ...]:
@@ -34,11 +35,12 @@ def _foreign(option: str) -> Refusal:
     def message(k: Known) -> str:
         name, takes = k["schedule.name"], CATALOG[k["schedule.name"]].takes
         owners = [other for other, entry in CATALOG.items() if option in entry.takes]
+        usual = "cosine" if "cosine" in owners else owners[0]
         instead = ", say schedule.warmup='0%'," if option == "warmup" else ""
         return (
             f"schedule.{option}={k.said[f'schedule.{option}']!r} is an option of "
             f"{', '.join(owners)}, and the schedule is {name}, which takes "
-            f"{', '.join(takes)}. Leave it out{instead} or say schedule.name={owners[0]!r}."
+            f"{', '.join(takes)}. Leave it out{instead} or say schedule.name={usual!r}."
         )
 
     return Refusal(
@@ -107,7 +109,11 @@ REFUSALS: Refusals = {
         ),
     ),
     **{
-        f"schedule.{option}": (_foreign(option), _needed(option), *CURVE.get(option, ()))
+        f"schedule.{option}": (
+            _foreign(option),
+            *((_needed(option),) if option in NEEDED else ()),
+            *CURVE.get(option, ()),
+        )
         for option in OPTIONS
     },
 }

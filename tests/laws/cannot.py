@@ -1,0 +1,234 @@
+"""Wishes that cannot be kept: a case for every refusal of the table, and the words to type."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import surestep
+from surestep.engine.facts import Facts, read_facts
+from surestep.engine.optim.catalog import OPTIMIZERS
+from surestep.engine.schedule.catalog import CATALOG
+from tests.laws.tasks import rows
+from tests.laws.wishes import WISHES
+from tests.tiny import GPU
+
+Said = dict[str, Any]
+Case = tuple[Said, dict[str, Any], str]
+
+
+def loader(**options: Any) -> DataLoader:
+    return DataLoader(TensorDataset(*rows(50)), **{"batch_size": 10, **options})
+
+
+def odd(outputs, targets):
+    return outputs.mean()
+
+
+class Endless(IterableDataset):
+    """A stream that does not say how long it is."""
+
+    def __iter__(self):
+        return zip(*rows(50), strict=True)
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+
+
+class Table(nn.Module):
+    """A table with sparse gradients and a layer behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3)
+
+
+def without(**lacking: Any) -> Callable[[], Facts]:
+    """This machine, but for what it lacks."""
+    return lambda: replace(read_facts(), **lacking)
+
+
+VAL = {"val": rows(20)}
+OWN = {"optimizer": lambda groups: torch.optim.RMSprop(groups, lr=1e-3)}
+LOADER = {"train": loader()}
+FLAT = {"model": nn.Linear(10, 3)}
+ENDLESS = {"train": Endless()}
+COMPLEX = {"model": Complex()}
+SPARSE = {"model": Table()}
+ALL_SPARSE = {"model": nn.Embedding(9, 3, sparse=True)}
+SGD = {"optim.name": "sgd"}
+RPROP = {"optim.name": "rprop"}
+LBFGS = {"optim.name": "lbfgs"}
+SWA = {"average.kind": "swa"}
+RESTARTS = {"schedule.name": "cosine_restarts"}
+CYCLIC = {"schedule.name": "cyclic"}
+ONE_CYCLE = {"schedule.name": "one_cycle"}
+COSINE = {"schedule.name": "cosine"}
+STEPS = {"epochs": None, "max_steps": 9}
+AVERAGE = {
+    **{"decay": 0.9, "warmup": True, "start": "1 step", "every": "1 step"},
+    **{"buffers": "copy", "lr": 0.1},
+}
+
+
+def foreign_to(option: str) -> str:
+    """Return an optimizer or a schedule that does not take an option."""
+    group, _, name = option.partition(".")
+    if group == "optim":
+        return next(each for each in ("sgd", "adamw") if name not in OPTIMIZERS[each].options)
+    names = ("constant", "one_cycle", "reduce_on_plateau")
+    return next(each for each in names if name not in CATALOG[each].takes)
+
+
+OWN_OPTIONS = [f"optim.{each}" for each in {o: 0 for k in OPTIMIZERS.values() for o in k.options}]
+CURVE_OPTIONS = [name for name in WISHES if name.startswith("schedule.") and name[9:] != "name"]
+FOREIGN: list[Case] = [
+    ({f"{group}.name": foreign_to(option), option: WISHES[option].said}, VAL, f"{group}.name='")
+    for option in (*OWN_OPTIONS, *CURVE_OPTIONS)
+    for group in [option.partition(".")[0]]
+]
+RUN: list[Case] = [
+    ({"device": "cuda:99"}, {}, "This machine has: cpu"),
+    ({"device": "gpu"}, {}, "This machine has: cpu"),
+    ({"device": "meta"}, {}, "This machine has: cpu"),
+    ({"precision": "tf32", "device": "cpu"}, {}, "precision='fp32'"),
+    ({"epochs": None}, {}, "epochs=10 or max_steps=1000"),
+    ({"epochs": 3}, ENDLESS, "Say max_steps=1000"),
+    ({"profile": "3:99"}, {}, "Use earlier steps"),
+    ({**STEPS, "checkpoint.every": "0.5 epochs"}, ENDLESS, "Say whole epochs, or '500 steps'"),
+    ({**STEPS, "logging.every": "0.5 epochs"}, ENDLESS, "Say whole epochs, or '500 steps'"),
+]
+DATA: list[Case] = [
+    ({"batch_size": 16}, LOADER, "leave batch_size out"),
+    ({"data.shuffle": True}, LOADER, "leave data.shuffle out"),
+    ({"data.shuffle": True}, {"order": surestep.orders.sequential()}, "Leave data.shuffle out"),
+    ({**STEPS, "data.shuffle": True}, ENDLESS, "data.shuffle_buffer=1000"),
+    ({"data.shuffle_buffer": 9}, {}, "Say data.shuffle=True"),
+    ({"data.drop_last": True}, LOADER, "leave data.drop_last out"),
+    ({"data.num_workers": 2}, LOADER, "leave data.num_workers out"),
+    ({"data.pin_memory": True}, LOADER, "leave data.pin_memory out"),
+    ({"data.pin_memory": True}, {}, "Leave it out"),
+    ({"data.persistent_workers": True}, LOADER, "leave data.persistent_workers out"),
+    ({"data.prefetch_factor": 4}, {"train": loader(num_workers=1)}, "leave data.prefetch_factor"),
+    ({"validation.batch_size": 4}, {"val": loader()}, "Say it in one place"),
+    ({"batch_size": 8, "micro_batch_size": 9}, {}, "at most 8"),
+    ({"data.persistent_workers": True}, {}, "data.num_workers=2"),
+    ({"data.prefetch_factor": 2}, {}, "data.num_workers=2"),
+    ({"batch_size": 64, "data.drop_last": True}, {}, "drop_last=False"),
+]
+OPTIM: list[Case] = [
+    ({"optim.lr": 0.1}, OWN, "leave Task(optimizer=...) out"),
+    ({"optim.name": "sgd"}, OWN, "leave Task(optimizer=...) out"),
+    ({"optim.name": "adamw8bit"}, {"facts": without(extras=())}, "pip install 'surestep[bnb]'"),
+    ({"optim.name": "adafactor"}, COMPLEX, "Say optim.name='adamw'"),
+    ({"optim.name": "adamw"}, SPARSE, "optim.name='sparse_adam'; or build the table with"),
+    ({"optim.name": "sparse_adam"}, {}, "optim.name='adamw'"),
+    ({"optim.name": "muon"}, FLAT, "Say optim.name='adamw'"),
+    ({**LBFGS, "precision": "fp16"}, {}, "Say precision='bf16' or 'fp32'"),
+    ({**RPROP, "optim.weight_decay": 0.1}, {}, "say optim.name='adamw'"),
+    ({**SGD, "optim.betas": (0.5, 0.5)}, {}, "optim.name='adamw'"),
+    ({**SGD, "optim.eps": 1e-3}, {}, "optim.name='adamw'"),
+    ({"optim.eps": (1e-3, 1e-3)}, {}, "every other optimizer one. Say it so"),
+    ({"optim.momentum": 0.9}, {}, "optim.name='sgd'"),
+    ({"optim.nesterov": True}, {}, "optim.name='sgd'"),
+    ({"optim.nesterov": True, **SGD}, {}, "optim.momentum=0.9"),
+    (
+        {**SGD, "optim.nesterov": True, "optim.momentum": 0.9, "optim.dampening": 0.5},
+        *({}, "needs optim.dampening=0"),
+    ),
+    ({**SGD, "optim.momentum": 0.9, "optim.dampening": 0.5}, SPARSE, "sparse=False"),
+    ({"optim.adamw_lr": 0.1}, ALL_SPARSE, "Leave it out"),
+    ({**RPROP, "optim.etas": (0.5, 0.9)}, {}, "such as (0.5, 1.2)"),
+    ({"optim.name": "radam", "optim.implementation": "fused"}, {}, "Say 'foreach' or 'plain'"),
+    ({**RPROP, "optim.groups": ("0.* decay=0.1",)}, {}, "say optim.name='adamw'"),
+    ({"optim.groups": ("0.* freeze='9 epochs'",)}, {}, "freeze alone, for good"),
+]
+SCHEDULE: list[Case] = [
+    ({"schedule.name": "cosine"}, {"schedule": lambda n, _: 1.0}, "leave Task(schedule=...) out"),
+    ({"schedule.name": "reduce_on_plateau"}, {}, "use schedule.name='cosine'"),
+    ({"schedule.name": "step"}, {}, "say schedule.step_size='30 epochs'"),
+    ({"schedule.name": "multi_step"}, {}, "say schedule.milestones=('50%', '75%')"),
+    ({"schedule.name": "exponential"}, {}, "say schedule.gamma=0.95"),
+    ({"schedule.name": "chain"}, {}, "say schedule.chain=('warmup 5%'"),
+    ({"schedule.warmup": "50 steps"}, {}, "a shorter warm-up or a longer run"),
+    ({"schedule.warmup": "2 epochs"}, {}, "a shorter warm-up or a longer run"),
+    ({"schedule.warmup_start": 0.5}, {}, "say schedule.warmup='5%'"),
+    ({"schedule.min_lr_ratio": 0.1}, {}, "schedule.name='cosine'"),
+    ({"schedule.floor": "cut"}, {}, "schedule.name='cosine'"),
+    ({**COSINE, "schedule.min_lr": 1e-4}, OWN, "Say schedule.min_lr_ratio"),
+    ({**COSINE, "schedule.min_lr": 0.1}, {}, "Use a lower floor or a higher peak"),
+    ({**COSINE, "schedule.min_lr": 1e-4, "schedule.min_lr_ratio": 0.1}, {}, "Say one of them"),
+    (RESTARTS, {}, "say schedule.cycles=5 or schedule.T_0='10 epochs'"),
+    ({**RESTARTS, "schedule.cycles": 2, "schedule.T_0": "1 step"}, {}, "Say one of them"),
+    ({**RESTARTS, "schedule.cycles": 2, "schedule.T_mult": 2}, {}, "Say schedule.T_0 instead"),
+    ({**RESTARTS, "schedule.T_0": "9 steps", "schedule.save_cycles": True}, {}, "shorter cycles"),
+    ({"schedule.name": "multi_step", "schedule.milestones": ("75%", "50%")}, {}, "('50%', '75%')"),
+    ({**CYCLIC, "schedule.gamma": 0.5}, {}, "say schedule.mode='exp_range'"),
+    ({**CYCLIC, "schedule.base_momentum": 0.5}, {}, "say schedule.cycle_momentum=True"),
+    (
+        {**ONE_CYCLE, "schedule.base_momentum": 0.9, "schedule.max_momentum": 0.5},
+        *({}, "Let it be the lower one"),
+    ),
+    ({**ONE_CYCLE, **RPROP}, {}, "Say optim.momentum=0.9"),
+    (
+        {**ONE_CYCLE, "schedule.final_div_factor": 9.0, "schedule.min_lr_ratio": 0.1},
+        *({}, "Say one of them"),
+    ),
+    (
+        {"schedule.name": "warmup_stable_decay", "schedule.warmup": "60%", "schedule.decay": "60%"},
+        *({}, "Use shorter ones or a longer run"),
+    ),
+    ({"schedule.chain": ("cosine", "linear")}, {}, "Write 'cosine 10%'"),
+]
+STEP: list[Case] = [
+    ({"max_grad_norm": 1.0, "clip_value": 1.0}, {}, "Say one of them"),
+    ({**LBFGS, "max_grad_norm": 1.0}, {}, "say another optim.name"),
+    ({**LBFGS, "clip_value": 1.0}, {}, "say another optim.name"),
+    ({"max_nonfinite": 3}, {}, "on_nonfinite='skip'"),
+    ({"scaler.init_scale": 8.0}, {}, "precision='fp16'"),
+    ({"scaler.growth_interval": 8, "precision": "bf16"}, {}, "precision='fp16'"),
+]
+SPEED: list[Case] = [
+    ({"compile": "default"}, {"facts": without(compiler=False)}, "Install g++"),
+    ({"compile_blocks": True}, {}, "say compile='default'"),
+    ({"compile_blocks": True, "compile": "default"}, FLAT, "Leave it out"),
+    ({"channels_last": True}, {}, "Leave it out"),
+    ({"precision": "fp32", "matmul_precision": "high"}, {"facts": lambda: GPU}, "precision='tf32'"),
+    ({"cudnn_benchmark": True, "deterministic": True}, {}, "Say one of them"),
+    ({"cudnn_benchmark": True}, {}, "Leave it out"),
+    ({"sdpa_backend": "cudnn"}, {}, "flash, math"),
+]
+EVALUATION: list[Case] = [
+    ({"validation.metric": "accuracy"}, VAL, "Measured: val/loss"),
+    ({"validation.metric": "loss"}, {}, "no val data"),
+    (
+        {"validation.metric": "odd"},
+        {**VAL, "metrics": {"odd": odd}},
+        "validation.mode='max' or 'min'",
+    ),
+    ({"validation.every": "1 epoch"}, {}, "give the Task val data"),
+    ({**STEPS, "validation.every": "0.5 epochs"}, {**ENDLESS, **VAL}, "Say whole epochs, or"),
+    ({"validation.batch_size": 4}, {}, "give the Task val data"),
+    ({"validation.mode": "max"}, {}, "give the Task val data"),
+    ({"early_stop.patience": 3}, {}, "give the Task val data"),
+    ({"early_stop.min_delta": 0.1}, VAL, "early_stop.patience=5"),
+    *(({f"average.{name}": value}, {}, "average.kind='ema'") for name, value in AVERAGE.items()),
+    *(({**SWA, f"average.{name}": AVERAGE[name]}, {}, "='ema'") for name in ("decay", "warmup")),
+    ({"average.lr": 0.1, "average.kind": "ema"}, {}, "average.kind='swa'"),
+    (
+        {**SWA, "average.lr": 0.1, "schedule.name": "reduce_on_plateau"},
+        *(VAL, "say schedule.name='cosine'"),
+    ),
+    ({"average.anneal": "5%", **SWA}, {}, "Say average.lr too"),
+    ({"average.start": "2 epochs", **SWA}, {}, "an earlier start"),
+    ({"average.buffers": "recompute", **SWA}, {}, "Leave it out"),
+]
+CANNOT: list[Case] = [
+    *(*RUN, *DATA, *OPTIM, *SCHEDULE, *STEP, *SPEED, *EVALUATION, *FOREIGN),
+]
