@@ -25,11 +25,61 @@ def test_how_many_steps_a_stream_has_is_shown_as_not_known(surestep, recipe):
     assert [each["value"] for each in rows if each["option"] == "steps_per_epoch"] == [None]
 
 
-def test_a_plan_and_its_json_say_the_same(surestep, recipe):
+def split(shown, decisions):
+    """Divide what was decided into what the table of a plan shows, and what it leaves out."""
+    inside, left = [], []
+    for each in decisions:
+        value = tuple(each["value"]) if isinstance(each["value"], list) else each["value"]
+        told = f" {each['option']} {value} {each['reason'][:40]}" in shown
+        (inside if told else left).append(each)
+    return inside, left
+
+
+# What the recipe of these tests has no use for: groups and options, each with what switches it on.
+OF_NO_USE = {
+    "scaler.": ["--precision", "fp16"],
+    "average.": ["--average.kind", "swa"],
+    "early_stop.min_delta": ["--early-stop.patience", "3"],
+    "data.persistent_workers": ["--data.num-workers", "1"],
+    "data.prefetch_factor": ["--data.num-workers", "1"],
+    "compile_blocks": ["--compile", "default"],
+    "max_nonfinite": ["--on-nonfinite", "skip"],
+}
+
+
+def test_a_plan_and_its_json_say_the_same_of_what_applies(surestep, recipe):
     shown, found = surestep("plan", recipe()), json.loads(surestep("plan", recipe(), "--json").out)
-    for each in found["decisions"]:
-        if not isinstance(each["value"], list):
-            assert f" {each['option']} {each['value']} {each['reason'][:40]}" in shown.out
+    inside, left = split(shown.out, found["decisions"])
+    foreign = {each["option"] for each in left if "not an option of" in each["reason"]}
+    assert {"schedule.gamma", "schedule.T_0", "schedule.chain"} <= foreign
+    others = {each["option"] for each in left} - foreign
+    assert all(option.startswith(tuple(OF_NO_USE)) for option in others)
+    assert all(any(option.startswith(name) for option in others) for name in OF_NO_USE)
+    assert not any("not an option of" in each["reason"] for each in inside)
+    assert {"average.kind", "optim.betas", "schedule.warmup", "device"} <= {
+        each["option"] for each in inside
+    }
+    assert f"\n{len(left)} options mean nothing here" in shown.out
+
+
+@pytest.mark.parametrize("name", OF_NO_USE)
+def test_an_option_is_shown_where_it_means_something(surestep, recipe, name):
+    assert f" {name}" not in surestep("plan", recipe()).out.replace(" average.kind ", " ")
+    assert f" {name}" in surestep("plan", recipe(), *OF_NO_USE[name]).out.replace(
+        " average.kind ", " "
+    )
+
+
+def test_what_was_said_is_shown_though_it_means_nothing(surestep, recipe):
+    found = surestep("plan", recipe(), "--average.kind", "none", "--compile-blocks", "False")
+    assert " compile_blocks False said: command line " in found.out
+
+
+def test_options_of_the_schedule_chosen_are_shown(surestep, recipe):
+    words = ("--schedule.name", "step", "--schedule.step-size", "2 steps")
+    found = surestep("plan", recipe(), *words).out
+    assert " schedule.gamma 0.1 torch's default " in found
+    assert "schedule.T_0" not in found
 
 
 def test_a_plan_shows_where_the_parameters_of_the_task_come_from(surestep, recipe, folder):

@@ -1,6 +1,7 @@
 """`surestep plan RECIPE`."""
 
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ from surestep.cli.draw import check_drawing, draw
 from surestep.cli.options import Asked, read_command_line
 from surestep.engine.footprint import Footprint, footprint
 from surestep.engine.optim.freezing import frozen
-from surestep.engine.plan import Plan
+from surestep.engine.plan import Decision, Plan
 from surestep.engine.schedule.rate import rates
 from surestep.record.files import dumps
 from surestep.trainer.planning import activations, plan_task, start
@@ -30,7 +31,7 @@ EXTRAS: dict[str, Any] = {
 
 
 def run(words: list[str]) -> int:
-    """Show every option with its reason, the rates, the parameters and the memory."""
+    """Show every option that applies with its reason, the rates, parameters and memory."""
     asked = read_command_line("plan", words, EXTRAS)
     picture = Path(asked.extras["plot"]) if asked.extras["plot"] is not None else None
     if picture is not None:
@@ -69,16 +70,43 @@ def run(words: list[str]) -> int:
     return 0
 
 
+# Options, by their name or group, that mean nothing where the condition does not hold.
+_ONLY_WHERE: Mapping[str, Callable[[Plan], bool]] = {
+    "scaler.": lambda plan: plan.precision == "fp16",
+    "average.": lambda plan: plan.average.kind != "none",
+    "early_stop.min_delta": lambda plan: plan.early_stop_patience is not None,
+    "data.persistent_workers": lambda plan: plan.data_num_workers > 0,
+    "data.prefetch_factor": lambda plan: plan.data_num_workers > 0,
+    "compile_blocks": lambda plan: plan.compile != "off",
+    "max_nonfinite": lambda plan: plan.on_nonfinite == "skip",
+}
+_SWITCHES = ("average.kind",)  # what such a condition goes by is always shown
+
+
+def applies(plan: Plan, decision: Decision) -> bool:
+    """Say whether an option means anything in this plan; what was said always does."""
+    option, _, reason = decision
+    if reason.startswith("said: ") or option in _SWITCHES:
+        return True
+    if reason.startswith("not an option of "):
+        return False
+    return all(holds(plan) for name, holds in _ONLY_WHERE.items() if option.startswith(name))
+
+
 def _print_decisions(plan: Plan, asked: Asked) -> None:
+    shown = [each for each in plan.decisions if applies(plan, each)]
     rows = [
         (option, "not known" if option == "steps_per_epoch" and value is None else value, reason)
-        for option, value, reason in plan.decisions
+        for option, value, reason in shown
     ]
     for name, each in asked.recipe.parameters.items():
         said = asked.said.get(f"task.{name}")
         reason = f"said: {said}" if said else "the recipe's default"
         rows.append((f"task.{name}", asked.parameters.get(name, each.default), reason))
     show.table("Plan", ("option", "value", "reason"), rows)
+    if len(shown) < len(plan.decisions):
+        left = len(plan.decisions) - len(shown)
+        print(f"{left} options mean nothing here and are not shown; --json lists them too.")
 
 
 def _print_footprint(takes: Footprint) -> None:
