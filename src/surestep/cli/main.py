@@ -13,6 +13,7 @@ COMMANDS = {
     "train": "train RECIPE: train a model by a recipe",
     "plan": "plan RECIPE: show what would run, and why",
     "evaluate": "evaluate RUN: measure a run's best model",
+    "predict": "predict RUN: write what a run's best model says of each sample",
     "schedules": "schedules [SCHEDULE]: explain the learning-rate schedules there are",
     "losses": "losses [LOSS]: explain the losses there are",
 }

@@ -13,6 +13,7 @@ from surestep.base.config import Config
 from surestep.base.duration import Cadence, Duration
 from surestep.base.errors import NonFiniteError
 from surestep.engine.callback import Callback, Request
+from surestep.engine.evaluation.predict import Predictions
 from surestep.engine.memory import ran_out
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.step import StepResult
@@ -69,6 +70,18 @@ class Trainer:
     def evaluate(self, part: str, which: Which = "best") -> dict[str, float]:
         """Measure a part ("val", "test", ...) with the weights of a checkpoint."""
         return self.session.measure(part, which)
+
+    def predict(
+        self, part: str, which: Which = "best", *, mc_dropout: int | None = None
+    ) -> Predictions:
+        """Return what the weights of a checkpoint say of each sample of a part, in order.
+
+        Args:
+            part: "train", "test" or a validation set's name.
+            which: the best checkpoint, the last, or the average of the last.
+            mc_dropout: passes with dropout on, for mean and spread; None is one without.
+        """
+        return self.session.predict(part, which, mc_dropout=mc_dropout)
 
 
 def fit(session: Session) -> Run:

@@ -1,13 +1,21 @@
 """What measures an open run: its parts of the data, by the weights or their average."""
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from surestep.base.errors import ConfigError, near
 from surestep.engine.average import Average
 from surestep.engine.data.feed import Feed
 from surestep.engine.evaluate import evaluate_parts
+from surestep.engine.evaluation.predict import Predictions, predict
 from surestep.engine.loop import Loop
 from surestep.engine.plan import Plan
 from surestep.engine.recompute import recompute_statistics
 from surestep.engine.task import Task
+from surestep.record.checkpoint.read import Saved
+from surestep.record.run import Run, Which
+from surestep.trainer.predict import open_feed
 
 
 class Gauge:
@@ -47,6 +55,32 @@ class Gauge:
             self.task.metrics,
             autocast=self.loop.parts.autocast,
         )
+
+    def predict(self, part: str, mc_dropout: int | None) -> Predictions:
+        """Return what the model says of each sample of a part."""
+        feed = open_feed(self.task, self.plan, part)
+        parts = self.loop.parts
+        try:
+            return predict(
+                self.loop.state.model,
+                feed,
+                parts.loss,
+                autocast=parts.autocast,
+                passes=mc_dropout,
+            )
+        finally:
+            feed.close()
+
+    @contextmanager
+    def holding(self, run: Run, which: Which) -> Iterator[Saved]:
+        """Let the model hold the weights of a checkpoint, and give its own back."""
+        model = self.loop.state.model
+        kept = copy.deepcopy(model.state_dict())
+        saved = run.load_model(model, which)
+        try:
+            yield saved
+        finally:
+            model.load_state_dict(kept)
 
     def average(self) -> Average | None:
         """Return the average of the weights, ready to be used; None where there is none yet."""

@@ -33,3 +33,8 @@ def judge(plan: Plan, state: State, metrics: dict[str, float], lr: float) -> Ite
     ):
         left = state.plateau.scale
         yield f"{metric} is on a plateau: the rate falls to {left:.4g} of its peak."
+
+
+def shown(metrics: dict[str, float]) -> str:
+    """Return metrics as a line of text."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())

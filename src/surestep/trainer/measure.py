@@ -1,6 +1,7 @@
 """Measure a run that is not open: its checkpoint, on a part of its data."""
 
 import torch
+from torch import nn
 
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError, near
@@ -9,7 +10,7 @@ from surestep.engine.precision import autocast, placed, process_settings
 from surestep.engine.task import Task
 from surestep.record.checkpoint.read import Saved, leaves_out
 from surestep.record.run import Run, Which
-from surestep.trainer.planning import feeds, plan_task, start
+from surestep.trainer.planning import Planned, feeds, plan_task, start
 
 
 def measure_run(
@@ -38,11 +39,8 @@ def measure_run(
             raise ConfigError(f"The task has no {name} data. {near(name, available)}")
     if not names:
         raise ConfigError(f"The task has no val data. {near(part, available)}")
-    if leaves_out(run.saved(which).path):
-        start(planned)
-    model = placed(planned.model, planned.plan)
+    model, saved = loaded(run, planned, which)
     planned.loss.to(planned.plan.device)
-    saved = run.load_model(model, which)
     with process_settings(planned.plan):
         metrics = evaluate_parts(
             model,
@@ -53,3 +51,15 @@ def measure_run(
             grad_off=torch.inference_mode,
         )
     return saved, metrics
+
+
+def loaded(run: Run, planned: Planned, which: Which) -> tuple[nn.Module, Saved]:
+    """Return the model on its device with the weights of a checkpoint, and which it was.
+
+    Raises:
+        CheckpointError: there is none, or it does not fit.
+    """
+    if leaves_out(run.saved(which).path):
+        start(planned)
+    model = placed(planned.model, planned.plan)
+    return model, run.load_model(model, which)

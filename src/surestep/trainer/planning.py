@@ -159,13 +159,16 @@ def activations(planned: Planned) -> Activations | str:
         training.close()
 
 
-def feeds(planned: Planned) -> dict[str, Feed]:
-    """Return the feed that measures each part of the data: "train", the validation sets, "test"."""
-    task = planned.task
+def data_of(task: Task) -> dict[str, Any]:
+    """Return each part of the data by name: "train", the validation sets, "test"."""
     parts = {"train": task.train, **task.val_sets()}
-    if task.test is not None:
-        parts["test"] = task.test
+    return parts if task.test is None else {**parts, "test": task.test}
+
+
+def feeds(planned: Planned) -> dict[str, Feed]:
+    """Return the feed that measures each part of the data."""
+    task = planned.task
     return {
         part: feed(data, part, task=task, loss=planned.loss, plan=planned.plan)
-        for part, data in parts.items()
+        for part, data in data_of(task).items()
     }

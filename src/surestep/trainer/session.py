@@ -1,6 +1,5 @@
 """A Session: a run that is open. Steps, evaluations, checkpoints, and what is shown of them."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -11,6 +10,7 @@ from torch import nn
 
 from surestep.base.errors import ConfigError, OutOfMemory, SurestepError
 from surestep.engine.callback import Request
+from surestep.engine.evaluation.predict import Predictions
 from surestep.engine.log_point import LogPoint
 from surestep.engine.loop import Loop
 from surestep.engine.memory import memory_snapshot
@@ -23,7 +23,7 @@ from surestep.record.progress import Bar, Plain, Quiet
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run, Which
 from surestep.trainer.gauge import Gauge
-from surestep.trainer.judge import judge
+from surestep.trainer.judge import judge, shown
 
 
 class Session:
@@ -131,11 +131,7 @@ class Session:
         if not micro_batches:
             raise ConfigError("train_step() got no micro-batches. Give a list of at least one.")
         feed, place = self.loop.feed, self.state.place
-        cut, position = [], 0
-        for batch in micro_batches:
-            cut.append(feed.micro_batch_of(batch, position))
-            position += cut[-1].samples
-        batch = feed.batch(cut, (place.epoch, 0, place.position))
+        batch = feed.batch_of(micro_batches, (place.epoch, 0, place.position))
         result = self.loop.step(feed.move(batch))
         self.loop.look()
         return result
@@ -166,22 +162,37 @@ class Session:
                 self.loop.ask(callback.on_evaluate(self.state, metrics))
         if metrics:
             of = " of the average" if average is not None else ""
-            self.say(f"step {step}{of}: {_shown(metrics)}")
+            self.say(f"step {step}{of}: {shown(metrics)}")
         self.loop.do_asked()
         return metrics
 
     def measure(self, part: str, which: Which) -> dict[str, float]:
         """Measure a part with the weights of a checkpoint; the model's own are put back."""
         self._gauge.check(part)
-        kept = copy.deepcopy(self.model.state_dict())
-        saved = self.run.load_model(self.model, which)
-        try:
+        with self._gauge.holding(self.run, which) as saved:
             metrics = self._gauge.measure(part)
-        finally:
-            self.model.load_state_dict(kept)
         self._recorder.event("evaluation", step=saved.step, metrics=metrics, which=which)
-        self.say(f"{which} checkpoint, step {saved.step}: {_shown(metrics)}")
+        self.say(f"{which} checkpoint, step {saved.step}: {shown(metrics)}")
         return metrics
+
+    def predict(
+        self, part: str, which: Which | None = None, *, mc_dropout: int | None = None
+    ) -> Predictions:
+        """Return what the model says of each sample of a part, in the order of the data.
+
+        Args:
+            part: "train", "test" or a validation set's name.
+            which: a checkpoint whose weights predict, the model's own being put back; None is the
+                weights of this moment, or their average where there is one, as evaluations do.
+            mc_dropout: passes with dropout on, for mean and spread; None is one without.
+
+        Raises:
+            ConfigError, TaskError: no such part, no dropout, or no row for each sample.
+        """
+        average = self._gauge.average() if which is None else None
+        now = nullcontext() if average is None else average.in_place()
+        with now if which is None else self._gauge.holding(self.run, which):
+            return self._gauge.predict(part, mc_dropout)
 
     def save(self) -> Path:
         """Write a checkpoint of this moment; return its folder.
@@ -284,7 +295,3 @@ class Session:
             if text is not None:
                 self._recorder.event("notice", step=point.place.step, text=text)
                 self.say(text)
-
-
-def _shown(metrics: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())

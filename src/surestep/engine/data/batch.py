@@ -8,7 +8,7 @@ from torch import Tensor
 
 from surestep.base.errors import DataError
 
-_TARGETS = ("target", "targets", "label", "labels", "y")
+TARGETS = ("target", "targets", "label", "labels", "y")
 
 
 class MicroBatch(NamedTuple):
@@ -49,7 +49,7 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
     if isinstance(batch, (tuple, list)) and len(batch) >= 2:
         return tuple(batch[:-1]), {}, batch[-1]
     if isinstance(batch, Mapping):
-        named = [key for key in batch if key in _TARGETS]
+        named = [key for key in batch if key in TARGETS]
         if len(named) == 1:
             return (), {k: v for k, v in batch.items() if k != named[0]}, batch[named[0]]
         raise DataError(

@@ -1,6 +1,6 @@
 """The batches of one part of the data: read, counted, cut and moved to the device."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -172,6 +172,13 @@ class Feed:
         args, kwargs, targets = self.split(raw)
         items = self.loss.items(raw, targets)
         return MicroBatch(args, kwargs, targets, items, samples_in(raw), position)
+
+    def batch_of(self, raws: Iterable[Any], place: tuple[int, int, int]) -> Batch:
+        """Take batches of the user's own as the micro-batches of one."""
+        cut: list[MicroBatch] = []
+        for raw in raws:
+            cut.append(self.micro_batch_of(raw, sum(each.samples for each in cut)))
+        return self.batch(cut, place)
 
     def move(self, batch: Batch) -> Batch:
         """Copy a batch to the device."""

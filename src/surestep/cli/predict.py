@@ -1,0 +1,88 @@
+"""`surestep predict RUN`."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from tqdm import tqdm
+
+from surestep.cli.rebuild import rebuilt
+from surestep.record.files import dumps
+from surestep.record.predictions import writing
+from surestep.record.run import Run
+from surestep.trainer.predict import Watch, predict_run
+
+
+@dataclass(frozen=True)
+class Options:
+    """Write what the model of a run says of each sample of a part, in the order of the data.
+
+    Attributes:
+        run: Run folder.
+        part: test, train, or a validation set's name.
+        which: Which checkpoint's weights.
+        out: File to write: .npz, .csv or .jsonl. Said nothing: predictions-PART.npz in the run
+            folder.
+        mc_dropout: Passes with dropout on (Monte-Carlo dropout), for mean and spread; 2 or more.
+        overwrite: Replace the file if it is there.
+        allow_changed: Run the recipe although its file has changed.
+        json: Print what was written as JSON.
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    part: str = "test"
+    which: Literal["best", "last", "average"] = "best"
+    out: str | None = None
+    mc_dropout: int | None = None
+    overwrite: bool = False
+    allow_changed: bool = False
+    json: bool = False
+
+
+def run(words: list[str]) -> int:
+    """Write what the model of a run says of each sample of a part."""
+    parsed = tyro.cli(
+        Options, args=words, prog="surestep predict", config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    folder = Run(Path(parsed.run))
+    out = folder.path / f"predictions-{parsed.part}.npz" if parsed.out is None else Path(parsed.out)
+    with writing(out, overwrite=parsed.overwrite) as write:
+        task, config = rebuilt(folder, allow_changed=parsed.allow_changed)
+        with _bar() as watch:
+            saved, found = predict_run(
+                folder,
+                task,
+                config,
+                part=parsed.part,
+                which=parsed.which,
+                mc_dropout=parsed.mc_dropout,
+                watch=watch,
+            )
+        write(found.arrays)
+    for notice in found.notices:
+        print(notice, file=sys.stderr)
+    said = f"{parsed.which} checkpoint, step {saved.step}: {len(found)} samples of {parsed.part}"
+    print(said if found.passes is None else f"{said}, {found.passes} passes", file=sys.stderr)
+    if parsed.json:
+        shapes = {name: list(each.shape) for name, each in found.arrays.items()}
+        step = {"step": saved.step, "checkpoint": str(saved.path), "notices": found.notices}
+        print(dumps({"path": str(out), "samples": len(found), "arrays": shapes, **step}))
+    else:
+        print(out)
+    return 0
+
+
+@contextmanager
+def _bar() -> Iterator[Watch]:
+    """Show how far it is on stderr, where that is a terminal."""
+    with tqdm(unit="sample", disable=None, file=sys.stderr, dynamic_ncols=True) as bar:
+
+        def watch(done: int, total: int | None) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield watch

@@ -1,0 +1,42 @@
+"""The Task and the Config of a run, built again from the recipe it was trained by."""
+
+import sys
+from pathlib import Path
+
+from surestep.base.config import Config
+from surestep.base.errors import RecipeError, RunError
+from surestep.engine.task import Task
+from surestep.recipes.load import SHIPPED, Recipe, load, sha256
+from surestep.record.run import Run
+
+
+def rebuilt(folder: Run, *, allow_changed: bool) -> tuple[Task, Config]:
+    """Return what was trained and what was asked, by the recipe's file as it is now.
+
+    Raises:
+        RunError: the run has no recipe.
+        RecipeError: its file is gone, or has changed and nobody allowed it.
+    """
+    asked = folder.config
+    recipe = _recipe(folder, asked["recipe"], allow_changed=allow_changed)
+    config = Config.from_options(asked["config"])
+    return recipe.build(recipe.typed(asked["task"]), config), config
+
+
+def _recipe(folder: Run, known: dict[str, str], *, allow_changed: bool) -> Recipe:
+    """Return the recipe of a run; say which file is run, and refuse one that has changed."""
+    if not known:
+        raise RunError(
+            f"{folder.path} was started from Python, not from a recipe. Load its weights there: "
+            "surestep.Run(path).load_model(model)."
+        )
+    path = Path(known["path"])
+    if not path.is_file():
+        raise RecipeError(f"The recipe of {folder.path} is not there any more: {path}.")
+    if sha256(path) != known["sha256"] and not allow_changed:
+        raise RecipeError(
+            f"{path} has changed since {folder.path} was trained. Say --allow-changed to run it "
+            "all the same."
+        )
+    print(f"Running {path}", file=sys.stderr)
+    return load(known["name"] if path.parent == SHIPPED else str(path))

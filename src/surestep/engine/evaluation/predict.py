@@ -1,0 +1,210 @@
+"""Predictions: what a model says of each sample, in the order of the data."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from surestep.base.errors import DataError
+from surestep.engine.data.batch import TARGETS, MicroBatch, map_tensors, whole_batch
+from surestep.engine.data.feed import Feed, feed
+from surestep.engine.data.stream import is_stream
+from surestep.engine.evaluate import eval_mode
+from surestep.engine.evaluation.dropout import check_passes, dropouts, over_passes
+from surestep.engine.evaluation.rows import Rows, named
+from surestep.engine.loss import Loss, no_loss
+from surestep.engine.losses.base import at_least_fp32
+from surestep.engine.metrics import take_logged
+from surestep.engine.plan import Plan
+from surestep.engine.seed import ModelRandomness, kept_generators
+from surestep.engine.task import Task
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model said of each sample of a part, in the order of the data.
+
+    Attributes:
+        arrays: by name, each with a row for each sample. "index" is the sample's number in the
+            part; "output" what the model returned ("output_<name>" of several); "target" what
+            stands beside it in the data. Where the loss chooses among classes, "prediction" is the
+            chosen one, or -1 where the outputs are not numbers. With Monte-Carlo dropout
+            "output" is the mean over the passes and "spread" their standard deviation; of classes
+            also "probability", the mean of the softmax, and its "entropy" in nats.
+        passes: of Monte-Carlo dropout, or None.
+        notices: what there is to say about them.
+    """
+
+    arrays: Mapping[str, NDArray[Any]]
+    passes: int | None = None
+    notices: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.arrays[name]
+
+    def __len__(self) -> int:
+        return len(self.arrays["index"])
+
+
+def prediction_feed(data: Any, part: str, *, task: Task, plan: Plan) -> Feed:
+    """Make the feed of a part to predict on: whole, in order, with or without targets."""
+    if isinstance(data, DataLoader) and is_stream(data) and data.num_workers > 1:
+        # Several workers would take turns, and the order of the stream would be lost.
+        data = DataLoader(
+            data.dataset,
+            data.batch_size,
+            num_workers=1,
+            collate_fn=data.collate_fn,
+            worker_init_fn=data.worker_init_fn,
+        )
+    lenient = replace(task, inputs=partial(_inputs_and_targets, task))
+    return feed(data, part, task=lenient, loss=no_loss("samples"), plan=plan)
+
+
+def _inputs_and_targets(task: Task, batch: Any) -> tuple[Any, Any]:
+    """Tell inputs from targets, which need not be there."""
+    plain = task.inputs is None and task.loss is not None and task.loss != "model"
+    if plain and _is_inputs_alone(batch):
+        args, kwargs, targets = whole_batch(batch)
+    else:
+        args, kwargs, targets = task.split(batch)
+    if isinstance(targets, Mapping) and targets.keys() == kwargs.keys():
+        targets = None  # a batch without labels, for a model that computes its own loss
+    return (kwargs or args), targets
+
+
+def _is_inputs_alone(batch: Any) -> bool:
+    if isinstance(batch, Mapping):
+        return not any(key in TARGETS for key in batch)
+    return not isinstance(batch, (tuple, list)) or len(batch) == 1
+
+
+def predict(
+    model: nn.Module,
+    feed: Feed,
+    loss: Loss,
+    *,
+    autocast: AbstractContextManager[Any],
+    passes: int | None = None,
+    grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
+    watch: Callable[[int], object] | None = None,
+) -> Predictions:
+    """Return what the model says of each sample of one part, in eval mode; waits for the device.
+
+    Args:
+        model: on the feed's device.
+        feed: of `prediction_feed`.
+        loss: says what of the outputs is a prediction, and whether it is of classes.
+        autocast: the context of a forward.
+        passes: of Monte-Carlo dropout: dropout alone is in train mode. What is dropped depends on
+            the seed, the pass, and the place and size of the batch.
+        grad_off: the context that keeps no gradients.
+        watch: called after each batch with the number of samples done.
+
+    Raises:
+        ConfigError: fewer than two passes.
+        TaskError: there is no dropout, or the outputs have no row for each sample.
+        DataError: there is no sample.
+    """
+    check_passes(passes)
+    dropping = dropouts(model) if passes is not None else []
+    rows = Rows()
+    with eval_mode(model), grad_off(), kept_generators(feed.device):
+        for module in dropping:
+            module.training = True
+        one = _Forward(model, loss, autocast, ModelRandomness(feed.seed, feed.device))
+        for batch in feed.batches(epoch=0):
+            for micro in batch.micro_batches:
+                rows.add(micro, one.of_passes(micro, passes) if passes else one.plain(micro))
+            if watch is not None:
+                watch(batch.end)
+        take_logged()
+    if not rows.samples:
+        raise DataError("There is no sample to predict.")
+    arrays = rows.arrays()
+    return Predictions(arrays, passes, (*rows.notices(), *_doubts(arrays)))
+
+
+def _doubts(arrays: Mapping[str, NDArray[Any]]) -> Iterator[str]:
+    """Say what of the predictions is not as it should be."""
+    if "prediction" in arrays and (unknown := int((arrays["prediction"] == -1).sum())):
+        yield (
+            f"{unknown} predictions are -1: the outputs there are not numbers. Look at the inputs "
+            "and the weights."
+        )
+    spread = [each for name, each in arrays.items() if name.startswith("spread")]
+    if spread and not any(each.any() for each in spread):
+        yield (
+            "The spread is 0 everywhere: the dropout modules of the model take no part in these "
+            "outputs."
+        )
+
+
+class _Forward:
+    """Answers a micro-batch, under the seed of its place."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        autocast: AbstractContextManager[Any],
+        randomness: ModelRandomness,
+    ) -> None:
+        self.model = model
+        self.loss = loss
+        self.autocast = autocast
+        self.randomness = randomness
+
+    def outputs(self, micro: MicroBatch, *walk: int) -> Any:
+        """Return what of the model's outputs is a prediction."""
+        self.randomness.at(-1, micro.position, *walk)
+        with self.autocast:
+            return self.loss.predictions(self.model(*micro.args, **micro.kwargs))
+
+    def plain(self, micro: MicroBatch) -> dict[str, Any]:
+        """Return the outputs, and the class where there is one."""
+        outputs = self.outputs(micro)
+        said = {"output": outputs}
+        if self._is_of_classes(outputs):
+            said["prediction"] = _chosen(outputs)
+        return said
+
+    def of_passes(self, micro: MicroBatch, passes: int) -> dict[str, Any]:
+        """Return mean and spread over the passes; of classes their mean probability too."""
+
+        def one_pass(number: int) -> dict[str, Tensor]:
+            # Copied, since a model may write into its inputs.
+            args = map_tensors(micro.args, Tensor.clone)
+            kwargs = map_tensors(dict(micro.kwargs), Tensor.clone)
+            outputs = self.outputs(micro._replace(args=args, kwargs=kwargs), number)
+            tensors = named(outputs, "output")
+            if self._is_of_classes(outputs):
+                tensors["probability"] = at_least_fp32(outputs).softmax(dim=1)
+            return tensors
+
+        mean, spread = over_passes(one_pass, passes)
+        chance = mean.pop("probability", None)
+        said: dict[str, Any] = dict(mean)
+        for name in mean:
+            said[name.replace("output", "spread", 1)] = spread[name]
+        if chance is not None:
+            said["probability"] = chance
+            said["prediction"] = _chosen(chance)
+            said["entropy"] = torch.special.entr(chance).sum(dim=1)
+        return said
+
+    def _is_of_classes(self, outputs: Any) -> bool:
+        scores = isinstance(outputs, Tensor) and outputs.is_floating_point()
+        return scores and self.loss.kind == "classes" and outputs.dim() > 1
+
+
+def _chosen(scores: Tensor) -> Tensor:
+    """Return the class of the largest score, classes in dimension 1; -1 where one is NaN."""
+    known = ~scores.isnan().any(dim=1)
+    return scores.argmax(dim=1).where(known, -1)

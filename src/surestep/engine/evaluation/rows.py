@@ -1,0 +1,129 @@
+"""What was said of each sample, batch after batch, put together."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from surestep.base.errors import TaskError
+from surestep.engine.data.batch import MicroBatch
+from surestep.engine.losses.base import at_least_fp32
+
+
+def named(value: Any, name: str) -> dict[str, Tensor]:
+    """Return the tensors of nested outputs by name: "output", or "output_<key>" of several."""
+    if isinstance(value, Tensor):
+        return {name: value}
+    pairs: Any = ()
+    fields = getattr(value, "_fields", None)
+    if isinstance(value, Mapping):
+        pairs = value.items()
+    elif isinstance(value, tuple) and fields is not None:
+        pairs = zip(fields, value, strict=True)
+    elif isinstance(value, (tuple, list)):
+        pairs = enumerate(value)
+    found: dict[str, Tensor] = {}
+    for key, each in pairs:
+        found |= named(each, f"{name}_{key}")
+    return found
+
+
+class Rows:
+    """Tensors by name, each with a row for each sample; kept on the host.
+
+    Outputs have to have a row for each sample. Targets that have not are left out, and told of.
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._parts: dict[str, list[Tensor]] = {}
+        self._index: list[Tensor] = []
+        self._left_out: dict[str, str] = {}
+
+    def add(self, micro: MicroBatch, said: Mapping[str, Any]) -> None:
+        """Take in what was said of a micro-batch, and its targets.
+
+        Raises:
+            TaskError: outputs without a row for each sample.
+        """
+        tensors: dict[str, Tensor] = {}
+        for name, value in said.items():
+            tensors |= named(value, name)
+        outputs = {name: each for name, each in tensors.items() if each.dim()}
+        for name in tensors.keys() - outputs.keys():
+            self._left_out[name] = "one number for a whole batch"
+        if not outputs:
+            raise TaskError(
+                f"The model returned {_kind(said)}, which holds no tensor with a row for each "
+                "sample. Return a tensor, or a dict or tuple of tensors."
+            )
+        for name, tensor in outputs.items():
+            if reason := self._odd(name, tensor, micro.samples):
+                raise TaskError(
+                    f"The model's {name} has {reason}. Predictions have a row for each sample, all "
+                    "of one shape: pad all samples to one length (collate_fn), or leave it out of "
+                    "what the model returns."
+                )
+            self._parts.setdefault(name, []).append(_on_host(tensor))
+        self._add_targets(micro)
+        self._index.append(torch.arange(micro.position, micro.position + micro.samples))
+        self.samples += micro.samples
+
+    def _add_targets(self, micro: MicroBatch) -> None:
+        for name, tensor in named(micro.targets, "target").items():
+            if reason := self._odd(name, tensor, micro.samples):
+                self._left_out.setdefault(name, reason)
+            else:
+                self._parts.setdefault(name, []).append(_on_host(tensor))
+
+    def _odd(self, name: str, tensor: Tensor, samples: int) -> str:
+        """Say why a tensor cannot stand below those before it; nothing where it can."""
+        shape = tuple(tensor.shape)
+        if not shape or shape[0] != samples:
+            return f"shape {shape} for a batch of {samples} samples"
+        before = self._parts.get(name, [tensor])[0]
+        if before.shape[1:] != tensor.shape[1:]:
+            return f"shape {tuple(before.shape)} in one batch and {shape} in another"
+        return ""
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return them as arrays, the index first and the targets last.
+
+        Raises:
+            TaskError: outputs that only some batches have.
+        """
+        found = {"index": torch.cat(self._index).numpy()}
+        names = [name for name in self._parts if name not in self._left_out]
+        for name in sorted(names, key=lambda name: name.startswith("target")):
+            whole = torch.cat(self._parts[name])
+            if len(whole) != self.samples:
+                raise TaskError(
+                    f"{name} is there for {len(whole)} of {self.samples} samples. Return the same "
+                    "names for every batch."
+                )
+            found[name] = np.ascontiguousarray(whole.numpy())
+        return found
+
+    def notices(self) -> Iterator[str]:
+        """Say what was left out."""
+        for name, reason in self._left_out.items():
+            yield f"{name} is left out: {reason}."
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """Return a copy on the host; half precision as fp32, since numpy has no bf16.
+
+    A copy, since a view keeps all of what it is a view of, and may be of a batch's own memory.
+    """
+    tensor = at_least_fp32(tensor.detach())
+    return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _kind(said: Mapping[str, Any]) -> str:
+    value = said.get("output")
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"

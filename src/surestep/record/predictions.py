@@ -1,0 +1,158 @@
+"""Predictions on disk: npz, csv or jsonl; whole, or not there at all."""
+
+import csv
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surestep.base.errors import ConfigError, DataError, RunError, near
+from surestep.record.files import plain
+
+Arrays = Mapping[str, NDArray[Any]]
+_ROWS = 1024  # turned into text at once
+_HINT = "Free some space, or choose another file with --out."
+
+
+@contextmanager
+def writing(path: Path, *, overwrite: bool = False) -> Iterator[Callable[[Arrays], None]]:
+    """Open a file for predictions; yield what writes them, after which the file is there.
+
+    What can be wrong with the place is said before anything is computed. The bytes go to a
+    temporary file beside it, which takes its name at the end.
+
+    Args:
+        path: ends in .npz, .csv or .jsonl.
+        overwrite: replace a file that is there.
+
+    Raises:
+        ConfigError: another ending, no such folder, or a file is there already.
+        RunError: it cannot be written, or the disk is full.
+    """
+    write = _writer_of(path)
+    _check_place(path, overwrite=overwrite)
+    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    try:
+        file = temporary.open("wb")
+    except OSError as error:
+        raise _not_written(path, error, "Choose another file with --out.") from error
+
+    def whole(arrays: Arrays) -> None:
+        try:
+            write(file, arrays)
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            _check_place(path, overwrite=overwrite)
+            temporary.replace(path)
+        except OSError as error:
+            raise _not_written(path, error, _HINT) from error
+
+    try:
+        yield whole
+    finally:
+        _let_go(file)
+        temporary.unlink(missing_ok=True)
+
+
+def _let_go(file: IO[bytes]) -> None:
+    """Close a file; on a full disk that fails, and what it holds is thrown away anyway."""
+    try:
+        file.close()
+    except OSError:
+        return
+
+
+def _not_written(path: Path, error: OSError, hint: str) -> RunError:
+    return RunError(f"{path} could not be written: {error.strerror or error}. {hint}")
+
+
+def _check_place(path: Path, *, overwrite: bool) -> None:
+    if not path.parent.is_dir():
+        raise ConfigError(f"There is no folder {path.parent} to write {path.name} into. Make it.")
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder. Say a file in it: --out {path / 'test.npz'}.")
+    if path.exists() and not overwrite:
+        raise ConfigError(
+            f"{path} is there already. Say --overwrite to replace it, or choose another --out."
+        )
+
+
+def _writer_of(path: Path) -> Callable[[IO[bytes], Arrays], None]:
+    writers = {".npz": _npz, ".csv": _csv, ".jsonl": _jsonl}
+    if path.suffix not in writers:
+        raise ConfigError(
+            f"--out {path}: the ending says the format, and {path.suffix or 'none'!r} is not one. "
+            f"{near(path.suffix, writers)}"
+        )
+    return writers[path.suffix]
+
+
+def _npz(file: IO[bytes], arrays: Arrays) -> None:
+    """Write arrays by name; no array holds Python objects, so reading needs no pickle."""
+    np.savez(file, **dict(arrays))  # type: ignore[arg-type]  # its own keyword: not among names
+
+
+def _csv(file: IO[bytes], arrays: Arrays) -> None:
+    """Write a row for each sample and a column for each number: "output_0", "output_1", ..."""
+    columns = list(columns_of(arrays))
+    names = [column.name for column in columns]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(
+            f"Two columns would be called {twice[0]!r}. Write .npz or .jsonl, or give what the "
+            "model returns other names."
+        )
+    _line(file, names)
+    for first in range(0, len(arrays["index"]), _ROWS):
+        flat = [_listed(each.values[first : first + _ROWS]) for each in columns]
+        for row in zip(*flat, strict=True):
+            _line(file, row)
+
+
+class _Lines:
+    """What csv writes to: it hands each line back."""
+
+    def write(self, text: str) -> str:
+        return text
+
+
+def _line(file: IO[bytes], cells: Any) -> None:
+    text: Any = csv.writer(_Lines(), lineterminator="\n").writerow(cells)
+    file.write(text.encode())
+
+
+class Column(NamedTuple):
+    """A number of each sample."""
+
+    name: str
+    values: NDArray[Any]
+
+
+def columns_of(arrays: Arrays) -> Iterator[Column]:
+    """Yield the columns of arrays, flattened: an array of (samples, 2, 3) has "name_0_0" first."""
+    for name, array in arrays.items():
+        for place in np.ndindex(array.shape[1:]):
+            yield Column("_".join(map(str, (name, *place))), array[(slice(None), *place)])
+
+
+def _jsonl(file: IO[bytes], arrays: Arrays) -> None:
+    """Write an object for each sample; numbers that are not finite are their names in quotes."""
+    for first in range(0, len(arrays["index"]), _ROWS):
+        listed = [_listed(each[first : first + _ROWS]) for each in arrays.values()]
+        for row in zip(*listed, strict=True):
+            sample = plain(dict(zip(arrays, row, strict=True)))
+            file.write((json.dumps(sample, allow_nan=False) + "\n").encode())
+
+
+def _listed(array: NDArray[Any]) -> list[Any]:
+    """Return nested lists, with the fewest digits that give a float32 back."""
+    if array.dtype == np.float32:
+        array = array.astype(str).astype(np.float64)
+    found: list[Any] = array.tolist()
+    return found

@@ -1,0 +1,79 @@
+"""Predict with the weights of a run: open, or closed."""
+
+from collections.abc import Callable
+
+import torch
+
+from surestep.base.config import Config
+from surestep.base.errors import ConfigError, near
+from surestep.engine.data.dataset import samples_of
+from surestep.engine.data.feed import Feed
+from surestep.engine.evaluation.dropout import check_passes
+from surestep.engine.evaluation.predict import Predictions, predict, prediction_feed
+from surestep.engine.plan import Plan
+from surestep.engine.precision import autocast, process_settings
+from surestep.engine.task import Task
+from surestep.record.checkpoint.read import Saved
+from surestep.record.run import Run, Which
+from surestep.trainer.measure import loaded
+from surestep.trainer.planning import data_of, plan_task
+
+Watch = Callable[[int, int | None], object]
+
+
+def predict_run(
+    run: Run,
+    task: Task,
+    config: Config,
+    *,
+    part: str = "test",
+    which: Which = "best",
+    mc_dropout: int | None = None,
+    watch: Watch | None = None,
+) -> tuple[Saved, Predictions]:
+    """Return which checkpoint predicted, and what it says of each sample of a part, in order.
+
+    Nothing is written, and nobody needs to hold the folder.
+
+    Args:
+        run: whose weights.
+        task: built as it was trained.
+        config: as it was trained with.
+        part: "train", "test", or a validation set's name.
+        which: the best checkpoint, the last, or the average of the last.
+        mc_dropout: passes with dropout on; None is one without.
+        watch: called after each batch with the samples done, and how many there are if known.
+
+    Raises:
+        ConfigError: there is no such part, or fewer than two passes.
+        TaskError: no dropout to sample from, or outputs without a row for each sample.
+        CheckpointError: there is no checkpoint, or it does not fit.
+    """
+    check_passes(mc_dropout)
+    planned = plan_task(task, config)
+    feed = open_feed(planned.task, planned.plan, part)
+    model, saved = loaded(run, planned, which)
+    total = samples_of(data_of(planned.task)[part], part) if watch is not None else None
+    with process_settings(planned.plan):
+        predictions = predict(
+            model,
+            feed,
+            planned.loss,
+            autocast=autocast(planned.plan),
+            passes=mc_dropout,
+            grad_off=torch.inference_mode,
+            watch=None if watch is None else lambda done: watch(done, total),
+        )
+    return saved, predictions
+
+
+def open_feed(task: Task, plan: Plan, part: str) -> Feed:
+    """Return the feed that predicts on a part.
+
+    Raises:
+        ConfigError: there is no such part.
+    """
+    parts = data_of(task)
+    if part not in parts:
+        raise ConfigError(f"The task has no {part} data. {near(part, parts)}")
+    return prediction_feed(parts[part], part, task=task, plan=plan)

@@ -1,0 +1,59 @@
+import pytest
+import torch
+from torch import nn
+
+from surestep.base.errors import TaskError
+from surestep.engine.evaluate import eval_mode
+from surestep.engine.evaluation.dropout import dropouts, over_passes
+
+
+def encoder(dropout):
+    return nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (nn.Dropout(0.5), torch.ones(4, 8)),
+        (nn.Dropout2d(0.5), torch.ones(4, 3, 2, 2)),
+        (nn.AlphaDropout(0.5), torch.ones(4, 8)),
+        (nn.LSTM(8, 8, num_layers=2, dropout=0.5, batch_first=True), torch.ones(4, 3, 8)),
+        (encoder(0.5), torch.ones(4, 3, 8)),
+        (nn.TransformerEncoder(encoder(0.5), 2), torch.ones(4, 3, 8)),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+@torch.inference_mode()
+def test_what_drops_does_so_in_a_model_that_is_in_eval_mode(model, inputs):
+    with eval_mode(model):
+        for module in dropouts(model):
+            module.training = True
+        said = [model(inputs) for _ in range(2)]
+    first, second = (each[0] if isinstance(each, tuple) else each for each in said)
+    assert (first != second).any()
+
+
+def test_attention_drops():
+    attention = nn.MultiheadAttention(8, 2, dropout=0.5)
+    assert dropouts(attention) == [attention]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)),
+        nn.Dropout(0.0),
+        encoder(0.0),
+        nn.LSTM(8, 8, num_layers=2),
+    ],
+)
+def test_a_model_in_which_nothing_is_dropped_is_refused(model):
+    with pytest.raises(TaskError, match=f"^{type(model).__name__} has no dropout"):
+        dropouts(model)
+
+
+def test_mean_and_spread_are_those_of_all_passes():
+    passes = torch.randn(9, 5, 3) * 1e-3 + 1e4
+    mean, spread = over_passes(lambda number: {"a": passes[number - 1]}, 9)
+    torch.testing.assert_close(mean["a"], passes.double().mean(0).float())
+    torch.testing.assert_close(spread["a"], passes.double().std(0).float())

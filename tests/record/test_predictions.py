@@ -1,0 +1,139 @@
+import csv
+import errno
+import json
+import os
+
+import numpy as np
+import pytest
+
+from surestep.base.errors import ConfigError, DataError, RunError
+from surestep.record.predictions import writing
+
+ARRAYS = {
+    "index": np.arange(3),
+    "output": np.array([[0.1, -2e-30], [np.nan, 3], [np.inf, 1 / 3]], dtype=np.float32),
+    "flag": np.array([True, False, True]),
+    "target": np.array([1.5, 0.1, 2.0]),
+}
+
+
+def written(path, arrays=ARRAYS, **said):
+    with writing(path, **said) as write:
+        write(arrays)
+    return path
+
+
+def test_npz_gives_the_arrays_back_without_pickle(tmp_path):
+    found = np.load(written(tmp_path / "a.npz"), allow_pickle=False)
+    assert list(found) == list(ARRAYS)
+    for name, each in ARRAYS.items():
+        np.testing.assert_array_equal(found[name], each)
+        assert found[name].dtype == each.dtype
+
+
+def test_csv_has_a_row_for_each_sample_and_a_column_for_each_number(tmp_path):
+    rows = list(csv.reader(written(tmp_path / "a.csv").read_text().splitlines()))
+    assert rows[0] == ["index", "output_0", "output_1", "flag", "target"]
+    assert rows[1:] == [
+        ["0", "0.1", "-2e-30", "True", "1.5"],
+        ["1", "nan", "3.0", "False", "0.1"],
+        ["2", "inf", "0.33333334", "True", "2.0"],
+    ]
+
+
+def test_jsonl_has_an_object_for_each_sample(tmp_path):
+    lines = [json.loads(line) for line in written(tmp_path / "a.jsonl").read_text().splitlines()]
+    assert lines[0] == {"index": 0, "output": [0.1, -2e-30], "flag": True, "target": 1.5}
+    assert lines[1]["output"] == ["nan", 3.0]
+    assert lines[2]["output"] == ["inf", 0.33333334]
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_the_digits_give_back_every_bit_of_a_float32(tmp_path, ending):
+    values = np.random.default_rng(0).standard_normal(3000).astype(np.float32)
+    arrays = {"index": np.arange(3000), "output": values}
+    text = written(tmp_path / f"a.{ending}", arrays).read_text().splitlines()
+    if ending == "csv":
+        found = [line.split(",")[1] for line in text[1:]]
+    else:
+        found = [json.loads(line)["output"] for line in text]
+    assert (np.array(found, dtype=np.float32) == values).all()
+
+
+def test_more_dimensions_are_flattened_in_csv_and_nested_in_jsonl(tmp_path):
+    arrays = {"index": np.arange(2), "output": np.arange(8).reshape(2, 2, 2)}
+    head = written(tmp_path / "a.csv", arrays).read_text().splitlines()
+    assert head[0] == "index,output_0_0,output_0_1,output_1_0,output_1_1"
+    assert head[2] == "1,4,5,6,7"
+    line = written(tmp_path / "a.jsonl", arrays).read_text().splitlines()[1]
+    assert json.loads(line)["output"] == [[4, 5], [6, 7]]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    arrays = {"index": np.arange(1), "a": np.zeros((1, 2)), "a_1": np.zeros(1)}
+    with pytest.raises(DataError, match=r"Two columns would be called 'a_1'\. Write \.npz"):
+        written(tmp_path / "a.csv", arrays)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a.txt", r"a\.txt: the ending says the format, and '\.txt' is not one.*\.npz, \.csv"),
+        ("a.json", r"Did you mean '\.jsonl'"),
+        ("a", "'none' is not one"),
+        ("no/a.csv", r"There is no folder .*no to write a\.csv into"),
+        ("there.csv", r"there\.csv is there already\. Say --overwrite"),
+        ("folder.npz", r"folder\.npz is a folder\. Say a file in it"),
+    ],
+)
+def test_a_wrong_place_is_refused_before_anything_is_computed(tmp_path, name, message):
+    (tmp_path / "there.csv").write_text("mine")
+    (tmp_path / "folder.npz").mkdir()
+    with pytest.raises(ConfigError, match=message), writing(tmp_path / name):
+        pytest.fail("it was opened")
+    assert (tmp_path / "there.csv").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before(tmp_path, monkeypatch):
+    def no(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.open", no)
+    with pytest.raises(RunError, match=r"a\.csv could not be written: Permission denied\. Choose"):
+        written(tmp_path / "a.csv")
+
+
+def test_overwriting_is_by_one_move(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("mine")
+    with writing(path, overwrite=True) as write:
+        assert path.read_text() == "mine"
+        write(ARRAYS)
+    assert path.read_text().startswith("index")
+    assert os.listdir(tmp_path) == ["a.csv"]
+
+
+def test_a_file_that_came_meanwhile_is_not_overwritten(tmp_path):
+    with writing(tmp_path / "a.csv") as write:
+        (tmp_path / "a.csv").write_text("mine")
+        with pytest.raises(ConfigError, match="is there already"):
+            write(ARRAYS)
+    assert (tmp_path / "a.csv").read_text() == "mine"
+
+
+def test_nothing_is_left_where_predicting_failed(tmp_path):
+    with pytest.raises(ZeroDivisionError), writing(tmp_path / "a.npz"):
+        raise ZeroDivisionError
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("ending", ["npz", "csv", "jsonl"])
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch, ending):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(RunError, match=r"No space left on device\. Free some space, or choose"):
+        written(tmp_path / f"a.{ending}")
+    assert os.listdir(tmp_path) == []
