@@ -223,3 +223,13 @@ def test_the_size_of_a_checkpoint_is_that_of_its_files(tmp_path):
     size = sum(file.stat().st_size for file in Path(path).iterdir())
     assert acts[-2].result == f"{size / 2**20:.1f} MiB"
     assert json.loads((path / "state.json").read_text())
+
+
+def test_overfitting_weighs_classes_by_all_samples_although_the_few_lack_one():
+    x, y = tiny.data(60)
+    order = y.argsort()
+    loss = surestep.losses.multiclass(weight="balanced")
+    task = tiny.task(train=(x[order], y[order]), loss=loss)
+    assert y[order][:4].unique().tolist() == [0]
+    assert overfit(task, tiny.config(optim={"lr": 0.1}), 4).reached
+    assert loss.weight is None  # nothing is left behind in the user's own

@@ -17,6 +17,8 @@ from surestep.base.config import Config
 from surestep.base.errors import CheckpointError, DataError
 from surestep.engine.callback import Callback, Request
 from surestep.engine.data.dataset import first_samples, samples_of
+from surestep.engine.data.targets import with_targets_learned
+from surestep.engine.resolve import seed_of
 from surestep.engine.state import State
 from surestep.engine.task import Task
 from surestep.trainer.fit import fit
@@ -85,6 +87,7 @@ def overfit(task: Task, config: Config, samples: int) -> Overfit:
     there = samples_of(few, "train")
     if there is not None and there < samples:
         raise DataError(f"There are {there} training samples, and {samples} are asked for.")
+    task = with_targets_learned(task, seed_of(config))  # a few samples may lack a class
     by_heart = replace(task, train=few, val=few, test=None, metrics={}, **_NOT_BY_HEART)
     length = config.batch_size or 64
     options: dict[str, Any] = {

@@ -1,6 +1,8 @@
 """The training targets, read once before a run: what a loss is balanced by."""
 
+import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from surestep.base.errors import DataError
@@ -28,6 +30,19 @@ def learn_targets(loss: Loss, task: Task, seed: int) -> str:
     module.learn(read_targets(task, seed, loss.called))
     samples = samples_of(task.train, "train")
     return f"{module.learned()}, read from the {samples} training samples; {reason}"
+
+
+def with_targets_learned(task: Task, seed: int) -> Task:
+    """Return the Task with a loss that has learned from its targets, for a part of its data.
+
+    Raises:
+        DataError: as `learn_targets`.
+    """
+    if not isinstance(task.loss, TableLoss) or not task.loss.needs_targets:
+        return task
+    loss = copy.deepcopy(task.loss)
+    loss.learn(read_targets(task, seed, repr(loss)))
+    return replace(task, loss=loss)
 
 
 def read_targets(task: Task, seed: int, wish: str) -> Iterator[Any]:
