@@ -125,6 +125,22 @@ def test_law_4_evaluating_leaves_the_state_of_training(folder):
     assert_same(snapshot(alone), snapshot(watched))
 
 
+def test_law_4_statistics_computed_anew_leave_it_too(folder):
+    """SWA runs the training data through the model in training mode."""
+    said = {**OPTIONS, "average": {"kind": "swa", "start": "2 steps", "every": "1 step"}}
+    sessions = []
+    for saves in (False, True):
+        task = carried()
+        task.model.model.table = nn.Sequential(task.model.model.table, nn.BatchNorm1d(LENGTH))
+        with session_of(task, folder(), **said) as session:
+            for _ in session.steps():
+                if saves:
+                    session.save()
+        sessions.append(session)
+    assert sessions[1].plan.average.buffers == "recompute"
+    assert_same(*map(snapshot, sessions))
+
+
 def test_an_evaluation_carries_its_own_state(folder):
     """The loss over all windows is that of the whole sequences at once."""
     val = surestep.Lanes(symbols(9, 200), 4, LENGTH)

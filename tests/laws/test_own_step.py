@@ -276,6 +276,27 @@ def net_of_one():
     return nn.Linear(4, 1)
 
 
+def normed_gan():
+    task = wgan_task()
+    task.model["generator"].append(nn.BatchNorm1d(4))
+    return task
+
+
+def test_the_statistics_of_a_stochastic_average_are_averaged(folder):
+    """Nobody calls the whole model, so nobody can compute them anew."""
+    swa = {"kind": "swa", "start": "5 steps", "every": "1 step"}
+    session = run(normed_gan(), folder(), average=swa)
+    name = next(name for name in session.model.state_dict() if name.endswith("running_mean"))
+    found = session.state.average.tensors[name]
+    assert found.abs().sum() > 0
+    assert not torch.equal(found, session.model.state_dict()[name])
+
+
+def test_law_9_statistics_that_cannot_be_computed_anew_are_refused(folder):
+    with pytest.raises(ConfigError, match="calls the model with each batch"):
+        run(normed_gan(), folder(), average={"kind": "swa", "buffers": "recompute"})
+
+
 def test_law_9_a_search_of_its_own_is_refused(folder):
     task = surestep.Task(net_of_one(), train=(real_samples(),), step=print)
     with pytest.raises(ConfigError, match=r"lbfgs.* evaluates the batch by itself"):

@@ -1,3 +1,4 @@
+import itertools
 import re
 
 import pytest
@@ -101,3 +102,21 @@ def test_the_config_tells_the_number_of_workers_only_of_a_stream(tmp_path):
     said = {name: (tmp_path / name / "config.json").read_text() for name in ("stream", "placed")}
     assert re.search(r'"stream": \{\s*"data.num_workers": 1,', said["stream"])
     assert '"data.num_workers"' not in said["placed"]
+
+
+def endless():
+    """A stream without an end, whose labels go by its first feature."""
+    rows = torch.Generator().manual_seed(3)
+    while True:
+        x = torch.randn(X.shape[1], generator=rows)
+        yield x, (x[0] > 0).long()
+
+
+def test_statistics_of_an_average_are_of_as_much_of_an_endless_stream_as_was_read(tmp_path):
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(X.shape[1]), torch.nn.Linear(X.shape[1], 3))
+    said = {"max_steps": 6, "average": {"kind": "swa", "start": "2 steps"}}
+    run = tiny.fit(tmp_path, {"model": model, "train": lambda: endless()}, **said)
+    run.load_model(model, which="average")
+    read, _ = zip(*itertools.islice(endless(), 6 * 8), strict=True)
+    means = torch.stack(read).view(6, 8, -1).mean(dim=(0, 1))
+    torch.testing.assert_close(model[0].running_mean, means, rtol=1e-5, atol=1e-6)

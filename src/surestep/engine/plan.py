@@ -29,6 +29,7 @@ class Given:
         hidden: names of the matrices between the first and the last layer, which Muon moves.
         sparse: names of the tables whose gradients are sparse.
         dense: some trained parameter is not one of those.
+        called: the model is called with a batch, and not only its parts by a step of the user's.
     """
 
     train_samples: int | None
@@ -46,6 +47,7 @@ class Given:
     hidden: tuple[str, ...] = ()
     sparse: tuple[str, ...] = ()
     dense: bool = True
+    called: bool = True
     not_splitting: tuple[str, ...] = ()
     loss: str = "not known"
     loss_reason: str = "what it is divided by is not known"

@@ -1,12 +1,19 @@
 """BatchNorm's statistics under averaged weights, which no training step has seen."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+
 import torch
+from torch import nn
 
 from surestep.engine.average import BATCH_NORM, Average
 from surestep.engine.data.feed import feed
+from surestep.engine.metrics import take_logged
+from surestep.engine.parallel.base import Outcome
 from surestep.engine.plan import Plan
 from surestep.engine.seed import kept_generators
-from surestep.engine.step import Parts
+from surestep.engine.step import Buffers, Parts
 from surestep.engine.task import Task
 
 
@@ -14,7 +21,7 @@ def recompute_statistics(average: Average, parts: Parts, task: Task, plan: Plan)
     """Compute them from the training data, once for each update of the average.
 
     They are plain means over the batches, as torch.optim.swa_utils.update_bn makes them; a
-    BatchNorm that is kept in eval mode keeps its own.
+    BatchNorm that is kept in eval mode keeps its own. Whatever else the forward moves is put back.
     """
     updates = average.updates(parts.state.place.steps_taken)
     if average.averaging.buffers != "recompute" or average.computed_at == updates:
@@ -23,7 +30,12 @@ def recompute_statistics(average: Average, parts: Parts, task: Task, plan: Plan)
     modes = [(module, module.training) for module, _ in wanted]
     norms = [module for module, trains in wanted if trains and isinstance(module, BATCH_NORM)]
     momenta = [norm.momentum for norm in norms]
-    with average.in_place(), torch.no_grad(), kept_generators(plan.device):
+    with (
+        kept_buffers(parts.state.model),
+        kept_generators(plan.device),
+        average.in_place(),
+        torch.no_grad(),
+    ):
         try:
             for module, trains in wanted:
                 module.training = trains
@@ -36,14 +48,30 @@ def recompute_statistics(average: Average, parts: Parts, task: Task, plan: Plan)
                 norm.momentum = momentum
             for module, training in modes:
                 module.training = training
+            take_logged()
     average.computed_at = updates
 
 
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Put back what a forward moves: its state of another kind than BatchNorm's is the run's."""
+    buffers = Buffers(model)
+    buffers.keep()
+    try:
+        yield
+    finally:
+        buffers.restore(Outcome(False))
+
+
 def _forward(parts: Parts, task: Task, plan: Plan) -> None:
-    """Run the first epoch's batches through the model, apart from those that the loop is at."""
+    """Run the first epoch's batches through the model, apart from those that the loop is at.
+
+    A stream that does not say how long it is may have no end: of it, as many as the run has read.
+    """
+    count = None if plan.steps_per_epoch is not None else parts.state.place.step
     training = feed(task.train, "train", task=task, loss=parts.loss, plan=plan, training=True)
     try:
-        for batch in training.batches(epoch=0):
+        for batch in islice(training.batches(epoch=0), count):
             for micro in batch.micro_batches:
                 parts.randomness.at(-1, micro.position)
                 with parts.autocast:

@@ -98,6 +98,7 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         adapters=has_adapters(model),
         blocks=bool(blocks_of(model)),
         convolutions=any(each.dim() == 4 for each in model.parameters()),
+        called=loss.kind != "none",
         loss=loss.called,
         loss_reason=reason,
         batch_norm=_has(model, BATCH_NORM),

@@ -75,9 +75,14 @@ ROWS: Rows = {
     "average.buffers": (
         said("average.buffers"),
         Row(
-            lambda k: k["average.kind"] == "swa" and k.given.batch_norm,
+            lambda k: k["average.kind"] == "swa" and k.given.batch_norm and k.given.called,
             lambda _: "recompute",
             "BatchNorm has never seen the averaged weights: one pass over the training data",
+        ),
+        Row(
+            lambda k: k["average.kind"] == "swa" and k.given.batch_norm,
+            lambda _: "average",
+            "nobody calls the model as a whole, which computing BatchNorm's statistics anew takes",
         ),
         Row(_is("ema"), lambda _: "average", "running statistics follow the weights"),
         default("copy", "the model's own"),
@@ -116,6 +121,14 @@ REFUSALS: Refusals = {
             lambda k: (
                 "average.buffers='recompute' computes BatchNorm's statistics anew, and the model "
                 "has no BatchNorm. Leave it out."
+            ),
+        ),
+        Refusal(
+            lambda k: k.said.get("average.buffers") == "recompute" and not k.given.called,
+            lambda _: (
+                "average.buffers='recompute' calls the model with each batch, and the Task's own "
+                "step calls its parts. Say 'average', or Task(loss=...) where the model has a "
+                "forward."
             ),
         ),
     ),
