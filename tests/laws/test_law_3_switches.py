@@ -13,7 +13,8 @@ import surestep
 from surestep.base.errors import ConfigError
 from surestep.engine.activations import measure_activations
 from surestep.engine.data.feed import feed
-from surestep.trainer.planning import Planned, plan_task
+from surestep.engine.precision import process_settings
+from surestep.trainer.planning import Planned, activations, plan_task
 from tests.laws.plain import distance
 from tests.laws.tasks import assert_same, rows, session_of, snapshot
 
@@ -79,7 +80,8 @@ def measured(model: nn.Module, **options: Any) -> Any:
     found = planned(model, **options)
     parts = {"task": found.task, "loss": found.loss, "plan": found.plan}
     training = feed(found.task.train, "train", training=True, **parts)
-    return measure_activations(found.model, training, found.plan)
+    with process_settings(found.plan):
+        return measure_activations(found.model, training, found.plan)
 
 
 def check_recomputed(folder: Folder, choice: str) -> None:
@@ -156,6 +158,23 @@ def test_attention_is_computed_by_what_was_asked_for(folder, backend):
     assert measured(Attending()).attention
     assert not measured(Net()).attention
     trained(Attending(), folder(), sdpa_backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["flash", "math"])
+def test_attention_of_a_recomputed_block_is_computed_by_it_too(folder, backend):
+    said = {"sdpa_backend": backend}
+    usual = trained(nn.Sequential(Attending()), folder(), **said)
+    again = nn.Sequential(Attending())
+    assert_same(usual, trained(again, folder(), activation_checkpointing="0", **said))
+
+
+def test_activations_are_measured_with_a_teacher():
+    loss, teacher = surestep.losses.distillation(), nn.Linear(10, 3)
+    task = surestep.Task(nn.Linear(10, 3), loss, rows(64), teacher=teacher)
+    found = activations(plan_task(task, surestep.Config(**OPTIONS)))
+    assert not isinstance(found, str), found
+    assert found.kept > 0
+    assert teacher.training
 
 
 def test_channels_last_lays_out_model_and_images(folder):

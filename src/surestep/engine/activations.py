@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from surestep.engine.checkpointing import activation_checkpointing, chosen, uses_own_checkpointing
 from surestep.engine.data.batch import MicroBatch, tensors_in
 from surestep.engine.data.feed import Feed
+from surestep.engine.loss import targets_for
 from surestep.engine.metrics import take_logged
 from surestep.engine.parallel.base import Outcome
 from surestep.engine.plan import Plan
@@ -92,7 +93,7 @@ def _kept(model: nn.Module, micro: MicroBatch, feed: Feed, plan: Plan, choice: s
         stack.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
         with autocast(plan):
             outputs = model(*micro.args, **micro.kwargs)
-            feed.loss.value(outputs, micro.targets)
+            feed.loss.value(outputs, targets_for(feed.loss, micro))
     return sum(each.untyped_storage().nbytes() for each in saved.values())
 
 

@@ -5,7 +5,7 @@ only fp16 has a loss scale. Source: https://docs.pytorch.org/docs/stable/amp.htm
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -40,28 +40,10 @@ def autocast(plan: Plan, *, cached: bool = True) -> AbstractContextManager[Any]:
         plan: its precision and device.
         cached: a weight is cast once within it; not where weights move within it.
     """
-    dtype, casting = _AUTOCAST.get(plan.precision), _PLAIN
-    if dtype is not None:
-        casting = torch.autocast(plan.device.type, dtype=dtype, cache_enabled=cached)
-    return casting if plan.sdpa_backend == "auto" else _Attention(plan.sdpa_backend, casting)
-
-
-class _Attention:
-    """A forward's context in which one backend alone may compute attention."""
-
-    def __init__(self, backend: str, casting: AbstractContextManager[Any]) -> None:
-        self.backend = _SDPA[backend]
-        self.casting = casting
-        self._open: list[ExitStack] = []
-
-    def __enter__(self) -> None:
-        stack = ExitStack()
-        stack.enter_context(self.casting)
-        stack.enter_context(sdpa_kernel(self.backend))
-        self._open.append(stack)
-
-    def __exit__(self, *error: Any) -> None:
-        self._open.pop().__exit__(*error)
+    dtype = _AUTOCAST.get(plan.precision)
+    if dtype is None:
+        return _PLAIN
+    return torch.autocast(plan.device.type, dtype=dtype, cache_enabled=cached)
 
 
 def grad_scaler(plan: Plan) -> torch.amp.GradScaler:
@@ -78,7 +60,12 @@ def grad_scaler(plan: Plan) -> torch.amp.GradScaler:
 
 @contextmanager
 def process_settings(plan: Plan) -> Iterator[None]:
-    """Hold torch's process-wide settings that the Plan decides, and put the old ones back."""
+    """Hold torch's process-wide settings that the Plan decides, and put the old ones back.
+
+    What computes attention is one of them, since a block that is computed again in the backward
+    must be computed by the same.
+    """
+    attention = _PLAIN if plan.sdpa_backend == "auto" else sdpa_kernel(_SDPA[plan.sdpa_backend])
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
@@ -93,7 +80,8 @@ def process_settings(plan: Plan) -> Iterator[None]:
             torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
         if plan.device.type == "cuda":
             torch.backends.cudnn.benchmark = plan.cudnn_benchmark
-        yield
+        with attention:
+            yield
     finally:
         if torch.are_deterministic_algorithms_enabled() != deterministic:
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)

@@ -28,6 +28,7 @@ from surestep.engine.optim.kinds import kinds_of
 from surestep.engine.optim.layers import blocks_of
 from surestep.engine.optim.learners import plan_learners
 from surestep.engine.plan import Given, Plan
+from surestep.engine.precision import process_settings
 from surestep.engine.resolve import resolve, seed_of
 from surestep.engine.seed import set_seed
 from surestep.engine.task import Task
@@ -151,9 +152,11 @@ def activations(planned: Planned) -> Activations | str:
     task, plan, loss = planned.task, planned.plan, planned.loss
     if task.step is not None:
         return "the Task's own step decides what is run"
+    loss.to(plan.device)
     training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     try:
-        return measure_activations(planned.model, training, plan, tuple(task.keep_eval))
+        with process_settings(plan):
+            return measure_activations(planned.model, training, plan, tuple(task.keep_eval))
     except Exception as error:  # of a forward, which may raise anything; a plan needs no run of it
         return f"the first batch fails: {type(error).__name__}: {error}"
     finally:
