@@ -103,7 +103,7 @@ def test_a_bad_recipe_is_one_sentence_and_no_run(surestep, recipe, folder, case,
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("missing.py", "missing.py is not there. Recipes that ship: chars, digits, spiral."),
+        ("missing.py", "missing.py is not there. Recipes that ship: chars, digits, "),
         ("digit", "There is no recipe 'digit'. Did you mean 'digits'? Or give a file"),
         ("notes.txt", "Give a .py file."),
         (".", "There is no recipe '.'"),
