@@ -152,6 +152,8 @@ def activations(planned: Planned) -> Activations | str:
     task, plan, loss = planned.task, planned.plan, planned.loss
     if task.step is not None:
         return "the Task's own step decides what is run"
+    of_teacher = () if loss.teacher is None else tuple(loss.teacher.modules())
+    modes = [(module, module.training) for module in of_teacher]
     loss.to(plan.device)
     training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     try:
@@ -161,6 +163,8 @@ def activations(planned: Planned) -> Activations | str:
         return f"the first batch fails: {type(error).__name__}: {error}"
     finally:
         training.close()
+        for module, mode in modes:
+            module.training = mode
 
 
 def data_of(task: Task) -> dict[str, Any]:
