@@ -1,10 +1,15 @@
 """Each mistake is answered by a sentence with the value and what to type, and no run is left."""
 
+from pathlib import Path
+
 import pytest
 
+from surestep import recipes
 from surestep.record.hold import Hold
 from tests.cli.conftest import HEAD, RECIPE
 
+FILES = Path(recipes.__file__).parent.glob("*.py")
+SHIPPED = sorted(path.stem for path in FILES if path.stem not in ("__init__", "load"))
 CONFIG = "config = surestep.Config(epochs=2, batch_size=8)\n"
 
 
@@ -103,7 +108,7 @@ def test_a_bad_recipe_is_one_sentence_and_no_run(surestep, recipe, folder, case,
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("missing.py", "missing.py is not there. Recipes that ship: chars, digits, "),
+        ("missing.py", f"missing.py is not there. Recipes that ship: {', '.join(SHIPPED)}."),
         ("digit", "There is no recipe 'digit'. Did you mean 'digits'? Or give a file"),
         ("notes.txt", "Give a .py file."),
         (".", "There is no recipe '.'"),
