@@ -125,7 +125,7 @@ REFUSED = {
     "classes last": (
         {"model": Swapped(), "train": (TOKENS, TOKENS)},
         TaskError,
-        r"outputs have shape \(8, 6, 3\).*flatten or transpose the outputs",
+        r"outputs have shape \(8, 6, 3\).*Use outputs\.transpose\(1, 2\)",
     ),
     "vector loss": (
         {"loss": lambda o, t: functional.cross_entropy(o, t, reduction="none")},

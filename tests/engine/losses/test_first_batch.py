@@ -167,7 +167,7 @@ REFUSED = {
     "dice of grey masks": ("dice", P, M * 255, "run from 0 to 255, and dice takes 0 to 1"),
     "dice of shapes": ("dice", P, M[:, :2].double(), "Masks have the outputs' shape, indices"),
     "dice out of range": ("dice", P, R + 1, "run from 1 to 3"),
-    "dice_bce of indices": ("dice_bce", P, R, r"3 outputs use surestep\.losses\.multiclass"),
+    "dice_bce of indices": ("dice_bce", P, R, r"For class indices use surestep\.losses\.dice_ce"),
     "dice_ce of one-hot": ("dice_ce", P, F.one_hot(R, C).movedim(-1, 1), r"targets\.argmax\(1\)"),
     "dice_ce of masks": (
         *("dice_ce", P, P.softmax(1)),
@@ -216,6 +216,57 @@ REFUSED = {
         "are probabilities",
     ),
     "SoftMargin of 0 and 1": (nn.SoftMarginLoss(), LOGITS, ONE_HOT.double(), r"2 \* targets - 1"),
+    "a column of indices": (CE, LOGITS, Y[:, None], r"Use targets\.squeeze\(1\)"),
+    "a channel of indices": ("dice_ce", P, R[:, None], r"Use targets\.squeeze\(1\)"),
+    "tokens of classes": (
+        *(CE, W, TOKENS),
+        r"Use outputs\.transpose\(1, 2\), or surestep\.losses\.next_token\(targets='shifted'\)",
+    ),
+    "ignored probabilities": (
+        losses.multiclass(ignore_index=1),
+        *(LOGITS, LOGITS.softmax(1), "ignore_index=1 is of indices, .* Leave it out"),
+    ),
+    "binary weights": (
+        losses.binary(pos_weight=[1, 2]),
+        *(LOGITS[:, :1], YES[:, None], r"2 numbers in pos_weight, .*losses\.multilabel\(\)"),
+    ),
+    "dice ignoring masks": (
+        losses.dice(ignore_index=0),
+        *(P, M, "ignore_index=0 is of indices, and the targets are masks"),
+    ),
+    "dice_bce of a region": ("dice_bce", P[:, :1], M[:, 0], r"use targets\.unsqueeze\(1\)"),
+    "focal alpha of masks": (losses.focal(alpha=2.0), P, M, "alpha=2.0 is no share"),
+    "focal alphas of masks": (losses.focal(alpha=[1.0, 2.0]), P, M, "focal takes one number"),
+    "bytes without room": (
+        *(CE, normal(N, 200), Y.byte()),
+        r"torch\.uint8, in which ignore_index=-100 is the class 156: use \.long\(\)",
+    ),
+    "byte images": (nn.CrossEntropyLoss(), P, R.byte(), r"torch\.uint8: use \.long\(\)"),
+    "ctc softmax": ("ctc", normal(N, 9, V).softmax(2), SPOKEN, "ctc takes logits"),
+    "ctc labels in a row": (
+        *("ctc", normal(N, 9, V), (SPOKEN[0].flatten(), FRAMES, LENGTHS)),
+        r"labels have shape \(28,\), and ctc takes \(samples, places\)",
+    ),
+    "ctc float labels": (
+        *("ctc", normal(N, 9, V), (SPOKEN[0].double(), FRAMES, LENGTHS)),
+        r"labels are torch\.float64.*use \.long\(\)",
+    ),
+    "ctc long labels": (
+        *("ctc", normal(N, 9, V), (SPOKEN[0], FRAMES, LENGTHS + 1)),
+        "label_lengths say 5 labels, and there is room for 4",
+    ),
+    "ctc of another blank": (
+        losses.ctc(blank=6),
+        *(normal(N, 9, V), SPOKEN, "blank=6 is no class: the model has 6 outputs"),
+    ),
+    "ctc repeated": (
+        *("ctc", normal(N, 9, V), LONG),
+        r"7 samples have fewer frames than labels.*a blank between two that are alike",
+    ),
+    "CTCLoss short": (
+        *(nn.CTCLoss(), normal(9, N, V).log_softmax(2), (SPOKEN[0], LENGTHS // 2, LENGTHS)),
+        r"7 samples have fewer frames than labels.*CTCLoss\(zero_infinity=True\)",
+    ),
 }
 
 
@@ -294,6 +345,9 @@ OPTIONS = {
     "gamma": (lambda: losses.focal(gamma=-1), "gamma=-1 is below 0"),
     "z": (lambda: losses.masked_tokens(z_loss=-1), "z_loss=-1 is below 0"),
     "targets": (lambda: losses.next_token(targets="next"), "targets='next' is not known"),
+    "one quantile": (lambda: losses.quantile(quantiles=0.5), r"Use \(0\.1, 0\.5, 0\.9\)"),
+    "triplet margin": (lambda: losses.triplet(margin=0), "margin=0 is not above 0"),
+    "balanced focus": (lambda: losses.focal(alpha="balanced"), "alpha='balanced' is not known"),
 }
 
 
@@ -308,7 +362,21 @@ def test_the_classes_of_a_divergence_may_be_in_any_dimension(dim):
     as_loss(nn.KLDivLoss(), "samples").check(First(W.log_softmax(dim), W.softmax(dim)))
 
 
+def test_distillation_without_labels_is_told_what_to_give():
+    with pytest.raises(TaskError, match=r"takes labels, and got a NoneType\..*alpha=1\.0"):
+        losses.distillation().items(None, (None, LOGITS))
+
+
 def test_nothing_is_expected_of_a_function():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert as_loss(lambda o, t: F.cross_entropy(o, t), "samples").check is None
+
+
+@pytest.mark.parametrize("name", ["multiclass", "dice_ce", "focal"])
+def test_images_of_byte_indices_are_class_indices(name):
+    loss = as_loss(name, "samples")
+    values = [loss.value(P, targets) for targets in (R, R.byte())]
+    sums = [sum(v.values()) if isinstance(v, dict) else v for v in values]
+    assert torch.equal(*sums)
+    loss.check(First(P, R.byte()))

@@ -91,7 +91,7 @@ class MultiClass(TableLoss):
         weight = None if self.weight is None else self.weight.to(outputs.dtype)
         return functional.cross_entropy(
             outputs,
-            targets.to(outputs.dtype) if targets.is_floating_point() else targets,
+            targets.to(outputs.dtype) if targets.is_floating_point() else targets.long(),
             weight,
             ignore_index=self.ignore_index,
             reduction="sum",
@@ -112,6 +112,11 @@ class MultiClass(TableLoss):
         """Check indices or probabilities against the outputs."""
         expect.class_targets(first, ignored=self.ignore_index)
         expect.logits_of_classes(first)
+        if first.targets.is_floating_point() and self.ignore_index != IGNORED:
+            raise TaskError(
+                f"ignore_index={self.ignore_index} is of indices, and the targets are "
+                "probabilities. Leave it out."
+            )
         classes = first.outputs.shape[1]
         expect.warn_of_ignored_class(first.targets, classes, self.ignore_index)
         if self.host_weight is not None and self.host_weight.shape != (classes,):
@@ -139,8 +144,9 @@ def class_items(targets: Tensor, weight: Tensor | None, ignored: int) -> float:
         return float(weight.to(targets.device)[targets[kept].long()].double().sum())
     except IndexError as error:
         raise DataError(
-            f"A target is no class index: there are {len(weight)} class weights, and the "
-            f"targets run from {int(targets[kept].min())} to {int(targets[kept].max())}."
+            f"There are {len(weight)} class weights, and the targets run from "
+            f"{int(targets[kept].min())} to {int(targets[kept].max())}. Give a weight for each "
+            f"class, and targets from 0 to {len(weight) - 1}."
         ) from error
 
 
@@ -228,6 +234,11 @@ class Binary(TableLoss):
         expect_figures.same_shape(first)
         expect_figures.label_targets(targets, called=self.name, ignored=self.ignore_index)
         expect.logits_of_labels(first, called=self.name)
+        if not self.each and self.pos_weight is not None and self.pos_weight.numel() > 1:
+            raise TaskError(
+                f"There are {self.pos_weight.numel()} numbers in pos_weight, and binary takes one: "
+                "what a target of 1 weighs. For several labels use surestep.losses.multilabel()."
+            )
 
 
 class MultiLabel(Binary):

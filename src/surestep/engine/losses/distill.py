@@ -11,9 +11,19 @@ from surestep.engine.losses.base import IGNORED, First, Guide, TableLoss, at_lea
 from surestep.engine.losses.classification import class_items, share
 
 
-def labels_of(targets: Any) -> Any:
-    """Return the labels, which stand alone where a Task's teacher will bring the logits."""
-    return targets[0] if isinstance(targets, (tuple, list)) else targets
+def labels_of(targets: Any) -> Tensor:
+    """Return the labels, which stand alone where a Task's teacher will bring the logits.
+
+    Raises:
+        TaskError: there are none.
+    """
+    labels = targets[0] if isinstance(targets, (tuple, list)) else targets
+    if not isinstance(labels, Tensor):
+        raise TaskError(
+            f"distillation takes labels, and got a {type(labels).__name__}. Where samples have "
+            "none, give zeros (torch.long) and say surestep.losses.distillation(alpha=1.0)."
+        )
+    return labels
 
 
 class Distillation(TableLoss):

@@ -112,14 +112,31 @@ def class_targets(first: First, *, ignored: int, called: str = "Cross-entropy") 
         _not_one_hot(outputs, targets)
     if targets.dtype not in INDEX_TYPES:
         raise DataError(f"Class indices are int64, and the targets {targets.dtype}: use .long().")
+    if targets.dtype is torch.uint8 and not 0 <= ignored < 256 and ignored % 256 < outputs.shape[1]:
+        raise DataError(
+            f"The targets are torch.uint8, in which ignore_index={ignored} is the class "
+            f"{ignored % 256}: use .long()."
+        )
     expected = (outputs.shape[0], *outputs.shape[2:])
     if outputs.dim() < 2 or tuple(targets.shape) != expected:
         raise TaskError(
             f"The model's outputs have shape {tuple(outputs.shape)} and the targets "
             f"{tuple(targets.shape)}. {called} takes outputs (samples, classes, ...) and "
-            "targets (samples, ...): flatten or transpose the outputs."
+            f"targets (samples, ...): {_reshaped(outputs, targets, expected)}"
         )
     indices_in_range(targets, outputs.shape[1], ignored)
+
+
+def _reshaped(outputs: Tensor, targets: Tensor, expected: tuple[int, ...]) -> str:
+    """Say what makes shapes fit."""
+    if targets.dim() > 1 and targets.shape[1] == 1 and tuple(targets.squeeze(1).shape) == expected:
+        return "there is a dimension of one too many. Use targets.squeeze(1)."
+    if outputs.dim() == 3 and targets.shape == outputs.shape[:2] and targets.shape[1] > 1:
+        return (
+            "the classes are last. Use outputs.transpose(1, 2), or "
+            "surestep.losses.next_token(targets='shifted') for tokens."
+        )
+    return "flatten or transpose the outputs."
 
 
 def indices_in_range(targets: Tensor, classes: int, ignored: int | None) -> None:

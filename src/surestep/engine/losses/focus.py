@@ -10,6 +10,7 @@ from torch.nn import functional
 from surestep.base.errors import TaskError
 from surestep.engine.losses import expect, expect_figures
 from surestep.engine.losses.base import IGNORED, First, Guide, TableLoss, at_least_fp32
+from surestep.engine.losses.classification import share
 from surestep.engine.losses.segmentation import EITHER
 from surestep.engine.losses.weights import as_weight
 
@@ -45,6 +46,11 @@ class Focal(TableLoss):
         super().__init__(gamma=gamma, alpha=alpha, ignore_index=ignore_index)
         if gamma < 0:
             raise TaskError(f"gamma={gamma} is below 0, and would weigh the easy most. Use 2.0.")
+        if isinstance(alpha, str):
+            raise TaskError(
+                f"alpha={alpha!r} is not known. Use one number for masks, such as 0.25, or one for "
+                "each class."
+            )
         self.gamma, self.ignore_index = gamma, ignore_index
         self.register_buffer("alpha", as_weight(alpha, "alpha"), persistent=False)  # type: ignore[arg-type]
 
@@ -92,3 +98,5 @@ class Focal(TableLoss):
                 f"alpha has shape {tuple(self.alpha.shape)}, and focal takes {takes} with these "
                 "targets."
             )
+        if self.alpha is not None and masks:
+            share(float(self.alpha), "alpha")

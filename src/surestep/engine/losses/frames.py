@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.losses.base import First, Guide, TableLoss, at_least_fp32
+from surestep.engine.losses.expect import logits_of_classes
 
 _PARTS = ("labels", "input_lengths", "label_lengths")
 
@@ -93,12 +94,33 @@ class Ctc(TableLoss):
                 f"classes) for {len(lengths)} samples. Use outputs.transpose(0, 1) where frames "
                 "are first."
             )
-        there = torch.arange(labels.shape[1], device=labels.device) < lengths[:, None]
-        _check_labels(labels[there], outputs.shape[2], self.blank)
-        check_lengths(frames, lengths, outputs.shape[1], may_be_short=self.zero_infinity)
+        logits_of_classes(first, called=self.name, dim=2)
+        _check_labels(labels, lengths, outputs.shape[2], self.blank)
+        there = outputs.shape[1]
+        check_lengths(labels, frames, lengths, there, called="" if self.zero_infinity else _CALLED)
 
 
-def _check_labels(labels: Tensor, classes: int, blank: int) -> None:
+_CALLED = "surestep.losses.ctc"
+
+
+def _check_labels(labels: Tensor, lengths: Tensor, classes: int, blank: int) -> None:
+    if not 0 <= blank < classes:
+        raise TaskError(
+            f"blank={blank} is no class: the model has {classes} outputs. Use 0 to {classes - 1}."
+        )
+    if labels.dim() != 2:
+        raise DataError(
+            f"The labels have shape {tuple(labels.shape)}, and ctc takes (samples, places), each "
+            "row filled up to the longest: torch.nn.utils.rnn.pad_sequence(labels, True)."
+        )
+    if labels.is_floating_point():
+        raise DataError(f"The labels are {labels.dtype}, and ctc takes integers: use .long().")
+    if int(lengths.max()) > labels.shape[1]:
+        raise DataError(
+            f"The label_lengths say {int(lengths.max())} labels, and there is room for "
+            f"{labels.shape[1]}. Give the number of labels in each row."
+        )
+    labels = labels[torch.arange(labels.shape[1], device=labels.device) < lengths[:, None]]
     if not labels.numel():
         return
     if int(labels.min()) < 0 or int(labels.max()) >= classes:
@@ -113,8 +135,17 @@ def _check_labels(labels: Tensor, classes: int, blank: int) -> None:
         )
 
 
-def check_lengths(frames: Tensor, lengths: Tensor, there: int, *, may_be_short: bool) -> None:
+def check_lengths(
+    labels: Tensor, frames: Tensor, lengths: Tensor, there: int, *, called: str
+) -> None:
     """Check that frames are there and labels fit into them.
+
+    Args:
+        labels: (samples, places).
+        frames: how many there are of each sample.
+        lengths: how many labels.
+        there: frames that the model returns.
+        called: the loss, where samples may not be short.
 
     Raises:
         DataError: they do not.
@@ -124,9 +155,15 @@ def check_lengths(frames: Tensor, lengths: Tensor, there: int, *, may_be_short: 
             f"An input has {int(frames.max())} frames by its length, and the model returns "
             f"{there}. Give the lengths of what the model returns."
         )
-    short = int((frames.cpu() < lengths.cpu()).sum())
-    if short and not may_be_short:
+    if called and _short(labels.cpu(), frames.cpu(), lengths.cpu()):
         raise DataError(
-            f"{short} samples have fewer frames than labels, so their loss is infinite. Leave them "
-            "out, or say surestep.losses.ctc(zero_infinity=True)."
+            f"{_short(labels.cpu(), frames.cpu(), lengths.cpu())} samples have fewer frames than "
+            "labels, with a blank between two that are alike, so their loss is infinite. Leave "
+            f"them out, or say {called}(zero_infinity=True)."
         )
+
+
+def _short(labels: Tensor, frames: Tensor, lengths: Tensor) -> int:
+    alike = labels[:, 1:] == labels[:, :-1]
+    inside = torch.arange(1, labels.shape[1]) < lengths[:, None]
+    return int((frames < lengths + (alike & inside).sum(1)).sum())

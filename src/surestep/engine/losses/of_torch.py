@@ -5,15 +5,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from surestep.base.errors import TaskError
+from surestep.base.errors import DataError, TaskError
 from surestep.engine.data.batch import samples_in
 from surestep.engine.losses import expect, expect_figures
 from surestep.engine.losses.base import First, Loss, at_least_fp32
 from surestep.engine.losses.classification import class_items, count_of_classes
-from surestep.engine.losses.frames import ctc_total, parts_of
+from surestep.engine.losses.frames import check_lengths, ctc_total, parts_of
 
 Over = Literal["elements", "samples", "rows"]
 
@@ -123,6 +124,9 @@ def _classes(summing: Any, reduction: str) -> Loss:
 
     def check(first: First) -> None:
         expect.class_targets(first, ignored=ignored)
+        if first.targets.dtype is torch.uint8 and first.targets.dim() > 1:
+            name = type(summing).__name__
+            raise DataError(f"{name} takes no images of torch.uint8: use .long().")
         if isinstance(summing, nn.CrossEntropyLoss):
             expect.logits_of_classes(first, called="CrossEntropyLoss")
         else:
@@ -205,6 +209,12 @@ def _ctc(summing: nn.CTCLoss, reduction: str) -> Loss:
     def samples(targets: Any) -> int:
         return len(parts_of(targets)[2])
 
+    def check(first: First) -> None:
+        labels, frames, lengths = parts_of(first.targets)
+        if isinstance(first.outputs, Tensor) and first.outputs.dim() == 3 and labels.dim() == 2:
+            called = "" if summing.zero_infinity else "nn.CTCLoss"
+            check_lengths(labels, frames, lengths, len(first.outputs), called=called)
+
     return Loss(
         value,
         is_sum=True,
@@ -214,5 +224,6 @@ def _ctc(summing: nn.CTCLoss, reduction: str) -> Loss:
         divides=divides,
         called="CTCLoss",
         divides_by="samples, each divided by the length of its labels before",
+        check=check,
         module=summing,
     )

@@ -75,6 +75,8 @@ class Triplet(TableLoss):
 
     def __init__(self, *, margin: float = 1.0, p: float = 2.0) -> None:
         super().__init__(margin=margin, p=p)
+        if margin <= 0:
+            raise TaskError(f"margin={margin} is not above 0: all points in one would do. Use 1.0.")
         self.margin, self.p = margin, p
 
     def total(self, outputs: Any, targets: Any) -> Tensor:

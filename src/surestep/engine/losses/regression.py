@@ -105,6 +105,11 @@ class Quantile(TableLoss):
     quantiles: Tensor
 
     def __init__(self, *, quantiles: Sequence[float] = (0.1, 0.5, 0.9)) -> None:
+        if isinstance(quantiles, float | int):
+            raise TaskError(
+                f"quantiles={quantiles} is one number. Use (0.1, 0.5, 0.9), or "
+                f"({quantiles},) for one."
+            )
         super().__init__(quantiles=tuple(quantiles))
         rising = all(a < b for a, b in itertools.pairwise(quantiles))
         if not quantiles or not rising or not quantiles[0] > 0 or not quantiles[-1] < 1:

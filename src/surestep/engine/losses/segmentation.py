@@ -11,6 +11,7 @@ from surestep.engine.losses import expect, expect_figures
 from surestep.engine.losses.base import IGNORED, First, Guide, TableLoss, at_least_fp32
 
 _LOGITS = "logits (N, C, H, W), (N, C, T) or (N, C, D, H, W)"
+_MASKED = "logits (N, C, H, W) or (N, C, D, H, W)"
 EITHER = "indices (N, ...): softmax over C; or 0 to 1 of the outputs' shape: a sigmoid each"
 _DICE = "1 - mean_c (2 sum p t + s) / (sum p + sum t + s), sums over the pixels of {}"
 _DICE_SOURCE = "Drozdzal et al. 2016, https://arxiv.org/abs/1608.04117"
@@ -29,7 +30,7 @@ class Dice(TableLoss):
     name = "dice"
     guide = Guide(
         "segmentation: regions",
-        _LOGITS,
+        f"{_MASKED}; with indices also (N, C, T)",
         EITHER,
         _DICE.format("a sample"),
         "samples with a pixel that is not ignored; per='batch' does not split",
@@ -93,6 +94,11 @@ class Dice(TableLoss):
 
     def check_masks(self, first: First) -> None:
         """Check masks of 0 to 1."""
+        if self.ignore_index != IGNORED:
+            raise TaskError(
+                f"ignore_index={self.ignore_index} is of indices, and the targets are masks. Leave "
+                "it out, or give class indices (samples, height, width)."
+            )
         if first.outputs.dim() < 4:
             raise TaskError(
                 f"Outputs and targets have shape {tuple(first.outputs.shape)}, and {self.name} "
@@ -140,7 +146,7 @@ class DiceBce(Dice):
     name = "dice_bce"
     guide = Guide(
         "segmentation: one region, or regions that overlap",
-        _LOGITS,
+        _MASKED,
         "0 to 1 of the outputs' shape",
         _DICE.format("a sample") + "; + b times the mean binary cross-entropy of its pixels",
         "samples",
@@ -172,6 +178,13 @@ class DiceBce(Dice):
 
     def check_indices(self, first: First) -> None:
         """Refuse indices."""
+        outputs, targets = expect.tensors(first)
+        if targets.shape == (outputs.shape[0], *outputs.shape[2:]):
+            raise TaskError(
+                f"The model's outputs have shape {tuple(outputs.shape)} and the targets "
+                f"{tuple(targets.shape)}, and dice_bce takes masks of one shape. For one region "
+                "use targets.unsqueeze(1). For class indices use surestep.losses.dice_ce()."
+            )
         expect_figures.same_shape(first)
 
 
@@ -210,7 +223,7 @@ class DiceCe(Dice):
         """Return both terms, summed over samples."""
         outputs = at_least_fp32(outputs)
         each = functional.cross_entropy(
-            outputs, targets, ignore_index=self.ignore_index, reduction="none"
+            outputs, targets.long(), ignore_index=self.ignore_index, reduction="none"
         )
         pixels = (targets != self.ignore_index).flatten(1).sum(1).clamp(min=1)
         ce = (each.flatten(1).sum(1) / pixels).sum()
