@@ -249,10 +249,31 @@ def test_a_long_list_of_names_is_cut():
         check_groups(torch.optim.SGD([model[5].bias], lr=0.1), model)
 
 
-def test_a_decay_of_a_sparse_table_is_refused_though_the_rest_may_decay():
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("sparse_adam", "SparseAdam has none"),
+        ("sgd", "the gradient of 0.weight is sparse, which sgd does not decay"),
+        ("adagrad", "which adagrad does not decay"),
+    ],
+)
+def test_a_decay_of_a_sparse_table_is_refused_though_the_rest_may_decay(name, sentence):
     net = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3))
     parts = {"model": net, "train": (torch.ones(20, dtype=torch.long), tiny.data()[1])}
-    planned = tiny.plan(parts, optim={"groups": ("0.* decay=0.1",)})
+    planned = tiny.plan(parts, optim={"name": name, "groups": ("0.* decay=0.1",)})
     groups = arrange(planned.model, planned.plan)
-    with pytest.raises(ConfigError, match=r"says a decay of 0\.1 for .* SparseAdam has none"):
+    with pytest.raises(ConfigError, match=rf"says a decay of 0\.1 for .*{sentence}"):
         build_optimizer(planned.plan, planned.task, planned.model, groups)
+
+
+class WithoutRate(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    def step(self, closure=None):
+        pass
+
+
+def test_an_optimizer_without_a_rate_is_refused():
+    with pytest.raises(TaskError, match=r"WithoutRate has no 'lr' in its groups, .* defaults"):
+        build(WithoutRate)

@@ -3,6 +3,7 @@
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler
@@ -327,6 +328,12 @@ def test_a_function_of_the_users_that_fails_is_named_with_how_it_is_called():
         rate_of(Shape("own", 10), Plateau(), lambda steps_taken: 1.0)
     at = rate_of(Shape("own", 10), Plateau(), lambda steps_taken, total: 1 - steps_taken / total)
     assert [at(step) for step in (0, 5)] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, int, float])
+def test_a_number_of_any_kind_becomes_a_float(kind):
+    at = rate_of(Shape("own", 10), Plateau(), lambda steps_taken, total: kind(1))
+    assert type(at(0)) is float
 
 
 def test_what_is_no_function_is_refused():

@@ -69,6 +69,13 @@ SPARSE = replace(GIVEN, sparse=("table",))
         ({"optim.eps": (1e-3, 1e-3)}, GIVEN, "every other optimizer one"),
         ({"clip_value": 1.0, "max_grad_norm": 1.0}, GIVEN, "two ways to clip. Say one"),
         ({"schedule.warmup": "3 steps"}, GIVEN, "is 3 steps, longer than the run of 2 steps"),
+        (
+            {
+                **{"schedule.name": "one_cycle", "schedule.three_phase": True},
+                "schedule.pct_start": 0.6,
+            },
+            *(GIVEN, "leaves no time: .* Use at most 0.5"),
+        ),
         ({"max_nonfinite": 3}, GIVEN, "say on_nonfinite='skip' with it"),
         ({"scaler.init_scale": 3}, GIVEN, "scaler.init_scale is said, but only fp16"),
         ({"scaler.growth_interval": 3}, GIVEN, "scaler.growth_interval is said"),

@@ -58,6 +58,12 @@ def _own(task: Task, groups: ParameterGroups) -> torch.optim.Optimizer:
             "or function that needs nothing else, such as functools.partial(torch.optim.SGD, "
             "lr=0.1)."
         ) from error
+    rates = [group.get("lr") for group in getattr(optimizer, "param_groups", ())]
+    if None in rates:
+        raise TaskError(
+            f"{type(optimizer).__name__} has no 'lr' in its groups, which the schedule sets. Give "
+            "it one in its defaults: super().__init__(params, {'lr': 1e-3})."
+        )
     step = getattr(type(optimizer), "step", None)
     if step is not None and _needs_closure(step):
         raise TaskError(
@@ -87,12 +93,31 @@ def _named(plan: Plan, groups: ParameterGroups, model: nn.Module) -> torch.optim
             "optim.name='lbfgs' moves all parameters as one, and optim.groups or optim.layer_decay "
             "gives them several rates. Leave those out, or say another optim.name."
         )
+    _refuse_decayed_tables(groups, model, plan.optim_name)
     optimizer: torch.optim.Optimizer = _class(plan)(
         groups, lr=plan.optim_lr, **plan.optim_options, **_kernels(plan)
     )
     if plan.optim_name == "sgd" and not plan.optim_options["dampening"]:
         _make_momentum_buffers(optimizer)
     return optimizer
+
+
+def _refuse_decayed_tables(groups: ParameterGroups, model: nn.Module, name: str) -> None:
+    """Refuse a decay of what has a sparse gradient: torch cannot add the weights to it.
+
+    Raises:
+        ConfigError: a group says one.
+    """
+    tables = set(sparse_tables(model))
+    names = {id(each): key for key, each in model.named_parameters() if key in tables}
+    for group in groups:
+        found = [names[id(each)] for each in group["params"] if id(each) in names]
+        if found and group.get("weight_decay"):
+            raise ConfigError(
+                f"optim.groups says a decay of {group['weight_decay']:g} for {group['name']!r}, "
+                f"and the gradient of {found[0]} is sparse, which {name} does not decay. Leave it "
+                "out, or build the table with sparse=False."
+            )
 
 
 def _class(plan: Plan) -> Any:

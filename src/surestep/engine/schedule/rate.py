@@ -6,6 +6,7 @@ is at the right rate because it knows how many steps it took. Only `reduce_on_pl
 
 import math
 from collections.abc import Callable, Mapping
+from numbers import Real
 
 import torch
 
@@ -70,12 +71,12 @@ def _checked(function: UserFunction, total: int) -> Factor:
 
     def at(steps_taken: int) -> float:
         value = function(steps_taken, total)
-        if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+        if not (isinstance(value, Real) and 0 <= value < math.inf):
             raise TaskError(
                 f"Task(schedule=...) returned {value!r} for steps_taken={steps_taken} and "
                 f"total={total}. Return a finite number of at least 0: the factor on optim.lr."
             )
-        return value
+        return float(value)
 
     for place in (0, total - 1):
         try:

@@ -156,6 +156,19 @@ CURVE: dict[str, tuple[Refusal, ...]] = {
             ),
         ),
     ),
+    "pct_start": (
+        Refusal(
+            lambda k: (
+                bool(_value(k, "three_phase"))
+                and "schedule.pct_start" in k.said
+                and k.said["schedule.pct_start"] > 0.5
+            ),
+            lambda k: (
+                f"schedule.pct_start={k.said['schedule.pct_start']} with schedule.three_phase=True "
+                "leaves no time: the rate falls as long as it rises, and goes on. Use at most 0.5."
+            ),
+        ),
+    ),
     "final_div_factor": (
         Refusal(
             lambda k: (
