@@ -177,6 +177,11 @@ SCHEDULE: list[Case] = [
     ),
     ({**ONE_CYCLE, **RPROP}, {}, "Say optim.momentum=0.9"),
     (
+        {**ONE_CYCLE, "schedule.three_phase": True, "schedule.pct_start": 0.6},
+        {},
+        "leaves no time",
+    ),
+    (
         {**ONE_CYCLE, "schedule.final_div_factor": 9.0, "schedule.min_lr_ratio": 0.1},
         *({}, "Say one of them"),
     ),
