@@ -5,6 +5,7 @@ import torch
 import torchmetrics
 from torch import nn
 
+from surestep.base.errors import DataError
 from surestep.engine.evaluate import eval_mode
 from tests import tiny
 
@@ -52,6 +53,11 @@ def test_an_object_that_is_shared_by_sets_is_measured_anew(tmp_path):
     found = evaluated(tmp_path, 6, sets, metrics={"acc": metric})
     assert found["right/acc"] == 1.0
     assert found["any/acc"] == pytest.approx(float(accuracy(tiny.model()(X), Y)))
+
+
+def test_a_target_out_of_range_is_told_as_such(tmp_path):
+    with pytest.raises(DataError, match=r"loss fails on data that is measured: .*out of bounds"):
+        evaluated(tmp_path, 4, (X, Y + 7), metrics={})
 
 
 def test_a_set_without_items_is_not_a_number(tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surestep.base.errors import TaskError
+from surestep.base.errors import DataError, TaskError
 from surestep.engine.data.batch import MicroBatch
 from surestep.engine.data.feed import Feed
 from surestep.engine.loss import Loss, targets_for
@@ -53,7 +53,13 @@ def eval_step(
     with autocast:
         outputs = model(*micro.args, **micro.kwargs)
         if micro.items:
-            value = loss.value(outputs, targets_for(loss, micro))
+            try:
+                value = loss.value(outputs, targets_for(loss, micro))
+            except IndexError as error:  # a target out of range, on a CPU
+                raise DataError(
+                    f"The loss fails on data that is measured: {error} Look at its targets, whose "
+                    "classes must be those of the training data."
+                ) from error
             if not (loss.is_sum and isinstance(value, Tensor)):
                 value = loss.add_up(value, micro.items)[0]
             totals.total += value

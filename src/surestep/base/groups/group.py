@@ -42,6 +42,10 @@ def _sentence(group: type[Group], detail: Mapping[str, Any]) -> str:
         meant = " or ".join(map(repr, elsewhere))
         return f"There is no option {full!r}. {f'Did you mean {meant}?' if elsewhere else own}"
     what = detail["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+    if detail["type"] == "tuple_type":
+        what = f"it must be a list, such as [{detail['input']!r}]"
+    if detail["type"] == "too_short":
+        what = f"it takes at least {detail['ctx']['min_length']} values"
     if detail["type"] == "missing":
         what = f"it takes {_HOW_MANY[_length(group.model_fields[name].annotation)]} numbers"
     return f"{full}={detail['input']!r} is not allowed: {what}."
