@@ -1,0 +1,109 @@
+"""A network that knows the digits 0 to 4 learns 5 to 9 from five images of each."""
+
+import tempfile
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+import surestep
+
+config = surestep.Config(
+    epochs=60,
+    batch_size=32,
+    optim=surestep.Optim(
+        name="adamw",
+        lr=3e-3,
+        weight_decay=0.05,
+        layer_decay=0.7,
+        groups=(
+            "backbone.2 freeze='10 epochs'",
+            "backbone.1 freeze='20 epochs'",
+            "backbone.0 freeze='30 epochs'",
+        ),
+    ),
+    schedule=surestep.Schedule(name="cosine", warmup="5%"),
+    validation=surestep.Validation(every="10 epochs", metric="accuracy", mode="max"),
+)
+
+
+def images(first: int, last: int) -> tuple[Tensor, Tensor]:
+    """Return images (images, 1, 8, 8) of these digits and their classes from 0, shuffled once."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
+    y = torch.tensor(bunch.target)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    order = order[(y[order] >= first) & (y[order] <= last)]
+    return x[order], y[order] - first
+
+
+def accuracy(logits: Tensor, digit: Tensor) -> Tensor:
+    """Return the share of images whose digit is named rightly."""
+    return (logits.argmax(dim=1) == digit).float().mean()
+
+
+def block(inputs: int, outputs: int) -> nn.Sequential:
+    """Return a convolution that halves the image, with its normalisation and activation."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, kernel_size=3, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+    )
+
+
+class Network(nn.Module):
+    """Three blocks, which are worth keeping, and a head for five classes, which is not."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(
+            block(1, width), block(width, 2 * width), block(2 * width, 4 * width)
+        )
+        self.head = nn.Linear(4 * width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images (batch, 1, 8, 8) to logits (batch, 5)."""
+        logits: Tensor = self.head(self.backbone(x).flatten(1))
+        return logits
+
+
+@cache
+def pretrained(width: int, steps: int) -> dict[str, Tensor]:
+    """Return the weights of a network trained on the digits 0 to 4, by a run of its own."""
+    task = surestep.Task(lambda: Network(width), nn.CrossEntropyLoss(), train=images(0, 4))
+    asked = surestep.Config(
+        max_steps=steps, batch_size=64, logging=surestep.Logging(progress="quiet")
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        run = surestep.Trainer(task, asked, run=f"{folder}/pretrained").fit()
+        network = Network(width)
+        run.load_model(network)
+    return network.state_dict()
+
+
+def task(width: int = 32, pretrain_steps: int = 300, per_digit: int = 5) -> surestep.Task:
+    """Classify the digits 5 to 9, starting from what 0 to 4 taught.
+
+    Args:
+        width: channels of the first block; each of the next has twice as many.
+        pretrain_steps: steps on the digits 0 to 4 before; with 0 the network starts from nothing.
+        per_digit: images of each digit that are trained on.
+    """
+    x, y = images(5, 9)
+    rank = nn.functional.one_hot(y).cumsum(dim=0).gather(1, y.unsqueeze(1)).squeeze(1)
+    few, rest = rank <= per_digit, (rank > per_digit).nonzero().flatten()
+    start = None
+    if pretrain_steps:
+        start = surestep.Init(pretrained(width, pretrain_steps), skip=["head"])
+    return surestep.Task(
+        model=lambda: Network(width),
+        init=start,
+        loss=nn.CrossEntropyLoss(),
+        train=(x[few], y[few]),
+        val=(x[rest[:200]], y[rest[:200]]),
+        test=(x[rest[200:]], y[rest[200:]]),
+        metrics={"accuracy": accuracy},
+    )

@@ -1,0 +1,92 @@
+import pytest
+import torch
+
+import surestep
+from surestep.recipes import finetune
+from surestep.recipes.load import load
+
+SMALL = {"width": 4, "pretrain_steps": 5}
+
+
+@pytest.fixture
+def session(tmp_path):
+    recipe = load("finetune")
+    said = {"validation.every": "60 epochs", "checkpoint.every": "60 epochs"}
+    config = recipe.config.with_options({**said, "logging.progress": "quiet"})
+    with surestep.prepare(recipe.build(SMALL, config), config, run=tmp_path / "r") as opened:
+        yield opened
+
+
+def copies(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(model, before, part):
+    own = {name: value for name, value in model.state_dict().items() if name.startswith(part)}
+    assert own
+    return all(torch.equal(value, before[name]) for name, value in own.items())
+
+
+def test_it_starts_from_the_weights_of_the_other_digits_with_a_new_head(session):
+    start = finetune.pretrained(**{"width": 4, "steps": 5})
+    assert same(session.model, start, "backbone.")
+    assert not same(session.model, start, "head.")
+
+
+def test_the_blocks_are_frozen_one_after_another_up_to_the_head(session):
+    before = copies(session.model)
+    thawed_at = {"head.": 0, "backbone.2.": 10, "backbone.1.": 20, "backbone.0.": 30}
+    for result in session.steps():  # one step is an epoch
+        for part, epoch in thawed_at.items():
+            assert same(session.model, before, part) == (result.step <= epoch)
+        if result.step == 32:
+            break
+
+
+def test_the_lower_a_block_the_smaller_its_rate(session):
+    for result in session.steps():
+        if result.step == 35:
+            break
+    rates = {
+        id(parameter): group["lr"]
+        for optimizer in session.state.optimizers.values()
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    head, *blocks = [
+        float(rates[id(module.weight)])
+        for module in (session.model.head, *(b[0] for b in reversed(session.model.backbone)))
+    ]
+    assert blocks == pytest.approx([head * 0.7, head * 0.7**2, head * 0.7**3])
+
+
+def test_there_are_few_images_and_none_is_in_two_parts():
+    recipe = load("finetune")
+    task = recipe.build({**SMALL, "per_digit": 3}, recipe.config)
+    assert task.train[1].bincount().tolist() == [3, 3, 3, 3, 3]
+    assert [len(part[0]) for part in (task.val, task.test)] == [200, 896 - 15 - 200]
+    rows = torch.cat([part[0].flatten(1) for part in (task.train, task.val, task.test)])
+    x, _ = finetune.images(5, 9)
+    assert torch.equal(rows.unique(dim=0), x.flatten(1).unique(dim=0))
+
+
+@pytest.mark.parametrize(("first", "last", "count"), [(0, 4, 901), (5, 9, 896)])
+def test_classes_count_from_the_first_of_the_digits(first, last, count):
+    x, y = finetune.images(first, last)
+    assert (len(x), y.unique().tolist()) == (count, [0, 1, 2, 3, 4])
+
+
+def test_it_can_start_from_nothing():
+    recipe = load("finetune")
+    assert recipe.build({"width": 2, "pretrain_steps": 0}, recipe.config).init is None
+
+
+def test_weights_are_the_same_whether_pretraining_was_cached_or_not(session, tmp_path):
+    first = copies(session.model)
+    session.close()
+    finetune.pretrained.cache_clear()
+    recipe = load("finetune")
+    torch.rand(3)
+    task = recipe.build(SMALL, recipe.config)
+    with surestep.prepare(task, recipe.config, run=tmp_path / "again") as again:
+        assert same(again.model, first, "")
