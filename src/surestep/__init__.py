@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from surestep.engine.data import orders as orders
     from surestep.engine.data import transforms as transforms
     from surestep.engine.data.lanes import Lanes as Lanes
+    from surestep.engine.evaluation import metrics as metrics
     from surestep.engine.initial import Init as Init
     from surestep.engine.metrics import InputMetric as InputMetric
     from surestep.engine.metrics import log as log
@@ -65,6 +66,7 @@ _HOMES = {
     "InputMetric": "surestep.engine.metrics",
     "input_gradients": "surestep.engine.saliency",
     "log": "surestep.engine.metrics",
+    "metrics": "surestep.engine.evaluation",
     "orders": "surestep.engine.data",
     "prepare": "surestep.trainer.prepare",
     "seed_at": "surestep.engine.seed",

@@ -147,3 +147,46 @@ def test_val_means_every_validation_set(surestep, recipe):
     assert set(both) == {"near/loss", "near/accuracy", "far/loss", "far/accuracy"}
     far = json.loads(surestep("evaluate", "r", "--part", "far", "--json").out)["metrics"]
     assert far == {name: both[name] for name in ("far/loss", "far/accuracy")}
+
+
+TABLE = RECIPE.replace(
+    'metrics={"accuracy": accuracy}',
+    'metrics={"accuracy": accuracy, "table": surestep.metrics.confusion_matrix(3)}',
+)
+
+
+def test_a_confusion_matrix_is_shown_as_a_table(surestep, recipe):
+    trained = surestep("train", recipe(TABLE), "--run", "r")
+    assert trained.code == 0
+    assert " a table of 3 x 3 \n" in trained.out
+    answer = surestep("evaluate", "r")
+    counts = json.loads(surestep("evaluate", "r", "--json").out)["metrics"]["val/table"]
+    assert sum(map(sum, counts)) == 8
+    assert "val/table: rows true, columns predicted\n" in answer.out
+    assert "\n 0 1 2 \n" in answer.out
+    for name, row in enumerate(counts):
+        assert f" {name} {' '.join(f'{each:g}' for each in row)} \n" in answer.out
+
+
+def test_a_run_goes_on_whose_checkpoints_hold_a_table(surestep, recipe):
+    assert surestep("train", recipe(TABLE), "--run", "r", "--max-steps", "3").code == 0
+    assert surestep("evaluate", "r", "--which", "last").code == 0
+    assert surestep("train", recipe(TABLE), "--run", "r", "--max-steps", "3").code == 0
+
+
+def test_what_is_not_a_number_is_explained(surestep, recipe):
+    text = RECIPE.replace(
+        "return (outputs.argmax(dim=1) == targets).float().mean()",
+        "return (outputs.argmax(dim=1) == targets).sum(), 0",
+    )
+    assert surestep("train", recipe(text), "--run", "r").code == 0
+    answer = surestep("evaluate", "r")
+    assert " val/accuracy nan " in answer.out
+    assert "\nnan is not a number: there was nothing to measure it by" in answer.out
+
+
+def test_nothing_is_judged_by_a_table(surestep, recipe):
+    answer = surestep("train", recipe(TABLE), "--validation.metric", "table")
+    assert (answer.code, answer.out) == (2, "")
+    assert "validation.metric='table' is a table, and which of two tables is better" in answer.err
+    assert "Numbers: val/loss, val/accuracy." in answer.err

@@ -213,6 +213,11 @@ EVALUATION: list[Case] = [
     ({"validation.metric": "accuracy"}, VAL, "Measured: val/loss"),
     ({"validation.metric": "loss"}, {}, "no val data"),
     (
+        {"validation.metric": "confused"},
+        {**VAL, "metrics": {"confused": surestep.metrics.confusion_matrix(3)}},
+        "which of two tables is better is not known. Numbers: val/loss.",
+    ),
+    (
         {"validation.metric": "odd"},
         {**VAL, "metrics": {"odd": odd}},
         "validation.mode='max' or 'min'",

@@ -8,9 +8,15 @@ import tyro
 
 from surestep.cli import show
 from surestep.cli.rebuild import rebuilt
+from surestep.engine.metrics import is_confusion
 from surestep.record.files import dumps
 from surestep.record.run import Run
 from surestep.trainer.measure import measure_run
+
+_NAN = (
+    "nan is not a number: there was nothing to measure it by (no sample or prediction of that "
+    "kind), or the outputs are not numbers themselves."
+)
 
 
 @dataclass(frozen=True)
@@ -45,4 +51,9 @@ def run(words: list[str]) -> int:
         return 0
     title = f"{folder.path.name}, {parsed.which} checkpoint, step {saved.step}"
     show.table(title, ("metric", "value"), show.metric_rows(metrics))
+    for name, value in metrics.items():
+        if isinstance(value, list) and is_confusion(task.metrics.get(name.split("/", 1)[1])):
+            show.confusion(name, value)
+    if any(value != value for value in metrics.values()):
+        print(_NAN)
     return 0

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from surestep.engine.metrics import Value
+
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Print a table to stdout; without names of columns it has no head."""
@@ -65,6 +67,25 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s"
 
 
-def metric_rows(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return metrics as rows."""
-    return [(name, figure(value)) for name, value in metrics.items()]
+def metric_rows(metrics: Mapping[str, Value]) -> list[tuple[str, str]]:
+    """Return metrics as rows; of a table its size."""
+    return [
+        (name, sized(value) if isinstance(value, list) else figure(value))
+        for name, value in metrics.items()
+    ]
+
+
+def sized(value: list[Any]) -> str:
+    """Show how large a table is."""
+    sizes, inner = [], value  # type: list[str], Any
+    while isinstance(inner, list):
+        sizes.append(str(len(inner)))
+        inner = inner[0] if inner else None
+    return f"a table of {' x '.join(sizes)}"
+
+
+def confusion(title: str, counts: list[list[float]]) -> None:
+    """Print a confusion matrix: a row for each true class, a column for each predicted one."""
+    classes = range(len(counts))
+    rows = [(each, *(f"{count:g}" for count in counts[each])) for each in classes]
+    table(f"{title}: rows true, columns predicted", ("", *map(str, classes)), rows)

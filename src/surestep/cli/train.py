@@ -11,6 +11,7 @@ import tyro
 from surestep.base.errors import ConfigError
 from surestep.cli import show
 from surestep.cli.options import Asked, read_command_line
+from surestep.engine.metrics import Value
 from surestep.record.files import dumps
 from surestep.record.run import Run
 from surestep.trainer.fit import fit
@@ -69,7 +70,7 @@ def _act(asked: Asked, words: list[str]) -> Callable[[], int]:
     return lambda: _report(done, test, as_json=asked.extras["json"])
 
 
-def _train(asked: Asked, words: list[str]) -> tuple[Run, dict[str, float] | None]:
+def _train(asked: Asked, words: list[str]) -> tuple[Run, dict[str, Value] | None]:
     """Train; return the run, and the metrics of the test part where there is one."""
     task = asked.task()
     with prepare(
@@ -93,7 +94,7 @@ def _command(words: list[str]) -> str:
     return shlex.join(["surestep", "train", *words])
 
 
-def _report(done: Run, test: dict[str, float] | None, *, as_json: bool) -> int:
+def _report(done: Run, test: dict[str, Value] | None, *, as_json: bool) -> int:
     status, best = done.status, done.best
     if as_json:
         found: dict[str, Any] = {"run": str(done.path), "status": status, "test": test}

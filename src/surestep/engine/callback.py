@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from surestep.engine.data.batch import Batch
+    from surestep.engine.metrics import Value
     from surestep.engine.state import State
     from surestep.engine.step import StepResult
 
@@ -50,7 +51,7 @@ class Callback:
         """Look at a step that was done; reading the result's tensors waits for the device."""
         return None
 
-    def on_evaluate(self, state: "State", metrics: Mapping[str, float]) -> Request | None:
+    def on_evaluate(self, state: "State", metrics: "Mapping[str, Value]") -> Request | None:
         """Look at the metrics of an evaluation, by "set/metric"."""
         return None
 

@@ -11,7 +11,14 @@ from surestep.base.errors import DataError, TaskError
 from surestep.engine.data.batch import MicroBatch
 from surestep.engine.data.feed import Feed
 from surestep.engine.loss import Loss, targets_for
-from surestep.engine.metrics import MeanMetric, ObjectMetric, open_metrics, seen_by, take_logged
+from surestep.engine.metrics import (
+    MeanMetric,
+    ObjectMetric,
+    Value,
+    open_metrics,
+    seen_by,
+    take_logged,
+)
 from surestep.engine.seed import ModelRandomness, kept_generators
 
 
@@ -36,10 +43,12 @@ class Totals:
         self.items = 0.0
         self.metrics: list[MeanMetric | ObjectMetric] = open_metrics(metrics, device)
 
-    def compute(self) -> dict[str, float]:
+    def compute(self) -> dict[str, Value]:
         """Read the device: the mean loss and each metric; NaN where nothing was counted."""
         divisor = self.items if self.loss.divides else 1.0
-        result = {"loss": float(self.total) / divisor if divisor else float("nan")}
+        result: dict[str, Value] = {
+            "loss": float(self.total) / divisor if divisor else float("nan")
+        }
         for metric in self.metrics:
             result |= metric.compute()
         return result
@@ -83,7 +92,7 @@ def evaluate(
     *,
     autocast: AbstractContextManager[Any],
     grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
-) -> dict[str, float]:
+) -> dict[str, Value]:
     """Measure the mean loss and the metrics over one part of the data; waits for the device.
 
     What the batch size is does not matter. `torch.no_grad` is the default because a model that
@@ -108,7 +117,7 @@ def evaluate_parts(
     *,
     autocast: AbstractContextManager[Any],
     grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
-) -> dict[str, float]:
+) -> dict[str, Value]:
     """Measure several parts of the data; by "part/metric".
 
     Raises:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from surestep.base.errors import TaskError
 from surestep.engine.data.batch import MicroBatch
 
+Value = float | list[Any]  # a table is a list of lists
 logged: list[tuple[str, Tensor]] = []
 
 
@@ -97,7 +98,7 @@ class MeanMetric:
         self.total += total
         self.count = self.count + counted
 
-    def compute(self) -> dict[str, float]:
+    def compute(self) -> dict[str, Value]:
         """Return the mean; not a number where nothing was counted."""
         count = float(self.count)
         return {self.name: float(self.total) / count if count else float("nan")}
@@ -117,12 +118,21 @@ class ObjectMetric:
         """Add a batch."""
         self.metric.update(outputs, targets)
 
-    def compute(self) -> dict[str, float]:
+    def compute(self) -> dict[str, Value]:
         """Return its value, or its values by "name_key" where it has several."""
         value = self.metric.compute()
         if isinstance(value, Mapping):
-            return {f"{self.name}_{key}": float(each) for key, each in value.items()}
-        return {self.name: float(value)}
+            return {f"{self.name}_{key}": _plain(each) for key, each in value.items()}
+        return {self.name: _plain(value)}
+
+
+def _plain(value: Any) -> Value:
+    """Return a number; of a table or a curve the nested list of its numbers."""
+    if isinstance(value, (tuple, list)):
+        return [_plain(each) for each in value]
+    if isinstance(value, Tensor) and value.numel() != 1:
+        return list(value.tolist())
+    return float(value)
 
 
 def open_metrics(
@@ -139,13 +149,35 @@ def open_metrics(
 def directions(name: str, metric: Any) -> dict[str, Literal["min", "max"] | None]:
     """Return the names a metric is known by, and whether smaller or larger is better, if it says.
 
-    A torchmetrics collection has several, "name_key".
+    What has several values, as a torchmetrics collection, is known by "name_key".
     """
+    if isinstance(getattr(metric, "higher_is_better", None), Mapping):
+        each = metric.higher_is_better.items()
+        return {f"{name}_{key}": _named(higher) for key, higher in each}
     if isinstance(metric, nn.ModuleDict):
         return {f"{name}_{key}": _direction(each) for key, each in metric.items()}
     return {name: _direction(metric)}
 
 
+def number(value: Value) -> float:
+    """Return a value that is a number; NaN for a table, by which nothing can be judged."""
+    return float("nan") if isinstance(value, list) else value
+
+
+def tables(metrics: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of metrics that are tables, as far as they say so before they are asked."""
+    return tuple(name for name, each in metrics.items() if getattr(each, "table", None) is not None)
+
+
+def is_confusion(metric: Any) -> bool:
+    """Say whether a metric is a confusion matrix: rows are true classes, columns predicted ones."""
+    parts = getattr(metric, "metrics", [metric])
+    return any("ConfusionMatrix" in type(each).__name__ for each in parts)
+
+
 def _direction(metric: Any) -> Literal["min", "max"] | None:
-    higher = getattr(metric, "higher_is_better", None)
+    return _named(getattr(metric, "higher_is_better", None))
+
+
+def _named(higher: bool | None) -> Literal["min", "max"] | None:
     return None if higher is None else "max" if higher else "min"

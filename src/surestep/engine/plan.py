@@ -25,6 +25,7 @@ class Given:
     """What the Task brings, as far as a Plan depends on it.
 
     Attributes:
+        tables: metrics that are no single number.
         floating: no trained parameter is complex.
         hidden: names of the matrices between the first and the last layer, which Muon moves.
         sparse: names of the tables whose gradients are sparse.
@@ -41,6 +42,7 @@ class Given:
     val_sets: tuple[str, ...] = ()
     val_batch_sizes: tuple[int, ...] = ()
     metrics: Mapping[str, Literal["min", "max"] | None] = field(default_factory=dict)
+    tables: tuple[str, ...] = ()
     own_optimizer: bool = False
     own_schedule: bool = False
     floating: bool = True

@@ -8,6 +8,7 @@ from torch import nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.average import Average
+from surestep.engine.metrics import Value
 from surestep.engine.schedule.plateau import Plateau
 
 WHOLE = "model"  # what the only optimizer of a task is called
@@ -56,7 +57,7 @@ class Standing:
     best_step: int | None = None
     since_best: int = 0
     latest_step: int | None = None
-    latest: dict[str, float] = field(default_factory=dict)
+    latest: dict[str, Value] = field(default_factory=dict)
     measured: Literal["weights", "average"] = "weights"
 
     def judge(self, value: float, step: int, *, mode: Literal["min", "max"], delta: float) -> bool:

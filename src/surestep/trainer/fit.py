@@ -15,6 +15,7 @@ from surestep.base.errors import NonFiniteError
 from surestep.engine.callback import Callback, Request
 from surestep.engine.evaluation.predict import Predictions
 from surestep.engine.memory import ran_out
+from surestep.engine.metrics import Value
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.step import StepResult
 from surestep.engine.task import Task
@@ -67,7 +68,7 @@ class Trainer:
         """Let the run folder go without training; `fit()` does so by itself."""
         self.session.close()
 
-    def evaluate(self, part: str, which: Which = "best") -> dict[str, float]:
+    def evaluate(self, part: str, which: Which = "best") -> dict[str, Value]:
         """Measure a part ("val", "test", ...) with the weights of a checkpoint."""
         return self.session.measure(part, which)
 

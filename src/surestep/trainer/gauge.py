@@ -10,6 +10,7 @@ from surestep.engine.data.feed import Feed
 from surestep.engine.evaluate import evaluate_parts
 from surestep.engine.evaluation.predict import Predictions, predict
 from surestep.engine.loop import Loop
+from surestep.engine.metrics import Value
 from surestep.engine.plan import Plan
 from surestep.engine.recompute import recompute_statistics
 from surestep.engine.task import Task
@@ -45,7 +46,7 @@ class Gauge:
         if part is not None and self.task.loss is None:
             raise ConfigError("The Task has no loss to measure. Say Task(loss=...).")
 
-    def measure(self, part: str | None) -> dict[str, float]:
+    def measure(self, part: str | None) -> dict[str, Value]:
         """Return the metrics of a part, or of all validation sets, by "part/metric"."""
         parts = list(self.task.val_sets()) if part is None else [part]
         return evaluate_parts(

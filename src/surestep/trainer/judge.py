@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
+from surestep.engine.metrics import Value, number
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
 
 
-def judge(plan: Plan, state: State, metrics: dict[str, float], lr: float) -> Iterator[str]:
+def judge(plan: Plan, state: State, metrics: dict[str, Value], lr: float) -> Iterator[str]:
     """Take in the metrics of an evaluation; yield what there is to say about them.
 
     Args:
@@ -18,7 +19,7 @@ def judge(plan: Plan, state: State, metrics: dict[str, float], lr: float) -> Ite
     metric, shape = plan.validation_metric, plan.schedule
     if metric is None:
         return
-    state.standing.metric, value = metric, metrics[metric]
+    state.standing.metric, value = metric, number(metrics[metric])
     if value != value:
         yield f"{metric} is not a number; look at the validation data and the loss."
     state.standing.judge(
@@ -35,6 +36,7 @@ def judge(plan: Plan, state: State, metrics: dict[str, float], lr: float) -> Ite
         yield f"{metric} is on a plateau: the rate falls to {left:.4g} of its peak."
 
 
-def shown(metrics: dict[str, float]) -> str:
-    """Return metrics as a line of text."""
-    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+def shown(metrics: dict[str, Value]) -> str:
+    """Return metrics as a line of text; tables are left to the events."""
+    figures = {name: value for name, value in metrics.items() if not isinstance(value, list)}
+    return "  ".join(f"{name} {value:.4g}" for name, value in figures.items())

@@ -6,6 +6,7 @@ from torch import nn
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError, near
 from surestep.engine.evaluate import evaluate_parts
+from surestep.engine.metrics import Value
 from surestep.engine.precision import autocast, placed, process_settings
 from surestep.engine.task import Task
 from surestep.record.checkpoint.read import Saved, leaves_out
@@ -15,7 +16,7 @@ from surestep.trainer.planning import Planned, feeds, plan_task, start
 
 def measure_run(
     run: Run, task: Task, config: Config, *, part: str, which: Which
-) -> tuple[Saved, dict[str, float]]:
+) -> tuple[Saved, dict[str, Value]]:
     """Return which checkpoint was measured, and its metrics by "set/metric".
 
     Nothing is written, and nobody needs to hold the folder.

@@ -23,7 +23,7 @@ from surestep.engine.data.transform import name_of
 from surestep.engine.facts import Facts, read_facts
 from surestep.engine.initial import Started
 from surestep.engine.loss import Loss
-from surestep.engine.metrics import directions
+from surestep.engine.metrics import directions, tables
 from surestep.engine.optim.kinds import kinds_of
 from surestep.engine.optim.layers import blocks_of
 from surestep.engine.optim.learners import plan_learners
@@ -92,6 +92,7 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
             own["batch_size"] for data in task.val_sets().values() if (own := loader_settings(data))
         ),
         metrics=_directions(task),
+        tables=tables(task.metrics),
         own_optimizer=task.optimizer is not None,
         own_schedule=task.schedule is not None,
         **kinds_of(model),
@@ -115,6 +116,7 @@ def _directions(task: Task) -> dict[str, Literal["min", "max"] | None]:
         known: better
         for name, metric in task.metrics.items()
         for known, better in directions(name, metric).items()
+        if name not in tables(task.metrics)
     }
 
 

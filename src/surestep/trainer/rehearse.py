@@ -18,6 +18,7 @@ from surestep.base.errors import CheckpointError, DataError
 from surestep.engine.callback import Callback, Request
 from surestep.engine.data.dataset import first_samples, samples_of
 from surestep.engine.data.targets import with_targets_learned
+from surestep.engine.metrics import Value, number
 from surestep.engine.resolve import seed_of
 from surestep.engine.state import State
 from surestep.engine.task import Task
@@ -116,7 +117,7 @@ def overfit(task: Task, config: Config, samples: int) -> Overfit:
     with _temporary() as folder:
         asked = Config.from_options({**kept, **options})
         with prepare(by_heart, asked, run=folder, callbacks=[watch]) as session:
-            watch.first = session.evaluate("val")["val/loss"]
+            watch.first = number(session.evaluate("val")["val/loss"])
             fit(session)
             steps = session.state.place.step
     return Overfit(samples, watch.first, watch.last, steps, watch.reached)
@@ -132,9 +133,9 @@ class _UntilNearZero(Callback):
     def reached(self) -> bool:
         return self.last <= NEAR_ZERO * self.first
 
-    def on_evaluate(self, state: State, metrics: Mapping[str, float]) -> Request | None:
+    def on_evaluate(self, state: State, metrics: Mapping[str, Value]) -> Request | None:
         """Compare with the first loss."""
-        self.last = metrics["val/loss"]
+        self.last = number(metrics["val/loss"])
         return Request.STOP if self.reached else None
 
 
@@ -157,7 +158,7 @@ def _one_step(session: Session) -> float:
     return float(result.loss)
 
 
-def _shown(metrics: Mapping[str, float]) -> str:
+def _shown(metrics: Mapping[str, Value]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 

@@ -14,6 +14,7 @@ from surestep.engine.evaluation.predict import Predictions
 from surestep.engine.log_point import LogPoint
 from surestep.engine.loop import Loop
 from surestep.engine.memory import memory_snapshot
+from surestep.engine.metrics import Value
 from surestep.engine.plan import Plan
 from surestep.engine.profiling import Profile
 from surestep.engine.state import State
@@ -136,7 +137,7 @@ class Session:
         self.loop.look()
         return result
 
-    def evaluate(self, part: str | None = None) -> dict[str, float]:
+    def evaluate(self, part: str | None = None) -> dict[str, Value]:
         """Measure the loss and the metrics; by "set/metric".
 
         Args:
@@ -166,7 +167,7 @@ class Session:
         self.loop.do_asked()
         return metrics
 
-    def measure(self, part: str, which: Which) -> dict[str, float]:
+    def measure(self, part: str, which: Which) -> dict[str, Value]:
         """Measure a part with the weights of a checkpoint; the model's own are put back."""
         self._gauge.check(part)
         with self._gauge.holding(self.run, which) as saved:

@@ -18,7 +18,7 @@ from surestep.engine.data.transform import Transform
 from surestep.engine.data.transforms import Mix
 from surestep.engine.evaluate import count_of, eval_mode
 from surestep.engine.loss import IGNORED, Loss, targets_for
-from surestep.engine.metrics import open_metrics, seen_by, take_logged
+from surestep.engine.metrics import Value, open_metrics, seen_by, take_logged
 from surestep.engine.seed import ModelRandomness, kept_generators
 from surestep.engine.task import Task
 
@@ -30,6 +30,7 @@ def check_first_batch(
     *,
     autocast: AbstractContextManager[Any],
     fresh: bool = True,
+    judged_by: str | None = None,
 ) -> None:
     """Try the first batch of the first epoch in eval mode: data, shapes, loss, denominator.
 
@@ -39,6 +40,7 @@ def check_first_batch(
         task: for its words.
         autocast: what the forward runs under.
         fresh: the weights are new, so the first loss can be compared with what it should be.
+        judged_by: the metric that says which weights are the best, as "set/metric".
 
     Raises:
         DataError: inputs that are not finite, targets out of range, no items.
@@ -59,7 +61,8 @@ def check_first_batch(
                 check_own_loss(model, feed, raw, micro, value, counted=counted)
             elif not feed.loss.is_sum and task.splits and feed.loss.teacher is None:
                 check_parts(feed, raw, outputs, micro, value)
-            _check_metrics(task, model, feed.loss.predictions(outputs), micro, feed)
+            found = _check_metrics(task, model, feed.loss.predictions(outputs), micro, feed)
+            _check_judge(found, judged_by)
             if feed.transform is not None:
                 _check_transformed(model, feed, feed.transform, micro)
         take_logged()
@@ -129,15 +132,16 @@ def _check_finite(micro: MicroBatch) -> None:
 
 def _check_metrics(
     task: Task, model: nn.Module, outputs: Any, micro: MicroBatch, feed: Feed
-) -> None:
+) -> dict[str, Value]:
     """Try each metric on the first batch: its failure would come at the end of an epoch."""
+    found: dict[str, Value] = {}
     for name, metric in task.metrics.items():
         try:
             (opened,) = open_metrics({name: metric}, feed.device)
             seen = seen_by(opened, model, micro)
             count = count_of(feed.loss, micro)
             opened.update(outputs if seen is None else seen, micro.targets, count)
-            opened.compute()
+            found |= opened.compute()
         except TaskError:
             raise
         except Exception as error:
@@ -146,3 +150,12 @@ def _check_metrics(
             ) from error
         if hasattr(metric, "reset"):
             metric.reset()
+    return found
+
+
+def _check_judge(found: dict[str, Value], judged_by: str | None) -> None:
+    if judged_by is not None and isinstance(found.get(judged_by.split("/")[-1]), list):
+        raise TaskError(
+            f"validation.metric={judged_by!r} is a table, and which of two tables is better is not "
+            "known. Judge by a metric that is one number."
+        )

@@ -79,6 +79,16 @@ REFUSALS: Refusals = {
         Refusal(
             lambda k: (
                 "validation.metric" in k.said
+                and str(k.said["validation.metric"]).split("/")[-1] in k.given.tables
+            ),
+            lambda k: (
+                f"validation.metric={k.said['validation.metric']!r} is a table, and which of two "
+                f"tables is better is not known. Numbers: {', '.join(k.metric_names())}."
+            ),
+        ),
+        Refusal(
+            lambda k: (
+                "validation.metric" in k.said
                 and (not k.given.val_sets or k.metric() not in k.metric_names())
             ),
             lambda k: (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from surestep.base.errors import CheckpointError
+from surestep.engine.metrics import number
 from surestep.record.checkpoint.read import Saved, list_checkpoints, saved
 
 
@@ -18,9 +19,10 @@ def best_first(checkpoints: list[Path], metric: str, mode: Literal["min", "max"]
     Of equals the earlier stands first; a metric that is not a number is no measurement.
     """
     measured = _readable(checkpoints)
-    found = [each for each in measured if not math.isnan(each.metrics.get(metric, math.nan))]
+    values = [(number(each.metrics.get(metric, math.nan)), each) for each in measured]
+    known = [(value, each) for value, each in values if not math.isnan(value)]
     sign = 1 if mode == "min" else -1
-    return sorted(found, key=lambda each: (sign * each.metrics[metric], each.step))
+    return [each for _, each in sorted(known, key=lambda one: (sign * one[0], one[1].step))]
 
 
 def cycle_checkpoints(checkpoints: list[Path]) -> list[Saved]:

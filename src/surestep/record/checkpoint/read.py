@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from surestep.base.errors import CheckpointError
 from surestep.engine.frozen import fingerprint
 from surestep.engine.initial import some
+from surestep.engine.metrics import Value
 from surestep.engine.optim.names import opened
 from surestep.engine.schedule.plateau import Plateau
 from surestep.engine.state import Counts, Place, Standing, State
@@ -36,7 +37,7 @@ class Saved:
     """
 
     step: int
-    metrics: dict[str, float]
+    metrics: dict[str, Value]
     path: Path
     measured: Literal["weights", "average"] = "weights"
     cycle: int | None = None
@@ -96,7 +97,7 @@ def saved(path: Path) -> Saved:
     record = read_record(path)
     try:
         standing, step = record["standing"], int(record["place"]["step"])
-        latest = {name: float(value) for name, value in standing["latest"].items()}
+        latest = _values(standing["latest"])
         measured: Literal["weights", "average"] = (
             "average" if standing.get("measured") == "average" else "weights"
         )
@@ -104,6 +105,15 @@ def saved(path: Path) -> Saved:
         return Saved(step, metrics, path, measured, record.get("cycle"))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read: state.json: {error!r}.") from error
+
+
+def _values(latest: Mapping[str, Any]) -> dict[str, Value]:
+    """Return metrics as they were measured: JSON has words for what is not finite."""
+    return {name: _value(value) for name, value in latest.items()}
+
+
+def _value(value: Any) -> Value:
+    return [_value(each) for each in value] if isinstance(value, list) else float(value)
 
 
 def load_checkpoint(path: Path, state: State) -> None:
@@ -116,7 +126,7 @@ def load_checkpoint(path: Path, state: State) -> None:
     record = read_record(path)
     try:
         place, counts = Place(**record["place"]), Counts(**record["counts"])
-        latest = {name: float(value) for name, value in record["standing"]["latest"].items()}
+        latest = _values(record["standing"]["latest"])
         standing = Standing(**{**record["standing"], "latest": latest})
         plateau = Plateau(**record["plateau"])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
