@@ -9,7 +9,10 @@ from tests import tiny
 
 
 def point(first=1, losses=(1.0, 2.0), norms=(3.0, 4.0), **more):
-    usual = {"lr": [0.1] * len(losses), "logged": {}, "samples": 16, "items": 16.0, "seconds": 2.0}
+    usual = {
+        **{"lr": [0.1] * len(losses), "logged": {}, "samples": 16, "items": 16.0},
+        **{"seconds": 2.0, "waited_s": 0.5},
+    }
     place = Place(first)
     return LogPoint(first, 0, list(losses), list(norms), **{**usual, **more}, place=place)
 
