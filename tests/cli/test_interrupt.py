@@ -73,11 +73,12 @@ def test_ctrl_c_exits_with_130_and_the_same_command_goes_on(surestep, recipe, fo
 def test_a_stopped_run_says_what_to_type_to_go_on(surestep, recipe, folder):
     text = INTERRUPTED.replace("os.kill(os.getpid(), signal.SIGINT)", "signal.raise_signal(2)")
     text = text.replace(' and "IMPATIENT" in os.environ', "")
+    before = signal.getsignal(signal.SIGINT)
     answer = surestep("train", recipe(text))
     assert answer.code == 130
     (run,) = (folder / "runs").iterdir()
     assert f"surestep train mine.py --run runs/{run.name}" in answer.err
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_classes_of_a_recipe_are_found_by_spawned_workers(recipe, folder):
