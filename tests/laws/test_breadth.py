@@ -3,7 +3,7 @@
 An entry of surestep's tables that has none here fails `test_no_entry_is_absent`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,6 +16,7 @@ from surestep.base.groups.average import Average
 from surestep.base.groups.optim import Optim
 from surestep.engine.losses.catalog import CATALOG as LOSSES
 from surestep.engine.schedule.catalog import CATALOG as SCHEDULES
+from surestep.engine.step import StepResult
 from surestep.trainer.session import Session
 from tests.laws.breadth import Entry, averages, losses, optimizers, schedules
 from tests.laws.plain import distance
@@ -62,6 +63,9 @@ class Poison(surestep.Callback):
     def on_batch(self, state: surestep.State, batch: Any) -> None:
         self.factor = float("nan") if state.place.step + 1 in self.steps else 1.0
 
+    def on_step(self, state: surestep.State, result: StepResult) -> None:
+        self.factor = 1.0  # what is measured after it is not spoiled
+
 
 def opened(entry: Entry, folder: Path, *bad_steps: int, **options: Any) -> Session:
     task = surestep.Task(**entry.parts())
@@ -70,9 +74,17 @@ def opened(entry: Entry, folder: Path, *bad_steps: int, **options: Any) -> Sessi
     return session_of(task, folder, callbacks=[poison], **said)
 
 
+def stepped(session: Session) -> Iterator[StepResult]:
+    """Take step after step; where the Task has data to judge by, each is judged at once."""
+    for result in session.steps():
+        if session.task.val:
+            session.evaluate()
+        yield result
+
+
 def trained(entry: Entry, folder: Path, *bad_steps: int, **options: Any) -> Session:
     with opened(entry, folder, *bad_steps, **options) as session:
-        for _ in session.steps():
+        for _ in stepped(session):
             pass
     return session
 
@@ -90,7 +102,7 @@ def check_skip(entry: Entry, folder: Folder) -> None:
     """A step whose outputs are NaN moves nothing, and the others go on."""
     with opened(entry, folder(), BAD_STEP, on_nonfinite="skip") as session:
         start = before = snapshot(session)
-        for result in session.steps():
+        for result in stepped(session):
             now = snapshot(session)
             if result.step == BAD_STEP:
                 assert_same(before, now)
@@ -104,12 +116,13 @@ def check_resume(entry: Entry, folder: Folder) -> None:
     """Stopped in the middle of an epoch and gone on with = never stopped, bit for bit."""
     never, stopped = trained(entry, folder()), folder()
     with opened(entry, stopped) as session:
-        for result in session.steps():
+        for result in stepped(session):
             if result.step == STOP:
                 session.save()
                 break
     gone_on = trained(entry, stopped)
     assert gone_on.state.place == never.state.place
+    assert gone_on.state.plateau == never.state.plateau
     assert_same(snapshot(never), snapshot(gone_on))
 
 
@@ -132,3 +145,11 @@ def test_everything_there_is_to_train_with(entry, check, folder):
 def test_no_entry_is_absent(kind):
     known, entries = TABLES[kind]
     assert known == set(entries)
+
+
+@pytest.mark.parametrize("name", schedules.ENTRIES)
+def test_the_rate_of_every_schedule_here_moves(name, folder):
+    """Else skipping and saving it would say nothing."""
+    with opened(schedules.ENTRIES[name], folder()) as session:
+        rates = {result.lr for result in stepped(session)}
+    assert len(rates) > 1
