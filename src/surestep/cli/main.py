@@ -22,7 +22,7 @@ USAGE = """usage: surestep COMMAND ...
 
 {commands}
 
-Recipes that ship: digits, chars, spiral, tabular, imbalanced, finetune, segment;
+Recipes that ship: digits, chars, spiral, tabular, imbalanced, finetune, segment, gan;
 or a Python file of your own.
 `surestep train digits` trains one; `surestep train digits --help` explains its options.
 """
