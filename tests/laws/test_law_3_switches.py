@@ -244,6 +244,19 @@ def test_each_block_is_compiled_by_itself(folder, quick_compiler):
     assert quick_compiler == [("Block", {"mode": None})] * 3
 
 
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of dynamo, as it looks at an input
+def test_compiled_blocks_may_be_recomputed(folder, quick_compiler, blocks):
+    """With BatchNorm in them, whose statistics a second forward must not move."""
+    eager, ours = Net(dropout=0.0), Net(dropout=0.0)
+    trained(eager, folder())
+    said = {"compile": "default", "compile_blocks": blocks}
+    trained(ours, folder(), activation_checkpointing="on", **said)
+    assert distance(eager, ours) <= 1e-6
+    for mine, theirs in zip(ours.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
 def test_compiling_again_is_told(folder, quick_compiler):
     """The last batch of an epoch is smaller: 60 samples in batches of 16."""
     run = folder()

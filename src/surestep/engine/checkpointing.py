@@ -98,7 +98,8 @@ def _forward(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwarg
         return forward(*args, **kwargs)
     norms = [each for each in module.modules() if isinstance(each, _BatchNorm)]
     more: dict[str, Any] = {}
-    if norms:
+    # A compiled forward moves the statistics once by itself, and takes no context of another's.
+    if norms and not torch.compiler.is_compiling():
         more["context_fn"] = lambda: (nullcontext(), _kept_statistics(norms))
     return checkpoint(forward, *args, use_reentrant=False, **more, **kwargs)
 
