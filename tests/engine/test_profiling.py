@@ -141,6 +141,46 @@ def test_what_was_held_is_written_when_memory_runs_out(tmp_path):
     assert surestep.Run(tmp_path / "run").status["status"] == "failed"
 
 
+def test_it_is_written_in_a_loop_of_ones_own_too(tmp_path):
+    model = Greedy(tiny.FEATURES, tiny.CLASSES)
+    with (
+        pytest.raises(surestep.SurestepError, match="Memory ran out in step 3"),
+        tiny.prepare(tmp_path / "run", {"model": model}) as session,
+    ):
+        list(session.steps())
+    assert (tmp_path / "run" / "out-of-memory-step-3.json").exists()
+
+
+class Sated(nn.Linear):
+    """A model that wants more memory than there is, where it is measured, from some call on."""
+
+    calls = 0
+    enough = 0
+
+    def forward(self, x):
+        self.calls += not self.training
+        if self.calls > self.enough:
+            torch.empty(2**55)
+        return super().forward(x)
+
+
+def test_an_evaluation_is_told_from_a_step(tmp_path):
+    model = Sated(tiny.FEATURES, tiny.CLASSES)
+    model.enough = 3  # at the start the first batch is tried
+    parts = {"model": model, "val": tiny.data(32)}
+    said = {"validation": {"every": "2 steps", "batch_size": 16}}
+    with pytest.raises(surestep.SurestepError, match="in the evaluation after step") as caught:
+        tiny.fit(tmp_path / "run", parts, **said)
+    assert "smaller validation.batch_size than 16" in str(caught.value)
+    assert next((tmp_path / "run").glob("out-of-memory-evaluation-*.json"))
+
+
+def test_the_first_batch_says_so_too(tmp_path):
+    with pytest.raises(surestep.SurestepError, match="ran out at the first batch") as caught:
+        tiny.fit(tmp_path / "run", {"model": Sated(tiny.FEATURES, tiny.CLASSES)})
+    assert "smaller micro_batch_size than 8" in str(caught.value)
+
+
 def test_another_error_is_not_taken_for_it(tmp_path):
     class Broken(nn.Linear):
         calls = 0

@@ -12,6 +12,7 @@ from surestep.engine.callback import Callback, Request, overriding
 from surestep.engine.data.batch import Batch
 from surestep.engine.data.feed import Feed
 from surestep.engine.log_point import LogPoint, fails, nonfinite, read, read_logged
+from surestep.engine.memory import ran_out
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
 from surestep.engine.step import Parts, StepResult, train_step
@@ -25,6 +26,7 @@ class Loop:
         on_log: called with each log point.
         notices: asked at each log point whether there is something to tell.
         act: does what callbacks ask for, by request.
+        out_of_memory: makes the error of a step that had not enough, where somebody can.
         stopping: why the loop stops after this step; None while it goes on.
         interrupted: somebody pressed Ctrl-C: leave as soon as the step is done.
     """
@@ -36,6 +38,7 @@ class Loop:
     on_log: list[Callable[[LogPoint], None]] = field(default_factory=list)
     notices: list[Callable[[], str | None]] = field(default_factory=list)
     act: dict[Request, Callable[[], object]] = field(default_factory=dict)
+    out_of_memory: Callable[..., Exception] | None = None
     stopping: str | None = None
     interrupted: bool = False
 
@@ -105,7 +108,12 @@ class Loop:
             self._start()
         for callback in self._on_batch:
             self.ask(callback.on_batch(self.state, batch))
-        result = train_step(self.parts, batch)
+        try:
+            result = train_step(self.parts, batch)
+        except (RuntimeError, MemoryError) as error:
+            if self.out_of_memory is not None and ran_out(error):
+                raise self.out_of_memory(error) from error
+            raise
         self._pending.append(result)
         if result.outcome.nonfinite:
             self._judge(result)

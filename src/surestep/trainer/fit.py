@@ -107,7 +107,8 @@ def fit(session: Session) -> Run:
     except Exception as error:
         session.end("failed", reason=f"{type(error).__name__}: {error}")
         if ran_out(error):
-            raise session.out_of_memory(error) from error
+            assert session.loop.out_of_memory is not None
+            raise session.loop.out_of_memory(error) from error
         raise
     session.end("finished", reason=session.loop.stopping or "all steps are done")
     return session.run

@@ -17,6 +17,7 @@ from surestep.engine.task import Task
 from surestep.record.checkpoint.read import Saved
 from surestep.record.run import Run, Which
 from surestep.trainer.predict import open_feed
+from surestep.trainer.shortage import measuring
 
 
 class Gauge:
@@ -49,13 +50,15 @@ class Gauge:
     def measure(self, part: str | None) -> dict[str, Value]:
         """Return the metrics of a part, or of all validation sets, by "part/metric"."""
         parts = list(self.task.val_sets()) if part is None else [part]
-        return evaluate_parts(
-            self.loop.state.model,
-            {part: self.feeds[part] for part in parts},
-            self.loop.parts.loss,
-            self.task.metrics,
-            autocast=self.loop.parts.autocast,
-        )
+        feeds = {part: self.feeds[part] for part in parts}
+        with measuring(self.loop, max((each.cut.batch_size for each in feeds.values()), default=0)):
+            return evaluate_parts(
+                self.loop.state.model,
+                feeds,
+                self.loop.parts.loss,
+                self.task.metrics,
+                autocast=self.loop.parts.autocast,
+            )
 
     def predict(self, part: str, mc_dropout: int | None) -> Predictions:
         """Return what the model says of each sample of a part."""

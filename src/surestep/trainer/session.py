@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from surestep.base.errors import ConfigError, OutOfMemory, SurestepError
+from surestep.base.errors import ConfigError, SurestepError
 from surestep.engine.callback import Request
 from surestep.engine.evaluation.predict import Predictions
 from surestep.engine.log_point import LogPoint
 from surestep.engine.loop import Loop
-from surestep.engine.memory import memory_snapshot
 from surestep.engine.metrics import Value
 from surestep.engine.plan import Plan
 from surestep.engine.profiling import Profile
@@ -25,6 +25,7 @@ from surestep.record.recorder import Recorder
 from surestep.record.run import Run, Which
 from surestep.trainer.gauge import Gauge
 from surestep.trainer.judge import judge, shown
+from surestep.trainer.shortage import out_of_memory
 
 
 class Session:
@@ -59,6 +60,7 @@ class Session:
         self._saved_step: int | None = None
         loop.on_log.append(self._log)
         loop.act = {Request.SAVE: self.save, Request.EVALUATE: self.evaluate}
+        loop.out_of_memory = partial(out_of_memory, recorder, loop)
 
     def open(self, progress: Quiet | Plain | Bar, *, finished: bool) -> None:
         """Show where the run stands; `prepare()` calls this once."""
@@ -246,19 +248,6 @@ class Session:
         }
         self._recorder.event("end", status=status, **figures, **more)
         self._recorder.status(status, **figures, **more)
-
-    def out_of_memory(self, error: BaseException) -> OutOfMemory:
-        """Write what is held in memory; return an error that says where, and what to do."""
-        step = self.state.place.step + 1
-        snapshot = memory_snapshot(self.state, self.plan.device)
-        path = self._recorder.write(f"out-of-memory-step-{step}.json", snapshot)
-        kinds = ("weights", "gradients", "optimizer", "allocated")
-        held = ", ".join(f"{kind} {snapshot[kind] / 2**20:,.0f} MiB" for kind in kinds)
-        return OutOfMemory(
-            f"Memory ran out in step {step}: {str(error).splitlines()[0]} Held: {held}; more in "
-            f"{path}. Use a smaller micro_batch_size than {self.plan.micro_batch_size}, which "
-            "changes no update, or activation_checkpointing='on'."
-        )
 
     def close(self) -> None:
         """Let the run folder go and put back every module's mode; a second call does nothing."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surestep.base.errors import DataError, TaskError
+from surestep.base.errors import DataError, OutOfMemory, TaskError
 from surestep.engine.checks.own_loss import check_own_loss
 from surestep.engine.checks.shapes import check_shapes
 from surestep.engine.checks.squash import Watch
@@ -18,6 +18,7 @@ from surestep.engine.data.transform import Transform
 from surestep.engine.data.transforms import Mix
 from surestep.engine.evaluate import count_of, eval_mode
 from surestep.engine.loss import IGNORED, Loss, targets_for
+from surestep.engine.memory import ran_out
 from surestep.engine.metrics import Value, open_metrics, seen_by, take_logged
 from surestep.engine.seed import ModelRandomness, kept_generators
 from surestep.engine.task import Task
@@ -112,8 +113,14 @@ def _try(model: nn.Module, loss: Loss, micro: MicroBatch) -> tuple[Any, Tensor]:
 def _forward(model: nn.Module, micro: MicroBatch) -> Any:
     try:
         return model(*micro.args, **micro.kwargs)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError, MemoryError) as error:
         shapes = [tuple(t.shape) for t in tensors_in((micro.args, dict(micro.kwargs)))]
+        if ran_out(error):
+            raise OutOfMemory(
+                f"Memory ran out at the first batch, whose inputs have shapes {shapes}: "
+                f"{str(error).partition(chr(10))[0]} Use a smaller micro_batch_size than "
+                f"{micro.samples}, which changes no update."
+            ) from error
         raise TaskError(
             f"The model fails on the first batch, whose inputs have shapes {shapes}: {error}"
         ) from error

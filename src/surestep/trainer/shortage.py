@@ -1,0 +1,53 @@
+"""When memory runs out: what was held is written, and what to do is told."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from surestep.base.errors import OutOfMemory
+from surestep.engine.loop import Loop
+from surestep.engine.memory import memory_snapshot, ran_out
+from surestep.record.recorder import Recorder
+
+
+def out_of_memory(
+    recorder: Recorder, loop: Loop, error: BaseException, *, measured: int | None = None
+) -> OutOfMemory:
+    """Write what is held in memory; return an error that says where, and what to do.
+
+    Args:
+        recorder: of the run folder.
+        loop: whose state is held.
+        error: torch's.
+        measured: samples that an evaluation measured at once; None is a step.
+    """
+    plan, step = loop.plan, loop.state.place.step
+    if measured is None:
+        name, where = f"step-{step + 1}", f"in step {step + 1}"
+        hint = (
+            f"Use a smaller micro_batch_size than {plan.micro_batch_size}, which changes no "
+            "update, or activation_checkpointing='on'."
+        )
+    else:
+        name, where = f"evaluation-{step}", f"in the evaluation after step {step}"
+        hint = f"Use a smaller validation.batch_size than {measured}, which changes no metric."
+    snapshot = memory_snapshot(loop.state, plan.device)
+    path = recorder.write(f"out-of-memory-{name}.json", snapshot)
+    kinds = ("weights", "gradients", "optimizer", "allocated")
+    held = ", ".join(f"{kind} {snapshot[kind] / 2**20:,.0f} MiB" for kind in kinds)
+    first = str(error).partition("\n")[0]
+    return OutOfMemory(f"Memory ran out {where}: {first} Held: {held}; more in {path}. {hint}")
+
+
+@contextmanager
+def measuring(loop: Loop, samples: int) -> Iterator[None]:
+    """Tell of memory that runs out within, where so many samples are measured at once.
+
+    Raises:
+        OutOfMemory: it did.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if loop.out_of_memory is None or not ran_out(error):
+            raise
+        raise loop.out_of_memory(error, measured=samples) from error
