@@ -56,8 +56,9 @@ class Task:
             iterate), or a DataLoader over one; or several datasets by name, for `orders.mixed`.
         val: the same, or a dict of several by name.
         test: the same as `train`; never looked at in training.
-        metrics: by name, torchmetrics objects or callables `metric(outputs, targets)` that return
-            a mean over samples (or unmasked tokens), or a pair (sum, count).
+        metrics: by name, those of `surestep.metrics`, torchmetrics objects (tables too), or
+            callables `metric(outputs, targets)` that return a mean over samples (or unmasked
+            tokens), or a pair (sum, count).
         items: what a callable loss is a mean over: "samples", "tokens" (targets other than -100)
             or a function of the batch. Of loss="model" the kind of the model says it; "next tokens"
             are labels that the model shifts.
