@@ -20,11 +20,13 @@ from surestep.engine import evaluate, loop, seed, step, table
 from surestep.engine.data import feed, order, source, transform
 from surestep.engine.data.orders import drawn
 from surestep.engine.losses import of_torch
+from surestep.engine.losses.several import weighted
 from surestep.engine.optim import freezing, groups
 from surestep.engine.optim.layers import layers_of
 from surestep.engine.parallel import guard, single
 from surestep.trainer import wire
 from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
+from tests.laws.test_law_1_several_losses import check_cut as check_several
 from tests.laws.test_law_1_transforms import check_mixed, check_own
 from tests.laws.test_law_2_orders import check_order
 from tests.laws.test_law_2_resuming import check_resume
@@ -158,6 +160,15 @@ MUTATIONS = [
                 lambda batch, *_: batch._replace(items=16.0) if batch.ends_epoch else batch,
             ),
             lambda folder: check_cut(folder, "cross-entropy", 16),
+        ),
+        (
+            "each of several losses is divided within its micro-batch",
+            instead(
+                step,
+                "weighted",
+                lambda loss, outputs, micro, _: weighted(loss, outputs, micro, micro.part_items),
+            ),
+            check_several,
         ),
         ("a step without items moves the schedule", ALWAYS_TAKEN, check_nothing_to_learn),
         (

@@ -14,6 +14,7 @@ from surestep.engine.checkpointing import activation_checkpointing, chosen, uses
 from surestep.engine.data.batch import MicroBatch, tensors_in
 from surestep.engine.data.feed import Feed
 from surestep.engine.loss import targets_for
+from surestep.engine.losses.several import heads
 from surestep.engine.metrics import take_logged
 from surestep.engine.parallel.base import Outcome
 from surestep.engine.plan import Plan
@@ -93,7 +94,8 @@ def _kept(model: nn.Module, micro: MicroBatch, feed: Feed, plan: Plan, choice: s
         stack.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
         with autocast(plan):
             outputs = model(*micro.args, **micro.kwargs)
-            feed.loss.value(outputs, targets_for(feed.loss, micro))
+            for head in heads(feed.loss, outputs, micro):
+                head.loss.value(head.outputs, targets_for(head.loss, head.micro))
     return sum(each.untyped_storage().nbytes() for each in saved.values())
 
 

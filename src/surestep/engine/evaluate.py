@@ -11,6 +11,7 @@ from surestep.base.errors import DataError, TaskError
 from surestep.engine.data.batch import MicroBatch
 from surestep.engine.data.feed import Feed
 from surestep.engine.loss import Loss, targets_for
+from surestep.engine.losses.several import heads, naming
 from surestep.engine.metrics import (
     MeanMetric,
     ObjectMetric,
@@ -39,16 +40,41 @@ class Totals:
 
     def __init__(self, loss: Loss, metrics: Mapping[str, Any], device: torch.device) -> None:
         self.loss = loss
+        self.parts = {part.name: Totals(part.loss, {}, device) for part in loss.parts}
         self.total = torch.zeros((), dtype=torch.float64, device=device)
         self.items = 0.0
         self.metrics: list[MeanMetric | ObjectMetric] = open_metrics(metrics, device)
 
+    def add(self, outputs: Any, targets: Any, items: float) -> None:
+        """Add the loss of a micro-batch that has items."""
+        try:
+            value = self.loss.value(outputs, targets)
+        except IndexError as error:  # a target out of range, on a CPU
+            raise DataError(
+                f"The loss fails on data that is measured: {error} Look at its targets, whose "
+                "classes must be those of the training data."
+            ) from error
+        if not (self.loss.is_sum and isinstance(value, Tensor)):
+            value = self.loss.add_up(value, items)[0]
+        self.total += value
+        self.items += items
+
+    def losses(self) -> dict[str, float]:
+        """Read the device: the mean loss, and of several each; NaN where nothing was counted.
+
+        What has no items adds nothing to the weighted sum of several, as in a step.
+        """
+        if not self.parts:
+            divisor = self.items if self.loss.divides else 1.0
+            return {"loss": float(self.total) / divisor if divisor else float("nan")}
+        means = {name: part.losses()["loss"] for name, part in self.parts.items()}
+        there = [part for part in self.loss.parts if self.parts[part.name].items]
+        total = sum(part.weight * means[part.name] for part in there) if there else float("nan")
+        return {"loss": total} | {f"loss_{name}": mean for name, mean in means.items()}
+
     def compute(self) -> dict[str, Value]:
-        """Read the device: the mean loss and each metric; NaN where nothing was counted."""
-        divisor = self.items if self.loss.divides else 1.0
-        result: dict[str, Value] = {
-            "loss": float(self.total) / divisor if divisor else float("nan")
-        }
+        """Read the device: the losses and each metric; NaN where nothing was counted."""
+        result: dict[str, Value] = {**self.losses()}
         for metric in self.metrics:
             result |= metric.compute()
         return result
@@ -61,18 +87,12 @@ def eval_step(
     loss = totals.loss
     with autocast:
         outputs = model(*micro.args, **micro.kwargs)
-        if micro.items:
-            try:
-                value = loss.value(outputs, targets_for(loss, micro))
-            except IndexError as error:  # a target out of range, on a CPU
-                raise DataError(
-                    f"The loss fails on data that is measured: {error} Look at its targets, whose "
-                    "classes must be those of the training data."
-                ) from error
-            if not (loss.is_sum and isinstance(value, Tensor)):
-                value = loss.add_up(value, micro.items)[0]
-            totals.total += value
-            totals.items += micro.items
+        if micro.items and totals.parts:
+            for head in heads(loss, outputs, micro):
+                with naming(head.name):
+                    totals.parts[head.name].add(head.outputs, head.micro.targets, head.micro.items)
+        elif micro.items:
+            totals.add(outputs, targets_for(loss, micro), micro.items)
     count = count_of(loss, micro) if totals.metrics else 0
     for metric in totals.metrics if count else ():
         seen = seen_by(metric, model, micro)

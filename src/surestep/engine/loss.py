@@ -6,7 +6,7 @@ true denominator: unmasked targets, the sum of their class weights, elements, or
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +17,11 @@ from surestep.engine.data.batch import MicroBatch, samples_in
 from surestep.engine.losses.base import IGNORED as IGNORED
 from surestep.engine.losses.base import Loss as Loss
 from surestep.engine.losses.base import LossFunction as LossFunction
-from surestep.engine.losses.base import TableLoss
+from surestep.engine.losses.base import Part, TableLoss
 from surestep.engine.losses.catalog import named
 from surestep.engine.losses.classification import MultiClass, count_of_classes
 from surestep.engine.losses.of_torch import FUNCTIONS, of_torch
+from surestep.engine.losses.several import naming, several
 
 
 def as_loss(loss: LossFunction | str, items: str | Callable[[Any], float]) -> Loss:
@@ -56,6 +57,24 @@ def as_loss(loss: LossFunction | str, items: str | Callable[[Any], float]) -> Lo
         divides_by=f"{items}, said of it" if isinstance(items, str) else "what items() counts",
         module=given if isinstance(given, nn.Module) else None,
     )
+
+
+def as_losses(
+    losses: Mapping[str, LossFunction | str],
+    items: Mapping[str, str | Callable[[Any], float]],
+    weights: Mapping[str, float],
+) -> Loss:
+    """Turn several losses by name into their weighted sum; weight 1 where none is said.
+
+    Raises:
+        TaskError: of one of them, as of a loss alone.
+    """
+    parts = []
+    for name, given in losses.items():
+        with naming(name):
+            loss = as_loss(given, items.get(name, "samples"))
+        parts.append(Part(name, loss, float(weights.get(name, 1.0))))
+    return several(parts)
 
 
 def no_loss(items: str | Callable[[Any], float]) -> Loss:

@@ -19,6 +19,7 @@ from surestep.engine import metrics
 from surestep.engine.data.batch import Batch, MicroBatch
 from surestep.engine.data.transform import Transform
 from surestep.engine.loss import Loss
+from surestep.engine.losses.several import weighted
 from surestep.engine.parallel.base import GradNorm, Outcome, Parallel
 from surestep.engine.schedule.shape import Factor
 from surestep.engine.seed import ModelRandomness
@@ -191,6 +192,8 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
     rate = parts.rate(before.steps_taken)
     batch = batch if parts.transform is None else parts.transform(batch, before.step)
     items = parts.parallel.sum(batch.items)
+    if batch.part_items:
+        batch = batch._replace(part_items=tuple(map(parts.parallel.sum, batch.part_items)))
     divisor = items if parts.loss.divides else 1.0
     outcome, norms, loss_sum, logged = Outcome(False), None, None, _NOTHING
     if items:
@@ -248,7 +251,11 @@ def forward_backward(
                 targets = micro.targets
                 if loss.teacher is not None:
                     targets = loss.taught(micro.args, micro.kwargs, targets)
-                value = loss.value(outputs, targets)
+                if not loss.parts:
+                    value = loss.value(outputs, targets)
+                else:
+                    value, means = weighted(loss, outputs, micro, batch.part_items)
+                    logged += means
                 if metrics.logged:
                     logged += metrics.take_logged(micro.items / batch.items)
                 if not (loss.is_sum and isinstance(value, Tensor)):

@@ -12,11 +12,12 @@ from torch import nn
 from surestep.base.errors import TaskError
 from surestep.base.groups.optim import Optim
 from surestep.base.groups.schedule import Schedule
-from surestep.engine.data.batch import split_batch, whole_batch
+from surestep.engine.data.batch import split_batch, split_named, whole_batch
 from surestep.engine.data.order import Order
 from surestep.engine.initial import Source, as_init
-from surestep.engine.loss import Loss, LossFunction, as_loss, no_loss, with_teacher
+from surestep.engine.loss import Loss, LossFunction, as_loss, as_losses, no_loss, with_teacher
 from surestep.engine.losses.catalog import named
+from surestep.engine.losses.several import check_several
 from surestep.engine.model_loss import model_loss, split_whole
 from surestep.engine.schedule.shape import UserFunction
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from surestep.engine.turn import Turn
 
 ParameterGroups = list[dict[str, Any]]
+Items = str | Callable[[Any], float]
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ class Task:
         loss: a loss of `surestep.losses`, or its name where it has its defaults; a torch loss
             module or function, whose denominator is known; a callable `loss(outputs, targets)`
             that returns a mean, or a dict of named means to add up;
-            "model" takes the `.loss` that the model returns, as Hugging Face models do.
+            "model" takes the `.loss` that the model returns, as Hugging Face models do; or several
+            losses by name, each of `outputs[name]` and `targets[name]` and each with its own items.
+        loss_weights: of several losses, by name; 1 where not said.
         train: a map-style dataset, a tuple or dict of tensors, a stream (an IterableDataset,
             anything else with an `__iter__` that starts anew, or a function that returns what to
             iterate), or a DataLoader over one; or several datasets by name, for `orders.mixed`.
@@ -61,7 +65,7 @@ class Task:
             tokens), or a pair (sum, count).
         items: what a callable loss is a mean over: "samples", "tokens" (targets other than -100)
             or a function of the batch. Of loss="model" the kind of the model says it; "next tokens"
-            are labels that the model shifts.
+            are labels that the model shifts. Of several losses, by name.
         inputs: how a batch becomes `(inputs, targets)`: inputs are a tuple of positional or a dict
             of named arguments of the model, or its one argument.
         order: which sample stands at each position of an epoch, from `surestep.orders`; where not
@@ -88,12 +92,12 @@ class Task:
     """
 
     model: nn.Module | Callable[[], nn.Module]
-    loss: LossFunction | str | None = None
+    loss: LossFunction | str | Mapping[str, LossFunction | str] | None = None
     train: Any = None
     val: Any = None
     test: Any = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    items: str | Callable[[Any], float] = "samples"
+    items: Items | Mapping[str, Items] = "samples"
     inputs: Callable[[Any], tuple[Any, Any]] | None = None
     order: Order | None = None
     batch_transform: Callable[..., tuple[Any, Any]] | None = None
@@ -106,6 +110,7 @@ class Task:
     teacher: nn.Module | Callable[[], nn.Module] | None = None
     step: "Callable[[Turn], object] | None" = None
     optimizers: Mapping[str, Any] = field(default_factory=dict)
+    loss_weights: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.train is None:
@@ -126,7 +131,7 @@ class Task:
                     f"metrics[{name!r}] is a {type(metric).__name__}, not a torchmetrics object or "
                     "a function of (outputs, targets)."
                 )
-            if "/" in name or name == "loss":
+            if "/" in name or name in ("loss", *self.loss_names()):
                 raise TaskError(f"A metric cannot be called {name!r}. Choose another name.")
         for name in self.val_sets():
             if "/" in name or name in ("train", "test"):
@@ -149,6 +154,15 @@ class Task:
             )
 
     def _check_loss(self) -> None:
+        if isinstance(self.loss, Mapping):
+            check_several(self.loss, self.items, self.loss_weights, self.teacher)
+            return
+        if self.loss_weights or isinstance(self.items, Mapping):
+            said = "loss_weights" if self.loss_weights else "items"
+            raise TaskError(
+                f"{said} names several losses, and the Task has one. Say "
+                "Task(loss={'mask': ..., 'kind': ...}), or leave the names out."
+            )
         if self.teacher is not None and (self.loss is None or self.loss == "model"):
             raise TaskError(
                 "A teacher needs a loss that takes what it says. Say "
@@ -175,6 +189,11 @@ class Task:
         if not callable(self.step):
             raise TaskError(
                 f"step is a {type(self.step).__name__}, not a function of a surestep.Turn."
+            )
+        if isinstance(self.loss, Mapping):
+            raise TaskError(
+                "The Task has several losses and a step of its own, and which items a micro-batch "
+                "is weighted by is not plain. Give one loss that returns a dict of named means."
             )
         if self.loss is None and (self.val is not None or self.test is not None):
             raise TaskError(
@@ -209,6 +228,10 @@ class Task:
 
     def build_loss(self, model: nn.Module) -> Loss:
         """Return the loss with its denominator; where it is the model's own, by the model."""
+        if isinstance(self.loss, Mapping):
+            items = self.items if isinstance(self.items, Mapping) else {}
+            return as_losses(self.loss, items, self.loss_weights)
+        assert not isinstance(self.items, Mapping)
         if self.loss == "model":
             return model_loss(model, self.items)
         if self.loss is None:
@@ -221,11 +244,22 @@ class Task:
         if self.inputs is None:
             if self.loss is None:
                 return whole_batch(batch)
+            if isinstance(self.loss, Mapping):
+                return split_named(batch, self.loss)
             return split_whole(batch) if self.loss == "model" else split_batch(batch)
         inputs, targets = self.inputs(batch)
         if isinstance(inputs, Mapping):
             return (), inputs, targets
         return (inputs if isinstance(inputs, tuple) else (inputs,)), {}, targets
+
+    def loss_names(self) -> list[str]:
+        """Return what each of several losses is called in events and evaluations."""
+        return [f"loss_{name}" for name in self.loss] if isinstance(self.loss, Mapping) else []
+
+    def items_are_of_targets(self) -> bool:
+        """Say whether targets are enough to count items: no function of the batch does."""
+        said = self.items.values() if isinstance(self.items, Mapping) else (self.items,)
+        return not any(map(callable, said))
 
     def val_sets(self) -> dict[str, Any]:
         """Return the validation data by name; the only one is called "val"."""

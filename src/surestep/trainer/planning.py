@@ -23,6 +23,7 @@ from surestep.engine.data.transform import name_of
 from surestep.engine.facts import Facts, read_facts
 from surestep.engine.initial import Started
 from surestep.engine.loss import Loss
+from surestep.engine.losses.several import named_losses
 from surestep.engine.metrics import directions, tables
 from surestep.engine.optim.kinds import kinds_of
 from surestep.engine.optim.layers import blocks_of
@@ -112,7 +113,8 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
 
 def _directions(task: Task) -> dict[str, Literal["min", "max"] | None]:
     """Say of each metric by its name whether smaller or larger is better, if it says."""
-    return {
+    losses: dict[str, Literal["min", "max"] | None] = dict.fromkeys(task.loss_names(), "min")
+    return losses | {
         known: better
         for name, metric in task.metrics.items()
         for known, better in directions(name, metric).items()
@@ -122,8 +124,8 @@ def _directions(task: Task) -> dict[str, Literal["min", "max"] | None]:
 
 def _not_splitting(task: Task, model: nn.Module, loss: Loss) -> tuple[str, ...]:
     """Name what makes a cut batch give other numbers than the whole one."""
-    kinds = {
-        f"{loss.called} compares samples of a micro-batch with each other": not loss.splits,
+    compares = "compares samples of a micro-batch with each other"
+    kinds = {f"{each.called} {compares}": not each.splits for _, each in named_losses(loss)} | {
         "the Task says its loss does not split": not task.splits,
         "batch statistics are the micro-batch's": _has(model, BATCH_NORM),
         "dropout draws for each micro-batch": any(

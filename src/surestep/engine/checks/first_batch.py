@@ -1,5 +1,6 @@
 """The first batch: what can be seen in it before a run, each as a clear message."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,6 +19,7 @@ from surestep.engine.data.transform import Transform
 from surestep.engine.data.transforms import Mix
 from surestep.engine.evaluate import count_of, eval_mode
 from surestep.engine.loss import IGNORED, Loss, targets_for
+from surestep.engine.losses.several import Head, heads, its, named_losses, naming
 from surestep.engine.memory import ran_out
 from surestep.engine.metrics import Value, open_metrics, seen_by, take_logged
 from surestep.engine.seed import ModelRandomness, kept_generators
@@ -56,35 +58,57 @@ def check_first_batch(
     with eval_mode(model), torch.no_grad(), kept_generators(feed.device):
         randomness.at(-1, 0)
         with autocast:
-            outputs, value = _try(model, feed.loss, micro)
-            if feed.loss.kind == "model" and task.splits:
-                counted = not callable(task.items)
-                check_own_loss(model, feed, raw, micro, value, counted=counted)
-            elif not feed.loss.is_sum and task.splits and feed.loss.teacher is None:
-                check_parts(feed, raw, outputs, micro, value)
+            outputs, tried = _try(model, feed.loss, micro)
+            for head, value in tried:
+                with naming(head.name):
+                    _check_cut(model, feed, task, raw, head, value)
             found = _check_metrics(task, model, feed.loss.predictions(outputs), micro, feed)
             _check_judge(found, judged_by)
             if feed.transform is not None:
                 _check_transformed(model, feed, feed.transform, micro)
         take_logged()
-    if fresh and feed.loss.classes is not None and feed.loss.divides:
-        check_first_loss(float(value) / micro.items, feed.loss.classes(outputs))
+    for head, value in tried if fresh else ():
+        if head.loss.classes is not None and head.loss.divides:
+            classes = head.loss.classes(head.outputs)
+            check_first_loss(float(value) / head.micro.items, classes, head.name)
+
+
+def _check_cut(
+    model: nn.Module, feed: Feed, task: Task, raw: Any, head: Head, value: Tensor
+) -> None:
+    """Compare the loss of a batch with that of its parts, where nobody knows its denominator."""
+    if not task.splits:
+        return
+    if head.loss.kind == "model":
+        counted = not callable(task.items)
+        check_own_loss(model, feed, raw, head.micro, value, counted=counted)
+    elif not head.loss.is_sum and head.loss.teacher is None:
+        check_parts(head, raw, value, lambda part: _targets(feed, part, head.name))
+
+
+def _targets(feed: Feed, raw: Any, name: str) -> Any:
+    targets = feed.split(raw)[2]
+    return its(targets, name, "targets") if name else targets
 
 
 def _check_ignored(feed: Feed, task: Task) -> None:
     """Look for ignored targets that a mean over samples would count."""
-    if feed.loss.kind != "other" or task.items != "samples" or task.inputs is not None:
+    if not isinstance(feed.source, InMemory) or task.inputs is not None:
         return
-    if not isinstance(feed.source, InMemory):
-        return
-    targets = feed.split(feed.source.tensors)[2]
-    if isinstance(targets, Tensor) and not targets.is_floating_point():
-        ignored = int((targets == IGNORED).sum())
-        if ignored:
-            raise TaskError(
-                f"{ignored} targets are {IGNORED}, which means ignored, and the loss is said to be "
-                "a mean over samples. Say Task(items='tokens'), or a function of the batch."
-            )
+    for name, loss in named_losses(feed.loss):
+        said = task.items.get(name, "samples") if isinstance(task.items, Mapping) else task.items
+        if loss.kind != "other" or said != "samples":
+            continue
+        targets = _targets(feed, feed.source.tensors, name)
+        if isinstance(targets, Tensor) and not targets.is_floating_point():
+            ignored = int((targets == IGNORED).sum())
+            if ignored:
+                say = f"items={{{name!r}: 'tokens'}}" if name else "items='tokens'"
+                raise TaskError(
+                    f"{ignored} targets are {IGNORED}, which means ignored, and the loss "
+                    f"{f'{name!r} ' if name else ''}is said to be a mean over samples. Say "
+                    f"Task({say}), or a function of the batch."
+                )
 
 
 def _check_transformed(
@@ -100,14 +124,19 @@ def _check_transformed(
     _try(model, feed.loss, changed)
 
 
-def _try(model: nn.Module, loss: Loss, micro: MicroBatch) -> tuple[Any, Tensor]:
-    """Return the outputs and the loss of a micro-batch, checked."""
+def _try(model: nn.Module, loss: Loss, micro: MicroBatch) -> tuple[Any, list[tuple[Head, Tensor]]]:
+    """Return the outputs of a micro-batch, and each loss with its value, checked."""
     watch = Watch()
-    with watch if loss.check is not None else nullcontext():
+    looks = any(each.check is not None for _, each in named_losses(loss))
+    with watch if looks else nullcontext():
         outputs = _forward(model, micro)
-    targets = targets_for(loss, micro)
-    check_shapes(loss, outputs, targets, micro, watch)
-    return outputs, loss_of(loss, outputs, targets, micro)
+    tried = []
+    for head in heads(loss, outputs, micro):
+        targets = targets_for(head.loss, head.micro)
+        with naming(head.name):
+            check_shapes(head.loss, head.outputs, targets, micro, watch)
+            tried.append((head, loss_of(head.loss, head.outputs, targets, head.micro)))
+    return outputs, tried
 
 
 def _forward(model: nn.Module, micro: MicroBatch) -> Any:

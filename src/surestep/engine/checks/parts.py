@@ -1,5 +1,7 @@
 """The model and the loss as they are given, before there is a batch."""
 
+from collections.abc import Mapping
+
 from torch import nn
 
 from surestep.base.errors import TaskError
@@ -40,6 +42,8 @@ def check_loss(loss: object) -> None:
     Raises:
         TaskError: it has parameters, which no optimizer would hold and no checkpoint would keep.
     """
+    for each in loss.values() if isinstance(loss, Mapping) else ():
+        check_loss(each)
     if isinstance(loss, nn.Module):
         names = [name for name, each in loss.named_parameters() if each.requires_grad]
         if names:

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from surestep.base.errors import TaskError
 from surestep.engine.data.batch import MicroBatch, samples_in, tensors_in
-from surestep.engine.data.feed import Feed
 from surestep.engine.loss import Loss
+from surestep.engine.losses.several import Head
 
 
 class _Broadcast(TorchDispatchMode):
@@ -65,9 +65,16 @@ def loss_of(loss: Loss, outputs: Any, targets: Any, micro: MicroBatch) -> Tensor
     return loss.add_up(value, micro.items)[0]
 
 
-def check_parts(feed: Feed, raw: Any, outputs: Any, micro: MicroBatch, whole: Tensor) -> None:
-    """Compare a batch with its two parts: a loss that is a mean over its items adds up."""
-    samples = micro.samples
+def check_parts(head: Head, raw: Any, whole: Tensor, targets_of: Callable[[Any], Any]) -> None:
+    """Compare a batch with its two parts: a loss that is a mean over its items adds up.
+
+    Args:
+        head: the loss and what it looks at.
+        raw: the batch, as it was read.
+        whole: its loss, summed over its items.
+        targets_of: what takes the targets of this loss out of a batch.
+    """
+    loss, outputs, micro, samples = head.loss, head.outputs, head.micro, head.micro.samples
     if samples < 3 or not isinstance(outputs, Tensor) or len(outputs) != samples:
         return
     total = torch.zeros((), dtype=torch.float64, device=whole.device)
@@ -76,10 +83,10 @@ def check_parts(feed: Feed, raw: Any, outputs: Any, micro: MicroBatch, whole: Te
         part = _rows(raw, rows)
         if part is raw:  # an object of the user's own, which cannot be cut here
             return
-        items = feed.loss.items(part, feed.split(part)[2])
+        items = loss.items(part, targets_of(part))
         targets = _rows(micro.targets, rows)
         if items:
-            total += feed.loss.add_up(feed.loss.value(outputs[rows], targets), items)[0]
+            total += loss.add_up(loss.value(outputs[rows], targets), items)[0]
     half = isinstance(outputs, Tensor) and outputs.dtype in (torch.bfloat16, torch.float16)
     if not math.isclose(float(total), float(whole), rel_tol=3e-2 if half else 1e-4, abs_tol=1e-6):
         raise TaskError(
@@ -100,12 +107,13 @@ def _rows(value: Any, rows: slice) -> Any:
     return value
 
 
-def check_first_loss(loss: float, classes: int) -> None:
+def check_first_loss(loss: float, classes: int, name: str = "") -> None:
     """Warn of a first loss far above log(classes), where guessing evenly would start."""
     expected = math.log(classes)
+    called = f"The first loss {name!r}" if name else "The first loss"
     if loss > 2 * expected + 0.5:
         warnings.warn(
-            f"The first loss is {loss:.3g}, and guessing evenly among {classes} classes would give "
+            f"{called} is {loss:.3g}, and guessing evenly among {classes} classes would give "
             f"{expected:.3g}. Look at the scale of the inputs and the last layer's first weights.",
             stacklevel=2,
         )

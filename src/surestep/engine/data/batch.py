@@ -1,6 +1,6 @@
 """A global batch, cut into micro-batches."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +20,14 @@ class MicroBatch(NamedTuple):
     items: float
     samples: int
     position: int  # of its first sample, in the order of the epoch
+    part_items: tuple[float, ...] = ()  # of each of several losses
 
 
 class Batch(NamedTuple):
     """What one optimizer step sees.
 
     `end` is the place in the epoch after it; `ends_epoch` says that no other follows in the epoch.
+    `part_items` are the items of each of several losses, of which `items` is the sum.
     """
 
     micro_batches: tuple[MicroBatch, ...]
@@ -35,6 +37,12 @@ class Batch(NamedTuple):
     position: int
     end: int
     ends_epoch: bool
+    part_items: tuple[float, ...] = ()
+
+
+def part_items_of(micro_batches: Iterable[MicroBatch]) -> tuple[float, ...]:
+    """Add up the items of each of several losses."""
+    return tuple(map(sum, zip(*(each.part_items for each in micro_batches), strict=True)))
 
 
 def split_batch(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
@@ -60,6 +68,18 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
         f"A batch is a {type(batch).__name__}, and which part is the targets is not plain. Let the "
         "dataset return (x, y), or say Task(inputs=lambda batch: (batch, targets))."
     )
+
+
+def split_named(batch: Any, names: Iterable[str]) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
+    """Tell inputs from the targets of several losses: in a dict they go by the losses' names.
+
+    Raises:
+        DataError: they do not, and which are the targets is not plain otherwise.
+    """
+    if not isinstance(batch, Mapping) or not all(name in batch for name in names):
+        return split_batch(batch)
+    targets = {name: batch[name] for name in names}
+    return (), {key: each for key, each in batch.items() if key not in targets}, targets
 
 
 def whole_batch(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:

@@ -12,6 +12,7 @@ from surestep.engine.data.batch import (
     MicroBatch,
     channels_last,
     move,
+    part_items_of,
     samples_in,
     tensors_in,
 )
@@ -22,6 +23,7 @@ from surestep.engine.data.passes import Stream
 from surestep.engine.data.source import InMemory, Source
 from surestep.engine.data.transform import Transform, transform_of
 from surestep.engine.loss import Loss
+from surestep.engine.losses.several import counted
 from surestep.engine.plan import Plan
 from surestep.engine.task import Task
 
@@ -119,7 +121,8 @@ class Feed:
         for each in micro_batches:
             items += each.items
             samples += each.samples
-        return Batch(tuple(micro_batches), items, samples, *place, ends_epoch)
+        whole = Batch(tuple(micro_batches), items, samples, *place, ends_epoch)
+        return whole._replace(part_items=part_items_of(micro_batches)) if self.loss.parts else whole
 
     def micro_batch(self, raw: Any, position: int, samples: int) -> MicroBatch:
         """Tell inputs from targets and count the items."""
@@ -127,6 +130,9 @@ class Feed:
             args, targets, kwargs = raw[:-1], raw[-1], _NOTHING
         else:
             args, kwargs, targets = self.split(raw)
+        if self.loss.parts:
+            micro = MicroBatch(args, kwargs, targets, 0, samples, position)
+            return counted(micro, self.loss, raw)
         if self._items_per_sample is None:
             items = self.loss.items(raw, targets)
         else:
@@ -170,8 +176,8 @@ class Feed:
     def micro_batch_of(self, raw: Any, position: int) -> MicroBatch:
         """Take a batch of the user's own, whose items nobody has counted."""
         args, kwargs, targets = self.split(raw)
-        items = self.loss.items(raw, targets)
-        return MicroBatch(args, kwargs, targets, items, samples_in(raw), position)
+        micro = MicroBatch(args, kwargs, targets, 0, samples_in(raw), position)
+        return counted(micro, self.loss, raw)
 
     def batch_of(self, raws: Iterable[Any], place: tuple[int, int, int]) -> Batch:
         """Take batches of the user's own as the micro-batches of one."""

@@ -1,7 +1,7 @@
 """The training targets, read once before a run: what a loss is balanced by."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from surestep.engine.data.source import InMemory, Loaded, Source
 from surestep.engine.data.stream import is_stream
 from surestep.engine.loss import Loss
 from surestep.engine.losses.base import TableLoss
+from surestep.engine.losses.several import its, naming
 from surestep.engine.seed import LoadingRandomness
 from surestep.engine.task import Task
 
@@ -23,11 +24,17 @@ def learn_targets(loss: Loss, task: Task, seed: int) -> str:
     Raises:
         DataError: the targets cannot be read, or nothing can be learned from them.
     """
+    if not loss.parts:
+        return _learn(loss, task, seed, "")
+    return ". ".join(f"{p.name}: {_learn(p.loss, task, seed, p.name)}" for p in loss.parts)
+
+
+def _learn(loss: Loss, task: Task, seed: int, name: str) -> str:
     reason = f"divided by {loss.divides_by}" if loss.divides else "a sum, said by you"
     module = loss.module
     if not isinstance(module, TableLoss) or not module.needs_targets:
         return reason
-    module.learn(read_targets(task, seed, loss.called))
+    _let_learn(module, task, seed, name)
     samples = samples_of(task.train, "train")
     return f"{module.learned()}, read from the {samples} training samples; {reason}"
 
@@ -38,11 +45,24 @@ def with_targets_learned(task: Task, seed: int) -> Task:
     Raises:
         DataError: as `learn_targets`.
     """
-    if not isinstance(task.loss, TableLoss) or not task.loss.needs_targets:
-        return task
-    loss = copy.deepcopy(task.loss)
-    loss.learn(read_targets(task, seed, repr(loss)))
-    return replace(task, loss=loss)
+    if not isinstance(task.loss, Mapping):
+        return replace(task, loss=_that_learned(task.loss, task, seed, ""))
+    losses = {name: _that_learned(each, task, seed, name) for name, each in task.loss.items()}
+    return replace(task, loss=losses)
+
+
+def _that_learned(loss: Any, task: Task, seed: int, name: str) -> Any:
+    if not isinstance(loss, TableLoss) or not loss.needs_targets:
+        return loss
+    own = copy.deepcopy(loss)
+    _let_learn(own, task, seed, name)
+    return own
+
+
+def _let_learn(loss: TableLoss, task: Task, seed: int, name: str) -> None:
+    targets = read_targets(task, seed, repr(loss))
+    with naming(name):
+        loss.learn((its(each, name, "targets") for each in targets) if name else targets)
 
 
 def read_targets(task: Task, seed: int, wish: str) -> Iterator[Any]:

@@ -12,9 +12,16 @@ import torch
 from torch import Tensor
 
 from surestep.base.errors import TaskError
-from surestep.engine.data.batch import Batch, MicroBatch, map_tensors, tensors_in
+from surestep.engine.data.batch import (
+    Batch,
+    MicroBatch,
+    map_tensors,
+    part_items_of,
+    tensors_in,
+)
 from surestep.engine.data.transforms import Mix
 from surestep.engine.loss import Loss
+from surestep.engine.losses.several import counted
 from surestep.engine.plan import Plan
 from surestep.engine.seed import LoadingRandomness, ModelRandomness, seed_at, seed_loading
 from surestep.engine.task import Task
@@ -77,10 +84,11 @@ class Transform:
             row += micro.samples
             changed.append(self._cut(micro, _rows(new_inputs, rows), _rows(new_targets, rows)))
             if recount:
-                items = self.loss.items(None, changed[-1].targets)
-                changed[-1] = changed[-1]._replace(items=items)
+                changed[-1] = counted(changed[-1], self.loss, None)
         return batch._replace(
-            micro_batches=tuple(changed), items=sum((each.items for each in changed), 0.0)
+            micro_batches=tuple(changed),
+            items=sum((each.items for each in changed), 0.0),
+            part_items=part_items_of(changed),
         )
 
     def _call(self, inputs: Any, targets: Any, seed: int) -> tuple[Any, Any]:
@@ -170,7 +178,7 @@ def transform_of(task: Task, loss: Loss, plan: Plan) -> Transform | None:
     return Transform(
         task.batch_transform,
         loss,
-        counted=not callable(task.items),
+        counted=task.items_are_of_targets(),
         seed=plan.seed,
         device=plan.device,
     )

@@ -70,7 +70,8 @@ def prediction_feed(data: Any, part: str, *, task: Task, plan: Plan) -> Feed:
 def _inputs_and_targets(task: Task, batch: Any) -> tuple[Any, Any]:
     """Tell inputs from targets, which need not be there."""
     plain = task.inputs is None and task.loss is not None and task.loss != "model"
-    if plain and _is_inputs_alone(batch):
+    names = (*TARGETS, *task.loss) if isinstance(task.loss, Mapping) else TARGETS
+    if plain and _is_inputs_alone(batch, names):
         args, kwargs, targets = whole_batch(batch)
     else:
         args, kwargs, targets = task.split(batch)
@@ -79,9 +80,9 @@ def _inputs_and_targets(task: Task, batch: Any) -> tuple[Any, Any]:
     return (kwargs or args), targets
 
 
-def _is_inputs_alone(batch: Any) -> bool:
+def _is_inputs_alone(batch: Any, names: tuple[str, ...]) -> bool:
     if isinstance(batch, Mapping):
-        return not any(key in TARGETS for key in batch)
+        return not any(key in names for key in batch)
     return not isinstance(batch, (tuple, list)) or len(batch) == 1
 
 

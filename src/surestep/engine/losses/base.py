@@ -52,13 +52,14 @@ class Loss:
         module: what has tensors to be moved to the device.
         splits: False where it compares the samples of a batch with each other.
         teacher: a frozen model; the loss is then given `(targets, what the teacher returns)`.
+        parts: of several losses, each with its own denominator; then `value` is not asked.
     """
 
     value: LossFunction
     is_sum: bool
     items: Callable[[Any, Any], float]
     count: Callable[[Any], int]
-    kind: Literal["classes", "elementwise", "table", "other", "model", "none"]
+    kind: Literal["classes", "elementwise", "table", "other", "model", "several", "none"]
     divides: bool = True
     predictions: Callable[[Any], Any] = _as_they_are
     called: str = "a function"
@@ -68,6 +69,7 @@ class Loss:
     module: nn.Module | None = None
     splits: bool = True
     teacher: nn.Module | None = None
+    parts: tuple["Part", ...] = ()
 
     def add_up(
         self, value: Tensor | Mapping[str, Tensor], items: float
@@ -94,6 +96,15 @@ class Loss:
         assert self.teacher is not None
         with torch.no_grad():
             return targets, self.teacher(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several losses, of the outputs and targets that are called as it is."""
+
+    name: str
+    loss: Loss
+    weight: float
 
 
 class Guide(NamedTuple):

@@ -1,0 +1,277 @@
+"""Several losses of one Task: what is refused, what is counted, and how they are called."""
+
+import math
+from collections import namedtuple
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import surestep
+from surestep.base.errors import ConfigError, DataError, TaskError
+from surestep.engine.data.batch import MicroBatch
+from surestep.engine.data.targets import with_targets_learned
+from surestep.engine.losses.several import counted, its
+from tests import tiny
+
+X, Y = tiny.data()
+PLACES = torch.stack([Y, torch.where(Y == 1, 255, Y)], 1)
+MASK = surestep.losses.multiclass(ignore_index=255)
+BOTH = {"mask": MASK, "kind": nn.CrossEntropyLoss()}
+DATA = {"x": X, "mask": PLACES, "kind": Y}
+
+
+class Two(nn.Module):
+    def __init__(self, returns: Any = dict) -> None:
+        super().__init__()
+        self.mask = nn.Linear(tiny.FEATURES, 6)
+        self.kind = nn.Linear(tiny.FEATURES, 3)
+        self.returns = returns
+
+    def forward(self, x):
+        return self.returns(mask=self.mask(x).unflatten(1, (3, 2)), kind=self.kind(x))
+
+
+def parts(**more: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    return {"model": Two(), "loss": BOTH, "train": DATA, **more}
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"loss": {}}, r"loss is an empty dict\. Give a loss for each output, by its name"),
+        ({"loss": {"a/b": MASK}}, r"A loss cannot be called 'a/b'"),
+        ({"loss": {3: MASK}}, r"A loss cannot be called 3"),
+        ({"loss": {"mask": "model"}}, r"loss\['mask'\] is 'model'\. Each of several losses is one"),
+        ({"loss": {"mask": 3}}, r"loss\['mask'\] is a int\. Each of several"),
+        ({"loss": {"mask": (MASK, 0.5)}}, r"loss\['mask'\] is a tuple\. Each of several"),
+        ({"loss_weights": {"msk": 0.5}}, r"no loss 'msk'\. Did you mean 'mask'\?"),
+        ({"loss_weights": {"mask": -1}}, r"loss_weights\['mask'\] is -1\. Say a finite number"),
+        ({"loss_weights": {"mask": math.nan}}, r"loss_weights\['mask'\] is nan"),
+        ({"loss_weights": {"mask": math.inf}}, r"loss_weights\['mask'\] is inf"),
+        ({"loss_weights": {"mask": "1"}}, r"loss_weights\['mask'\] is '1'"),
+        ({"loss_weights": {"mask": 0, "kind": 0.0}}, r"All loss_weights are 0"),
+        ({"items": {"knd": "tokens"}}, r"items names no loss 'knd'\. Did you mean 'kind'"),
+        ({"items": "tokens"}, r"said of 2 losses\. Say which: items=\{'mask': 'tokens'\}"),
+        ({"items": len}, r"items=a function is said of 2 losses"),
+        ({"teacher": nn.Linear(4, 3)}, r"A teacher goes with one loss, and the Task has several"),
+        ({"step": lambda turn: None}, r"several losses and a step of its own"),
+        ({"metrics": {"loss_mask": max}}, r"A metric cannot be called 'loss_mask'"),
+        ({"loss": MASK, "loss_weights": {"a": 1}}, r"loss_weights names several losses, and the"),
+        ({"loss": MASK, "items": {"a": "tokens"}}, r"items names several losses, and the Task"),
+    ],
+)
+def test_what_does_not_fit_is_refused_where_it_is_said(more, sentence):
+    with pytest.raises(TaskError, match=sentence):
+        tiny.task(**parts(**more))
+
+
+@pytest.mark.parametrize(
+    ("loss", "sentence"),
+    [
+        (nn.MSELoss(reduction="none"), r"loss\['mask'\]: MSELoss\(reduction='none'\) returns"),
+        (nn.MSELoss(), None),
+        ("hubber", r"loss\['mask'\]: loss='hubber' is not in the table"),
+    ],
+)
+def test_each_is_turned_into_a_loss_under_its_name(loss, sentence):
+    task = tiny.task(**parts(loss={"mask": loss}))
+    if sentence is None:
+        assert task.build_loss(task.build_model()).called == "mask: MSELoss"
+        return
+    with pytest.raises(TaskError, match=sentence):
+        task.build_loss(task.build_model())
+
+
+def ignored_elsewhere(outputs, targets):
+    return functional.cross_entropy(outputs, targets, ignore_index=255)
+
+
+def no_model(returns):
+    return {"model": Two(returns)}
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (no_model(lambda mask, kind: kind), r"outputs that are called 'mask', and the outputs are"),
+        (
+            no_model(lambda mask, kind: (mask, kind)),
+            r"are a tuple\. Of several losses, let the mod",
+        ),
+        (no_model(lambda mask, kind: {"mask": mask, "knd": kind}), r"none\. Did you mean 'knd'\?"),
+        ({"train": (X, Y)}, r"loss\['mask'\] takes the targets .* are a Tensor\. .* give a dict"),
+        (
+            {"inputs": lambda b: (b["x"], {"mask": b["mask"]})},
+            r"loss\['kind'\] takes the targets .* Known: mask\.",
+        ),
+        ({"train": DATA | {"kind": Y + 1}}, r"loss\['kind'\]: .*"),
+        ({"train": DATA | {"mask": PLACES.float()}}, r"loss\['mask'\]: .*"),
+        (
+            {"loss": BOTH | {"mask": ignored_elsewhere}},
+            r"loss\['mask'\]: The loss is not a mean over its items",
+        ),
+        (
+            {
+                "loss": BOTH | {"kind": functional.cross_entropy, "mask": lambda o, t: o.sum()},
+                "train": DATA | {"mask": torch.where(PLACES == 255, -100, PLACES)},
+            },
+            r"the loss 'mask' is said .* Task\(items=\{'mask': 'tokens'\}\)",
+        ),
+        ({"loss": BOTH | {"kind": lambda o, t: o}}, r"loss\['kind'\]: The loss has shape"),
+        ({"loss": BOTH | {"kind": nn.PReLU()}}, r"The loss has parameters of its own"),
+    ],
+)
+def test_first_batch_is_tried_with_each_and_what_fails_is_named(tmp_path, more, sentence):
+    refused = pytest.raises((TaskError, DataError), match=sentence)
+    with refused, tiny.prepare(tmp_path, parts(**more)):
+        pass
+
+
+@pytest.mark.parametrize("returns", [SimpleNamespace, namedtuple("Out", "mask kind")])
+def test_a_model_may_return_an_object_or_a_named_tuple(tmp_path, returns):
+    found = []
+    for name, more in {"dict": {}, "other": no_model(returns)}.items():
+        given = parts(**more)
+        given["model"].load_state_dict(parts()["model"].state_dict())
+        with tiny.prepare(tmp_path / name, given) as session:
+            found.append(float(next(session.steps()).loss))
+    assert found[0] == found[1]
+
+
+def test_names_of_plain_values_are_not_taken_for_outputs():
+    """A tensor has `.T`, a tuple `.count`."""
+    for value in (X, (X, Y), [X]):
+        with pytest.raises(TaskError, match="are called"):
+            its(value, "T" if value is X else "count", "outputs")
+
+
+def test_items_are_counted_for_each_and_in_all():
+    loss = tiny.task(**parts()).build_loss(nn.Identity())
+    targets = {"mask": PLACES, "kind": Y}
+    micro = counted(MicroBatch((X,), {}, targets, 0, 20, 0), loss, DATA)
+    assert micro.part_items == (int((PLACES != 255).sum()), 20)
+    assert micro.items == sum(micro.part_items)
+
+
+def test_plan_says_each_with_its_weight_and_what_it_is_divided_by():
+    loss = {"mask": surestep.losses.multiclass(weight="balanced", ignore_index=255)}
+    planned = tiny.plan(parts(loss=BOTH | loss, loss_weights={"kind": 0.25}))
+    assert planned.plan.loss.endswith(" + 0.25 x kind: CrossEntropyLoss")
+    reason = planned.plan.reason("loss")
+    assert "read from the 20 training samples" in reason
+    assert reason.endswith("kind: divided by targets that are not ignored")
+    counts = torch.bincount(PLACES[PLACES != 255], minlength=3)
+    weights = planned.loss.parts[0].loss.module.weight
+    torch.testing.assert_close(weights, (counts.sum() / (3 * counts)).to(weights))
+
+
+def test_one_that_compares_samples_is_said_not_to_split():
+    pairs = {"mask": surestep.losses.dice(per="batch"), "kind": nn.CrossEntropyLoss()}
+    planned = tiny.plan(parts(loss=pairs), micro_batch_size=3)
+    assert "here: dice(per='batch', smooth=1.0, ignore_index=-100) comp" in planned.plan.reason(
+        "cutting"
+    )
+
+
+def accuracy(outputs, targets):
+    return (outputs["kind"].argmax(1) == targets["kind"]).double().mean()
+
+
+def test_each_is_measured_and_may_be_what_best_means(tmp_path):
+    more = {"val": {"val": DATA}, "metrics": {"accuracy": accuracy}}
+    with tiny.prepare(tmp_path, parts(**more), validation={"metric": "loss_mask"}) as session:
+        assert session.plan.validation_metric == "val/loss_mask"
+        assert session.plan.validation_mode == "min"
+        model, found = session.model, session.evaluate()
+    outputs = model(X)
+    assert list(found) == ["val/loss", "val/loss_mask", "val/loss_kind", "val/accuracy"]
+    assert found["val/loss"] == pytest.approx(found["val/loss_mask"] + found["val/loss_kind"])
+    assert found["val/accuracy"] == float(accuracy(outputs, {"kind": Y}))
+
+
+def test_an_unknown_part_cannot_be_what_best_means():
+    with pytest.raises(ConfigError, match=r"Measured: val/loss, val/loss_mask, val/loss_kind\."):
+        tiny.plan(parts(val={"val": DATA}), validation={"metric": "loss_msk"})
+
+
+def test_what_has_no_items_in_an_evaluation_is_not_known_and_adds_nothing(tmp_path):
+    empty = DATA | {"mask": torch.full_like(PLACES, 255)}
+    nothing = empty | {"kind": torch.full_like(Y, -100)}
+    with tiny.prepare(tmp_path, parts(val={"empty": empty, "nothing": nothing})) as session:
+        found = session.evaluate()
+    assert math.isnan(found["empty/loss_mask"])
+    assert found["empty/loss"] == found["empty/loss_kind"] > 0
+    assert math.isnan(found["nothing/loss"])
+
+
+def test_a_sum_said_by_its_user_is_not_divided(tmp_path):
+    summed = BOTH | {"kind": nn.CrossEntropyLoss(reduction="sum")}
+    logged = []
+    for cut in (8, 3):
+        folder = tmp_path / str(cut)
+        with tiny.prepare(folder, parts(loss=summed), micro_batch_size=cut) as session:
+            logged.append(float(next(session.steps()).loss))
+    assert logged[0] == pytest.approx(logged[1], rel=1e-6)
+    assert logged[0] > 8
+
+
+def test_named_parts_of_one_are_logged_under_its_name(tmp_path):
+    loss = BOTH | {"mask": surestep.losses.dice_ce(ignore_index=255)}
+    tiny.fit(tmp_path, parts(loss=loss), max_steps=1)
+    (event,) = [each for each in surestep.Run(tmp_path).events() if each["event"] == "steps"]
+    terms = [name for name in event["logged"] if name.startswith("mask_")]
+    assert len(terms) == 2
+    total = sum(event["logged"][name][0] for name in terms)
+    assert event["logged"]["loss_mask"][0] == pytest.approx(total)
+
+
+def test_changed_targets_of_a_batch_transform_are_counted_for_each(tmp_path):
+    def hide(inputs, targets):
+        return inputs, targets | {"mask": torch.full_like(targets["mask"], 255)}
+
+    task = parts(batch_transform=hide)
+    with tiny.prepare(tmp_path, task, micro_batch_size=3) as session:
+        result = next(session.steps())
+    assert [name for name, _ in result.logged[:3]] == ["loss_kind"] * 3
+    assert result.items == 8
+
+
+def test_batches_of_the_users_own_are_one_global_batch(tmp_path):
+    cut = [{name: each[rows] for name, each in DATA.items()} for rows in (slice(3), slice(3, 20))]
+    outputs = parts()["model"](X)
+    wanted = sum(
+        functional.cross_entropy(outputs[name], DATA[name], ignore_index=255)
+        for name in ("mask", "kind")
+    )
+    with tiny.prepare(tmp_path, parts()) as session:
+        found = session.train_step(cut).loss
+    torch.testing.assert_close(found, wanted.detach())
+
+
+def test_balanced_weights_are_of_all_samples_where_a_few_are_learned_by_heart():
+    loss = {"mask": surestep.losses.multiclass(weight="balanced", ignore_index=255)}
+    task = tiny.task(**parts(loss=BOTH | loss))
+    learned = with_targets_learned(task, 0).loss
+    assert isinstance(learned, dict)
+    counts = torch.bincount(PLACES[PLACES != 255], minlength=3)
+    torch.testing.assert_close(
+        learned["mask"].weight.double(), counts.sum() / (3 * counts.double())
+    )
+    assert loss["mask"].needs_targets
+    assert learned["kind"] is BOTH["kind"]
+
+
+@pytest.mark.parametrize("given", [DATA, {"x": X}], ids=["with targets", "without"])
+def test_predictions_are_by_the_names_of_the_outputs(tmp_path, given):
+    run = tiny.fit(tmp_path, parts(test=given), max_steps=1)
+    model = Two()
+    run.load_model(model, which="last")
+    with tiny.prepare(tmp_path, parts(test=given), max_steps=1) as session:
+        found = session.predict("test")
+    for name, output in model(X).items():
+        torch.testing.assert_close(torch.as_tensor(found[f"output_{name}"]), output.detach())
