@@ -26,7 +26,17 @@ from surestep.engine.seed import set_seed
 from surestep.engine.task import Task
 from surestep.trainer.planning import Origin
 
-BUILT_IN = ("chars", "digits", "finetune", "gan", "imbalanced", "segment", "spiral", "tabular")
+BUILT_IN = (
+    "chars",
+    "digits",
+    "finetune",
+    "gan",
+    "hf",
+    "imbalanced",
+    "segment",
+    "spiral",
+    "tabular",
+)
 SHIPPED = Path(__file__).parent
 
 

@@ -1,0 +1,85 @@
+import math
+import sys
+
+import pytest
+import torch
+
+import surestep
+from surestep.base.errors import RecipeError
+from surestep.recipes import hf
+from surestep.recipes.load import load
+
+SMALL = {"width": 16, "layers": 1, "heads": 2, "length": 64}
+TEXT = '''
+def add(first, second):
+    return first + second
+
+class Sum:
+    def none(self):
+        return "naïve"  # {}
+
+def long():
+    """{}"""
+'''
+
+
+@pytest.fixture(autouse=True)
+def few_files(tmp_path, monkeypatch):
+    files = []
+    for number in range(21):
+        files.append(tmp_path / f"module_{number}.py")
+        files[-1].write_text(TEXT.format(number, "x" * 70), encoding="utf-8")
+    monkeypatch.setattr(hf, "source_files", lambda: files)
+    return files
+
+
+def test_the_loss_of_the_model_falls_and_is_the_bits_of_a_character(tmp_path):
+    recipe = load("hf")
+    said = {"max_steps": 20, "batch_size": 8, "optim.lr": 0.01, "validation.every": "10 steps"}
+    config = recipe.config.with_options({**said, "logging.progress": "quiet"})
+    trainer = surestep.Trainer(recipe.build(SMALL, config), config, run=tmp_path / "r")
+    run = trainer.fit()
+    first, last = (each["metrics"] for each in run.events() if each["event"] == "evaluation")
+    assert last["val/loss"] < first["val/loss"] < math.log(hf.WORDS)
+    for metrics in (first, last):
+        assert metrics["val/bits_per_char"] == pytest.approx(
+            metrics["val/loss"] / math.log(2), rel=1e-4
+        )
+    trainer.session.close()
+
+
+def test_functions_are_found_whole_and_the_long_ones_left_out(few_files):
+    found = ["".join(map(chr, each[:-1].tolist())) for each in hf.functions(few_files[:1], 64)]
+    assert found == [
+        "def add(first, second):\n    return first + second\n",
+        'def none(self):\n    return "na?ve"  # 0\n',
+    ]
+    assert all(int(each[-1]) == hf.END for each in hf.functions(few_files, 64))
+
+
+def test_padding_is_not_learned_and_not_seen():
+    short, long = torch.tensor([100, 101, hf.END]), torch.tensor([97, 98, 99, 100, hf.END])
+    batch = hf.batch([short, long])
+    assert batch["labels"].tolist() == [[100, 101, hf.END, -100, -100], long.tolist()]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1] * 5]
+    assert batch["input_ids"].min() >= 0
+    model = hf.llama(**SMALL).eval()
+    with torch.no_grad():
+        together, alone = model(**batch), model(**hf.batch([short]))
+    torch.testing.assert_close(together.logits[:1, :3], alone.logits)
+
+
+def test_no_file_is_in_two_parts(few_files, monkeypatch):
+    few_files.sort()
+    monkeypatch.setattr(hf, "functions", lambda files, length: [str(each) for each in files])
+    monkeypatch.setattr(surestep.orders, "by_length", lambda lengths: None)
+    task = hf.task(**SMALL)
+    assert sorted([*task.train, *task.val, *task.test]) == [str(each) for each in few_files]
+    assert (len(task.val), len(task.test)) == (2, 1)
+
+
+def test_where_transformers_is_missing_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    recipe = load("hf")
+    with pytest.raises(RecipeError, match=r"pip install 'surestep\[hf\]'"):
+        recipe.build(SMALL, recipe.config)
