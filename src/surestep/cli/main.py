@@ -22,8 +22,8 @@ USAGE = """usage: surestep COMMAND ...
 
 {commands}
 
-Recipes that ship: digits, chars, spiral, tabular, imbalanced, finetune, segment, gan, hf; or a
-Python file of your own.
+Recipes that ship: digits, chars, spiral, tabular, imbalanced, finetune, distill, segment, gan,
+hf; or a Python file of your own.
 `surestep train digits` trains one; `surestep train digits --help` explains its options.
 """
 

@@ -29,6 +29,7 @@ from surestep.trainer.planning import Origin
 BUILT_IN = (
     "chars",
     "digits",
+    "distill",
     "finetune",
     "gan",
     "hf",

@@ -1,0 +1,95 @@
+"""A small network learns digits from labels, and from what a larger one thinks of each image.
+
+The teacher is trained on 1,200 images by a run of its own. Then it is frozen, and the student sees
+100 of them: its loss is 0.9 of how far it is from the teacher's softened classes, and 0.1 of the
+cross-entropy with the labels. The teacher sees the same inputs, in eval mode.
+
+Expected of the 297 images of the test set, over six seeds: an accuracy of 0.858 (0.832 to 0.882).
+With labels alone, by `--task.alpha 0`, it is 0.864 (0.828 to 0.906): here the teacher brings no
+gain that could be told from the seeds. The recipe shows how it is done, and how to find out.
+"""
+
+import tempfile
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+import surestep
+
+config = surestep.Config(
+    epochs=60,
+    batch_size=32,
+    max_grad_norm=10.0,
+    optim=surestep.Optim(name="adamw", lr=3e-3, weight_decay=0.05),
+    schedule=surestep.Schedule(name="cosine", warmup="5%"),
+    validation=surestep.Validation(every="10 epochs", metric="accuracy", mode="max"),
+)
+
+
+def images() -> tuple[Tensor, Tensor]:
+    """Return images (1797, 1, 8, 8) in [0, 1] and digits (1797,), shuffled once for all."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    return x[order], torch.tensor(bunch.target)[order]
+
+
+def accuracy(logits: Tensor, digit: Tensor) -> Tensor:
+    """Return the share of images whose digit is named rightly."""
+    return (logits.argmax(dim=1) == digit).float().mean()
+
+
+def network(width: int) -> nn.Sequential:
+    """Return a convolutional network from images (batch, 1, 8, 8) to logits (batch, 10)."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU()),
+        *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * width, 10)),
+    )
+
+
+@cache
+def taught(width: int, steps: int) -> nn.Module:
+    """Return a teacher, trained on 1,200 images by a run of its own."""
+    x, y = images()
+    teacher = network(width)
+    asked = surestep.Config(
+        max_steps=steps, batch_size=64, logging=surestep.Logging(progress="quiet")
+    )
+    task = surestep.Task(teacher, nn.CrossEntropyLoss(), train=(x[:1200], y[:1200]))
+    with tempfile.TemporaryDirectory() as folder:
+        surestep.Trainer(task, asked, run=f"{folder}/teacher").fit()
+    return teacher
+
+
+def task(
+    width: int = 8,
+    samples: int = 100,
+    teacher_width: int = 82,
+    teacher_steps: int = 600,
+    temperature: float = 4.0,
+    alpha: float = 0.9,
+) -> surestep.Task:
+    """Classify digits with a network of few channels, taught by one of many.
+
+    Args:
+        width: channels of the student's first convolution.
+        samples: images that the student is trained on; the teacher has seen all 1,200.
+        teacher_width: channels of the teacher's.
+        teacher_steps: steps that the teacher is trained before.
+        temperature: by how much the logits of both are softened.
+        alpha: share of what the teacher says in the loss; with 0 only the labels count.
+    """
+    x, y = images()
+    return surestep.Task(
+        model=lambda: network(width),
+        teacher=lambda: taught(teacher_width, teacher_steps),
+        loss=surestep.losses.distillation(temperature=temperature, alpha=alpha),
+        train=(x[:samples], y[:samples]),
+        val=(x[1200:1500], y[1200:1500]),
+        test=(x[1500:], y[1500:]),
+        metrics={"accuracy": accuracy},
+    )
