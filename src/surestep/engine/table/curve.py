@@ -89,7 +89,7 @@ CURVE: dict[str, tuple[Refusal, ...]] = {
             lambda k: "schedule.min_lr" in k.said and k["optim.lr"] is None,
             lambda _: (
                 "schedule.min_lr is a rate, and the Task's optimizer has its own, which the Plan "
-                "does not know. Say schedule.min_lr_ratio, or optim.lr."
+                "does not know. Say schedule.min_lr_ratio."
             ),
         ),
         Refusal(
