@@ -5,6 +5,7 @@ import torch
 import torchmetrics
 from torch import nn
 
+from surestep import losses
 from surestep.base.errors import DataError
 from surestep.engine.evaluate import eval_mode
 from tests import tiny
@@ -35,6 +36,32 @@ def test_an_evaluation_does_not_depend_on_its_batch_size(tmp_path, size):
     outputs = tiny.model()(X).detach()
     assert found["val/loss"] == pytest.approx(float(weighted(outputs, MASKED)), rel=1e-6)
     assert found["val/accuracy"] == pytest.approx(float(accuracy(outputs, MASKED)))
+
+
+@pytest.mark.parametrize("size", [1, 7, 100])
+@pytest.mark.parametrize(
+    ("loss", "hidden", "outputs"),
+    [
+        (losses.focal(), -100, 3),
+        (losses.multiclass(), -100, 3),
+        (losses.binary(ignore_index=-1), -1, 1),
+    ],
+    ids=["focal", "multiclass", "binary"],
+)
+def test_a_metric_is_weighted_by_the_targets_that_are_not_ignored(
+    tmp_path, size, loss, hidden, outputs
+):
+    def right(outputs, targets):
+        kept = targets != hidden
+        found = outputs.argmax(1) if outputs.shape != targets.shape else (outputs > 0).long()
+        return (found[kept] == targets[kept]).double().mean()
+
+    targets = MASKED if outputs == 3 else Y.clamp(max=1)[:, None].masked_fill(X[:, :1] > 0, hidden)
+    model = nn.Sequential(nn.Linear(X.shape[1], outputs))
+    parts = {"loss": loss, "train": (X, targets), "model": model, "metrics": {"right": right}}
+    expected = float(right(model(X).detach(), targets))
+    found = evaluated(tmp_path, size, (X, targets), **parts)
+    assert found["val/right"] == pytest.approx(expected)
 
 
 def test_several_sets_are_measured_by_name(tmp_path):

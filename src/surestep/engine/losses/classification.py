@@ -223,6 +223,12 @@ class Binary(TableLoss):
             return targets.numel()
         return int((targets != self.ignore_index).sum())
 
+    def count(self, targets: Tensor) -> int:
+        """Count samples, or the targets that are not ignored."""
+        if self.ignore_index is None:
+            return targets.shape[0]
+        return int((targets != self.ignore_index).sum())
+
     def check(self, first: First) -> None:
         """Check shapes and ranges."""
         outputs, targets = expect.tensors(first)

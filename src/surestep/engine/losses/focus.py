@@ -76,6 +76,10 @@ class Focal(TableLoss):
 
     def items(self, batch: Any, targets: Tensor) -> float:
         """Count targets that are not ignored."""
+        return self.count(targets)
+
+    def count(self, targets: Tensor) -> int:
+        """Count targets that are not ignored."""
         return int((targets != self.ignore_index).sum())
 
     def check(self, first: First) -> None:
