@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Iterable, Mapping
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from surestep.engine.metrics import Value
+if TYPE_CHECKING:  # the guides of schedules and losses are printed without torch
+    from surestep.engine.metrics import Value
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
@@ -67,7 +68,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s"
 
 
-def metric_rows(metrics: Mapping[str, Value]) -> list[tuple[str, str]]:
+def metric_rows(metrics: Mapping[str, "Value"]) -> list[tuple[str, str]]:
     """Return metrics as rows; of a table its size."""
     return [
         (name, sized(value) if isinstance(value, list) else figure(value))
