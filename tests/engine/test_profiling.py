@@ -1,4 +1,6 @@
 import json
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,6 +8,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import ConfigError
+from surestep.engine import loop
 from surestep.engine.peak import peak_flops
 from tests import tiny
 
@@ -71,6 +74,31 @@ def test_a_profiled_run_is_bit_for_bit_one_that_is_not(tmp_path):
     assert torch.equal(*weights)
 
 
+def test_what_people_named_is_no_operation(tmp_path):
+    """In a trace torch names the optimizer's step and the loading of data."""
+    text = (profiled(tmp_path).path / "profile" / "operations-3-5.txt").read_text()
+    assert "Optimizer.step" not in text
+    assert "aten::" in text
+
+
+@pytest.mark.parametrize(("stop", "told"), [(3, "4-5"), (5, None)])
+def test_a_run_that_goes_on_is_watched_from_there_on(tmp_path, capsys, stop, told):
+    said = {"profile": "3:5", "max_steps": 6, "logging": {"every": "1 step", "progress": "plain"}}
+    for rest in (stop, 6):
+        with tiny.prepare(tmp_path / "run", {"train": tiny.data(64)}, **said) as session:
+            for result in session.steps():
+                if result.step == rest:
+                    session.save()
+                    break
+        if rest == stop:
+            for each in (tmp_path / "run" / "profile").iterdir():
+                each.unlink()
+            capsys.readouterr()
+    found = sorted(each.name for each in (tmp_path / "run" / "profile").iterdir())
+    assert found == ([] if told is None else [f"operations-{told}.txt", f"trace-{told}.json"])
+    assert ("profile='3:5' is over: step 5 is done" in "".join(capsys.readouterr())) == (not told)
+
+
 def test_steps_beyond_the_run_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="profile='5:9' goes beyond the run of 6 steps"):
         profiled(tmp_path, "5:9")
@@ -96,22 +124,45 @@ def test_the_peak_of_a_device_is_known_by_its_name(device, precision, peak):
     assert peak_flops(device, precision) == peak
 
 
+class Clock:
+    """A clock that goes on where it is told to."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
 class Slow:
-    """A dataset that is waited for."""
+    """A dataset that is waited for: a second for each sample."""
+
+    def __init__(self, clock):
+        self.clock = clock
 
     def __len__(self):
         return 32
 
     def __getitem__(self, index):
-        sum(range(20_000))
+        self.clock.now += 1
         return torch.zeros(tiny.FEATURES), index % tiny.CLASSES
 
 
-def test_waiting_for_data_is_measured(tmp_path):
-    run = tiny.fit(tmp_path / "slow", {"train": Slow()}, epochs=1)
-    assert 0.3 < run.status["waited_s"] / run.status["seconds"] <= 1
-    quick = tiny.fit(tmp_path / "quick", {"train": tiny.data(32)}, epochs=1)
-    assert quick.status["waited_s"] < run.status["waited_s"] / 5
+class Thinking(nn.Linear):
+    """A model that takes two seconds for a batch."""
+
+    def forward(self, x):
+        self.clock.now += 2
+        return super().forward(x)
+
+
+def test_waiting_for_data_is_measured(tmp_path, monkeypatch):
+    clock, model = Clock(), Thinking(tiny.FEATURES, tiny.CLASSES)
+    model.clock = clock
+    watch = SimpleNamespace(perf_counter=clock, monotonic=time.monotonic)
+    monkeypatch.setattr(loop, "time", watch)
+    run = tiny.fit(tmp_path / "slow", {"model": model, "train": Slow(clock)}, epochs=1)
+    assert run.status["waited_s"] == 32
+    assert run.status["seconds"] == 32 + 2 * 4  # batches of 8
 
 
 class Greedy(nn.Linear):

@@ -45,7 +45,8 @@ class Profile(Callback):
     """Watch the steps `first` to `last`, counted from 1, and write what they did.
 
     A trace for Chrome's tracing page or Perfetto, and a table of the costliest operations. The
-    operations of one step are counted in the step before the first, which that slows down.
+    operations of one step are counted in the step before the first, which that slows down. A run
+    that goes on between them is watched from there on.
 
     Args:
         first: the first step.
@@ -70,7 +71,8 @@ class Profile(Callback):
         if step == self.first - 1:
             self._counter = FlopCounterMode(display=False)
             self._counter.__enter__()
-        if step == self.first:
+        if self.first <= step <= self.last and self._profile is None:
+            self.first = step  # a run that goes on may come in later
             activities = [ProfilerActivity.CPU]
             if self.loop.plan.device.type == "cuda":
                 activities.append(ProfilerActivity.CUDA)
@@ -152,7 +154,8 @@ def _table(watched: Any, seconds: float) -> list[str]:
     """Return the costliest operations by their own time, without what they call."""
     on_device = any(each.self_device_time_total for each in watched.key_averages())
     which = "self_device_time_total" if on_device else "self_cpu_time_total"
-    rows = sorted(watched.key_averages(), key=lambda each: -getattr(each, which))[:COSTLIEST]
+    operations = [each for each in watched.key_averages() if not each.is_user_annotation]
+    rows = sorted(operations, key=lambda each: -getattr(each, which))[:COSTLIEST]
     lines = [f"{'operation':<44} {'calls':>7} {'ms':>9} {'of the time':>12}"]
     for each in rows:
         own = getattr(each, which) / 1e6

@@ -70,6 +70,8 @@ class Session:
         place = self.state.place
         if self.plan.profile is not None and not finished:
             first, last = map(int, self.plan.profile.split(":"))
+            if place.step >= last:
+                self.say(f"profile={self.plan.profile!r} is over: step {place.step} is done.")
             profile = Profile(first, last, self.run.path / "profile", self.loop)
             self.loop.watch(profile)
             self.loop.notices.append(profile.notice)
