@@ -48,7 +48,7 @@ def run(words, **more):
         [sys.executable, "-m", "surestep", *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,  # a guard against hanging: a busy machine takes its time
         env={**environment(), **more},
     )
 
