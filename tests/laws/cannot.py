@@ -56,6 +56,7 @@ def without(**lacking: Any) -> Callable[[], Facts]:
 
 VAL = {"val": rows(20)}
 OWN = {"optimizer": lambda groups: torch.optim.RMSprop(groups, lr=1e-3)}
+OWN_STEP = {"model": nn.BatchNorm1d(10), "loss": None, "step": lambda turn: None}
 LOADER = {"train": loader()}
 FLAT = {"model": nn.Linear(10, 3)}
 ENDLESS = {"train": Endless()}
@@ -238,6 +239,7 @@ EVALUATION: list[Case] = [
     ({"average.anneal": "5%", **SWA}, {}, "Say average.lr too"),
     ({"average.start": "2 epochs", **SWA}, {}, "an earlier start"),
     ({"average.buffers": "recompute", **SWA}, {}, "Leave it out"),
+    ({"average.buffers": "recompute", **SWA}, OWN_STEP, "Say 'average', or Task(loss=...)"),
 ]
 CANNOT: list[Case] = [
     *(*RUN, *DATA, *OPTIM, *SCHEDULE, *STEP, *SPEED, *EVALUATION, *FOREIGN),
