@@ -215,13 +215,13 @@ def test_precision_of_products_is_set_and_put_back(folder, precision):
 def quick_compiler(monkeypatch):
     """torch.compile as ever, with a backend that needs no C++ compiler and takes no time."""
     torch._dynamo.reset()
-    own, calls = nn.Module.compile, []
+    own, calls = torch.compile, []
 
-    def quick(self: nn.Module, **options: Any) -> None:
-        calls.append((type(self).__name__, options))
-        own(self, backend="aot_eager")
+    def quick(call: Callable[..., Any], **options: Any) -> Any:
+        calls.append((type(call.__wrapped__.__self__).__name__, options))
+        return own(call, backend="aot_eager")
 
-    monkeypatch.setattr(nn.Module, "compile", quick)
+    monkeypatch.setattr(torch, "compile", quick)
     yield calls
     torch._dynamo.reset()
 
@@ -272,8 +272,31 @@ def test_torchs_own_compiler_equals_eager(folder):
     eager, ours = nn.Linear(10, 3), nn.Linear(10, 3)
     ours.load_state_dict(eager.state_dict())
     trained(eager, folder())
-    trained(ours, folder(), compile="default")
+    run = folder()
+    trained(ours, run, compile="default")
     assert distance(eager, ours) <= 1e-6
+    assert "torch.compile made 1 graphs." in told(run)
+
+
+def told(run: Path) -> list[str]:
+    return [each["text"] for each in surestep.Run(run).events() if each["event"] == "notice"]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of dynamo, as it looks at an input
+def test_a_model_of_torchs_own_modules_alone_is_compiled(folder, monkeypatch):
+    """Dynamo passes over frames in torch.nn, of which such a model has no others."""
+    torch._dynamo.reset()
+    seen, own = [], torch.compile
+
+    def look(graph: Any, inputs: Any) -> Any:
+        seen.append(graph)
+        return graph
+
+    model: nn.Module = nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3))
+    monkeypatch.setattr(torch, "compile", lambda call, **_: own(call, backend=look))
+    trained(model, folder(), compile="default")
+    torch._dynamo.reset()
+    assert seen
 
 
 def test_given_compiled_model_is_saved_without_the_wrappers_prefix(folder):

@@ -3,10 +3,12 @@
 Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
+import torch
 from torch import nn
 
 from surestep.engine.optim.layers import blocks_of
@@ -33,8 +35,23 @@ def _wraps(module: nn.Module) -> bool:
 
 def _inside(wrapper: Any) -> nn.Module:
     inner: nn.Module = wrapper._orig_mod
-    inner._compiled_call_impl = wrapper.dynamo_ctx(inner._call_impl)
+    inner._compiled_call_impl = wrapper.dynamo_ctx(_framed(inner))
     return inner
+
+
+def _framed(module: nn.Module) -> Callable[..., Any]:
+    """Return the module's call in a frame of ours.
+
+    Dynamo passes over frames in torch.nn: a Sequential of Linears, which has no others, would run
+    uncompiled without a word.
+    """
+    call = module._call_impl
+
+    @wraps(call)
+    def framed(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    return framed
 
 
 @contextmanager
@@ -46,7 +63,8 @@ def compiled(model: nn.Module, plan: Plan) -> Iterator[None]:
     parts = list(blocks_of(model).values()) if plan.compile_blocks else [model]
     before = [part._compiled_call_impl for part in parts]
     for part in parts:
-        part.compile(mode=None if plan.compile == "default" else plan.compile)
+        mode = None if plan.compile == "default" else plan.compile
+        part._compiled_call_impl = torch.compile(_framed(part), mode=mode)
     try:
         yield
     finally:
