@@ -299,6 +299,16 @@ def test_a_model_of_torchs_own_modules_alone_is_compiled(folder, monkeypatch):
     assert seen
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of dynamo, as it looks at an input
+def test_given_compiled_model_runs_compiled(folder):
+    """A look at the first batch must not end what dynamo has begun."""
+    torch._dynamo.reset()
+    seen = []
+    trained(torch.compile(Net(), backend=lambda graph, _: seen.append(graph) or graph), folder())
+    torch._dynamo.reset()
+    assert seen
+
+
 def test_given_compiled_model_is_saved_without_the_wrappers_prefix(folder):
     run = folder()
     trained(torch.compile(Net(), backend="eager"), run)

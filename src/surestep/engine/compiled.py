@@ -55,6 +55,19 @@ def _framed(module: nn.Module) -> Callable[..., Any]:
 
 
 @contextmanager
+def eager(model: nn.Module) -> Iterator[None]:
+    """Let nothing of the model run compiled: dynamo gives up for good on what a mode watches."""
+    kept = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl is not None}
+    for module in kept:
+        module._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for module, call in kept.items():
+            module._compiled_call_impl = call
+
+
+@contextmanager
 def compiled(model: nn.Module, plan: Plan) -> Iterator[None]:
     """Let the model, or each block of it, run compiled; the names of its parts stay."""
     if plan.compile == "off":

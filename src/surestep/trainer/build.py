@@ -8,7 +8,7 @@ from surestep.engine.carry import check_carried
 from surestep.engine.checkpointing import activation_checkpointing
 from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.parts import check_model, check_teacher
-from surestep.engine.compiled import Graphs, compiled
+from surestep.engine.compiled import Graphs, compiled, eager
 from surestep.engine.data.feed import feed
 from surestep.engine.frozen import base_of
 from surestep.engine.loop import Loop
@@ -44,7 +44,8 @@ def build(
     training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     settings.enter_context(activation_checkpointing(model, plan.activation_checkpointing))
     judged_by, casting = plan.validation_metric, autocast(plan)
-    check_first_batch(model, training, task, autocast=casting, fresh=fresh, judged_by=judged_by)
+    with eager(model):
+        check_first_batch(model, training, task, autocast=casting, fresh=fresh, judged_by=judged_by)
     settings.enter_context(compiled(model, plan))
     parts, groups = parts_of(plan, task, model, loss, settings)
     parts.state.base = base_of(model, plan)
