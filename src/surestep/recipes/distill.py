@@ -1,12 +1,13 @@
-"""A small network learns digits from labels, and from what a larger one thinks of each image.
+"""A small network learns digits from a few bad labels, and from what a larger one thinks of each.
 
-The teacher is trained on 1,200 images by a run of its own. Then it is frozen, and the student sees
-100 of them: its loss is 0.9 of how far it is from the teacher's softened classes, and 0.1 of the
-cross-entropy with the labels. The teacher sees the same inputs, in eval mode.
+The teacher is trained on 1,200 images with their right labels, by a run of its own. Then it is
+frozen, and the student sees 200 of the images, three in ten with a label drawn at random: its loss
+is 0.9 of how far it is from the teacher's softened classes, and 0.1 of the cross-entropy with the
+labels. The teacher sees the same inputs, in eval mode.
 
-Expected of the 297 images of the test set, over six seeds: an accuracy of 0.858 (0.832 to 0.882).
-With labels alone, by `--task.alpha 0`, it is 0.864 (0.828 to 0.906): here the teacher brings no
-gain that could be told from the seeds. The recipe shows how it is done, and how to find out.
+Expected of the 297 images of the test set, over three seeds: an accuracy of 0.943 (0.933 to 0.953).
+With labels alone, by `--task.alpha 0`, it is 0.776 (0.751 to 0.798). About 9 seconds of one CPU
+core, the teacher included.
 """
 
 import tempfile
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 import surestep
 
 config = surestep.Config(
-    epochs=60,
+    epochs=40,
     batch_size=32,
     max_grad_norm=10.0,
     optim=surestep.Optim(name="adamw", lr=3e-3, weight_decay=0.05),
@@ -57,7 +58,10 @@ def taught(width: int, steps: int) -> nn.Module:
     x, y = images()
     teacher = network(width)
     asked = surestep.Config(
-        max_steps=steps, batch_size=64, logging=surestep.Logging(progress="quiet")
+        max_steps=steps,
+        batch_size=64,
+        checkpoint=surestep.Checkpoint(every=f"{steps} steps"),
+        logging=surestep.Logging(progress="quiet"),
     )
     task = surestep.Task(teacher, nn.CrossEntropyLoss(), train=(x[:1200], y[:1200]))
     with tempfile.TemporaryDirectory() as folder:
@@ -67,9 +71,10 @@ def taught(width: int, steps: int) -> nn.Module:
 
 def task(
     width: int = 8,
-    samples: int = 100,
-    teacher_width: int = 82,
-    teacher_steps: int = 600,
+    samples: int = 200,
+    wrong: float = 0.3,
+    teacher_width: int = 48,
+    teacher_steps: int = 300,
     temperature: float = 4.0,
     alpha: float = 0.9,
 ) -> surestep.Task:
@@ -78,17 +83,21 @@ def task(
     Args:
         width: channels of the student's first convolution.
         samples: images that the student is trained on; the teacher has seen all 1,200.
+        wrong: share of their labels that are drawn at random.
         teacher_width: channels of the teacher's.
         teacher_steps: steps that the teacher is trained before.
         temperature: by how much the logits of both are softened.
         alpha: share of what the teacher says in the loss; with 0 only the labels count.
     """
     x, y = images()
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.randint(0, 10, y.shape, generator=generator)
+    labels = torch.where(torch.rand(y.shape, generator=generator) < wrong, drawn, y)
     return surestep.Task(
         model=lambda: network(width),
         teacher=lambda: taught(teacher_width, teacher_steps),
         loss=surestep.losses.distillation(temperature=temperature, alpha=alpha),
-        train=(x[:samples], y[:samples]),
+        train=(x[:samples], labels[:samples]),
         val=(x[1200:1500], y[1200:1500]),
         test=(x[1500:], y[1500:]),
         metrics={"accuracy": accuracy},

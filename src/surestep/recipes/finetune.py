@@ -87,7 +87,10 @@ def pretrained(width: int, steps: int) -> dict[str, Tensor]:
     """Return the weights of a network trained on the digits 0 to 4, by a run of its own."""
     task = surestep.Task(lambda: Network(width), nn.CrossEntropyLoss(), train=images(0, 4))
     asked = surestep.Config(
-        max_steps=steps, batch_size=64, logging=surestep.Logging(progress="quiet")
+        max_steps=steps,
+        batch_size=64,
+        checkpoint=surestep.Checkpoint(every=f"{steps} steps"),
+        logging=surestep.Logging(progress="quiet"),
     )
     with tempfile.TemporaryDirectory() as folder:
         run = surestep.Trainer(task, asked, run=f"{folder}/pretrained").fit()
