@@ -238,6 +238,13 @@ def test_compiled_run_equals_an_eager_one_and_keeps_its_names(folder, quick_comp
     assert load_file(path).keys() == eager.state_dict().keys()
 
 
+def test_profile_of_the_second_step_leaves_the_model_compiled(folder, quick_compiler):
+    run = folder()
+    trained(Net(dropout=0.0), run, compile="default", profile="2:3")
+    told = [each["text"] for each in surestep.Run(run).events() if each["event"] == "notice"]
+    assert any(text.startswith("torch.compile made ") for text in told)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of dynamo, as it looks at an input
 def test_each_block_is_compiled_by_itself(folder, quick_compiler):
     trained(Net(dropout=0.0), folder(), compile="default", compile_blocks=True)

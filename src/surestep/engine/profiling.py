@@ -68,7 +68,8 @@ class Profile(Callback):
     def on_batch(self, state: State, batch: Batch) -> Request | None:
         """Begin where it is time."""
         step = state.place.step + 1
-        if step == self.first - 1:
+        # Dynamo gives up for good on what it first sees under a dispatch mode, as the counter is.
+        if step == self.first - 1 and self.loop.plan.compile == "off":
             self._counter = FlopCounterMode(display=False)
             self._counter.__enter__()
         if self.first <= step <= self.last and self._profile is None:
