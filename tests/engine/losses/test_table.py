@@ -1,4 +1,6 @@
+import inspect
 import math
+import re
 
 import pytest
 import torch
@@ -131,3 +133,10 @@ def test_the_plan_names_a_loss_that_does_not_split(name):
     plan = plan_task(task, tiny.config(micro_batch_size=3)).plan
     assert plan.reason("cutting").startswith(f"cutting changes the numbers here: {name}(")
     assert "compares samples of a micro-batch with each other" in plan.reason("cutting")
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_a_loss_is_shown_with_its_own_options_alone(name):
+    shown = repr(CATALOG[name]())
+    options = re.findall(r"(\w+)=", shown)
+    assert set(options) <= set(inspect.signature(CATALOG[name]).parameters)

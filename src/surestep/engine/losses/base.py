@@ -1,5 +1,6 @@
 """What a loss is to the engine, and what every loss of the table can say of itself."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, cast
@@ -133,7 +134,8 @@ class TableLoss(nn.Module):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.options = options
+        own = inspect.signature(type(self)).parameters  # of those of a loss it is made from, fewer
+        self.options = {name: value for name, value in options.items() if name in own}
 
     def __repr__(self) -> str:
         said = (f"{name}={value!r}" for name, value in self.options.items() if value is not None)
