@@ -1,11 +1,13 @@
 """What happens the second time: fit() after Ctrl-C, two evaluations of a step, a late error."""
 
+import gc
 import random
 import signal
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import surestep
 from surestep.base.errors import NonFiniteError
@@ -117,3 +119,32 @@ def test_only_best_and_last_can_be_loaded(tmp_path):
     run = tiny.fit(tmp_path)
     with pytest.raises(surestep.SurestepError, match="Did you mean 'best'"):
         run.load_model(tiny.model(), which="bset")
+
+
+def test_other_data_is_no_run_to_go_on_with(tmp_path):
+    with tiny.prepare(tmp_path / "run") as session:
+        next(session.steps())
+        session.save()
+    with pytest.raises(surestep.SurestepError, match=r"train samples  20  ->  18"):
+        tiny.prepare(tmp_path / "run", {"train": tiny.data(18)})
+
+
+def test_a_folder_is_free_when_nobody_holds_its_session_any_more(tmp_path):
+    tiny.fit(tmp_path / "run")
+    with pytest.raises(surestep.SurestepError, match="no test data"):
+        surestep.Trainer(tiny.task(), tiny.config(), run=tmp_path / "run").predict("test")
+    gc.collect()
+    tiny.fit(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda: tiny.task(loss=nn.CrossEntropyLoss), r"a class. Write CrossEntropyLoss\(\)"),
+        (lambda: tiny.task(metrics=[len]), "metrics is a list, not a dict"),
+        (lambda: surestep.Trainer(tiny.task(), {"epochs": 1}), "config is a dict. Give surestep"),
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_refused_in_words(wrong, sentence):
+    with pytest.raises(surestep.SurestepError, match=sentence):
+        wrong()

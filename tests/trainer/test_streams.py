@@ -100,7 +100,7 @@ def test_the_config_tells_the_number_of_workers_only_of_a_stream(tmp_path):
     for name, data in {"stream": Unsized(), "placed": (X, Y)}.items():
         tiny.fit(tmp_path / name, {"train": data}, max_steps=1)
     said = {name: (tmp_path / name / "config.json").read_text() for name in ("stream", "placed")}
-    assert re.search(r'"stream": \{\s*"data.num_workers": 1,', said["stream"])
+    assert re.search(r'"data": \{\s*"data.num_workers": 1,', said["stream"])
     assert '"data.num_workers"' not in said["placed"]
 
 

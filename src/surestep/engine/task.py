@@ -125,6 +125,11 @@ class Task:
         if self.init is not None:
             as_init(self.init)
         self._check_batches()
+        if not isinstance(self.metrics, Mapping):
+            raise TaskError(
+                f"metrics is a {type(self.metrics).__name__}, not a dict. Give each a name: "
+                "metrics={'accuracy': accuracy}."
+            )
         for name, metric in self.metrics.items():
             if not callable(metric):
                 raise TaskError(
@@ -154,6 +159,9 @@ class Task:
             )
 
     def _check_loss(self) -> None:
+        if isinstance(self.loss, type):
+            name = self.loss.__name__
+            raise TaskError(f"loss={name} is a class. Write {name}().")
         if isinstance(self.loss, Mapping):
             check_several(self.loss, self.items, self.loss_weights, self.teacher)
             return

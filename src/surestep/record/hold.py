@@ -27,8 +27,8 @@ class Hold:
         self.folder = folder.resolve()
         if self.folder in _held:
             raise RunError(
-                f"{folder} is held by another session of this process. Close that one, or choose "
-                "another folder."
+                f"{folder} is held by another session of this process. Call its close(), or "
+                "choose another folder with run=."
             )
         path = self.folder / "lock"
         self._file: IO[str] = path.open("a+")
@@ -46,6 +46,11 @@ class Hold:
         self._file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
         self._file.flush()
         _held.add(self.folder)
+
+    def __del__(self) -> None:
+        """Let the folder go with a session that nobody holds any more."""
+        if hasattr(self, "_file"):
+            self.release()
 
     def release(self) -> None:
         """Let the folder go; a second call does nothing."""

@@ -156,11 +156,11 @@ class Recorder:
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> Any:
     """Yield (name, before, now) of what differs; logging never changes the numbers."""
-    for part in ("recipe", "task", "config", "stream"):
+    for part in ("recipe", "task", "config", "data"):
         old, new = dict(before.get(part) or {}), dict(now.get(part) or {})
         for name in sorted(old.keys() | new.keys()):
             a, b = old.get(name, "not said"), new.get(name, "not said")
-            if a != b and (part == "stream" or not name.startswith(WITHOUT_EFFECT)):
+            if a != b and (part == "data" or not name.startswith(WITHOUT_EFFECT)):
                 if name == "sha256":
                     name, a, b = "file", "as it was", "changed"
                 shown = f"--task.{name}" if part == "task" else name

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from surestep.base.config import Config
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.engine.callback import Callback
-from surestep.engine.data.dataset import dataset_of
+from surestep.engine.data.dataset import dataset_of, samples_of
 from surestep.engine.data.stream import Reader, fingerprint, is_stream
 from surestep.engine.initial import Started
 from surestep.engine.precision import process_settings
@@ -53,8 +53,7 @@ def prepare(
         RunError: the folder is held, cannot be written, or holds a run with another config.
     """
     origin = origin or Origin()
-    if resume not in get_args(Resume):
-        raise ConfigError(f"resume={resume!r} is not known. {near(resume, get_args(Resume))}")
+    _check_kinds(config, resume)
     planned = plan_task(task, config, origin=origin)
     folder = Path(run) if run is not None else default_folder(origin.name)
     recorder = Recorder(folder, made=run is None)
@@ -85,6 +84,15 @@ def prepare(
         raise
 
 
+def _check_kinds(config: object, resume: str) -> None:
+    if not isinstance(config, Config):
+        raise ConfigError(
+            f"config is a {type(config).__name__}. Give surestep.Config(epochs=10, ...)."
+        )
+    if resume not in get_args(Resume):
+        raise ConfigError(f"resume={resume!r} is not known. {near(resume, get_args(Resume))}")
+
+
 def _record_start(
     recorder: Recorder, asked: dict[str, Any], planned: Planned, started: Started | None
 ) -> None:
@@ -108,14 +116,16 @@ def _asked(origin: Origin, planned: Planned) -> dict[str, Any]:
         "recipe": plain(dict(origin.recipe)),
         "task": plain(dict(origin.parameters)),
         "config": plain(planned.config.said()),
-        "stream": _stream(planned),
+        "data": _data(planned),
     }
 
 
-def _stream(planned: Planned) -> dict[str, Any]:
-    """Return what the order of a stream is known by, beside the config."""
-    if not is_stream(planned.task.train):
-        return {}
+def _data(planned: Planned) -> dict[str, Any]:
+    """Return what the training data is known by: how many samples, or how a stream begins."""
+    task = planned.task
+    if not is_stream(task.train):
+        samples = samples_of(task.train, "train") if task.order is None else len(task.order)
+        return {"train samples": samples}
     reader = Reader(dataset_of(planned.task.train, "train"), planned.plan.seed)
     workers = max(1, planned.plan.data_num_workers)  # one gives the same order as none
     return {"data.num_workers": workers, "first samples": fingerprint(reader)}
