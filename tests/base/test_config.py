@@ -37,10 +37,20 @@ def test_a_config_is_frozen(config):
         setattr(config, next(iter(type(config).model_fields)), 3)
 
 
+def test_a_misspelt_choice_names_the_near_one():
+    with pytest.raises(ConfigError, match=r"Did you mean 'adamw'\?"):
+        Config.from_options({"optim.name": "admw"})
+    with pytest.raises(ConfigError) as caught:
+        Config.from_options({"optim.name": "nothing like it"})
+    assert "Did you mean" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
         ({"optim.learning_rate": 0.1}, r"no option 'optim\.learning_rate'\. .*optim\.lr"),
+        ({"learning_rate": 0.1}, r"no option 'learning_rate'\. Did you mean 'optim\.lr'\?"),
+        ({"gradient_accumulation_steps": 4}, r"Did you mean 'micro_batch_size'\?"),
         ({"optim.nesterv": 0.1}, r"Did you mean 'optim\.nesterov'\?"),
         ({"epoch": 1}, r"no option 'epoch'\. Did you mean 'epochs'\?"),
         ({"lr": 0.1}, r"no option 'lr'\. Did you mean .*'optim\.lr'\?"),

@@ -1,6 +1,8 @@
 """A group of options, which turns what pydantic finds into sentences."""
 
+import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import (
@@ -36,7 +38,7 @@ def _sentence(group: type[Group], detail: Mapping[str, Any]) -> str:
     full = (group.prefix + name).rstrip(".")
     if detail["type"] == "extra_forbidden":
         groups = (each for each in Group.__subclasses__() if name in each.model_fields)
-        elsewhere = [each.prefix + name for each in groups]
+        elsewhere = _ELSEWHERE.get(name) or [each.prefix + name for each in groups]
         # Compared without the group, which all of them share.
         own = near(name, group.model_fields, group.prefix)
         meant = " or ".join(map(repr, elsewhere))
@@ -48,9 +50,27 @@ def _sentence(group: type[Group], detail: Mapping[str, Any]) -> str:
         what = f"it takes at least {detail['ctx']['min_length']} values"
     if detail["type"] == "missing":
         what = f"it takes {_HOW_MANY[_length(group.model_fields[name].annotation)]} numbers"
-    return f"{full}={detail['input']!r} is not allowed: {what}."
+    meant = ""
+    if detail["type"] == "literal_error" and isinstance(detail["input"], str):
+        known = re.findall(r"'([^']+)'", detail["ctx"]["expected"])
+        close = get_close_matches(detail["input"], known, n=1)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{full}={detail['input']!r} is not allowed: {what}.{meant}"
 
 
+# What people who come from other libraries type.
+_ELSEWHERE = {
+    "learning_rate": ["optim.lr"],
+    "wd": ["optim.weight_decay"],
+    "max_epochs": ["epochs"],
+    "num_epochs": ["epochs"],
+    "num_train_epochs": ["epochs"],
+    "gradient_clip_val": ["max_grad_norm"],
+    "gradient_accumulation_steps": ["micro_batch_size"],
+    "accumulate_grad_batches": ["micro_batch_size"],
+    "gradient_checkpointing": ["activation_checkpointing"],
+    "torch_compile": ["compile"],
+}
 _HOW_MANY = {2: "two", 3: "three"}
 
 
