@@ -1,5 +1,7 @@
 """torchdata's StatefulDataLoader as a DataLoader, and its nodes by a function."""
 
+import gc
+
 import pytest
 import torch
 
@@ -12,7 +14,18 @@ nodes = needs("torchdata.nodes")
 StatefulDataLoader = needs("torchdata.stateful_dataloader").StatefulDataLoader
 
 # StatefulDataLoader calls a function of torch that is deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+    # torchdata's own threads, let go before they have begun.
+    pytest.mark.filterwarnings("ignore:Exception ignored in.*_ParallelMapperIter"),
+]
+
+
+@pytest.fixture(autouse=True)
+def let_go():
+    """Let what a test leaves behind go within it, and not in the middle of another."""
+    yield
+    gc.collect()
 
 
 def sample(index):
