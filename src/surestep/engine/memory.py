@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surestep.engine.data.batch import tensors_in
 from surestep.engine.footprint import size_of
 from surestep.engine.state import State
 
@@ -38,9 +39,7 @@ def memory_snapshot(state: State, device: torch.device) -> dict[str, Any]:
         "optimizer": [
             each
             for optimizer in state.optimizers.values()
-            for slots in optimizer.state.values()
-            for each in slots.values()
-            if isinstance(each, Tensor)
+            for each in tensors_in(list(optimizer.state.values()))
         ],
         "average": list(state.average.tensors.values()) if state.average is not None else [],
     }
