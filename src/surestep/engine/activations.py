@@ -13,14 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from surestep.engine.checkpointing import activation_checkpointing, chosen, uses_own_checkpointing
 from surestep.engine.data.batch import MicroBatch, tensors_in
 from surestep.engine.data.feed import Feed
+from surestep.engine.kept import kept_buffers, kept_modes
 from surestep.engine.loss import targets_for
 from surestep.engine.losses.several import heads
 from surestep.engine.metrics import take_logged
-from surestep.engine.parallel.base import Outcome
 from surestep.engine.plan import Plan
 from surestep.engine.precision import autocast, placed
 from surestep.engine.seed import ModelRandomness, kept_generators
-from surestep.engine.step import Buffers, Modes
+from surestep.engine.step import Modes
 
 _SDPA = "scaled_dot_product_"
 
@@ -49,24 +49,23 @@ def measure_activations(
     The model's buffers and modes, and the generators, are put back.
     """
     model = placed(model, plan)
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = Buffers(model)
-    buffers.keep()
     _, micro = feed.first()
     attention: list[str] = []
-    try:
-        Modes(model, keep_eval)
-        with kept_generators(plan.device), _Attention(attention):
+    with (
+        kept_modes(model.modules()),
+        kept_buffers(model),
+        kept_generators(plan.device),
+        _Attention(attention),
+    ):
+        try:
+            Modes(model, keep_eval)
             ModelRandomness(plan.seed, plan.device).at(0, micro.position)
             without = _kept(model, micro, feed, plan, "off")
             kept = without
             if plan.activation_checkpointing != "off":
                 kept = _kept(model, micro, feed, plan, plan.activation_checkpointing)
-    finally:
-        buffers.restore(Outcome(False))
-        for module, training in modes:
-            module.training = training
-        take_logged()
+        finally:
+            take_logged()
     return Activations(kept, without, list(dict.fromkeys(attention)))
 
 

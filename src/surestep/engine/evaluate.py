@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.data.batch import MicroBatch
 from surestep.engine.data.feed import Feed
+from surestep.engine.kept import kept_modes
 from surestep.engine.loss import Loss, targets_for
 from surestep.engine.losses.several import heads, naming
 from surestep.engine.metrics import (
@@ -26,13 +27,9 @@ from surestep.engine.seed import ModelRandomness, kept_generators
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Put every module in eval mode, and each back into its own mode."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
+    with kept_modes(model.modules()):
+        model.eval()
         yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 class Totals:

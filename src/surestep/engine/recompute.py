@@ -1,19 +1,16 @@
 """BatchNorm's statistics under averaged weights, which no training step has seen."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 
 import torch
-from torch import nn
 
 from surestep.engine.average import BATCH_NORM, Average
 from surestep.engine.data.feed import feed
+from surestep.engine.kept import kept_buffers, kept_modes
 from surestep.engine.metrics import take_logged
-from surestep.engine.parallel.base import Outcome
 from surestep.engine.plan import Plan
 from surestep.engine.seed import kept_generators
-from surestep.engine.step import Buffers, Parts
+from surestep.engine.step import Parts
 from surestep.engine.task import Task
 
 
@@ -27,10 +24,10 @@ def recompute_statistics(average: Average, parts: Parts, task: Task, plan: Plan)
     if average.averaging.buffers != "recompute" or average.computed_at == updates:
         return
     wanted = parts.modes.wanted
-    modes = [(module, module.training) for module, _ in wanted]
     norms = [module for module, trains in wanted if trains and isinstance(module, BATCH_NORM)]
     momenta = [norm.momentum for norm in norms]
     with (
+        kept_modes(module for module, _ in wanted),
         kept_buffers(parts.state.model),
         kept_generators(plan.device),
         average.in_place(),
@@ -46,21 +43,8 @@ def recompute_statistics(average: Average, parts: Parts, task: Task, plan: Plan)
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
-            for module, training in modes:
-                module.training = training
             take_logged()
     average.computed_at = updates
-
-
-@contextmanager
-def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Put back what a forward moves: its state of another kind than BatchNorm's is the run's."""
-    buffers = Buffers(model)
-    buffers.keep()
-    try:
-        yield
-    finally:
-        buffers.restore(Outcome(False))
 
 
 def _forward(parts: Parts, task: Task, plan: Plan) -> None:

@@ -4,14 +4,13 @@ import torch
 from torch import nn
 
 from surestep.base.config import Config
-from surestep.base.errors import ConfigError, near
 from surestep.engine.evaluate import evaluate_parts
 from surestep.engine.metrics import Value
 from surestep.engine.precision import autocast, placed, process_settings
 from surestep.engine.task import Task
 from surestep.record.checkpoint.read import Saved, leaves_out
 from surestep.record.run import Run, Which
-from surestep.trainer.planning import Planned, feeds, plan_task, start
+from surestep.trainer.planning import Planned, check_part, feeds, plan_task, start
 
 
 def measure_run(
@@ -35,11 +34,8 @@ def measure_run(
     planned = plan_task(task, config)
     available = feeds(planned)
     names = list(task.val_sets()) if part == "val" else [part]
-    for name in names:
-        if name not in available:
-            raise ConfigError(f"The task has no {name} data. {near(name, available)}")
-    if not names:
-        raise ConfigError(f"The task has no val data. {near(part, available)}")
+    for name in names or [part]:
+        check_part(name, available)
     model, saved = loaded(run, planned, which)
     planned.loss.to(planned.plan.device)
     with process_settings(planned.plan):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from surestep.base.config import Config
+from surestep.base.errors import ConfigError, near
 from surestep.engine.activations import Activations, measure_activations
 from surestep.engine.adapters import has_adapters
 from surestep.engine.average import BATCH_NORM
@@ -22,6 +23,7 @@ from surestep.engine.data.targets import learn_targets
 from surestep.engine.data.transform import name_of
 from surestep.engine.facts import Facts, read_facts
 from surestep.engine.initial import Started
+from surestep.engine.kept import kept_modes
 from surestep.engine.loss import Loss
 from surestep.engine.losses.several import named_losses
 from surestep.engine.metrics import directions, tables
@@ -82,7 +84,7 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
     check_loss(task.loss)
     reason = learn_targets(loss, task, seed_of(config))
     given = Given(
-        train_samples=samples_of(task.train, "train") if task.order is None else len(task.order),
+        train_samples=train_samples(task),
         order=task.order,
         batch_transform=name_of(task.batch_transform),
         in_memory=slices_in_memory(task.train, task),
@@ -109,6 +111,11 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
     said = origin.said if origin is not None else {}
     decide = partial(plan_learners, task, model) if task.optimizers else resolve
     return Planned(task, config, facts, decide(config, facts, given, origins=said), model, loss)
+
+
+def train_samples(task: Task) -> int | None:
+    """Count the samples of an epoch of training; None where a stream does not say."""
+    return samples_of(task.train, "train") if task.order is None else len(task.order)
 
 
 def _directions(task: Task) -> dict[str, Literal["min", "max"] | None]:
@@ -157,24 +164,32 @@ def activations(planned: Planned) -> Activations | str:
     if task.step is not None:
         return "the Task's own step decides what is run"
     of_teacher = () if loss.teacher is None else tuple(loss.teacher.modules())
-    modes = [(module, module.training) for module in of_teacher]
-    loss.to(plan.device)
-    training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
-    try:
-        with process_settings(plan):
-            return measure_activations(planned.model, training, plan, tuple(task.keep_eval))
-    except Exception as error:  # of a forward, which may raise anything; a plan needs no run of it
-        return f"the first batch fails: {type(error).__name__}: {error}"
-    finally:
-        training.close()
-        for module, mode in modes:
-            module.training = mode
+    with kept_modes(of_teacher):
+        loss.to(plan.device)
+        training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
+        try:
+            with process_settings(plan):
+                return measure_activations(planned.model, training, plan, tuple(task.keep_eval))
+        except Exception as error:  # of a forward, which may raise anything; a plan needs no run
+            return f"the first batch fails: {type(error).__name__}: {error}"
+        finally:
+            training.close()
 
 
 def data_of(task: Task) -> dict[str, Any]:
     """Return each part of the data by name: "train", the validation sets, "test"."""
     parts = {"train": task.train, **task.val_sets()}
     return parts if task.test is None else {**parts, "test": task.test}
+
+
+def check_part(part: str, known: Mapping[str, Any]) -> None:
+    """Check that the task has such a part of data.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    if part not in known:
+        raise ConfigError(f"The task has no {part} data. {near(part, known)}")
 
 
 def feeds(planned: Planned) -> dict[str, Feed]:

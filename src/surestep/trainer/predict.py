@@ -5,7 +5,6 @@ from collections.abc import Callable
 import torch
 
 from surestep.base.config import Config
-from surestep.base.errors import ConfigError, near
 from surestep.engine.data.dataset import samples_of
 from surestep.engine.data.feed import Feed
 from surestep.engine.evaluation.dropout import check_passes
@@ -16,7 +15,7 @@ from surestep.engine.task import Task
 from surestep.record.checkpoint.read import Saved
 from surestep.record.run import Run, Which
 from surestep.trainer.measure import loaded
-from surestep.trainer.planning import data_of, plan_task
+from surestep.trainer.planning import check_part, data_of, plan_task
 
 Watch = Callable[[int, int | None], object]
 
@@ -74,6 +73,5 @@ def open_feed(task: Task, plan: Plan, part: str) -> Feed:
         ConfigError: there is no such part.
     """
     parts = data_of(task)
-    if part not in parts:
-        raise ConfigError(f"The task has no {part} data. {near(part, parts)}")
+    check_part(part, parts)
     return prediction_feed(parts[part], part, task=task, plan=plan)

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from surestep.base.config import Config
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.engine.callback import Callback
-from surestep.engine.data.dataset import dataset_of, samples_of
+from surestep.engine.data.dataset import dataset_of
 from surestep.engine.data.stream import Reader, fingerprint, is_stream
 from surestep.engine.initial import Started
 from surestep.engine.precision import process_settings
@@ -22,7 +22,7 @@ from surestep.record.progress import open_progress
 from surestep.record.recorder import Recorder
 from surestep.trainer.build import build
 from surestep.trainer.gauge import Gauge
-from surestep.trainer.planning import Origin, Planned, feeds, plan_task, start
+from surestep.trainer.planning import Origin, Planned, feeds, plan_task, start, train_samples
 from surestep.trainer.session import Session
 
 Resume = Literal["auto", "never", "must"]
@@ -124,8 +124,7 @@ def _data(planned: Planned) -> dict[str, Any]:
     """Return what the training data is known by: how many samples, or how a stream begins."""
     task = planned.task
     if not is_stream(task.train):
-        samples = samples_of(task.train, "train") if task.order is None else len(task.order)
-        return {"train samples": samples}
+        return {"train samples": train_samples(task)}
     reader = Reader(dataset_of(planned.task.train, "train"), planned.plan.seed)
     workers = max(1, planned.plan.data_num_workers)  # one gives the same order as none
     return {"data.num_workers": workers, "first samples": fingerprint(reader)}
