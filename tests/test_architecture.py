@@ -70,7 +70,9 @@ def test_the_source_is_found():
 def test_only_the_step_moves_parameters(path):
     if name_of(path) == "engine/step.py" or name_of(path).startswith("engine/parallel/"):
         return
-    if name_of(path) == "engine/saliency.py":  # gradients of inputs, in evaluation: nothing moves
+    if (
+        name_of(path) == "engine/measure/saliency.py"
+    ):  # gradients of inputs, in evaluation: nothing moves
         return
     # A recipe's own step calls the verb turn.backward, which is the step's.
     moving = re.compile(r"(?<!^turn)(^|\.)backward$|(^|\.|_)optim(izer)?\.step$|autograd\.grad$")

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from surestep.engine.data import transforms as transforms
     from surestep.engine.data.lanes import Lanes as Lanes
     from surestep.engine.evaluation import metrics as metrics
-    from surestep.engine.initial import Init as Init
+    from surestep.engine.measure.saliency import input_gradients as input_gradients
     from surestep.engine.metrics import InputMetric as InputMetric
     from surestep.engine.metrics import log as log
-    from surestep.engine.saliency import input_gradients as input_gradients
+    from surestep.engine.model.initial import Init as Init
     from surestep.engine.seed import seed_at as seed_at
     from surestep.engine.seed import set_seed as set_seed
     from surestep.engine.state import State as State
@@ -53,7 +53,7 @@ _HOMES = {
     "Carry": "surestep.engine.carry",
     "Config": "surestep.base.config",
     "Lanes": "surestep.engine.data.lanes",
-    "Init": "surestep.engine.initial",
+    "Init": "surestep.engine.model.initial",
     "Request": "surestep.engine.callback",
     "Run": "surestep.record.run",
     "State": "surestep.engine.state",
@@ -64,7 +64,7 @@ _HOMES = {
     "Trainer": "surestep.trainer.fit",
     "losses": "surestep.engine",
     "InputMetric": "surestep.engine.metrics",
-    "input_gradients": "surestep.engine.saliency",
+    "input_gradients": "surestep.engine.measure.saliency",
     "log": "surestep.engine.metrics",
     "metrics": "surestep.engine.evaluation",
     "orders": "surestep.engine.data",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.initial import Init
+from surestep.engine.model.initial import Init
 from surestep.engine.start import start_from
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import surestep
 from surestep.base.errors import ConfigError
-from surestep.engine.activations import measure_activations
 from surestep.engine.data.feed import feed
+from surestep.engine.measure.activations import measure_activations
 from surestep.engine.precision import process_settings
 from surestep.trainer.planning import Planned, activations, plan_task
 from tests.laws.plain import distance

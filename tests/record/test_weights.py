@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import surestep
 from surestep.base.errors import CheckpointError
-from surestep.engine.initial import as_init
+from surestep.engine.model.initial import as_init
 from surestep.record.weights import load_initial
 from tests import tiny
 

@@ -11,7 +11,7 @@ import tyro
 from surestep.cli import show, show_groups
 from surestep.cli.draw import check_drawing, draw
 from surestep.cli.options import Asked, read_command_line
-from surestep.engine.footprint import Footprint, footprint
+from surestep.engine.measure.footprint import Footprint, footprint
 from surestep.engine.optim.freezing import frozen
 from surestep.engine.plan import Decision, Plan
 from surestep.engine.schedule.rate import rates

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.data.batch import MicroBatch
 from surestep.engine.data.feed import Feed
-from surestep.engine.kept import kept_modes
 from surestep.engine.loss import Loss, targets_for
 from surestep.engine.losses.several import heads, naming
 from surestep.engine.metrics import (
@@ -21,6 +20,7 @@ from surestep.engine.metrics import (
     seen_by,
     take_logged,
 )
+from surestep.engine.model.kept import kept_modes
 from surestep.engine.seed import ModelRandomness, kept_generators
 
 

@@ -12,7 +12,7 @@ from surestep.engine.callback import Callback, Request, overriding
 from surestep.engine.data.batch import Batch
 from surestep.engine.data.feed import Feed
 from surestep.engine.log_point import LogPoint, fails, nonfinite, read, read_logged
-from surestep.engine.memory import ran_out
+from surestep.engine.measure.memory import ran_out
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
 from surestep.engine.step import Parts, StepResult, train_step

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError, near
-from surestep.engine.adapters import base_names, has_adapters
-from surestep.engine.initial import Init, Started, some
+from surestep.engine.model.adapters import base_names, has_adapters
+from surestep.engine.model.initial import Init, Started, some
 
 WRAPPERS = ("module.", "model.")  # of DataParallel and DDP, of Lightning
 COMPILED = "_orig_mod."

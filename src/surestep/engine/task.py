@@ -14,10 +14,10 @@ from surestep.base.groups.optim import Optim
 from surestep.base.groups.schedule import Schedule
 from surestep.engine.data.batch import split_batch, split_named, whole_batch
 from surestep.engine.data.order import Order
-from surestep.engine.initial import Source, as_init
 from surestep.engine.loss import Loss, LossFunction, as_loss, as_losses, no_loss, with_teacher
 from surestep.engine.losses.catalog import named
 from surestep.engine.losses.several import check_several
+from surestep.engine.model.initial import Source, as_init
 from surestep.engine.model_loss import model_loss, split_whole
 from surestep.engine.schedule.shape import UserFunction
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError, RunError
-from surestep.engine.initial import Source, Started, as_init, some
+from surestep.engine.model.initial import Source, Started, as_init, some
 from surestep.engine.start import start_from
 from surestep.record.run import Run
 

@@ -5,13 +5,13 @@ from contextlib import ExitStack
 
 from surestep.engine.callback import Callback
 from surestep.engine.carry import check_carried
-from surestep.engine.checkpointing import activation_checkpointing
 from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.parts import check_model, check_teacher
-from surestep.engine.compiled import Graphs, compiled, eager
 from surestep.engine.data.feed import feed
-from surestep.engine.frozen import base_of
 from surestep.engine.loop import Loop
+from surestep.engine.model.checkpointing import activation_checkpointing
+from surestep.engine.model.compiled import Graphs, compiled, eager
+from surestep.engine.model.frozen import base_of
 from surestep.engine.optim.freezing import Watch, freezing
 from surestep.engine.precision import autocast, placed
 from surestep.trainer.planning import Planned

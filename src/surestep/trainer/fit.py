@@ -14,7 +14,7 @@ from surestep.base.duration import Cadence, Duration
 from surestep.base.errors import NonFiniteError
 from surestep.engine.callback import Callback, Request
 from surestep.engine.evaluation.predict import Predictions
-from surestep.engine.memory import ran_out
+from surestep.engine.measure.memory import ran_out
 from surestep.engine.metrics import Value
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.step import StepResult

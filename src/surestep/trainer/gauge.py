@@ -11,8 +11,8 @@ from surestep.engine.evaluate import evaluate_parts
 from surestep.engine.evaluation.predict import Predictions, predict
 from surestep.engine.loop import Loop
 from surestep.engine.metrics import Value
+from surestep.engine.model.recompute import recompute_statistics
 from surestep.engine.plan import Plan
-from surestep.engine.recompute import recompute_statistics
 from surestep.engine.task import Task
 from surestep.record.checkpoint.read import Saved
 from surestep.record.run import Run, Which

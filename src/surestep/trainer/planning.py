@@ -9,11 +9,8 @@ from torch import nn
 
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError, near
-from surestep.engine.activations import Activations, measure_activations
-from surestep.engine.adapters import has_adapters
 from surestep.engine.average import BATCH_NORM
 from surestep.engine.checks.parts import check_loss
-from surestep.engine.compiled import unwrapped
 from surestep.engine.data.arrange import with_order
 from surestep.engine.data.dataset import check_unsampled, loader_settings, samples_of
 from surestep.engine.data.feed import Feed, feed
@@ -22,11 +19,14 @@ from surestep.engine.data.stream import is_stream
 from surestep.engine.data.targets import learn_targets
 from surestep.engine.data.transform import name_of
 from surestep.engine.facts import Facts, read_facts
-from surestep.engine.initial import Started
-from surestep.engine.kept import kept_modes
 from surestep.engine.loss import Loss
 from surestep.engine.losses.several import named_losses
+from surestep.engine.measure.activations import Activations, measure_activations
 from surestep.engine.metrics import directions, tables
+from surestep.engine.model.adapters import has_adapters
+from surestep.engine.model.compiled import unwrapped
+from surestep.engine.model.initial import Started
+from surestep.engine.model.kept import kept_modes
 from surestep.engine.optim.kinds import kinds_of
 from surestep.engine.optim.layers import blocks_of
 from surestep.engine.optim.learners import plan_learners

@@ -13,7 +13,7 @@ from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.engine.callback import Callback
 from surestep.engine.data.dataset import dataset_of
 from surestep.engine.data.stream import Reader, fingerprint, is_stream
-from surestep.engine.initial import Started
+from surestep.engine.model.initial import Started
 from surestep.engine.precision import process_settings
 from surestep.engine.task import Task
 from surestep.record.checkpoint.read import leaves_out, list_checkpoints, load_checkpoint

@@ -14,9 +14,9 @@ from surestep.engine.callback import Request
 from surestep.engine.evaluation.predict import Predictions
 from surestep.engine.log_point import LogPoint
 from surestep.engine.loop import Loop
+from surestep.engine.measure.profiling import Profile
 from surestep.engine.metrics import Value
 from surestep.engine.plan import Plan
-from surestep.engine.profiling import Profile
 from surestep.engine.state import State
 from surestep.engine.step import StepResult
 from surestep.engine.task import Task

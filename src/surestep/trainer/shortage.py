@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from surestep.base.errors import OutOfMemory
 from surestep.engine.loop import Loop
-from surestep.engine.memory import memory_snapshot, ran_out
+from surestep.engine.measure.memory import memory_snapshot, ran_out
 from surestep.record.recorder import Recorder
 
 

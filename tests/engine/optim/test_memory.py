@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.engine.footprint import footprint
+from surestep.engine.measure.footprint import footprint
 from surestep.engine.optim.catalog import OPTIMIZERS
 from tests import tiny
 from tests.laws.breadth.optimizers import Words, wide

@@ -20,7 +20,7 @@ from surestep.engine.data.transforms import Mix
 from surestep.engine.evaluate import count_of, eval_mode
 from surestep.engine.loss import IGNORED, Loss, targets_for
 from surestep.engine.losses.several import Head, heads, its, named_losses, naming
-from surestep.engine.memory import ran_out
+from surestep.engine.measure.memory import ran_out
 from surestep.engine.metrics import Value, open_metrics, seen_by, take_logged
 from surestep.engine.seed import ModelRandomness, kept_generators
 from surestep.engine.task import Task

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.frozen import fingerprint
-from surestep.engine.initial import some
 from surestep.engine.metrics import Value
+from surestep.engine.model.frozen import fingerprint
+from surestep.engine.model.initial import some
 from surestep.engine.optim.names import opened
 from surestep.engine.schedule.plateau import Plateau
 from surestep.engine.state import Counts, Place, Standing, State

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.frozen import left_out
+from surestep.engine.model.frozen import left_out
 from surestep.engine.state import State
 from surestep.record.checkpoint.slots import flatten
 from surestep.record.files import DISK_HINT, dumps, sync

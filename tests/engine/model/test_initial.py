@@ -3,7 +3,7 @@ import torch
 
 import surestep
 from surestep.base.errors import TaskError
-from surestep.engine.initial import as_init, some
+from surestep.engine.model.initial import as_init, some
 from tests import tiny
 
 

@@ -10,13 +10,17 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from surestep.engine.checkpointing import activation_checkpointing, chosen, uses_own_checkpointing
 from surestep.engine.data.batch import MicroBatch, tensors_in
 from surestep.engine.data.feed import Feed
-from surestep.engine.kept import kept_buffers, kept_modes
 from surestep.engine.loss import targets_for
 from surestep.engine.losses.several import heads
 from surestep.engine.metrics import take_logged
+from surestep.engine.model.checkpointing import (
+    activation_checkpointing,
+    chosen,
+    uses_own_checkpointing,
+)
+from surestep.engine.model.kept import kept_buffers, kept_modes
 from surestep.engine.plan import Plan
 from surestep.engine.precision import autocast, placed
 from surestep.engine.seed import ModelRandomness, kept_generators

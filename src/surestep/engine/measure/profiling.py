@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from surestep.engine.callback import Callback, Request
 from surestep.engine.data.batch import Batch
 from surestep.engine.loop import Loop
-from surestep.engine.peak import peak_flops
+from surestep.engine.measure.peak import peak_flops
 from surestep.engine.state import State
 from surestep.engine.step import StepResult
 

@@ -9,7 +9,7 @@ from torch import nn
 import surestep
 from surestep.base.errors import ConfigError
 from surestep.engine import loop
-from surestep.engine.peak import peak_flops
+from surestep.engine.measure.peak import peak_flops
 from tests import tiny
 
 

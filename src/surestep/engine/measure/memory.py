@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from surestep.engine.data.batch import tensors_in
-from surestep.engine.footprint import size_of
+from surestep.engine.measure.footprint import size_of
 from surestep.engine.state import State
 
 LARGEST = 20

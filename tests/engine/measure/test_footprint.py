@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import surestep
-from surestep.engine.footprint import footprint
+from surestep.engine.measure.footprint import footprint
 from surestep.recipes.load import load
 from surestep.trainer.planning import plan_task
 from tests import tiny

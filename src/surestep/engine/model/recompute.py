@@ -6,8 +6,8 @@ import torch
 
 from surestep.engine.average import BATCH_NORM, Average
 from surestep.engine.data.feed import feed
-from surestep.engine.kept import kept_buffers, kept_modes
 from surestep.engine.metrics import take_logged
+from surestep.engine.model.kept import kept_buffers, kept_modes
 from surestep.engine.plan import Plan
 from surestep.engine.seed import kept_generators
 from surestep.engine.step import Parts

@@ -7,7 +7,7 @@ import torch
 
 import surestep
 from surestep.base.errors import ConfigError
-from surestep.engine.checkpointing import own_checkpointing, uses_own_checkpointing
+from surestep.engine.model.checkpointing import own_checkpointing, uses_own_checkpointing
 from tests import tiny
 from tests.laws.hugging_face import gpt2, masked
 from tests.laws.tasks import session_of

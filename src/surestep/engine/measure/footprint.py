@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from surestep.engine.activations import Activations
+from surestep.engine.measure.activations import Activations
 from surestep.engine.optim.memory import state_bytes
 from surestep.engine.plan import Plan
 from surestep.engine.state import named_trainable

@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from surestep.engine.frozen import fingerprint, fingerprints, left_out
+from surestep.engine.model.frozen import fingerprint, fingerprints, left_out
 from tests import tiny
 
 

@@ -1,0 +1,1 @@
+"""What a step costs: memory, activations, the profile; and what its inputs do."""

@@ -1,0 +1,1 @@
+"""The model as it is built and run: first weights, adapters, compiling, recomputing."""
