@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from surestep.engine.task import Task as Task
     from surestep.engine.turn import Turn as Turn
     from surestep.record.run import Run as Run
-    from surestep.trainer.fit import Trainer as Trainer
     from surestep.trainer.prepare import prepare as prepare
+    from surestep.trainer.trainer import Trainer as Trainer
 
 _HOMES = {
     "Average": "surestep.base.groups.average",
@@ -61,7 +61,7 @@ _HOMES = {
     "Learner": "surestep.engine.task",
     "Task": "surestep.engine.task",
     "Turn": "surestep.engine.turn",
-    "Trainer": "surestep.trainer.fit",
+    "Trainer": "surestep.trainer.trainer",
     "losses": "surestep.engine",
     "InputMetric": "surestep.engine.metrics",
     "input_gradients": "surestep.engine.measure.saliency",

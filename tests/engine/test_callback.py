@@ -1,5 +1,5 @@
 from surestep.engine.callback import Callback, Request, overriding
-from surestep.trainer.fit import Trainer
+from surestep.trainer.trainer import Trainer
 from tests import tiny
 
 MOMENTS = ("on_start", "on_batch", "on_backward", "on_step", "on_evaluate", "on_end")

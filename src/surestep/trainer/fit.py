@@ -1,88 +1,17 @@
-"""`Trainer.fit()`: the whole run, with evaluations, checkpoints and early stopping."""
+"""The whole run: steps with evaluations, checkpoints and early stopping."""
 
-import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from types import FrameType
 
-from surestep.base.config import Config
 from surestep.base.duration import Cadence, Duration
 from surestep.base.errors import NonFiniteError
-from surestep.engine.callback import Callback, Request
-from surestep.engine.evaluation.predict import Predictions
+from surestep.engine.callback import Request
 from surestep.engine.measure.memory import ran_out
-from surestep.engine.metrics import Value
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.step import StepResult
-from surestep.engine.task import Task
-from surestep.record.run import Run, Which
-from surestep.trainer.planning import Origin
-from surestep.trainer.prepare import Resume, prepare
+from surestep.record.run import Run
 from surestep.trainer.session import Session
-
-
-class Trainer:
-    """Train a task by a config, and measure it.
-
-    Args:
-        task: what is trained.
-        config: what is asked.
-        run: the run folder; `runs/run-<time>` where not said.
-        resume: "auto", "never" or "must" go on in a folder that holds a run.
-        callbacks: watchers.
-        origin: where the Task came from, for the records.
-    """
-
-    def __init__(
-        self,
-        task: Task,
-        config: Config,
-        *,
-        run: str | Path | None = None,
-        resume: Resume = "auto",
-        callbacks: Sequence[Callback] = (),
-        origin: Origin | None = None,
-    ) -> None:
-        self._prepare = partial(prepare, task, config, callbacks=callbacks, origin=origin)
-        self.session = self._prepare(run=run, resume=resume)
-
-    def fit(self) -> Run:
-        """Train to the end of the run; the last weights stay in the model.
-
-        Called again, it goes on where the run folder stands.
-
-        Raises:
-            NonFiniteError: the loss or a gradient was not finite; the state before it is saved.
-            KeyboardInterrupt: Ctrl-C; the state after the step is saved.
-        """
-        if self.session.closed:
-            self.session = self._prepare(run=self.session.run.path)
-        with self.session:
-            return fit(self.session)
-
-    def close(self) -> None:
-        """Let the run folder go without training; `fit()` does so by itself."""
-        self.session.close()
-
-    def evaluate(self, part: str, which: Which = "best") -> dict[str, Value]:
-        """Measure a part ("val", "test", ...) with the weights of a checkpoint."""
-        return self.session.measure(part, which)
-
-    def predict(
-        self, part: str, which: Which = "best", *, mc_dropout: int | None = None
-    ) -> Predictions:
-        """Return what the weights of a checkpoint say of each sample of a part, in order.
-
-        Args:
-            part: "train", "test" or a validation set's name.
-            which: the best checkpoint, the last, or the average of the last.
-            mc_dropout: passes with dropout on, for mean and spread; None is one without.
-        """
-        return self.session.predict(part, which, mc_dropout=mc_dropout)
+from surestep.trainer.signals import interruptible
 
 
 def fit(session: Session) -> Run:
@@ -90,7 +19,7 @@ def fit(session: Session) -> Run:
     if session.finished:
         return session.run
     try:
-        with _interruptible(session) as interrupted:
+        with interruptible(session) as interrupted:
             _train(session)
         if interrupted:
             _stop(session)
@@ -176,26 +105,3 @@ def _stop(session: Session) -> None:
     session.end("stopped", reason="Ctrl-C")
     session.say(f"Stopped after step {session.state.place.step}; saved as {path}.")
     session.close()
-
-
-@contextmanager
-def _interruptible(session: Session) -> Iterator[list[str]]:
-    """Let the first Ctrl-C stop after the step, and the second one at once."""
-    interrupted: list[str] = []
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if interrupted:
-            raise KeyboardInterrupt
-        interrupted.append("Ctrl-C")
-        session.loop.interrupted = True
-        session.loop.stopping = "Ctrl-C"
-        session.say("Ctrl-C: stopping after this step. Once more stops at once.")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupted
-        return
-    before = signal.signal(signal.SIGINT, on_signal)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)

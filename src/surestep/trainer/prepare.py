@@ -6,26 +6,23 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from surestep.base.config import Config
-from surestep.base.errors import CheckpointError, ConfigError, RunError, near
+from surestep.base.errors import ConfigError, RunError, near
 from surestep.engine.callback import Callback
-from surestep.engine.data.dataset import dataset_of
-from surestep.engine.data.stream import Reader, fingerprint, is_stream
 from surestep.engine.model.initial import Started
 from surestep.engine.precision import process_settings
 from surestep.engine.task import Task
-from surestep.record.checkpoint.read import leaves_out, list_checkpoints, load_checkpoint
-from surestep.record.files import DISK_HINT, plain
-from surestep.record.progress import open_progress
+from surestep.record.checkpoint.read import leaves_out, load_checkpoint
+from surestep.record.files import DISK_HINT
 from surestep.record.recorder import Recorder
 from surestep.trainer.build import build
 from surestep.trainer.gauge import Gauge
-from surestep.trainer.planning import Origin, Planned, feeds, plan_task, start, train_samples
+from surestep.trainer.opening import begin
+from surestep.trainer.planning import Origin, Planned, feeds, plan_task, start
+from surestep.trainer.resuming import Resume, asked_of, is_finished, where_it_stands
 from surestep.trainer.session import Session
-
-Resume = Literal["auto", "never", "must"]
 
 
 def prepare(
@@ -60,8 +57,8 @@ def prepare(
     settings = ExitStack()
     try:
         settings.enter_context(process_settings(planned.plan))
-        asked = _asked(origin, planned)
-        checkpoint = _where_it_stands(recorder, asked, resume)
+        asked = asked_of(origin, planned)
+        checkpoint = where_it_stands(recorder, asked, resume)
         started = start(planned) if checkpoint is None or leaves_out(checkpoint) else None
         fresh = checkpoint is None and started is None
         loop = build(planned, settings, callbacks, fresh=fresh)
@@ -71,10 +68,10 @@ def prepare(
         )
         if checkpoint is not None:
             load_checkpoint(checkpoint, session.state)
-        finished = recorder.known and _is_finished(recorder)
+        finished = recorder.known and is_finished(recorder)
         if not finished:
             _record_start(recorder, asked, planned, started)
-        session.open(open_progress(planned.plan, session.state.place.step), finished=finished)
+        begin(session, recorder, finished=finished)
         for line in _first_lines(planned, started):
             session.say(line)
         return session
@@ -109,27 +106,6 @@ def _first_lines(planned: Planned, started: Started | None) -> list[str]:
     return lines
 
 
-def _asked(origin: Origin, planned: Planned) -> dict[str, Any]:
-    """Return what must be the same for a run to go on."""
-    return {
-        "format": 1,
-        "recipe": plain(dict(origin.recipe)),
-        "task": plain(dict(origin.parameters)),
-        "config": plain(planned.config.said()),
-        "data": _data(planned),
-    }
-
-
-def _data(planned: Planned) -> dict[str, Any]:
-    """Return what the training data is known by: how many samples, or how a stream begins."""
-    task = planned.task
-    if not is_stream(task.train):
-        return {"train samples": train_samples(task)}
-    reader = Reader(dataset_of(planned.task.train, "train"), planned.plan.seed)
-    workers = max(1, planned.plan.data_num_workers)  # one gives the same order as none
-    return {"data.num_workers": workers, "first samples": fingerprint(reader)}
-
-
 def default_folder(name: str) -> Path:
     """Make `runs/<name>-<time>`, with a number behind it where somebody was faster.
 
@@ -147,24 +123,3 @@ def default_folder(name: str) -> Path:
             raise RunError(f"{folder} cannot be made: {error.strerror}. {DISK_HINT}") from error
         return folder
     raise AssertionError("count() has no end")
-
-
-def _is_finished(recorder: Recorder) -> bool:
-    return recorder.run.status.get("status") == "finished"
-
-
-def _where_it_stands(recorder: Recorder, asked: dict[str, Any], resume: Resume) -> Path | None:
-    """Return the checkpoint to go on from; None starts anew."""
-    if recorder.known and resume == "never":
-        raise RunError(
-            f"{recorder.folder} holds a run already, and resume is 'never'. Choose another "
-            "folder with --run (run= in Python)."
-        )
-    found = list_checkpoints(recorder.checkpoints)
-    if recorder.known and (found or _is_finished(recorder)):
-        recorder.check_same(asked)
-    if resume == "must" and not (found and recorder.known):
-        raise CheckpointError(
-            f"{recorder.folder} has no checkpoint to go on from, and resume is 'must'."
-        )
-    return found[-1] if found and recorder.known else None

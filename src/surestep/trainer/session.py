@@ -14,7 +14,6 @@ from surestep.engine.callback import Request
 from surestep.engine.evaluation.predict import Predictions
 from surestep.engine.log_point import LogPoint
 from surestep.engine.loop import Loop
-from surestep.engine.measure.profiling import Profile
 from surestep.engine.metrics import Value
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
@@ -63,29 +62,12 @@ class Session:
         loop.out_of_memory = partial(out_of_memory, recorder, loop)
 
     def open(self, progress: Quiet | Plain | Bar, *, finished: bool) -> None:
-        """Show where the run stands; `prepare()` calls this once."""
+        """Begin to show what happens; `prepare()` calls this once."""
         self._progress, self.finished = progress, finished
         if isinstance(progress, Bar):
             self.loop.watch(progress)
-        place = self.state.place
-        if self.plan.profile is not None and not finished:
-            first, last = map(int, self.plan.profile.split(":"))
-            if place.step >= last:
-                self.say(f"profile={self.plan.profile!r} is over: step {place.step} is done.")
-            profile = Profile(first, last, self.run.path / "profile", self.loop)
-            self.loop.watch(profile)
-            self.loop.notices.append(profile.notice)
-        if finished:
-            self.say(f"{self.run.path} is finished: {place.step} steps are done.")
-        elif place.step:
-            self._saved_step = place.step
-            self._recorder.event("resume", step=place.step)
-            where = f"step {place.step}, epoch {place.epoch + 1}"
-            again = self.loop.feed.read_again(place.position)
-            self.say(f"Going on in {self.run.path} from {where}{again}.")
-        elif self._recorder.known:
-            self._recorder.event("restart", step=0)
-            self.say(f"Nothing was saved in {self.run.path} yet: starting anew.")
+        if self.state.place.step:
+            self._saved_step = self.state.place.step
 
     @property
     def state(self) -> State:

@@ -1,0 +1,39 @@
+"""What happens when a session opens: where the run stands, what is watched."""
+
+from surestep.engine.measure.profiling import Profile
+from surestep.record.progress import open_progress
+from surestep.record.recorder import Recorder
+from surestep.trainer.session import Session
+
+
+def begin(session: Session, recorder: Recorder, *, finished: bool) -> None:
+    """Show where a run stands that was just made or loaded."""
+    session.open(open_progress(session.plan, session.state.place.step), finished=finished)
+    _watch_profile(session)
+    _tell_where_it_stands(session, recorder)
+
+
+def _watch_profile(session: Session) -> None:
+    if session.plan.profile is None or session.finished:
+        return
+    first, last = map(int, session.plan.profile.split(":"))
+    if session.state.place.step >= last:
+        step = session.state.place.step
+        session.say(f"profile={session.plan.profile!r} is over: step {step} is done.")
+    profile = Profile(first, last, session.run.path / "profile", session.loop)
+    session.loop.watch(profile)
+    session.loop.notices.append(profile.notice)
+
+
+def _tell_where_it_stands(session: Session, recorder: Recorder) -> None:
+    place, folder = session.state.place, session.run.path
+    if session.finished:
+        session.say(f"{folder} is finished: {place.step} steps are done.")
+    elif place.step:
+        recorder.event("resume", step=place.step)
+        where = f"step {place.step}, epoch {place.epoch + 1}"
+        again = session.loop.feed.read_again(place.position)
+        session.say(f"Going on in {folder} from {where}{again}.")
+    elif recorder.known:
+        recorder.event("restart", step=0)
+        session.say(f"Nothing was saved in {folder} yet: starting anew.")
