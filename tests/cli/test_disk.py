@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from surestep.record.checkpoint.read import list_checkpoints, load_model
+from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.checkpoint.read import load_model
 from tests import tiny
 from tests.cli.conftest import HEAD
 

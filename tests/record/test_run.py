@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from surestep.base.errors import CheckpointError, RunError
-from surestep.record.checkpoint.read import saved
+from surestep.record.checkpoint.listing import saved
 from surestep.record.run import Run
 from tests import tiny
 

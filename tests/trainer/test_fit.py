@@ -13,7 +13,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import NonFiniteError
-from surestep.record.checkpoint.read import list_checkpoints, read_record
+from surestep.record.checkpoint.listing import list_checkpoints, read_record
 from surestep.record.run import Run
 from tests import tiny
 

@@ -11,7 +11,8 @@ from surestep.engine.plan import Plan
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.state import State
 from surestep.record.checkpoint.keep import retain, sweep
-from surestep.record.checkpoint.write import save_checkpoint
+from surestep.record.checkpoint.snapshot import Staging
+from surestep.record.checkpoint.write import write_checkpoint
 from surestep.record.environment import environment
 from surestep.record.events import EventWriter
 from surestep.record.files import DISK_HINT, read_json, write_json
@@ -46,6 +47,7 @@ class Recorder:
         self.known = (folder / "config.json").exists()
         self._events: EventWriter | None = None
         self._status: dict[str, Any] = {}
+        self._staging = Staging()
         sweep(self.checkpoints)
 
     @property
@@ -121,7 +123,7 @@ class Recorder:
         ends = cycle_ends(plan.schedule)
         taken = state.place.steps_taken
         cycle = ends.index(taken) + 1 if taken in ends else None
-        path = save_checkpoint(self.checkpoints, state, cycle=cycle)
+        path = write_checkpoint(self.checkpoints, self._staging.take(state, cycle=cycle))
         self.event("checkpoint", step=state.place.step, path=f"checkpoints/{path.name}")
         retain(
             self.checkpoints,

@@ -9,7 +9,8 @@ from torch import nn
 
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.record.checkpoint.keep import best_first, cycle_checkpoints
-from surestep.record.checkpoint.read import Saved, list_checkpoints, load_model, saved
+from surestep.record.checkpoint.listing import Saved, list_checkpoints, saved
+from surestep.record.checkpoint.read import load_model
 from surestep.record.events import read_events
 from surestep.record.files import read_json
 

@@ -14,7 +14,7 @@ from surestep.engine.metrics import Value
 from surestep.engine.model.recompute import recompute_statistics
 from surestep.engine.plan import Plan
 from surestep.engine.task import Task
-from surestep.record.checkpoint.read import Saved
+from surestep.record.checkpoint.listing import Saved
 from surestep.record.run import Run, Which
 from surestep.trainer.predict import open_feed
 from surestep.trainer.shortage import measuring

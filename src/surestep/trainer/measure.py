@@ -8,7 +8,8 @@ from surestep.engine.evaluate import evaluate_parts
 from surestep.engine.metrics import Value
 from surestep.engine.precision import autocast, placed, process_settings
 from surestep.engine.task import Task
-from surestep.record.checkpoint.read import Saved, leaves_out
+from surestep.record.checkpoint.listing import Saved
+from surestep.record.checkpoint.read import leaves_out
 from surestep.record.run import Run, Which
 from surestep.trainer.planning import Planned, check_part, feeds, plan_task, start
 

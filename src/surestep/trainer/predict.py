@@ -12,7 +12,7 @@ from surestep.engine.evaluation.predict import Predictions, predict, prediction_
 from surestep.engine.plan import Plan
 from surestep.engine.precision import autocast, process_settings
 from surestep.engine.task import Task
-from surestep.record.checkpoint.read import Saved
+from surestep.record.checkpoint.listing import Saved
 from surestep.record.run import Run, Which
 from surestep.trainer.measure import loaded
 from surestep.trainer.planning import check_part, data_of, plan_task

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from surestep.base.errors import CheckpointError, RunError
 from surestep.engine.data.dataset import dataset_of
 from surestep.engine.data.stream import Reader, fingerprint, is_stream
-from surestep.record.checkpoint.read import list_checkpoints
+from surestep.record.checkpoint.listing import list_checkpoints
 from surestep.record.files import plain
 from surestep.record.recorder import Recorder
 from surestep.trainer.planning import Origin, Planned, train_samples

@@ -11,7 +11,8 @@ from torch import nn
 from surestep.base.errors import CheckpointError
 from surestep.engine.state import Place, State
 from surestep.record.checkpoint import write
-from surestep.record.checkpoint.read import list_checkpoints, load_checkpoint, read_record
+from surestep.record.checkpoint.listing import list_checkpoints, read_record
+from surestep.record.checkpoint.read import load_checkpoint
 from surestep.record.checkpoint.write import save_checkpoint
 from tests import tiny
 
@@ -182,7 +183,7 @@ def test_the_loss_scale_comes_back(tmp_path):
 def test_a_checkpoint_is_safetensors_and_json_and_read_without_pickle(tmp_path, monkeypatch):
     path = save_checkpoint(tmp_path, tiny.state_of(extra()))
     names = sorted(each.name for each in path.iterdir())
-    assert names == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    assert names == ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
     for module, name in (
         (pickle, "load"),
         (pickle, "loads"),
@@ -226,7 +227,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_says_so(tmp_path, small_dis
     first = save_checkpoint(folder, state)
     before = {path.name: path.read_bytes() for path in first.iterdir()}
     if small_disk is None:
-        monkeypatch.setattr(write, "save_file", _full)
+        monkeypatch.setattr(write, "write_tensors", _full)
     tiny.move(state, 5)
     state.metadata["long"] = "x" * 8000
     with pytest.raises(CheckpointError, match=r"(?s)could not be written.*are as they were\. Free"):
@@ -236,7 +237,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_says_so(tmp_path, small_dis
 
 
 def _full(*_):
-    raise RuntimeError("No space left on device")
+    raise OSError(28, "No space left on device")
 
 
 def test_saving_a_step_again_replaces_it(tmp_path):

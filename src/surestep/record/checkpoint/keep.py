@@ -10,7 +10,7 @@ from typing import Literal
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.metrics import number
-from surestep.record.checkpoint.read import Saved, list_checkpoints, saved
+from surestep.record.checkpoint.listing import Saved, list_checkpoints, saved
 
 
 def best_first(checkpoints: list[Path], metric: str, mode: Literal["min", "max"]) -> list[Saved]:

@@ -1,58 +1,45 @@
 """Read the state of optimizers: by name in a checkpoint, by index in torch."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.state import State
+from surestep.record.checkpoint.opened import Opened
 from surestep.record.checkpoint.slots import names_in, restore
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a file of tensors, by name.
-
-    Raises:
-        CheckpointError: unreadable.
-    """
-    try:
-        return dict(load_file(path))
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from error
-
-
-def fitting_states(path: Path, records: dict[str, Any], state: State) -> dict[str, dict[str, Any]]:
+def fitting_states(found: Opened, state: State) -> dict[str, dict[str, Any]]:
     """Return the state dict of each optimizer in a checkpoint, by the optimizer's name.
 
     Raises:
         CheckpointError: unreadable, or of other optimizers.
     """
+    records = found.record["optimizers"]
     if records.keys() != state.optimizers.keys():
         raise CheckpointError(
-            f"{path.name} holds the optimizers {', '.join(records)}, and here are "
+            f"{found.name} holds the optimizers {', '.join(records)}, and here are "
             f"{', '.join(state.optimizers)}. Name them as when it was trained."
         )
     # Copied, since in the file they lie at any address, and the last bit of a dot product may hang
     # on that.
-    tensors = {k: v.clone() for k, v in read_tensors(path / "optimizer.safetensors").items()}
+    tensors = {k: v.clone() for k, v in found.tensors("optimizer").items()}
     names = {id(parameter): name for name, parameter in state.model.named_parameters()}
-    found = {}
+    states = {}
     for called, optimizer in state.optimizers.items():
         own = {key: value for key, value in tensors.items() if key.startswith(f"{called}/")}
         slots: dict[str, dict[str, Any]] = {}
-        for key, value in _slots(path, own, records[called]["values"]).items():
+        for key, value in _slots(found, own, records[called]["values"]).items():
             name, _, slot = key.removeprefix(f"{called}/").rpartition("/")
             slots.setdefault(name, {})[slot] = value
-        found[called] = _fitting_state(path, records[called], optimizer, (names, slots))
-    return found
+        states[called] = _fitting_state(found, records[called], optimizer, (names, slots))
+    return states
 
 
 def _fitting_state(
-    path: Path,
+    found: Opened,
     record: dict[str, Any],
     optimizer: torch.optim.Optimizer,
     known: tuple[dict[int, str], dict[str, dict[str, Any]]],
@@ -61,7 +48,7 @@ def _fitting_state(
     names, by_name = known
     if record.get("class") != type(optimizer).__name__:
         raise CheckpointError(
-            f"{path.name} holds the state of {record.get('class')}, and the optimizer here is "
+            f"{found.name} holds the state of {record.get('class')}, and the optimizer here is "
             f"{type(optimizer).__name__}. Use the one it was trained with."
         )
     options = {name: each["options"] for each in record["groups"] for name in each["names"]}
@@ -71,19 +58,21 @@ def _fitting_state(
         for parameter, index in zip(group["params"], described["params"], strict=True):
             name = names[id(parameter)]
             if name not in options:
-                raise CheckpointError(f"{path.name} has no optimizer state for {name}.")
+                raise CheckpointError(f"{found.name} has no optimizer state for {name}.")
             described.update(_typed_like(described, options[name]))
             if name in by_name:
                 plain["state"][index] = _laid_out_like(parameter, by_name[name])
     return plain
 
 
-def _slots(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> dict[str, Any]:
+def _slots(found: Opened, tensors: dict[str, Tensor], values: dict[str, Any]) -> dict[str, Any]:
     """Return the slots of an optimizer, those with tensors in lists put together again."""
     try:
         rest = {key: restore(value, tensors) for key, value in values.items()}
     except KeyError as error:
-        raise CheckpointError(f"{path} cannot be read: it lacks the tensor {error}.") from error
+        raise CheckpointError(
+            f"{found.path} cannot be read: it lacks the tensor {error}."
+        ) from error
     inner = {name for value in values.values() for name in names_in(value)}
     return {**{key: value for key, value in tensors.items() if key not in inner}, **rest}
 

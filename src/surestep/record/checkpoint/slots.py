@@ -16,11 +16,11 @@ def flatten(
     Args:
         key: of the value, "parameter/slot".
         value: a tensor, something that JSON holds, or lists and dicts of those.
-        tensors: what to fill.
+        tensors: what to fill; the tensors themselves, not copies.
         as_json: returns what JSON can hold as it is, and raises for the rest.
     """
     if isinstance(value, Tensor):
-        tensors[key] = value.detach().cpu().contiguous().clone()
+        tensors[key] = value
         return {TENSOR: key}
     if isinstance(value, (list, tuple)):
         return [flatten(f"{key}.{i}", each, tensors, as_json) for i, each in enumerate(value)]

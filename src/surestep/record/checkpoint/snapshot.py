@@ -1,0 +1,172 @@
+"""The State of one moment, copied to the host: what a checkpoint of it is written from.
+
+Taking one is all that training waits for; nobody writes into it afterwards. The copies lie in
+buffers that are kept from one to the next, since fresh memory costs five times the copy.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surestep.base.errors import CheckpointError
+from surestep.engine.model.frozen import left_out
+from surestep.engine.state import State
+from surestep.record.checkpoint.slots import flatten
+from surestep.record.checkpoint.tensors import name_of
+from surestep.record.files import dumps
+
+_LEFT_OUT = ("params", "lr")  # the rate is a function of the steps taken, written before each
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A State on the host.
+
+    Attributes:
+        step: global batches consumed.
+        tensors: by kind ("model", "optimizer", "average") and name; contiguous.
+        record: the rest, as JSON.
+    """
+
+    step: int
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    record: str
+
+    @property
+    def bytes(self) -> int:
+        """Return the size on the disk, but for headers."""
+        tensors = [each for kind in self.tensors.values() for each in kind.values()]
+        return len(self.record) + sum(each.numel() * each.element_size() for each in tensors)
+
+
+class Staging:
+    """Takes snapshots into buffers that it keeps; the snapshot before is overwritten."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, str], Tensor] = {}
+
+    def take(self, state: State, *, cycle: int | None = None) -> Snapshot:
+        """Copy the state to the host.
+
+        Args:
+            state: what is saved; waits for its device.
+            cycle: the cycle of the schedule that ended here, from 1.
+
+        Raises:
+            CheckpointError: a part has no plain form.
+        """
+        base = left_out(state) if state.base else {}
+        kept = {name: v for name, v in state.model.state_dict().items() if name not in base}
+        model, aliases, extra = _model_tensors(kept)
+        optimizers = {
+            name: _optimizer_state(name, each, state.model)
+            for name, each in state.optimizers.items()
+        }
+        record = {
+            "place": state.place._asdict(),
+            "counts": vars(state.counts),
+            "standing": vars(state.standing),
+            "plateau": vars(state.plateau),
+            "cycle": cycle,
+            "scaler": state.scaler.state_dict(),
+            "metadata": state.metadata,
+            "aliases": aliases,
+            "extra": extra,
+            "base": base,
+            "optimizers": {name: described for name, (_, described) in optimizers.items()},
+        }
+        tensors = {
+            "model": model,
+            "optimizer": {k: each for found, _ in optimizers.values() for k, each in found.items()},
+        }
+        average = state.average
+        if average is not None and average.updates(state.place.steps_taken):
+            tensors["average"] = average.tensors
+        text = dumps(record, indent=1) + "\n"
+        return Snapshot(state.place.step, self._copied(tensors), text)
+
+    def _copied(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+        """Copy tensors to the host, into the buffers of the last time where they fit."""
+        old, self._buffers = self._buffers, {}
+        copied: dict[str, dict[str, Tensor]] = {}
+        on_device = False
+        for kind, named in tensors.items():
+            copied[kind] = {}
+            for name, tensor in named.items():
+                name_of(name, tensor.dtype)
+                buffer = old.get((kind, name))
+                if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
+                    pinned = tensor.device.type == "cuda"
+                    buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+                buffer.copy_(tensor.detach(), non_blocking=True)
+                on_device |= tensor.device.type != "cpu"
+                copied[kind][name] = self._buffers[kind, name] = buffer
+        if on_device:
+            torch.accelerator.synchronize()
+        return copied
+
+
+def _model_tensors(
+    state_dict: dict[str, Any],
+) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:
+    """Return tensors by name, the names of tied ones, and extra state that is not a tensor."""
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    extra: dict[str, Any] = {}
+    first: dict[tuple[int, torch.Size, tuple[int, ...]], str] = {}
+    for name, value in state_dict.items():
+        if not isinstance(value, Tensor):
+            extra[name] = _as_json(name, value)
+            continue
+        key = (value.data_ptr(), value.shape, value.stride())
+        if value.numel() and key in first:
+            aliases[name] = first[key]
+            continue
+        first[key] = name
+        tensors[name] = value
+    return tensors, aliases, extra
+
+
+def _optimizer_state(
+    called: str, optimizer: torch.optim.Optimizer, model: nn.Module
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return an optimizer's state: tensors by "optimizer/parameter/slot", and the rest."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    for parameter, slots in optimizer.state.items():
+        name = names[id(parameter)]
+        for slot, value in slots.items():
+            key = f"{called}/{name}/{slot}"
+            flat = flatten(key, value, tensors, _as_json)
+            if not isinstance(value, Tensor):
+                values[key] = flat
+    groups = [
+        {
+            "names": [names[id(parameter)] for parameter in group["params"]],
+            "options": {k: v for k, v in group.items() if k not in _LEFT_OUT and _is_json(v)},
+        }
+        for group in optimizer.param_groups
+    ]
+    return tensors, {"class": type(optimizer).__name__, "values": values, "groups": groups}
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _as_json(name: str, value: Any) -> Any:
+    if not _is_json(value):
+        raise CheckpointError(
+            f"{name} is a {type(value).__name__}, which has no form in JSON or safetensors. Keep "
+            "it as a tensor, a number, text, or lists and dicts of those."
+        )
+    return value

@@ -1,0 +1,124 @@
+import json
+
+import pytest
+import torch
+
+from surestep.base.errors import CheckpointError
+from surestep.record.checkpoint.manifest import FORMAT, MANIFEST, read_manifest, verify
+from surestep.record.checkpoint.opened import open_checkpoint
+from surestep.record.checkpoint.read import load_checkpoint
+from surestep.record.checkpoint.write import save_checkpoint
+from tests import tiny
+
+FILES = [MANIFEST, "state.json", "model.safetensors", "optimizer.safetensors"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return save_checkpoint(tmp_path, tiny.state_of())
+
+
+def rewritten(path, **changes):
+    """Change the manifest, as somebody does who knows the format."""
+    found = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps({**found, **changes}))
+
+
+def test_a_manifest_names_each_file_and_where_each_tensor_lies(path):
+    manifest = verify(path)
+    assert sorted([MANIFEST, *manifest.files]) == sorted(each.name for each in path.iterdir())
+    weight = manifest.tensors["model"]["0.weight"]
+    assert (weight.dtype, weight.shape) == ("F32", (8, 4))
+    assert weight.slices == (("model.safetensors", (0, 0), (8, 4)),)
+    assert manifest == read_manifest(path)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["missing", "half", "empty", "one bit", "a link"])
+def test_a_damaged_file_is_named_and_nothing_is_loaded(path, name, damage):
+    file = path / name
+    data = file.read_bytes()
+    match damage:
+        case "missing":
+            file.unlink()
+        case "half":
+            file.write_bytes(data[: len(data) // 2])
+        case "empty":
+            file.write_bytes(b"")
+        case "one bit":
+            middle = len(data) // 2
+            file.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+        case "a link":
+            file.rename(path / "elsewhere")
+            file.symlink_to(path / "elsewhere")
+    state = tiny.state_of(steps=0)
+    before = tiny.weights(state.model)
+    with pytest.raises(CheckpointError, match=rf"step-00000002.*{name}"):
+        load_checkpoint(path, state)
+    assert torch.equal(tiny.weights(state.model), before)
+    assert not state.optimizer.state
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"format": "x"}', "null", '"text"', "[" * 10**6])
+def test_a_manifest_of_another_kind_is_named(path, content):
+    (path / MANIFEST).write_text(content)
+    with pytest.raises(CheckpointError, match=r"cannot be read: manifest\.json"):
+        read_manifest(path)
+
+
+def test_a_format_from_the_future_is_refused(path):
+    rewritten(path, format=FORMAT + 1)
+    with pytest.raises(CheckpointError, match=rf"has format {FORMAT + 1}.*pip install -U surestep"):
+        read_manifest(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": {"../state.json": {"bytes": 1, "sha256": ""}}},
+        {"files": {"state.json": {"bytes": -1, "sha256": ""}}},
+        {"files": {}},
+        {"tensors": {"model": {"w": {"dtype": "F32", "shape": [2], "slices": []}}}},
+        {"tensors": {"model": {"w": {"dtype": "O", "shape": [], "slices": []}}}},
+        {"tensors": []},
+        {"step": "2"},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_makes_no_sense_is_refused(path, change):
+    rewritten(path, **change)
+    with pytest.raises(CheckpointError, match=r"cannot be read: manifest\.json"):
+        read_manifest(path)
+
+
+def in_slices(path, *boxes):
+    """Say that a weight of (8, 4) lies in these boxes, (offset, shape)."""
+    found = json.loads((path / MANIFEST).read_text())
+    found["tensors"]["model"]["0.weight"]["slices"] = [
+        {"file": "model.safetensors", "offset": list(offset), "shape": list(shape)}
+        for offset, shape in boxes
+    ]
+    (path / MANIFEST).write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        [((0, 0), (4, 4))],
+        [((0, 0), (8, 4)), ((0, 0), (8, 4))],
+        [((0, 0), (4, 4)), ((3, 0), (4, 4))],
+        [((4, 0), (8, 4))],
+        [((0,), (32,))],
+    ],
+    ids=["a hole", "twice", "overlapping", "outside", "of other dimensions"],
+)
+def test_slices_that_do_not_make_up_their_tensor_are_refused(path, boxes):
+    in_slices(path, *boxes)
+    with pytest.raises(CheckpointError, match="slice"):
+        read_manifest(path)
+
+
+def test_slices_that_are_not_so_in_their_file_are_refused(path):
+    in_slices(path, ((0, 0), (4, 4)), ((4, 0), (4, 4)))
+    with pytest.raises(CheckpointError, match=r"0\.weight is \(8, 4\) in model\.safe"):
+        open_checkpoint(path).tensors("model")

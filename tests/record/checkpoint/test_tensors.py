@@ -1,0 +1,63 @@
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from surestep.base.errors import CheckpointError
+from surestep.record.checkpoint import write
+from surestep.record.checkpoint.tensors import DTYPES, write_tensors
+from tests import tiny
+
+
+def every_type():
+    """A tensor of each type that safetensors names, of odd sizes."""
+    torch.manual_seed(0)
+    made = {name: torch.randn(3, 5).mul(9).to(dtype) for name, dtype in DTYPES.items()}
+    return {**made, "none": torch.zeros(0, 4), "one": torch.tensor(7), 'å"\n': torch.ones(1)}
+
+
+def test_the_library_reads_every_type_that_was_written(tmp_path):
+    tensors = every_type()
+    write_tensors(tmp_path / "a.safetensors", tensors)
+    found = load_file(tmp_path / "a.safetensors")
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert (found[name].shape, found[name].dtype) == (tensor.shape, tensor.dtype)
+        assert found[name].reshape(-1).view(torch.uint8).equal(tensor.reshape(-1).view(torch.uint8))
+
+
+def test_the_bytes_of_the_tensors_are_the_ones_that_the_library_writes(tmp_path):
+    tensors = every_type()
+    file = write_tensors(tmp_path / "a", tensors)
+    save_file(tensors, tmp_path / "b")
+    ours, theirs = (tmp_path / "a").read_bytes(), (tmp_path / "b").read_bytes()
+    assert file.bytes == len(ours)
+    begin = 8 + int.from_bytes(theirs[:8], "little")
+    assert len(ours[8 + int.from_bytes(ours[:8], "little") :]) == len(theirs[begin:])
+
+
+def test_no_file_is_written_over(tmp_path):
+    write_tensors(tmp_path / "a", {})
+    with pytest.raises(FileExistsError):
+        write_tensors(tmp_path / "a", {})
+
+
+def test_a_type_without_a_name_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"w is a tensor of torch\.complex128.*Known: "):
+        write_tensors(tmp_path / "a", {"w": torch.zeros(1, dtype=torch.complex128)})
+
+
+def test_the_hash_is_of_what_was_in_memory(tmp_path, monkeypatch):
+    """A disk that gives back other bytes than it was given is found before the name is given."""
+    honest = write.write_tensors
+
+    def forgetful(path, tensors):
+        file = honest(path, tensors)
+        with path.open("r+b") as damaged:
+            damaged.seek(-1, 2)
+            damaged.write(b"\xff")
+        return file
+
+    monkeypatch.setattr(write, "write_tensors", forgetful)
+    with pytest.raises(CheckpointError, match=r"damaged: model\.safetensors has other bytes"):
+        write.save_checkpoint(tmp_path, tiny.state_of())
+    assert list(tmp_path.iterdir()) == []
