@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from surestep.trainer import wire
 from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
 from tests.laws.test_law_1_several_losses import check_cut as check_several
 from tests.laws.test_law_1_transforms import check_mixed, check_own
+from tests.laws.test_law_2_kills import check_kills
 from tests.laws.test_law_2_orders import check_order
 from tests.laws.test_law_2_resuming import check_resume
 from tests.laws.test_law_3_parameter_groups import check_layers, check_switch
@@ -41,6 +43,8 @@ from tests.laws.test_law_6_no_stall import check_no_reads
 from tests.laws.test_law_9_honest import check_unknown, check_wish
 from tests.laws.test_law_9_precision import check_precision
 from tests.laws.test_law_9_refusals import check_refusal
+from tests.torture import asked
+from tests.torture.cases import Case
 
 # The package's attribute of that name is the function.
 prepare = import_module("surestep.trainer.prepare")
@@ -213,6 +217,18 @@ MUTATIONS = [
                 lambda _, path, state, *rest: state.optimizer.state.clear(),
             ),
             check_resume,
+        ),
+    ),
+    *of_law(
+        2,
+        *(
+            (f"killed, {name}", instead(asked, "broken", name), partial(check_kills, case=case))
+            for name, case in {
+                "augmentation by history": Case(workers="other", augmentation="numpy"),
+                "dropout by history": Case(data="tensors"),
+                "the loss scale is not loaded": Case(precision="fp16", kill="step"),
+                "the place that was loaded ahead is saved": Case(kill="evaluation"),
+            }.items()
         ),
     ),
     *of_law(

@@ -1,0 +1,41 @@
+"""Law 2: killed (-9) at a random moment and gone on with = never killed, bit for bit.
+
+Each case trains in a process of its own, which is killed twice: in the phase that the case names,
+and at any moment. Each time a fresh process goes on. Weights, optimizer state, average, loss scale,
+losses, norms, rates, evaluations and metrics are those of the run that was never killed.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.torture.asked import ask
+from tests.torture.cases import Case, pairwise
+
+Folder = Callable[[], Path]
+IN_SAVE_AT_LEAST = 0.2
+KILLS: dict[str, list[str]] = {}
+
+
+def check_kills(folder: Folder, case: Case) -> list[str]:
+    """Kill a run of the case, go on, and compare; return the phases that were hit."""
+    result = ask("trial", case=asdict(case), folder=str(folder()))
+    assert result["different"] == []
+    assert result["wanted"], f"no kill hit {case.kill}: {result['kills']}"
+    return [kill["phase"] for kill in result["kills"]]
+
+
+@pytest.mark.parametrize("case", pairwise(), ids=str)
+def test_killed_at_any_moment_equals_never_killed(folder, case):
+    KILLS[str(case)] = check_kills(folder, case)
+
+
+def test_enough_kills_hit_a_save():
+    hits = [phase for phases in KILLS.values() for phase in phases]
+    if len(KILLS) < len(pairwise()):
+        pytest.skip("Run the whole file: only some of its cases have run.")
+    in_save = hits.count("save") / len(hits)
+    print({phase: hits.count(phase) for phase in sorted(set(hits))})
+    assert in_save >= IN_SAVE_AT_LEAST

@@ -1,0 +1,50 @@
+"""What a tired programmer might write, put into a child after it was forked."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from tests.torture.recipe import BATCH, SAMPLES
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _set(module: str, name: str, value: Any) -> None:
+    owner: Any = importlib.import_module(module)
+    *path, last = name.split(".")
+    for each in path:
+        owner = getattr(owner, each)
+    setattr(owner, last, value)
+
+
+def _augmentation_by_history() -> None:
+    _set("surestep.engine.data.source", "seed_loading", _nothing)
+    _set("surestep.engine.data.transform", "seed_loading", _nothing)
+
+
+def _dropout_by_history() -> None:
+    _set("surestep.engine.seed", "ModelRandomness.at", _nothing)
+
+
+def _no_scaler() -> None:
+    _set("torch.amp", "GradScaler.load_state_dict", _nothing)
+
+
+def _prefetched_place() -> None:
+    place = importlib.import_module("surestep.engine.state").Place
+    own = place._asdict
+
+    def ahead(self: Any) -> dict[str, Any]:
+        return own(self._replace(position=min(self.position + BATCH, SAMPLES)))
+
+    place._asdict = ahead
+
+
+BREAKAGES: dict[str, Callable[[], None]] = {
+    "augmentation by history": _augmentation_by_history,
+    "dropout by history": _dropout_by_history,
+    "the loss scale is not loaded": _no_scaler,
+    "the place that was loaded ahead is saved": _prefetched_place,
+}

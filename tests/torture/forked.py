@@ -1,0 +1,117 @@
+"""A child that is forked from a warm process, and killed.
+
+Forking takes a few milliseconds, importing torch three seconds. The parent must have no thread but
+its own, since a child has only the one that forked.
+"""
+
+import mmap
+import os
+import random
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+import torch
+
+Work = Callable[[mmap.mmap, int], None]
+
+
+def threads() -> int:
+    """Count the threads of this process."""
+    return len(os.listdir("/proc/self/task"))
+
+
+class Child:
+    """A process that does `work(shared memory, pipe)` and ends.
+
+    Attributes:
+        code: how it ended: 0, 1 for an exception, negative for a signal; None while it runs.
+    """
+
+    def __init__(self, work: Work) -> None:
+        assert threads() == 1, "only a process of one thread may fork"
+        self.shared = mmap.mmap(-1, mmap.PAGESIZE)
+        self._read, write = os.pipe()
+        self._told = b""
+        self.code: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _be_child(work, self.shared, write)
+        os.close(write)
+        with suppress(PermissionError):  # the child has done so already
+            os.setpgid(self.pid, self.pid)
+        self._ended = os.pidfd_open(self.pid)
+
+    def wait_for(self, told: str, timeout_s: float = 60) -> bool:
+        """Wait until the child tells this; False where it ended before."""
+        line, until = f"{told}\n".encode(), time.monotonic() + timeout_s
+        while line not in self._told:
+            left = until - time.monotonic()
+            ready, _, _ = select.select([self._read, self._ended], [], [], max(0.0, left))
+            if self._read in ready:
+                self._told += os.read(self._read, 65536)
+            elif self._ended in ready:
+                return False
+            elif not ready:
+                self.kill()
+                raise TimeoutError(f"The child did not reach {told!r}: {self._told[-200:]!r}")
+        return True
+
+    def kill(self) -> None:
+        """Kill -9; a child that has ended already is left alone."""
+        if self.code is None and not self.poll():
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
+    def poll(self) -> bool:
+        """Say whether it has ended."""
+        ready, _, _ = select.select([self._ended], [], [], 0)
+        return bool(ready)
+
+    def wait(self, timeout_s: float = 120) -> int:
+        """Wait for its end; return its code."""
+        if self.code is None:
+            ready, _, _ = select.select([self._ended], [], [], timeout_s)
+            if not ready:
+                os.kill(self.pid, signal.SIGKILL)
+            _, status = os.waitpid(self.pid, 0)
+            self.code = os.waitstatus_to_exitcode(status)
+            if not ready:
+                raise TimeoutError(f"The child ran for more than {timeout_s} s.")
+        return self.code
+
+    def close(self) -> None:
+        """End what the child has left behind: its data workers live on for seconds."""
+        self.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        os.close(self._read)
+        os.close(self._ended)
+
+
+def _be_fresh() -> None:
+    """Draw from nowhere in particular, as a new process does: all children inherit one state."""
+    random.seed()
+    np.random.seed()
+    torch.default_generator.manual_seed(random.getrandbits(63))
+
+
+def _be_child(work: Work, shared: mmap.mmap, pipe: int) -> None:
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        _be_fresh()
+        work(shared, pipe)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)

@@ -1,0 +1,85 @@
+"""What came of a run, to be compared bit for bit: state as digests, events as they were told."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surestep.trainer.session import Session
+from tests.laws.tasks import snapshot
+
+
+def digest(tensor: Tensor) -> str:
+    """Return a digest of type, shape and bits."""
+    tensor = tensor.detach().cpu().contiguous()
+    bits = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + bits).hexdigest()[:24]
+
+
+def outcome(session: Session) -> dict[str, Any]:
+    """Return everything that a run has come to, with digests of its tensors."""
+    state = session.state
+    tensors = {name: digest(tensor) for name, tensor in snapshot(session).items()}
+    return {
+        "tensors": tensors,
+        "place": state.place._asdict(),
+        "counts": asdict(state.counts),
+        "standing": asdict(state.standing),
+        "plateau": {name: repr(value) for name, value in vars(state.plateau).items()},
+        "scaler": state.scaler.state_dict(),
+    }
+
+
+def differences(a: Any, b: Any, name: str = "") -> list[str]:
+    """Name everything that differs, bit for bit."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        found = []
+        for key in sorted(a.keys() | b.keys(), key=str):
+            found += differences(a.get(key, "nothing"), b.get(key, "nothing"), f"{name}/{key}")
+        return found
+    return [] if repr(a) == repr(b) else [f"{name}: {a!r} and {b!r}"]
+
+
+def told(lines: Iterable[str]) -> dict[str, Any]:
+    """Return the steps and the evaluations that a run has told of, each once.
+
+    What a resume has cut off counts once: as it was done again. It must have been the same before.
+
+    Raises:
+        AssertionError: a step is told twice without a resume between, or otherwise the second time.
+    """
+    kept: dict[str, dict[int, Any]] = {"steps": {}, "evaluations": {}}
+    cut: dict[str, dict[int, Any]] = {"steps": {}, "evaluations": {}}
+    for line in lines:
+        event = json.loads(line)
+        if event["event"] in ("resume", "restart"):
+            for kind, values in kept.items():
+                for step in [each for each in values if each > event["step"]]:
+                    cut[kind][step] = values.pop(step)
+        for kind, step, value in _entries(event):
+            before = cut[kind].get(step, value)
+            assert step not in kept[kind], f"{kind}: step {step} is told twice"
+            assert before == value, f"{kind}: step {step} was {before}, and {value} once more"
+            kept[kind][step] = value
+    return kept
+
+
+def _entries(event: dict[str, Any]) -> list[tuple[str, int, Any]]:
+    if event["event"] == "evaluation":
+        return [("evaluations", event["step"], {"metrics": event["metrics"]})]
+    if event["event"] != "steps":
+        return []
+    columns = [event[name] for name in ("loss", "grad_norm", "lr")]
+    rows = enumerate(zip(*columns, strict=True), event["first"])
+    return [("steps", step, list(values)) for step, values in rows]
+
+
+def read_told(folder: Path) -> dict[str, Any]:
+    """Read what a run folder tells; a last line that is torn is left out."""
+    text = (folder / "events.jsonl").read_text(encoding="utf-8")
+    return told(text[: text.rfind("\n") + 1].splitlines())

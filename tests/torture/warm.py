@@ -1,0 +1,111 @@
+"""The warm process: imports everything once, and forks what is asked for, line by line.
+
+    python -m tests.torture.warm
+
+A line of JSON asks ({"do": "trial", "case": {...}, "folder": "...", ...}), a line answers.
+"""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+def warm_up() -> None:
+    """Import everything, and train once, so that no child has to load anything."""
+    import torch
+
+    torch.set_num_threads(1)  # before any operation, so that no pool is ever made
+    from surestep.trainer.fit import fit
+    from tests.torture.cases import Case
+    from tests.torture.recipe import config, task
+
+    case = Case(augmentation="numpy", precision="fp16", average=True)
+    with tempfile.TemporaryDirectory() as folder:
+        import surestep
+
+        with surestep.prepare(task(case), config(case, resumed=False), run=folder) as session:
+            fit(session)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def _trial(folder: str, case: dict[str, Any], **more: Any) -> dict[str, Any]:
+    from tests.torture.cases import Case
+    from tests.torture.trial import trial
+
+    return asdict(trial(Case(**case), Path(folder), **more))
+
+
+DO: dict[str, Callable[..., dict[str, Any]]] = {"trial": _trial}
+
+
+def serve() -> None:
+    """Answer until there are no more lines."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what children print must not stand among the answers
+    warm_up()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            answer = DO[asked.pop("do")](**asked)
+        except Exception:
+            answer = {"error": traceback.format_exc()}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+class Warm:
+    """The warm process, asked from another one."""
+
+    def __init__(self) -> None:
+        self.errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.torture.warm"],
+            cwd=REPOSITORY,
+            env={**os.environ, **ONE_THREAD},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+        )
+
+    def do(self, what: str, **asked: Any) -> dict[str, Any]:
+        """Ask for something, and wait for the answer."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps({"do": what, **asked}) + "\n")
+        process.stdin.flush()
+        answer: dict[str, Any] = json.loads(process.stdout.readline() or '{"error": "it ended"}')
+        if "error" in answer:
+            raise RuntimeError(f"{answer['error']}\n{self.said()[-4000:]}")
+        return answer
+
+    def said(self) -> str:
+        """Return what the process and its children have printed."""
+        self.errors.seek(0)
+        return self.errors.read()
+
+    def close(self) -> None:
+        """Let the process end."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(30)
+        self.errors.close()
+
+
+if __name__ == "__main__":
+    serve()
