@@ -82,3 +82,11 @@ def test_loading_where_there_is_no_checkpoint_is_refused(tmp_path):
         pytest.raises(CheckpointError, match="has no checkpoint yet"),
     ):
         session.run.load_model(tiny.model())
+
+
+def test_a_checkpoint_is_taken_by_its_step(tmp_path):
+    run = fit(tmp_path, [0.9, 0.1])
+    assert run.saved(3) == run.best
+    assert run.load_model(tiny.model(), 6) == run.last
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 4. It has: 3, 6."):
+        run.saved(4)

@@ -9,7 +9,7 @@ from torch import nn
 
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.record.checkpoint.keep import best_first, cycle_checkpoints
-from surestep.record.checkpoint.listing import Saved, list_checkpoints, saved
+from surestep.record.checkpoint.listing import Saved, list_checkpoints, saved, step_of
 from surestep.record.checkpoint.read import load_model
 from surestep.record.events import read_events
 from surestep.record.files import read_json
@@ -61,13 +61,13 @@ class Run:
         """The checkpoints at the ends of the schedule's cycles, for an ensemble of snapshots."""
         return cycle_checkpoints(list_checkpoints(self.checkpoints))
 
-    def load_model(self, model: nn.Module, which: Which = "best") -> Saved:
+    def load_model(self, model: nn.Module, which: Which | int = "best") -> Saved:
         """Load the weights of a checkpoint into `model`; return which it was.
 
         Args:
             model: of the same build.
             which: "best" loads what was measured, the weights or their average; "last" the
-                newest weights; "average" the newest average.
+                newest weights; "average" the newest average; a number the weights of that step.
 
         Raises:
             ConfigError: none of those.
@@ -78,13 +78,15 @@ class Run:
         load_model(found.path, model, average=average)
         return found
 
-    def saved(self, which: Which) -> Saved:
-        """Return the best checkpoint or the last, which holds the newest average too.
+    def saved(self, which: Which | int) -> Saved:
+        """Return the best checkpoint, the last, which holds the newest average too, or a step's.
 
         Raises:
             ConfigError: none of those.
-            CheckpointError: there is none.
+            CheckpointError: there is none, and of which steps there are.
         """
+        if isinstance(which, int):
+            return self._at(which)
         if which not in get_args(Which):
             raise ConfigError(f"which={which!r} is not known. {near(which, get_args(Which))}")
         found = self.best if which == "best" else self.last
@@ -96,6 +98,13 @@ class Run:
                 "load which='best' or 'last'."
             )
         return found
+
+    def _at(self, step: int) -> Saved:
+        found = {step_of(path): path for path in list_checkpoints(self.checkpoints)}
+        if step not in found:
+            there = ", ".join(map(str, found)) or "none"
+            raise CheckpointError(f"{self.path} has no checkpoint of step {step}. It has: {there}.")
+        return saved(found[step])
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield what happened, in order."""

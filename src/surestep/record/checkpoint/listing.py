@@ -47,6 +47,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
+def step_of(path: Path) -> int:
+    """Return the step of a published checkpoint, by its name."""
+    return int(path.name.removeprefix("step-"))
+
+
 def _match(path: Path) -> re.Match[str] | None:
     return _NAME.fullmatch(path.name) if path.is_dir() else None
 

@@ -1,0 +1,61 @@
+import shutil
+
+import pytest
+
+from surestep.base.errors import CheckpointError, ConfigError, RunError
+from surestep.record.named import find_checkpoint, split_name
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with checkpoints at steps 3, 6 and 9, of which the first was the best."""
+    rest = iter([0.5, 0.9, 0.2, 0.3])
+    x, y = tiny.data()
+    parts = {"val": (x[:1], y[:1]), "metrics": {"score": lambda o, t: next(rest)}}
+    said = {"epochs": 3, "validation": {"metric": "score", "mode": "max"}}
+    return tiny.fit(tmp_path_factory.mktemp("runs") / "r", parts, **said)
+
+
+@pytest.mark.parametrize(
+    ("which", "step"), [("@best", 3), ("@last", 9), ("@6", 6), ("@0000000006", 6), ("", 3)]
+)
+def test_a_checkpoint_is_named_by_run_and_step(run, which, step):
+    found = find_checkpoint(f"{run.path}{which}")
+    assert (found.saved.step, found.saved.path.name) == (step, f"step-{step:08d}")
+    assert found.run == run
+
+
+def test_a_run_alone_means_what_the_caller_says(run):
+    assert find_checkpoint(str(run.path), otherwise="last").saved == run.last
+
+
+def test_a_checkpoint_is_named_by_its_folder(run):
+    found = find_checkpoint(str(run.last.path))
+    assert (found.saved, found.run.path.samefile(run.path)) == (run.last, True)
+
+
+def test_a_checkpoint_that_was_copied_elsewhere_belongs_to_no_run(run, tmp_path):
+    shutil.copytree(run.last.path, tmp_path / "copy")
+    found = find_checkpoint(str(tmp_path / "copy"))
+    assert (found.saved.step, found.run) == (9, None)
+
+
+@pytest.mark.parametrize("name", ["r@home", "r@6"])
+def test_a_run_may_have_an_at_in_its_name(run, tmp_path, name):
+    (tmp_path / name).symlink_to(run.path)
+    assert split_name(str(tmp_path / name)) == (tmp_path / name, None)
+    assert find_checkpoint(f"{tmp_path / name}@last").saved.step == 9
+
+
+def test_what_is_not_there_is_told_with_what_is(run, tmp_path):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 7\. It has: 3, 6, 9\."):
+        find_checkpoint(f"{run.path}@7")
+    with pytest.raises(ConfigError, match=r"'.*@bset' names no checkpoint.*Did you mean 'best'"):
+        find_checkpoint(f"{run.path}@bset")
+    with pytest.raises(ConfigError, match="'@5' names no checkpoint"):
+        find_checkpoint("@5")
+    with pytest.raises(RunError, match=r"There is no .*gone"):
+        find_checkpoint(str(tmp_path / "gone@last"))
+    with pytest.raises(RunError, match="is no run folder and no checkpoint"):
+        find_checkpoint(str(tmp_path))
