@@ -20,6 +20,7 @@ from surestep.base.duration import parse_duration
 from surestep.engine import evaluate, loop, seed, step, table
 from surestep.engine.data import feed, order, source, transform
 from surestep.engine.data.orders import drawn
+from surestep.engine.incident import again
 from surestep.engine.losses import of_torch
 from surestep.engine.losses.several import weighted
 from surestep.engine.optim import freezing, groups
@@ -35,6 +36,7 @@ from tests.laws.test_law_2_resuming import check_resume
 from tests.laws.test_law_3_parameter_groups import check_layers, check_switch
 from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
 from tests.laws.test_law_3_plain_torch import check_schedule as check_rates
+from tests.laws.test_law_4_diagnosis import check_untouched
 from tests.laws.test_law_4_watching import check_callback, check_schedule, check_workers
 from tests.laws.test_law_5_fp16 import check_overflow
 from tests.laws.test_law_5_skipping import check_failure, check_skips
@@ -286,6 +288,16 @@ MUTATIONS = [
             "an evaluation in train mode",
             instead(evaluate, "eval_mode", nullcontext),
             lambda folder: check_schedule(folder, "at every step"),
+        ),
+        (
+            "a diagnosis leaves the buffers as its forward left them",
+            instead(again, "kept_buffers", nullcontext),
+            check_untouched,
+        ),
+        (
+            "a diagnosis leaves the generators where its forward left them",
+            instead(again, "LoadingRandomness", nullcontext),
+            check_untouched,
         ),
     ),
     *of_law(

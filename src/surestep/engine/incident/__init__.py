@@ -1,0 +1,1 @@
+"""After a step that was not finite: what made it so, where, and which samples do it alone."""

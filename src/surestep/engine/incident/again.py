@@ -1,0 +1,90 @@
+"""Take the forward and backward of a step again, and leave everything as it was."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from surestep.engine import metrics
+from surestep.engine.data.batch import Batch
+from surestep.engine.incident.cause import is_bad
+from surestep.engine.model.compiled import eager
+from surestep.engine.model.kept import kept_buffers, kept_modes
+from surestep.engine.parallel.many import Kept
+from surestep.engine.seed import LoadingRandomness, kept_generators
+from surestep.engine.step import Parts, forward_backward, update
+
+
+class Ran(NamedTuple):
+    """What came of it: what is judged, and which of that is not finite.
+
+    Attributes:
+        loss_sum: the loss summed over its items, ().
+        bad: the loss and the gradients that are not finite, by name; "" is the loss.
+    """
+
+    loss_sum: Tensor
+    bad: dict[str, Tensor]
+
+
+@contextmanager
+def untouched(parts: Parts) -> Iterator[None]:
+    """Put back what a forward, a backward or a step of the user's own moves.
+
+    Weights and optimizers are copied only where a step moves by itself: a Task's own, or L-BFGS.
+    """
+    model, state = parts.state.model, parts.state
+    grads = [(each, each.grad) for each in model.parameters()]
+    watchers = parts.on_backward
+    optimizers = [] if parts.update is update else [Kept(o) for o in state.optimizers.values()]
+    scale: dict[str, Any] = state.scaler.state_dict()
+    device = parts.randomness.device
+    with ExitStack() as stack:
+        stack.enter_context(LoadingRandomness())
+        stack.enter_context(kept_generators(device))
+        stack.enter_context(kept_modes(model.modules()))
+        stack.enter_context(kept_buffers(model))
+        stack.enter_context(eager(model))
+        for each in optimizers:
+            each.keep()
+        for module, training in parts.modes.wanted:
+            module.training = training
+        parts.on_backward = []
+        try:
+            yield
+        finally:
+            parts.on_backward = watchers
+            metrics.take_logged()
+            for each in optimizers:
+                each.restore()
+            if optimizers:
+                state.scaler.load_state_dict(scale)
+                parts.parallel.recover()
+            for parameter, grad in grads:
+                parameter.grad = grad
+
+
+def again(parts: Parts, batch: Batch, divisor: float) -> Ran:
+    """Take the step of a batch that is on the device and transformed, up to its gradients.
+
+    A step that moves by itself is taken whole; see `untouched`.
+    """
+    if parts.update is update:
+        loss_sum, _ = forward_backward(parts, batch, divisor)
+        named = dict(zip(_names(parts), parts.parallel.parameters, strict=True))
+        found = {"": loss_sum}
+        found |= {name: each.grad for name, each in named.items() if each.grad is not None}
+    else:
+        rate = parts.rate(parts.state.place.steps_taken)
+        made = parts.update(parts, batch, divisor, rate)
+        assert made.loss_sum is not None
+        loss_sum, found = made.loss_sum, {"": made.loss_sum}
+        if made.norms is not None:
+            found["gradients"] = made.norms.total
+    return Ran(loss_sum, {name: each for name, each in found.items() if is_bad(each)})
+
+
+def _names(parts: Parts) -> list[str]:
+    names = {id(each): name for name, each in parts.state.model.named_parameters()}
+    return [names[id(each)] for each in parts.parallel.parameters]

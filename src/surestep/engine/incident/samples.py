@@ -1,0 +1,157 @@
+"""Which samples of a batch make a step not finite, each alone."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from surestep.engine.data.batch import Batch
+from surestep.engine.incident.rows import CannotCutError, with_rows
+from surestep.engine.loss import Loss
+from surestep.engine.losses.several import named_losses
+
+TRIES = 160  # steps that the search may take; each costs at most as much as the one that failed
+EACH = 8  # samples that are tried first: where all fail alone, it is none of them in particular
+Rows = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample of the step.
+
+    Attributes:
+        position: in the order of the epoch; of batches of the user's own, the row.
+        index: in the data set; None where that is not known.
+    """
+
+    position: int
+    index: int | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """The samples that do it alone.
+
+    Attributes:
+        samples: in order; empty where none does, or where it is not known.
+        how: how that was found, or why it is not known.
+        known: whether the search could be done to its end.
+    """
+
+    samples: tuple[Sample, ...] = ()
+    how: str = ""
+    known: bool = True
+
+
+class Search:
+    """Looks for the samples of a batch without which the step is finite.
+
+    Args:
+        batch: on the device and transformed.
+        loss: counts the items of parts of it.
+        is_bad: takes a step on a batch, and says whether it was not finite.
+    """
+
+    def __init__(self, batch: Batch, loss: Loss, is_bad: Callable[[Batch], bool]) -> None:
+        self.batch = batch
+        self.loss = loss
+        self.is_bad = is_bad
+        self.tries = 0
+
+    def alone(self) -> Found:
+        """Halve what is not finite until single samples are left."""
+        every = self._every()
+        first = every[:: max(1, len(every) // EACH)][:EACH]
+        if all(self._fails([each]) for each in first):
+            return Found(how=f"each of {len(first)} that were tried is not finite alone")
+        found: list[tuple[int, int]] = []
+        groups = [
+            [each for each in every if each[0] == index]
+            for index in range(len(self.batch.micro_batches))
+        ]
+        while groups and self.tries < TRIES:
+            group = groups.pop(0)
+            if not group or not self._fails(group):
+                continue
+            if len(group) == 1:
+                found.append(group[0])
+            else:
+                middle = len(group) // 2
+                groups = [group[:middle], group[middle:], *groups]
+        if groups:
+            return self._found(found, f"the search ended after {self.tries} tries", known=False)
+        if not found:
+            return Found(how="each alone is finite, and several of them together are not")
+        return self._found(found, "each alone is not finite")
+
+    def without(self, suspects: Rows) -> Found:
+        """Leave samples out: those without which the step is finite did it.
+
+        First all that are suspected, where those are some and not all; then one after another.
+        """
+        every = self._every()
+        names = [(index, row) for index, rows in enumerate(suspects) for row in rows]
+        if names and len(names) < len(every) and not self._fails(_but(every, names)):
+            return self._found(names, "their rows were not finite first, and without them it is")
+        for each in every if len(every) > 1 else ():
+            if self.tries >= TRIES:
+                return Found(how=f"the search ended after {self.tries} tries", known=False)
+            if not self._fails(_but(every, [each])):
+                return self._found([each], "without it the step is finite")
+        return Found(how="the step is not finite without any one of them either")
+
+    def _every(self) -> list[tuple[int, int]]:
+        """List all samples, as (micro-batch, row)."""
+        return [
+            (index, row)
+            for index, micro in enumerate(self.batch.micro_batches)
+            for row in range(micro.samples)
+        ]
+
+    def _fails(self, group: list[tuple[int, int]]) -> bool:
+        rows: list[list[int]] = [[] for _ in self.batch.micro_batches]
+        for micro, row in group:
+            rows[micro].append(row)
+        part = with_rows(self.batch, rows, self.loss)
+        if not part.items:  # nothing to learn from: such a batch moves nothing
+            return False
+        self.tries += 1
+        return self.is_bad(part)
+
+    def _found(self, group: list[tuple[int, int]], how: str, *, known: bool = True) -> Found:
+        micros = self.batch.micro_batches
+        positions = sorted(micros[micro].position + row for micro, row in group)
+        return Found(tuple(Sample(each, None) for each in positions), how, known)
+
+
+def _but(every: list[tuple[int, int]], some: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    left_out = set(some)
+    return [each for each in every if each not in left_out]
+
+
+def search(
+    batch: Batch,
+    loss: Loss,
+    is_bad: Callable[[Batch], bool],
+    *,
+    suspects: Rows,
+    independent: bool,
+) -> Found:
+    """Find the samples that make a step not finite.
+
+    Args:
+        batch: on the device and transformed.
+        loss: of the step.
+        is_bad: takes a step on a batch, and says whether it was not finite.
+        suspects: rows of each micro-batch that were not finite first.
+        independent: a sample means the same without the others.
+    """
+    looking = Search(batch, loss, is_bad)
+    try:
+        if independent and all(each.splits for _, each in named_losses(loss)):
+            found = looking.alone()
+            if found.samples or not any(suspects):
+                return found
+            other = looking.without(suspects)
+            return other if other.samples else found
+        return looking.without(suspects)
+    except CannotCutError as error:
+        return Found(how=f"the batch cannot be cut into samples: {error}", known=False)

@@ -1,0 +1,84 @@
+"""Tasks that go wrong in one sample, in a layer, or by their rate; each is known beforehand."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surestep.engine.data.batch import Batch
+from surestep.engine.incident.diagnose import Diagnosis, diagnose
+from surestep.engine.state import Place
+from surestep.trainer.session import Session
+from tests import tiny
+
+SAMPLES, BAD = 24, 13  # the sample that is made to go wrong
+GRADIENT = 1e-3
+
+
+class Between(nn.Module):
+    """A layer that does something to what goes through it."""
+
+    def __init__(self, does: Any) -> None:
+        super().__init__()
+        self.does = does
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.does(value)
+
+
+def model(does: Any = None, *norm: nn.Module) -> nn.Sequential:
+    """A layer of the user's own, called "0", in front of a small network."""
+    torch.manual_seed(3)
+    layers = [nn.Linear(4, 6), *norm, nn.Tanh(), nn.Linear(6, 3)]
+    return nn.Sequential(Between(does or (lambda value: value)), *layers)
+
+
+def data(bad: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Samples of which one is `bad` in each feature."""
+    x, y = tiny.data(SAMPLES)
+    x = x.abs() + 0.1
+    x[BAD] = bad
+    return x, y
+
+
+def half_logarithm(value: Tensor) -> Tensor:
+    """Throw away what a logarithm makes of 0, as people do: its gradient is NaN all the same."""
+    return torch.where(value > 0, torch.log(value), torch.zeros_like(value))
+
+
+def learned(does: Any) -> nn.Sequential:
+    """A network in which the gradient goes through `does`, since a weight stands in front."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, value: Tensor) -> Tensor:
+            return does(value * self.scale)
+
+    torch.manual_seed(3)
+    return nn.Sequential(Scaled(), nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def place_of(session: Session, index: int) -> tuple[Batch, Place]:
+    """Return the first batch that holds a sample of the data, and where it stands."""
+    feed = session.loop.feed
+    order = feed.order_at(0)
+    wanted = index if order is None else order.tolist().index(index)
+    for batch in feed.batches(0):
+        if wanted < batch.end:
+            return batch, Place(epoch=0, position=batch.position)
+    raise AssertionError
+
+
+def diagnosed(session: Session, index: int = BAD) -> Diagnosis:
+    """Diagnose the batch that holds a sample, with the weights as they are."""
+    batch, place = place_of(session, index)
+    session.state.place = place
+    return diagnose(session.loop.parts, batch, index=session.loop.feed.order_at(0))
+
+
+def nans(tensor: Tensor) -> bool:
+    return math.isnan(float(tensor.sum()))

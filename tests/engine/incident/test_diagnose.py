@@ -1,0 +1,170 @@
+"""What made a step not finite is named: operation, module, samples; and nothing is moved."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import surestep
+from surestep.engine.incident.told import told
+from tests import tiny
+from tests.engine.incident.broken import (
+    BAD,
+    data,
+    diagnosed,
+    half_logarithm,
+    learned,
+    model,
+    place_of,
+)
+
+# The first batch is looked at before a run, so the bad sample must not stand in it: seed 3.
+OPTIONS: dict[str, Any] = {"batch_size": 8, "seed": 3}
+
+
+def opened(tmp_path, net, train, **said):
+    loss = said.pop("loss", None) or nn.CrossEntropyLoss()
+    parts = {"model": net, "train": train, "loss": loss}
+    return tiny.prepare(tmp_path / "run", parts, **{**OPTIONS, **said})
+
+
+def samples(found):
+    return [each.index for each in found.samples.samples]
+
+
+CASES: dict[str, tuple[Any, Any, dict[str, Any], str, str | None, str]] = {
+    "NaN in one sample": (model, data(math.nan), {}, "batch", None, "input 0"),
+    "log(0)": (lambda: model(torch.log), data(0.0), {}, "forward", "0", "aten.log"),
+    "division by zero": (
+        lambda: model(lambda x: x / x.sum(1, keepdim=True)),
+        *(data(0.0), {}, "forward", "0", "aten.div"),
+    ),
+    "a NaN that only the backward makes": (
+        lambda: learned(half_logarithm),
+        *(data(0.0), {}, "backward", "0", "aten.div"),
+    ),
+    "fp16 overflow in one layer": (
+        lambda: model(lambda x: 1000 * x),
+        *(data(1e3), {"precision": "fp16"}, "forward", "1", "aten._to_copy"),
+    ),
+    "in the loss": (
+        model,
+        data(0.0),
+        {"loss": lambda logits, y: nn.functional.cross_entropy(logits, y) + _of_inputs(logits)},
+        *("forward", None, "aten.log"),
+    ),
+}
+
+
+def _of_inputs(logits):
+    return torch.log((logits - logits.detach()).abs().sum(1)).mean()
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 3])
+@pytest.mark.parametrize("name", [name for name in CASES if name != "in the loss"])
+def test_operation_module_and_sample_are_named(tmp_path, name, micro_batch_size):
+    make, train, said, phase, module, operation = CASES[name]
+    with opened(tmp_path, make(), train, micro_batch_size=micro_batch_size, **said) as session:
+        found = diagnosed(session)
+    assert found.reproduced
+    assert found.cause is not None
+    assert found.cause.phase == phase
+    assert found.cause.module == module
+    assert operation in (found.cause.operation, found.cause.name)
+    assert samples(found) == [BAD]
+    text = told(found)
+    assert operation in text
+    assert f"Sample {BAD} " in text
+    assert module is None or f"in '{module}'" in text
+
+
+def test_an_operation_of_the_loss_is_of_no_module(tmp_path):
+    make, train, said, phase, module, operation = CASES["in the loss"]
+    with opened(tmp_path, make(), train, **said) as session:
+        found = diagnosed(session)
+    assert found.cause is not None
+    assert (found.cause.phase, found.cause.module) == (phase, module)
+    assert found.cause.operation == operation
+    assert samples(found) == []
+    assert found.samples.known
+
+
+def test_an_exploded_weight_is_no_sample_in_particular(tmp_path):
+    with opened(tmp_path, model(), data(0.5)) as session:
+        with torch.no_grad():
+            session.model[3].weight.fill_(3e38)
+        found = diagnosed(session)
+    assert found.cause is not None
+    assert found.cause.module == "3"
+    assert samples(found) == []
+    assert found.samples.known
+    assert "No sample in particular" in told(found)
+    assert "3.weight 3e+38" in told(found)
+
+
+def test_a_weight_that_was_not_finite_before_is_named(tmp_path):
+    with opened(tmp_path, model(), data(0.5)) as session:
+        with torch.no_grad():
+            session.model[3].weight[0, 0] = math.inf
+        found = diagnosed(session)
+    assert found.cause is not None
+    assert (found.cause.phase, found.cause.name) == ("weights", "3.weight")
+    assert "3.weight was not finite before the step" in told(found)
+
+
+def test_samples_of_batch_statistics_are_found_by_leaving_them_out(tmp_path):
+    with opened(tmp_path, model(torch.log, nn.BatchNorm1d(6)), data(0.0)) as session:
+        found = diagnosed(session)
+    assert samples(found) == [BAD]
+    assert "without" in found.samples.how
+
+
+def test_masks_are_no_failure(tmp_path):
+    """An infinite value that was written on purpose, and a NaN that comes from another place."""
+
+    def masked(value):
+        scores = value.masked_fill(value < 0, -math.inf)
+        return scores.softmax(1) + torch.log(value)
+
+    with opened(tmp_path, model(masked), data(0.0)) as session:
+        found = diagnosed(session)
+    assert found.cause is not None
+    assert found.cause.operation == "aten.log"
+
+
+def test_a_row_that_is_masked_whole_is_a_failure_of_the_softmax(tmp_path):
+    def masked(value):
+        return value.masked_fill(value == 0, -math.inf).softmax(1)
+
+    with opened(tmp_path, model(masked), data(0.0)) as session:
+        found = diagnosed(session)
+    assert found.cause is not None
+    assert found.cause.operation == "aten._softmax"
+    assert samples(found) == [BAD]
+
+
+def test_a_step_that_is_finite_is_said_to_be(tmp_path):
+    with opened(tmp_path, model(), data(0.5)) as session:
+        found = diagnosed(session)
+    assert not found.reproduced
+    assert found.cause is None
+    assert "Taken again from the same place, the step is finite" in told(found)
+
+
+def test_the_line_of_the_users_code_is_named(tmp_path):
+    with opened(tmp_path, model(lambda x: torch.log(x)), data(0.0)) as session:
+        found = diagnosed(session)
+    assert found.cause is not None
+    assert found.cause.line is not None
+    assert found.cause.line.startswith("test_diagnose.py:")
+
+
+def test_watching_does_not_change_a_bit_of_the_loss(tmp_path):
+    with opened(tmp_path, model(), data(0.5)) as session:
+        found = diagnosed(session)
+        batch, place = place_of(session, BAD)
+        session.state.place = place
+        result = surestep.engine.step.train_step(session.loop.parts, batch)
+        assert found.loss == float(result.loss)
