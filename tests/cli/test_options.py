@@ -90,6 +90,7 @@ OTHERWISE = [
     {"precision": "fp16", "scaler.growth_interval": "9", "scaler.backoff_factor": "0.25"},
 ]
 OVER_A_STREAM = {"max_steps": "9", "data.shuffle_buffer": "100"}
+BY_INDEX = {"skip_samples": ("3", "17")}  # planned as how many they are
 PAIRS = ("betas", "etas", "step_sizes", "ns_coefficients", "eps")
 SEVERAL = ("milestones", "chain")
 SPELT = {"0.0003": "3e-4", "8.0": "8", "3.0": "3"}
@@ -127,7 +128,7 @@ def decisions(answer):
 
 
 def test_every_option_of_the_config_can_be_typed(surestep, recipe):
-    assert {name for name, _ in options()} == set(SAID).union(*OTHERWISE, OVER_A_STREAM)
+    assert {name for name, _ in options()} == set(SAID).union(*OTHERWISE, OVER_A_STREAM, BY_INDEX)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +144,14 @@ def test_what_is_typed_is_planned_and_said_to_be_typed(surestep, recipe, said):
         decision = found["total_steps" if name == "max_steps" else name]
         assert shown(decision["value"]) in (value, f"val/{value}")
         assert decision["reason"].endswith("said: command line")
+
+
+@pytest.mark.parametrize("words", [BY_INDEX["skip_samples"], ("bad.txt",)])
+def test_samples_to_skip_are_typed_as_indices_or_as_a_file(surestep, recipe, folder, words):
+    (folder / "bad.txt").write_text("3\n17\n")
+    decision = decisions(surestep("plan", recipe(), "--json", "--skip-samples", *words))
+    assert decision["skip_samples"]["value"] == "2 of 24 samples"
+    assert decision["steps_per_epoch"]["reason"] == "22 samples in batches of 8"
 
 
 def test_the_file_stands_over_the_recipe_and_the_command_line_over_the_file(

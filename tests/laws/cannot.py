@@ -111,6 +111,7 @@ DATA: list[Case] = [
     ({"data.shuffle": True}, {"order": surestep.orders.sequential()}, "Leave data.shuffle out"),
     ({**STEPS, "data.shuffle": True}, ENDLESS, "data.shuffle_buffer=1000"),
     ({"data.shuffle_buffer": 9}, {}, "Say data.shuffle=True"),
+    ({**STEPS, "skip_samples": [3]}, ENDLESS, "Leave them out in the stream itself"),
     ({"data.drop_last": True}, LOADER, "leave data.drop_last out"),
     ({"data.num_workers": 2}, LOADER, "leave data.num_workers out"),
     ({"data.pin_memory": True}, LOADER, "leave data.pin_memory out"),

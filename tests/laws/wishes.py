@@ -9,6 +9,7 @@ from torch.utils.data import IterableDataset
 
 import surestep
 from surestep.base.duration import Duration
+from surestep.engine.data.skips import Skips
 from tests.laws.tasks import mlp, rows
 
 SAMPLES = 50
@@ -102,6 +103,7 @@ WISHES: dict[str, Wish] = {
     "clip_value": Wish(0.125),
     "on_nonfinite": Wish("skip"),
     "max_nonfinite": Wish(3, along=SKIP),
+    "skip_samples": Wish((3, 17), planned=Skips((3, 17), SAMPLES)),
     "activation_checkpointing": Wish("every 2", parts={"model": blocks()}),
     "compile": Wish("default"),
     "compile_blocks": Wish(True, along=COMPILE, parts={"model": blocks()}),

@@ -19,7 +19,15 @@ from surestep.base.groups.optim import Optim
 from surestep.base.groups.precision import Scaler
 from surestep.base.groups.record import Checkpoint, Logging
 from surestep.base.groups.schedule import Schedule
-from surestep.base.values import Count, Positive, Precision, Recomputed, Steps, Whole
+from surestep.base.values import (
+    Count,
+    Positive,
+    Precision,
+    Recomputed,
+    SamplesOrFile,
+    Steps,
+    Whole,
+)
 
 
 class Config(Group):
@@ -61,6 +69,11 @@ class Config(Group):
     max_nonfinite: Whole | None = Field(
         default=None,
         description="How many steps on_nonfinite='skip' may skip before the run fails.",
+    )
+    skip_samples: SamplesOrFile | None = Field(
+        default=None,
+        description="Training samples to leave out: a file such as a run's skipped.json, or "
+        "indices.",
     )
     activation_checkpointing: Recomputed | None = Field(
         default=None,

@@ -1,8 +1,10 @@
 """What an option's value may be, beyond its type."""
 
-from typing import Annotated, Literal
+import os
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from surestep.base.duration import Unit, exact, parse_duration
 
@@ -55,6 +57,26 @@ def _range(text: str) -> str:
     return f"{int(first)}:{int(last)}"
 
 
+def _samples(value: Any) -> str | tuple[int, ...]:
+    """Read the name of a file, or indices of samples; one word that is no number is a name."""
+    if isinstance(value, os.PathLike):
+        return str(os.fspath(value))
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, Iterable):
+        raise ValueError("must be the name of a file, or indices of samples such as [3, 17]")
+    words = [each if isinstance(each, str) else int(each) for each in value]
+    if len(words) == 1 and isinstance(words[0], str) and not words[0].lstrip("-").isdigit():
+        return words[0]
+    try:
+        samples = tuple(map(int, words))
+    except ValueError:
+        raise ValueError("must be the name of one file, or indices such as [3, 17]") from None
+    if not samples or min(samples) < 0:
+        raise ValueError("must be indices of samples, from 0 on, and at least one")
+    return samples
+
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -67,4 +89,5 @@ StepPeriod = Annotated[str, _duration("epochs", "steps")]
 Warmup = Annotated[str, AfterValidator(_warmup)]
 Length = Annotated[str, AfterValidator(read_length)]
 Steps = Annotated[str, AfterValidator(_range)]
+SamplesOrFile = Annotated[str | tuple[int, ...], BeforeValidator(_samples)]
 Recomputed = Annotated[str, AfterValidator(_recomputed)]

@@ -1,13 +1,40 @@
 """What the host reads of the steps since the last log point."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import torch
 
 from surestep.base.errors import NonFiniteError
+from surestep.engine.data.batch import Batch
 from surestep.engine.state import Place
 from surestep.engine.step import StepResult
+
+Reason = Literal["overflow", "nonfinite", "no_items", "spike"]
+
+
+class Skip(NamedTuple):
+    """A step that moved nothing, where in the data its batch was, and why.
+
+    `positions` are the first of its epoch and the end; None where the batch was the user's own.
+    """
+
+    step: int
+    epoch: int
+    positions: tuple[int, int] | None
+    reason: Reason
+
+
+def skip_of(result: StepResult, batch: Batch) -> Skip:
+    """Return what there is to say about a step that moved nothing."""
+    outcome, first = result.outcome, result.before.position
+    placed = batch.position == first and batch.end > first
+    where = (first, batch.end) if placed else None
+    reason: Reason = "spike" if batch.left_out else "no_items"
+    if outcome.overflow or outcome.nonfinite:
+        reason = "overflow" if outcome.overflow else "nonfinite"
+    return Skip(result.step, batch.epoch, where, reason)
 
 
 @dataclass(frozen=True)
@@ -15,7 +42,8 @@ class LogPoint:
     """What the host read: a list entry for each step since the last log point.
 
     `loss` and `grad_norm` are None for a step without items. `waited_s` are the seconds of
-    `seconds` in which the next batch was waited for.
+    `seconds` in which the next batch was waited for; `skips` are the steps that moved nothing, as
+    far as the host knew.
     """
 
     first_step: int
@@ -29,6 +57,7 @@ class LogPoint:
     seconds: float
     waited_s: float
     place: Place
+    skips: list[Skip] = field(default_factory=list)
 
 
 def read(values: list[torch.Tensor | None]) -> list[float | None]:

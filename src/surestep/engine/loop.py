@@ -11,7 +11,7 @@ from surestep.base.duration import Cadence
 from surestep.engine.callback import Callback, Request, overriding
 from surestep.engine.data.batch import Batch
 from surestep.engine.data.feed import Feed
-from surestep.engine.log_point import LogPoint, fails, nonfinite, read, read_logged
+from surestep.engine.log_point import LogPoint, Skip, fails, nonfinite, read, read_logged, skip_of
 from surestep.engine.measure.memory import ran_out
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
@@ -44,6 +44,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self._pending: list[StepResult] = []
+        self._skips: list[Skip] = []
         self._clock = time.perf_counter()
         self.waited_s = self._told_s = 0.0  # for data: of all steps, and what was told of it
         self._cadence = Cadence(self.plan.logging_every, self.plan.steps_per_epoch)
@@ -115,6 +116,8 @@ class Loop:
                 raise self.out_of_memory(error) from error
             raise
         self._pending.append(result)
+        if not result.outcome.took_step:
+            self._skips.append(skip_of(result, batch))
         if result.outcome.nonfinite:
             self._judge(result)
         for callback in self._on_step:
@@ -195,6 +198,7 @@ class Loop:
     def _report(
         self, results: list[StepResult], losses: list[float | None], norms: list[float | None]
     ) -> None:
+        skips, self._skips = self._skips, []
         if not results:
             return
         limit = self.plan.max_grad_norm
@@ -218,6 +222,7 @@ class Loop:
             seconds=seconds,
             waited_s=waited,
             place=self.state.place,
+            skips=[each for each in skips if each.step <= results[-1].step],
         )
         for report in self.on_log:
             report(point)

@@ -10,6 +10,7 @@ from surestep.base.config import Config
 from surestep.base.duration import Duration, parse_duration
 from surestep.engine.average import Averaging
 from surestep.engine.data.order import Cut, Order
+from surestep.engine.data.skips import Skips
 from surestep.engine.facts import Facts
 from surestep.engine.schedule.shape import Shape
 
@@ -36,6 +37,7 @@ class Given:
     train_samples: int | None
     in_memory: bool
     order: Order | None = None
+    skips: Skips | None = None
     is_stream: bool = False
     batch_transform: str | None = None
     loader: Mapping[str, Any] | None = None
@@ -84,6 +86,7 @@ class Plan:
     data_order: str
     batch_transform: str | None
     data_drop_last: bool
+    skip_samples: Skips | None
     data_num_workers: int
     data_pin_memory: bool
     data_persistent_workers: bool
@@ -196,6 +199,12 @@ class Known:
     def order_text(self) -> str:
         """Return what comes of the order that was given."""
         return "" if self.given.order is None else self.given.order.explain(self.cut, self["seed"])
+
+    @property
+    def skips_source(self) -> str:
+        """Return which file names the samples that are left out, where one does."""
+        source = "" if self.given.skips is None else self.given.skips.source
+        return f", {source}" if source else ""
 
     def steps(self, duration: str) -> float:
         """Return a length in optimizer steps; not whole where "2.5 epochs" are not.

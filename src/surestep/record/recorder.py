@@ -6,7 +6,7 @@ from typing import Any
 
 from surestep.base.errors import RunError
 from surestep.engine.facts import Facts
-from surestep.engine.log_point import LogPoint
+from surestep.engine.log_point import LogPoint, Skip
 from surestep.engine.plan import Plan
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.state import State
@@ -18,10 +18,12 @@ from surestep.record.events import EventWriter
 from surestep.record.files import DISK_HINT, read_json, write_json
 from surestep.record.hold import Hold
 from surestep.record.run import Run
+from surestep.record.skipped import write_skipped
 
 # What never changes a number of the run, and may differ when it goes on.
 WITHOUT_EFFECT = (
-    *("logging.", "profile", "checkpoint.", "data.num_workers", "data.pin_memory"),
+    # A file of samples may move: which it names stands beside the data.
+    *("logging.", "profile", "checkpoint.", "data.num_workers", "data.pin_memory", "skip_samples"),
     *("data.persistent_workers", "data.prefetch_factor"),
 )
 
@@ -111,6 +113,14 @@ class Recorder:
             seconds=round(point.seconds, 4),
             waited_s=round(point.waited_s, 4),
         )
+
+    def skipped(self, skip: Skip, samples: list[int] | None) -> None:
+        """Append a step that moved nothing, with the indices of its samples where they have any."""
+        self.event("skipped", **{**skip._asdict(), "samples": samples})
+
+    def write_skipped(self) -> None:
+        """Write all that was skipped as skipped.json, which `--skip-samples` reads."""
+        write_skipped(self.folder / "skipped.json", self.run.skipped)
 
     def write(self, name: str, content: dict[str, Any]) -> Path:
         """Write a JSON file of this name into the folder; return its path."""

@@ -13,6 +13,7 @@ from surestep.record.checkpoint.listing import Saved, list_checkpoints, saved, s
 from surestep.record.checkpoint.read import load_model
 from surestep.record.events import read_events
 from surestep.record.files import read_json
+from surestep.record.skipped import Skipped, gather
 
 Which = Literal["best", "last", "average"]
 
@@ -60,6 +61,11 @@ class Run:
     def cycles(self) -> list[Saved]:
         """The checkpoints at the ends of the schedule's cycles, for an ensemble of snapshots."""
         return cycle_checkpoints(list_checkpoints(self.checkpoints))
+
+    @property
+    def skipped(self) -> Skipped:
+        """The steps that moved nothing, and the samples in them."""
+        return gather(self.events())
 
     def load_model(self, model: nn.Module, which: Which | int = "best") -> Saved:
         """Load the weights of a checkpoint into `model`; return which it was.

@@ -15,6 +15,7 @@ from surestep.engine.data.arrange import with_order
 from surestep.engine.data.dataset import check_unsampled, loader_settings, samples_of
 from surestep.engine.data.feed import Feed, feed
 from surestep.engine.data.open import slices_in_memory
+from surestep.engine.data.skips import Skips, rest_of
 from surestep.engine.data.stream import is_stream
 from surestep.engine.data.targets import learn_targets
 from surestep.engine.data.transform import name_of
@@ -36,6 +37,7 @@ from surestep.engine.resolve import resolve, seed_of
 from surestep.engine.seed import set_seed
 from surestep.engine.task import Task
 from surestep.record.weights import load_initial
+from surestep.trainer.skipping import skips_asked
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         ConfigError, TaskError, DataError: a wish that cannot be kept, or parts that do not fit.
     """
     facts = read_facts()
-    task = with_order(task)
+    skips = skips_asked(task, config)
+    task = with_order(task, skips)
     for name, data in task.val_sets().items():
         check_unsampled(data, name)
     if not isinstance(task.model, nn.Module):
@@ -82,14 +85,11 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
     model = unwrapped(task.build_model())
     loss = task.build_loss(model)
     check_loss(task.loss)
-    reason = learn_targets(loss, task, seed_of(config))
+    reason = learn_targets(loss, rest_of(task, skips), seed_of(config))
     given = Given(
-        train_samples=train_samples(task),
-        order=task.order,
-        batch_transform=name_of(task.batch_transform),
-        in_memory=slices_in_memory(task.train, task),
-        is_stream=is_stream(task.train),
-        loader=loader_settings(task.train),
+        train_samples=train_samples(task, skips),
+        skips=skips,
+        **_of_data(task),
         val_sets=tuple(task.val_sets()),
         val_batch_sizes=tuple(
             own["batch_size"] for data in task.val_sets().values() if (own := loader_settings(data))
@@ -113,9 +113,22 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
     return Planned(task, config, facts, decide(config, facts, given, origins=said), model, loss)
 
 
-def train_samples(task: Task) -> int | None:
+def _of_data(task: Task) -> dict[str, Any]:
+    """Say how the training data comes, in the words of Given."""
+    return {
+        "order": task.order,
+        "batch_transform": name_of(task.batch_transform),
+        "in_memory": slices_in_memory(task.train, task),
+        "is_stream": is_stream(task.train),
+        "loader": loader_settings(task.train),
+    }
+
+
+def train_samples(task: Task, skips: Skips | None) -> int | None:
     """Count the samples of an epoch of training; None where a stream does not say."""
-    return samples_of(task.train, "train") if task.order is None else len(task.order)
+    if task.order is not None:
+        return len(task.order)
+    return samples_of(task.train, "train") if skips is None else skips.left
 
 
 def _directions(task: Task) -> dict[str, Literal["min", "max"] | None]:

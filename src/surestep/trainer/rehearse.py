@@ -106,7 +106,7 @@ def overfit(task: Task, config: Config, samples: int) -> Overfit:
         name: value
         for name, value in config.said().items()
         if not name.startswith(("schedule.", "early_stop.", "validation."))
-        and name not in ("micro_batch_size", "epochs", "data.shuffle_buffer")
+        and name not in ("micro_batch_size", "epochs", "data.shuffle_buffer", "skip_samples")
     }
     if task.optimizer is None:
         options["optim.weight_decay"] = 0.0

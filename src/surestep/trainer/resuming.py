@@ -29,7 +29,9 @@ def _data(planned: Planned) -> dict[str, Any]:
     """Return what the training data is known by: how many samples, or how a stream begins."""
     task = planned.task
     if not is_stream(task.train):
-        return {"train samples": train_samples(task)}
+        skips = planned.plan.skip_samples
+        left_out = {} if skips is None else {"skip_samples": list(skips.samples)}
+        return {"train samples": train_samples(task, skips), **left_out}
     reader = Reader(dataset_of(planned.task.train, "train"), planned.plan.seed)
     workers = max(1, planned.plan.data_num_workers)  # one gives the same order as none
     return {"data.num_workers": workers, "first samples": fingerprint(reader)}

@@ -25,6 +25,7 @@ from surestep.record.run import Run, Which
 from surestep.trainer.gauge import Gauge
 from surestep.trainer.judge import judge, shown
 from surestep.trainer.shortage import out_of_memory
+from surestep.trainer.skipping import record_skips
 
 
 class Session:
@@ -118,7 +119,7 @@ class Session:
         if not micro_batches:
             raise ConfigError("train_step() got no micro-batches. Give a list of at least one.")
         feed, place = self.loop.feed, self.state.place
-        batch = feed.batch_of(micro_batches, (place.epoch, 0, place.position))
+        batch = feed.batch_of(micro_batches, (place.epoch, place.position, place.position))
         result = self.loop.step(feed.move(batch))
         self.loop.look()
         return result
@@ -246,6 +247,8 @@ class Session:
             stack.callback(self._progress.close)
             for callback in self.loop.callbacks:
                 stack.callback(callback.on_end, self.state)
+            if self.state.counts.skipped:
+                stack.callback(self._recorder.write_skipped)
             stack.callback(self.loop.log_point)
 
     def __enter__(self) -> "Session":
@@ -264,6 +267,8 @@ class Session:
         self.waited_s += point.waited_s
         self._recorder.steps(point)
         self._progress.log(point)
+        if point.skips:
+            record_skips(self._recorder, self.loop.feed, point.skips)
         for notice in self.loop.notices:
             text = notice()
             if text is not None:

@@ -14,6 +14,7 @@ from surestep.engine.data.lanes import Lanes
 from surestep.engine.data.order import Samples
 from surestep.engine.data.orders.plain import sequential
 from surestep.engine.data.sampler import sampler_of, sampler_order
+from surestep.engine.data.skips import Skips, Without
 from surestep.engine.data.source import InMemory, Rows
 from surestep.engine.data.stream import is_stream
 from surestep.engine.seed import LoadingRandomness
@@ -49,8 +50,10 @@ def samples_for(task: Task) -> Samples:
     return Samples(count, each, targets, parts)
 
 
-def with_order(task: Task) -> Task:
+def with_order(task: Task, skips: Skips | None = None) -> Task:
     """Return the task with its order over the training data: its own, or its DataLoader's.
+
+    An order that is given leaves `skips` out; a plain one is made where data.shuffle is known.
 
     Raises:
         DataError: the order does not fit the data, or two are given, or none to several datasets.
@@ -89,4 +92,5 @@ def with_order(task: Task) -> Task:
                 "each sample once."
             )
         return task
-    return replace(task, order=order.over(samples_for(task)))
+    whole = order if skips is None else Without(order, skips)
+    return replace(task, order=whole.over(samples_for(task)))

@@ -28,6 +28,7 @@ class Batch(NamedTuple):
 
     `end` is the place in the epoch after it; `ends_epoch` says that no other follows in the epoch.
     `part_items` are the items of each of several losses, of which `items` is the sum.
+    `left_out` says that it has no micro-batches since it follows on a loss spike.
     """
 
     micro_batches: tuple[MicroBatch, ...]
@@ -38,6 +39,7 @@ class Batch(NamedTuple):
     end: int
     ends_epoch: bool
     part_items: tuple[float, ...] = ()
+    left_out: bool = False
 
 
 def part_items_of(micro_batches: Iterable[MicroBatch]) -> tuple[float, ...]:

@@ -20,6 +20,7 @@ from surestep.engine.data.dataset import check_unsampled, loader_settings, sampl
 from surestep.engine.data.open import open_source
 from surestep.engine.data.order import Cut, Order, order_of
 from surestep.engine.data.passes import Stream
+from surestep.engine.data.skips import order_without
 from surestep.engine.data.source import InMemory, Source
 from surestep.engine.data.transform import Transform, transform_of
 from surestep.engine.loss import Loss
@@ -241,7 +242,8 @@ def feed(
     size = plan.batch_size if training else plan.validation_batch_size
     if own is not None and not training:
         size = own["batch_size"]
-    order = task.order if training else None
+    shuffle = training and plan.data_shuffle
+    order = order_without(task.order, plan.skip_samples, shuffle=shuffle) if training else None
     transform = transform_of(task, loss, plan) if training else None
     cut = Cut(
         samples=samples_of(data, part) if order is None else len(order),
@@ -250,7 +252,6 @@ def feed(
         drop_last=training and plan.data_drop_last,
     )
     source = open_source(data, part, cut, task=task, plan=plan, training=training)
-    shuffle = training and plan.data_shuffle
     return Feed(
         source,
         cut,

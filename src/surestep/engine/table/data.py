@@ -100,6 +100,14 @@ ROWS: Rows = {
         Row(lambda k: k["data.shuffle"], lambda _: "shuffled", "each sample once: data.shuffle"),
         default("sequential", "each sample once, as stored: data.shuffle is off"),
     ),
+    "skip_samples": (
+        Row(
+            lambda k: k.given.skips is not None,
+            lambda k: k.given.skips,
+            "left out by index, said: {origin}{k.skips_source}",
+        ),
+        default(None, "every sample is trained on"),
+    ),
     "batch_transform": (
         Row(
             lambda k: k.given.batch_transform is not None,
@@ -207,6 +215,15 @@ REFUSALS: Refusals = {
             lambda k: (
                 f"data.shuffle_buffer={k.said['data.shuffle_buffer']} is for streams, and the "
                 "training data has positions. Say data.shuffle=True, which mixes all of it."
+            ),
+        ),
+    ),
+    "skip_samples": (
+        Refusal(
+            lambda k: "skip_samples" in k.said and k.given.is_stream,
+            lambda _: (
+                "skip_samples names samples by index, and the training data is a stream, whose "
+                "samples have none. Leave them out in the stream itself."
             ),
         ),
     ),

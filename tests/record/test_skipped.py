@@ -1,0 +1,151 @@
+"""What a run skipped: in its events, in skipped.json, and read again by `skip_samples`."""
+
+import pytest
+import torch
+from torch import nn
+
+import surestep
+from surestep.base.errors import ConfigError
+from surestep.engine.data.order import order_of
+from surestep.record.files import read_json
+from surestep.record.skipped import gather, read_samples
+from tests.laws.bombs import BATCH, SAMPLES, bomb
+from tests.laws.tasks import session_of
+from tests.laws.test_law_5_skipping import EVERY
+
+OPTIONS = {
+    "epochs": 2,
+    "batch_size": BATCH,
+    "on_nonfinite": "skip",
+    "logging": {"every": f"{EVERY} steps"},
+}
+
+
+def guilty() -> int:
+    """Return the sample that spoils step 3 of the first epoch."""
+    return int(order_of(SAMPLES, 0, 0)[2 * BATCH + 2])
+
+
+def skipped_step(epoch: int) -> dict:
+    """Return the record of the step of an epoch in which the guilty sample is."""
+    order = order_of(SAMPLES, 0, epoch).tolist()
+    first = order.index(guilty()) // BATCH * BATCH
+    return {
+        "step": (epoch * SAMPLES + first) // BATCH + 1,
+        "epoch": epoch,
+        "positions": [first, first + BATCH],
+        "samples": order[first : first + BATCH],
+        "reason": "nonfinite",
+    }
+
+
+def test_skipped_steps_and_their_samples_are_recorded(tmp_path):
+    with session_of(bomb("both", [3]), tmp_path / "run", **OPTIONS) as session:
+        list(session.steps())
+    skipped = session.run.skipped
+    assert list(skipped.steps) == [skipped_step(0), skipped_step(1)]
+    assert skipped.times[guilty()] == 2 == max(skipped.times.values())
+    of_file = read_json(session.run.path / "skipped.json")
+    assert of_file["samples"] == skipped.samples
+    assert of_file["times"] == list(skipped.times.values())
+
+
+def test_its_file_leaves_them_out_of_the_next_run(tmp_path):
+    with session_of(bomb("both", [3]), tmp_path / "run", **OPTIONS) as session:
+        list(session.steps())
+    file = session.run.path / "skipped.json"
+    options = OPTIONS | {"on_nonfinite": "raise", "skip_samples": file}
+    with session_of(bomb("both", [3]), tmp_path / "next", **options) as again:
+        list(again.steps())
+    left = SAMPLES - len(session.run.skipped.samples)
+    assert again.plan.steps_per_epoch == -(-left // BATCH)
+    assert not again.run.skipped.steps
+    assert not (again.run.path / "skipped.json").exists()
+
+
+def test_a_resumed_run_has_skipped_what_one_that_never_stopped_did(tmp_path):
+    with session_of(bomb("both", [3, 7]), tmp_path / "whole", **OPTIONS) as whole:
+        list(whole.steps())
+    with session_of(bomb("both", [3, 7]), tmp_path / "run", **OPTIONS) as session:
+        for result in session.steps():
+            if result.step == 2:
+                session.save()
+            if result.step == 8:  # so that step 3 and 7 are skipped twice
+                break
+    with session_of(bomb("both", [3, 7]), tmp_path / "run", **OPTIONS) as session:
+        list(session.steps())
+    assert session.run.skipped == whole.run.skipped
+    assert len(whole.run.skipped.steps) == 4
+
+
+def test_overflow_is_recorded_and_blames_no_sample(tmp_path):
+    options = OPTIONS | {"precision": "fp16", "on_nonfinite": "raise", "epochs": 1}
+    with session_of(bomb("gradient", [3]), tmp_path / "run", **options) as session:
+        list(session.steps())
+    reasons = [each["reason"] for each in session.run.skipped.steps]
+    assert reasons == ["overflow"]
+    assert session.run.skipped.samples == []
+
+
+def test_batch_without_items_is_recorded_and_blames_no_sample(tmp_path):
+    x, y = torch.randn(12, 4), torch.tensor([0, 1, 2, 0] + [-100] * 4 + [0, 1, 2, 0])
+    task = surestep.Task(nn.Linear(4, 3), nn.CrossEntropyLoss(), (x, y))
+    options = {"epochs": 1, "batch_size": 4, "data": {"shuffle": False}}
+    with session_of(task, tmp_path / "run", **options) as session:
+        list(session.steps())
+    (step,) = session.run.skipped.steps
+    assert (step["reason"], step["samples"]) == ("no_items", [4, 5, 6, 7])
+    assert session.run.skipped.samples == []
+
+
+def test_batches_of_ones_own_have_no_indices(tmp_path):
+    data = (torch.randn(8, 4), torch.arange(8) % 3)
+    task = surestep.Task(nn.Linear(4, 3), nn.CrossEntropyLoss(), data)
+    options = {"max_steps": 3, "batch_size": 4, "on_nonfinite": "skip"}
+    with session_of(task, tmp_path / "run", **options) as session:
+        session.train_step([(torch.full((4, 4), torch.nan), torch.arange(4) % 3)])
+        session.loop.log_point()
+    (step,) = session.run.skipped.steps
+    assert (step["positions"], step["samples"]) == (None, None)
+
+
+def test_what_was_done_again_counts_once():
+    def event(step, reason):
+        where = {"epoch": 0, "positions": [0, 1], "samples": [step]}
+        return {"event": "skipped", "step": step, "reason": reason, **where}
+
+    events = [event(1, "overflow"), event(3, "nonfinite"), {"event": "resume", "step": 2}]
+    assert [each["step"] for each in gather(events).steps] == [1]
+    assert [each["step"] for each in gather([*events, event(3, "nonfinite")]).steps] == [1, 3]
+
+
+@pytest.mark.parametrize("text", ["5\n3\n", "[5, 3]", '{"samples": [5, 3], "steps": []}', "5 3"])
+def test_indices_are_read_from_lines_lists_and_the_file_of_a_run(tmp_path, text):
+    path = tmp_path / "bad"
+    path.write_text(text)
+    assert read_samples(path) == [5, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("5\nx\n", "holds 'x', which is no index"),
+        ("[5, -1]", "holds -1, which is no index"),
+        ("[5, 1.5]", "holds 1.5, which is no index"),
+        ("[5, true]", "holds True, which is no index"),
+        ('{"sample": [5]}', "has no list of samples"),
+        ("[5", "is no JSON"),
+        ("", "names no sample"),
+        (b"\xff\xfe", "it is no text"),
+    ],
+)
+def test_files_without_indices_are_refused(tmp_path, text, message):
+    path = tmp_path / "bad"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError, match=message):
+        read_samples(path)
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere.*cannot be read: No such file"):
+        read_samples(tmp_path / "nowhere")
