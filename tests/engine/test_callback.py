@@ -55,6 +55,7 @@ def test_stop_ends_the_run_after_the_step(tmp_path):
 def test_save_writes_a_checkpoint_of_the_step(tmp_path):
     with watched(tmp_path, Diary("on_step", Request.SAVE), epochs=3).session as session:
         next(session.steps())
+        session.saving.collect(wait=True)
         assert session.run.last.step == 1
 
 
@@ -68,6 +69,7 @@ def test_evaluate_measures_after_the_step(tmp_path):
 def test_a_request_within_a_step_is_done_after_it(tmp_path):
     with watched(tmp_path, Diary("on_backward", Request.SAVE), epochs=3).session as session:
         next(session.steps())
+        session.saving.collect(wait=True)
         assert session.run.last.step == 1
 
 

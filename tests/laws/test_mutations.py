@@ -26,6 +26,7 @@ from surestep.engine.losses.several import weighted
 from surestep.engine.optim import freezing, groups
 from surestep.engine.optim.layers import layers_of
 from surestep.engine.parallel import guard, single
+from surestep.record.checkpoint import saver, snapshot
 from surestep.trainer import wire
 from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
 from tests.laws.test_law_1_several_losses import check_cut as check_several
@@ -42,6 +43,7 @@ from tests.laws.test_law_5_fp16 import check_overflow
 from tests.laws.test_law_5_skipping import check_failure, check_skips
 from tests.laws.test_law_6_calls import check_calls, check_files
 from tests.laws.test_law_6_no_stall import check_no_reads
+from tests.laws.test_law_7_saving import check_background, check_two_saves
 from tests.laws.test_law_9_honest import check_unknown, check_wish
 from tests.laws.test_law_9_precision import check_precision
 from tests.laws.test_law_9_refusals import check_refusal
@@ -341,6 +343,19 @@ MUTATIONS = [
             "a file more",
             before(step, "forward_backward", lambda *_: parse_duration("1 step")),
             check_files,
+        ),
+    ),
+    *of_law(
+        7,
+        (
+            "the thread writes what is trained on",
+            instead(snapshot.Staging, "_copied", lambda _, tensors: tensors),
+            check_background,
+        ),
+        (
+            "a save does not wait for the one before",
+            instead(saver.Saver, "wait", nothing),
+            check_two_saves,
         ),
     ),
     *of_law(

@@ -1,6 +1,7 @@
 """Writing a run folder: who holds it, what it says, what it keeps."""
 
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ from surestep.engine.plan import Plan
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.state import State
 from surestep.record.checkpoint.keep import retain, sweep
-from surestep.record.checkpoint.snapshot import Staging
-from surestep.record.checkpoint.write import write_checkpoint
+from surestep.record.checkpoint.saver import Outcome, Saver
 from surestep.record.environment import environment
 from surestep.record.events import EventWriter
 from surestep.record.files import DISK_HINT, read_json, write_json
@@ -49,7 +49,7 @@ class Recorder:
         self.known = (folder / "config.json").exists()
         self._events: EventWriter | None = None
         self._status: dict[str, Any] = {}
-        self._staging = Staging()
+        self._saver: Saver | None = None
         sweep(self.checkpoints)
 
     @property
@@ -128,25 +128,43 @@ class Recorder:
         write_json(path, content)
         return path
 
-    def save(self, state: State, plan: Plan) -> Path:
-        """Write a checkpoint, then let go of those that need not stay."""
+    def save(self, state: State, plan: Plan) -> None:
+        """Begin a checkpoint, and let go of those that need not stay when it is written."""
+        if self._saver is None:
+            self._saver = Saver(
+                self.checkpoints,
+                partial(_tidy, self.checkpoints, plan),
+                background=plan.checkpoint_async_save,
+            )
         ends = cycle_ends(plan.schedule)
         taken = state.place.steps_taken
-        cycle = ends.index(taken) + 1 if taken in ends else None
-        path = write_checkpoint(self.checkpoints, self._staging.take(state, cycle=cycle))
-        self.event("checkpoint", step=state.place.step, path=f"checkpoints/{path.name}")
-        retain(
-            self.checkpoints,
-            keep_last=plan.checkpoint_keep_last,
-            keep_best=plan.checkpoint_keep_best,
-            metric=plan.validation_metric,
-            mode=plan.validation_mode,
-            cycles=bool(ends),
-        )
-        return path
+        self._saver.save(state, cycle=ends.index(taken) + 1 if taken in ends else None)
+
+    def saved(self, *, wait: bool = False) -> list[Outcome]:
+        """Return what came of the saves that are done, each once, and write it down.
+
+        Args:
+            wait: for the one that is being written.
+        """
+        if self._saver is None:
+            return []
+        if wait:
+            self._saver.wait()
+        outcomes = self._saver.outcomes()
+        for each in outcomes:
+            if each.path is not None:
+                self.event(
+                    "checkpoint",
+                    step=each.step,
+                    path=f"checkpoints/{each.path.name}",
+                    seconds=round(each.seconds, 4),
+                    waited_s=round(each.waited_s, 4),
+                )
+        return outcomes
 
     def close(self) -> None:
-        """Let the folder go."""
+        """Let the folder go, when nothing is being written into it any more."""
+        self.saved(wait=True)
         try:
             if self._events is not None:
                 self._events.close()
@@ -164,6 +182,17 @@ class Recorder:
         if self._made:
             with suppress(OSError):  # somebody has put something into it meanwhile
                 self.folder.rmdir()
+
+
+def _tidy(folder: Path, plan: Plan) -> None:
+    retain(
+        folder,
+        keep_last=plan.checkpoint_keep_last,
+        keep_best=plan.checkpoint_keep_best,
+        metric=plan.validation_metric,
+        mode=plan.validation_mode,
+        cycles=bool(cycle_ends(plan.schedule)),
+    )
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> Any:

@@ -57,14 +57,13 @@ def _train(session: Session) -> None:
         if has_val and evaluating.due(result.step, items, now, ended):
             _evaluate(session)
         if saving.due(result.step, items, now, ended) and not session.is_saved:
-            session.save()
+            session.saving.begin()
         if cycles and _ends_cycle(result, cycles) and not session.is_saved:
-            session.save()
+            session.saving.begin()
     if not loop.interrupted:
         if has_val:
             _evaluate(session)
-        if not session.is_saved:
-            session.save()
+        session.saving.finish()
 
 
 def _ends_cycle(result: StepResult, cycles: frozenset[int]) -> bool:
@@ -88,7 +87,7 @@ def _evaluate(session: Session) -> None:
     session.evaluate()
     plan, standing = session.plan, session.state.standing
     if session.is_best and plan.checkpoint_keep_best:
-        session.save()
+        session.saving.begin()
     patience = plan.early_stop_patience
     if patience is not None and standing.since_best >= patience:
         best = "not a number"

@@ -24,6 +24,7 @@ from surestep.record.recorder import Recorder
 from surestep.record.run import Run, Which
 from surestep.trainer.gauge import Gauge
 from surestep.trainer.judge import judge, shown
+from surestep.trainer.saving import Saving
 from surestep.trainer.shortage import out_of_memory
 from surestep.trainer.skipping import record_skips
 
@@ -36,6 +37,7 @@ class Session:
         task: what is trained.
         loop: the generator of steps.
         finished: the folder holds a run that is done; there are no steps left.
+        saving: saves without waiting for the disk.
     """
 
     def __init__(
@@ -57,9 +59,9 @@ class Session:
         self._settings = settings
         self._closed = False
         self._progress: Quiet | Plain | Bar = Quiet()
-        self._saved_step: int | None = None
+        self.saving = Saving(recorder, loop, gauge, self.say)
         loop.on_log.append(self._log)
-        loop.act = {Request.SAVE: self.save, Request.EVALUATE: self.evaluate}
+        loop.act = {Request.SAVE: self.saving.begin, Request.EVALUATE: self.evaluate}
         loop.out_of_memory = partial(out_of_memory, recorder, loop)
 
     def open(self, progress: Quiet | Plain | Bar, *, finished: bool) -> None:
@@ -68,7 +70,7 @@ class Session:
         if isinstance(progress, Bar):
             self.loop.watch(progress)
         if self.state.place.step:
-            self._saved_step = self.state.place.step
+            self.saving.step = self.state.place.step
 
     @property
     def state(self) -> State:
@@ -183,16 +185,14 @@ class Session:
             return self._gauge.predict(part, mc_dropout)
 
     def save(self) -> Path:
-        """Write a checkpoint of this moment; return its folder.
+        """Write a checkpoint of this moment; return its folder, which is there then.
+
+        `saving.begin()` does not wait for the disk.
 
         Raises:
             CheckpointError: the disk is full or cannot be written; the older ones are untouched.
         """
-        self.loop.log_point()
-        self._gauge.average()
-        path = self._recorder.save(self.state, self.plan)
-        self._saved_step = self.state.place.step
-        return path
+        return self.saving.now()
 
     @property
     def closed(self) -> bool:
@@ -206,8 +206,8 @@ class Session:
 
     @property
     def is_saved(self) -> bool:
-        """Whether this very step has been saved."""
-        return self._saved_step == self.state.place.step
+        """Whether this very step has been saved, or is being written."""
+        return self.saving.step == self.state.place.step
 
     @property
     def is_best(self) -> bool:
@@ -220,6 +220,7 @@ class Session:
 
     def end(self, status: str, **more: Any) -> None:
         """Write how the run ended: finished, stopped or failed."""
+        self.saving.collect(wait=True)
         place, counts = self.state.place, self.state.counts
         figures = {
             "step": place.step,
@@ -245,6 +246,7 @@ class Session:
             stack.callback(self.loop.feed.close)
             stack.callback(self._gauge.close)
             stack.callback(self._progress.close)
+            stack.callback(self.saving.collect, wait=True)
             for callback in self.loop.callbacks:
                 stack.callback(callback.on_end, self.state)
             if self.state.counts.skipped:
@@ -266,6 +268,7 @@ class Session:
         self.seconds += point.seconds
         self.waited_s += point.waited_s
         self._recorder.steps(point)
+        self.saving.collect()
         self._progress.log(point)
         if point.skips:
             record_skips(self._recorder, self.loop.feed, point.skips)

@@ -23,6 +23,9 @@ class Checkpoint(Group):
     keep_best: Whole | None = Field(
         default=None, description="Best checkpoints to keep, by the metric."
     )
+    async_save: bool | None = Field(
+        default=None, description="Write checkpoints in a thread while training goes on."
+    )
     weights: Literal["all", "trained"] | None = Field(
         default=None, description="Save all weights, or none of the frozen parameters."
     )

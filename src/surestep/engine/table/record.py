@@ -19,6 +19,15 @@ ROWS: Rows = {
     ),
     "checkpoint.keep_last": plain("checkpoint.keep_last", 2, "the newest, and one behind it"),
     "checkpoint.keep_best": plain("checkpoint.keep_best", 1, "the best by validation.metric"),
+    "checkpoint.async_save": (
+        said("checkpoint.async_save"),
+        Row(
+            lambda k: k.facts.cpus < 2,
+            lambda _: False,
+            "one CPU: a thread that writes would take it from the steps",
+        ),
+        default(True, "a step waits only while the state is copied; a thread writes the copy"),
+    ),
     "checkpoint.weights": (
         said("checkpoint.weights"),
         Row(

@@ -10,8 +10,9 @@ Source: https://github.com/huggingface/safetensors#format
 import hashlib
 import json
 from collections.abc import Mapping
+from io import RawIOBase
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_PIECE = 2**24  # bytes: what is written and hashed at once
 _ALIGNED = 8  # bytes: where the first tensor may begin
 
 
@@ -67,7 +69,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> File:
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNED)
-    with path.open("xb") as file:
+    with path.open("xb", buffering=0) as file:
         hashed = _Hashed(file)
         hashed.write(len(text).to_bytes(8, "little"))
         hashed.write(text)
@@ -80,7 +82,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> File:
 
 def write_text(path: Path, text: str) -> File:
     """Write text; return its size and hash."""
-    with path.open("xb") as file:
+    with path.open("xb", buffering=0) as file:
         hashed = _Hashed(file)
         hashed.write(text.encode())
     return hashed.result()
@@ -101,17 +103,23 @@ def name_of(name: str, dtype: torch.dtype) -> str:
 
 
 class _Hashed:
-    """A file that is hashed as it is written."""
+    """A file that is hashed as it is written.
 
-    def __init__(self, file: IO[bytes]) -> None:
+    It has no buffer: a process that is forked meanwhile would write what is left in one again.
+    """
+
+    def __init__(self, file: RawIOBase) -> None:
         self.file = file
         self.sha256 = hashlib.sha256()
         self.bytes = 0
 
     def write(self, data: Any) -> None:
-        self.file.write(data)
-        self.sha256.update(data)
-        self.bytes += len(data)
+        left = memoryview(data)
+        while left:
+            done = self.file.write(left[:_PIECE]) or 0
+            self.sha256.update(left[:done])
+            self.bytes += done
+            left = left[done:]
 
     def result(self) -> File:
         return File(self.bytes, self.sha256.hexdigest())

@@ -1,0 +1,98 @@
+"""Saving what a session has reached, and telling what came of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from surestep.base.errors import CheckpointError
+from surestep.engine.loop import Loop
+from surestep.record.checkpoint.saver import Outcome
+from surestep.record.recorder import Recorder
+from surestep.trainer.gauge import Gauge
+
+
+class Saving:
+    """The saves of one session.
+
+    Args:
+        recorder: of the run folder.
+        loop: whose state is saved.
+        gauge: makes the average ready.
+        say: shows a line.
+
+    Attributes:
+        step: of the newest save that did not fail.
+    """
+
+    def __init__(
+        self, recorder: Recorder, loop: Loop, gauge: Gauge, say: Callable[[str], None]
+    ) -> None:
+        self.step: int | None = None
+        self._recorder = recorder
+        self._loop = loop
+        self._gauge = gauge
+        self._say = say
+
+    def begin(self) -> None:
+        """Save the state of this moment; where a thread writes, only the copy is waited for.
+
+        What could not be written is told at the next log point, and the next save tries again.
+
+        Raises:
+            CheckpointError: a part of the state has no plain form.
+        """
+        self._save()
+        self.collect()
+
+    def now(self) -> Path:
+        """Save the state of this moment, and wait until it is written; return its folder.
+
+        Raises:
+            CheckpointError: the disk is full or cannot be written; the older ones are untouched.
+        """
+        self.collect(wait=True)
+        self._save()
+        (outcome,) = self._recorder.saved(wait=True)
+        if outcome.path is None:
+            assert outcome.error is not None
+            self.step = None
+            raise outcome.error
+        self._take_in(outcome)
+        return outcome.path
+
+    def finish(self) -> None:
+        """Wait for what is being written; save this step where that failed or was not done.
+
+        Raises:
+            CheckpointError: the disk is full or cannot be written; the older ones are untouched.
+        """
+        self.collect(wait=True)
+        if self.step != self._loop.state.place.step:
+            self.now()
+
+    def collect(self, *, wait: bool = False) -> None:
+        """Take in what came of the saves that are done, or of all of them.
+
+        Raises:
+            Exception: what is no trouble of the disk's.
+        """
+        for outcome in self._recorder.saved(wait=wait):
+            self._take_in(outcome)
+
+    def _save(self) -> None:
+        self._loop.log_point()
+        self._gauge.average()
+        self._recorder.save(self._loop.state, self._loop.plan)
+        self.step = self._loop.state.place.step
+
+    def _take_in(self, outcome: Outcome) -> None:
+        if outcome.path is None and self.step == outcome.step:
+            self.step = None
+        if outcome.error is None:
+            return
+        if not isinstance(outcome.error, CheckpointError):
+            raise outcome.error
+        text = str(outcome.error)
+        if outcome.path is None:
+            text += " The run goes on, and the next save tries again."
+        self._recorder.event("notice", step=outcome.step, text=text)
+        self._say(text)
