@@ -26,7 +26,9 @@ from surestep.engine.losses.several import weighted
 from surestep.engine.optim import freezing, groups
 from surestep.engine.optim.layers import layers_of
 from surestep.engine.parallel import guard, single
-from surestep.record.checkpoint import saver, snapshot
+from surestep.record.checkpoint import opened, saver, snapshot
+from surestep.record.checkpoint.manifest import read_manifest
+from surestep.record.recorder import Recorder
 from surestep.trainer import wire
 from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
 from tests.laws.test_law_1_several_losses import check_cut as check_several
@@ -43,6 +45,7 @@ from tests.laws.test_law_5_fp16 import check_overflow
 from tests.laws.test_law_5_skipping import check_failure, check_skips
 from tests.laws.test_law_6_calls import check_calls, check_files
 from tests.laws.test_law_6_no_stall import check_no_reads
+from tests.laws.test_law_7_durable import check_damage
 from tests.laws.test_law_7_saving import check_background, check_two_saves
 from tests.laws.test_law_9_honest import check_unknown, check_wish
 from tests.laws.test_law_9_precision import check_precision
@@ -217,8 +220,8 @@ MUTATIONS = [
             "moments are not loaded",
             after(
                 prepare,
-                "load_checkpoint",
-                lambda _, path, state, *rest: state.optimizer.state.clear(),
+                "load_opened",
+                lambda _, found, state, *rest: state.optimizer.state.clear(),
             ),
             check_resume,
         ),
@@ -356,6 +359,16 @@ MUTATIONS = [
             "a save does not wait for the one before",
             instead(saver.Saver, "wait", nothing),
             check_two_saves,
+        ),
+        (
+            "hashes are not compared",
+            instead(opened, "verify", read_manifest),
+            lambda folder: check_damage(folder, damage="a bit in its middle"),
+        ),
+        (
+            "damage is not told",
+            instead(Recorder, "passed_over", ()),
+            check_damage,
         ),
     ),
     *of_law(

@@ -7,6 +7,7 @@ SurestepError
 ├── RecipeError       a recipe file cannot be used
 ├── RunError          a run folder is held, missing, or belongs to another config
 ├── CheckpointError   a checkpoint is missing or does not fit
+│   └── DamagedError  it is not what was written; another may be good
 ├── OutOfMemory       a step needs more memory than there is
 └── NonFiniteError    the loss or a gradient stopped being finite
 """
@@ -41,6 +42,10 @@ class RunError(SurestepError):
 
 class CheckpointError(SurestepError):
     """A checkpoint is missing, unreadable, or does not fit the model."""
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint is not what was written; one that is older may be good."""
 
 
 class OutOfMemory(SurestepError):

@@ -1,13 +1,20 @@
-"""Writing files so that a reader never sees half of one."""
+"""Writing files so that a reader never sees half of one, and reading what anybody wrote.
+
+What is read is a plain file of a size that fits in memory, never a link, a pipe or a device: to
+open one of those may wait for ever, or reach what nobody meant.
+"""
 
 import json
 import math
 import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from surestep.base.errors import RunError
 
+LARGEST = 2**26  # bytes that are read at once: the record of some 300,000 tensors
+DEEPEST = 100  # lists and dicts within each other
 DISK_HINT = "Free some space, or choose another folder with --run (run= in Python)."
 
 
@@ -63,6 +70,80 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path} is missing: {path.parent} is not a whole run folder.") from None
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read: {error}.") from error
+
+
+def open_plain(path: Path) -> IO[bytes]:
+    """Open a file to read, unbuffered.
+
+    Raises:
+        OSError: missing or unreadable.
+        ValueError: it is a link, or no file.
+    """
+    if path.is_symlink():
+        raise ValueError("it is a link")
+    # O_NONBLOCK, because a pipe is opened only when somebody writes to it.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    file = os.fdopen(os.open(path, flags), "rb", buffering=0)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError("it is no file")
+    return file
+
+
+def read_plain(path: Path, most: int = LARGEST) -> bytes:
+    """Read a file of at most so many bytes.
+
+    Raises:
+        OSError: missing or unreadable.
+        ValueError: it is a link, no file, or larger.
+    """
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise ValueError(f"it has {size:,} bytes, and at most {most:,} are read")
+        return file.read(most + 1)[:most]
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse JSON that means one thing: each key once, numbers that are finite, text that is text.
+
+    Raises:
+        ValueError: it is no JSON, or none of that kind, or nested too deep.
+    """
+    try:
+        found = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_once,
+            parse_constant=_number,
+            parse_float=_number,
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    level = [found]
+    for _ in range(DEEPEST):
+        parts = [each.values() if isinstance(each, dict) else each for each in level if each]
+        level = [each for part in parts for each in part if isinstance(each, (dict, list))]
+        if not level:
+            break
+    else:
+        raise ValueError("it is nested too deep")
+    if b"\\u" in data:
+        json.dumps(found, ensure_ascii=False).encode()  # halves of characters are no text
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it has {next(n for n in found if names.count(n) > 1)!r} twice")
+    return found
+
+
+def _number(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is no number")
+    return value
 
 
 def sync(path: Path) -> None:

@@ -5,16 +5,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from surestep.base.errors import RunError
+from surestep.base.errors import CheckpointError, RunError
 from surestep.engine.facts import Facts
 from surestep.engine.log_point import LogPoint, Skip
 from surestep.engine.plan import Plan
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.state import State
+from surestep.record.checkpoint.good import Newest, PassedOver, newest_good, put_aside
 from surestep.record.checkpoint.keep import retain, sweep
+from surestep.record.checkpoint.opened import Opened
 from surestep.record.checkpoint.saver import Outcome, Saver
 from surestep.record.environment import environment
-from surestep.record.events import EventWriter
+from surestep.record.events import EventWriter, read_events
 from surestep.record.files import DISK_HINT, read_json, write_json
 from surestep.record.hold import Hold
 from surestep.record.run import Run
@@ -50,12 +52,41 @@ class Recorder:
         self._events: EventWriter | None = None
         self._status: dict[str, Any] = {}
         self._saver: Saver | None = None
+        self._newest: Newest | None = None
         sweep(self.checkpoints)
 
     @property
     def run(self) -> Run:
         """The folder, to read from."""
         return Run(self.folder)
+
+    def newest(self) -> Opened | None:
+        """Return the newest checkpoint that is good; None before the first was saved.
+
+        It is looked for once, when the run is about to go on.
+
+        Raises:
+            CheckpointError: there are some, or were, and none is good.
+        """
+        if self._newest is None:
+            found = newest_good(self.checkpoints)
+            if found.opened is None and self._has_saved():
+                raise CheckpointError(
+                    f"{self.folder} had checkpoints, and has none now. Put one back, or start "
+                    "anew in another folder with --run (run= in Python)."
+                )
+            self._newest = found
+        return self._newest.opened
+
+    @property
+    def passed_over(self) -> tuple[PassedOver, ...]:
+        """The damaged checkpoints that are newer than the one the run goes on from."""
+        return () if self._newest is None else self._newest.passed_over
+
+    def _has_saved(self) -> bool:
+        """Say whether the run has ever published a checkpoint."""
+        events = self.folder / "events.jsonl"
+        return events.exists() and any(e["event"] == "checkpoint" for e in read_events(events))
 
     def check_same(self, config: dict[str, Any]) -> None:
         """Check that the folder's config is this one; what is only shown may differ.
@@ -88,6 +119,25 @@ class Recorder:
             raise RunError(
                 f"{self.folder} cannot be written: {error.strerror}. {DISK_HINT}"
             ) from error
+        self._put_aside()
+
+    def _put_aside(self) -> None:
+        """Rename the damaged checkpoints, and tell what the run goes on from instead."""
+        if self._newest is None or self._newest.opened is None:
+            return
+        for path, reason in self.passed_over:
+            try:
+                aside = put_aside(path)
+            except OSError as error:
+                raise RunError(
+                    f"{path} could not be put aside: {error.strerror}. {reason} Move it away."
+                ) from error
+            self.event(
+                "fallback",
+                step=self._newest.opened.manifest.step,
+                damaged=f"checkpoints/{aside.name}",
+                reason=reason,
+            )
 
     def status(self, status: str, **more: Any) -> None:
         """Write how the run stands: running, stopped, failed or finished."""

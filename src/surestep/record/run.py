@@ -1,21 +1,48 @@
 """A Run, as everybody reads it: config, events, best and last checkpoint."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from torch import nn
 
-from surestep.base.errors import CheckpointError, ConfigError, RunError, near
+from surestep.base.errors import CheckpointError, ConfigError, DamagedError, RunError, near
+from surestep.record.checkpoint.faults import GoneError
+from surestep.record.checkpoint.good import TRIES, newest_good, none_good, survey
 from surestep.record.checkpoint.keep import best_first, cycle_checkpoints
 from surestep.record.checkpoint.listing import Saved, list_checkpoints, saved, step_of
-from surestep.record.checkpoint.read import load_model
+from surestep.record.checkpoint.opened import Opened, open_checkpoint
+from surestep.record.checkpoint.read import load_weights
 from surestep.record.events import read_events
 from surestep.record.files import read_json
 from surestep.record.skipped import Skipped, gather
 
 Which = Literal["best", "last", "average"]
+NO_SECOND = "Put a copy of it back, or take the newest that is good: which='last' (--which last)."
+logger = logging.getLogger("surestep")
+
+
+class Chosen(NamedTuple):
+    """A checkpoint that was verified, and which of its weights are meant."""
+
+    saved: Saved
+    opened: Opened
+    average: bool
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether it lacks frozen parameters, which the model must have already."""
+        return bool(self.opened.record.get("base"))
+
+    def load(self, model: nn.Module) -> None:
+        """Load the weights into a model.
+
+        Raises:
+            CheckpointError: they do not fit.
+        """
+        load_weights(self.opened, model, average=self.average)
 
 
 @dataclass(frozen=True)
@@ -46,21 +73,33 @@ class Run:
 
     @property
     def last(self) -> Saved | None:
-        """The newest checkpoint, or None."""
-        found = list_checkpoints(self.checkpoints)
-        return saved(found[-1]) if found else None
+        """The newest checkpoint, or None; one that is seen to be damaged is told and left out."""
+        found = survey(self.checkpoints)
+        for each in found.newer_damaged():
+            logger.warning("%s", each.reason)
+        return found.good[-1] if found.good else None
 
     @property
     def best(self) -> Saved | None:
-        """The best checkpoint by validation.metric; the newest where nothing was measured."""
+        """The best checkpoint by validation.metric; the newest where nothing was measured.
+
+        Raises:
+            DamagedError: it is seen to be damaged, or what may be it; no other is the best.
+        """
         judged = self.status.get("judged_by")
-        ranked = best_first(list_checkpoints(self.checkpoints), *judged) if judged else []
+        if not judged:
+            return self.last
+        found = survey(self.checkpoints)
+        ranked = best_first(found.good, *judged)
+        for each in found.damaged if found.good else []:
+            if each.step == found.good[-1].best_step or each in found.newer_damaged():
+                raise DamagedError(f"{each.reason} {NO_SECOND}")
         return ranked[0] if ranked else self.last
 
     @property
     def cycles(self) -> list[Saved]:
         """The checkpoints at the ends of the schedule's cycles, for an ensemble of snapshots."""
-        return cycle_checkpoints(list_checkpoints(self.checkpoints))
+        return cycle_checkpoints(survey(self.checkpoints).good)
 
     @property
     def skipped(self) -> Skipped:
@@ -77,12 +116,45 @@ class Run:
 
         Raises:
             ConfigError: none of those.
-            CheckpointError: there is none, or it does not fit.
+            DamagedError: the best, or the step's, is damaged.
+            CheckpointError: there is none, or none that is good, or it does not fit.
         """
-        found = self.saved(which)
-        average = which == "average" or (which == "best" and found.measured == "average")
-        load_model(found.path, model, average=average)
-        return found
+        chosen = self.choose(which)
+        chosen.load(model)
+        return chosen.saved
+
+    def choose(self, which: Which | int) -> Chosen:
+        """Verify a checkpoint, every byte, and return it.
+
+        In place of the last one, if it is damaged, comes the newest that is good, which is told.
+        In place of the best, or of a step's, comes none.
+
+        Raises:
+            ConfigError: none of those.
+            DamagedError: the best, or the step's, is damaged.
+            CheckpointError: there is none, or none that is good.
+        """
+        if which not in ("last", "average"):
+            return self._choose(which)
+        self.saved(which)
+        newest = newest_good(self.checkpoints)
+        for each in newest.passed_over:
+            logger.warning("%s", each.reason)
+        if newest.opened is None:
+            raise CheckpointError(f"{self.path} has no checkpoint yet.")
+        return Chosen(newest.opened.saved, newest.opened, average=which == "average")
+
+    def _choose(self, which: Which | int) -> Chosen:
+        for _ in range(TRIES):
+            found = self.saved(which)
+            try:
+                opened = open_checkpoint(found.path)
+            except GoneError:
+                continue
+            except DamagedError as error:
+                raise DamagedError(f"{error} {NO_SECOND}") from error
+            return Chosen(found, opened, which == "best" and found.measured == "average")
+        raise GoneError(f"{self.checkpoints} loses its checkpoints faster than they can be read.")
 
     def saved(self, which: Which | int) -> Saved:
         """Return the best checkpoint, the last, which holds the newest average too, or a step's.
@@ -97,7 +169,7 @@ class Run:
             raise ConfigError(f"which={which!r} is not known. {near(which, get_args(Which))}")
         found = self.best if which == "best" else self.last
         if found is None:
-            raise CheckpointError(f"{self.path} has no checkpoint yet.")
+            raise CheckpointError(none_good(self.checkpoints, survey(self.checkpoints).damaged))
         if which == "average" and not found.has_average:
             raise CheckpointError(
                 f"{found.path} has no averaged weights. Train with average.kind='ema' or 'swa', or "

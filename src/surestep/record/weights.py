@@ -70,12 +70,9 @@ def _files(path: Path) -> list[Path]:
 
 def _best(folder: Path) -> Path:
     try:
-        best = Run(folder).best
-    except RunError as error:
+        return Run(folder).choose("best").saved.path
+    except (RunError, CheckpointError) as error:
         raise CheckpointError(f"init={str(folder)!r}: {error}") from error
-    if best is None:
-        raise CheckpointError(f"init={str(folder)!r} has no checkpoint yet.")
-    return best.path
 
 
 def _shards(index: Path) -> list[Path]:

@@ -9,7 +9,6 @@ from surestep.engine.metrics import Value
 from surestep.engine.precision import autocast, placed, process_settings
 from surestep.engine.task import Task
 from surestep.record.checkpoint.listing import Saved
-from surestep.record.checkpoint.read import leaves_out
 from surestep.record.run import Run, Which
 from surestep.trainer.planning import Planned, check_part, feeds, plan_task, start
 
@@ -57,7 +56,9 @@ def loaded(run: Run, planned: Planned, which: Which) -> tuple[nn.Module, Saved]:
     Raises:
         CheckpointError: there is none, or it does not fit.
     """
-    if leaves_out(run.saved(which).path):
+    chosen = run.choose(which)
+    if chosen.leaves_out:
         start(planned)
     model = placed(planned.model, planned.plan)
-    return model, run.load_model(model, which)
+    chosen.load(model)
+    return model, chosen.saved

@@ -14,7 +14,7 @@ from surestep.engine.callback import Callback
 from surestep.engine.model.initial import Started
 from surestep.engine.precision import process_settings
 from surestep.engine.task import Task
-from surestep.record.checkpoint.read import leaves_out, load_checkpoint
+from surestep.record.checkpoint.read import load_opened
 from surestep.record.files import DISK_HINT
 from surestep.record.recorder import Recorder
 from surestep.trainer.build import build
@@ -59,7 +59,8 @@ def prepare(
         settings.enter_context(process_settings(planned.plan))
         asked = asked_of(origin, planned)
         checkpoint = where_it_stands(recorder, asked, resume)
-        started = start(planned) if checkpoint is None or leaves_out(checkpoint) else None
+        leaves_out = checkpoint is not None and bool(checkpoint.record.get("base"))
+        started = start(planned) if checkpoint is None or leaves_out else None
         fresh = checkpoint is None and started is None
         loop = build(planned, settings, callbacks, fresh=fresh)
         plan, task = planned.plan, planned.task
@@ -67,8 +68,8 @@ def prepare(
             plan, task, loop, Gauge(plan, task, loop, feeds(planned)), recorder, settings
         )
         if checkpoint is not None:
-            load_checkpoint(checkpoint, session.state)
-        finished = recorder.known and is_finished(recorder)
+            load_opened(checkpoint, session.state)
+        finished = is_finished(recorder)
         if not finished:
             _record_start(recorder, asked, planned, started)
         begin(session, recorder, finished=finished)

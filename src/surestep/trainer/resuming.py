@@ -1,12 +1,11 @@
 """What a run was asked to be, and whether the folder's run may go on as that."""
 
-from pathlib import Path
 from typing import Any, Literal
 
 from surestep.base.errors import CheckpointError, RunError
 from surestep.engine.data.dataset import dataset_of
 from surestep.engine.data.stream import Reader, fingerprint, is_stream
-from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.checkpoint.opened import Opened
 from surestep.record.files import plain
 from surestep.record.recorder import Recorder
 from surestep.trainer.planning import Origin, Planned, train_samples
@@ -38,22 +37,30 @@ def _data(planned: Planned) -> dict[str, Any]:
 
 
 def is_finished(recorder: Recorder) -> bool:
-    """Say whether the folder holds a run that is done."""
-    return recorder.run.status.get("status") == "finished"
+    """Say whether the folder holds a run that is done, and its last checkpoint is good."""
+    if not recorder.known or recorder.run.status.get("status") != "finished":
+        return False
+    newest = recorder.newest()
+    return newest is None or newest.manifest.step >= recorder.run.status.get("step", 0)
 
 
-def where_it_stands(recorder: Recorder, asked: dict[str, Any], resume: Resume) -> Path | None:
-    """Return the checkpoint to go on from; None starts anew."""
+def where_it_stands(recorder: Recorder, asked: dict[str, Any], resume: Resume) -> Opened | None:
+    """Return the newest good checkpoint, to go on from; None starts anew.
+
+    Raises:
+        RunError: the folder's run may not go on as that.
+        CheckpointError: none is good, or there is none and there must be.
+    """
     if recorder.known and resume == "never":
         raise RunError(
             f"{recorder.folder} holds a run already, and resume is 'never'. Choose another "
             "folder with --run (run= in Python)."
         )
-    found = list_checkpoints(recorder.checkpoints)
-    if recorder.known and (found or is_finished(recorder)):
+    found = recorder.newest() if recorder.known else None
+    if found is not None or is_finished(recorder):
         recorder.check_same(asked)
-    if resume == "must" and not (found and recorder.known):
+    if resume == "must" and found is None:
         raise CheckpointError(
             f"{recorder.folder} has no checkpoint to go on from, and resume is 'must'."
         )
-    return found[-1] if found and recorder.known else None
+    return found

@@ -3,6 +3,7 @@ import os
 
 import pytest
 
+from surestep.record.checkpoint.good import survey
 from surestep.record.checkpoint.keep import best_first, retain, sweep
 from surestep.record.checkpoint.write import save_checkpoint
 from tests import tiny
@@ -54,8 +55,16 @@ def test_without_a_metric_only_the_last_stay(tmp_path):
 def test_a_damaged_checkpoint_is_not_the_best(tmp_path):
     saved_with(tmp_path, [1, 2, 3])
     (tmp_path / "step-00000001" / "state.json").write_text("{")
-    found = best_first(sorted(tmp_path.iterdir()), "val/a", "min")
-    assert [each.step for each in found] == [2, 3]
+    found = survey(tmp_path)
+    assert [each.step for each in best_first(found.good, "val/a", "min")] == [2, 3]
+    assert [each.step for each in found.damaged] == [1]
+
+
+def test_a_damaged_checkpoint_does_not_count_and_stays(tmp_path):
+    saved_with(tmp_path, [1, 2, 3, 4])
+    (tmp_path / "step-00000004" / "model.safetensors").unlink()
+    retain(tmp_path, keep_last=2, keep_best=0, metric=None, mode="min")
+    assert steps(tmp_path) == [2, 3, 4]
 
 
 def test_what_a_dead_process_left_is_swept(tmp_path):

@@ -3,8 +3,8 @@ import json
 import pytest
 import torch
 
-from surestep.base.errors import CheckpointError
-from surestep.record.checkpoint.manifest import FORMAT, MANIFEST, read_manifest, verify
+from surestep.base.errors import CheckpointError, DamagedError
+from surestep.record.checkpoint.manifest import FORMAT, MANIFEST, read_manifest, sealed, verify
 from surestep.record.checkpoint.opened import open_checkpoint
 from surestep.record.checkpoint.read import load_checkpoint
 from surestep.record.checkpoint.write import save_checkpoint
@@ -21,7 +21,7 @@ def path(tmp_path):
 def rewritten(path, **changes):
     """Change the manifest, as somebody does who knows the format."""
     found = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(json.dumps({**found, **changes}))
+    (path / MANIFEST).write_text(sealed(json.dumps({**found, **changes, "sha256": "0" * 64})))
 
 
 def test_a_manifest_names_each_file_and_where_each_tensor_lies(path):
@@ -62,7 +62,22 @@ def test_a_damaged_file_is_named_and_nothing_is_loaded(path, name, damage):
 @pytest.mark.parametrize("content", ["[]", "{}", '{"format": "x"}', "null", '"text"', "[" * 10**6])
 def test_a_manifest_of_another_kind_is_named(path, content):
     (path / MANIFEST).write_text(content)
-    with pytest.raises(CheckpointError, match=r"cannot be read: manifest\.json"):
+    with pytest.raises(DamagedError, match=r"damaged: manifest\.json"):
+        read_manifest(path)
+
+
+def test_each_bit_of_a_manifest_counts(path):
+    data = (path / MANIFEST).read_bytes()
+    for place in range(0, len(data), 7):
+        bit = 1 << place % 8
+        (path / MANIFEST).write_bytes(data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :])
+        with pytest.raises(DamagedError, match=r"damaged: manifest\.json"):
+            read_manifest(path)
+
+
+def test_a_format_before_the_first_is_refused(path):
+    rewritten(path, format=FORMAT - 1)
+    with pytest.raises(CheckpointError, match="older than surestep's first release"):
         read_manifest(path)
 
 
@@ -87,18 +102,18 @@ def test_a_format_from_the_future_is_refused(path):
 )
 def test_a_manifest_that_makes_no_sense_is_refused(path, change):
     rewritten(path, **change)
-    with pytest.raises(CheckpointError, match=r"cannot be read: manifest\.json"):
+    with pytest.raises(DamagedError, match=r"damaged: manifest\.json"):
         read_manifest(path)
 
 
 def in_slices(path, *boxes):
     """Say that a weight of (8, 4) lies in these boxes, (offset, shape)."""
-    found = json.loads((path / MANIFEST).read_text())
-    found["tensors"]["model"]["0.weight"]["slices"] = [
+    tensors = json.loads((path / MANIFEST).read_text())["tensors"]
+    tensors["model"]["0.weight"]["slices"] = [
         {"file": "model.safetensors", "offset": list(offset), "shape": list(shape)}
         for offset, shape in boxes
     ]
-    (path / MANIFEST).write_text(json.dumps(found))
+    rewritten(path, tensors=tensors)
 
 
 @pytest.mark.parametrize(

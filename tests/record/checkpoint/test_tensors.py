@@ -58,6 +58,6 @@ def test_the_hash_is_of_what_was_in_memory(tmp_path, monkeypatch):
         return file
 
     monkeypatch.setattr(write, "write_tensors", forgetful)
-    with pytest.raises(CheckpointError, match=r"damaged: model\.safetensors has other bytes"):
+    with pytest.raises(CheckpointError, match=r"damaged: model\.safetensors: it has other bytes"):
         write.save_checkpoint(tmp_path, tiny.state_of())
     assert list(tmp_path.iterdir()) == []

@@ -3,37 +3,28 @@
 import math
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from surestep.base.errors import CheckpointError
 from surestep.engine.metrics import number
-from surestep.record.checkpoint.listing import Saved, list_checkpoints, saved
+from surestep.record.checkpoint.good import survey
+from surestep.record.checkpoint.listing import Saved
 
 
-def best_first(checkpoints: list[Path], metric: str, mode: Literal["min", "max"]) -> list[Saved]:
-    """List the readable checkpoints that were measured by `metric`, best first.
+def best_first(checkpoints: list[Saved], metric: str, mode: Literal["min", "max"]) -> list[Saved]:
+    """List the checkpoints that were measured by `metric`, best first.
 
     Of equals the earlier stands first; a metric that is not a number is no measurement.
     """
-    measured = _readable(checkpoints)
-    values = [(number(each.metrics.get(metric, math.nan)), each) for each in measured]
+    values = [(number(each.metrics.get(metric, math.nan)), each) for each in checkpoints]
     known = [(value, each) for value, each in values if not math.isnan(value)]
     sign = 1 if mode == "min" else -1
     return [each for _, each in sorted(known, key=lambda one: (sign * one[0], one[1].step))]
 
 
-def cycle_checkpoints(checkpoints: list[Path]) -> list[Saved]:
-    """List the readable checkpoints that were saved at the end of a cycle of the schedule."""
-    return [each for each in _readable(checkpoints) if each.cycle is not None]
-
-
-def _readable(checkpoints: list[Path]) -> Iterator[Saved]:
-    for path in checkpoints:
-        with suppress(CheckpointError):
-            yield saved(path)
+def cycle_checkpoints(checkpoints: list[Saved]) -> list[Saved]:
+    """List the checkpoints that were saved at the end of a cycle of the schedule."""
+    return [each for each in checkpoints if each.cycle is not None]
 
 
 def retain(
@@ -47,17 +38,18 @@ def retain(
 ) -> list[Path]:
     """Delete the checkpoints that are neither among the last n nor the best k; return them.
 
-    With `cycles`, those at the end of a cycle of the schedule stay too.
+    With `cycles`, those at the end of a cycle of the schedule stay too. One that is damaged counts
+    as none, and stays where it is.
 
     A name is taken away before its files are, so that no half of one is left under it.
     """
-    checkpoints = list_checkpoints(folder)
-    kept = set(checkpoints[-keep_last:])
+    checkpoints = survey(folder).good
+    kept = {each.path for each in checkpoints[-keep_last:]}
     if metric is not None and keep_best:
         kept |= {each.path for each in best_first(checkpoints, metric, mode)[:keep_best]}
     if cycles:
         kept |= {each.path for each in cycle_checkpoints(checkpoints)}
-    doomed = [path for path in checkpoints if path not in kept]
+    doomed = [each.path for each in checkpoints if each.path not in kept]
     for path in doomed:
         hidden = path.with_name(f".del-{path.name}-{os.getpid()}")
         shutil.rmtree(hidden, ignore_errors=True)

@@ -1,6 +1,6 @@
 """The checkpoints of a folder: which there are, of which step, measured how."""
 
-import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,13 +9,15 @@ from typing import Any, Literal
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.metrics import Value
-from surestep.record.checkpoint.manifest import LARGEST, RECORD, read_manifest, size_of
+from surestep.record.checkpoint.faults import fault
+from surestep.record.checkpoint.manifest import RECORD, check_sizes, read_manifest
+from surestep.record.files import parse_json, read_plain
 
 _KEYS = (
     *("place", "counts", "standing", "plateau", "scaler", "metadata", "aliases", "extra"),
     "optimizers",
 )
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"step-([0-9]{8,})")
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Saved:
     Attributes:
         measured: whose metrics they are: the weights', or their average's.
         cycle: the cycle of the schedule that ended there, from 1, where those are saved.
+        best_step: the step that was the best until then.
     """
 
     step: int
@@ -32,6 +35,7 @@ class Saved:
     path: Path
     measured: Literal["weights", "average"] = "weights"
     cycle: int | None = None
+    best_step: int | None = None
 
     @property
     def has_average(self) -> bool:
@@ -40,10 +44,18 @@ class Saved:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """List the published checkpoints, oldest first, by step."""
-    if not folder.is_dir():
+    """List the published checkpoints, oldest first, by step; links are none.
+
+    Raises:
+        CheckpointError: the folder cannot be listed.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            found = [(int(m[1]), folder / each.name) for each in entries if (m := _match(each))]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _match(path))]
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be listed: {error.strerror}.") from error
     return [path for _, path in sorted(found)]
 
 
@@ -52,26 +64,25 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _match(path: Path) -> re.Match[str] | None:
-    return _NAME.fullmatch(path.name) if path.is_dir() else None
+def _match(entry: os.DirEntry[str]) -> re.Match[str] | None:
+    return _NAME.fullmatch(entry.name) if entry.is_dir(follow_symlinks=False) else None
 
 
 def read_record(path: Path) -> dict[str, Any]:
     """Read what a checkpoint holds besides tensors.
 
     Raises:
-        CheckpointError: unreadable, not whole, or of another surestep's format.
+        DamagedError: not what was written.
+        CheckpointError: kept from us, or of another surestep's format.
     """
-    expected = read_manifest(path).files[RECORD].bytes
+    check_sizes(path, read_manifest(path))
     try:
-        if not size_of(path / RECORD) == expected <= LARGEST:
-            raise ValueError(f"it does not have {expected:,} bytes")
-        record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+        record = parse_json(read_plain(path / RECORD))
         lacks = [key for key in _KEYS if not isinstance(record.get(key), dict)]
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {RECORD}: {error!r}.") from error
+    except (OSError, ValueError, AttributeError) as error:
+        raise fault(path, RECORD, error) from error
     if lacks:
-        raise CheckpointError(f"{path} cannot be read: {RECORD} lacks {', '.join(lacks)}.")
+        raise fault(path, RECORD, f"it lacks {', '.join(lacks)}")
     assert isinstance(record, dict)
     return record
 
@@ -80,9 +91,18 @@ def saved(path: Path) -> Saved:
     """Return step and metrics of a checkpoint.
 
     Raises:
-        CheckpointError: unreadable.
+        DamagedError: not what was written; its tensors are not looked at.
+        CheckpointError: kept from us, or of another surestep's format.
     """
-    record = read_record(path)
+    return described(path, read_record(path))
+
+
+def described(path: Path, record: Mapping[str, Any]) -> Saved:
+    """Return step and metrics of a checkpoint whose record was read.
+
+    Raises:
+        DamagedError: the record is not of the right kind.
+    """
     try:
         standing, step = record["standing"], int(record["place"]["step"])
         latest = values_of(standing["latest"])
@@ -90,9 +110,9 @@ def saved(path: Path) -> Saved:
             "average" if standing.get("measured") == "average" else "weights"
         )
         metrics = latest if standing["latest_step"] == step else {}
-        return Saved(step, metrics, path, measured, record.get("cycle"))
+        return Saved(step, metrics, path, measured, record.get("cycle"), standing["best_step"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} cannot be read: state.json: {error!r}.") from error
+        raise fault(path, RECORD, repr(error)) from error
 
 
 def values_of(latest: Mapping[str, Any]) -> dict[str, Value]:

@@ -7,7 +7,6 @@ many processes can write one checkpoint and each can read what it needs.
 
 import hashlib
 import itertools
-import json
 import math
 import os
 import re
@@ -19,13 +18,14 @@ from typing import Any, NamedTuple
 
 import surestep
 from surestep.base.errors import CheckpointError
+from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.tensors import DTYPES, File
-from surestep.record.files import dumps
+from surestep.record.files import dumps, open_plain, parse_json, read_plain
 
 FORMAT = 3
 MANIFEST = "manifest.json"
 RECORD = "state.json"  # what a checkpoint holds besides tensors
-LARGEST = 2**28  # bytes of a manifest: a million tensors
+_UNKNOWN = "0" * 64  # stands for the manifest's own hash while that is taken
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PIECE = 2**24  # bytes: what is hashed at once
 
@@ -65,32 +65,37 @@ class Manifest:
         }
         files = {name: each._asdict() for name, each in self.files.items()}
         about = {"format": FORMAT, "surestep": surestep.__version__, "step": self.step}
-        return dumps({**about, "files": files, "tensors": tensors}) + "\n"
+        return sealed(dumps({"sha256": _UNKNOWN, **about, "files": files, "tensors": tensors}))
+
+
+def sealed(text: str) -> str:
+    """Return a manifest with its own hash in it: of its bytes with zeros where the hash stands."""
+    return text.replace(_UNKNOWN, hashlib.sha256(text.encode()).hexdigest(), 1)
 
 
 def read_manifest(path: Path) -> Manifest:
     """Read a checkpoint's manifest; its files are not looked into.
 
     Raises:
-        CheckpointError: missing, not whole, hostile, or of another surestep's format.
+        DamagedError: missing, not whole, or hostile.
+        CheckpointError: of another surestep's format.
     """
     try:
-        file = path / MANIFEST
-        if size_of(file) > LARGEST:
-            raise ValueError(f"it has {file.stat().st_size:,} bytes")
-        found = json.loads(file.read_text(encoding="utf-8"))
-        version = int(found["format"])
+        found = _unsealed(read_plain(path / MANIFEST))
+        version = _count(found["format"])
     except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{path} cannot be read: it has no {MANIFEST}, so it is not whole, or is older than "
-            "surestep's first release."
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {MANIFEST}: {error!r}.") from error
+        raise fault(path, MANIFEST, "it is missing, so the checkpoint is not whole") from error
+    except (OSError, ValueError, KeyError) as error:
+        raise fault(path, MANIFEST, error) from error
     if version > FORMAT:
         raise CheckpointError(
             f"{path} has format {version}, and this surestep reads up to {FORMAT}. Install a newer "
             "one: pip install -U surestep."
+        )
+    if version < FORMAT:
+        raise CheckpointError(
+            f"{path} has format {version}, which is older than surestep's first release. Read it "
+            "with the surestep that wrote it."
         )
     try:
         files = {_plain(name): _file(each) for name, each in found["files"].items()}
@@ -101,7 +106,17 @@ def read_manifest(path: Path) -> Manifest:
         _check(RECORD in files, f"no {RECORD} among the files")
         return Manifest(_count(found["step"]), files, tensors)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {MANIFEST}: {error!r}.") from error
+        raise fault(path, MANIFEST, repr(error)) from error
+
+
+def _unsealed(data: bytes) -> dict[str, Any]:
+    """Parse a manifest whose own hash is that of its bytes."""
+    found = parse_json(data)
+    _check(isinstance(found, dict), "it is no object")
+    hashed = str(found.get("sha256")).encode()
+    actual = hashlib.sha256(data.replace(hashed, _UNKNOWN.encode(), 1)).hexdigest()
+    _check(hashed == actual.encode(), "it has other bytes than were written")
+    return dict(found)
 
 
 def verify(path: Path, *, fresh: bool = False) -> Manifest:
@@ -112,28 +127,39 @@ def verify(path: Path, *, fresh: bool = False) -> Manifest:
         fresh: just written and synced: read from the disk, not from what the system still holds.
 
     Raises:
-        CheckpointError: a file is missing, has another size or other bytes, or is a link.
+        DamagedError: a file is missing, has another size or other bytes, or is a link.
+        CheckpointError: kept from us, or of another surestep's format.
     """
     manifest = read_manifest(path)
+    check_sizes(path, manifest)
+    for name, expected in manifest.files.items():
+        try:
+            sha256 = _sha256(path / name, fresh=fresh)
+        except (OSError, ValueError) as error:
+            raise fault(path, name, error) from error
+        if sha256 != expected.sha256:
+            raise fault(path, name, "it has other bytes than were written")
+    return manifest
+
+
+def check_sizes(path: Path, manifest: Manifest) -> None:
+    """Check that each file of a checkpoint is there with its size; its bytes are not looked at.
+
+    Raises:
+        DamagedError: one is not.
+    """
     for name, expected in manifest.files.items():
         try:
             size = size_of(path / name)
-            actual = File(size, _sha256(path / name, fresh=fresh) if size == expected.bytes else "")
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} cannot be read: {name}: {error}.") from error
-        if actual.bytes != expected.bytes:
-            raise CheckpointError(
-                f"{path} is damaged: {name} has {actual.bytes:,} bytes instead of "
-                f"{expected.bytes:,}."
-            )
-        if actual != expected:
-            raise CheckpointError(f"{path} is damaged: {name} has other bytes than were written.")
-    return manifest
+            raise fault(path, name, error) from error
+        if size != expected.bytes:
+            raise fault(path, name, f"it has {size:,} bytes instead of {expected.bytes:,}")
 
 
 def _sha256(path: Path, *, fresh: bool) -> str:
     digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with open_plain(path) as file:
         if fresh and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while piece := file.read(_PIECE):
@@ -144,7 +170,7 @@ def _sha256(path: Path, *, fresh: bool) -> str:
 def size_of(path: Path) -> int:
     """Return the size of a file that is no link and nothing stranger."""
     found = path.lstat()
-    _check(stat.S_ISREG(found.st_mode), f"{path.name} is a link or no file")
+    _check(stat.S_ISREG(found.st_mode), "it is a link or no file")
     return found.st_size
 
 

@@ -11,7 +11,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from surestep.base.errors import CheckpointError
-from surestep.record.checkpoint.listing import read_record
+from surestep.record.checkpoint.faults import fault
+from surestep.record.checkpoint.listing import Saved, described, read_record
 from surestep.record.checkpoint.manifest import Manifest, Stored, verify
 from surestep.record.checkpoint.tensors import DTYPES
 
@@ -35,6 +36,11 @@ class Opened:
         """What messages call it."""
         return self.path.name
 
+    @property
+    def saved(self) -> Saved:
+        """Its step and metrics."""
+        return described(self.path, self.record)
+
     def tensors(self, kind: str) -> dict[str, Tensor]:
         """Read the tensors of a kind ("model", "optimizer", "average"), by name.
 
@@ -42,21 +48,22 @@ class Opened:
             CheckpointError: there are none of that kind, or they are not what the manifest says.
         """
         if kind not in self.manifest.tensors:
-            raise CheckpointError(f"{self.path} cannot be read: it has no tensors of the {kind}.")
+            raise CheckpointError(f"{self.path} has no tensors of the {kind}.")
         try:
             with ExitStack() as stack:
                 files = _Files(self.path, stack)
                 stored = self.manifest.tensors[kind].items()
                 return {name: files.read(name, each) for name, each in stored}
         except (OSError, SafetensorError, ValueError) as error:
-            raise CheckpointError(f"{self.path} cannot be read: {kind}: {error}.") from error
+            raise fault(self.path, kind, error) from error
 
 
 def open_checkpoint(path: Path) -> Opened:
     """Verify a checkpoint and read what it holds besides tensors.
 
     Raises:
-        CheckpointError: damaged, unreadable, or of a newer surestep.
+        DamagedError: not what was written.
+        CheckpointError: kept from us, or of a newer surestep.
     """
     return Opened(path, verify(path), read_record(path))
 

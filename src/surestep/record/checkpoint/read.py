@@ -12,7 +12,7 @@ from surestep.engine.model.initial import some
 from surestep.engine.optim.names import opened
 from surestep.engine.schedule.plateau import Plateau
 from surestep.engine.state import Counts, Place, Standing, State
-from surestep.record.checkpoint.listing import read_record, values_of
+from surestep.record.checkpoint.listing import values_of
 from surestep.record.checkpoint.manifest import RECORD
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
 from surestep.record.checkpoint.optimizers import fitting_states, load_optimizer
@@ -24,11 +24,19 @@ def load_checkpoint(path: Path, state: State) -> None:
     """Load a checkpoint into the state, in place.
 
     Raises:
-        CheckpointError: damaged, or it does not fit this model or optimizer; the state is then as
-            it was.
+        DamagedError: it is not what was written; the state is then as it was.
+        CheckpointError: it does not fit this model or optimizer; the state is then as it was.
     """
-    found = open_checkpoint(path)
-    record = found.record
+    load_opened(open_checkpoint(path), state)
+
+
+def load_opened(found: Opened, state: State) -> None:
+    """Load a checkpoint that was verified into the state, in place.
+
+    Raises:
+        CheckpointError: it does not fit this model or optimizer; the state is then as it was.
+    """
+    path, record = found.path, found.record
     try:
         place, counts = Place(**record["place"]), Counts(**record["counts"])
         latest = values_of(record["standing"]["latest"])
@@ -59,24 +67,25 @@ def load_model(path: Path, model: nn.Module, *, average: bool = False) -> None:
         average: load the averaged weights over the others.
 
     Raises:
-        CheckpointError: damaged, or names or shapes differ; nothing is loaded then.
+        DamagedError: it is not what was written; nothing is loaded then.
+        CheckpointError: names or shapes differ; nothing is loaded then.
     """
-    model, found = opened(model), open_checkpoint(path)
+    load_weights(open_checkpoint(path), model, average=average)
+
+
+def load_weights(found: Opened, model: nn.Module, *, average: bool) -> None:
+    """Load the weights and buffers of a checkpoint that was verified, as `load_model` does.
+
+    Raises:
+        CheckpointError: names or shapes differ; nothing is loaded then.
+    """
+    model = opened(model)
     weights = _fitting_weights(found, model)
     if average:
         averaged, aliases = found.tensors("average"), found.record["aliases"]
         weights |= averaged
         weights |= {name: averaged[of] for name, of in aliases.items() if of in averaged}
     model.load_state_dict(weights)
-
-
-def leaves_out(path: Path) -> bool:
-    """Say whether a checkpoint lacks frozen parameters, which the model must have already.
-
-    Raises:
-        CheckpointError: unreadable.
-    """
-    return bool(read_record(path).get("base"))
 
 
 def _fitting_weights(

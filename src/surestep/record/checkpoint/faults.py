@@ -1,0 +1,34 @@
+"""What a checkpoint is refused with that cannot be read: it is damaged, gone, or kept from us."""
+
+import errno
+import os
+from pathlib import Path
+
+from surestep.base.errors import CheckpointError, DamagedError
+
+# What a disk says of files that are lost or broken. The rest may pass (too many open files) or be
+# mended (a right that is missing), and is no reason to take an older checkpoint.
+_LOST = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.ENXIO}
+    | {getattr(errno, "EUCLEAN", errno.EIO)}
+)
+
+
+class GoneError(CheckpointError):
+    """A checkpoint was deleted by somebody while it was read."""
+
+
+def fault(path: Path, file: str, what: object) -> CheckpointError:
+    """Return what to raise for a checkpoint whose `file` is not what it must be.
+
+    Args:
+        path: of the checkpoint.
+        file: where it shows.
+        what: is wrong with it: words, or the error met.
+    """
+    if isinstance(what, OSError) and what.errno not in _LOST:
+        return CheckpointError(f"{path} cannot be read: {file}: {what.strerror or what}.")
+    if not os.path.isdir(path):
+        return GoneError(f"{path} is not there: it was deleted or moved.")
+    said = (what.strerror or what) if isinstance(what, OSError) else what
+    return DamagedError(f"{path} is damaged: {file}: {said}.")

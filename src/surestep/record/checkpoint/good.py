@@ -1,0 +1,109 @@
+"""Which checkpoints of a folder are good, and which to go on from."""
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from surestep.base.errors import CheckpointError, DamagedError
+from surestep.record.checkpoint.faults import GoneError
+from surestep.record.checkpoint.listing import Saved, list_checkpoints, saved, step_of
+from surestep.record.checkpoint.opened import Opened, open_checkpoint
+
+DAMAGED = "damaged-"  # what the name of a damaged checkpoint that was put aside begins with
+TRIES = 5  # each time that one is gone, a newer one was published
+
+
+class PassedOver(NamedTuple):
+    """A damaged checkpoint, and what is wrong with it."""
+
+    path: Path
+    reason: str
+
+    @property
+    def step(self) -> int:
+        """The step by its name, since what it says of itself may be wrong."""
+        return step_of(self.path)
+
+
+class Newest(NamedTuple):
+    """The newest good checkpoint, and the newer ones that are damaged, newest first.
+
+    `opened` is None where the folder has no checkpoint at all.
+    """
+
+    opened: Opened | None
+    passed_over: tuple[PassedOver, ...] = ()
+
+
+class Survey(NamedTuple):
+    """The checkpoints of a folder by what they say of themselves, oldest first.
+
+    The bytes of their tensors are not looked at: that takes as long as loading, and loading does.
+    """
+
+    good: list[Saved]
+    damaged: list[PassedOver]
+
+    def newer_damaged(self) -> list[PassedOver]:
+        """Return the damaged ones that are newer than all good ones."""
+        newest = self.good[-1].step if self.good else -1
+        return [each for each in self.damaged if each.step > newest]
+
+
+def newest_good(folder: Path) -> Newest:
+    """Verify the checkpoints of a folder, newest first, until one is good.
+
+    Raises:
+        CheckpointError: there are some, and each is damaged; or one cannot be read for a reason
+            that another would not mend.
+    """
+    for _ in range(TRIES):
+        passed_over: list[PassedOver] = []
+        for path in reversed(list_checkpoints(folder)):
+            try:
+                return Newest(open_checkpoint(path), tuple(passed_over))
+            except GoneError:
+                break
+            except DamagedError as error:
+                passed_over.append(PassedOver(path, str(error)))
+        else:
+            if passed_over:
+                raise CheckpointError(none_good(folder, passed_over))
+            return Newest(None)
+    raise GoneError(f"{folder} loses its checkpoints faster than they can be read.")
+
+
+def none_good(folder: Path, passed_over: list[PassedOver]) -> str:
+    """Say that a folder has no checkpoint, or none that is good, and what to type."""
+    if not passed_over:
+        return f"{folder.parent} has no checkpoint yet."
+    reasons = "\n".join(f"  {each.reason}" for each in passed_over)
+    return (
+        f"{folder} has no checkpoint that is good:\n{reasons}\nPut a copy of one back, or start "
+        "anew in another folder with --run (run= in Python)."
+    )
+
+
+def survey(folder: Path) -> Survey:
+    """Look at all checkpoints of a folder; one that is deleted meanwhile is left out.
+
+    Raises:
+        CheckpointError: one is kept from us, or of a newer surestep.
+    """
+    found = Survey([], [])
+    for path in list_checkpoints(folder):
+        try:
+            found.good.append(saved(path))
+        except GoneError:
+            continue
+        except DamagedError as error:
+            found.damaged.append(PassedOver(path, str(error)))
+    return found
+
+
+def put_aside(path: Path) -> Path:
+    """Rename a damaged checkpoint, so that it counts as none; return where it lies now."""
+    aside = path.with_name(f"{DAMAGED}{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+    return aside

@@ -1,0 +1,114 @@
+import os
+import shutil
+
+import pytest
+
+from surestep.base.errors import CheckpointError, DamagedError
+from surestep.record.checkpoint.faults import GoneError
+from surestep.record.checkpoint.good import newest_good, put_aside, survey
+from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.checkpoint.manifest import FORMAT
+from surestep.record.checkpoint.write import save_checkpoint
+from tests import tiny
+from tests.record.checkpoint.test_manifest import rewritten
+
+
+@pytest.fixture
+def folder(tmp_path):
+    state = tiny.state_of(steps=1)
+    for step in (1, 2, 3):
+        state.place = state.place._replace(step=step)
+        save_checkpoint(tmp_path, state)
+    return tmp_path
+
+
+def flip(file):
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 4
+    file.write_bytes(data)
+
+
+def test_damaged_ones_are_named_and_the_newest_good_one_is_taken(folder):
+    flip(folder / "step-00000003" / "model.safetensors")
+    (folder / "step-00000002" / "manifest.json").unlink()
+    found = newest_good(folder)
+    assert found.opened is not None
+    assert found.opened.name == "step-00000001"
+    assert [each.step for each in found.passed_over] == [3, 2]
+    assert "model.safetensors: it has other bytes" in found.passed_over[0].reason
+    assert "manifest.json: it is missing" in found.passed_over[1].reason
+
+
+def test_none_that_is_good_is_an_error_that_names_each(folder):
+    for each in folder.iterdir():
+        flip(each / "state.json")
+    with pytest.raises(CheckpointError, match="no checkpoint that is good") as caught:
+        newest_good(folder)
+    assert all(f"step-0000000{step} is damaged" in str(caught.value) for step in (1, 2, 3))
+    assert "--run" in str(caught.value)
+
+
+def test_no_checkpoint_is_no_error(tmp_path):
+    assert newest_good(tmp_path / "none").opened is None
+
+
+def test_one_of_a_newer_surestep_is_not_passed_over(folder):
+    rewritten(folder / "step-00000003", format=FORMAT + 1)
+    with pytest.raises(CheckpointError, match="Install a newer one"):
+        newest_good(folder)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_one_that_may_not_be_read_is_not_passed_over(folder):
+    (folder / "step-00000003" / "state.json").chmod(0)
+    with pytest.raises(CheckpointError, match="Permission denied"):
+        newest_good(folder)
+
+
+def test_one_that_is_put_aside_counts_as_none(folder):
+    for _ in range(2):
+        aside = put_aside(list_checkpoints(folder)[-1])
+    assert aside.name == "damaged-step-00000002"
+    assert [path.name for path in list_checkpoints(folder)] == ["step-00000001"]
+
+
+def test_a_link_is_no_checkpoint(folder):
+    (folder / "step-00000009").symlink_to(folder / "step-00000001")
+    assert len(list_checkpoints(folder)) == 3
+
+
+def test_one_that_is_deleted_while_it_is_read_is_no_damage(folder, monkeypatch):
+    """As when another process keeps the last two: a newer one is there."""
+    import surestep.record.checkpoint.manifest as manifest
+
+    read, left = manifest.read_plain, [folder / "step-00000003"]
+
+    def deleting(path, most=2**20):
+        if left:
+            (left[0] / "state.json").unlink()
+            shutil.rmtree(left.pop())
+        return read(path, most)
+
+    monkeypatch.setattr(manifest, "read_plain", deleting)
+    assert [each.step for each in survey(folder).good] == [1, 2]
+    left.append(folder / "step-00000002")
+    found = newest_good(folder)
+    assert found.opened is not None
+    assert found.opened.name == "step-00000001"
+    assert found.passed_over == ()
+
+
+def test_a_folder_that_never_holds_still_is_told(folder, monkeypatch):
+    import surestep.record.checkpoint.good as good
+
+    def gone(path):
+        raise GoneError("gone")
+
+    monkeypatch.setattr(good, "open_checkpoint", gone)
+    with pytest.raises(GoneError, match="faster"):
+        newest_good(folder)
+
+
+def test_damaged_is_a_checkpoint_error():
+    assert issubclass(DamagedError, CheckpointError)
+    assert not issubclass(GoneError, DamagedError)

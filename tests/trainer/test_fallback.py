@@ -1,0 +1,125 @@
+import logging
+import shutil
+
+import pytest
+import torch
+
+import surestep
+from surestep import Run
+from surestep.base.errors import CheckpointError, DamagedError
+from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.trainer.measure import measure_run
+from tests import tiny
+
+SAID = {
+    "checkpoint": {"every": "2 steps", "keep_last": 3, "keep_best": 1},
+    "validation": {"every": "2 steps"},
+    "max_steps": 6,
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return fit(tmp_path / "run")
+
+
+def parts():
+    return {"model": tiny.model(), "val": tiny.data()}
+
+
+def fit(folder, **more):
+    return tiny.fit(folder, parts(), **{**SAID, **more})
+
+
+def flip(path, file="model.safetensors"):
+    data = bytearray((path / file).read_bytes())
+    data[-1] ^= 1
+    (path / file).write_bytes(data)
+
+
+def checkpoints(run):
+    return list_checkpoints(run.checkpoints)
+
+
+def test_a_finished_run_whose_end_is_damaged_ends_once_more(run, capsys):
+    end = tiny.model()
+    run.load_model(end, "last")
+    flip(checkpoints(run)[-1])
+    again = fit(run.path, logging={"progress": "plain"})
+    said = capsys.readouterr().err
+    assert "step-00000006 is damaged: model.safetensors" in said
+    assert "Going back to the newest that is good: step 4." in said
+    assert [path.name for path in checkpoints(again)][-1] == "step-00000006"
+    once_more = tiny.model()
+    again.load_model(once_more, "last")
+    assert torch.equal(tiny.weights(once_more), tiny.weights(end))
+
+
+def test_what_was_damaged_is_put_aside_and_told(run):
+    flip(checkpoints(run)[-1])
+    tiny.prepare(run.path, parts(), **SAID).close()
+    assert (run.checkpoints / "damaged-step-00000006" / "model.safetensors").exists()
+    told = next(each for each in run.events() if each["event"] == "fallback")
+    assert (told["step"], told["damaged"]) == (4, "checkpoints/damaged-step-00000006")
+    with surestep.prepare(tiny.task(**parts()), tiny.config(**SAID), run=run.path) as session:
+        assert not session.finished
+
+
+def test_where_none_is_good_nothing_moves(run):
+    for path in checkpoints(run):
+        flip(path)
+    before = sorted(run.checkpoints.iterdir())
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="has no checkpoint that is good"):
+            tiny.prepare(run.path, parts(), **SAID)
+    assert sorted(run.checkpoints.iterdir()) == before
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(run):
+    shutil.rmtree(run.checkpoints)
+    with pytest.raises(CheckpointError, match="had checkpoints, and has none now"):
+        tiny.prepare(run.path, parts(), **SAID)
+
+
+def test_a_good_checkpoint_of_another_model_is_no_reason_to_fall_back(run):
+    other = {**parts(), "model": torch.nn.Sequential(torch.nn.Linear(4, 3))}
+    with pytest.raises(CheckpointError, match=r"but \(3, 4\) here"):
+        tiny.prepare(run.path, other, **SAID)
+    assert len(checkpoints(run)) == len(list(run.checkpoints.iterdir()))
+
+
+def test_the_last_that_is_good_is_loaded_and_the_damaged_one_is_told(run, caplog):
+    flip(checkpoints(run)[-1])
+    with caplog.at_level(logging.WARNING, "surestep"):
+        assert run.load_model(tiny.model(), "last").step == 4
+    assert "step-00000006 is damaged" in caplog.text
+    caplog.clear()
+    (checkpoints(run)[-1] / "state.json").unlink()
+    with caplog.at_level(logging.WARNING, "surestep"):
+        last = run.last
+    assert last is not None
+    assert last.step == 4
+    assert "state.json" in caplog.text
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "state.json"])
+@pytest.mark.parametrize("how", ["bit", "missing"])
+def test_a_damaged_best_is_replaced_by_none(run, file, how):
+    best = run.best
+    assert best is not None
+    flip(best.path, file) if how == "bit" else (best.path / file).unlink()
+    model = tiny.model(seed=5)
+    before = tiny.weights(model)
+    with pytest.raises(DamagedError, match=rf"{best.path.name} is damaged: {file}.*--which last"):
+        run.load_model(model)
+    assert torch.equal(tiny.weights(model), before)
+    with pytest.raises(DamagedError, match=file):
+        measure_run(run, tiny.task(**parts()), tiny.config(**SAID), part="val", which="best")
+
+
+def test_where_none_is_good_nothing_is_loaded(run):
+    for path in checkpoints(run):
+        (path / "manifest.json").unlink()
+    for which in ("best", "last", "average"):
+        with pytest.raises(CheckpointError, match="no checkpoint that is good"):
+            Run(run.path).load_model(tiny.model(), which)
