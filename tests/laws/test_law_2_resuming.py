@@ -108,24 +108,39 @@ def test_checkpoint_asked_for_at_any_moment_of_a_step_can_be_gone_on_from(folder
 
 
 class Counted(Augmented):
-    """A dataset that remembers which samples were loaded."""
+    """A dataset that counts how often each sample was loaded, in any process."""
 
-    loaded: list[int]
+    def __init__(self, samples: int = 44) -> None:
+        super().__init__(samples)
+        self.loaded = torch.zeros(samples, dtype=torch.int64).share_memory_()
 
     def __getitem__(self, index: int):
-        self.loaded.append(index)
+        self.loaded[index] += 1
         return super().__getitem__(index)
 
 
-def test_resume_loads_nothing_that_was_seen_before(folder):
+def check_loads(folder: Folder, *, workers: int = 0) -> None:
+    """Go on after 2 of 5 steps of an epoch: what was done before is not loaded again."""
     run, data = folder(), Counted()
-    data.loaded = []
-    with session_of(task_of(data), run, **OPTIONS) as session:
+    with session_of(task_of(data), run, data={"num_workers": workers}, **OPTIONS) as session:
         for result in session.steps():
-            if result.step == 9:
+            if result.step == 7:
                 session.save()
                 break
-    with session_of(task_of(data), run, **OPTIONS) as session:
-        data.loaded.clear()
+    data.loaded.zero_()
+    with session_of(task_of(data), run, data={"num_workers": workers}, **OPTIONS) as session:
+        looked_at = session.loop.feed.order_at(0)[:9]  # when a session opens
+        order = session.loop.feed.order_at(1)
+        before = data.loaded.sum()
         next(session.steps())
-    assert len(data.loaded) <= 9  # the samples of step 10, and of none before it
+    done = order[:18][~torch.isin(order[:18], looked_at)]
+    assert len(done) > 5
+    assert not data.loaded[done].any()
+    assert data.loaded[order[18:27]].all()
+    if not workers:
+        assert data.loaded.sum() == before + 9  # the samples of step 8, and of none after it
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_loads_nothing_that_was_done_before(folder, workers):
+    check_loads(folder, workers=workers)

@@ -35,7 +35,7 @@ from tests.laws.test_law_1_several_losses import check_cut as check_several
 from tests.laws.test_law_1_transforms import check_mixed, check_own
 from tests.laws.test_law_2_kills import check_kills
 from tests.laws.test_law_2_orders import check_order
-from tests.laws.test_law_2_resuming import check_resume
+from tests.laws.test_law_2_resuming import check_loads, check_resume
 from tests.laws.test_law_3_parameter_groups import check_layers, check_switch
 from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
 from tests.laws.test_law_3_plain_torch import check_schedule as check_rates
@@ -133,6 +133,10 @@ def chatty(self: Any, *_: Any) -> None:
         assert self.state is not None
 
 
+def passed_over(self: Any, epoch: int, start: int, own: Callable = feed.Feed._read) -> Any:
+    return (batch for batch in own(self, epoch, 0) if batch.position >= start)
+
+
 def of_each_micro_batch(
     self: Any, batch: Any, step: int, own: Callable = transform.Transform.__call__
 ) -> Any:
@@ -208,6 +212,11 @@ MUTATIONS = [
                 lambda self, start, own=order.Cut.batches: own(self, 0),
             ),
             lambda folder: check_resume(folder),
+        ),
+        (
+            "what was done is loaded again and passed over",
+            instead(feed.Feed, "_read", passed_over),
+            check_loads,
         ),
         (
             "an order goes on from the one before",

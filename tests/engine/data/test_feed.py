@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, get_wor
 
 from surestep.base.errors import ConfigError, DataError
 from surestep.engine.data.feed import feed
+from surestep.engine.data.order import Cut
 from surestep.engine.data.source import InMemory, Loaded
 from tests import tiny
 
@@ -70,6 +71,21 @@ def test_from_a_place_on_come_the_same_batches():
     whole, rest = (batches({"train": Rows()}, 1, start, micro_batch_size=3) for start in (0, 8))
     assert torch.equal(inputs_of(rest), inputs_of(whole)[8:])
     assert [(each.position, each.end) for each in rest] == [(8, 16), (16, 20)]
+
+
+def test_an_epoch_of_any_size_starts_at_once(monkeypatch):
+    class Many(Rows):
+        def __len__(self):
+            return 10**12
+
+        def __getitem__(self, index):
+            return super().__getitem__(index % len(Y))
+
+    cuts, cut = iter(range(4)), Cut.micro_batches
+    monkeypatch.setattr(Cut, "micro_batches", lambda *batch: [next(cuts), cut(*batch)][1])
+    many = {"train": Many(), "loss": lambda o, t: o.mean()}
+    found = tiny.train_feed(many, batch_size=8, data={"shuffle": False})
+    assert next(found.batches(0, 8 * 10**10)).position == 8 * 10**10
 
 
 def test_a_batch_knows_its_items_place_and_whether_it_ends_the_epoch():

@@ -81,16 +81,18 @@ class Feed:
             yield from self._read_stream(self.source, epoch, start)
             return
         order = self.order_at(epoch)
-        cuts = [
-            (first, ends_epoch, [range(*each) for each in self.cut.micro_batches(first, end)])
-            for first, end, ends_epoch in self.cut.batches(start)
-        ]
-        raw = self.source.read(epoch, order, [where for _, _, ranges in cuts for where in ranges])
-        for first, ends_epoch, ranges in cuts:
-            micro_batches = []
-            for where in ranges:
-                micro_batches.append(self.micro_batch(next(raw), where.start, len(where)))
-            end = ranges[-1].stop
+        # Nothing is listed: of an epoch of millions, only what is next costs time.
+        pieces = (
+            range(*each)
+            for first, end, _ in self.cut.batches(start)
+            for each in self.cut.micro_batches(first, end)
+        )
+        raw = self.source.read(epoch, order, pieces)
+        for first, end, ends_epoch in self.cut.batches(start):
+            micro_batches = [
+                self.micro_batch(next(raw), at, to - at)
+                for at, to in self.cut.micro_batches(first, end)
+            ]
             yield self.batch(micro_batches, (epoch, first, end), ends_epoch=ends_epoch)
 
     def order_at(self, epoch: int) -> Tensor | None:

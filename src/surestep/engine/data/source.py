@@ -5,7 +5,7 @@ on from: nothing before it is loaded again.
 """
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -28,7 +28,7 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, epoch: int, order: Tensor | None, ranges: list[range]) -> Iterator[Any]:
+    def read(self, epoch: int, order: Tensor | None, ranges: Iterable[range]) -> Iterator[Any]:
         """Yield the batch at each range of positions; `order` None is the stored order."""
         ...
 
@@ -59,7 +59,7 @@ class InMemory:
         """Return the batch of these rows of the tensors, for workers that slice."""
         return next(self.read(0, torch.as_tensor(rows), [range(len(rows))]))
 
-    def read(self, epoch: int, order: Tensor | None, ranges: list[range]) -> Iterator[Any]:
+    def read(self, epoch: int, order: Tensor | None, ranges: Iterable[range]) -> Iterator[Any]:
         """Yield the batch at each range, copied.
 
         Always into memory of its own: a model may write into its inputs, and a view that starts
@@ -149,7 +149,7 @@ class _Places:
     """The micro-batches to load next, as a DataLoader's batch sampler."""
 
     def __init__(self) -> None:
-        self.epoch, self.order, self.ranges = 0, None, []  # type: int, Tensor | None, list[range]
+        self.epoch, self.order, self.ranges = 0, None, ()  # type: int, Tensor | None, Iterable[range]
 
     def __iter__(self) -> Iterator[list[Wanted]]:
         for where in self.ranges:
@@ -158,9 +158,6 @@ class _Places:
             else:
                 indices = self.order[where.start : where.stop].tolist()
                 yield [Wanted(self.epoch, *each) for each in zip(where, indices, strict=True)]
-
-    def __len__(self) -> int:
-        return len(self.ranges)
 
 
 @dataclass(frozen=True)
@@ -215,7 +212,7 @@ class Loaded:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def read(self, epoch: int, order: Tensor | None, ranges: list[range]) -> Iterator[Any]:
+    def read(self, epoch: int, order: Tensor | None, ranges: Iterable[range]) -> Iterator[Any]:
         """Yield collated micro-batches, loaded ahead by the workers."""
         self._places.epoch, self._places.order, self._places.ranges = epoch, order, ranges
         return iter(self._loader)

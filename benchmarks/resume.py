@@ -1,0 +1,87 @@
+"""What going on late in an epoch costs, against going on early.
+
+    python -m benchmarks.resume [--samples N] [--rounds N]
+
+A run over a map-style dataset is set to a place of its first epoch, and the clock runs until the
+first step from there is done: the order of the epoch is drawn, the samples of a batch are loaded
+(and with workers, those that are prefetched), the step is taken. The places take turns.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import surestep
+from surestep.trainer.session import Session
+
+BATCH = 10
+EARLY, LATE = 10, 10_000_000
+
+
+class Counted(Dataset[tuple[Tensor, int]]):
+    """Many samples, made as they are asked for, which counts how many were."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self.loaded = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.loaded += 1
+        return torch.full((4,), float(index % 7)), index % 2
+
+
+def first_step(session: Session, data: Counted, position: int) -> tuple[float, int]:
+    """Return the seconds until the first step from a place is done, and how many samples it took.
+
+    Workers go on loading while the clock is read, so with them the count is a little more.
+    """
+    session.state.place = session.state.place._replace(step=0, epoch=0, position=position)
+    data.loaded.zero_()
+    started = time.perf_counter()
+    next(session.steps())
+    return time.perf_counter() - started, int(data.loaded)
+
+
+def compare(samples: int, rounds: int, workers: int) -> None:
+    """Print the median of some rounds at both places."""
+    data = Counted(samples)
+    task = surestep.Task(nn.Linear(4, 2), nn.CrossEntropyLoss(), train=data)
+    options = {"batch_size": BATCH, "max_steps": samples // BATCH}
+    config = surestep.Config(
+        **options, data={"num_workers": workers}, logging={"progress": "quiet"}
+    )
+    found: dict[int, list[tuple[float, int]]] = {EARLY: [], LATE: []}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        surestep.prepare(task, config, run=Path(folder) / "run") as session,
+    ):
+        first_step(session, data, EARLY)  # starts workers that stay
+        for _ in range(rounds):
+            for position, each in found.items():
+                each.append(first_step(session, data, position))
+    for position, each in found.items():
+        seconds, loaded = median(s for s, _ in each), max(n for _, n in each)
+        print(f"workers {workers}  sample {position:>10,}  {seconds:.3f} s  loaded {loaded}")
+
+
+def main() -> None:
+    """Compare, with no workers and with two."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--samples", type=int, default=10_000_000 + 1000)
+    parser.add_argument("--rounds", type=int, default=7)
+    said = parser.parse_args()
+    for workers in (0, 2):
+        compare(said.samples, said.rounds, workers)
+
+
+if __name__ == "__main__":
+    main()
