@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,10 +56,9 @@ def compare(samples: int, rounds: int, workers: int) -> None:
     """Print the median of some rounds at both places."""
     data = Counted(samples)
     task = surestep.Task(nn.Linear(4, 2), nn.CrossEntropyLoss(), train=data)
-    options = {"batch_size": BATCH, "max_steps": samples // BATCH}
-    config = surestep.Config(
-        **options, data={"num_workers": workers}, logging={"progress": "quiet"}
-    )
+    said: dict[str, Any] = {"batch_size": BATCH, "max_steps": samples // BATCH}
+    said |= {"data": {"num_workers": workers}, "logging": {"progress": "quiet"}}
+    config = surestep.Config(**said)
     found: dict[int, list[tuple[float, int]]] = {EARLY: [], LATE: []}
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -4,13 +4,15 @@ The model has dropout and BatchNorm, the data draws from three generators. The m
 process starts from other weights, so that nothing but the checkpoint can make it right.
 """
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import surestep
@@ -105,6 +107,41 @@ def test_checkpoint_asked_for_at_any_moment_of_a_step_can_be_gone_on_from(folder
     train(task_of(Augmented()), run, steps=10, callbacks=[Asking()], **OPTIONS)
     resumed = train(task_of(Augmented(), other_weights=True), run, **OPTIONS)
     assert_same(snapshot(whole), snapshot(resumed))
+
+
+class OwnNoise(Augmented):
+    """Draws from generators of its own besides, which go on from one sample to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.python = torch.Generator(), random.Random(0)
+        self.numpy = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = super().__getitem__(index)
+        noise = torch.randn(10, generator=self.generator)
+        x += 0.1 * noise + 0.1 * self.python.random() + 0.1 * float(self.numpy.random())
+        return x, y
+
+
+class Hooked(Augmented):
+    """Draws by a function of its own, which is told the seed."""
+
+    state = 1
+
+    def set_sample_seed(self, seed: int) -> None:
+        self.state = seed % 2**31
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = super().__getitem__(index)
+        self.state = self.state * 48271 % (2**31 - 1)
+        return x + 0.1 * self.state / 2**31, y
+
+
+@pytest.mark.parametrize("data", [OwnNoise, Hooked])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_data_that_keeps_its_own_randomness(folder, data, workers):
+    check_resume(folder, data, then={"data": {"num_workers": workers}})
 
 
 class Counted(Augmented):

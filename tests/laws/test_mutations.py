@@ -18,7 +18,7 @@ import torch
 
 from surestep.base.duration import parse_duration
 from surestep.engine import evaluate, loop, seed, step, table
-from surestep.engine.data import feed, order, source, transform
+from surestep.engine.data import feed, generators, order, source, transform
 from surestep.engine.data.orders import drawn
 from surestep.engine.incident import again
 from surestep.engine.losses import of_torch
@@ -35,7 +35,7 @@ from tests.laws.test_law_1_several_losses import check_cut as check_several
 from tests.laws.test_law_1_transforms import check_mixed, check_own
 from tests.laws.test_law_2_kills import check_kills
 from tests.laws.test_law_2_orders import check_order
-from tests.laws.test_law_2_resuming import check_loads, check_resume
+from tests.laws.test_law_2_resuming import OwnNoise, check_loads, check_resume
 from tests.laws.test_law_3_parameter_groups import check_layers, check_switch
 from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
 from tests.laws.test_law_3_plain_torch import check_schedule as check_rates
@@ -225,6 +225,11 @@ MUTATIONS = [
         ),
         ("dropout by history", by_history(seed.ModelRandomness, "at"), check_resume),
         ("augmentation by history", by_history(source, "seed_loading"), check_resume),
+        (
+            "a dataset's own generators by history",
+            by_history(generators.OwnGenerators, "place"),
+            lambda folder: check_resume(folder, OwnNoise),
+        ),
         (
             "moments are not loaded",
             after(

@@ -9,6 +9,7 @@ import torch
 from surestep.base.config import Config
 from surestep.base.duration import Duration, parse_duration
 from surestep.engine.average import Averaging
+from surestep.engine.data.generators import Draws
 from surestep.engine.data.order import Cut, Order
 from surestep.engine.data.skips import Skips
 from surestep.engine.facts import Facts
@@ -26,6 +27,7 @@ class Given:
     """What the Task brings, as far as a Plan depends on it.
 
     Attributes:
+        draws: how the randomness of loading is seeded.
         tables: metrics that are no single number.
         floating: no trained parameter is complex.
         hidden: names of the matrices between the first and the last layer, which Muon moves.
@@ -40,6 +42,7 @@ class Given:
     skips: Skips | None = None
     is_stream: bool = False
     batch_transform: str | None = None
+    draws: Draws = field(default_factory=Draws)
     loader: Mapping[str, Any] | None = None
     val_sets: tuple[str, ...] = ()
     val_batch_sizes: tuple[int, ...] = ()
@@ -85,6 +88,7 @@ class Plan:
     data_shuffle_buffer: int | None
     data_order: str
     batch_transform: str | None
+    data_randomness: str
     data_drop_last: bool
     skip_samples: Skips | None
     data_num_workers: int

@@ -13,6 +13,7 @@ from surestep.engine.average import BATCH_NORM
 from surestep.engine.checks.parts import check_loss
 from surestep.engine.data.arrange import with_order
 from surestep.engine.data.dataset import check_unsampled, loader_settings, samples_of
+from surestep.engine.data.draws import draws_of
 from surestep.engine.data.feed import Feed, feed
 from surestep.engine.data.open import slices_in_memory
 from surestep.engine.data.skips import Skips, rest_of
@@ -120,6 +121,7 @@ def _of_data(task: Task) -> dict[str, Any]:
         "batch_transform": name_of(task.batch_transform),
         "in_memory": slices_in_memory(task.train, task),
         "is_stream": is_stream(task.train),
+        "draws": draws_of(task),
         "loader": loader_settings(task.train),
     }
 

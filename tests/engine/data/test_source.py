@@ -3,7 +3,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from surestep.base.errors import DataError
 from surestep.engine.data.dataset import unpack
@@ -30,8 +30,56 @@ class Noisy(Squares):
         return torch.tensor([index, *drawn], dtype=torch.float64)
 
 
-def read(dataset, *, order=None, epoch=0, cut=4, seed=0, **options):
-    loaded = Loaded(dataset, seed=seed, collate=None, options=options)
+class Padded(Squares):
+    """Samples of another dataset, made as long as those of `OwnNoise`."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __getitem__(self, index):
+        return torch.nn.functional.pad(self.dataset[index], (0, 5))
+
+
+class OwnNoise(Squares):
+    """Draws from generators of its own, two of which the first load makes.
+
+    torch's is one of them, since torch cannot send it to a process that is spawned.
+    """
+
+    def __init__(self):
+        self.torch, self.python = None, [random.Random()]
+        self.numpy, self.old, self.late = np.random.default_rng(), np.random.RandomState(), None
+
+    def __getitem__(self, index):
+        if self.late is None:
+            self.late, self.torch = random.Random(index), torch.Generator()
+        drawn = (float(torch.rand((), generator=self.torch)), self.python[0].random())
+        drawn += (self.numpy.random(), self.numpy.standard_normal(), self.old.randn())
+        drawn += (self.late.random(), np.random.randn(), random.gauss(0, 1))
+        return torch.tensor([index, *drawn], dtype=torch.float64)
+
+
+class OfWorker(Squares):
+    """Takes the seed that torch gives to workers."""
+
+    def __getitem__(self, index):
+        return torch.tensor([index, torch.utils.data.get_worker_info().seed, torch.initial_seed()])
+
+
+class Together(Squares):
+    """Loads several samples at once."""
+
+    def __getitems__(self, rows):
+        return [torch.tensor([row, torch.rand(())]) for row in rows]
+
+
+def with_noise(samples):
+    batch = torch.stack(samples)
+    return torch.cat([batch, torch.rand(len(batch), 1).double()], dim=1)
+
+
+def read(dataset, *, order=None, epoch=0, cut=4, seed=0, collate=None, **options):
+    loaded = Loaded(dataset, seed=seed, collate=collate, options=options)
     ranges = [range(a, min(a + cut, len(dataset))) for a in range(0, len(dataset), cut)]
     return list(loaded.read(epoch, order, ranges))
 
@@ -118,18 +166,44 @@ def test_a_dataset_is_read_in_its_order(workers):
     assert rows(values).tolist() == order.tolist()
 
 
-def test_loading_is_random_by_place_whatever_loads_it():
-    expected = read(Noisy())
-    for options in (
-        {"num_workers": 1},
-        {"num_workers": 2, "persistent_workers": True},
-        {"num_workers": 2, "prefetch_factor": 5},
-        {"num_workers": 1, "multiprocessing_context": "spawn"},
-        {"cut": 3},
-    ):
-        assert torch.equal(rows(read(Noisy(), **options)), rows(expected)), options
-    assert not torch.equal(rows(read(Noisy(), epoch=1))[:, 1:], rows(expected)[:, 1:])
-    assert not torch.equal(rows(read(Noisy(), seed=1))[:, 1:], rows(expected)[:, 1:])
+WAYS = {
+    "a worker": {"num_workers": 1},
+    "workers that stay": {"num_workers": 2, "persistent_workers": True},
+    "far ahead": {"num_workers": 2, "prefetch_factor": 5},
+    "spawned": {"num_workers": 1, "multiprocessing_context": "spawn"},
+    "by a server": {"num_workers": 1, "multiprocessing_context": "forkserver"},
+}
+
+
+@pytest.mark.parametrize("way", [*WAYS, "cut otherwise"])
+def test_loading_is_random_by_place_whatever_loads_it(way):
+    both = ConcatDataset([Padded(Noisy()), OwnNoise()])  # spawning takes seconds: once for both
+    found = read(both, **WAYS.get(way, {"cut": 3}))
+    assert torch.equal(rows(found), rows(read(both)))
+
+
+@pytest.mark.parametrize("kind", [Noisy, OwnNoise])
+def test_every_number_that_loading_draws_is_of_its_epoch_and_seed(kind):
+    drawn = rows(read(kind()))[:, 1:]
+    others = [rows(read(kind(), **other))[:, 1:] for other in ({"epoch": 1}, {"seed": 1})]
+    assert not any(torch.eq(drawn, other).any() for other in others)
+    assert all(len(column.unique()) == len(drawn) for column in drawn.T)
+    assert len(drawn[0].unique()) == drawn.shape[1]  # no two generators draw the same
+
+
+def test_the_seed_of_a_worker_is_that_of_the_place():
+    ways = [{"num_workers": n} for n in (1, 2)]
+    first, second = (rows(read(OfWorker(), **way)) for way in ways)
+    assert torch.equal(first, second)
+    assert len(first[:, 1].unique()) == 10
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_sees_several_samples_is_seeded_by_their_first_position(workers):
+    for data, collate in ((Together(), None), (Noisy(), with_noise)):
+        found = rows(read(data, collate=collate, num_workers=workers))
+        assert torch.equal(found, rows(read(data, collate=collate)))
+        assert not torch.equal(found, rows(read(data, collate=collate, cut=3)))
 
 
 def test_a_part_of_a_dataset_is_random_by_place_too():

@@ -20,6 +20,7 @@ from torch.utils.data import (
 )
 
 from surestep.base.errors import DataError
+from surestep.engine.data.generators import OwnGenerators
 from surestep.engine.seed import LoadingRandomness, seed_at, seed_loading
 
 
@@ -114,6 +115,7 @@ class Seeded(Dataset[Any]):
         self.dataset = dataset
         self.collate = collate
         self.seed = seed
+        self._own: OwnGenerators | None = None  # found in the process that loads
 
     def __getitem__(self, wanted: Wanted) -> Any:
         return self.__getitems__([wanted])
@@ -126,14 +128,20 @@ class Seeded(Dataset[Any]):
             return self._load(batch)
 
     def _load(self, batch: list[Wanted]) -> Any:
-        # A Subset has __getitems__ only to hand on its dataset's, which may have none.
-        holder = self.dataset.dataset if type(self.dataset) is Subset else self.dataset
-        many = hasattr(holder, "__getitems__") and getattr(self.dataset, "__getitems__", None)
-        if many:
+        own = self._own
+        if own is None:
+            own = self._own = OwnGenerators(dataset=self.dataset, collate_fn=self.collate)
+        loaded = self._collated(batch)
+        # What the load itself has made was not seeded for it.
+        return self._collated(batch) if own.grew() else loaded
+
+    def _collated(self, batch: list[Wanted]) -> Any:
+        many = loads_many(self.dataset)
+        if many is None:
+            samples = [self._one(wanted) for wanted in batch]
+        else:
             self._seed(batch[0])
             samples = many([wanted.sample for wanted in batch])
-        else:
-            samples = [self._one(wanted) for wanted in batch]
         self._seed(batch[0])
         return self.collate(samples)
 
@@ -142,7 +150,22 @@ class Seeded(Dataset[Any]):
         return self.dataset[wanted.sample]
 
     def _seed(self, wanted: Wanted) -> None:
-        seed_loading(seed_at("load", self.seed, wanted.epoch, wanted.position))
+        seed = seed_at("load", self.seed, wanted.epoch, wanted.position)
+        seed_loading(seed)
+        info = get_worker_info()
+        if info is not None:
+            # Else it hangs on the worker, and on how often loading began in this process.
+            object.__setattr__(info, "seed", seed)
+        if self._own is not None and self._own.found:
+            self._own.place(seed)
+
+
+def loads_many(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
+    """Return what loads several samples at once, where a dataset has it."""
+    # A Subset has __getitems__ only to hand on its dataset's, which may have none.
+    holder = dataset.dataset if type(dataset) is Subset else dataset
+    many: Callable[[list[int]], list[Any]] | None = getattr(dataset, "__getitems__", None)
+    return many if hasattr(holder, "__getitems__") else None
 
 
 class _Places:

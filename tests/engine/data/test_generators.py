@@ -1,0 +1,166 @@
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from surestep.engine.data.generators import OwnGenerators
+
+GLOBAL = random.Random(0)
+
+
+class Holder:
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+class Slotted:
+    __slots__ = ("rng",)
+
+    def __init__(self):
+        self.rng = random.Random(0)
+
+
+class OfClass:
+    rng = random.Random(0)
+
+
+class Naming:
+    def __getitem__(self, index):
+        return GLOBAL.random()
+
+
+class Bound:
+    def __init__(self):
+        self.inner = OfClass()
+
+    def method(self, x):
+        return x
+
+
+class Hooked:
+    def __init__(self):
+        self.rng, self.seeds = random.Random(0), []
+
+    def set_sample_seed(self, seed):
+        self.seeds.append(seed)
+
+
+def closing_over(rng):
+    return lambda x: x + rng.random()
+
+
+def of_global(x):
+    return x + GLOBAL.random()
+
+
+def paths(value):
+    return [each.path for each in OwnGenerators(dataset=value).found]
+
+
+FOUND = {
+    "an attribute": (Holder(rng=random.Random(0)), "dataset.rng"),
+    "within a transform": (Holder(transform=Holder(rng=random.Random(0))), "dataset.transform.rng"),
+    "in a list": (Holder(steps=[1, random.Random(0)]), "dataset.steps[1]"),
+    "in a dict": (Holder(by={"a": random.Random(0)}), "dataset.by['a']"),
+    "in a slot": (Slotted(), "dataset.rng"),
+    "of the class": (OfClass(), "dataset.rng"),
+    "closed over": (Holder(f=closing_over(random.Random(0))), "dataset.f:rng"),
+    "a global": (Holder(f=of_global), "dataset.f:GLOBAL"),
+    "a global of a method": (Naming(), "dataset.__getitem__:GLOBAL"),
+    "in a partial": (Holder(f=partial(map, random.Random(0))), "dataset.f.args[0]"),
+    "of a bound method": (Holder(f=Bound().method), "dataset.f.__self__.inner.rng"),
+}
+
+
+@pytest.mark.parametrize("where", FOUND)
+def test_a_generator_is_found(where):
+    value, path = FOUND[where]
+    assert paths(value) == [path]
+
+
+@pytest.mark.parametrize(
+    ("make", "draw"),
+    [
+        (torch.Generator, lambda g: float(torch.rand((), generator=g))),
+        (random.Random, lambda g: g.random()),
+        (np.random.RandomState, lambda g: g.randn()),
+        (np.random.default_rng, lambda g: g.normal()),
+        (lambda: np.random.Generator(np.random.Philox()), lambda g: g.random(dtype=np.float32)),
+        (np.random.SFC64, lambda g: int(g.random_raw())),
+    ],
+    ids=["torch", "python", "RandomState", "PCG64", "Philox", "bits"],
+)
+def test_a_generator_draws_by_the_seed_alone(make, draw):
+    one, other = make(), make()
+    (own,) = OwnGenerators(dataset=Holder(rng=one)).found
+    (same,) = OwnGenerators(dataset=Holder(rng=other)).found
+    draw(one), draw(one), draw(other)
+    own.place(5), same.place(5)
+    drawn = [draw(one) for _ in range(3)]
+    assert drawn == [draw(other) for _ in range(3)]
+    own.place(6)
+    assert draw(one) != drawn[0]
+
+
+def test_two_of_one_dataset_draw_differently():
+    holder = Holder(a=random.Random(0), b=random.Random(0))
+    OwnGenerators(dataset=holder).place(5)
+    assert holder.a.random() != holder.b.random()
+
+
+def test_one_that_is_held_twice_is_seeded_once():
+    rng = random.Random(0)
+    assert len(paths(Holder(a=rng, b=rng))) == 1
+
+
+def test_what_has_the_hook_seeds_itself():
+    holder = Holder(transform=Hooked())
+    (own,) = OwnGenerators(dataset=holder).found
+    assert (own.path, own.kind) == ("dataset.transform", "Hooked")
+    own.place(5), own.place(6)
+    assert len(set(holder.transform.seeds)) == 2
+
+
+def test_the_systems_randomness_takes_no_seed():
+    (own,) = OwnGenerators(dataset=Holder(rng=random.SystemRandom())).found
+    assert own.seed is None
+    own.place(5)
+
+
+def test_the_default_generator_and_large_data_are_passed_over():
+    large = Holder(rows=list(range(10**6)), files={str(i): i for i in range(10**5)})
+    large.own, large.all = torch.default_generator, [large]
+    assert paths(large) == []
+
+
+def test_what_libraries_name_is_not_touched():
+    assert paths(Holder(f=random.shuffle, g=np.random.shuffle, h=nn.init.kaiming_normal_)) == []
+
+
+@pytest.mark.parametrize(
+    ("holder", "make"),
+    [
+        (Holder(rng=None), lambda it: vars(it).update(rng=random.Random(0))),
+        (Holder(), lambda it: vars(it).update(rng=random.Random(0))),
+        (Holder(inner=Holder(rng=None)), lambda it: vars(it.inner).update(rng=random.Random(0))),
+        (Holder(of_worker={}), lambda it: it.of_worker.update({0: random.Random(0)})),
+    ],
+    ids=["None before", "not there before", "within", "in a dict"],
+)
+def test_one_that_is_made_later_is_seen(holder, make):
+    own = OwnGenerators(dataset=holder)
+    assert not own.grew()
+    make(holder)
+    assert own.grew()
+    assert len(own.found) == 1
+    assert not own.grew()
+
+
+def test_what_is_no_generator_may_come_and_go():
+    holder = Holder(last=None)
+    own = OwnGenerators(dataset=holder)
+    holder.last, holder.more = 3, 4
+    assert not own.grew()
