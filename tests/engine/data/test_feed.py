@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, get_wor
 
 from surestep.base.errors import ConfigError, DataError
 from surestep.engine.data.feed import feed
-from surestep.engine.data.order import Cut
+from surestep.engine.data.order import LISTED, Cut
 from surestep.engine.data.source import InMemory, Loaded
 from tests import tiny
 
@@ -81,11 +81,19 @@ def test_an_epoch_of_any_size_starts_at_once(monkeypatch):
         def __getitem__(self, index):
             return super().__getitem__(index % len(Y))
 
-    cuts, cut = iter(range(4)), Cut.micro_batches
+    cuts, cut = iter(range(LISTED + 1)), Cut.micro_batches
     monkeypatch.setattr(Cut, "micro_batches", lambda *batch: [next(cuts), cut(*batch)][1])
     many = {"train": Many(), "loss": lambda o, t: o.mean()}
     found = tiny.train_feed(many, batch_size=8, data={"shuffle": False})
     assert next(found.batches(0, 8 * 10**10)).position == 8 * 10**10
+
+
+def test_an_epoch_is_whole_however_many_of_its_batches_are_listed(monkeypatch):
+    whole = batches({"train": Rows()}, micro_batch_size=3)
+    monkeypatch.setattr("surestep.engine.data.order.LISTED", 2)
+    again = batches({"train": Rows()}, micro_batch_size=3)
+    assert [(each.position, each.ends_epoch) for each in again] == [(0, 0), (8, 0), (16, 1)]
+    assert torch.equal(inputs_of(again), inputs_of(whole))
 
 
 def test_a_batch_knows_its_items_place_and_whether_it_ends_the_epoch():

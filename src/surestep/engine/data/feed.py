@@ -1,6 +1,8 @@
 """The batches of one part of the data: read, counted, cut and moved to the device."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, tee
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -81,18 +83,13 @@ class Feed:
             yield from self._read_stream(self.source, epoch, start)
             return
         order = self.order_at(epoch)
-        # Nothing is listed: of an epoch of millions, only what is next costs time.
-        pieces = (
-            range(*each)
-            for first, end, _ in self.cut.batches(start)
-            for each in self.cut.micro_batches(first, end)
-        )
-        raw = self.source.read(epoch, order, pieces)
-        for first, end, ends_epoch in self.cut.batches(start):
-            micro_batches = [
-                self.micro_batch(next(raw), at, to - at)
-                for at, to in self.cut.micro_batches(first, end)
-            ]
+        cuts, ahead = tee(chain.from_iterable(self.cut.lists(start)))
+        raw = self.source.read(epoch, order, chain.from_iterable(map(itemgetter(2), ahead)))
+        for first, ends_epoch, ranges in cuts:
+            micro_batches = []
+            for where in ranges:
+                micro_batches.append(self.micro_batch(next(raw), where.start, len(where)))
+            end = ranges[-1].stop
             yield self.batch(micro_batches, (epoch, first, end), ends_epoch=ends_epoch)
 
     def order_at(self, epoch: int) -> Tensor | None:

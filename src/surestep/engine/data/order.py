@@ -6,12 +6,15 @@ global batches and those into micro-batches. `surestep.orders` has others.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from surestep.engine.seed import seed_at
+
+LISTED = 256  # batches that are cut at a time
 
 
 def generator_of(*place: str | int) -> torch.Generator:
@@ -47,6 +50,19 @@ class Cut(NamedTuple):
         """Yield (first position, end) of each micro-batch of a batch."""
         for start in range(first, end, self.micro_batch_size):
             yield start, min(start + self.micro_batch_size, end)
+
+    def lists(self, start: int) -> Iterator[list[tuple[int, bool, list[range]]]]:
+        """Yield lists of (first position, is the last, micro-batches) from position `start` on.
+
+        A list at a time: of an epoch of millions a whole one takes a second, and with none each
+        step would make calls of its own.
+        """
+        batches = self.batches(start)
+        while found := [
+            (first, is_last, [range(*each) for each in self.micro_batches(first, end)])
+            for first, end, is_last in islice(batches, LISTED)
+        ]:
+            yield found
 
 
 @dataclass(frozen=True)

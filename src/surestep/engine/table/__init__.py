@@ -12,6 +12,7 @@ from surestep.engine.table import (
     loss,
     memory,
     optim,
+    randomness,
     record,
     run,
     schedule,
@@ -19,7 +20,20 @@ from surestep.engine.table import (
     step,
 )
 
-PARTS = (run, loss, data, optim, schedule, step, memory, speed, evaluation, average, record)
+PARTS = (
+    run,
+    loss,
+    data,
+    randomness,
+    optim,
+    schedule,
+    step,
+    memory,
+    speed,
+    evaluation,
+    average,
+    record,
+)
 TABLE: dict[str, tuple[Row, ...]] = {
     option: rows for part in PARTS for option, rows in part.ROWS.items()
 }
