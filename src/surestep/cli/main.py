@@ -14,6 +14,7 @@ COMMANDS = {
     "plan": "plan RECIPE: show what would run, and why",
     "evaluate": "evaluate RUN: measure a run's best model",
     "predict": "predict RUN: write what a run's best model says of each sample",
+    "ckpt": "ckpt list|verify|export|diff: look at the checkpoints of a run",
     "schedules": "schedules [SCHEDULE]: explain the learning-rate schedules there are",
     "losses": "losses [LOSS]: explain the losses there are",
 }

@@ -16,6 +16,7 @@ from surestep.record.checkpoint.listing import Saved, list_checkpoints, saved, s
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
 from surestep.record.checkpoint.read import load_weights
 from surestep.record.events import read_events
+from surestep.record.export import Exported, export
 from surestep.record.files import read_json
 from surestep.record.skipped import Skipped, gather
 
@@ -176,6 +177,31 @@ class Run:
                 "load which='best' or 'last'."
             )
         return found
+
+    def export(
+        self,
+        path: str | Path,
+        which: Which | int = "best",
+        *,
+        average: bool = False,
+        overwrite: bool = False,
+    ) -> Exported:
+        """Write the weights of a checkpoint as one file that plain PyTorch loads.
+
+        Args:
+            path: ends in .safetensors, or in .pt for a state dict.
+            which: as for load_model.
+            average: the averaged weights of that checkpoint.
+            overwrite: replace a file that is there.
+
+        Raises:
+            ConfigError: another ending, no such folder, or a file is there already.
+            CheckpointError: there is none, it is damaged or has no average, or the disk is full.
+        """
+        found = self.saved(which)
+        average |= which == "average" or (which == "best" and found.measured == "average")
+        name = self.path.resolve().name
+        return export(found, Path(path), run=name, average=average, overwrite=overwrite)
 
     def _at(self, step: int) -> Saved:
         found = {step_of(path): path for path in list_checkpoints(self.checkpoints)}

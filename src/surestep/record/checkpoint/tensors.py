@@ -49,12 +49,15 @@ class File(NamedTuple):
     sha256: str
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> File:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None
+) -> File:
     """Write tensors as a safetensors file; return its size and hash as they were in memory.
 
     Args:
         path: of the file, which is not there yet.
         tensors: by name; on the host and contiguous.
+        about: what the header tells besides.
 
     Raises:
         OSError: the disk is full or cannot be written.
@@ -62,7 +65,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> File:
     """
     # Wide types first, as the library does: then each tensor lies at a multiple of its width.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header, end = {}, 0
+    header: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
+    end = 0
     for name, tensor in ordered:
         begin, end = end, end + tensor.numel() * tensor.element_size()
         shape, dtype = list(tensor.shape), name_of(name, tensor.dtype)

@@ -1,0 +1,76 @@
+"""`surestep ckpt export CHECKPOINT OUT`."""
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from surestep.cli import show
+from surestep.record.export import Exported, check_out, export
+from surestep.record.files import dumps
+from surestep.record.named import find_checkpoint
+
+
+@dataclass(frozen=True)
+class Options:
+    """Write the weights and buffers of a checkpoint as one file that plain PyTorch loads.
+
+    Attributes:
+        checkpoint: RUN@STEP, RUN@best, RUN@last or a checkpoint's folder; RUN is its best. The best
+            is what was measured: the weights, or their average.
+        out: File to write: .safetensors, or .pt for torch.load with weights_only=True.
+        average: The averaged weights.
+        overwrite: Replace the file if it is there.
+        json: Print what was written as JSON.
+    """
+
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
+    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    average: bool = False
+    overwrite: bool = False
+    json: bool = False
+
+
+def run(words: list[str]) -> int:
+    """Write the weights of a checkpoint as one file."""
+    parsed = tyro.cli(
+        Options, args=words, prog="surestep ckpt export", config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    out = Path(parsed.out)
+    check_out(out, overwrite=parsed.overwrite)
+    found = find_checkpoint(parsed.checkpoint)
+    measured = found.which == "best" and found.saved.measured == "average"
+    exported = export(
+        found.saved,
+        out,
+        run=None if found.run is None else found.run.path.resolve().name,
+        average=parsed.average or measured,
+        overwrite=parsed.overwrite,
+    )
+    if exported.lacks:
+        print(_base_is_needed(exported), file=sys.stderr)
+    if parsed.json:
+        paths = {"path": str(exported.path), "checkpoint": str(exported.checkpoint)}
+        print(dumps({**asdict(exported), **paths}))
+        return 0
+    what = "averaged weights" if exported.average else "weights"
+    tied = f", {exported.tied} of them tied" if exported.tied else ""
+    print(
+        f"The {what} of step {exported.step}: {exported.tensors} tensors{tied}, "
+        f"{show.byte_count(exported.bytes)}",
+        file=sys.stderr,
+    )
+    print(out)
+    return 0
+
+
+def _base_is_needed(exported: Exported) -> str:
+    some, more = exported.lacks[:3], len(exported.lacks) - 3
+    named = ", ".join(some) + (f" and {more} more" if more > 0 else "")
+    return (
+        f"This is what was trained. {len(exported.lacks)} tensors of the frozen base are not in "
+        f"the checkpoint, and not in this file: {named}. Build the model with its base, then "
+        "model.load_state_dict(weights, strict=False)."
+    )

@@ -1,0 +1,208 @@
+"""The weights of a checkpoint as one file that plain PyTorch loads: safetensors or a state dict.
+
+Names, shapes and types are the model's own, so that `model.load_state_dict` takes what is read.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from surestep.base.errors import CheckpointError, ConfigError, near
+from surestep.record.checkpoint.listing import Saved
+from surestep.record.checkpoint.opened import Opened, open_checkpoint
+from surestep.record.checkpoint.tensors import write_tensors
+from surestep.record.files import dumps, sync
+
+_ENDINGS = (".safetensors", ".pt")
+_HINT = "Free some space, or choose another file."
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        path: the file.
+        checkpoint: what it was read from.
+        step: of the checkpoint.
+        average: it holds the averaged weights.
+        tensors: how many names it has.
+        tied: how many of these are other names of the same tensor.
+        bytes: the size of the file.
+        lacks: names of the frozen base, which the checkpoint leaves out.
+    """
+
+    path: Path
+    checkpoint: Path
+    step: int
+    average: bool
+    tensors: int
+    tied: int
+    bytes: int
+    lacks: tuple[str, ...]
+
+
+def export(
+    saved: Saved,
+    path: Path,
+    *,
+    run: str | None = None,
+    average: bool = False,
+    overwrite: bool = False,
+) -> Exported:
+    """Write the weights and buffers of a checkpoint as one file, whole or not at all.
+
+    Args:
+        saved: the checkpoint; every byte is verified.
+        path: ends in .safetensors or .pt (a state dict, for torch.load with weights_only).
+        run: what the header calls the run, if there is one.
+        average: the averaged weights in the place of the others.
+        overwrite: replace a file that is there.
+
+    Raises:
+        ConfigError: another ending, no such folder, or a file is there already.
+        CheckpointError: damaged, has no average, or the disk is full.
+    """
+    check_out(path, overwrite=overwrite)
+    found = open_checkpoint(saved.path)
+    weights = _weights(found, average=average)
+    tied = {name: str(first) for name, first in found.record["aliases"].items()}
+    lacks = tuple(sorted(found.record.get("base") or {}))
+    about = {
+        **_about(saved, average=average, tied=tied, lacks=lacks),
+        **({"run": run} if run is not None else {}),
+    }
+    try:
+        with _replacing(path, overwrite=overwrite) as temporary:
+            if path.suffix == ".safetensors":
+                _check_plain(found)
+                write_tensors(temporary, weights, about)
+            else:
+                _write_state_dict(temporary, {**weights, **found.record["extra"]})
+            size = temporary.stat().st_size
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} could not be written: {error.strerror or error}. {_HINT}"
+        ) from error
+    return Exported(path, found.path, saved.step, average, len(weights), len(tied), size, lacks)
+
+
+def check_out(path: Path, *, overwrite: bool) -> None:
+    """Check that weights can be written to this file.
+
+    Raises:
+        ConfigError: another ending, no such folder, or a file is there already.
+    """
+    if path.suffix not in _ENDINGS:
+        raise ConfigError(
+            f"{str(path)!r}: the ending says the format, and {path.suffix or 'none'!r} is not one. "
+            f"{near(path.suffix, _ENDINGS)}"
+        )
+    if not path.parent.is_dir():
+        raise ConfigError(f"There is no folder {path.parent} to write {path.name} into. Make it.")
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder. Say a file in it, such as {path / 'model.pt'}.")
+    if not overwrite and (path.exists() or path.is_symlink()):
+        raise ConfigError(
+            f"{path} is there already. Say --overwrite (overwrite=True in Python) to replace it, "
+            "or choose another file."
+        )
+
+
+def _weights(found: Opened, *, average: bool) -> dict[str, Tensor]:
+    """Return the tensors of a model by name, those that are tied under each of their names."""
+    weights = found.tensors("model")
+    if average:
+        if "average" not in found.manifest.tensors:
+            raise CheckpointError(
+                f"{found.path} has no averaged weights. Train with average.kind='ema' or 'swa', "
+                "or leave out --average (average=True in Python)."
+            )
+        for name, value in found.tensors("average").items():
+            # The average of half-precision weights is kept in fp32; the model holds them as before.
+            weights[name] = value.to(weights[name].dtype) if name in weights else value
+    try:
+        return weights | {name: weights[of] for name, of in found.record["aliases"].items()}
+    except KeyError as error:
+        raise CheckpointError(
+            f"{found.path} cannot be read: it lacks the tensor {error}."
+        ) from error
+
+
+def _check_plain(found: Opened) -> None:
+    if found.record["extra"]:
+        names = ", ".join(found.record["extra"])
+        raise CheckpointError(
+            f"{found.path} has state that is no tensor, which safetensors cannot hold: {names}. "
+            "Export it to a file that ends in .pt."
+        )
+
+
+def _about(
+    saved: Saved, *, average: bool, tied: Mapping[str, str], lacks: tuple[str, ...]
+) -> dict[str, str]:
+    """Return what the header of the file tells, as text; transformers asks for the format."""
+    return {
+        "format": "pt",
+        "step": str(saved.step),
+        "weights": "average" if average else "weights",
+        "metrics": dumps(saved.metrics),
+        "measured": saved.measured,
+        **({"tied": dumps(tied)} if tied else {}),
+        **({"lacks": dumps(lacks)} if lacks else {}),
+    }
+
+
+def _write_state_dict(path: Path, state_dict: dict[str, Any]) -> None:
+    """Write a state dict for `torch.load(path, weights_only=True)`; tied names share a tensor.
+
+    Each tensor is copied, since torch writes all of the memory that one looks into: the whole file.
+    """
+    copies = {id(each): each.clone() for each in state_dict.values() if isinstance(each, Tensor)}
+    state_dict = {name: copies.get(id(each), each) for name, each in state_dict.items()}
+    with path.open("xb") as file:
+        writing = _Writing(file)
+        try:
+            torch.save(state_dict, writing)
+        except RuntimeError as error:  # torch's writer tells only that something failed
+            raise (writing.error or error) from error
+
+
+class _Writing:
+    """A file that remembers what the disk said."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+@contextmanager
+def _replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Yield where to write what then takes this name, synced, in one move."""
+    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    try:
+        temporary.unlink(missing_ok=True)
+        yield temporary
+        sync(temporary)
+        check_out(path, overwrite=overwrite)
+        temporary.replace(path)
+        sync(path.parent)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,203 @@
+"""What is exported is loaded by plain PyTorch, which knows nothing of surestep."""
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from surestep.base.errors import CheckpointError, ConfigError
+from surestep.record.checkpoint.listing import saved
+from surestep.record.checkpoint.write import save_checkpoint
+from surestep.record.export import export
+from tests import tiny
+
+PLAIN = """
+import sys
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+def net():
+    table = nn.Embedding(8, 4)
+    head = nn.Linear(4, 8, bias=False)
+    head.weight = table.weight
+    return nn.Sequential(table, nn.BatchNorm1d(4), head)
+
+wanted = torch.load("wanted.pt", weights_only=True)
+for found in (torch.load("w.pt", weights_only=True), load_file("w.safetensors")):
+    model = net()
+    model.load_state_dict(found)
+    assert model[0].weight is model[2].weight
+    assert list(model.state_dict()) == list(wanted)
+    assert all(torch.equal(each, wanted[name]) for name, each in model.state_dict().items())
+assert not any(name.startswith("surestep") for name in sys.modules)
+"""
+
+
+def net():
+    """A model with tied weights and with buffers."""
+    names = {}
+    exec(PLAIN.split("wanted =")[0], names)
+    torch.manual_seed(0)
+    return names["net"]()
+
+
+def checkpoint(folder, model=None):
+    return saved(save_checkpoint(folder, tiny.state_of(model or tiny.model())))
+
+
+def test_plain_torch_loads_it_strictly(tmp_path):
+    model = net()
+    model(torch.arange(8))
+    found = checkpoint(tmp_path / "c", model)
+    for name in ("w.pt", "w.safetensors"):
+        exported = export(found, tmp_path / name)
+        assert (exported.tensors, exported.tied) == (7, 1)
+        assert exported.bytes == (tmp_path / name).stat().st_size
+    torch.save(model.state_dict(), tmp_path / "wanted.pt")
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
+def test_a_task_starts_from_it(tmp_path, name):
+    model = tiny.model(3)
+    export(checkpoint(tmp_path / "c", model), tmp_path / name)
+    session = tiny.prepare(tmp_path / "r", {"model": tiny.model(4), "init": tmp_path / name})
+    assert torch.equal(tiny.weights(session.model), tiny.weights(model))
+    session.close()
+
+
+def test_a_state_dict_holds_each_tensor_alone_and_tied_ones_once(tmp_path):
+    model = net()
+    export(checkpoint(tmp_path / "c", model), tmp_path / "w.pt")
+    found = torch.load(tmp_path / "w.pt", weights_only=True)
+    assert found["0.weight"].data_ptr() == found["2.weight"].data_ptr()
+    assert found["0.weight"].untyped_storage().nbytes() == 8 * 4 * 4
+    assert found["1.weight"].untyped_storage().nbytes() == 4 * 4
+
+
+def test_the_header_tells_where_the_weights_are_from(tmp_path):
+    x, y = tiny.data()
+    run = tiny.fit(tmp_path / "mine", {"val": (x, y)}, epochs=1)
+    run.export(tmp_path / "w.safetensors", "last")
+    with safe_open(tmp_path / "w.safetensors", "pt") as file:
+        about = file.metadata()
+    assert (about["format"], about["run"], about["step"]) == ("pt", "mine", "3")
+    assert json.loads(about["metrics"]) == run.last.metrics != {}
+
+
+def test_the_average_is_exported_where_it_is_asked_for_or_was_measured(tmp_path):
+    x, y = tiny.data()
+    average = {"kind": "ema", "decay": 0.5}
+    run = tiny.fit(tmp_path / "r", {"val": (x, y)}, average=average)
+    files = {which: tmp_path / f"{which}.pt" for which in ("best", "last", "average")}
+    told = {which: run.export(path, which).average for which, path in files.items()}
+    assert told == {"best": True, "last": False, "average": True}
+    for which, path in files.items():
+        model, other = tiny.model(7), tiny.model(8)
+        run.load_model(model, which)
+        other.load_state_dict(torch.load(path, weights_only=True))
+        assert torch.equal(tiny.weights(model), tiny.weights(other))
+    with pytest.raises(CheckpointError, match="has no averaged weights"):
+        export(checkpoint(tmp_path / "c"), tmp_path / "no.pt", average=True)
+
+
+def test_an_average_in_fp32_takes_the_type_of_the_weights(tmp_path):
+    parts = {"model": tiny.model().bfloat16(), "train": tuple_of(torch.bfloat16)}
+    run = tiny.fit(tmp_path / "r", parts, average={"kind": "ema"})
+    run.export(tmp_path / "w.safetensors", "average")
+    found = load_file(tmp_path / "w.safetensors")
+    assert {each.dtype for each in found.values()} == {torch.bfloat16}
+
+
+def tuple_of(dtype):
+    x, y = tiny.data()
+    return x.to(dtype), y
+
+
+def test_what_a_checkpoint_leaves_out_is_named(tmp_path):
+    model = tiny.model()
+    model[0].requires_grad_(False)
+    run = tiny.fit(tmp_path / "r", {"model": model}, checkpoint={"weights": "trained"})
+    exported = run.export(tmp_path / "w.safetensors", "last")
+    assert exported.lacks == ("0.bias", "0.weight")
+    assert set(load_file(tmp_path / "w.safetensors")) == {"3.weight", "3.bias"}
+    with safe_open(tmp_path / "w.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["lacks"]) == ["0.bias", "0.weight"]
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self):
+        return {"seen": [1, 2]}
+
+    def set_extra_state(self, state):
+        self.seen = state["seen"]
+
+
+def test_state_that_is_no_tensor_goes_into_a_state_dict_only(tmp_path):
+    found = checkpoint(tmp_path / "c", nn.Sequential(Extra(4, 3)))
+    export(found, tmp_path / "w.pt")
+    model = nn.Sequential(Extra(4, 3))
+    model.load_state_dict(torch.load(tmp_path / "w.pt", weights_only=True))
+    assert model[0].seen == [1, 2]
+    with pytest.raises(CheckpointError, match=r"0\._extra_state\. Export it to .* \.pt"):
+        export(found, tmp_path / "w.safetensors")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["c", "w.pt"]
+
+
+def test_a_file_that_is_there_is_replaced_only_where_that_is_said(tmp_path):
+    found, path = checkpoint(tmp_path / "c"), tmp_path / "w.pt"
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match=r"is there already\. Say --overwrite"):
+        export(found, path)
+    assert path.read_text() == "mine"
+    export(found, path, overwrite=True)
+    assert len(torch.load(path, weights_only=True)) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("w.bin", r"the ending says the format, and '.bin' is not one"),
+        ("w", r"the ending says the format, and 'none' is not one"),
+        ("gone/w.pt", r"There is no folder .*gone to write w.pt into"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_told_first(tmp_path, name, told):
+    with pytest.raises(ConfigError, match=told):
+        export(checkpoint(tmp_path / "c"), tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
+def test_a_disk_that_takes_no_more_leaves_the_file_that_was_there_and_nothing_else(tmp_path, name):
+    found, path = checkpoint(tmp_path / "c", nn.Linear(40, 10)), tmp_path / name
+    path.write_text("mine")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"w\.\w+ could not be written: File too large\."):
+            export(found, path, overwrite=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text() == "mine"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["c", name]
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    found = checkpoint(tmp_path / "c")
+    file = found.path / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"is damaged: model\.safetensors"):
+        export(found, tmp_path / "w.pt")
+    assert [each.name for each in tmp_path.iterdir()] == ["c"]
