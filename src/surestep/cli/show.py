@@ -68,6 +68,14 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s"
 
 
+def age(seconds: float) -> str:
+    """Show how long ago something was, in the largest unit that says enough."""
+    for unit, one in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * one:
+            return f"{int(seconds // one)} {unit}"
+    return f"{max(0, int(seconds))} s"
+
+
 def metric_rows(metrics: Mapping[str, "Value"]) -> list[tuple[str, str]]:
     """Return metrics as rows; of a table its size."""
     return [

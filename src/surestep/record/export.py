@@ -167,7 +167,7 @@ def _write_state_dict(path: Path, state_dict: dict[str, Any]) -> None:
     copies = {id(each): each.clone() for each in state_dict.values() if isinstance(each, Tensor)}
     state_dict = {name: copies.get(id(each), each) for name, each in state_dict.items()}
     with path.open("xb") as file:
-        writing = _Writing(file)
+        writing: Any = _Writing(file)  # torch asks for write and flush alone
         try:
             torch.save(state_dict, writing)
         except RuntimeError as error:  # torch's writer tells only that something failed

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from surestep.base.errors import ConfigError, RunError, near
-from surestep.record.checkpoint.listing import Saved, saved
+from surestep.record.checkpoint.listing import Saved, is_named, saved
 from surestep.record.checkpoint.manifest import MANIFEST
 from surestep.record.run import Run
 
@@ -62,13 +62,32 @@ def find_checkpoint(text: str, *, otherwise: Literal["best", "last"] = "best") -
     if which is None and is_checkpoint(path):
         found = saved(path)
         return Named(found, run_of(path), found.step)
+    run = _run(path)
+    which = otherwise if which is None else which
+    return Named(run.saved(which), run, which)
+
+
+def find_folder(text: str) -> Path:
+    """Return the folder of the checkpoint that a text names, which may be damaged.
+
+    Raises:
+        as find_checkpoint.
+    """
+    path, which = split_name(text)
+    if which is None and is_checkpoint(path):
+        return path
+    run = _run(path)
+    if isinstance(which, int):
+        return run.folder_of(which)
+    return run.saved(which or "best").path
+
+
+def _run(path: Path) -> Run:
     if not path.exists():
         raise RunError(f"There is no {path}. Look at the path: a run folder or a checkpoint's.")
     if not is_run(path):
         raise RunError(f"{path} is no run folder and no checkpoint: look for the one above it.")
-    run = Run(path)
-    which = otherwise if which is None else which
-    return Named(run.saved(which), run, which)
+    return Run(path)
 
 
 def is_run(path: Path) -> bool:
@@ -78,7 +97,7 @@ def is_run(path: Path) -> bool:
 
 def is_checkpoint(path: Path) -> bool:
     """Say whether a folder is a checkpoint, wherever it was copied to."""
-    return (path / MANIFEST).is_file()
+    return (path / MANIFEST).is_file() or is_named(path)
 
 
 def run_of(checkpoint: Path) -> Run | None:

@@ -165,7 +165,7 @@ class Run:
             CheckpointError: there is none, and of which steps there are.
         """
         if isinstance(which, int):
-            return self._at(which)
+            return saved(self.folder_of(which))
         if which not in get_args(Which):
             raise ConfigError(f"which={which!r} is not known. {near(which, get_args(Which))}")
         found = self.best if which == "best" else self.last
@@ -203,12 +203,17 @@ class Run:
         name = self.path.resolve().name
         return export(found, Path(path), run=name, average=average, overwrite=overwrite)
 
-    def _at(self, step: int) -> Saved:
+    def folder_of(self, step: int) -> Path:
+        """Return the folder of a step's checkpoint, which may be damaged.
+
+        Raises:
+            CheckpointError: there is none, and of which steps there are.
+        """
         found = {step_of(path): path for path in list_checkpoints(self.checkpoints)}
         if step not in found:
             there = ", ".join(map(str, found)) or "none"
             raise CheckpointError(f"{self.path} has no checkpoint of step {step}. It has: {there}.")
-        return saved(found[step])
+        return found[step]
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield what happened, in order."""

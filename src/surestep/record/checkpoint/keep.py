@@ -27,6 +27,36 @@ def cycle_checkpoints(checkpoints: list[Saved]) -> list[Saved]:
     return [each for each in checkpoints if each.cycle is not None]
 
 
+def reasons(
+    checkpoints: list[Saved],
+    *,
+    keep_last: int,
+    keep_best: int,
+    metric: str | None,
+    mode: Literal["min", "max"],
+    cycles: bool = False,
+) -> dict[Path, list[str]]:
+    """Return what each checkpoint is kept as: "best", "last", "cycle 2"; those that stay only.
+
+    Args:
+        checkpoints: oldest first.
+        keep_last: how many of the newest stay.
+        keep_best: how many of the best stay.
+        metric: by which the best are known, if any is.
+        mode: whether less of it is better, or more.
+        cycles: those at the end of a cycle of the schedule stay too.
+    """
+    found: dict[Path, list[str]] = {}
+    if metric is not None:
+        for rank, each in enumerate(best_first(checkpoints, metric, mode)[:keep_best], 1):
+            found.setdefault(each.path, []).append("best" if rank == 1 else f"best {rank}")
+    for rank, each in enumerate(reversed(checkpoints[-keep_last:]), 1):
+        found.setdefault(each.path, []).append("last" if rank == 1 else f"last {rank}")
+    for each in cycle_checkpoints(checkpoints) if cycles else []:
+        found.setdefault(each.path, []).append(f"cycle {each.cycle}")
+    return found
+
+
 def retain(
     folder: Path,
     *,
@@ -44,11 +74,14 @@ def retain(
     A name is taken away before its files are, so that no half of one is left under it.
     """
     checkpoints = survey(folder).good
-    kept = {each.path for each in checkpoints[-keep_last:]}
-    if metric is not None and keep_best:
-        kept |= {each.path for each in best_first(checkpoints, metric, mode)[:keep_best]}
-    if cycles:
-        kept |= {each.path for each in cycle_checkpoints(checkpoints)}
+    kept = reasons(
+        checkpoints,
+        keep_last=keep_last,
+        keep_best=keep_best,
+        metric=metric,
+        mode=mode,
+        cycles=cycles,
+    )
     doomed = [each.path for each in checkpoints if each.path not in kept]
     for path in doomed:
         hidden = path.with_name(f".del-{path.name}-{os.getpid()}")

@@ -64,6 +64,11 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
+def is_named(path: Path) -> bool:
+    """Say whether a folder is called as a published checkpoint is."""
+    return _NAME.fullmatch(path.name) is not None and path.is_dir()
+
+
 def _match(entry: os.DirEntry[str]) -> re.Match[str] | None:
     return _NAME.fullmatch(entry.name) if entry.is_dir(follow_symlinks=False) else None
 

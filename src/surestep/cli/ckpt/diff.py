@@ -1,0 +1,86 @@
+"""`surestep ckpt diff A B`."""
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+
+from surestep.cli import show
+from surestep.record.checkpoint.differences import Differences, Moved, differences
+from surestep.record.checkpoint.opened import open_checkpoint
+from surestep.record.files import dumps
+from surestep.record.named import find_folder
+
+ROWS = 20  # tensors that are shown unasked
+WIDTH = 60  # characters of a value that are shown
+
+
+@dataclass(frozen=True)
+class Options:
+    """Name what changed between two checkpoints; exit code 0 where nothing did, else 1.
+
+    Attributes:
+        a: RUN@STEP, RUN@best, RUN@last or a checkpoint's folder; RUN is its best.
+        b: The other one.
+        all: Show every tensor, and not only the 20 of each kind that changed most.
+        json: Print the differences as JSON.
+    """
+
+    a: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
+    b: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
+    all: bool = False
+    json: bool = False
+
+
+def run(words: list[str]) -> int:
+    """Name what changed between two checkpoints."""
+    parsed = tyro.cli(
+        Options, args=words, prog="surestep ckpt diff", config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    folders = [find_folder(each) for each in (parsed.a, parsed.b)]
+    found = differences(*map(open_checkpoint, folders))
+    if parsed.json:
+        print(dumps({"a": str(folders[0]), "b": str(folders[1]), **_as_json(found)}, indent=1))
+        return 0 if found.same else 1
+    print(f"A is {folders[0]}\nB is {folders[1]}", file=sys.stderr)
+    if found.values:
+        rows = [(each.name, _short(each.before), _short(each.now)) for each in found.values]
+        show.table("Place, counts and options", ("what", "A", "B"), rows)
+    apart = [(each.kind, each.name, f"only in {each.side}", "") for each in found.only]
+    apart += [(each.kind, each.name, each.before, each.now) for each in found.reshaped]
+    if apart:
+        show.table("Tensors that have no equal", ("kind", "tensor", "A", "B"), apart)
+    for kind in ("model", "average", "optimizer"):
+        moved = [each for each in found.moved if each.kind == kind]
+        if moved:
+            _show(kind, moved, len(moved) if parsed.all else ROWS)
+    print(f"{found.equal} tensors are bit for bit the same, {len(found.moved)} changed.")
+    return 0 if found.same else 1
+
+
+def _show(kind: str, moved: list[Moved], limit: int) -> None:
+    columns = ("tensor", "elements changed", "largest", "relative")
+    rows = [
+        (
+            *(each.name, f"{each.changed:,} of {each.elements:,}"),
+            *(f"{each.largest:.3g}", f"{each.relative:.3g}"),
+        )
+        for each in moved[:limit]
+    ]
+    show.table(f"Changed in the {kind}: |B - A|, and its norm over that of A", columns, rows)
+    if limit < len(moved):
+        print(f"and {len(moved) - limit} more: --all shows them", file=sys.stderr)
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else value if isinstance(value, str) else dumps(value)
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 4]} ..."
+
+
+def _as_json(found: Differences) -> dict[str, Any]:
+    listed = {
+        part: [each._asdict() for each in getattr(found, part)]
+        for part in ("values", "only", "reshaped", "moved")
+    }
+    return {"same": found.same, "equal_tensors": found.equal, **listed}

@@ -1,0 +1,63 @@
+"""`surestep ckpt verify RUN|CHECKPOINT`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+
+from surestep.base.errors import CheckpointError
+from surestep.record.checkpoint.examine import Examined, examine
+from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.files import dumps
+from surestep.record.named import find_folder, is_run, split_name
+from surestep.record.run import Run
+
+
+@dataclass(frozen=True)
+class Options:
+    """Read every byte of a run's checkpoints, or of one; exit code 1 where one is damaged.
+
+    Attributes:
+        name: A run, RUN@STEP, RUN@best, RUN@last, or a checkpoint's folder.
+        json: Print what was found as JSON.
+    """
+
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINT")]
+    json: bool = False
+
+
+def run(words: list[str]) -> int:
+    """Read every byte of a run's checkpoints, or of one."""
+    parsed = tyro.cli(
+        Options, args=words, prog="surestep ckpt verify", config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    found = []
+    for each in _examined(parsed.name):
+        found.append(each)
+        if not parsed.json:
+            good = f"is good: every one of {each.bytes:,} bytes is what was written."
+            print(f"{each.path} {each.damage or good}", flush=True)
+    if parsed.json:
+        print(dumps([_as_json(each) for each in found], indent=1))
+    return 1 if any(each.damage for each in found) else 0
+
+
+def _examined(name: str) -> Iterator[Examined]:
+    path, which = split_name(name)
+    if which is None and is_run(path):
+        run = Run(path)
+        paths = list_checkpoints(run.checkpoints)
+        if not paths:
+            raise CheckpointError(f"{path} has no checkpoint yet.")
+    else:
+        paths = [find_folder(name)]
+    for each in paths:
+        found = examine(each, every_byte=True)
+        if found is not None:
+            yield found
+
+
+def _as_json(found: Examined) -> dict[str, Any]:
+    good = {"verified": found.verified, "damage": found.damage}
+    return {"path": str(found.path), "bytes": found.bytes, **good}

@@ -1,0 +1,90 @@
+import json
+import os
+import shutil
+import time
+
+from surestep.cli.ckpt import list as command
+from surestep.record.checkpoint import examine
+
+
+def rows(surestep, *words):
+    answer = surestep("ckpt", "list", "r", "--json", *words)
+    assert answer.code == 0
+    return json.loads(answer.out)
+
+
+def test_a_row_for_each_tells_how_far_how_good_and_why_it_is_kept(surestep, run):
+    os.utime(run.last.path / "manifest.json", (time.time() - 7200,) * 2)
+    answer = surestep("ckpt", "list", "r")
+    assert (answer.code, answer.err) == (0, "")
+    title, head, *table = [line.strip() for line in answer.out.splitlines() if line.strip()]
+    assert (title, head) == ("r", "step epochs + samples metrics size age verified kept as")
+    assert [line.split()[0] for line in table] == ["3", "6", "9"]
+    assert table[1].startswith("6 2 val/loss ")
+    assert "val/score 0.9" in table[1]
+    assert table[1].endswith("yes best, last 2")
+    assert table[2].endswith("KiB 2 h yes last")
+
+
+def test_as_json(surestep, run):
+    first, best, last = rows(surestep)
+    assert (best["step"], best["metrics"]["val/score"], best["kept"]) == (
+        6,
+        0.9,
+        ["best", "last 2"],
+    )
+    assert (first["kept"], last["kept"]) == (["last 3"], ["last"])
+    assert (last["epoch"], last["position"], last["measured"]) == (3, 0, "weights")
+    assert all(each["verified"] is True and each["damage"] is None for each in (first, best, last))
+    size = sum(each.stat().st_size for each in run.last.path.iterdir())
+    assert (last["bytes"], last["path"]) == (size, "r/checkpoints/step-00000009")
+
+
+def test_damaged_ones_are_shown_and_named(surestep, run, flip):
+    flip(6)
+    shutil.rmtree(run.path / "checkpoints/step-00000003/model.safetensors", ignore_errors=True)
+    (run.path / "checkpoints/step-00000003/manifest.json").unlink()
+    answer = surestep("ckpt", "list", "r")
+    assert answer.code == 0
+    assert answer.out.count("damaged") == 2
+    assert "r/checkpoints/step-00000006 is damaged: model.safetensors" in answer.err
+    assert "step-00000003" in answer.err
+    found = rows(surestep)
+    assert [each["verified"] for each in found] == [False, False, True]
+    assert "model.safetensors" in found[1]["damage"]
+    assert [each["kept"] for each in found] == [[], [], ["best", "last"]]
+
+
+def test_more_bytes_than_are_read_in_a_second_are_read_when_asked(surestep, run, flip, monkeypatch):
+    flip(6)
+    monkeypatch.setattr(command, "READ_AT_ONCE", 1000)
+    answer = surestep("ckpt", "list", "r")
+    assert answer.out.count("not looked at") == 3
+    assert "were not read" in answer.err
+    assert [each["verified"] for each in rows(surestep)] == [None] * 3
+    assert [each["verified"] for each in rows(surestep, "--verify")] == [True, False, True]
+
+
+def test_a_run_without_checkpoints_says_so(surestep, run):
+    shutil.rmtree(run.checkpoints)
+    answer = surestep("ckpt", "list", "r")
+    assert (answer.code, answer.out, answer.err) == (0, "", "r has no checkpoint yet.\n")
+    assert rows(surestep) == []
+
+
+def test_what_is_no_run_is_refused(surestep, folder):
+    answer = surestep("ckpt", "list", "gone")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith("RunError: gone is no run folder")
+
+
+def test_one_that_is_deleted_meanwhile_is_left_out(surestep, run, monkeypatch):
+    said = examine._said
+
+    def and_delete(path):
+        if path.name == "step-00000003":
+            shutil.rmtree(path)
+        return said(path)
+
+    monkeypatch.setattr(examine, "_said", and_delete)
+    assert [each["step"] for each in rows(surestep)] == [6, 9]

@@ -1,0 +1,50 @@
+import json
+
+import pytest
+
+
+def test_all_good_is_0(surestep, run):
+    answer = surestep("ckpt", "verify", "r")
+    assert (answer.code, answer.err) == (0, "")
+    first, *_, last = answer.out.splitlines()
+    assert first.startswith("r/checkpoints/step-00000003 is good: every one of ")
+    assert last.startswith("r/checkpoints/step-00000009 is good")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_flipped_bit_is_1_and_named(surestep, run, flip, file):
+    flip(6, file)
+    answer = surestep("ckpt", "verify", "r")
+    assert answer.code == 1
+    good, bad, last = answer.out.splitlines()
+    assert "is good" in good
+    assert "is good" in last
+    assert bad.startswith("r/checkpoints/step-00000006 is damaged: ")
+    assert file in bad
+
+
+@pytest.mark.parametrize("name", ["r@6", "r@best", "r/checkpoints/step-00000006"])
+def test_one_alone_is_read(surestep, run, flip, name):
+    flip(3)
+    answer = surestep("ckpt", "verify", name)
+    assert (answer.code, len(answer.out.splitlines())) == (0, 1)
+    flip(6)
+    answer = surestep("ckpt", "verify", name, "--json")
+    (found,) = json.loads(answer.out)
+    assert (answer.code, found["verified"]) == (1, False)
+    assert found["path"] == "r/checkpoints/step-00000006"
+    assert "model.safetensors" in found["damage"]
+
+
+def test_one_without_its_manifest_is_damaged(surestep, run):
+    (run.last.path / "manifest.json").unlink()
+    answer = surestep("ckpt", "verify", "r/checkpoints/step-00000009")
+    assert answer.code == 1
+    assert "manifest.json" in answer.out
+
+
+def test_what_is_not_there_is_1(surestep, run, folder):
+    assert surestep("ckpt", "verify", "gone").code == 1
+    answer = surestep("ckpt", "verify", "r@4")
+    assert answer.code == 1
+    assert "r has no checkpoint of step 4. It has: 3, 6, 9." in answer.err

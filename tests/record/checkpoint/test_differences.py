@@ -1,0 +1,76 @@
+import math
+
+import torch
+from torch import nn
+
+from surestep.record.checkpoint.differences import differences
+from surestep.record.checkpoint.opened import open_checkpoint
+from surestep.record.checkpoint.write import save_checkpoint
+from tests import tiny
+
+
+def compared(tmp_path, one, other):
+    states = (tiny.state_of(one, steps=0), tiny.state_of(other, steps=0))
+    paths = [save_checkpoint(tmp_path / str(n), each) for n, each in enumerate(states)]
+    return differences(*map(open_checkpoint, paths))
+
+
+class Buffers(nn.Module):
+    def __init__(self, **values):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        for name, value in values.items():
+            self.register_buffer(name, value.clone())
+
+
+def test_the_same_differ_in_nothing(tmp_path):
+    found = compared(tmp_path, tiny.model(), tiny.model())
+    assert found.same
+    assert found.equal == 4
+
+
+def test_a_tensor_is_told_with_its_largest_and_its_relative_change(tmp_path):
+    before, now = torch.tensor([3.0, 4.0, 0.0]), torch.tensor([3.0, 4.0, 0.5])
+    found = compared(tmp_path, Buffers(x=before, y=now), Buffers(x=now, y=now))
+    (moved,) = found.moved
+    assert moved == ("model", "x", 3, 1, 0.5, 0.1)
+    assert (found.equal, found.same, found.values) == (2, False, [])
+
+
+def test_most_changed_comes_first_and_not_a_number_before_all(tmp_path):
+    one = torch.ones(2)
+    names = {"a": one * 2, "b": one * 9, "c": one * math.nan, "d": one, "e": -one * 3}
+    found = compared(tmp_path, Buffers(**dict.fromkeys(names, one)), Buffers(**names))
+    assert [each.name for each in found.moved] == ["c", "b", "e", "a"]
+
+
+def test_equal_is_bit_for_bit(tmp_path):
+    nan, zero = torch.tensor([math.nan]), torch.zeros(1)
+    found = compared(tmp_path, Buffers(x=nan, y=zero), Buffers(x=nan.clone(), y=-zero))
+    assert [each.name for each in found.moved] == ["y"]
+    assert found.moved[0].largest == 0
+
+
+def test_every_type_is_compared(tmp_path):
+    types = [torch.bool, torch.int64, torch.uint8, torch.bfloat16, torch.float8_e4m3fn]
+    types += [torch.complex64, torch.float64]
+    zeros = {f"x{n}": torch.zeros(2, 2).to(each) for n, each in enumerate(types)}
+    ones = {f"x{n}": torch.ones(2, 2).to(each) for n, each in enumerate(types)}
+    found = compared(tmp_path, Buffers(**zeros), Buffers(**ones))
+    assert {(each.changed, each.largest) for each in found.moved} == {(4, 1.0)}
+    assert len(found.moved) == len(types)
+
+
+def test_tensors_that_have_no_equal(tmp_path):
+    one, other = Buffers(x=torch.zeros(2), old=torch.zeros(0)), Buffers(x=torch.zeros(3))
+    found = compared(tmp_path, one, other)
+    assert found.only == [("model", "old", "A")]
+    assert found.reshaped == [("model", "x", "float32 (2,)", "float32 (3,)")]
+
+
+def test_options_of_the_optimizer_are_told_by_name(tmp_path):
+    one, other = tiny.state_of(steps=0), tiny.state_of(steps=0)
+    other.optimizer.param_groups[0]["eps"] = 0.5
+    paths = [save_checkpoint(tmp_path / str(n), each) for n, each in enumerate((one, other))]
+    found = differences(*map(open_checkpoint, paths))
+    assert found.values == [("optimizer.model.groups.0.eps", 1e-08, 0.5)]

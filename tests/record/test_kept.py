@@ -1,0 +1,36 @@
+import pytest
+
+from surestep.base.errors import RunError
+from surestep.record.checkpoint.listing import list_checkpoints, saved
+from surestep.record.files import write_json
+from surestep.record.kept import why_kept
+from tests import tiny
+
+
+def kept(run):
+    found = [saved(path) for path in list_checkpoints(run.checkpoints)]
+    return {path.name[-1]: why for path, why in why_kept(run, found).items()}
+
+
+def test_the_last_n_and_the_best_k_of_the_plan(tmp_path):
+    rest = iter([0.5, 0.9, 0.8, 0.2, 0.1])
+    x, y = tiny.data()
+    parts = {"val": (x[:1], y[:1]), "metrics": {"score": lambda o, t: next(rest)}}
+    validation = {"metric": "score", "mode": "max"}
+    keep = {"keep_last": 1, "keep_best": 2}
+    run = tiny.fit(tmp_path, parts, epochs=3, validation=validation, checkpoint=keep)
+    assert kept(run) == {"3": ["best"], "6": ["best 2"], "9": ["last"]}
+
+
+def test_the_ends_of_cycles(tmp_path):
+    schedule = {"name": "cosine_restarts", "cycles": 3, "save_cycles": True}
+    run = tiny.fit(tmp_path, schedule=schedule)
+    assert kept(run) == {"2": ["cycle 1"], "4": ["last 2", "cycle 2"], "6": ["last", "cycle 3"]}
+
+
+@pytest.mark.parametrize("plan", [3, [3], [{"option": "checkpoint.keep_last", "value": "x"}]])
+def test_a_plan_that_is_none_is_told(tmp_path, plan):
+    run = tiny.fit(tmp_path)
+    write_json(tmp_path / "plan.json", plan)
+    with pytest.raises(RunError, match="cannot be read"):
+        kept(run)
