@@ -100,8 +100,8 @@ def test_a_recipe_that_changed_is_not_run_unless_told(surestep, run, recipe, fol
     answer = surestep("evaluate", "r")
     assert (answer.code, answer.out) == (2, "")
     assert f"{folder / 'mine.py'} has changed since r was trained." in answer.err
-    assert "--allow-changed" in answer.err
-    told = surestep("evaluate", "r", "--allow-changed", "--json")
+    assert "--allow recipe" in answer.err
+    told = surestep("evaluate", "r", "--allow", "recipe", "--json")
     assert told.code == 0
     assert "running" in told.out
 

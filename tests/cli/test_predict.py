@@ -125,4 +125,4 @@ def test_a_recipe_that_changed_is_not_run_unless_told(surestep, run, recipe, fol
     answer = surestep("predict", "r")
     assert (answer.code, answer.out) == (2, "")
     assert f"{folder / 'mine.py'} has changed since r was trained." in answer.err
-    assert surestep("predict", "r", "--allow-changed").code == 0
+    assert surestep("predict", "r", "--allow", "recipe").code == 0

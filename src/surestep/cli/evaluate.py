@@ -27,14 +27,14 @@ class Options:
         run: Run folder.
         part: val, test, train, or a validation set's name; val means all of those.
         which: Which checkpoint's weights.
-        allow_changed: Run the recipe although its file has changed.
+        allow: recipe, to run it although its file has changed.
         json: Print the metrics as JSON.
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     part: str = "val"
     which: Literal["best", "last", "average"] = "best"
-    allow_changed: bool = False
+    allow: Literal["recipe"] | None = None
     json: bool = False
 
 
@@ -44,7 +44,7 @@ def run(words: list[str]) -> int:
         Options, args=words, prog="surestep evaluate", config=(tyro.conf.FlagCreatePairsOff,)
     )
     folder = Run(Path(parsed.run))
-    task, config = rebuilt(folder, allow_changed=parsed.allow_changed)
+    task, config = rebuilt(folder, allow_changed=parsed.allow == "recipe")
     saved, metrics = measure_run(folder, task, config, part=parsed.part, which=parsed.which)
     if parsed.json:
         print(dumps({"step": saved.step, "path": str(saved.path), "metrics": metrics}))

@@ -11,6 +11,7 @@ from surestep.base.errors import ConfigError, RecipeError, SurestepError, near
 
 COMMANDS = {
     "train": "train RECIPE: train a model by a recipe",
+    "resume": "resume RUN: go on with a run from its newest checkpoint",
     "plan": "plan RECIPE: show what would run, and why",
     "evaluate": "evaluate RUN: measure a run's best model",
     "predict": "predict RUN: write what a run's best model says of each sample",

@@ -29,7 +29,7 @@ class Options:
             folder.
         mc_dropout: Passes with dropout on (Monte-Carlo dropout), for mean and spread; 2 or more.
         overwrite: Replace the file if it is there.
-        allow_changed: Run the recipe although its file has changed.
+        allow: recipe, to run it although its file has changed.
         json: Print what was written as JSON.
     """
 
@@ -39,7 +39,7 @@ class Options:
     out: str | None = None
     mc_dropout: int | None = None
     overwrite: bool = False
-    allow_changed: bool = False
+    allow: Literal["recipe"] | None = None
     json: bool = False
 
 
@@ -51,7 +51,7 @@ def run(words: list[str]) -> int:
     folder = Run(Path(parsed.run))
     out = folder.path / f"predictions-{parsed.part}.npz" if parsed.out is None else Path(parsed.out)
     with writing(out, overwrite=parsed.overwrite) as write:
-        task, config = rebuilt(folder, allow_changed=parsed.allow_changed)
+        task, config = rebuilt(folder, allow_changed=parsed.allow == "recipe")
         with _bar() as watch:
             saved, found = predict_run(
                 folder,

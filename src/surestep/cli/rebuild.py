@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from surestep.base.config import Config
 from surestep.base.errors import RecipeError, RunError
@@ -10,8 +11,30 @@ from surestep.recipes.load import SHIPPED, Recipe, load, sha256
 from surestep.record.run import Run
 
 
+class Recorded(NamedTuple):
+    """A recipe as it is now, with what a run was called with and asked for."""
+
+    recipe: Recipe
+    parameters: dict[str, Any]
+    config: Config
+
+    def task(self) -> Task:
+        """Call the recipe's function."""
+        return self.recipe.build(self.parameters, self.config)
+
+
 def rebuilt(folder: Run, *, allow_changed: bool) -> tuple[Task, Config]:
     """Return what was trained and what was asked, by the recipe's file as it is now.
+
+    Raises:
+        RunError, RecipeError: as `recorded()`.
+    """
+    found = recorded(folder, allow_changed=allow_changed)
+    return found.task(), found.config
+
+
+def recorded(folder: Run, *, allow_changed: bool) -> Recorded:
+    """Return what a run was made of, by the recipe's file as it is now.
 
     Raises:
         RunError: the run has no recipe.
@@ -20,7 +43,7 @@ def rebuilt(folder: Run, *, allow_changed: bool) -> tuple[Task, Config]:
     asked = folder.config
     recipe = _recipe(folder, asked["recipe"], allow_changed=allow_changed)
     config = Config.from_options(asked["config"])
-    return recipe.build(recipe.typed(asked["task"]), config), config
+    return Recorded(recipe, recipe.typed(asked["task"]), config)
 
 
 def _recipe(folder: Run, known: dict[str, str], *, allow_changed: bool) -> Recipe:
@@ -28,14 +51,18 @@ def _recipe(folder: Run, known: dict[str, str], *, allow_changed: bool) -> Recip
     if not known:
         raise RunError(
             f"{folder.path} was started from Python, not from a recipe. Load its weights there: "
-            "surestep.Run(path).load_model(model)."
+            "surestep.Run(path).load_model(model); or go on with surestep.Trainer(task, config, "
+            "run=path)."
         )
     path = Path(known["path"])
     if not path.is_file():
-        raise RecipeError(f"The recipe of {folder.path} is not there any more: {path}.")
+        raise RecipeError(
+            f"The recipe of {folder.path} is not there any more: {path}. Put it back, or train by "
+            f"its new place: surestep train RECIPE --run {folder.path}."
+        )
     if sha256(path) != known["sha256"] and not allow_changed:
         raise RecipeError(
-            f"{path} has changed since {folder.path} was trained. Say --allow-changed to run it "
+            f"{path} has changed since {folder.path} was trained. Say --allow recipe to run it "
             "all the same."
         )
     print(f"Running {path}", file=sys.stderr)

@@ -8,10 +8,12 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from surestep.base.config import Config
 from surestep.base.errors import ConfigError
 from surestep.cli import show
 from surestep.cli.options import Asked, read_command_line
 from surestep.engine.metrics import Value
+from surestep.engine.task import Task
 from surestep.record.files import dumps
 from surestep.record.run import Run
 from surestep.trainer.fit import fit
@@ -19,9 +21,11 @@ from surestep.trainer.prepare import prepare
 from surestep.trainer.rehearse import Act, Overfit, dry_run, overfit
 
 
-def _extra(kind: Any, default: Any, text: str, metavar: str | None = None) -> tuple[Any, Any]:
+def _extra(
+    kind: Any, default: Any, text: str, metavar: str | None = None, name: str | None = None
+) -> tuple[Any, Any]:
     explained: Any = Annotated[
-        kind, tyro.conf.arg(help=text, metavar=metavar, help_behavior_hint="")
+        kind, tyro.conf.arg(name=name, help=text, metavar=metavar, help_behavior_hint="")
     ]
     return explained, default
 
@@ -32,6 +36,16 @@ EXTRAS: dict[str, Any] = {
         Literal["auto", "never", "must"],
         "auto",
         "Go on where the folder holds a run (auto), refuse to (never), or refuse not to (must).",
+    ),
+    "allow": _extra(
+        str | None, None, "What may differ when a run goes on: optim.lr,epochs,data.", "NAMES"
+    ),
+    "from_": _extra(
+        str | None,
+        None,
+        "A checkpoint of another run that a new one starts from: RUN@200, RUN@best, RUN@last.",
+        "RUN@STEP",
+        name="from",
     ),
     "dry_run": _extra(bool, False, "One step, one evaluation, one save, one load, and no run."),
     "overfit": _extra(int | None, None, "The same N samples until the loss is near zero.", "N"),
@@ -53,8 +67,10 @@ def _act(asked: Asked, words: list[str]) -> Callable[[], int]:
     if asked.extras["dry_run"] and asked.extras["overfit"] is not None:
         raise ConfigError("--dry-run and --overfit are two rehearsals. Say one of them.")
     rehearsal = asked.extras["dry_run"] or asked.extras["overfit"] is not None
-    if rehearsal and (asked.extras["run"] is not None or asked.extras["resume"] != "auto"):
-        raise ConfigError("--dry-run and --overfit keep no run: leave out --run and --resume.")
+    if rehearsal and any(asked.extras[name] != EXTRAS[name][1] for name in _OF_A_RUN):
+        raise ConfigError(
+            "--dry-run and --overfit keep no run: leave out --run, --resume, --allow and --from."
+        )
     if asked.extras["dry_run"]:
         acts = dry_run(asked.task(), asked.config, callbacks=asked.recipe.callbacks)
         return lambda: _dry_run(acts, words, as_json=asked.extras["json"])
@@ -66,26 +82,47 @@ def _act(asked: Asked, words: list[str]) -> Callable[[], int]:
             )
         result = overfit(asked.task(), asked.config, asked.extras["overfit"])
         return lambda: _overfit(result, as_json=asked.extras["json"])
-    done, test = _train(asked, words)
-    return lambda: _report(done, test, as_json=asked.extras["json"])
-
-
-def _train(asked: Asked, words: list[str]) -> tuple[Run, dict[str, Value] | None]:
-    """Train; return the run, and the metrics of the test part where there is one."""
-    task = asked.task()
-    with prepare(
-        task,
+    extras = asked.extras
+    again = words if extras["run"] else [*words, "--run", "{run}"]
+    done, test = train(
+        asked.task(),
         asked.config,
-        run=asked.extras["run"],
-        resume=asked.extras["resume"],
+        run=extras["run"],
+        resume=extras["resume"],
+        allow=names(extras["allow"]),
+        from_=extras["from_"],
         callbacks=asked.recipe.callbacks,
         origin=asked.origin,
-    ) as session:
+        again=_command(again),
+    )
+    return lambda: report(done, test, as_json=extras["json"])
+
+
+_OF_A_RUN = ("run", "resume", "allow", "from_")
+
+
+def names(text: str | None) -> tuple[str, ...]:
+    """Read "NAME,NAME"."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def train(
+    task: Task, config: Config, *, again: str, **how: Any
+) -> tuple[Run, dict[str, Value] | None]:
+    """Train; return the run, and the metrics of the test part where there is one.
+
+    Args:
+        task: what is trained.
+        config: what is asked.
+        again: the command that goes on after Ctrl-C; "{run}" in it is the run folder.
+        how: what else `prepare()` takes.
+    """
+    with prepare(task, config, **how) as session:
         try:
             done = fit(session)
         except KeyboardInterrupt:
-            again = words if asked.extras["run"] else [*words, "--run", str(session.run.path)]
-            print(f"Go on with: {_command(again)}", file=sys.stderr)
+            run = shlex.quote(str(session.run.path))
+            print(f"Go on with: {again.replace(shlex.quote('{run}'), run)}", file=sys.stderr)
             raise
         return done, None if task.test is None else session.measure("test", "best")
 
@@ -94,7 +131,8 @@ def _command(words: list[str]) -> str:
     return shlex.join(["surestep", "train", *words])
 
 
-def _report(done: Run, test: dict[str, Value] | None, *, as_json: bool) -> int:
+def report(done: Run, test: dict[str, Value] | None, *, as_json: bool) -> int:
+    """Print the table of results, the best checkpoint, and what to type next."""
     status, best = done.status, done.best
     if as_json:
         found: dict[str, Any] = {"run": str(done.path), "status": status, "test": test}

@@ -53,6 +53,13 @@ def read_facts() -> Facts:
     )
 
 
+def device_name(facts: Facts, device: torch.device) -> str:
+    """Return what computes, as far as its kernels differ: the GPU, or the CPU's instructions."""
+    if device.type == "cuda":
+        return facts.cuda_devices[device.index or 0]
+    return f"{device.type} ({torch.backends.cpu.get_cpu_capability()})"
+
+
 def _display() -> Literal["terminal", "notebook", "none"]:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is not None and "IPKernelApp" in getattr(shell, "config", {}):

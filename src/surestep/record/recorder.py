@@ -1,5 +1,6 @@
 """Writing a run folder: who holds it, what it says, what it keeps."""
 
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,17 +18,10 @@ from surestep.record.checkpoint.opened import Opened
 from surestep.record.checkpoint.saver import Outcome, Saver
 from surestep.record.environment import environment
 from surestep.record.events import EventWriter, read_events
-from surestep.record.files import DISK_HINT, read_json, write_json
+from surestep.record.files import DISK_HINT, write_json
 from surestep.record.hold import Hold
 from surestep.record.run import Run
 from surestep.record.skipped import write_skipped
-
-# What never changes a number of the run, and may differ when it goes on.
-WITHOUT_EFFECT = (
-    # A file of samples may move: which it names stands beside the data.
-    *("logging.", "profile", "checkpoint.", "data.num_workers", "data.pin_memory", "skip_samples"),
-    *("data.persistent_workers", "data.prefetch_factor"),
-)
 
 
 class Recorder:
@@ -88,38 +82,35 @@ class Recorder:
         events = self.folder / "events.jsonl"
         return events.exists() and any(e["event"] == "checkpoint" for e in read_events(events))
 
-    def check_same(self, config: dict[str, Any]) -> None:
-        """Check that the folder's config is this one; what is only shown may differ.
+    def start(
+        self,
+        config: dict[str, Any],
+        plan: Plan,
+        facts: Facts,
+        cwd: Path,
+        *,
+        events: Iterable[tuple[str, dict[str, Any]]] = (),
+    ) -> None:
+        """Write what the run was asked to be, what was decided, and what it runs on.
 
-        Raises:
-            RunError: with a table of what differs.
+        `events` are written before the config that they explain.
         """
-        before = read_json(self.folder / "config.json")
-        rows = list(_differences(before, config))
-        if rows:
-            width = max(len(name) for name, _, _ in rows)
-            table = "\n".join(f"  {name:<{width}}  {old}  ->  {new}" for name, old, new in rows)
-            raise RunError(
-                f"{self.folder} holds a run with another config:\n{table}\nChoose another folder "
-                "with --run (run= in Python), or go back to the config it was started with."
-            )
-
-    def start(self, config: dict[str, Any], plan: Plan, facts: Facts, cwd: Path) -> None:
-        """Write what the run was asked to be, what was decided, and what it runs on."""
         decisions = [each._asdict() for each in plan.decisions]
         write_json(self.folder / "plan.json", decisions)
         write_json(self.folder / "environment.json", environment(facts, cwd))
         judged = [plan.validation_metric, plan.validation_mode]
         self._status = {"judged_by": judged if plan.validation_metric else None}
         self.status("running")
-        write_json(self.folder / "config.json", config)
         try:
             self._events = EventWriter(self.folder / "events.jsonl")
         except OSError as error:
             raise RunError(
                 f"{self.folder} cannot be written: {error.strerror}. {DISK_HINT}"
             ) from error
+        for kind, fields in events:
+            self.event(kind, **fields)
         self._put_aside()
+        write_json(self.folder / "config.json", config)
 
     def _put_aside(self) -> None:
         """Rename the damaged checkpoints, and tell what the run goes on from instead."""
@@ -227,7 +218,7 @@ class Recorder:
         self.close()
         if self.known or (self.folder / "config.json").exists():
             return
-        for name in ("lock", "plan.json", "environment.json", "status.json"):
+        for name in ("lock", "plan.json", "environment.json", "status.json", "events.jsonl"):
             (self.folder / name).unlink(missing_ok=True)
         if self._made:
             with suppress(OSError):  # somebody has put something into it meanwhile
@@ -243,16 +234,3 @@ def _tidy(folder: Path, plan: Plan) -> None:
         mode=plan.validation_mode,
         cycles=bool(cycle_ends(plan.schedule)),
     )
-
-
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> Any:
-    """Yield (name, before, now) of what differs; logging never changes the numbers."""
-    for part in ("recipe", "task", "config", "data"):
-        old, new = dict(before.get(part) or {}), dict(now.get(part) or {})
-        for name in sorted(old.keys() | new.keys()):
-            a, b = old.get(name, "not said"), new.get(name, "not said")
-            if a != b and (part == "data" or not name.startswith(WITHOUT_EFFECT)):
-                if name == "sha256":
-                    name, a, b = "file", "as it was", "changed"
-                shown = f"--task.{name}" if part == "task" else name
-                yield (f"recipe {name}" if part == "recipe" else shown), a, b

@@ -3,14 +3,23 @@
 from surestep.engine.measure.profiling import Profile
 from surestep.record.progress import open_progress
 from surestep.record.recorder import Recorder
+from surestep.trainer.changes import table
+from surestep.trainer.resuming import Going
 from surestep.trainer.session import Session
 
 
-def begin(session: Session, recorder: Recorder, *, finished: bool) -> None:
-    """Show where a run stands that was just made or loaded."""
-    session.open(open_progress(session.plan, session.state.place.step), finished=finished)
+def begin(session: Session, recorder: Recorder, going: Going) -> None:
+    """Show where a run stands that was just made or loaded, and what differs from before."""
+    session.open(open_progress(session.plan, session.state.place.step), finished=going.finished)
     _watch_profile(session)
-    _tell_where_it_stands(session, recorder)
+    if going.branch is None:
+        _tell_where_it_stands(session, recorder)
+    else:
+        where, path = session.state.place, going.branch.run.path
+        session.say(f"{session.run.path} starts from step {where.step} of {path}.")
+        session.save()  # the other run may delete its own
+    if going.changes:
+        session.say("\n".join(["What differs from before:", *table(going.changes)]))
 
 
 def _watch_profile(session: Session) -> None:

@@ -1,6 +1,6 @@
 """From a Task and a Config to a Plan, with the model built and nothing on a device yet."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -68,6 +68,7 @@ class Planned:
     plan: Plan
     model: nn.Module
     loss: Loss
+    decide: Callable[[Config], Plan]  # what another Config would have led to here
 
 
 def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Planned:
@@ -110,8 +111,9 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         batch_norm=_has(model, BATCH_NORM),
     )
     said = origin.said if origin is not None else {}
-    decide = partial(plan_learners, task, model) if task.optimizers else resolve
-    return Planned(task, config, facts, decide(config, facts, given, origins=said), model, loss)
+    one = partial(plan_learners, task, model) if task.optimizers else resolve
+    decide = partial(one, facts=facts, given=given, origins=said)
+    return Planned(task, config, facts, decide(config), model, loss, decide)
 
 
 def _of_data(task: Task) -> dict[str, Any]:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
 
 from surestep.base.config import Config
-from surestep.base.errors import ConfigError, RunError, near
+from surestep.base.errors import ConfigError, RunError
 from surestep.engine.callback import Callback
 from surestep.engine.model.initial import Started
 from surestep.engine.precision import process_settings
@@ -21,7 +20,7 @@ from surestep.trainer.build import build
 from surestep.trainer.gauge import Gauge
 from surestep.trainer.opening import begin
 from surestep.trainer.planning import Origin, Planned, feeds, plan_task, start
-from surestep.trainer.resuming import Resume, asked_of, is_finished, where_it_stands
+from surestep.trainer.resuming import Going, Resume, going_on, wish
 from surestep.trainer.session import Session
 
 
@@ -31,6 +30,8 @@ def prepare(
     *,
     run: str | Path | None = None,
     resume: Resume = "auto",
+    allow: Sequence[str] = (),
+    from_: str | None = None,
     callbacks: Sequence[Callback] = (),
     origin: Origin | None = None,
 ) -> Session:
@@ -40,39 +41,33 @@ def prepare(
         task: what is trained.
         config: what is asked.
         run: the run folder; `runs/<name>-<time>` where not said.
-        resume: "auto" goes on where the folder holds an unfinished run with the same config;
-            "never" refuses to; "must" refuses to start anew.
+        resume: "auto" goes on where the folder holds a run, if what differs from it is harmless
+            or allowed; "never" refuses to; "must" refuses to start anew.
+        allow: names of what may differ when a run goes on, such as ("optim.lr",).
+        from_: a checkpoint of another run that a new one starts from: "RUN@STEP", "RUN@best" or
+            "RUN@last".
         callbacks: watchers.
         origin: where the Task came from.
 
     Raises:
         ConfigError, TaskError, DataError: a wish that cannot be kept, or parts that do not fit.
-        RunError: the folder is held, cannot be written, or holds a run with another config.
+        RunError: the folder is held, cannot be written, or holds a run that differs.
+        CheckpointError: there is no checkpoint to go on from, and there must be.
     """
     origin = origin or Origin()
-    _check_kinds(config, resume)
+    _check_config(config)
+    said = wish(resume, allow, from_)
     planned = plan_task(task, config, origin=origin)
     folder = Path(run) if run is not None else default_folder(origin.name)
     recorder = Recorder(folder, made=run is None)
     settings = ExitStack()
     try:
         settings.enter_context(process_settings(planned.plan))
-        asked = asked_of(origin, planned)
-        checkpoint = where_it_stands(recorder, asked, resume)
-        leaves_out = checkpoint is not None and bool(checkpoint.record.get("base"))
-        started = start(planned) if checkpoint is None or leaves_out else None
-        fresh = checkpoint is None and started is None
-        loop = build(planned, settings, callbacks, fresh=fresh)
-        plan, task = planned.plan, planned.task
-        session = Session(
-            plan, task, loop, Gauge(plan, task, loop, feeds(planned)), recorder, settings
-        )
-        if checkpoint is not None:
-            load_opened(checkpoint, session.state)
-        finished = is_finished(recorder)
-        if not finished:
-            _record_start(recorder, asked, planned, started)
-        begin(session, recorder, finished=finished)
+        going = going_on(recorder, origin, planned, said)
+        session, started = _open(planned, going, recorder, settings, callbacks)
+        if not going.finished:
+            _record_start(recorder, going, planned, started)
+        begin(session, recorder, going)
         for line in _first_lines(planned, started):
             session.say(line)
         return session
@@ -82,19 +77,37 @@ def prepare(
         raise
 
 
-def _check_kinds(config: object, resume: str) -> None:
+def _open(
+    planned: Planned,
+    going: Going,
+    recorder: Recorder,
+    settings: ExitStack,
+    callbacks: Sequence[Callback],
+) -> tuple[Session, Started | None]:
+    """Make the session and load its state; return too what the first weights were read from."""
+    checkpoint = going.checkpoint
+    leaves_out = checkpoint is not None and bool(checkpoint.record.get("base"))
+    started = start(planned) if checkpoint is None or leaves_out else None
+    fresh = checkpoint is None and started is None
+    loop = build(planned, settings, callbacks, fresh=fresh)
+    plan, task = planned.plan, planned.task
+    session = Session(plan, task, loop, Gauge(plan, task, loop, feeds(planned)), recorder, settings)
+    if checkpoint is not None:
+        load_opened(checkpoint, session.state)
+    return session, started
+
+
+def _check_config(config: object) -> None:
     if not isinstance(config, Config):
         raise ConfigError(
             f"config is a {type(config).__name__}. Give surestep.Config(epochs=10, ...)."
         )
-    if resume not in get_args(Resume):
-        raise ConfigError(f"resume={resume!r} is not known. {near(resume, get_args(Resume))}")
 
 
 def _record_start(
-    recorder: Recorder, asked: dict[str, Any], planned: Planned, started: Started | None
+    recorder: Recorder, going: Going, planned: Planned, started: Started | None
 ) -> None:
-    recorder.start(asked, planned.plan, planned.facts, Path.cwd())
+    recorder.start(going.asked, planned.plan, planned.facts, Path.cwd(), events=going.events())
     if started is not None:
         recorder.event("init", **asdict(started))
 

@@ -1,66 +1,194 @@
-"""What a run was asked to be, and whether the folder's run may go on as that."""
+"""Whether the run in a folder goes on, from which checkpoint, and with which changes."""
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
-from surestep.base.errors import CheckpointError, RunError
-from surestep.engine.data.dataset import dataset_of
-from surestep.engine.data.stream import Reader, fingerprint, is_stream
-from surestep.record.checkpoint.opened import Opened
-from surestep.record.files import plain
+from surestep.base.errors import CheckpointError, ConfigError, RunError, near
+from surestep.engine.state import Place
+from surestep.record.checkpoint.opened import Opened, open_checkpoint
+from surestep.record.files import read_json
 from surestep.record.recorder import Recorder
-from surestep.trainer.planning import Origin, Planned, train_samples
+from surestep.trainer.branching import Branch, check_branch, comes_from, find_branch
+from surestep.trainer.changes import Change, check_allow, compare, judged, table
+from surestep.trainer.identity import identity
+from surestep.trainer.lengthening import length_change
+from surestep.trainer.planning import Origin, Planned
 
 Resume = Literal["auto", "never", "must"]
 
 
-def asked_of(origin: Origin, planned: Planned) -> dict[str, Any]:
-    """Return what must be the same for a run to go on."""
-    return {
-        "format": 1,
-        "recipe": plain(dict(origin.recipe)),
-        "task": plain(dict(origin.parameters)),
-        "config": plain(planned.config.said()),
-        "data": _data(planned),
-    }
+@dataclass(frozen=True)
+class Wish:
+    """What was said about a run that is there already.
+
+    Attributes:
+        resume: whether to go on.
+        allow: names of what may differ.
+        from_: a checkpoint of another run that a new one starts from.
+    """
+
+    resume: Resume = "auto"
+    allow: tuple[str, ...] = ()
+    from_: str | None = None
 
 
-def _data(planned: Planned) -> dict[str, Any]:
-    """Return what the training data is known by: how many samples, or how a stream begins."""
-    task = planned.task
-    if not is_stream(task.train):
-        skips = planned.plan.skip_samples
-        left_out = {} if skips is None else {"skip_samples": list(skips.samples)}
-        return {"train samples": train_samples(task, skips), **left_out}
-    reader = Reader(dataset_of(planned.task.train, "train"), planned.plan.seed)
-    workers = max(1, planned.plan.data_num_workers)  # one gives the same order as none
-    return {"data.num_workers": workers, "first samples": fingerprint(reader)}
+@dataclass(frozen=True)
+class Going:
+    """How a run goes on.
+
+    Attributes:
+        asked: what the run is asked to be, for its folder.
+        checkpoint: where it goes on; None starts anew.
+        finished: there is nothing left to do.
+        changes: what differs from before.
+        branch: the other run that it starts from now.
+    """
+
+    asked: dict[str, Any]
+    checkpoint: Opened | None = None
+    finished: bool = False
+    changes: list[Change] = field(default_factory=list)
+    branch: Branch | None = None
+
+    def events(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return what the events are to say of it, before the first step."""
+        found: list[tuple[str, dict[str, Any]]] = []
+        if self.branch is not None:
+            found.append(("branch", self.branch.as_json()))
+        if self.changes:
+            rows = [each.as_json() for each in self.changes]
+            found.append(("changes", {"changes": rows}))
+        return found
+
+
+def wish(resume: Resume, allow: Sequence[str], from_: str | None) -> Wish:
+    """Check what was said.
+
+    Raises:
+        ConfigError: a word that is not known.
+    """
+    if resume not in get_args(Resume):
+        raise ConfigError(f"resume={resume!r} is not known. {near(resume, get_args(Resume))}")
+    check_allow(allow)
+    if from_ is not None:
+        check_branch(from_)
+    return Wish(resume, tuple(allow), from_)
+
+
+def going_on(recorder: Recorder, origin: Origin, planned: Planned, said: Wish) -> Going:
+    """Decide how the run in the folder goes on.
+
+    Raises:
+        RunError: it may not: the folder holds another run, or one that differs too much.
+        CheckpointError: there is none to go on from, and there must be.
+    """
+    if recorder.known and said.resume == "never":
+        raise RunError(
+            f"{recorder.folder} holds a run already, and resume is 'never'. Choose another "
+            "folder with --run (run= in Python)."
+        )
+    asked = identity(origin, planned)
+    checkpoint = newest(recorder)
+    if said.resume == "must" and checkpoint is None:
+        raise CheckpointError(
+            f"{recorder.folder} has no checkpoint to go on from, and resume is 'must'."
+        )
+    before = read_json(recorder.folder / "config.json") if recorder.known else {}
+    _check_origin(recorder, before, said)
+    asked["from"] = before.get("from")
+    if checkpoint is not None or is_finished(recorder):
+        return _again(recorder, before, asked, planned, said)
+    return _started(recorder, asked, planned, said)
+
+
+def newest(recorder: Recorder) -> Opened | None:
+    """Return the newest good checkpoint of the folder's run; None before the first was saved."""
+    return recorder.newest() if recorder.known else None
 
 
 def is_finished(recorder: Recorder) -> bool:
     """Say whether the folder holds a run that is done, and its last checkpoint is good."""
     if not recorder.known or recorder.run.status.get("status") != "finished":
         return False
-    newest = recorder.newest()
-    return newest is None or newest.manifest.step >= recorder.run.status.get("step", 0)
+    found = recorder.newest()
+    return found is None or found.manifest.step >= recorder.run.status.get("step", 0)
 
 
-def where_it_stands(recorder: Recorder, asked: dict[str, Any], resume: Resume) -> Opened | None:
-    """Return the newest good checkpoint, to go on from; None starts anew.
+def _check_origin(recorder: Recorder, before: dict[str, Any], said: Wish) -> None:
+    """Check that a run that is there comes from where it is said to come from."""
+    if said.from_ is None or not recorder.known or comes_from(before.get("from"), said.from_):
+        return
+    known = before.get("from")
+    really = f"comes from {known['run']}@{known['step']}" if known else "was started anew"
+    raise RunError(
+        f"{recorder.folder} holds a run already, which {really}, not from {said.from_}. Choose "
+        "another folder with --run (run= in Python), or leave --from out to go on with it."
+    )
 
-    Raises:
-        RunError: the folder's run may not go on as that.
-        CheckpointError: none is good, or there is none and there must be.
-    """
-    if recorder.known and resume == "never":
+
+def _again(
+    recorder: Recorder,
+    before: dict[str, Any],
+    asked: dict[str, Any],
+    planned: Planned,
+    said: Wish,
+) -> Going:
+    """Go on with the run that is there."""
+    checkpoint, finished = newest(recorder), is_finished(recorder)
+    place = _place(checkpoint)
+    length = length_change(before, planned, place)
+    changes = [*([] if length is None else [length]), *compare(before, asked)]
+    changes = judged(changes, said.allow)
+    bad = [each for each in changes if each.verdict.kind in ("refused", "impossible")]
+    if bad:
         raise RunError(
-            f"{recorder.folder} holds a run already, and resume is 'never'. Choose another "
-            "folder with --run (run= in Python)."
+            f"{recorder.folder} holds a run with another config:\n"
+            + "\n".join(table(changes))
+            + f"\n{_what_to_type(bad)}"
         )
-    found = recorder.newest() if recorder.known else None
-    if found is not None or is_finished(recorder):
-        recorder.check_same(asked)
-    if resume == "must" and found is None:
-        raise CheckpointError(
-            f"{recorder.folder} has no checkpoint to go on from, and resume is 'must'."
+    if finished:  # nothing but another end makes it go on
+        longer = length is not None and place.step < planned.plan.total_steps
+        finished = not longer and not any(c.name.startswith("early_stop.") for c in changes)
+    return Going(asked, checkpoint, finished, changes)
+
+
+def _place(checkpoint: Opened | None) -> Place:
+    return Place() if checkpoint is None else Place(**checkpoint.record["place"])
+
+
+def _what_to_type(bad: list[Change]) -> str:
+    folder = (
+        "Choose another folder with --run (run= in Python), or go back to the config it was "
+        "started with."
+    )
+    if any(each.verdict.kind == "impossible" for each in bad):
+        return folder
+    names = list(dict.fromkeys(each.name for each in bad))
+    return (
+        f"{folder} To go on all the same: --allow {','.join(names)} (allow={tuple(names)!r} in "
+        "Python)."
+    )
+
+
+def _started(recorder: Recorder, asked: dict[str, Any], planned: Planned, said: Wish) -> Going:
+    """Start a run: anew, or from a checkpoint of another."""
+    known = asked["from"]
+    text = said.from_ or (f"{known['run']}@{known['step']}" if known else None)
+    if text is None:
+        return Going(asked)
+    branch = find_branch(text)
+    checkpoint = open_checkpoint(branch.saved.path)
+    before, place = branch.run.config, _place(checkpoint)
+    length = length_change(before, planned, place)
+    changes = [*([] if length is None else [length]), *compare(before, asked)]
+    changes = judged(changes, None)  # a folder of its own: nothing that is there is lost
+    if any(each.verdict.kind == "impossible" for each in changes):
+        raise RunError(f"{recorder.folder} cannot start from {text}:\n" + "\n".join(table(changes)))
+    if place.step >= planned.plan.total_steps:
+        raise RunError(
+            f"{text} stands at step {place.step}, and the run would be over at step "
+            f"{planned.plan.total_steps}. Say more: --epochs or --max-steps."
         )
-    return found
+    asked["from"] = branch.as_json()
+    return Going(asked, checkpoint, changes=changes, branch=branch)

@@ -24,6 +24,8 @@ class Trainer:
         config: what is asked.
         run: the run folder; `runs/run-<time>` where not said.
         resume: "auto", "never" or "must" go on in a folder that holds a run.
+        allow: names of what may differ when a run goes on, such as ("optim.lr",).
+        from_: a checkpoint of another run that a new one starts from, such as "runs/digits@200".
         callbacks: watchers.
         origin: where the Task came from, for the records.
     """
@@ -35,11 +37,13 @@ class Trainer:
         *,
         run: str | Path | None = None,
         resume: Resume = "auto",
+        allow: Sequence[str] = (),
+        from_: str | None = None,
         callbacks: Sequence[Callback] = (),
         origin: Origin | None = None,
     ) -> None:
         self._prepare = partial(prepare, task, config, callbacks=callbacks, origin=origin)
-        self.session = self._prepare(run=run, resume=resume)
+        self.session = self._prepare(run=run, resume=resume, allow=allow, from_=from_)
 
     def fit(self) -> Run:
         """Train to the end of the run; the last weights stay in the model.

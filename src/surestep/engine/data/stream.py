@@ -184,7 +184,7 @@ def check_parts(parts: list[list[str]], part: str) -> None:
 def fingerprint(reader: Reader) -> str:
     """Return a digest of the first samples, by which a process knows the stream of another."""
     with LoadingRandomness():
-        return _digest(_digests(reader))
+        return digest(_digests(reader))
 
 
 class Look(IterableDataset[Any]):
@@ -199,10 +199,11 @@ class Look(IterableDataset[Any]):
 
 
 def _digests(reader: Reader) -> list[str]:
-    return [_digest(sample) for sample in islice(reader.samples(0), LOOKED_AT)]
+    return [digest(sample) for sample in islice(reader.samples(0), LOOKED_AT)]
 
 
-def _digest(sample: Any) -> str:
+def digest(sample: Any) -> str:
+    """Return a digest of a nested sample; of an object of an unknown kind, of its kind."""
     state = blake2b(digest_size=16)
     _update(state.update, sample)
     return state.hexdigest()

@@ -1,0 +1,52 @@
+"""`surestep resume RUN`."""
+
+import shlex
+import sys
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from surestep.cli.rebuild import recorded
+from surestep.cli.train import names, report, train
+from surestep.record.run import Run
+
+
+@dataclass(frozen=True)
+class Options:
+    """Go on with a run from its newest good checkpoint, by the recipe that it was started with.
+
+    Attributes:
+        run: Run folder.
+        allow: What may differ: recipe, where its file has changed; data, task.NAME, ...
+        json: Print the results as JSON.
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    allow: Annotated[str | None, tyro.conf.arg(metavar="NAMES")] = None
+    json: bool = False
+
+
+def run(words: list[str]) -> int:
+    """Go on with a run; print what `surestep train` prints."""
+    parsed = tyro.cli(
+        Options, args=words, prog="surestep resume", config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    folder, allow = Run(Path(parsed.run)), names(parsed.allow)
+    # Under --json nothing but the answer may stand on stdout; a recipe's callbacks print too.
+    with redirect_stdout(sys.stderr) if parsed.json else nullcontext():
+        found = recorded(folder, allow_changed="recipe" in allow)
+        done, test = train(
+            found.task(),
+            found.config,
+            run=folder.path,
+            allow=allow,
+            callbacks=found.recipe.callbacks,
+            origin=found.recipe.origin(
+                found.parameters, dict.fromkeys(found.config.said(), f"{folder.path}/config.json")
+            ),
+            again=shlex.join(["surestep", "resume", *words]),
+        )
+    return report(done, test, as_json=parsed.json)

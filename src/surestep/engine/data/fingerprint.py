@@ -1,0 +1,61 @@
+"""What training data is known by: a digest of a few of its samples.
+
+A stream is known by how it begins, everything else by samples spread over it. They are loaded under
+the seeds of their places, so a random augmentation gives the same digest in every process.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from surestep.engine.data.dataset import samples_of
+from surestep.engine.data.open import open_source
+from surestep.engine.data.order import Cut
+from surestep.engine.data.passes import Stream
+from surestep.engine.data.source import InMemory
+from surestep.engine.data.stream import digest
+from surestep.engine.plan import Plan
+from surestep.engine.task import Task
+
+LOADED = 5  # samples that a dataset loads: the first, the last, and three between
+IN_MEMORY = 1024  # rows of tensors that are there already
+_SEED = 0  # of its own: another seed of the run does not make other data
+
+
+def places(samples: int, looked_at: int) -> list[int]:
+    """Spread places over the data, the first and the last among them."""
+    if samples <= looked_at:
+        return list(range(samples))
+    return sorted({round(each * (samples - 1) / (looked_at - 1)) for each in range(looked_at)})
+
+
+def map_fingerprint(task: Task, plan: Plan) -> str | None:
+    """Return a digest of samples of map-style training data; None where they are never the same.
+
+    Where there are workers, one of them loads: a dataset may open its files in the process that
+    loads first, and a file that is open before a worker is forked is shared by all of them.
+    """
+    samples = samples_of(task.train, "train")
+    assert samples is not None
+    one = replace(
+        plan,
+        seed=_SEED,
+        data_num_workers=min(plan.data_num_workers, 1),
+        data_persistent_workers=False,
+        data_pin_memory=False,
+    )
+    cut = Cut(samples, 1, 1)
+    source = open_source(task.train, "train", cut, task=task, plan=one, training=True)
+    assert not isinstance(source, Stream)
+    if isinstance(source, InMemory):
+        rows = torch.tensor(places(samples, IN_MEMORY))
+        return digest(next(source.read(0, rows, [range(len(rows))])))
+    where = [range(place, place + 1) for place in places(samples, LOADED)]
+    try:
+        found = [digest(batch) for batch in source.read(0, None, where * 2)]
+    except Exception:  # of the user's dataset, whose reason is told by the first batch
+        return None
+    finally:
+        source.close()
+    first, again = found[: len(where)], found[len(where) :]
+    return digest(first) if first == again else None

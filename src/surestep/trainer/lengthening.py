@@ -1,0 +1,121 @@
+"""What another length does to a run: to its schedule, and to the average of its weights.
+
+Both are functions of the steps taken, and some of the length of the run too. Where they were the
+same until now under both lengths, the run goes on as if it had always had the new one.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from surestep.base.config import Config
+from surestep.base.errors import SurestepError
+from surestep.engine.average import annealed
+from surestep.engine.plan import Plan
+from surestep.engine.schedule.plateau import Plateau
+from surestep.engine.schedule.rate import momentum, rate_of
+from surestep.engine.schedule.shape import Factor, UserFunction
+from surestep.engine.state import Place
+from surestep.trainer.changes import Change
+from surestep.trainer.planning import Planned
+from surestep.trainer.verdicts import LENGTH, Verdict
+
+LOOKED_AT = 10_000  # steps at which two schedules are compared; a run of so many is compared whole
+
+
+def length_change(before: Mapping[str, Any], planned: Planned, place: Place) -> Change | None:
+    """Return what another length means for a run that stands at `place`; None where it is the same.
+
+    Args:
+        before: what the run was last gone on with.
+        planned: what is asked now.
+        place: where the run stands.
+    """
+    old_total, total = before.get("decided", {}).get("total_steps"), planned.plan.total_steps
+    if place.step > total:
+        return _shortened(before, planned, place)
+    said = planned.config.said()
+    same = all(before["config"].get(name) == said.get(name) for name in LENGTH)
+    if old_total is None or old_total == total or same:
+        return None
+    name = next((each for each in LENGTH if each in said), "epochs")
+    old, now = _length(before["config"], old_total), _length(said, total)
+    return Change(name, old, now, _verdict(before, planned, place), name)
+
+
+def _shortened(before: Mapping[str, Any], planned: Planned, place: Place) -> Change:
+    said = planned.config.said()
+    name = next((each for each in LENGTH if each in said), "epochs")
+    reason = f"it stands at step {place.step} already"
+    old = _length(before["config"], before.get("decided", {}).get("total_steps"))
+    now = _length(said, planned.plan.total_steps)
+    return Change(name, old, now, Verdict("impossible", reason), name)
+
+
+def _length(said: Mapping[str, Any], steps: int | None) -> str:
+    epochs = f"{said['epochs']:g} epochs, " if said.get("epochs") is not None else ""
+    return f"{epochs}{'?' if steps is None else steps} steps"
+
+
+def _verdict(before: Mapping[str, Any], planned: Planned, place: Place) -> Verdict:
+    """Compare what was until now with what the new length would have made of it."""
+    try:
+        old = planned.decide(Config.from_options(before["config"]))
+    except SurestepError:
+        return Verdict("refused", "what the old length did to the schedule is not known")
+    said = [
+        text
+        for name, (a, b) in _pairs(old, planned.plan).items()
+        for text in _differences(name, a, b, planned.task.schedule, place.steps_taken)
+    ]
+    if said:
+        return Verdict("refused", "; ".join(said))
+    return Verdict("harmless", "until here the rate does not depend on the length of the run")
+
+
+def _pairs(old: Plan, new: Plan) -> dict[str, tuple[Plan, Plan]]:
+    """Return the old and the new plan of each optimizer, by its name."""
+    if not new.optimizers:
+        return {"": (old, new)}
+    return {name: (old.optimizers[name], each) for name, each in new.optimizers.items()}
+
+
+def _differences(
+    name: str, old: Plan, new: Plan, own: UserFunction | None, taken: int
+) -> list[str]:
+    """Say what was otherwise until now, in numbers; nothing where all was the same."""
+    of = f" of {name}" if name else ""
+    was, will = _rate(old, own), _rate(new, own)
+    found = []
+    if not _alike(was, will, taken) or not _alike(
+        momentum(old.schedule), momentum(new.schedule), taken
+    ):
+        now = f"and goes on at {_shown(will(taken), old.optim_lr)}"
+        found.append(
+            f"the rate{of} by {new.schedule.name} depends on the length: at step {taken} it was "
+            f"{_shown(was(max(0, taken - 1)), old.optim_lr)} {now}"
+        )
+    starts = old.average.start, new.average.start
+    if old.average != new.average and taken > min(starts):
+        found.append(
+            f"the average{of} began at step {starts[0]} and would begin at step {starts[1]}: what "
+            "it holds is "
+            + ("left out" if taken <= starts[1] else "kept, but of other steps than it would be")
+        )
+    return found
+
+
+def _rate(plan: Plan, own: UserFunction | None) -> Factor:
+    rate = rate_of(plan.schedule, Plateau(), own)
+    return annealed(rate, plan.average, plan.optim_lr or 1.0)
+
+
+def _alike(old: Factor | None, new: Factor | None, taken: int) -> bool:
+    """Say whether two functions of the steps taken were the same until now."""
+    if old is None or new is None:
+        return old is new
+    stride = max(1, taken // LOOKED_AT)
+    return all(old(each) == new(each) for each in (*range(0, taken, stride), max(0, taken - 1)))
+
+
+def _shown(factor: float, lr: float | None) -> str:
+    return f"{factor:.3g} of the peak" if lr is None else f"{factor * lr:.3g}"
