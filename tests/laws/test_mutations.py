@@ -29,10 +29,11 @@ from surestep.engine.parallel import guard, single
 from surestep.record.checkpoint import opened, saver, snapshot
 from surestep.record.checkpoint.manifest import read_manifest
 from surestep.record.recorder import Recorder
-from surestep.trainer import wire
+from surestep.trainer import lengthening, wire
 from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
 from tests.laws.test_law_1_several_losses import check_cut as check_several
 from tests.laws.test_law_1_transforms import check_mixed, check_own
+from tests.laws.test_law_2_extending import check_extended
 from tests.laws.test_law_2_kills import check_kills
 from tests.laws.test_law_2_orders import check_order
 from tests.laws.test_law_2_resuming import OwnNoise, check_loads, check_resume
@@ -238,6 +239,11 @@ MUTATIONS = [
                 lambda _, found, state, *rest: state.optimizer.state.clear(),
             ),
             check_resume,
+        ),
+        (
+            "every schedule is taken for one that does not look at the length",
+            instead(lengthening, "_alike", lambda *_: True),
+            lambda folder: check_extended(folder, schedule={"name": "cosine"}),
         ),
     ),
     *of_law(

@@ -126,8 +126,13 @@ def _data(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]
         if name == WORKERS:
             yield Change(name, before[name], now[name], PARTS, name)
         elif now[name] is not None:
-            old, new = (each if isinstance(each, int) else each[:8] for each in (before[name], now[name]))
+            old, new = _short(before[name]), _short(now[name])
             yield _change("data", old, new, shown=name)
+
+
+def _short(known: Any) -> Any:
+    """Cut a digest; a number stays."""
+    return known[:8] if isinstance(known, str) else known
 
 
 def _whole(name: str, before: Any, now: Any) -> Iterator[Change]:

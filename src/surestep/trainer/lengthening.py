@@ -80,19 +80,21 @@ def _pairs(old: Plan, new: Plan) -> dict[str, tuple[Plan, Plan]]:
 
 
 def _differences(
-    name: str, old: Plan, new: Plan, own: UserFunction | None, taken: int
+    optimizer: str, old: Plan, new: Plan, own: UserFunction | None, taken: int
 ) -> list[str]:
     """Say what was otherwise until now, in numbers; nothing where all was the same."""
-    of = f" of {name}" if name else ""
+    of = f" of {optimizer}" if optimizer else ""
     was, will = _rate(old, own), _rate(new, own)
     found = []
     if not _alike(was, will, taken) or not _alike(
         momentum(old.schedule), momentum(new.schedule), taken
     ):
-        now = f"and goes on at {_shown(will(taken), old.optim_lr)}"
+        name, before = new.schedule.name, old.schedule.name
+        why = "depends on the length" if name == before else f"is not that of {before} until now"
         found.append(
-            f"the rate{of} by {new.schedule.name} depends on the length: at step {taken} it was "
-            f"{_shown(was(max(0, taken - 1)), old.optim_lr)} {now}"
+            f"the rate{of} by {name} {why}: at step {taken} it was "
+            f"{_shown(was(max(0, taken - 1)), old.optim_lr)}, and it would go on at "
+            f"{_shown(will(taken), new.optim_lr)}"
         )
     starts = old.average.start, new.average.start
     if old.average != new.average and taken > min(starts):

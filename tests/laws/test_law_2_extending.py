@@ -1,0 +1,66 @@
+"""Law 2, for a longer run: gone on with for more steps = of that length from the start, or refused.
+
+A schedule that looks at the length of the run has made other steps than the longer run would have,
+so going on without a word would be neither the one run nor the other.
+"""
+
+from typing import Any
+
+import pytest
+
+from surestep.base.errors import RunError
+from tests.laws.tasks import Augmented, assert_moved, assert_same, session_of, snapshot
+from tests.laws.test_law_2_resuming import Folder, task_of
+
+SHORT, LONG = 10, 20
+BASE = {"batch_size": 9, "micro_batch_size": 5}
+WSD = {"name": "warmup_stable_decay", "decay": "4 steps"}
+
+
+def trained(folder: Any, steps: int, *, stop_at: int | None = None, **more: Any) -> Any:
+    with session_of(task_of(Augmented()), folder, max_steps=steps, **BASE, **more) as session:
+        for result in session.steps():
+            if result.step == stop_at:
+                break
+        session.save()
+        session.end("finished" if stop_at is None else "stopped")
+    return session
+
+
+def check_extended(folder: Folder, *, stop_at: int | None = None, **more: Any) -> bool:
+    """Train on for more steps than were asked for first; say whether that was refused."""
+    whole, run = trained(folder(), LONG, **more), folder()
+    short = snapshot(trained(run, SHORT, stop_at=stop_at, **more))
+    try:
+        longer = trained(run, LONG, **more)
+    except RunError:
+        return True
+    assert_moved(short, snapshot(longer))
+    assert_same(snapshot(whole), snapshot(longer))
+    assert whole.state.place == longer.state.place
+    return False
+
+
+@pytest.mark.parametrize(
+    ("more", "stop_at", "refused"),
+    [
+        ({}, None, False),
+        ({"schedule": {"warmup": "4 steps"}}, None, False),
+        ({"schedule": {"warmup": "40%"}}, None, True),
+        ({"schedule": {"name": "step", "step_size": "3 steps", "gamma": 0.5}}, 7, False),
+        ({"schedule": {"name": "cosine"}}, None, True),
+        ({"schedule": {"name": "linear"}}, 3, True),
+        ({"schedule": WSD}, None, True),
+        ({"schedule": WSD}, 6, False),
+        ({"average": {"kind": "swa", "start": "2 steps"}}, None, False),
+        ({"average": {"kind": "swa", "start": "50%"}}, None, True),
+        ({"average": {"kind": "swa", "start": "50%"}}, 4, False),
+    ],
+    ids=[
+        *("constant", "warm-up", "warm-up of a share", "step", "cosine", "linear"),
+        *("decay that is over", "decay to come", "average", "average of a share"),
+        "average to come",
+    ],
+)
+def test_a_longer_run_is_the_same_run_or_refused(folder, more, stop_at, refused):
+    assert check_extended(folder, stop_at=stop_at, **more) is refused

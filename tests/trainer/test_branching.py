@@ -1,0 +1,103 @@
+"""A new run that starts from a checkpoint of another."""
+
+import pytest
+import torch
+
+import surestep
+from surestep.base.errors import CheckpointError, ConfigError, RunError
+from surestep.record.run import Run
+from tests import tiny
+
+
+@pytest.fixture
+def first(tmp_path):
+    return tiny.fit(tmp_path / "first", {"val": tiny.data(4)}, epochs=2)  # saved at steps 3 and 6
+
+
+def branch(tmp_path, which, name="second", **said):
+    task = tiny.task(val=tiny.data(4))
+    source = f"{tmp_path / 'first'}@{which}"
+    return surestep.prepare(task, tiny.config(**said), run=tmp_path / name, from_=source)
+
+
+@pytest.mark.parametrize(("which", "step"), [("3", 3), ("last", 6), ("best", 6)])
+def test_a_branch_starts_from_the_state_of_its_checkpoint(tmp_path, first, which, step):
+    with branch(tmp_path, which, epochs=3) as session:
+        assert session.state.place.step == step
+        assert session.state.optimizer.state
+
+
+def test_a_branch_with_the_same_config_is_the_run_gone_on_with(tmp_path, first):
+    task = tiny.task(val=tiny.data(4))
+    source = f"{first.path}@3"
+    surestep.Trainer(task, tiny.config(epochs=2), run=tmp_path / "same", from_=source).fit()
+    whole, other = tiny.model(seed=1), tiny.model(seed=2)
+    first.load_model(whole, "last")
+    Run(tmp_path / "same").load_model(other, "last")
+    assert torch.equal(tiny.weights(whole), tiny.weights(other))
+
+
+def test_a_branch_may_have_another_config_and_says_what_differs(tmp_path, first):
+    with branch(tmp_path, 3, epochs=3, optim={"lr": 0.5}) as session:
+        next(session.steps())
+    events = {event["event"]: event for event in Run(tmp_path / "second").events()}
+    assert (events["branch"]["run"], events["branch"]["step"]) == (str(first.path), 3)
+    rows = {row["name"]: row["verdict"] for row in events["changes"]["changes"]}
+    assert rows == {"epochs": "harmless", "optim.lr": "allowed"}
+    known = Run(tmp_path / "second").config["from"]
+    assert known == {"run": str(first.path), "which": "3", "step": 3}
+
+
+def test_a_branch_keeps_its_own_first_checkpoint(tmp_path, first):
+    with branch(tmp_path, 3, epochs=3) as session:
+        assert session.run.last.step == 3
+
+
+def test_a_branch_goes_on_in_its_own_folder(tmp_path, first):
+    with branch(tmp_path, 3, epochs=3) as session:
+        next(session.steps())
+        session.save()
+    for source in (3, None):  # the same command again, and one that does not say where from
+        task, said = tiny.task(val=tiny.data(4)), tiny.config(epochs=3)
+        from_ = None if source is None else f"{first.path}@{source}"
+        with surestep.prepare(task, said, run=tmp_path / "second", from_=from_) as session:
+            assert session.state.place.step == 4
+    assert Run(tmp_path / "second").config["from"]["step"] == 3
+
+
+def test_a_folder_that_holds_another_run_is_no_branch(tmp_path, first):
+    branch(tmp_path, 3, epochs=3).close()
+    with pytest.raises(RunError, match=r"comes from .*first@3, not from .*first@6"):
+        branch(tmp_path, 6, epochs=3)
+    with pytest.raises(RunError, match="was started anew, not from"):
+        branch(tmp_path, 3, name="first", epochs=2)
+
+
+def test_a_step_that_is_missing_lists_those_there_are(tmp_path, first):
+    with pytest.raises(CheckpointError, match=r"\b3, 6\b"):
+        branch(tmp_path, 5, epochs=3)
+    assert not (tmp_path / "second").exists()
+
+
+@pytest.mark.parametrize("which", ["newest", "", "-1"])
+def test_what_is_no_checkpoint_is_refused(tmp_path, first, which):
+    with pytest.raises(ConfigError, match="behind the @ comes a step, best or last"):
+        branch(tmp_path, which, epochs=3)
+
+
+def test_a_run_without_a_step_is_no_checkpoint(tmp_path, first):
+    with pytest.raises(ConfigError, match="first@last"):
+        surestep.prepare(tiny.task(), tiny.config(), run=tmp_path / "b", from_=str(first.path))
+
+
+def test_a_branch_must_have_something_left_to_do(tmp_path, first):
+    with pytest.raises(RunError, match=r"the run would be over at step 6\. Say more: --epochs"):
+        branch(tmp_path, 6, epochs=2)
+
+
+def test_a_model_of_another_shape_cannot_start_there(tmp_path, first):
+    wider = torch.nn.Linear(4, 3)
+    with pytest.raises(RunError, match="no checkpoint of the one fits the other"):
+        surestep.prepare(
+            tiny.task(model=wider), tiny.config(), run=tmp_path / "b", from_=f"{first.path}@3"
+        )

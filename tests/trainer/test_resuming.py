@@ -1,0 +1,204 @@
+"""Going on after a change: the table of verdicts, what may be allowed, what is recorded."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import surestep
+from surestep.base.errors import ConfigError, RunError
+from surestep.record.run import Run
+from tests import tiny
+
+PLAIN = {"logging": {"progress": "plain"}}
+
+
+def prepare(folder, parts=None, *, allow=(), **said):
+    return surestep.prepare(
+        tiny.task(**(parts or {})), tiny.config(**said), run=folder, allow=allow
+    )
+
+
+def unfinished(folder, parts=None, steps=2, **said):
+    with prepare(folder, parts, **said) as session:
+        while session.state.place.step < steps:
+            next(session.steps())
+        session.save()
+
+
+def went_on(folder, parts=None, **more):
+    with prepare(folder, parts, **more) as session:
+        assert session.state.place.step == 2
+    return [event for event in Run(folder).events() if event["event"] == "changes"]
+
+
+def recorded(events):
+    return [(row["name"], row["verdict"]) for event in events for row in event["changes"]]
+
+
+def test_nothing_is_said_where_nothing_differs(tmp_path, capsys):
+    unfinished(tmp_path, **PLAIN)
+    assert went_on(tmp_path, **PLAIN) == []
+    assert "differs" not in capsys.readouterr().err
+
+
+def test_what_is_harmless_goes_on_and_is_told(tmp_path, capsys):
+    unfinished(tmp_path)
+    events = went_on(tmp_path, checkpoint={"every": "3 steps"}, **PLAIN)
+    assert ("checkpoint.every", "harmless") in recorded(events)
+    assert "checkpoint.every  1 epoch  ->  3 steps  harmless: " in capsys.readouterr().err
+
+
+def test_what_rounds_otherwise_goes_on_and_is_told_and_recorded(tmp_path, capsys):
+    unfinished(tmp_path, **PLAIN)
+    events = went_on(tmp_path, micro_batch_size=4, **PLAIN)
+    assert ("micro_batch_size", "not bit for bit") in recorded(events)
+    row = "micro_batch_size       8  ->  4  not bit for bit because the sums are taken"
+    assert row in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [("machine", "torch", "1.0"), ("machine", "threads", 99), ("machine", "device", "cpu (old)")],
+)
+def test_another_machine_is_noticed(tmp_path, part, name, value):
+    unfinished(tmp_path)
+    path = tmp_path / "config.json"
+    known = json.loads(path.read_text())
+    known[part][name] = value
+    path.write_text(json.dumps(known))
+    assert recorded(went_on(tmp_path)) == [(name, "not bit for bit")]
+
+
+@pytest.mark.parametrize(
+    ("parts", "said", "name"),
+    [
+        ({}, {"optim": {"lr": 0.5}}, "optim.lr"),
+        ({}, {"schedule": {"warmup": "4 steps"}}, "schedule.warmup"),
+        ({}, {"seed": 4}, "seed"),
+        ({"train": tiny.data(seed=7)}, {}, "data"),
+        ({"train": tiny.data(19)}, {}, "data"),
+        ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, {}, "loss"),
+        ({"loss": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2, 3]))}, {}, "loss"),
+        ({"loss": "focal"}, {}, "loss"),
+    ],
+)
+def test_what_makes_another_run_is_refused_unless_named(tmp_path, parts, said, name):
+    unfinished(tmp_path)
+    with pytest.raises(RunError, match=f"--allow {name} ") as caught:
+        prepare(tmp_path, parts, **said)
+    assert "  refused: " in str(caught.value)
+    events = went_on(tmp_path, parts, allow=(name,), **said)
+    assert [verdict for _, verdict in recorded(events)] == ["allowed"]
+    assert len(went_on(tmp_path, parts, **said)) == 1  # now it is what the run is
+
+
+def test_all_that_is_refused_must_be_named(tmp_path):
+    unfinished(tmp_path)
+    with pytest.raises(RunError, match="--allow seed "):
+        prepare(tmp_path, optim={"lr": 0.5}, seed=4, allow=("optim.lr",))
+
+
+def test_a_model_of_another_shape_cannot_be_allowed(tmp_path):
+    unfinished(tmp_path)
+    wider = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 3))
+    with pytest.raises(RunError, match="no checkpoint of the one fits the other") as caught:
+        prepare(tmp_path, {"model": wider}, allow=("model",))
+    assert "--allow" not in str(caught.value)
+
+
+def test_an_option_that_follows_from_another_needs_no_word_of_its_own(tmp_path):
+    unfinished(tmp_path)
+    with pytest.raises(RunError) as caught:
+        prepare(tmp_path, optim={"name": "sgd"})
+    assert "--allow optim.name (" in str(caught.value)  # not optim.betas, optim.eps, ...
+
+
+def test_a_plan_that_another_machine_makes_is_told(tmp_path):
+    unfinished(tmp_path)
+    path = tmp_path / "config.json"
+    known = json.loads(path.read_text())
+    known["decided"]["precision"] = "bf16"  # auto, where there was a GPU
+    path.write_text(json.dumps(known))
+    with pytest.raises(RunError, match="precision  bf16  ->  fp32  refused"):
+        prepare(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("allow", "sentence"),
+    [
+        (("optim.rl",), "optim.lr"),
+        (("dta",), "Did you mean 'data'"),
+        ("optim.lr", r"allow=\('optim.lr',\)"),
+    ],
+)
+def test_a_name_that_is_none_is_refused(tmp_path, allow, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        prepare(tmp_path / "run", allow=allow)
+    assert not (tmp_path / "run").exists()
+
+
+class Noisy(Dataset):
+    """Augments at random, and from a list of its own samples."""
+
+    def __init__(self, shift=0.0):
+        self.x, self.y = tiny.data()
+        self.x = self.x + shift
+        self.loads = 0
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        self.loads += 1
+        return self.x[index] + torch.rand(4), self.y[index]
+
+
+def test_random_augmentation_is_the_same_data_in_the_next_process(tmp_path):
+    unfinished(tmp_path, {"train": Noisy()})
+    assert went_on(tmp_path, {"train": Noisy()}) == []
+
+
+def test_other_values_behind_random_augmentation_are_noticed(tmp_path):
+    unfinished(tmp_path, {"train": Noisy()})
+    with pytest.raises(RunError, match="some samples"):
+        prepare(tmp_path, {"train": Noisy(shift=1.0)})
+
+
+def test_a_finished_run_with_a_harmless_change_stays_finished(tmp_path):
+    tiny.fit(tmp_path)
+    with prepare(tmp_path, checkpoint={"keep_last": 3}) as session:
+        assert session.finished
+
+
+def test_a_finished_run_goes_on_for_longer(tmp_path):
+    tiny.fit(tmp_path, epochs=1)
+    with prepare(tmp_path, epochs=2) as session:
+        assert [result.step for result in session.steps()] == [4, 5, 6]
+
+
+def test_a_run_that_stopped_early_goes_on_with_more_patience(tmp_path):
+    never_better = {"val": tiny.data(4), "loss": lambda logits, y: logits.sum() * 0 + 1}
+    first = tiny.fit(tmp_path, never_better, epochs=9, early_stop={"patience": 1})
+    assert first.status["step"] == 6
+    again = tiny.fit(tmp_path, never_better, epochs=9, early_stop={"patience": 3})
+    assert again.status["step"] == 12
+
+
+def test_a_run_is_not_shortened_below_where_it_stands(tmp_path):
+    tiny.fit(tmp_path, max_steps=4)
+    with pytest.raises(RunError, match="it stands at step 4 already"):
+        prepare(tmp_path, max_steps=3, allow=("max_steps",))
+
+
+def test_the_rate_of_a_longer_cosine_is_told_in_numbers(tmp_path):
+    cosine = {"schedule": {"name": "cosine"}, "optim": {"lr": 0.1}}
+    tiny.fit(tmp_path, max_steps=4, **cosine)
+    with pytest.raises(RunError) as caught:
+        prepare(tmp_path, max_steps=8, **cosine)
+    # the last of 4 steps had (1 + cos(3/4 pi)) / 2, the fifth of 8 has (1 + cos(4/8 pi)) / 2
+    assert "at step 4 it was 0.0146, and it would go on at 0.05" in str(caught.value)
+    with prepare(tmp_path, max_steps=8, allow=("max_steps",), **cosine) as session:
+        assert next(session.steps()).lr == pytest.approx(0.05)

@@ -1,0 +1,45 @@
+"""Each option has a verdict with a reason, in one table."""
+
+import pytest
+
+from surestep.base.config import options
+from surestep.trainer.verdicts import UNKNOWN, VERDICTS, verdict_of
+
+NAMES = [name for name, _ in options()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_has_a_verdict_with_a_reason(name):
+    assert verdict_of(name) is not UNKNOWN, f"Say in verdicts.py what a change of {name} means."
+    assert len(verdict_of(name).reason.split()) > 3
+
+
+def test_an_option_that_nobody_thought_of_is_refused():
+    assert verdict_of("brand_new").kind == "refused"
+    assert "brand_new" not in NAMES
+
+
+def test_no_verdict_is_left_over():
+    groups = {name.partition(".")[0] + "." for name in NAMES if "." in name}
+    of_a_run = {"task.", "recipe", "recipe.path", "data", "loss", "model", "torch", "surestep"}
+    decided = {"threads", "data.order", "batch_transform", "optim.implementation"}
+    assert set(VERDICTS) <= {*NAMES, *groups, *of_a_run, *decided}
+
+
+def test_an_option_of_one_of_several_optimizers_is_judged_as_the_option():
+    assert verdict_of("optimizers.generator.optim.lr") == VERDICTS["optim."]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("logging.every", "harmless"), ("checkpoint.every", "harmless")),
+        *(("data.num_workers", "harmless"), ("torch", "not bit for bit")),
+        *(("device", "not bit for bit"), ("threads", "not bit for bit")),
+        *(("micro_batch_size", "not bit for bit"), ("compile", "not bit for bit")),
+        *(("optim.lr", "refused"), ("schedule.name", "refused"), ("task.hidden", "refused")),
+        *(("recipe", "refused"), ("data", "refused"), ("model", "impossible")),
+    ],
+)
+def test_what_is_promised(name, kind):
+    assert verdict_of(name).kind == kind
