@@ -101,6 +101,18 @@ def test_all_that_is_refused_must_be_named(tmp_path):
         prepare(tmp_path, optim={"lr": 0.5}, seed=4, allow=("optim.lr",))
 
 
+def test_a_group_is_allowed_as_a_whole(tmp_path):
+    unfinished(tmp_path)
+    events = went_on(tmp_path, optim={"lr": 0.5, "weight_decay": 0.3}, allow=("optim",))
+    assert {verdict for _, verdict in recorded(events)} == {"allowed"}
+
+
+def test_to_allow_other_data_allows_no_other_order(tmp_path):
+    unfinished(tmp_path)
+    with pytest.raises(RunError, match="--allow data.shuffle "):
+        prepare(tmp_path, data={"shuffle": False}, allow=("data",))
+
+
 def test_a_model_of_another_shape_cannot_be_allowed(tmp_path):
     unfinished(tmp_path)
     wider = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 3))

@@ -168,9 +168,10 @@ def _shown(value: Any) -> str:
 
 
 def allowable() -> list[str]:
-    """List what may be allowed by name; parameters of a recipe beside it are "task.NAME"."""
+    """List what may be allowed by name: options, whole groups of them, and parts of a run."""
     found = [name for name, _ in options()]
-    return found + [each for each in VERDICTS if "." not in each and each not in found]
+    groups = [name.partition(".")[0] for name in VERDICTS if "." in name]
+    return list(dict.fromkeys([*found, *groups, *(name for name in VERDICTS if "." not in name)]))
 
 
 def check_allow(allow: Iterable[str]) -> None:
@@ -193,7 +194,13 @@ def judged(changes: Iterable[Change], allow: Collection[str] | None) -> list[Cha
     """Mark what is allowed by its name; None allows all that can be."""
     return [
         each._replace(verdict=Verdict("allowed", each.verdict.reason))
-        if each.verdict.kind == "refused" and (allow is None or each.name in allow)
+        if each.verdict.kind == "refused" and (allow is None or _is_named(each.name, allow))
         else each
         for each in changes
     ]
+
+
+def _is_named(name: str, allow: Collection[str]) -> bool:
+    """Say whether a name is there, or its group; `data` is the data, and not how it is loaded."""
+    group = name.partition(".")[0]
+    return name in allow or (group in allow and group not in VERDICTS)
