@@ -93,7 +93,7 @@ def _differences(
         why = "depends on the length" if name == before else f"is not that of {before} until now"
         found.append(
             f"the rate{of} by {name} {why}: at step {taken} it was "
-            f"{_shown(was(max(0, taken - 1)), old.optim_lr)}, and it would go on at "
+            f"{_shown(was(max(0, taken - 1)), old.optim_lr)}, and it goes on at "
             f"{_shown(will(taken), new.optim_lr)}"
         )
     starts = old.average.start, new.average.start
