@@ -55,7 +55,7 @@ def test_what_rounds_otherwise_goes_on_and_is_told_and_recorded(tmp_path, capsys
     unfinished(tmp_path, **PLAIN)
     events = went_on(tmp_path, micro_batch_size=4, **PLAIN)
     assert ("micro_batch_size", "not bit for bit") in recorded(events)
-    row = "micro_batch_size       8  ->  4  not bit for bit because the sums are taken"
+    row = "micro_batch_size       8  ->  4  not bit for bit because sums and dropout"
     assert row in capsys.readouterr().err
 
 

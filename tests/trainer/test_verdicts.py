@@ -3,7 +3,9 @@
 import pytest
 
 from surestep.base.config import options
+from surestep.trainer.identity import DERIVED
 from surestep.trainer.verdicts import UNKNOWN, VERDICTS, verdict_of
+from tests import tiny
 
 NAMES = [name for name, _ in options()]
 
@@ -12,6 +14,11 @@ NAMES = [name for name, _ in options()]
 def test_every_option_has_a_verdict_with_a_reason(name):
     assert verdict_of(name) is not UNKNOWN, f"Say in verdicts.py what a change of {name} means."
     assert len(verdict_of(name).reason.split()) > 3
+
+
+def test_everything_that_is_decided_is_judged_or_follows_from_something_else():
+    decided = {each.option for each in tiny.plan().plan.decisions} - {*DERIVED, "total_steps"}
+    assert [name for name in decided if verdict_of(name) is UNKNOWN] == []
 
 
 def test_an_option_that_nobody_thought_of_is_refused():

@@ -19,7 +19,7 @@ from surestep.trainer.changes import COUNT, FIRST, LOOKED_AT, SKIPPED, WORKERS
 from surestep.trainer.planning import Origin, Planned, train_samples
 
 # Decisions that follow from others, or that another part says better.
-_DERIVED = ("device", "loss", "cutting", "steps_per_epoch", "guard")
+DERIVED = ("device", "loss", "cutting", "steps_per_epoch", "guard", "data.randomness")
 
 
 def identity(origin: Origin, planned: Planned) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def identity(origin: Origin, planned: Planned) -> dict[str, Any]:
         "task": plain(dict(origin.parameters)),
         "config": plain(planned.config.said()),
         "decided": {
-            each.option: plain(each.value) for each in decisions if each.option not in _DERIVED
+            each.option: plain(each.value) for each in decisions if each.option not in DERIVED
         },
         "data": _data(planned),
         "loss": _loss(planned.loss),

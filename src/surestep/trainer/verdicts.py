@@ -54,7 +54,7 @@ DIGITS = _refused("the numbers would have more or fewer digits than until now")
 VERDICTS: Mapping[str, Verdict] = {
     **dict.fromkeys(LENGTH, _refused("the schedule would be another one than until now")),
     "batch_size": BATCHES,
-    "micro_batch_size": _rounds("the sums are taken in other parts"),
+    "micro_batch_size": _rounds("sums and dropout are taken over other parts"),
     "seed": _refused("order, augmentation and dropout would be drawn anew"),
     "deterministic": KERNELS,
     "device": _rounds("another device rounds otherwise"),
