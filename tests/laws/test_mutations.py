@@ -4,6 +4,8 @@ A mutation is what a tired programmer might write, put in by monkeypatch; beside
 check that must see it. A check that a mutation passes proves nothing, and fails here.
 """
 
+import pickle
+import runpy
 from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -26,9 +28,10 @@ from surestep.engine.losses.several import weighted
 from surestep.engine.optim import freezing, groups
 from surestep.engine.optim.layers import layers_of
 from surestep.engine.parallel import guard, single
-from surestep.record.checkpoint import opened, saver, snapshot
+from surestep.record.checkpoint import examine, opened, saver, snapshot
 from surestep.record.checkpoint.manifest import read_manifest
 from surestep.record.recorder import Recorder
+from surestep.record.run import Run
 from surestep.trainer import lengthening, wire
 from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
 from tests.laws.test_law_1_several_losses import check_cut as check_several
@@ -48,6 +51,7 @@ from tests.laws.test_law_6_calls import check_calls, check_files
 from tests.laws.test_law_6_no_stall import check_no_reads
 from tests.laws.test_law_7_durable import check_damage
 from tests.laws.test_law_7_saving import check_background, check_two_saves
+from tests.laws.test_law_8_reading import check_reading
 from tests.laws.test_law_9_honest import check_unknown, check_wish
 from tests.laws.test_law_9_precision import check_precision
 from tests.laws.test_law_9_refusals import check_refusal
@@ -155,6 +159,17 @@ def turned(layers: Any) -> list[Any]:
 
 ONE_GENERATOR = torch.Generator()
 MASKED = "masked tokens, weighted"
+
+
+def _unpickle(path):
+    return pickle.loads(path.read_bytes())
+
+
+def _run_recipe(path):
+    if path.exists():
+        runpy.run_path(str(path))
+
+
 MUTATIONS = [
     *of_law(
         1,
@@ -389,6 +404,19 @@ MUTATIONS = [
             "damage is not told",
             instead(Recorder, "passed_over", ()),
             check_damage,
+        ),
+    ),
+    *of_law(
+        8,
+        (
+            "a pickle is read where one lies",
+            after(examine, "_said", lambda found, path: (_unpickle(path / "model.pkl"), found)[1]),
+            lambda folder: check_reading(folder, ("list", "run")),
+        ),
+        (
+            "the recipe is run to know the run",
+            after(Run, "__post_init__", lambda _, run: _run_recipe(run.path / "recipe.py")),
+            lambda folder: check_reading(folder, ("export", "run", "out.pt")),
         ),
     ),
     *of_law(

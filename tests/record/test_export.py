@@ -11,8 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from surestep.base.errors import CheckpointError, ConfigError
-from surestep.record.checkpoint.listing import saved
+from surestep.base.errors import CheckpointError, ConfigError, DamagedError
+from surestep.record.checkpoint.opened import open_checkpoint
 from surestep.record.checkpoint.write import save_checkpoint
 from surestep.record.export import export
 from tests import tiny
@@ -49,7 +49,7 @@ def net():
 
 
 def checkpoint(folder, model=None):
-    return saved(save_checkpoint(folder, tiny.state_of(model or tiny.model())))
+    return open_checkpoint(save_checkpoint(folder, tiny.state_of(model or tiny.model())))
 
 
 def test_plain_torch_loads_it_strictly(tmp_path):
@@ -192,12 +192,13 @@ def test_a_disk_that_takes_no_more_leaves_the_file_that_was_there_and_nothing_el
     assert sorted(each.name for each in tmp_path.iterdir()) == ["c", name]
 
 
-def test_a_damaged_checkpoint_is_refused(tmp_path):
-    found = checkpoint(tmp_path / "c")
-    file = found.path / "model.safetensors"
+def test_of_a_run_the_newest_good_one_is_exported_and_the_damaged_one_told(tmp_path, caplog):
+    run = tiny.fit(tmp_path / "r")
+    file = run.last.path / "model.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"is damaged: model\.safetensors"):
-        export(found, tmp_path / "w.pt")
-    assert [each.name for each in tmp_path.iterdir()] == ["c"]
+    with pytest.raises(DamagedError, match=r"step-00000006 is damaged: model\.safetensors"):
+        run.export(tmp_path / "w.pt", 6)
+    assert run.export(tmp_path / "w.pt", "last").step == 3
+    assert "step-00000006 is damaged" in caplog.text

@@ -3,6 +3,7 @@ import torch
 
 from surestep.base.errors import CheckpointError, RunError
 from surestep.record.checkpoint.listing import saved
+from surestep.record.files import write_json
 from surestep.record.run import Run
 from tests import tiny
 
@@ -90,3 +91,21 @@ def test_a_checkpoint_is_taken_by_its_step(tmp_path):
     assert run.load_model(tiny.model(), 6) == run.last
     with pytest.raises(CheckpointError, match=r"no checkpoint of step 4. It has: 3, 6."):
         run.saved(4)
+
+
+def test_verify_reads_every_byte_of_each(tmp_path):
+    run = tiny.fit(tmp_path)
+    assert [(each.step, each.good) for each in run.verify()] == [(3, True), (6, True)]
+    (run.last.path / "model.safetensors").write_bytes(b"")
+    assert [each.good for each in run.verify()] == [True, False]
+
+
+@pytest.mark.parametrize("judged", [3, [], ["val/loss"], ["val/loss", "most"], [[], "min"]])
+def test_a_status_that_tells_no_metric_is_refused(tmp_path, judged):
+    run = tiny.fit(tmp_path)
+    write_json(run.path / "status.json", {"judged_by": judged})
+    with pytest.raises(RunError, match=r"status\.json cannot be read: judged_by is"):
+        run.best  # noqa: B018
+    write_json(run.path / "status.json", [judged])
+    with pytest.raises(RunError, match=r"status\.json cannot be read: it is no object"):
+        run.best  # noqa: B018

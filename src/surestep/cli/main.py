@@ -8,6 +8,7 @@ from importlib import import_module
 
 import surestep
 from surestep.base.errors import ConfigError, RecipeError, SurestepError, near
+from surestep.base.printable import printable
 
 COMMANDS = {
     "train": "train RECIPE: train a model by a recipe",
@@ -48,7 +49,7 @@ def _guarded(words: list[str]) -> int:
         sys.stdout.flush()
         return code
     except SurestepError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
         for note in getattr(error, "__notes__", []):
             print(note, file=sys.stderr)
         return 2 if isinstance(error, (ConfigError, RecipeError)) else 1

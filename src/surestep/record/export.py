@@ -15,7 +15,7 @@ from torch import Tensor
 
 from surestep.base.errors import CheckpointError, ConfigError, near
 from surestep.record.checkpoint.listing import Saved
-from surestep.record.checkpoint.opened import Opened, open_checkpoint
+from surestep.record.checkpoint.opened import Opened
 from surestep.record.checkpoint.tensors import write_tensors
 from surestep.record.files import dumps, sync
 
@@ -49,7 +49,7 @@ class Exported:
 
 
 def export(
-    saved: Saved,
+    found: Opened,
     path: Path,
     *,
     run: str | None = None,
@@ -59,7 +59,7 @@ def export(
     """Write the weights and buffers of a checkpoint as one file, whole or not at all.
 
     Args:
-        saved: the checkpoint; every byte is verified.
+        found: the checkpoint, which was verified.
         path: ends in .safetensors or .pt (a state dict, for torch.load with weights_only).
         run: what the header calls the run, if there is one.
         average: the averaged weights in the place of the others.
@@ -70,8 +70,7 @@ def export(
         CheckpointError: damaged, has no average, or the disk is full.
     """
     check_out(path, overwrite=overwrite)
-    found = open_checkpoint(saved.path)
-    weights = _weights(found, average=average)
+    saved, weights = found.saved, _weights(found, average=average)
     tied = {name: str(first) for name, first in found.record["aliases"].items()}
     lacks = tuple(sorted(found.record.get("base") or {}))
     about = {

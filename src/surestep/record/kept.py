@@ -18,17 +18,17 @@ def why_kept(run: Run, checkpoints: list[Saved]) -> dict[Path, list[str]]:
     """
     plan = _plan(run)
     try:
-        metric, mode = run.status.get("judged_by") or (None, "min")
+        metric, mode = run.judged_by or (None, "min")
         return reasons(
             checkpoints,
             keep_last=int(plan.get("checkpoint.keep_last", 1)),
             keep_best=int(plan.get("checkpoint.keep_best", 1)),
             metric=metric,
-            mode="max" if mode == "max" else "min",
+            mode=mode,
             cycles=True,
         )
     except (TypeError, ValueError, OverflowError) as error:
-        raise RunError(f"{run.path} has a plan or status that cannot be read: {error}.") from error
+        raise RunError(f"{run.path} has a plan that cannot be read: {error}.") from error
 
 
 def _plan(run: Run) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from typing import Literal, NamedTuple
 from surestep.base.errors import ConfigError, RunError, near
 from surestep.record.checkpoint.listing import Saved, is_named, saved
 from surestep.record.checkpoint.manifest import MANIFEST
-from surestep.record.run import Run
+from surestep.record.checkpoint.opened import open_checkpoint
+from surestep.record.run import Chosen, Run
 
 Which = int | Literal["best", "last"]
 
@@ -65,6 +66,20 @@ def find_checkpoint(text: str, *, otherwise: Literal["best", "last"] = "best") -
     run = _run(path)
     which = otherwise if which is None else which
     return Named(run.saved(which), run, which)
+
+
+def choose_checkpoint(text: str) -> tuple[Chosen, Run | None]:
+    """Verify the checkpoint that a text names; return it, and the run it belongs to.
+
+    Raises:
+        as find_checkpoint, and DamagedError: a byte is not what was written.
+    """
+    path, which = split_name(text)
+    if which is None and is_checkpoint(path):
+        opened = open_checkpoint(path)
+        return Chosen(opened.saved, opened, average=False), run_of(path)
+    run = _run(path)
+    return run.choose("best" if which is None else which), run
 
 
 def find_folder(text: str) -> Path:

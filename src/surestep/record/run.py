@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from torch import nn
 
 from surestep.base.errors import CheckpointError, ConfigError, DamagedError, RunError, near
+from surestep.record.checkpoint.examine import Examined, examine_all
 from surestep.record.checkpoint.faults import GoneError
 from surestep.record.checkpoint.good import TRIES, newest_good, none_good, survey
 from surestep.record.checkpoint.keep import best_first, cycle_checkpoints
@@ -16,7 +17,7 @@ from surestep.record.checkpoint.listing import Saved, list_checkpoints, saved, s
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
 from surestep.record.checkpoint.read import load_weights
 from surestep.record.events import read_events
-from surestep.record.export import Exported, export
+from surestep.record.export import Exported, check_out, export
 from surestep.record.files import read_json
 from surestep.record.skipped import Skipped, gather
 
@@ -58,6 +59,11 @@ class Run:
             raise RunError(f"{self.path} is no run folder: it has no config.json.")
 
     @property
+    def name(self) -> str:
+        """What the run is called: its folder's name."""
+        return self.path.resolve().name
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of the checkpoints."""
         return self.path / "checkpoints"
@@ -65,12 +71,25 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """What was asked: options by full name, and the recipe with its parameters."""
-        return dict(read_json(self.path / "config.json"))
+        return self._object("config.json")
 
     @property
     def status(self) -> dict[str, Any]:
         """How the run ended, or that it has not."""
-        return dict(read_json(self.path / "status.json"))
+        return self._object("status.json")
+
+    @property
+    def judged_by(self) -> tuple[str, Literal["min", "max"]] | None:
+        """The metric that tells the best checkpoint, and whether less or more of it is better."""
+        judged = self.status.get("judged_by")
+        if judged is None:
+            return None
+        if isinstance(judged, list) and len(judged) == 2 and isinstance(judged[0], str):
+            if judged[1] == "min":
+                return judged[0], "min"
+            if judged[1] == "max":
+                return judged[0], "max"
+        raise RunError(f"{self.path / 'status.json'} cannot be read: judged_by is {judged!r}.")
 
     @property
     def last(self) -> Saved | None:
@@ -87,8 +106,8 @@ class Run:
         Raises:
             DamagedError: it is seen to be damaged, or what may be it; no other is the best.
         """
-        judged = self.status.get("judged_by")
-        if not judged:
+        judged = self.judged_by
+        if judged is None:
             return self.last
         found = survey(self.checkpoints)
         ranked = best_first(found.good, *judged)
@@ -198,10 +217,23 @@ class Run:
             ConfigError: another ending, no such folder, or a file is there already.
             CheckpointError: there is none, it is damaged or has no average, or the disk is full.
         """
-        found = self.saved(which)
-        average |= which == "average" or (which == "best" and found.measured == "average")
-        name = self.path.resolve().name
-        return export(found, Path(path), run=name, average=average, overwrite=overwrite)
+        check_out(Path(path), overwrite=overwrite)
+        chosen = self.choose(which)
+        return export(
+            chosen.opened,
+            Path(path),
+            run=self.name,
+            average=average or chosen.average,
+            overwrite=overwrite,
+        )
+
+    def verify(self) -> list[Examined]:
+        """Read every byte of each checkpoint, also of damaged ones that were put aside.
+
+        Raises:
+            CheckpointError: the folder of the checkpoints cannot be listed.
+        """
+        return examine_all(self.checkpoints, every_byte=True)
 
     def folder_of(self, step: int) -> Path:
         """Return the folder of a step's checkpoint, which may be damaged.
@@ -214,6 +246,12 @@ class Run:
             there = ", ".join(map(str, found)) or "none"
             raise CheckpointError(f"{self.path} has no checkpoint of step {step}. It has: {there}.")
         return found[step]
+
+    def _object(self, name: str) -> dict[str, Any]:
+        found = read_json(self.path / name)
+        if not isinstance(found, dict):
+            raise RunError(f"{self.path / name} cannot be read: it is no object.")
+        return found
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield what happened, in order."""

@@ -47,7 +47,7 @@ def test_wrong_use_is_2_and_a_damaged_one_is_1(surestep, run, flip, folder):
     (folder / "w.pt").write_text("mine")
     assert surestep("ckpt", "export", "r", "w.pt").code == 2
     flip(9)
-    answer = surestep("ckpt", "export", "r@last", "w.pt", "--overwrite")
+    answer = surestep("ckpt", "export", "r@9", "w.pt", "--overwrite")
     assert answer.code == 1
     assert "model.safetensors" in answer.err
     assert (folder / "w.pt").read_text() == "mine"

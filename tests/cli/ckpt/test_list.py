@@ -3,8 +3,12 @@ import os
 import shutil
 import time
 
+import pytest
+
 from surestep.cli.ckpt import list as command
 from surestep.record.checkpoint import examine
+from surestep.record.checkpoint.good import put_aside
+from surestep.record.checkpoint.manifest import sealed
 
 
 def rows(surestep, *words):
@@ -35,24 +39,53 @@ def test_as_json(surestep, run):
     )
     assert (first["kept"], last["kept"]) == (["last 3"], ["last"])
     assert (last["epoch"], last["position"], last["measured"]) == (3, 0, "weights")
-    assert all(each["verified"] is True and each["damage"] is None for each in (first, best, last))
+    assert all(each["verified"] is True and each["problems"] == [] for each in (first, best, last))
     size = sum(each.stat().st_size for each in run.last.path.iterdir())
     assert (last["bytes"], last["path"]) == (size, "r/checkpoints/step-00000009")
 
 
 def test_damaged_ones_are_shown_and_named(surestep, run, flip):
     flip(6)
-    shutil.rmtree(run.path / "checkpoints/step-00000003/model.safetensors", ignore_errors=True)
     (run.path / "checkpoints/step-00000003/manifest.json").unlink()
     answer = surestep("ckpt", "list", "r")
     assert answer.code == 0
-    assert answer.out.count("damaged") == 2
-    assert "r/checkpoints/step-00000006 is damaged: model.safetensors" in answer.err
-    assert "step-00000003" in answer.err
+    assert "damaged: model.safetensors" in answer.out
+    assert "damaged: manifest.json" in answer.out
+    assert "r/checkpoints/step-00000006: model.safetensors: it has other bytes" in answer.err
     found = rows(surestep)
     assert [each["verified"] for each in found] == [False, False, True]
-    assert "model.safetensors" in found[1]["damage"]
+    assert found[1]["problems"] == ["model.safetensors: it has other bytes than were written."]
+    assert found[1]["metrics"]["val/score"] == 0.9
     assert [each["kept"] for each in found] == [[], [], ["best", "last"]]
+
+
+def test_damaged_ones_that_were_put_aside_are_shown(surestep, run, flip):
+    flip(6)
+    put_aside(run.path / "checkpoints/step-00000006")
+    found = rows(surestep)
+    assert [(each["step"], each["verified"]) for each in found] == [
+        (3, True),
+        (6, False),
+        (9, True),
+    ]
+    assert found[1]["path"] == "r/checkpoints/damaged-step-00000006"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_one_that_may_not_be_read_is_not_called_damaged(surestep, run):
+    (run.last.path / "state.json").chmod(0)
+    assert "cannot be read" in surestep("ckpt", "list", "r").out
+
+
+def test_one_of_a_newer_surestep_is_not_called_damaged(surestep, run):
+    file = run.last.path / "manifest.json"
+    text = file.read_text()
+    text = text.replace(json.loads(text)["sha256"], "0" * 64).replace('"format": 3', '"format": 99')
+    file.write_text(sealed(text))
+    assert "cannot be read" in surestep("ckpt", "list", "r").out
+    (*_, last) = rows(surestep)
+    assert last["verified"] is None
+    assert "Install a newer one" in last["problems"][0]
 
 
 def test_more_bytes_than_are_read_in_a_second_are_read_when_asked(surestep, run, flip, monkeypatch):

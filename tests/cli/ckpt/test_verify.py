@@ -7,8 +7,8 @@ def test_all_good_is_0(surestep, run):
     answer = surestep("ckpt", "verify", "r")
     assert (answer.code, answer.err) == (0, "")
     first, *_, last = answer.out.splitlines()
-    assert first.startswith("r/checkpoints/step-00000003 is good: every one of ")
-    assert last.startswith("r/checkpoints/step-00000009 is good")
+    assert first.startswith("r/checkpoints/step-00000003: good, ")
+    assert last.startswith("r/checkpoints/step-00000009: good, ")
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
@@ -17,10 +17,19 @@ def test_a_flipped_bit_is_1_and_named(surestep, run, flip, file):
     answer = surestep("ckpt", "verify", "r")
     assert answer.code == 1
     good, bad, last = answer.out.splitlines()
-    assert "is good" in good
-    assert "is good" in last
-    assert bad.startswith("r/checkpoints/step-00000006 is damaged: ")
-    assert file in bad
+    assert ": good, " in good
+    assert ": good, " in last
+    told = "it has other bytes than were written."
+    assert bad == f"r/checkpoints/step-00000006: {file}: {told}"
+
+
+def test_each_damaged_file_is_named(surestep, run, flip):
+    flip(6)
+    flip(6, "state.json")
+    answer = surestep("ckpt", "verify", "r@6")
+    assert [line.split(": ")[1] for line in sorted(answer.out.splitlines())] == [
+        *("model.safetensors", "state.json")
+    ]
 
 
 @pytest.mark.parametrize("name", ["r@6", "r@best", "r/checkpoints/step-00000006"])
@@ -33,7 +42,7 @@ def test_one_alone_is_read(surestep, run, flip, name):
     (found,) = json.loads(answer.out)
     assert (answer.code, found["verified"]) == (1, False)
     assert found["path"] == "r/checkpoints/step-00000006"
-    assert "model.safetensors" in found["damage"]
+    assert "model.safetensors" in found["problems"][0]
 
 
 def test_one_without_its_manifest_is_damaged(surestep, run):

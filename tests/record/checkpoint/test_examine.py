@@ -3,14 +3,10 @@ from surestep.record.checkpoint.write import save_checkpoint
 from tests import tiny
 
 
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:-1])
-
-
 def test_a_good_one(tmp_path):
     path = save_checkpoint(tmp_path, tiny.state_of())
     found = examine(path, every_byte=True)
-    assert (found.verified, found.damage, found.saved.step) == (True, None, 2)
+    assert (found.verified, found.problems, found.saved.step) == (True, (), 2)
     assert (found.epoch, found.position) == (0, 0)
     assert found.bytes == sum(each.stat().st_size for each in path.iterdir())
     assert found.written == (path / "manifest.json").stat().st_mtime
@@ -28,7 +24,7 @@ def test_a_damaged_one_still_says_what_can_be_read(tmp_path):
     (path / "model.safetensors").write_bytes(data)
     found = examine(path, every_byte=True)
     assert (found.verified, found.saved.step) == (False, 2)
-    assert "model.safetensors" in found.damage
+    assert found.problems == ("model.safetensors: it has other bytes than were written.",)
 
 
 def test_an_empty_folder_is_damaged(tmp_path):

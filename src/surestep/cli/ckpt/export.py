@@ -7,10 +7,11 @@ from typing import Annotated
 
 import tyro
 
+from surestep.base.printable import printable
 from surestep.cli import show
 from surestep.record.export import Exported, check_out, export
 from surestep.record.files import dumps
-from surestep.record.named import find_checkpoint
+from surestep.record.named import choose_checkpoint
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,16 @@ def run(words: list[str]) -> int:
     )
     out = Path(parsed.out)
     check_out(out, overwrite=parsed.overwrite)
-    found = find_checkpoint(parsed.checkpoint)
-    measured = found.which == "best" and found.saved.measured == "average"
+    chosen, folder = choose_checkpoint(parsed.checkpoint)
     exported = export(
-        found.saved,
+        chosen.opened,
         out,
-        run=None if found.run is None else found.run.path.resolve().name,
-        average=parsed.average or measured,
+        run=None if folder is None else folder.name,
+        average=parsed.average or chosen.average,
         overwrite=parsed.overwrite,
     )
     if exported.lacks:
-        print(_base_is_needed(exported), file=sys.stderr)
+        print(printable(_base_is_needed(exported)), file=sys.stderr)
     if parsed.json:
         paths = {"path": str(exported.path), "checkpoint": str(exported.checkpoint)}
         print(dumps({**asdict(exported), **paths}))

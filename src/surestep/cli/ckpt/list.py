@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import tyro
 
+from surestep.base.errors import RunError
+from surestep.base.printable import printable
 from surestep.cli import show
-from surestep.record.checkpoint.examine import Examined, examine_all, size_on_disk
-from surestep.record.checkpoint.listing import list_checkpoints, step_of
+from surestep.record.checkpoint.examine import Examined, every_folder, examine_all, size_on_disk
 from surestep.record.files import dumps
 from surestep.record.kept import why_kept
 from surestep.record.run import Run
@@ -40,10 +41,10 @@ def run(words: list[str]) -> int:
         Options, args=words, prog="surestep ckpt list", config=(tyro.conf.FlagCreatePairsOff,)
     )
     folder = Run(Path(parsed.run))
-    size = sum(map(size_on_disk, list_checkpoints(folder.checkpoints)))
+    size = sum(map(size_on_disk, every_folder(folder.checkpoints)))
     every_byte = parsed.verify or size <= READ_AT_ONCE
     found = examine_all(folder.checkpoints, every_byte=every_byte)
-    kept = why_kept(folder, [each.saved for each in found if each.saved and not each.damage])
+    kept = _kept(folder, found)
     rows = [(each, kept.get(each.path, [])) for each in found]
     if parsed.json:
         print(dumps([_as_json(*row) for row in rows], indent=1))
@@ -53,8 +54,8 @@ def run(words: list[str]) -> int:
         names = ("step", "epochs + samples", "metrics", "size", "age", "verified", "kept as")
         show.table(str(folder.path), names, [_row(*row) for row in rows])
     for each in found:
-        if each.damage is not None:
-            print(f"{each.path} {each.damage}", file=sys.stderr)
+        for problem in each.problems:
+            print(printable(f"{each.path}: {problem}"), file=sys.stderr)
     if not every_byte and rows:
         print(
             f"The {show.byte_count(size)} were not read, only sizes, manifests and records. "
@@ -64,12 +65,28 @@ def run(words: list[str]) -> int:
     return 0
 
 
+def _kept(folder: Run, found: list[Examined]) -> dict[Path, list[str]]:
+    """Return what each is kept as; where the plan cannot be read, say so and tell the rest."""
+    try:
+        return why_kept(folder, [each.saved for each in found if each.saved and each.good])
+    except RunError as error:
+        print(printable(str(error)), file=sys.stderr)
+        return {}
+
+
 def _row(found: Examined, kept: list[str]) -> tuple[str, ...]:
     metrics = shown(found.saved.metrics) if found.saved else "not known"
     age = "not known" if found.written is None else show.age(time.time() - found.written)
-    verified = {True: "yes", False: "damaged", None: "not looked at"}[found.verified]
-    size = show.byte_count(found.bytes)
-    return str(step_of(found.path)), _epochs(found), metrics, size, age, verified, ", ".join(kept)
+    size, step = show.byte_count(found.bytes), "not known" if found.step is None else found.step
+    return str(step), _epochs(found), metrics, size, age, _verified(found), ", ".join(kept)
+
+
+def _verified(found: Examined) -> str:
+    if found.verified is False:
+        return f"damaged: {', '.join(each.partition(':')[0] for each in found.problems)}"
+    if found.problems:
+        return "cannot be read"
+    return "yes" if found.verified else "not looked at"
 
 
 def _epochs(found: Examined) -> str:
@@ -81,7 +98,7 @@ def _epochs(found: Examined) -> str:
 def _as_json(found: Examined, kept: list[str]) -> dict[str, Any]:
     said = found.saved
     return {
-        "step": step_of(found.path),
+        "step": found.step,
         "epoch": found.epoch,
         "position": found.position,
         "metrics": said.metrics if said else None,
@@ -89,7 +106,7 @@ def _as_json(found: Examined, kept: list[str]) -> dict[str, Any]:
         "bytes": found.bytes,
         "written": found.written,
         "verified": found.verified,
-        "damage": found.damage,
+        "problems": found.problems,
         "kept": kept,
         "path": str(found.path),
     }

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import tyro
 
 from surestep.base.errors import CheckpointError
-from surestep.record.checkpoint.examine import Examined, examine
-from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.base.printable import printable
+from surestep.record.checkpoint.examine import Examined, every_folder, examine
 from surestep.record.files import dumps
 from surestep.record.named import find_folder, is_run, split_name
 from surestep.record.run import Run
@@ -36,18 +36,19 @@ def run(words: list[str]) -> int:
     for each in _examined(parsed.name):
         found.append(each)
         if not parsed.json:
-            good = f"is good: every one of {each.bytes:,} bytes is what was written."
-            print(f"{each.path} {each.damage or good}", flush=True)
+            good = f"good, {each.bytes:,} bytes"
+            for said in each.problems or (good,):
+                print(printable(f"{each.path}: {said}"), flush=True)
     if parsed.json:
         print(dumps([_as_json(each) for each in found], indent=1))
-    return 1 if any(each.damage for each in found) else 0
+    return 0 if all(each.good for each in found) else 1
 
 
 def _examined(name: str) -> Iterator[Examined]:
     path, which = split_name(name)
     if which is None and is_run(path):
         run = Run(path)
-        paths = list_checkpoints(run.checkpoints)
+        paths = every_folder(run.checkpoints)
         if not paths:
             raise CheckpointError(f"{path} has no checkpoint yet.")
     else:
@@ -59,5 +60,5 @@ def _examined(name: str) -> Iterator[Examined]:
 
 
 def _as_json(found: Examined) -> dict[str, Any]:
-    good = {"verified": found.verified, "damage": found.damage}
+    good = {"verified": found.verified, "problems": found.problems}
     return {"path": str(found.path), "bytes": found.bytes, **good}

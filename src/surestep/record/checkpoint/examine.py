@@ -2,14 +2,15 @@
 
 import os
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from surestep.base.errors import CheckpointError
+from surestep.base.errors import CheckpointError, DamagedError
+from surestep.record.checkpoint.faults import fault
+from surestep.record.checkpoint.good import DAMAGED
 from surestep.record.checkpoint.listing import Saved, list_checkpoints, read_record, saved
-from surestep.record.checkpoint.manifest import MANIFEST, verify
+from surestep.record.checkpoint.manifest import MANIFEST, RECORD, damages
 
 
 @dataclass(frozen=True)
@@ -18,35 +19,51 @@ class Examined:
 
     Attributes:
         path: its folder.
+        step: of the checkpoint, by the folder's name; None where that tells none.
         bytes: the size of its files on the disk.
         written: when its manifest was written, in seconds since 1970; None where there is none.
         saved: step and metrics, where they can be read.
         epoch: epochs that were done, where that can be read.
         position: samples of the next epoch that were done.
-        damage: what is wrong with it, and in which file.
-        verified: every byte is what was written; None where they were not looked at.
+        problems: what is wrong with it, beginning with the file; or why it cannot be read.
+        verified: every byte is what was written, or is not; None where they were not read.
     """
 
     path: Path
+    step: int | None
     bytes: int
     written: float | None
-    saved: Saved | None = None
-    epoch: int | None = None
-    position: int | None = None
-    damage: str | None = None
-    verified: bool | None = None
+    saved: Saved | None
+    epoch: int | None
+    position: int | None
+    problems: tuple[str, ...]
+    verified: bool | None
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is known to be wrong with it."""
+        return not self.problems
 
 
 def examine_all(folder: Path, *, every_byte: bool) -> list[Examined]:
-    """Look at the checkpoints of a folder, oldest first; see `examine`."""
-    return list(_there(list_checkpoints(folder), every_byte=every_byte))
+    """Look at the checkpoints of a folder, oldest first, and at damaged ones that were put aside.
+
+    Raises:
+        CheckpointError: the folder cannot be listed.
+    """
+    found = (examine(path, every_byte=every_byte) for path in every_folder(folder))
+    return [each for each in found if each is not None]
 
 
-def _there(paths: list[Path], *, every_byte: bool) -> Iterator[Examined]:
-    for path in paths:
-        found = examine(path, every_byte=every_byte)
-        if found is not None:
-            yield found
+def every_folder(folder: Path) -> list[Path]:
+    """List the checkpoints of a folder, oldest first, and damaged ones that were put aside.
+
+    Raises:
+        CheckpointError: the folder cannot be listed.
+    """
+    published = list_checkpoints(folder)
+    aside = [path for path in folder.glob(f"{DAMAGED}*") if path.is_dir() and not path.is_symlink()]
+    return sorted([*published, *aside], key=lambda path: (_step_by_name(path) or 0, path.name))
 
 
 def examine(path: Path, *, every_byte: bool) -> Examined | None:
@@ -60,22 +77,31 @@ def examine(path: Path, *, every_byte: bool) -> Examined | None:
     before = _identity(path)
     size, written = size_on_disk(path), _written(path)
     known: tuple[Saved, int, int] | None = None
-    damage = None
+    problems: list[CheckpointError] = []
     try:
-        if every_byte:
-            verify(path)
+        problems += damages(path) if every_byte else []
         known = _said(path)
     except CheckpointError as error:
-        if not path.is_dir():
-            return None
-        if _identity(path) != before:  # another was published under its name
-            return examine(path, every_byte=every_byte)
-        damage = str(error).removeprefix(f"{path} ")
-        with suppress(CheckpointError):  # what a damaged one says of itself may still be read
-            known = _said(path)
+        problems = problems or [error]
+    if not path.is_dir():
+        return None
+    if problems and _identity(path) != before:  # another was published under its name
+        return examine(path, every_byte=every_byte)
+    damaged = any(isinstance(each, DamagedError) for each in problems)
+    verified = False if damaged else True if every_byte and not problems else None
+    told = tuple(_told(path, each) for each in problems)
     said, epoch, position = known or (None, None, None)
-    verified = False if damage is not None else True if every_byte else None
-    return Examined(path, size, written, said, epoch, position, damage, verified)
+    step = _step_by_name(path)
+    return Examined(path, step, size, written, said, epoch, position, told, verified)
+
+
+def _told(path: Path, error: CheckpointError) -> str:
+    return str(error).removeprefix(f"{path} ").removeprefix("is damaged: ")
+
+
+def _step_by_name(path: Path) -> int | None:
+    digits = path.name.removeprefix(DAMAGED).removeprefix("step-")
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 20 else None
 
 
 def _said(path: Path) -> tuple[Saved, int, int]:
@@ -83,7 +109,7 @@ def _said(path: Path) -> tuple[Saved, int, int]:
     try:
         return found, int(place["epoch"]), int(place["position"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CheckpointError(f"{path} is damaged: state.json: {error!r}.") from error
+        raise fault(path, RECORD, repr(error)) from error
 
 
 def size_on_disk(path: Path) -> int:

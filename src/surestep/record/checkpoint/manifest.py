@@ -11,7 +11,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,13 +133,23 @@ def verify(path: Path, *, fresh: bool = False) -> Manifest:
     manifest = read_manifest(path)
     check_sizes(path, manifest)
     for name, expected in manifest.files.items():
-        try:
-            sha256 = _sha256(path / name, fresh=fresh)
-        except (OSError, ValueError) as error:
-            raise fault(path, name, error) from error
-        if sha256 != expected.sha256:
-            raise fault(path, name, "it has other bytes than were written")
+        _check_bytes(path, name, expected, fresh=fresh)
     return manifest
+
+
+def damages(path: Path) -> Iterator[CheckpointError]:
+    """Read every file of a checkpoint; yield what `verify` would raise, for each that is damaged.
+
+    Raises:
+        DamagedError: the manifest is, so that nothing is known of the others.
+        CheckpointError: kept from us, or of another surestep's format.
+    """
+    for name, expected in read_manifest(path).files.items():
+        try:
+            _check_size(path, name, expected)
+            _check_bytes(path, name, expected, fresh=False)
+        except CheckpointError as error:
+            yield error
 
 
 def check_sizes(path: Path, manifest: Manifest) -> None:
@@ -149,12 +159,25 @@ def check_sizes(path: Path, manifest: Manifest) -> None:
         DamagedError: one is not.
     """
     for name, expected in manifest.files.items():
-        try:
-            size = size_of(path / name)
-        except (OSError, ValueError) as error:
-            raise fault(path, name, error) from error
-        if size != expected.bytes:
-            raise fault(path, name, f"it has {size:,} bytes instead of {expected.bytes:,}")
+        _check_size(path, name, expected)
+
+
+def _check_size(path: Path, name: str, expected: File) -> None:
+    try:
+        size = size_of(path / name)
+    except (OSError, ValueError) as error:
+        raise fault(path, name, error) from error
+    if size != expected.bytes:
+        raise fault(path, name, f"it has {size:,} bytes instead of {expected.bytes:,}")
+
+
+def _check_bytes(path: Path, name: str, expected: File, *, fresh: bool) -> None:
+    try:
+        sha256 = _sha256(path / name, fresh=fresh)
+    except (OSError, ValueError) as error:
+        raise fault(path, name, error) from error
+    if sha256 != expected.sha256:
+        raise fault(path, name, "it has other bytes than were written")
 
 
 def _sha256(path: Path, *, fresh: bool) -> str:

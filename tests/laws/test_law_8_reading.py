@@ -1,0 +1,149 @@
+"""Law 8: reading a hostile Run folder runs no code that lies in it.
+
+The folder looks as a recipe's run does; its recipe, modules beside it and pickles under our names
+would each leave a mark if they ran. What Python itself tells of (compiling, running, importing,
+unpickling, starting programs) is watched, so that no way of running code needs to be guessed.
+"""
+
+import os
+import pickle
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import surestep
+from surestep.base.errors import SurestepError
+from surestep.cli.main import main
+from surestep.record.files import write_json
+from tests import tiny
+
+Folder = Callable[[], Path]
+MARK = "import pathlib; pathlib.Path(__file__).with_name('ran').touch()\n"
+FILES = ("manifest.json", "state.json", "model.safetensors", "optimizer.safetensors")
+COMMANDS = {
+    "list": ("list", "run"),
+    "list json": ("list", "run", "--json"),
+    "verify": ("verify", "run"),
+    "verify one": ("verify", "run@3"),
+    "verify folder": ("verify", "run/checkpoints/step-00000003"),
+    "export": ("export", "run", "out.safetensors", "--overwrite"),
+    "export state dict": ("export", "run@3", "out.pt", "--overwrite"),
+    "diff": ("diff", "run@3", "run@6"),
+}
+STARTS = ("os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "subprocess.Popen")
+_watched: list[tuple[Path, list[str]]] = []
+_hooked: list[bool] = []
+
+
+class Mark:
+    """What is unpickled leaves a mark."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.makedirs, (str(self.folder / "unpickled"), 0o777, True)
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    for folder, seen in _watched:
+        inside = f"{folder}{os.sep}"
+        if event == "exec" and str(args[0].co_filename).startswith(inside):
+            seen.append(f"runs {args[0].co_filename}")
+        elif event == "compile" and str(args[1] or "").startswith(inside):
+            seen.append(f"compiles {args[1]}")
+        elif event == "pickle.find_class":
+            seen.append(f"unpickles {args[0]}.{args[1]}")
+        elif event in STARTS:
+            seen.append(f"{event} {args}")
+
+
+@contextmanager
+def watching(folder: Path) -> Iterator[list[str]]:
+    """List what is run from a folder, unpickled or started."""
+    if not _hooked:  # a hook stays until the process ends
+        sys.addaudithook(_hook)
+        _hooked.append(True)
+    seen: list[str] = []
+    _watched.append((folder, seen))
+    try:
+        yield seen
+    finally:
+        _watched.pop()
+
+
+def hostile(folder: Path) -> Path:
+    """Make a run with what would leave a mark wherever somebody may look for code."""
+    run = tiny.fit(folder / "run").path
+    for name in ("recipe.py", "__init__.py", "surestep.py", "sitecustomize.py", "safetensors.py"):
+        (run / name).write_text(MARK)
+        (run / "checkpoints" / name).write_text(MARK)
+    recipe = {"name": "recipe", "path": str(run / "recipe.py"), "sha256": "0" * 64}
+    write_json(run / "config.json", {**surestep.Run(run).config, "recipe": recipe})
+    for checkpoint in (run / "checkpoints").glob("step-*"):
+        for name in ("data.pkl", "weights.pt", "pytorch_model.bin", "model.pkl"):
+            (checkpoint / name).write_bytes(pickle.dumps(Mark(run)))
+    return run
+
+
+def check_reading(fresh: Folder, words: tuple[str, ...], under: str | None = None) -> None:
+    """Check that a command on a hostile run runs nothing of it."""
+    folder = fresh()
+    run = hostile(folder)
+    if under is not None:
+        (run / "checkpoints/step-00000003" / under).write_bytes(pickle.dumps(Mark(run)))
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    with chdir(folder), watching(folder) as seen, suppress(SystemExit):
+        main(["ckpt", *words])
+    assert seen == []
+    assert not [path for path in run.rglob("*") if path.name in ("ran", "unpickled")]
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    monkeypatch.chdir(tmp_path)
+    return lambda: tmp_path
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_looking_at_checkpoints_runs_nothing(fresh, words):
+    check_reading(fresh, words)
+
+
+@pytest.mark.parametrize("under", FILES)
+def test_a_pickle_under_our_name_is_refused_and_runs_nothing(fresh, capsys, under):
+    for words in (COMMANDS["list"], COMMANDS["verify"], COMMANDS["export state dict"]):
+        check_reading(fresh, words, under)
+        shutil.rmtree("run")
+    told = capsys.readouterr()
+    assert under in told.err
+    assert f"step-00000003: {under}: " in told.out
+
+
+def test_a_run_is_read_in_python_without_its_code(fresh):
+    folder = fresh()
+    run = hostile(folder)
+    with watching(folder) as seen:
+        found = surestep.Run(run)
+        assert found.best.step == found.last.step == 6
+        assert [*found.events()]
+        found.load_model(tiny.model())
+    assert seen == []
+
+
+def test_the_watch_sees_what_it_is_for(fresh):
+    folder = fresh()
+    (folder / "mine.py").write_text("x = 1\n")
+    with watching(folder) as seen:
+        exec(compile("x = 1", str(folder / "mine.py"), "exec"))
+        pickle.loads(pickle.dumps(torch.device("cpu")))
+        with suppress(SurestepError):
+            os.system("true")
+    assert [each.split()[0] for each in seen] == ["compiles", "runs", "unpickles", "os.system"]
