@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from surestep.record.run import Run
 from tests.cli.conftest import HEAD, RECIPE, environment
 
@@ -86,3 +88,14 @@ def test_classes_of_a_recipe_are_found_by_spawned_workers(recipe, folder):
     assert (done.returncode, Run(folder / "r").status["step"]) == (0, 2), done.stderr
     assert done.stdout.count("read mine\n") >= 2  # here, and in each worker
     assert "Warning" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_exits_with_75_and_says_what_to_type(surestep, recipe, folder, name):
+    text = INTERRUPTED.replace("signal.SIGINT", f"signal.{name}")
+    text = text.replace(' and "IMPATIENT" in os.environ', "")
+    answer = surestep("train", recipe(text), "--run", "r")
+    assert (answer.code, answer.out) == (75, "")
+    assert "Go on with: surestep train mine.py --run r" in answer.err
+    assert Run(folder / "r").status["can_go_on"] is True
+    assert Run(folder / "r").last.step == 4

@@ -9,6 +9,7 @@ SurestepError
 ├── CheckpointError   a checkpoint is missing or does not fit
 │   └── DamagedError  it is not what was written; another may be good
 ├── OutOfMemory       a step needs more memory than there is
+├── Stopped           a signal stopped the run, which can go on
 └── NonFiniteError    the loss or a gradient stopped being finite
 """
 
@@ -50,6 +51,10 @@ class DamagedError(CheckpointError):
 
 class OutOfMemory(SurestepError):
     """A step needs more memory than there is; what was held is in the run folder."""
+
+
+class Stopped(SurestepError):
+    """SIGTERM or SIGUSR1 stopped the run after a step, which is saved: it can go on."""
 
 
 class NonFiniteError(SurestepError):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 import surestep
-from surestep.base.errors import ConfigError, RecipeError, SurestepError, near
+from surestep.base.errors import ConfigError, RecipeError, Stopped, SurestepError, near
 from surestep.base.printable import printable
 
 COMMANDS = {
@@ -32,7 +32,10 @@ hf; or a Python file of your own.
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit code: 0 done, 1 failed, 2 wrong use, 130 Ctrl-C."""
+    """Run a command; return its exit code.
+
+    0 done, 1 failed, 2 wrong use, 75 stopped by SIGTERM or SIGUSR1 and saved, 130 Ctrl-C.
+    """
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         return _guarded(list(sys.argv[1:] if words is None else words) or ["--help"])
@@ -48,6 +51,9 @@ def _guarded(words: list[str]) -> int:
         code = _run(*words)
         sys.stdout.flush()
         return code
+    except Stopped as stopped:
+        print(printable(str(stopped)), file=sys.stderr)
+        return os.EX_TEMPFAIL
     except SurestepError as error:
         print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
         for note in getattr(error, "__notes__", []):

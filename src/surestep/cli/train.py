@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from surestep.base.config import Config
-from surestep.base.errors import ConfigError
+from surestep.base.errors import ConfigError, Stopped
 from surestep.cli import show
 from surestep.cli.options import Asked, read_command_line
 from surestep.engine.metrics import Value
@@ -120,7 +120,7 @@ def train(
     with prepare(task, config, **how) as session:
         try:
             done = fit(session)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Stopped):
             run = shlex.quote(str(session.run.path))
             print(f"Go on with: {again.replace(shlex.quote('{run}'), run)}", file=sys.stderr)
             raise

@@ -24,6 +24,10 @@ from surestep.engine.model.kept import kept_modes
 from surestep.engine.seed import ModelRandomness, kept_generators
 
 
+class Interrupted(Exception):
+    """An evaluation was left: the run stops. Nothing is known of what it would have measured."""
+
+
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Put every module in eval mode, and each back into its own mode."""
@@ -114,11 +118,16 @@ def evaluate(
 
     What the batch size is does not matter. `torch.no_grad` is the default because a model that
     keeps a tensor from its forward could not train on with an inference tensor.
+
+    Raises:
+        Interrupted: the feed was told to leave off.
     """
     totals = Totals(loss, metrics, feed.device)
     randomness = ModelRandomness(feed.seed, feed.device)
     with eval_mode(model), grad_off(), kept_generators(feed.device):
         for batch in feed.batches(epoch=0):
+            if feed.leave is not None and feed.leave():
+                raise Interrupted
             for micro in batch.micro_batches:
                 randomness.at(-1, micro.position)
                 eval_step(model, micro, totals, autocast)

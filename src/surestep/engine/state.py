@@ -49,7 +49,8 @@ class Counts:
 class Standing:
     """How the evaluations stand: the best one, and how many came since.
 
-    `measured` says whose metrics the latest are: the weights', or their average's.
+    `measured` says whose metrics the latest are: the weights', or their average's. `is_due` says
+    that this step is to be evaluated and was not yet: a run that was stopped then does so first.
     """
 
     metric: str | None = None
@@ -59,6 +60,7 @@ class Standing:
     latest_step: int | None = None
     latest: dict[str, Value] = field(default_factory=dict)
     measured: Literal["weights", "average"] = "weights"
+    is_due: bool = False
 
     def judge(self, value: float, step: int, *, mode: Literal["min", "max"], delta: float) -> bool:
         """Take in a new value of the metric; say whether it is the best so far.

@@ -4,8 +4,9 @@ import time
 from functools import partial
 
 from surestep.base.duration import Cadence, Duration
-from surestep.base.errors import NonFiniteError
+from surestep.base.errors import CheckpointError, NonFiniteError, Stopped
 from surestep.engine.callback import Request
+from surestep.engine.evaluate import Interrupted
 from surestep.engine.measure.memory import ran_out
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.step import StepResult
@@ -15,39 +16,45 @@ from surestep.trainer.signals import interruptible
 
 
 def fit(session: Session) -> Run:
-    """Run a session to its end; evaluate, save and stop early as its Plan says."""
+    """Run a session to its end; evaluate, save and stop early as its Plan says.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; the step is saved, but for a second Ctrl-C.
+        Stopped: SIGTERM or SIGUSR1; the step is saved.
+    """
     if session.finished:
         return session.run
-    try:
-        with interruptible(session) as interrupted:
-            _train(session)
-        if interrupted:
-            _stop(session)
-            raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        if session.run.status["status"] == "running":
-            session.end("stopped", reason="Ctrl-C, twice: nothing was saved since the last time")
-        raise
-    except NonFiniteError as error:
-        path = session.save()
-        session.end("failed", reason=str(error))
-        error.add_note(f"Saved as {path}.")
-        raise
-    except Exception as error:
-        session.end("failed", reason=f"{type(error).__name__}: {error}")
-        if ran_out(error):
-            assert session.loop.out_of_memory is not None
-            raise session.loop.out_of_memory(error) from error
-        raise
-    session.end("finished", reason=session.loop.stopping or "all steps are done")
+    with interruptible(session) as came:
+        try:
+            where = _end(session, came) if _train(session) else _stop(session, came[0])
+        except KeyboardInterrupt:
+            if session.run.status["status"] == "running":
+                reason = f"{came[0] if came else 'Ctrl-C'}, then Ctrl-C: this step was not saved"
+                session.end("stopped", reason=reason, can_go_on=True)
+            raise
+        except NonFiniteError as error:
+            error.add_note(_saved_before(session))
+            session.end("failed", reason=str(error))
+            raise
+        except Exception as error:
+            session.end("failed", reason=f"{type(error).__name__}: {error}")
+            if ran_out(error):
+                assert session.loop.out_of_memory is not None
+                raise session.loop.out_of_memory(error) from error
+            raise
+    if came:
+        session.close()
+        raise KeyboardInterrupt if came[0] == "Ctrl-C" else Stopped(where)
     return session.run
 
 
-def _train(session: Session) -> None:
+def _train(session: Session) -> bool:
+    """Train, evaluate and save; say whether the run came to its end."""
     plan, loop = session.plan, session.loop
     has_val = bool(session.task.val_sets())
     if has_val:
         loop.act[Request.EVALUATE] = partial(_evaluate, session)
+        _take_up(session)
     evaluating = _cadence(session, plan.validation_every)
     saving = _cadence(session, plan.checkpoint_every)
     cycles = frozenset(cycle_ends(plan.schedule))
@@ -60,10 +67,20 @@ def _train(session: Session) -> None:
             session.saving.begin()
         if cycles and _ends_cycle(result, cycles) and not session.is_saved:
             session.saving.begin()
-    if not loop.interrupted:
-        if has_val:
-            _evaluate(session)
-        session.saving.finish()
+    if has_val and not loop.interrupted:
+        _evaluate(session)
+    if loop.interrupted:
+        return False
+    session.saving.finish()
+    return True
+
+
+def _take_up(session: Session) -> None:
+    """Do first what was due when the run was stopped."""
+    if session.state.standing.is_due:
+        _evaluate(session)
+    elif session.is_evaluated:
+        _stop_early(session)
 
 
 def _ends_cycle(result: StepResult, cycles: frozenset[int]) -> bool:
@@ -84,10 +101,19 @@ def _evaluate(session: Session) -> None:
     """Evaluate, once a step; keep the best; stop where nothing got better for long enough."""
     if session.is_evaluated:
         return
-    session.evaluate()
-    plan, standing = session.plan, session.state.standing
-    if session.is_best and plan.checkpoint_keep_best:
+    session.state.standing.is_due = True
+    try:
+        session.evaluate()
+    except Interrupted:
+        session.say("The evaluation was left; the run does it first when it goes on.")
+        return
+    if session.is_best and session.plan.checkpoint_keep_best:
         session.saving.begin()
+    _stop_early(session)
+
+
+def _stop_early(session: Session) -> None:
+    plan, standing = session.plan, session.state.standing
     patience = plan.early_stop_patience
     if patience is not None and standing.since_best >= patience:
         best = "not a number"
@@ -99,8 +125,27 @@ def _evaluate(session: Session) -> None:
         session.say(session.loop.stopping)
 
 
-def _stop(session: Session) -> None:
-    path = session.save()
-    session.end("stopped", reason="Ctrl-C")
-    session.say(f"Stopped after step {session.state.place.step}; saved as {path}.")
-    session.close()
+def _end(session: Session, came: list[str]) -> str:
+    reason = session.loop.stopping
+    if reason is None or reason in came:
+        reason = "all steps are done"
+    session.end("finished", reason=reason)
+    return f"{session.run.path} was finished when {came[0]} came." if came else ""
+
+
+def _stop(session: Session, name: str) -> str:
+    """Save, and write that the run can go on; launchers swallow exit codes."""
+    session.saving.finish()
+    path = session.saving.path
+    session.end("stopped", reason=name, can_go_on=True)
+    where = f"Stopped after step {session.state.place.step}; saved as {path}."
+    session.say(where)
+    return f"{name}: {where} The same call goes on from there."
+
+
+def _saved_before(session: Session) -> str:
+    """Save the state before the step that failed; return where, or why not."""
+    try:
+        return f"Saved as {session.save()}."
+    except CheckpointError as error:
+        return f"The state before it could not be saved: {error}"

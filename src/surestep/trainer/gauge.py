@@ -35,6 +35,8 @@ class Gauge:
         self.task = task
         self.loop = loop
         self.feeds = feeds
+        for each in feeds.values():
+            each.leave = lambda: loop.interrupted
 
     def check(self, part: str | None) -> None:
         """Check that there is such a part; None is all validation sets.

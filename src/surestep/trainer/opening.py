@@ -10,7 +10,9 @@ from surestep.trainer.session import Session
 
 def begin(session: Session, recorder: Recorder, going: Going) -> None:
     """Show where a run stands that was just made or loaded, and what differs from before."""
-    session.open(open_progress(session.plan, session.state.place.step), finished=going.finished)
+    own = going.checkpoint if going.branch is None else None
+    progress = open_progress(session.plan, session.state.place.step)
+    session.open(progress, None if own is None else own.path, finished=going.finished)
     _watch_profile(session)
     if going.branch is None:
         _tell_where_it_stands(session, recorder)

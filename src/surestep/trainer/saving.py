@@ -21,12 +21,14 @@ class Saving:
 
     Attributes:
         step: of the newest save that did not fail.
+        path: of the newest checkpoint that is written.
     """
 
     def __init__(
         self, recorder: Recorder, loop: Loop, gauge: Gauge, say: Callable[[str], None]
     ) -> None:
         self.step: int | None = None
+        self.path: Path | None = None
         self._recorder = recorder
         self._loop = loop
         self._gauge = gauge
@@ -85,6 +87,7 @@ class Saving:
         self.step = self._loop.state.place.step
 
     def _take_in(self, outcome: Outcome) -> None:
+        self.path = outcome.path or self.path
         if outcome.path is None and self.step == outcome.step:
             self.step = None
         if outcome.error is None:

@@ -64,13 +64,15 @@ class Session:
         loop.act = {Request.SAVE: self.saving.begin, Request.EVALUATE: self.evaluate}
         loop.out_of_memory = partial(out_of_memory, recorder, loop)
 
-    def open(self, progress: Quiet | Plain | Bar, *, finished: bool) -> None:
+    def open(
+        self, progress: Quiet | Plain | Bar, checkpoint: Path | None, *, finished: bool
+    ) -> None:
         """Begin to show what happens; `prepare()` calls this once."""
         self._progress, self.finished = progress, finished
         if isinstance(progress, Bar):
             self.loop.watch(progress)
-        if self.state.place.step:
-            self.saving.step = self.state.place.step
+        if checkpoint is not None:
+            self.saving.step, self.saving.path = self.state.place.step, checkpoint
 
     @property
     def state(self) -> State:
@@ -146,6 +148,7 @@ class Session:
         if part is None and not self.is_evaluated:
             standing = self.state.standing
             standing.latest, standing.latest_step, standing.measured = metrics, step, measured
+            standing.is_due = False
             for said in judge(self.plan, self.state, metrics, self.loop.parts.peak_rates[0]):
                 self.say(said)
             for callback in self.loop.callbacks:

@@ -1,32 +1,64 @@
-"""What the first Ctrl-C does, and the second."""
+"""What a signal does: the run stops after the step, is saved, and can go on.
 
+Ctrl-C is a person, SIGTERM whoever ends processes, SIGUSR1 Slurm, that time is nearly up. A step
+asks nothing of them: it ends as always, and then the loop looks at a flag of Python's.
+"""
+
+import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from surestep.trainer.session import Session
 
+_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGUSR1: "SIGUSR1"}
+
 
 @contextmanager
 def interruptible(session: Session) -> Iterator[list[str]]:
-    """Let the first Ctrl-C stop after the step, and the second one at once."""
-    interrupted: list[str] = []
+    """Let the first signal stop after the step, and Ctrl-C after it at once.
+
+    Yields what came, by name. More of the others change nothing: launchers send several. A
+    handler of the user's own stays, and that signal is theirs. In other threads than the main one
+    Python has no signals.
+    """
+    came: list[str] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if interrupted:
+        name = _NAMES[signal.Signals(number)]
+        if came and name == "Ctrl-C":
             raise KeyboardInterrupt
-        interrupted.append("Ctrl-C")
+        if came:
+            return
+        came.append(name)
         session.loop.interrupted = True
-        session.loop.stopping = "Ctrl-C"
-        session.say("Ctrl-C: stopping after this step. Once more stops at once.")
+        session.loop.stopping = session.loop.stopping or name
+        again = "Once more" if name == "Ctrl-C" else "Ctrl-C"
+        _say(session, f"{name}: stopping after this step. {again} stops at once.")
 
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupted
-        return
-    before = signal.signal(signal.SIGINT, on_signal)
+    with ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():
+            for number in _NAMES:
+                if not _is_taken(number):
+                    stack.callback(signal.signal, number, signal.signal(number, on_signal))
+        yield came
+
+
+def _is_taken(number: signal.Signals) -> bool:
+    """Say whether somebody handles or ignores a signal on purpose.
+
+    Shells let what they start in the background ignore Ctrl-C; `kill -INT` is meant all the same.
+    """
+    there = signal.getsignal(number)
+    if number == signal.SIGINT:
+        return there not in (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN)
+    return there is not signal.SIG_DFL
+
+
+def _say(session: Session, text: str) -> None:
     try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)
+        session.say(text)
+    except RuntimeError:  # the step was printing: a file that is written to cannot be entered again
+        os.write(2, f"{text}\n".encode())

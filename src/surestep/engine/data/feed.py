@@ -1,6 +1,6 @@
 """The batches of one part of the data: read, counted, cut and moved to the device."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, tee
 from operator import itemgetter
 from typing import Any
@@ -45,6 +45,9 @@ class Feed:
         order: which sample stands at each position of an epoch; None is the plain shuffle, or
             as stored where `shuffle` is false.
         transform: what the step does to a batch before anything else; not done here.
+
+    Attributes:
+        leave: asked before each batch that is measured, whether to leave off.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Feed:
         self.seed = plan.seed
         self.device = plan.device
         self.pin = plan.data_pin_memory and isinstance(source, InMemory)
+        self.leave: Callable[[], bool] | None = None
         self._items_per_sample = _uniform_items(source, task, loss)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:

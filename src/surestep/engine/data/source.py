@@ -4,7 +4,6 @@ What a sample's loading draws is seeded from (seed, epoch, position). So a place
 on from: nothing before it is loaded again.
 """
 
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
@@ -21,6 +20,7 @@ from torch.utils.data import (
 
 from surestep.base.errors import DataError
 from surestep.engine.data.generators import OwnGenerators
+from surestep.engine.data.signals import leave_to_main
 from surestep.engine.seed import LoadingRandomness, seed_at, seed_loading
 
 
@@ -187,14 +187,14 @@ class _Places:
 class WorkerStart:
     """Prepare a worker; then the user's own function does.
 
-    A worker ignores Ctrl-C, which the terminal sends to it too.
+    A worker leaves signals to the main process.
     """
 
     own: Callable[[int], None] | None
 
     def __call__(self, worker: int) -> None:
         """Run in each worker before it loads anything."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        leave_to_main()
         info = get_worker_info()
         # So that a function which sets `get_worker_info().dataset` up finds the user's own.
         object.__setattr__(info, "dataset", cast(Any, info).dataset.dataset)

@@ -1,0 +1,161 @@
+import os
+import signal
+import time
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import surestep
+from surestep.base.errors import Stopped
+from surestep.engine.data import signals as workers
+from surestep.record.run import Run
+from tests import tiny
+
+NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGUSR1: "SIGUSR1"}
+RAISED = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Stopped, signal.SIGUSR1: Stopped}
+
+
+def at(moment, *numbers, step=2):
+    """Return a callback that raises signals in one moment."""
+
+    def raise_them(self, state, *_):
+        if state.place.step == step:
+            for number in numbers:
+                signal.raise_signal(number)
+
+    return type("At", (surestep.Callback,), {moment: raise_them})()
+
+
+def fit(folder, *callbacks, parts=None, **said):
+    task = tiny.task(val=tiny.data(8, seed=1), **(parts or {}))
+    return surestep.Trainer(task, tiny.config(**said), run=folder, callbacks=callbacks).fit()
+
+
+def finish_and_compare(folder, whole, **said):
+    """Go on to the end; it is as if the run had never been stopped."""
+    run, other = fit(folder, **said), fit(whole, **said)
+    assert run.status["status"] == "finished"
+    assert run.last.metrics == other.last.metrics
+    assert run.status["step"] == other.status["step"]
+    measured = [
+        sorted((e["step"], str(e["metrics"])) for e in r.events() if e["event"] == "evaluation")
+        for r in (run, other)
+    ]
+    assert measured[0] == measured[1]
+
+
+@pytest.mark.parametrize("number", NAMES)
+def test_a_signal_stops_after_the_step_and_the_run_can_go_on(tmp_path, number):
+    before = [signal.getsignal(each) for each in NAMES]
+    with pytest.raises(RAISED[number]):
+        fit(tmp_path / "r", at("on_backward", number, step=1))
+    assert [signal.getsignal(each) for each in NAMES] == before
+    status = Run(tmp_path / "r").status
+    assert (status["status"], status["reason"], status["can_go_on"]) == (
+        *("stopped", NAMES[number]),
+        True,
+    )
+    assert Run(tmp_path / "r").last.step == status["step"] == 2
+    finish_and_compare(tmp_path / "r", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("moment", ["on_start", "on_step", "on_evaluate"])
+def test_wherever_a_signal_comes_nothing_is_lost(tmp_path, moment):
+    with pytest.raises(Stopped):
+        fit(tmp_path / "r", at(moment, signal.SIGTERM, step=0 if moment == "on_start" else 3))
+    finish_and_compare(tmp_path / "r", tmp_path / "whole")
+
+
+class StopsItsMeasuring(torch.nn.Linear):
+    """Gets a signal in the first batch of the first evaluation."""
+
+    steps = measured = 0
+
+    def forward(self, x):
+        if self.training:
+            type(self).steps += 1
+        elif self.steps >= 3:
+            if not self.measured:
+                signal.raise_signal(signal.SIGTERM)
+            type(self).measured += 1
+        return super().forward(x)
+
+
+def test_an_evaluation_is_left_and_done_first_when_the_run_goes_on(tmp_path):
+    said = {"validation": {"batch_size": 1}, "early_stop": {"patience": 1}}
+
+    def parts(kind):
+        torch.manual_seed(3)
+        return {"model": kind(4, 3)}
+
+    with pytest.raises(Stopped):
+        fit(tmp_path / "r", parts=parts(StopsItsMeasuring), **said)
+    assert StopsItsMeasuring.measured == 1
+    assert Run(tmp_path / "r").last.step == 3
+    runs = [fit(tmp_path / name, parts=parts(torch.nn.Linear), **said) for name in ("r", "whole")]
+    assert runs[0].last.metrics == runs[1].last.metrics
+    assert [r.status["reason"] for r in runs] == [runs[1].status["reason"]] * 2
+    steps = [[e["step"] for e in r.events() if e["event"] == "evaluation"] for r in runs]
+    assert steps[0] == steps[1]
+
+
+def test_more_signals_change_nothing_and_ctrl_c_stops_at_once(tmp_path):
+    several = (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM)
+    with pytest.raises(Stopped, match="SIGUSR1"):
+        fit(tmp_path / "r", at("on_step", *several))
+    assert Run(tmp_path / "r").last.step == 2
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "s", at("on_step", signal.SIGTERM, signal.SIGINT))
+    status = Run(tmp_path / "s").status
+    assert (status["status"], status["can_go_on"]) == ("stopped", True)
+    assert Run(tmp_path / "s").last is None
+
+
+def test_a_signal_when_all_is_done_leaves_a_finished_run(tmp_path):
+    class Late(surestep.Callback):
+        def on_evaluate(self, state, metrics):
+            if state.place.step == 6:
+                signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Stopped):
+        fit(tmp_path, Late())
+    assert fit(tmp_path).status["status"] == "finished"
+
+
+def test_a_handler_of_the_users_own_stays(tmp_path):
+    came = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: came.append(1))
+    try:
+        run = fit(tmp_path, at("on_step", signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (run.status["status"], came) == ("finished", [1])
+
+
+class Signalled(Dataset):
+    """Each worker gets the signals that a whole job gets."""
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        for number in NAMES:
+            os.kill(os.getpid(), number)
+        return torch.zeros(4), 0
+
+
+def test_data_workers_leave_signals_to_the_main_process(tmp_path):
+    run = tiny.fit(tmp_path, {"train": Signalled()}, data={"num_workers": 2})
+    assert run.status["status"] == "finished"
+
+
+def test_a_worker_that_hangs_is_ended_by_sigterm_in_the_end(monkeypatch):
+    monkeypatch.setattr(workers, "GRACE_S", 0.01)
+    pid = os.fork()
+    if pid == 0:
+        workers.leave_to_main()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+        os._exit(9)
+    assert os.waitpid(pid, 0)[1] == 0
