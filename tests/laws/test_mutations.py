@@ -50,6 +50,7 @@ from tests.laws.test_law_5_skipping import check_failure, check_skips
 from tests.laws.test_law_6_calls import check_calls, check_files
 from tests.laws.test_law_6_no_stall import check_no_reads
 from tests.laws.test_law_7_durable import check_damage
+from tests.laws.test_law_7_kills import check_calls as check_calls_of_a_save
 from tests.laws.test_law_7_saving import check_background, check_two_saves
 from tests.laws.test_law_8_reading import check_reading
 from tests.laws.test_law_9_honest import check_unknown, check_wish
@@ -404,6 +405,13 @@ MUTATIONS = [
             "damage is not told",
             instead(Recorder, "passed_over", ()),
             check_damage,
+        ),
+        *(
+            (name, instead(asked, "broken", name), partial(check_calls_of_a_save, calls=calls))
+            for name, calls in {
+                "a checkpoint has its name before its files": [6],
+                "the old checkpoints are deleted first": [12],
+            }.items()
         ),
     ),
     *of_law(

@@ -1,7 +1,9 @@
 """What a tired programmer might write, put into a child after it was forked."""
 
 import importlib
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tests.torture.recipe import BATCH, SAMPLES
@@ -42,9 +44,36 @@ def _prefetched_place() -> None:
     place._asdict = ahead
 
 
+def _published_first() -> None:
+    write = importlib.import_module("surestep.record.checkpoint.write")
+    own = write._write
+
+    def under_its_name(folder: Path, snapshot: Any) -> None:
+        final = folder.with_name(f"step-{snapshot.step:08d}")
+        shutil.rmtree(final, ignore_errors=True)
+        own(folder.rename(final), snapshot)
+
+    write._write, write.verify = under_its_name, _nothing
+    write._publish = lambda _, final: write.sync(final.parent)
+
+
+def _deleted_first() -> None:
+    write = importlib.import_module("surestep.record.checkpoint.write")
+    own = write._write
+
+    def making_room(folder: Path, snapshot: Any) -> None:
+        for other in folder.parent.glob("step-*"):
+            shutil.rmtree(other)
+        own(folder, snapshot)
+
+    write._write = making_room
+
+
 BREAKAGES: dict[str, Callable[[], None]] = {
     "augmentation by history": _augmentation_by_history,
     "dropout by history": _dropout_by_history,
     "the loss scale is not loaded": _no_scaler,
     "the place that was loaded ahead is saved": _prefetched_place,
+    "a checkpoint has its name before its files": _published_first,
+    "the old checkpoints are deleted first": _deleted_first,
 }

@@ -8,6 +8,7 @@ is made, and ends where the folder of checkpoints is synced after the rename.
 import contextlib
 import mmap
 import os
+import resource
 import signal
 import struct
 import sys
@@ -24,6 +25,7 @@ NAMES = ("start", "step", "boundary", "evaluation", "end")
 _LAYOUT = struct.Struct("BBHI")  # the phase, whether a save is in flight, saves begun, the step
 # Each of these is told by Python before it happens.
 _MOMENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "os.truncate")
+_IN_A_FOLDER = ("os.remove", "os.rmdir")  # their second argument may be a folder's descriptor
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ class Phases:
         if event not in _MOMENTS or not args or not isinstance(args[0], (str, os.PathLike)):
             return
         path = os.fspath(args[0])
+        if event in _IN_A_FOLDER and args[1] >= 0:
+            path = f"{os.readlink(f'/proc/self/fd/{args[1]}')}/{path}"
         if not path.startswith(self._checkpoints + "/"):
             return
         name = path[len(self._checkpoints) + 1 :]
@@ -124,8 +128,6 @@ class Phases:
 
     def _arm(self) -> None:
         """Let the kernel kill this process in the middle of a write."""
-        import resource
-
         limit = self._deadly.file_bytes
         if limit is not None and self._count["save"] == self._deadly.save:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))

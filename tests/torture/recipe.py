@@ -108,11 +108,11 @@ def task(case: Case, *, metric: Any = accuracy) -> surestep.Task:
     )
 
 
-def config(case: Case, *, resumed: bool) -> surestep.Config:
+def config(case: Case, *, resumed: bool, steps: int = STEPS) -> surestep.Config:
     """Say what a case asks for, before the first kill or after it."""
     return surestep.Config.from_options(
         {
-            "max_steps": STEPS,
+            "max_steps": steps,
             "batch_size": BATCH,
             "data.num_workers": _workers(case, resumed=resumed),
             "precision": case.precision,

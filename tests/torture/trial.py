@@ -3,6 +3,7 @@
 import json
 import mmap
 import random
+import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.torture.cases import Case
 from tests.torture.forked import Child
 from tests.torture.outcome import differences, outcome, read_told
 from tests.torture.phases import Deadly, Phases, Slow, Watch, hit, slow_accuracy
-from tests.torture.recipe import config, task
+from tests.torture.recipe import STEPS, config, task
 
 # How many times each phase begins in a run, less one or two; and how long it is drawn out at least.
 OCCURS = {"step": 19, "boundary": 2, "evaluation": 4, "save": 8}
@@ -47,6 +48,7 @@ class Part:
     case: Case
     folder: Path
     resumed: bool = False
+    steps: int = STEPS
     slow: Slow | None = None
     deadly: Deadly | None = None
     broken: str | None = None
@@ -74,11 +76,13 @@ class Part:
         checkpoints = str(self.folder.resolve() / "checkpoints")
         phases = Phases(shared, pipe, checkpoints, slow=self.slow, deadly=self.deadly)
         phases.watch()
+        if self.deadly is not None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it: EFBIG then
         if self.broken is not None:
             BREAKAGES[self.broken]()
         session = surestep.prepare(
             task(self.case, metric=slow_accuracy(phases)),
-            config(self.case, resumed=self.resumed),
+            config(self.case, resumed=self.resumed, steps=self.steps),
             run=self.folder,
             callbacks=[Watch(phases)],
         )

@@ -48,7 +48,19 @@ def _trial(folder: str, case: dict[str, Any], **more: Any) -> dict[str, Any]:
     return asdict(trial(Case(**case), Path(folder), **more))
 
 
-DO: dict[str, Callable[..., dict[str, Any]]] = {"trial": _trial}
+def _calls(folder: str, **more: Any) -> dict[str, Any]:
+    from tests.torture.saves import as_json, each_call
+
+    return as_json(each_call(Path(folder), **more))
+
+
+def _sizes(folder: str, **more: Any) -> dict[str, Any]:
+    from tests.torture.saves import as_json, each_size
+
+    return as_json(each_size(Path(folder), **more))
+
+
+DO: dict[str, Callable[..., dict[str, Any]]] = {"trial": _trial, "calls": _calls, "sizes": _sizes}
 
 
 def serve() -> None:
