@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
-.PHONY: demo test bench clean
+.PHONY: demo test torture bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/surestep train digits
@@ -15,6 +15,11 @@ test: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest
+
+# Every combination of what a run may be like, killed; 500 kills within a save; damage; full disks.
+# The last needs root.
+torture: $(VENV)/.dev
+	$(BIN)/python -m tests.torture
 
 bench: .venv-bench/.bench
 	.venv-bench/bin/python -m benchmarks.run

@@ -19,4 +19,6 @@ def _warm() -> Warm:
 
 def ask(what: str, **more: Any) -> dict[str, Any]:
     """Ask the warm process; it is started by the first request."""
-    return _warm().do(what, broken=broken, **more)
+    if broken is not None:
+        more["broken"] = broken
+    return _warm().do(what, **more)

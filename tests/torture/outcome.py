@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surestep import Callback
+from surestep.engine.state import State
 from surestep.trainer.session import Session
-from tests.laws.tasks import snapshot
+from tests.laws.tasks import snapshot, tensors_in
 
 
 def digest(tensor: Tensor) -> str:
@@ -43,6 +45,41 @@ def differences(a: Any, b: Any, name: str = "") -> list[str]:
             found += differences(a.get(key, "nothing"), b.get(key, "nothing"), f"{name}/{key}")
         return found
     return [] if repr(a) == repr(b) else [f"{name}: {a!r} and {b!r}"]
+
+
+def digest_of(state: State) -> str:
+    """Return a digest of what each step moves; counts are known at log points only."""
+    whole = sha256(repr((state.place, state.scaler.state_dict())).encode())
+    parts = [tensors_in(state.model.state_dict(), "model")]
+    for name, optimizer in state.optimizers.items():
+        parts.append(tensors_in(optimizer.state_dict()["state"], name))
+    if state.average is not None:
+        parts.append(tensors_in(dict(state.average.tensors), "average"))
+    for part in parts:
+        for name, tensor in part.items():
+            whole.update(f"{name} {digest(tensor)}".encode())
+    return whole.hexdigest()[:24]
+
+
+class Trace(Callback):
+    """Writes a line for what a process has loaded, and for each of its steps."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_start(self, state: State) -> None:
+        self.path.write_text(f"{state.place.step} {digest_of(state)}\n", encoding="utf-8")
+
+    def on_step(self, state: State, result: Any) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(f"{state.place.step} {digest_of(state)}\n")
+
+
+def read_trace(path: Path) -> list[tuple[int, str]]:
+    """Read the lines of a trace, the first of which is what was loaded."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
+    return [(int(step), value) for step, value in lines]
 
 
 def told(lines: Iterable[str]) -> dict[str, Any]:

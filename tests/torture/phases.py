@@ -39,11 +39,15 @@ class Slow:
 
 @dataclass(frozen=True)
 class Deadly:
-    """The moment of a save that kills: before its k-th call, or as a file outgrows some bytes."""
+    """The moment of a save that kills: before its k-th call, or as a file outgrows some bytes.
+
+    Where it does not kill, a file that outgrows its bytes is an error, as on a full disk.
+    """
 
     save: int = 0
     call: int | None = None
     file_bytes: int | None = None
+    kills: bool = True
 
 
 class Phases:
@@ -152,9 +156,9 @@ class Phases:
 
 
 def hit(shared: mmap.mmap) -> Mapping[str, Any]:
-    """Return what a child was doing when it died."""
+    """Return what a child was doing when it died, and whether a save was in flight meanwhile."""
     phase, saving, saves, step = _LAYOUT.unpack_from(shared, 0)
-    return {"phase": "save" if saving else NAMES[phase], "saves": saves, "step": step}
+    return {"phase": NAMES[phase], "in_save": bool(saving), "saves": saves, "step": step}
 
 
 class Watch(Callback):

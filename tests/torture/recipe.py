@@ -14,6 +14,7 @@ from tests.torture.cases import Case
 
 SAMPLES, BATCH, STEPS = 58, 10, 20
 STEPS_PER_EPOCH = 6
+WIDTH, SAVE_EVERY = 32, 2
 
 
 def rows() -> tuple[Tensor, Tensor]:
@@ -86,14 +87,14 @@ def accuracy(logits: Tensor, targets: Tensor) -> Tensor:
     return (logits.argmax(1) == targets).float().mean()
 
 
-def task(case: Case, *, metric: Any = accuracy) -> surestep.Task:
+def task(case: Case, *, metric: Any = accuracy, width: int = WIDTH) -> surestep.Task:
     """Build the Task of a case."""
     model = lambda: nn.Sequential(  # noqa: E731
-        nn.Linear(10, 32),
-        nn.BatchNorm1d(32),
+        nn.Linear(10, width),
+        nn.BatchNorm1d(width),
         nn.ReLU(),
         nn.Dropout(0.3 if case.dropout else 0.0),
-        nn.Linear(32, 3),
+        nn.Linear(width, 3),
     )
     train: Any = rows()
     if case.data != "tensors":
@@ -108,7 +109,9 @@ def task(case: Case, *, metric: Any = accuracy) -> surestep.Task:
     )
 
 
-def config(case: Case, *, resumed: bool, steps: int = STEPS) -> surestep.Config:
+def config(
+    case: Case, *, resumed: bool, steps: int = STEPS, save_every: int = SAVE_EVERY
+) -> surestep.Config:
     """Say what a case asks for, before the first kill or after it."""
     return surestep.Config.from_options(
         {
@@ -119,7 +122,7 @@ def config(case: Case, *, resumed: bool, steps: int = STEPS) -> surestep.Config:
             "optim.lr": 0.01,
             "schedule.name": "cosine",
             "schedule.warmup": "3 steps",
-            "checkpoint.every": "2 steps",
+            "checkpoint.every": f"{save_every} steps",
             "validation.every": "5 steps",
             "logging.every": "4 steps",
             "logging.progress": "quiet",

@@ -11,12 +11,13 @@ from typing import Any
 
 import surestep
 from surestep.trainer.fit import fit
+from surestep.trainer.session import Session
 from tests.torture.breakages import BREAKAGES
 from tests.torture.cases import Case
 from tests.torture.forked import Child
-from tests.torture.outcome import differences, outcome, read_told
+from tests.torture.outcome import Trace, differences, outcome, read_told
 from tests.torture.phases import Deadly, Phases, Slow, Watch, hit, slow_accuracy
-from tests.torture.recipe import STEPS, config, task
+from tests.torture.recipe import SAVE_EVERY, STEPS, WIDTH, config, task
 
 # How many times each phase begins in a run, less one or two; and how long it is drawn out at least.
 OCCURS = {"step": 19, "boundary": 2, "evaluation": 4, "save": 8}
@@ -49,6 +50,9 @@ class Part:
     folder: Path
     resumed: bool = False
     steps: int = STEPS
+    width: int = WIDTH
+    save_every: int = SAVE_EVERY
+    traced: bool = False
     slow: Slow | None = None
     deadly: Deadly | None = None
     broken: str | None = None
@@ -76,21 +80,40 @@ class Part:
         checkpoints = str(self.folder.resolve() / "checkpoints")
         phases = Phases(shared, pipe, checkpoints, slow=self.slow, deadly=self.deadly)
         phases.watch()
-        if self.deadly is not None:
+        if self.deadly is not None and self.deadly.kills:
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it: EFBIG then
         if self.broken is not None:
             BREAKAGES[self.broken]()
-        session = surestep.prepare(
-            task(self.case, metric=slow_accuracy(phases)),
-            config(self.case, resumed=self.resumed, steps=self.steps),
-            run=self.folder,
-            callbacks=[Watch(phases)],
-        )
-        with session:
+        with self._prepare(phases) as session:
             fit(session)
             phases.enter("end")
             result = outcome(session)
         self._result.write_text(json.dumps(result), encoding="utf-8")
+
+    def _prepare(self, phases: Phases) -> Session:
+        callbacks: list[surestep.Callback] = [Watch(phases)]
+        if self.traced:
+            callbacks.append(Trace(self.trace))
+        options = {"steps": self.steps, "save_every": self.save_every}
+        return surestep.prepare(
+            task(self.case, metric=slow_accuracy(phases), width=self.width),
+            config(self.case, resumed=self.resumed, **options),
+            run=self.folder,
+            callbacks=callbacks,
+        )
+
+    def look(self) -> Child:
+        """Fork a process that opens the run, traces what it has loaded, and lets it go."""
+        return Child(self._look)
+
+    def _look(self, shared: mmap.mmap, pipe: int) -> None:
+        with self._prepare(Phases(shared, pipe, "nowhere")) as session:
+            Trace(self.trace).on_start(session.state)
+
+    @property
+    def trace(self) -> Path:
+        """Where a process that is traced writes its steps."""
+        return self.folder.with_name(self.folder.name + ".trace")
 
 
 def trial(case: Case, folder: Path, *, seed: int = 0, broken: str | None = None) -> Trial:
@@ -111,10 +134,14 @@ def trial(case: Case, folder: Path, *, seed: int = 0, broken: str | None = None)
             result.different += differences(whole, again.outcome())
         except AssertionError as error:
             result.different.append(str(error))
-        result.wanted |= any(each["phase"] == case.kill for each in result.kills)
+        result.wanted |= any(_is(each, case.kill) for each in result.kills)
         if result.wanted or result.different:
             break
     return result
+
+
+def _is(kill: dict[str, Any], phase: str) -> bool:
+    return bool(kill["in_save"]) if phase == "save" else kill["phase"] == phase
 
 
 def _kill(
@@ -128,7 +155,7 @@ def _kill(
         child.kill()
         found = dict(hit(child.shared))
         if child.code != -9:
-            found["phase"] = f"none: it had ended with {child.code}"
+            found |= {"phase": f"none: it had ended with {child.code}", "in_save": False}
     finally:
         child.close()
     return {**found, "left": leftovers(part.folder)}

@@ -60,7 +60,31 @@ def _sizes(folder: str, **more: Any) -> dict[str, Any]:
     return as_json(each_size(Path(folder), **more))
 
 
-DO: dict[str, Callable[..., dict[str, Any]]] = {"trial": _trial, "calls": _calls, "sizes": _sizes}
+def _kills(folder: str, **more: Any) -> dict[str, Any]:
+    from tests.torture.kills import kill_many
+
+    return asdict(kill_many(Path(folder), **more))
+
+
+def _flips(folder: str, **more: Any) -> dict[str, Any]:
+    from tests.torture.flips import damage_all
+
+    ends, wrong = damage_all(Path(folder), **more)
+    return {"ends": ends, "wrong": wrong}
+
+
+def _disks(folder: str, **more: Any) -> dict[str, Any]:
+    from tests.torture.disks import fill, limit, may_mount
+
+    mounts = may_mount(Path(folder) / "mount")
+    ends, wrong = fill(Path(folder), **more) if mounts else limit(Path(folder), [10_000, 100_000])
+    return {"ends": ends, "wrong": wrong}
+
+
+DO: dict[str, Callable[..., dict[str, Any]]] = {
+    **{"trial": _trial, "calls": _calls, "sizes": _sizes},
+    **{"kills": _kills, "flips": _flips, "disks": _disks},
+}
 
 
 def serve() -> None:

@@ -1,0 +1,73 @@
+"""Accelerate: `save_state` with automatic names, `load_state` and `skip_first_batches`.
+
+With `use_seedable_sampler`, which its documentation names for the same order after a resume, and
+an object of its own for the step, by `register_for_checkpointing`.
+
+Source: https://huggingface.co/docs/accelerate/usage_guides/checkpoint
+"""
+
+import logging
+
+import torch
+from accelerate import Accelerator, skip_first_batches
+from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed
+from torch import nn
+from torch.optim import AdamW
+from torch.utils.data import DataLoader
+
+from benchmarks.reliability.job import BATCH, LR, SAVE_EVERY, SEED, STEPS, Job
+from benchmarks.reliability.seen import Seen
+
+
+class Progress:
+    """How far the run is."""
+
+    step = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what is saved."""
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take what was saved."""
+        self.step = state["step"]
+
+
+def train(job: Job, seen: Seen) -> None:
+    """Train to the end from wherever the folder stands."""
+    logging.disable()
+    set_seed(SEED)
+    project = ProjectConfiguration(str(job.folder), automatic_checkpoint_naming=True, total_limit=2)
+    accelerator = Accelerator(
+        cpu=True,
+        project_config=project,
+        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
+    )
+    net, loss_of, progress = job.model(), nn.CrossEntropyLoss(), Progress()
+    plain = AdamW(net.parameters(), lr=LR)
+    loader = DataLoader(job.data(), BATCH, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(net, plain, loader)
+    accelerator.register_for_checkpointing(progress)
+    saved = sorted(
+        int(each.name.split("_")[1]) for each in job.folder.glob("checkpoints/checkpoint_*")
+    )
+    if saved:
+        accelerator.load_state()
+        project.iteration = saved[-1] + 1
+    seen.loaded(progress.step, net, plain)
+    model.train()
+    while progress.step < STEPS:
+        epoch, done = divmod(progress.step, len(loader))
+        loader.set_epoch(epoch)
+        for inputs, targets in skip_first_batches(loader, done) if done else loader:
+            loss: torch.Tensor = loss_of(model(inputs), targets)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            progress.step += 1
+            seen.step(progress.step, net, plain)
+            if progress.step % SAVE_EVERY == 0:
+                with seen.saving():
+                    accelerator.save_state()
+            if progress.step == STEPS:
+                break

@@ -1,0 +1,91 @@
+"""HF Trainer: `train(resume_from_checkpoint=get_last_checkpoint(folder))`, as its examples do.
+
+Source: https://github.com/huggingface/transformers/blob/main/examples/pytorch/text-classification/run_glue.py
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from benchmarks.reliability.job import BATCH, LR, SAVE_EVERY, SEED, STEPS, Job
+from benchmarks.reliability.seen import Seen
+
+
+class Named(Dataset[dict[str, Tensor]]):
+    """The rows as the dictionaries that HF Trainer wants."""
+
+    def __init__(self, job: Job) -> None:
+        self.rows = job.data()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        inputs, targets = self.rows[row]
+        return {"inputs": inputs, "labels": targets}
+
+
+class WithLoss(nn.Module):
+    """The model as HF Trainer wants it: it gives its own loss."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.model, self.loss = job.model(), nn.CrossEntropyLoss()
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.loss(self.model(inputs), labels)}
+
+
+class Watch(TrainerCallback):
+    """Tells what was loaded and each step."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen.loaded(state.global_step, kwargs["model"], _plain(kwargs["optimizer"]))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen.step(state.global_step, kwargs["model"], _plain(kwargs["optimizer"]))
+
+
+def _plain(optimizer: Any) -> Any:
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+class Told(Trainer):
+    """A Trainer that tells its saves."""
+
+    seen: Seen
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        with self.seen.saving():
+            return super()._save_checkpoint(*args, **kwargs)
+
+
+def train(job: Job, seen: Seen) -> None:
+    """Train to the end from wherever the folder stands."""
+    arguments = TrainingArguments(
+        output_dir=str(job.folder),
+        max_steps=STEPS,
+        per_device_train_batch_size=BATCH,
+        learning_rate=LR,
+        save_strategy="steps",
+        save_steps=SAVE_EVERY,
+        save_total_limit=2,
+        seed=SEED,
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+        use_cpu=True,
+    )
+    trainer = Told(WithLoss(job), arguments, train_dataset=Named(job))
+    trainer.seen = seen
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Watch(seen))
+    last = get_last_checkpoint(str(job.folder)) if job.folder.is_dir() else None
+    trainer.train(resume_from_checkpoint=last)

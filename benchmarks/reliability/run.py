@@ -1,0 +1,159 @@
+"""Kill runs of each library in the middle of a save, resume them, and count what comes of it.
+
+    python -m benchmarks.reliability.run --kills 60
+
+Each run is killed (-9) once, at a random moment of a random save, and started again as the
+library's documentation says. All processes of a library fork from one that has imported it.
+"""
+
+import argparse
+import gc
+import json
+import mmap
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Any, get_args
+
+from tests.torture.forked import Child
+
+from benchmarks.reliability.job import SAVE_EVERY, STEPS, Job, Setting
+from benchmarks.reliability.seen import Seen
+
+CONTESTANTS = ("surestep", "lightning", "accelerate", "hf_trainer")
+SETTINGS: tuple[Setting, ...] = get_args(Setting)
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+REPOSITORY = Path(__file__).parents[2]
+
+
+@dataclass
+class Log:
+    """What a run has told: digests by step, what it went on from, how long its saves took."""
+
+    steps: dict[int, str] = field(default_factory=dict)
+    loaded: list[tuple[int, str]] = field(default_factory=list)
+    saves: list[float] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> "Log":
+        """Read a log; its last line may be torn."""
+        log = cls()
+        text = path.read_text(encoding="utf-8")
+        for line in text[: text.rfind("\n") + 1].splitlines():
+            kind, number, value = line.split()
+            if kind == "saved":
+                log.saves.append(float(value))
+            elif kind == "step":
+                log.steps[int(number)] = value
+            else:
+                log.loaded.append((int(number), value))
+        return log
+
+
+def start(contestant: str, job: Job, log: Path) -> Child:
+    """Fork a process that trains from wherever the folder stands."""
+    return Child(partial(_train, contestant, job, log))
+
+
+def _train(contestant: str, job: Job, log: Path, shared: mmap.mmap, pipe: int) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    module = import_module(f"benchmarks.reliability.{contestant}_run")
+    with log.open("w", encoding="utf-8") as file:
+        module.train(job, Seen(shared, pipe, file))
+
+
+def measure(contestant: str, setting: Setting, kills: int, folder: Path) -> dict[str, Any]:
+    """Kill `kills` runs within a save; return how many of each end there were."""
+    whole = Job(folder / "whole", setting)
+    child = start(contestant, whole, folder / "whole.log")
+    if child.wait() != 0:
+        raise SystemExit(f"{contestant}: the run that nobody kills ended with {child.code}")
+    child.close()
+    reference = Log.read(folder / "whole.log")
+    lasts_s, draw = median(reference.saves), random.Random(f"{contestant} {setting}")
+    ends: Counter[str] = Counter()
+    while ends["killed inside a save"] < kills:
+        run = folder / "killed"
+        shutil.rmtree(run, ignore_errors=True)
+        if _kill(contestant, Job(run, setting), draw, lasts_s):
+            ends["killed inside a save"] += 1
+            ends[_resume(contestant, Job(run, setting), reference)] += 1
+    return {"contestant": contestant, "setting": setting, "save_s": lasts_s, **ends}
+
+
+def _kill(contestant: str, job: Job, draw: random.Random, lasts_s: float) -> bool:
+    """Kill a run at a random moment of a save that is not its first; say whether it was hit."""
+    child = start(contestant, job, job.folder.with_name("killed.log"))
+    try:
+        if child.wait_for(f"save {draw.randint(2, STEPS // SAVE_EVERY - 1)}"):
+            time.sleep(draw.uniform(0, lasts_s))
+        child.kill()
+        return child.code == -9 and child.shared[0] == 1
+    finally:
+        child.close()
+
+
+def _resume(contestant: str, job: Job, reference: Log) -> str:
+    """Start a run again, and say what came of it."""
+    path = job.folder.with_name("again.log")
+    child = start(contestant, job, path)
+    try:
+        failed = child.wait() != 0
+    finally:
+        child.close()
+    log = Log.read(path)
+    if failed or not log.loaded:
+        return "failed"
+    step, digest = log.loaded[0]
+    if step == 0:
+        return "began anew"
+    if digest != reference.steps[step]:
+        return "went on from a damaged or incomplete checkpoint"
+    exact = all(reference.steps[step] == digest for step, digest in log.steps.items())
+    return "bitwise equal" if exact and STEPS in log.steps else "went on, not bitwise equal"
+
+
+def contest(contestant: str, kills: int) -> None:
+    """Measure a library in this process, which imports it and then only forks."""
+    import torch
+
+    torch.set_num_threads(1)
+    import_module(f"benchmarks.reliability.{contestant}_run")
+    gc.collect()
+    gc.freeze()
+    for setting in SETTINGS:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(measure(contestant, setting, kills, Path(folder))), flush=True)
+
+
+def main() -> None:
+    """Measure every library, each in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("contestants", nargs="*", default=CONTESTANTS, metavar="CONTESTANT")
+    parser.add_argument("--kills", type=int, default=60, help="kills within a save, each setting")
+    parser.add_argument("--here", action="store_true", help="measure one in this very process")
+    said = parser.parse_args()
+    if said.here:
+        return contest(said.contestants[0], said.kills)
+    for contestant in said.contestants:
+        command = [sys.executable, "-m", "benchmarks.reliability.run", contestant, "--here"]
+        environment = {**os.environ, **ONE_THREAD, "TOKENIZERS_PARALLELISM": "false"}
+        subprocess.run(
+            [*command, "--kills", str(said.kills)], cwd=REPOSITORY, env=environment, check=True
+        )
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What a run that may be killed at any moment tells its parent."""
+
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import TextIO
+
+import torch
+from torch import Tensor, nn
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Return a digest of every bit of the weights and of the optimizer's tensors."""
+    whole = sha256()
+    for parameter in model.parameters():
+        slots = optimizer.state.get(parameter, {})
+        held = [slots[name] for name in sorted(slots) if isinstance(slots[name], Tensor)]
+        for tensor in (parameter.detach(), *held):
+            whole.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()[:24]
+
+
+class Seen:
+    """The side of the run.
+
+    Args:
+        shared: its first byte says whether a save is in flight.
+        pipe: where each save is told as it begins.
+        log: gets a line for what was loaded, for each step, and for each save.
+    """
+
+    def __init__(self, shared: mmap.mmap, pipe: int, log: TextIO) -> None:
+        self._shared, self._pipe, self._log = shared, pipe, log
+        self._saves, self._began = 0, 0.0
+
+    def loaded(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Say what the run goes on from; step 0 is a run that begins."""
+        self._write(f"loaded {step} {digest(model, optimizer)}")
+
+    def step(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Say what came of a step."""
+        self._write(f"step {step} {digest(model, optimizer)}")
+
+    def begin_save(self) -> None:
+        """Say that a save is in flight from now on."""
+        self._saves += 1
+        self._shared[0] = 1
+        self._began = time.perf_counter()
+        os.write(self._pipe, f"save {self._saves}\n".encode())
+
+    def end_save(self) -> None:
+        """Say that it is done."""
+        self._shared[0] = 0
+        self._write(f"saved {self._saves} {time.perf_counter() - self._began:.6f}")
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Say that a save is in flight within this block."""
+        self.begin_save()
+        yield
+        self.end_save()
+
+    def _write(self, line: str) -> None:
+        self._log.write(line + "\n")
+        self._log.flush()

@@ -1,0 +1,50 @@
+"""surestep: `Trainer.fit` on the same folder again.
+
+It writes in a thread, so a save is in flight from the temporary folder to its rename.
+"""
+
+import os
+import sys
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+import surestep
+from benchmarks.reliability.job import BATCH, LR, SAVE_EVERY, SEED, STEPS, Job
+from benchmarks.reliability.seen import Seen
+
+
+class Watch(surestep.Callback):
+    """Tells what was loaded and each step."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
+
+    def on_start(self, state: Any) -> None:
+        self.seen.loaded(state.place.step, state.model, state.optimizer)
+
+    def on_step(self, state: Any, result: Any) -> None:
+        self.seen.step(result.step, state.model, state.optimizer)
+
+
+def _tell_saves(seen: Seen, event: str, args: tuple[Any, ...]) -> None:
+    if event not in ("os.mkdir", "os.rename"):
+        return
+    if os.path.basename(os.fspath(args[0])).startswith(".tmp-step-"):
+        (seen.begin_save if event == "os.mkdir" else seen.end_save)()
+
+
+def train(job: Job, seen: Seen) -> None:
+    """Train to the end from wherever the run stands."""
+    sys.addaudithook(partial(_tell_saves, seen))
+    task = surestep.Task(job.model, nn.CrossEntropyLoss(), job.data())
+    config = surestep.Config(
+        max_steps=STEPS,
+        batch_size=BATCH,
+        seed=SEED,
+        optim=surestep.Optim(lr=LR),
+        checkpoint=surestep.Checkpoint(every=f"{SAVE_EVERY} steps"),
+        logging=surestep.Logging(progress="quiet"),
+    )
+    surestep.Trainer(task, config, run=job.folder, callbacks=[Watch(seen)]).fit()

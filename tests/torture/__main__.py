@@ -1,0 +1,117 @@
+"""The long version: every case, many kills, damage in every file, full disks.
+
+    python -m tests.torture [--kills 500] [--cases all] [--flips 40] [--disks 40] [--calls]
+
+What is left out is not run; without an argument all of it is. Ends with 1 where anything is lost.
+"""
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.torture.warm import ONE_THREAD, warm_up
+
+Found = tuple[dict[str, Any], list[str]]  # figures, and what is wrong
+
+
+def cases(folder: Path, wanted: int) -> Found:
+    """Kill a run of every case, or of so many drawn from them."""
+    from tests.torture.cases import product
+    from tests.torture.trial import trial
+
+    chosen = list(product())
+    if wanted < len(chosen):
+        chosen = random.Random(0).sample(chosen, wanted)
+    phases, wrong, in_save, missed = Counter[str](), [], 0, 0
+    for number, case in enumerate(chosen):
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            result = trial(case, Path(own), seed=number)
+        wrong += [f"{case}: {each}" for each in result.different]
+        missed += not result.wanted
+        phases.update(kill["phase"] for kill in result.kills)
+        in_save += sum(kill["in_save"] for kill in result.kills)
+        if number % 100 == 99:
+            print(f"  {number + 1} of {len(chosen)} cases, {len(wrong)} wrong", flush=True)
+    kills = sum(phases.values())
+    if in_save < 0.2 * kills:
+        wrong.append(f"only {in_save} of {kills} kills hit a save")
+    figures = {"cases": len(chosen), "kills": kills, "with a save in flight": in_save}
+    return {**figures, "phase not hit": missed, **phases}, wrong
+
+
+def kills(folder: Path, wanted: int) -> Found:
+    """Kill with a save in flight."""
+    from tests.torture.kills import kill_many
+
+    count = vars(kill_many(folder, wanted))
+    return count, count.pop("different")
+
+
+def calls(folder: Path, _: int) -> Found:
+    """Kill a save at each of its calls, and within its files."""
+    from tests.torture.saves import each_call, each_size
+
+    killed = each_call(folder / "calls") + each_size(folder / "sizes", list(range(0, 6000, 250)))
+    wrong = [str(each) for each in killed if each.damaged or each.different or not each.good]
+    left = sum(bool(each.left) for each in killed)
+    return {"kills": len(killed), "left half done": left, "good": len(killed) - len(wrong)}, wrong
+
+
+def flips(folder: Path, wanted: int) -> Found:
+    """Damage every file of a checkpoint."""
+    from tests.torture.flips import damage_all
+
+    return damage_all(folder, wanted)
+
+
+def disks(folder: Path, wanted: int) -> Found:
+    """Run on disks that are too small."""
+    from tests.torture.disks import fill, may_mount
+
+    if not may_mount(folder / "mount"):
+        return {}, ["A tmpfs cannot be mounted here: run it as root."]
+    return fill(folder, [150 + 60 * number for number in range(wanted)])
+
+
+PARTS: dict[str, tuple[Callable[[Path, int], Found], int]] = {
+    "kills": (kills, 500),
+    "calls": (calls, 1),
+    "flips": (flips, 40),
+    "disks": (disks, 40),
+    "cases": (cases, 10_000),
+}
+
+
+def main() -> int:
+    """Run the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, (_, usual) in PARTS.items():
+        parser.add_argument(f"--{name}", type=int, nargs="?", const=usual, help=f"usual: {usual}")
+    said = vars(parser.parse_args())
+    chosen = {name: n for name, n in said.items() if n is not None}
+    chosen = chosen or {name: usual for name, (_, usual) in PARTS.items()}
+    if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):
+        os.environ.update(ONE_THREAD)  # the pools of threads are made as libraries are imported
+        os.execv(sys.executable, [sys.executable, "-m", "tests.torture", *sys.argv[1:]])
+    warm_up()
+    wrong = []
+    for name, wanted in chosen.items():
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            figures, found = PARTS[name][0](Path(folder), wanted)
+        shown = ", ".join(f"{what}: {n}" for what, n in figures.items())
+        print(f"{name} ({time.monotonic() - start:.0f} s): {shown}; wrong: {len(found)}")
+        print("".join(f"  {each}\n" for each in found[:20]), end="", flush=True)
+        wrong += found
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

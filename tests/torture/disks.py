@@ -1,0 +1,101 @@
+"""A disk that is full at every moment of a run: a small tmpfs, made larger for the resume.
+
+Where nothing may be mounted, a limit on the size of files makes writing fail instead.
+"""
+
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from surestep.base.errors import CheckpointError
+from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.checkpoint.manifest import verify
+from tests.torture.cases import Case
+from tests.torture.outcome import differences
+from tests.torture.phases import Deadly
+from tests.torture.trial import Part
+
+CASE = Case(data="tensors", average=True)
+WIDTH, STEPS, ENOUGH_KB = 2000, 12, 65_536  # 28,000 parameters: 450 KB a checkpoint
+
+
+def may_mount(folder: Path) -> bool:
+    """Say whether a tmpfs can be mounted here."""
+    try:
+        with small_disk(folder, 64):
+            return True
+    except (subprocess.CalledProcessError, FileNotFoundError):
+        return False
+
+
+@contextmanager
+def small_disk(folder: Path, size_kb: int) -> Iterator[None]:
+    """Mount a tmpfs of this size."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _run("mount", "-t", "tmpfs", "-o", f"size={size_kb}k", "tmpfs", str(folder))
+    try:
+        yield
+    finally:
+        _run("umount", "-l", str(folder))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def fill(folder: Path, sizes_kb: list[int]) -> tuple[Counter[str], list[str]]:
+    """Run on disks of these sizes, then go on with room enough; return what came of it."""
+    whole = Part(CASE, folder / "whole", width=WIDTH, steps=STEPS).outcome()
+    ends, wrong = Counter[str](), []
+    for size_kb in sizes_kb:
+        disk = folder / f"disk-{size_kb}"
+        with small_disk(disk, size_kb):
+            run = Part(CASE, disk / "run", width=WIDTH, steps=STEPS)
+            ends[_fill(run)] += 1
+            wrong += _damaged(run)
+            _run("mount", "-o", f"remount,size={ENOUGH_KB}k", str(disk))
+            wrong += _go_on(run, whole, f"{size_kb} KB")
+    return ends, wrong
+
+
+def limit(folder: Path, sizes: list[int]) -> tuple[Counter[str], list[str]]:
+    """Let no file outgrow these sizes from the second save on, and go on without a limit."""
+    whole = Part(CASE, folder / "whole", width=WIDTH, steps=STEPS).outcome()
+    ends, wrong = Counter[str](), []
+    for size in sizes:
+        deadly = Deadly(2, file_bytes=size, kills=False)
+        run = Part(CASE, folder / f"limit-{size}", width=WIDTH, steps=STEPS, deadly=deadly)
+        ends[_fill(run)] += 1
+        wrong += _damaged(run)
+        again = Part(CASE, run.folder, width=WIDTH, steps=STEPS)
+        wrong += _go_on(again, whole, f"{size} bytes")
+    return ends, wrong
+
+
+def _fill(run: Part) -> str:
+    child = run.start()
+    code = child.wait()
+    child.close()
+    saved = len(list_checkpoints(run.folder / "checkpoints"))
+    end = "went on to its end" if code == 0 else "stopped with an error"
+    return f"{end}, {saved} checkpoints"
+
+
+def _damaged(run: Part) -> list[str]:
+    found = []
+    for path in list_checkpoints(run.folder / "checkpoints"):
+        try:
+            verify(path)
+        except CheckpointError as error:
+            found.append(str(error))
+    return found
+
+
+def _go_on(run: Part, whole: object, size: str) -> list[str]:
+    try:
+        found = differences(whole, run.outcome())
+    except AssertionError as error:
+        found = [str(error)]
+    return [f"{size}: {each}" for each in found]

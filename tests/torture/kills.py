@@ -1,0 +1,106 @@
+"""Many kills at random moments with a save in flight, each followed by a resume that is checked."""
+
+import random
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from surestep.record.events import read_events
+from tests.torture.cases import Case
+from tests.torture.outcome import differences, read_trace
+from tests.torture.phases import hit
+from tests.torture.trial import Part, leftovers
+
+CASE = Case(augmentation="numpy", data="map", average=True)
+STEPS, WIDTH = 40, 20_000  # 280,000 parameters: 4.5 MB with AdamW and the average, each step
+
+
+@dataclass
+class Count:
+    """What came of all kills.
+
+    Attributes:
+        in_save: kills that left a checkpoint half written.
+        lost: resumes that failed, or began anew, or from an older checkpoint than was told of.
+        bad: resumes that loaded something else than the run held at that step.
+        equal: resumes whose every step was, bit for bit, that of the run that was never killed.
+        ended: runs that got to their end between kills, all of them as the one never killed.
+    """
+
+    kills: int = 0
+    in_save: int = 0
+    resumes: int = 0
+    equal: int = 0
+    lost: int = 0
+    bad: int = 0
+    ended: int = 0
+    different: list[str] = field(default_factory=list)
+
+
+def kill_many(folder: Path, wanted: int, *, seed: int = 0, width: int = WIDTH) -> Count:
+    """Kill until so many kills were inside a save; go on after each."""
+    options = {"steps": STEPS, "width": width, "save_every": 1}
+    whole = Part(CASE, folder / "whole", traced=True, **options)
+    expected = whole.outcome()
+    steps = dict(read_trace(whole.trace))
+    draw, count, lasts_s, run = random.Random(seed), Count(), 0.05, 0
+    while count.in_save < wanted:
+        part = Part(CASE, folder / f"run-{run}", traced=True, resumed=True, **options)
+        killed, lasts_s = _kill(part, draw, lasts_s, count)
+        _judge(part, steps, count)
+        if not killed:
+            count.different += differences(expected, part.outcome())
+            count.ended += 1
+            shutil.rmtree(part.folder)
+            run += 1
+    return count
+
+
+def _kill(part: Part, draw: random.Random, lasts_s: float, count: Count) -> tuple[bool, float]:
+    """Run a part until a random moment of one of its saves; say whether it was killed."""
+    part.trace.unlink(missing_ok=True)
+    known = _told_step(part.folder)
+    child = part.start()
+    try:
+        reached = child.wait_for(f"save {draw.randint(1, 4)}")
+        time.sleep(draw.uniform(0, lasts_s))
+        child.kill()
+        saving = bool(hit(child.shared)["in_save"])
+    finally:
+        child.close()
+    killed = reached and child.code == -9
+    if killed:
+        count.kills += 1
+        count.in_save += any(name.startswith(".tmp-") for name in leftovers(part.folder))
+    elif child.code != 0:
+        count.lost += 1
+        count.different.append(f"{part.folder.name} ended with {child.code}")
+    start = read_trace(part.trace)[:1]
+    if known and not (start and start[0][0] >= known):
+        count.lost += 1
+        count.different.append(f"{part.folder.name}: step {known} was saved, then {start}")
+    # A kill that came too late was drawn from too long a time, and the other way round.
+    return killed, min(0.5, max(0.005, lasts_s * (1.05 if saving else 0.9)))
+
+
+def _told_step(run: Path) -> int:
+    """Return the step of the last checkpoint that the run has told of."""
+    if not (run / "events.jsonl").exists():
+        return 0
+    events = read_events(run / "events.jsonl")
+    return max((each["step"] for each in events if each["event"] == "checkpoint"), default=0)
+
+
+def _judge(part: Part, steps: dict[int, str], count: Count) -> None:
+    """Compare all that a process has loaded and done with the run that was never killed."""
+    trace = read_trace(part.trace)
+    if not trace or not trace[0][0]:
+        return  # it began anew: there was nothing to go on from
+    count.resumes += 1
+    start, loaded = trace[0]
+    count.bad += steps[start] != loaded
+    wrong = [step for step, digest in trace if steps[step] != digest]
+    count.equal += not wrong
+    if wrong:
+        count.different.append(f"{part.folder.name}: resumed at {start}, other bits at {wrong[:3]}")
