@@ -52,8 +52,9 @@ def _shortened(before: Mapping[str, Any], planned: Planned, place: Place) -> Cha
 
 
 def _length(said: Mapping[str, Any], steps: int | None) -> str:
-    epochs = f"{said['epochs']:g} epochs, " if said.get("epochs") is not None else ""
-    return f"{epochs}{'?' if steps is None else steps} steps"
+    epochs = said.get("epochs")
+    of = "" if epochs is None else f"{epochs:g} epoch{'' if epochs == 1 else 's'}, "
+    return f"{of}{'?' if steps is None else steps} steps"
 
 
 def _verdict(before: Mapping[str, Any], planned: Planned, place: Place) -> Verdict:

@@ -14,6 +14,7 @@ from surestep.trainer.changes import Change, check_allow, compare, judged, table
 from surestep.trainer.identity import identity
 from surestep.trainer.lengthening import length_change
 from surestep.trainer.planning import Origin, Planned
+from surestep.trainer.verdicts import LENGTH
 
 Resume = Literal["auto", "never", "must"]
 
@@ -165,9 +166,13 @@ def _what_to_type(bad: list[Change]) -> str:
     if any(each.verdict.kind == "impossible" for each in bad):
         return folder
     names = list(dict.fromkeys(each.name for each in bad))
+    held = (
+        " Or keep the curve and hold its end: schedule.name=chain with the old length in it, such "
+        'as schedule.chain="cosine 20 epochs" "constant scale=0.1".'
+    )
     return (
         f"{folder} To go on all the same: --allow {','.join(names)} (allow={tuple(names)!r} in "
-        "Python)."
+        f"Python).{held if set(names) & set(LENGTH) else ''}"
     )
 
 
