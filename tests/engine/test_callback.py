@@ -1,4 +1,7 @@
-from surestep.engine.callback import Callback, Request, overriding
+import pytest
+
+from surestep.base.errors import TaskError
+from surestep.engine.callback import Callback, Request, declared, overriding
 from surestep.trainer.trainer import Trainer
 from tests import tiny
 
@@ -79,3 +82,39 @@ def test_on_end_comes_once_however_often_a_session_is_closed(tmp_path):
         session.close()
     session.close()
     assert diary.moments.count("on_end") == 1
+
+
+class Memory(Callback):
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def named(name):
+    memory = Memory()
+    memory.name = name
+    return memory
+
+
+def test_callbacks_with_a_state_go_by_their_name_or_their_class():
+    first, other = Memory(), named("other")
+    assert declared([Diary(), first, other]) == {"Memory": first, "other": other}
+
+
+def test_two_of_one_name_are_refused():
+    for pair in ([Memory(), Memory()], [named("a"), named("a")]):
+        with pytest.raises(TaskError, match=r"Two callbacks .* Memory.name = 'first'"):
+            declared(pair)
+
+
+@pytest.mark.parametrize(
+    ("method", "lacks"),
+    [("state_dict", r"load_state_dict\(state\)"), ("load_state_dict", "state_d")],
+)
+def test_a_callback_that_only_saves_or_only_loads_is_refused(method, lacks):
+    half = Diary()
+    setattr(half, method, dict)
+    with pytest.raises(TaskError, match=f"Diary has no {lacks}.*both, or neither"):
+        declared([half])

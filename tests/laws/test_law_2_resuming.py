@@ -109,6 +109,64 @@ def test_checkpoint_asked_for_at_any_moment_of_a_step_can_be_gone_on_from(folder
     assert_same(snapshot(whole), snapshot(resumed))
 
 
+class Patience(surestep.Callback):
+    """Stops after some steps whose loss was over its own mean, which only a memory can tell."""
+
+    def __init__(self) -> None:
+        self.mean, self.over, self.started_with = torch.zeros(()), 0, None
+
+    def on_start(self, state):
+        self.started_with = self.over
+
+    def on_step(self, state, result):
+        self.mean = 0.9 * self.mean + 0.1 * result.loss.detach()
+        self.over += int(result.loss > self.mean)
+        return Request.STOP if self.over >= 11 else None
+
+    def state_dict(self):
+        return {"mean": self.mean, "over": self.over}
+
+    def load_state_dict(self, state):
+        self.mean, self.over = state["mean"], state["over"]
+
+
+def check_callback_state(folder: Folder) -> None:
+    """A callback that stops the run by its memory stops it at the same step."""
+    whole, run = Patience(), folder()
+    session = train(task_of(Augmented()), folder(), callbacks=[whole], **OPTIONS)
+    assert session.loop.stopping
+    half, rest = Patience(), Patience()
+    with session_of(task_of(Augmented()), run, callbacks=[half], **OPTIONS) as first:
+        for result in first.steps():
+            if result.step == 7:
+                first.save()
+                break
+    resumed = train(task_of(Augmented(), other_weights=True), run, callbacks=[rest], **OPTIONS)
+    assert rest.started_with == half.over  # loaded before on_start
+    assert resumed.state.place == session.state.place
+    assert torch.equal(rest.mean, whole.mean)
+
+
+def test_a_callback_goes_on_with_its_memory(folder):
+    check_callback_state(folder)
+
+
+def test_callbacks_that_come_or_go_are_told(folder, capsys):
+    class Counting(Patience):
+        pass
+
+    run, plain = folder(), {"progress": "plain"}
+    for callbacks in ([Patience()], [Counting()]):
+        with session_of(
+            task_of(rows(44)), run, callbacks=callbacks, logging=plain, **OPTIONS
+        ) as session:
+            next(session.steps())
+            session.save()
+    said = capsys.readouterr().err
+    assert "The checkpoint has a state of Patience, which is not here now" in said
+    assert "Counting has no state in the checkpoint, and starts with its own." in said
+
+
 class OwnNoise(Augmented):
     """Draws from generators of its own besides, which go on from one sample to the next."""
 

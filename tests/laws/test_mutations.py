@@ -28,7 +28,7 @@ from surestep.engine.losses.several import weighted
 from surestep.engine.optim import freezing, groups
 from surestep.engine.optim.layers import layers_of
 from surestep.engine.parallel import guard, single
-from surestep.record.checkpoint import examine, opened, saver, snapshot
+from surestep.record.checkpoint import examine, opened, read, saver, snapshot
 from surestep.record.checkpoint.manifest import read_manifest
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run
@@ -39,7 +39,12 @@ from tests.laws.test_law_1_transforms import check_mixed, check_own
 from tests.laws.test_law_2_extending import check_extended
 from tests.laws.test_law_2_kills import check_kills
 from tests.laws.test_law_2_orders import check_order
-from tests.laws.test_law_2_resuming import OwnNoise, check_loads, check_resume
+from tests.laws.test_law_2_resuming import (
+    OwnNoise,
+    check_callback_state,
+    check_loads,
+    check_resume,
+)
 from tests.laws.test_law_3_parameter_groups import check_layers, check_switch
 from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
 from tests.laws.test_law_3_plain_torch import check_schedule as check_rates
@@ -242,6 +247,11 @@ MUTATIONS = [
         ),
         ("dropout by history", by_history(seed.ModelRandomness, "at"), check_resume),
         ("augmentation by history", by_history(source, "seed_loading"), check_resume),
+        (
+            "a callback's memory is not loaded",
+            instead(read, "restored", lambda _: {}),
+            check_callback_state,
+        ),
         (
             "a dataset's own generators by history",
             by_history(generators.OwnGenerators, "place"),

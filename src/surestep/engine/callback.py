@@ -11,16 +11,22 @@ A step with every moment in its place:
         on_step(state, result)        reading a tensor of `result` waits for the device
     on_evaluate(state, metrics)       after each evaluation
     on_end(state)
+
+A callback with a memory may say so: with `state_dict()` and `load_state_dict(state)` what the first
+returns is saved with each checkpoint, and given to the second before `on_start` of a run that goes
+on. It is numbers, text, tensors, or lists and dicts of those.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+from surestep.base.errors import TaskError
 
 if TYPE_CHECKING:
     from surestep.engine.data.batch import Batch
     from surestep.engine.metrics import Value
-    from surestep.engine.state import State
+    from surestep.engine.state import State, Stateful
     from surestep.engine.step import StepResult
 
 
@@ -63,3 +69,28 @@ def overriding(callbacks: list[Callback], moment: str) -> list[Callback]:
     """List the callbacks that watch `moment`, so that the others cost nothing."""
     plain = getattr(Callback, moment)
     return [each for each in callbacks if getattr(type(each), moment) is not plain]
+
+
+def declared(callbacks: "Iterable[Callback]") -> "dict[str, Stateful]":
+    """Return the callbacks that have a state, by their `name`, or their class's.
+
+    Raises:
+        TaskError: two have the same name, or one can only save or only load.
+    """
+    found: dict[str, Stateful] = {}
+    for each in callbacks:
+        kind = type(each).__name__
+        has = [hasattr(each, method) for method in ("state_dict", "load_state_dict")]
+        if not any(has):
+            continue
+        if not all(has):
+            lacks = "load_state_dict(state)" if has[0] else "state_dict()"
+            raise TaskError(f"The callback {kind} has no {lacks}. Give it both, or neither.")
+        name = str(getattr(each, "name", kind))
+        if name in found:
+            raise TaskError(
+                f"Two callbacks with a state are called {name!r}, and a checkpoint keeps it by "
+                f"name. Give each its own: {kind}.name = 'first'."
+            )
+        found[name] = cast("Stateful", each)
+    return found

@@ -1,7 +1,8 @@
 """Everything that changes during training, and therefore exactly what a checkpoint holds."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -75,12 +76,25 @@ class Standing:
         return False
 
 
+class Stateful(Protocol):
+    """Something with a state of its own, as numbers, text, tensors, or lists and dicts of those."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the state as it is now."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> object:
+        """Take up the state of another time."""
+        ...
+
+
 @dataclass
 class State:
     """The model, its optimizers by name, the loss scale, the average, and how far the run is.
 
     A task that does not name its optimizers has one, called "model". `base` are fingerprints of
-    frozen parameters, which checkpoints leave out; empty where they hold all.
+    frozen parameters, which checkpoints leave out; empty where they hold all. `declared` are the
+    callbacks that have a state, by name.
     """
 
     model: nn.Module
@@ -93,6 +107,7 @@ class State:
     metadata: dict[str, Any] = field(default_factory=dict)
     average: Average | None = None
     base: dict[str, str] = field(default_factory=dict)
+    declared: dict[str, Stateful] = field(default_factory=dict)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from surestep.engine.callback import Callback
+from surestep.engine.callback import Callback, declared
 from surestep.engine.carry import check_carried
 from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.parts import check_model, check_teacher
@@ -49,6 +49,7 @@ def build(
     settings.enter_context(compiled(model, plan))
     parts, groups = parts_of(plan, task, model, loss, settings)
     parts.state.base = base_of(model, plan)
+    parts.state.declared = declared(callbacks)
     parts.transform = training.transform
     for module, mode in modes:
         settings.callback(setattr, module, "training", mode)

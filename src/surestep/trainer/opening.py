@@ -1,6 +1,7 @@
 """What happens when a session opens: where the run stands, what is watched."""
 
 from surestep.engine.measure.profiling import Profile
+from surestep.record.checkpoint.declared import strangers
 from surestep.record.progress import open_progress
 from surestep.record.recorder import Recorder
 from surestep.trainer.changes import table
@@ -20,6 +21,9 @@ def begin(session: Session, recorder: Recorder, going: Going) -> None:
         where, path = session.state.place, going.branch.run.path
         session.say(f"{session.run.path} starts from step {where.step} of {path}.")
         session.save()  # the other run may delete its own
+    if going.checkpoint is not None and not going.finished:
+        for line in strangers(going.checkpoint.record, session.state):
+            session.say(line)
     if going.changes:
         session.say("\n".join(["What differs from before:", *table(going.changes)]))
 

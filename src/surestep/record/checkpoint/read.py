@@ -12,6 +12,7 @@ from surestep.engine.model.initial import some
 from surestep.engine.optim.names import opened
 from surestep.engine.schedule.plateau import Plateau
 from surestep.engine.state import Counts, Place, Standing, State
+from surestep.record.checkpoint.declared import restored
 from surestep.record.checkpoint.listing import values_of
 from surestep.record.checkpoint.manifest import RECORD
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
@@ -46,6 +47,7 @@ def load_opened(found: Opened, state: State) -> None:
         raise CheckpointError(f"{path} cannot be read: {RECORD}: {error}.") from error
     weights = _fitting_weights(found, state.model, state.base)
     optimizer_states = fitting_states(found, state)
+    declared = restored(found)
     if state.average is not None and state.average.updates(place.steps_taken):
         state.average.load(found.tensors("average"), place.steps_taken)
     state.model.load_state_dict(weights)
@@ -56,6 +58,8 @@ def load_opened(found: Opened, state: State) -> None:
     state.place, state.counts, state.standing = place, counts, standing
     vars(state.plateau).update(vars(plateau))  # in place: the rate looks at it
     state.metadata = record["metadata"]
+    for name in declared.keys() & state.declared.keys():
+        state.declared[name].load_state_dict(declared[name])
 
 
 def load_model(path: Path, model: nn.Module, *, average: bool = False) -> None:

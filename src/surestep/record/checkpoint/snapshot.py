@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from surestep.base.errors import CheckpointError
 from surestep.engine.model.frozen import left_out
 from surestep.engine.state import State
+from surestep.record.checkpoint.declared import KIND, described
 from surestep.record.checkpoint.slots import flatten
 from surestep.record.checkpoint.tensors import name_of
 from surestep.record.files import dumps
@@ -28,7 +29,7 @@ class Snapshot:
 
     Attributes:
         step: global batches consumed.
-        tensors: by kind ("model", "optimizer", "average") and name; contiguous.
+        tensors: by kind ("model", "optimizer", "average", "declared") and name; contiguous.
         record: the rest, as JSON.
     """
 
@@ -66,6 +67,7 @@ class Staging:
             name: _optimizer_state(name, each, state.model)
             for name, each in state.optimizers.items()
         }
+        declared, said = described(state.declared)
         record = {
             "place": state.place._asdict(),
             "counts": vars(state.counts),
@@ -77,12 +79,15 @@ class Staging:
             "aliases": aliases,
             "extra": extra,
             "base": base,
-            "optimizers": {name: described for name, (_, described) in optimizers.items()},
+            "optimizers": {name: each for name, (_, each) in optimizers.items()},
+            KIND: said,
         }
         tensors = {
             "model": model,
             "optimizer": {k: each for found, _ in optimizers.values() for k, each in found.items()},
         }
+        if declared:
+            tensors[KIND] = declared
         average = state.average
         if average is not None and average.updates(state.place.steps_taken):
             tensors["average"] = average.tensors

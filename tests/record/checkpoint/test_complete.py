@@ -1,0 +1,154 @@
+"""Everything in State survives a checkpoint; a field that is new there fails here until it does."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+from torch import nn
+
+from surestep.engine.average import Average, Averaging
+from surestep.engine.schedule.plateau import Plateau
+from surestep.engine.state import WHOLE, Counts, Place, Standing, State
+from surestep.record.checkpoint.read import load_checkpoint
+from surestep.record.checkpoint.write import save_checkpoint
+from tests import tiny
+
+EMA = Averaging("ema", decay=0.9, warmup=False, start=0, every=1, buffers="live", lr=None, anneal=0)
+STANDING = {
+    "metric": "val/accuracy",
+    "best": 0.5,
+    "best_step": 4,
+    "since_best": 2,
+    "latest_step": 6,
+    "latest": {"val/loss": 0.25, "val/confusion": [[1.0, 2.0], [3.0, 4.0]]},
+    "measured": "average",
+}
+
+
+class Memory:
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+def state_of(seed: int) -> State:
+    """A state with every part; those of two seeds differ in each number."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    net[1].running_mean.uniform_()
+    state = tiny.state_of(net, seed=seed, steps=3)
+    state.scaler = torch.amp.GradScaler("cpu", enabled=True)
+    state.average = Average(EMA, net, net.parameters())
+    for tensor in state.average.tensors.values():
+        tensor.add_(seed)
+    state.declared = {"memory": Memory(seed)}
+    return state
+
+
+def scaled(state):
+    state.scaler.load_state_dict(
+        {**state.scaler.state_dict(), "scale": 8.0, "growth_factor": 3.0, "_growth_tracker": 5}
+    )
+
+
+def counted(kind):
+    return {name: number for number, name in enumerate(names_of(kind), start=13)}
+
+
+def names_of(kind):
+    return kind._fields if hasattr(kind, "_fields") else [each.name for each in fields(kind)]
+
+
+CHANGES = {
+    "model": lambda state: None,
+    "optimizers": lambda state: None,
+    "scaler": scaled,
+    "place": lambda state: setattr(state, "place", Place(**counted(Place))),
+    "counts": lambda state: vars(state.counts).update(counted(Counts)),
+    "standing": lambda state: vars(state.standing).update(STANDING),
+    "plateau": lambda state: vars(state.plateau).update(counted(Plateau)),
+    "metadata": lambda state: state.metadata.update(seen=[1, "two"]),
+    "average": lambda state: None,
+    "base": None,  # what is known before: the fingerprints of what a checkpoint leaves out
+    "declared": lambda state: None,
+}
+SEEN = {
+    "model": lambda state: state.model.state_dict(),
+    "optimizers": lambda state: {
+        name: state.optimizers[WHOLE].state[each] for name, each in state.model.named_parameters()
+    },
+    "scaler": lambda state: state.scaler.state_dict(),
+    "place": lambda state: state.place._asdict(),
+    "counts": lambda state: vars(state.counts),
+    "standing": lambda state: vars(state.standing),
+    "plateau": lambda state: vars(state.plateau),
+    "metadata": lambda state: state.metadata,
+    "average": lambda state: state.average.tensors,
+    "declared": lambda state: {name: each.value for name, each in state.declared.items()},
+}
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return a == b and type(a) is type(b)
+
+
+def differs_everywhere(a, b):
+    """Say whether no value is the same, so that none can seem to survive by chance."""
+    if isinstance(a, dict):
+        return bool(a) and all(key not in b or differs_everywhere(a[key], b[key]) for key in a)
+    return not same(a, b)
+
+
+def test_every_field_is_known_here():
+    assert set(CHANGES) == set(names_of(State))
+    assert set(STANDING) == set(names_of(Standing))
+
+
+@pytest.mark.parametrize("field", SEEN)
+def test_a_field_survives_whole(tmp_path, field):
+    state, other = state_of(1), state_of(2)
+    for change in filter(None, CHANGES.values()):
+        change(state)
+    look = SEEN[field]
+    if field in ("place", "counts", "standing", "plateau", "metadata", "declared"):
+        assert differs_everywhere(look(state), look(other))
+    assert not same(look(state), look(other))
+    load_checkpoint(save_checkpoint(tmp_path, state), other)
+    assert same(look(state), look(other))
+
+
+def _momentum(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+class Shuffled(nn.Module):
+    """Registers its children in another order, and so has its parameters in another."""
+
+    def __init__(self, order):
+        super().__init__()
+        for name in order:
+            self.add_module(name, nn.Linear(4, 4))  # of one shape: none betrays itself by it
+
+
+@pytest.mark.parametrize("make", [tiny.fused_adamw, _momentum], ids=["adamw", "sgd"])
+def test_what_is_saved_lands_by_name_in_whatever_order_parameters_are(tmp_path, make):
+    state = tiny.state_of(Shuffled("abc"), make, steps=3)
+    other = tiny.state_of(Shuffled("cab"), make, steps=0, seed=9)
+    load_checkpoint(save_checkpoint(tmp_path, state), other)
+    assert list(dict(other.model.named_parameters())) != list(dict(state.model.named_parameters()))
+    assert same(SEEN["model"](state), SEEN["model"](other))
+    assert same(SEEN["optimizers"](state), SEEN["optimizers"](other))
+    for each in (state, other):
+        for name, parameter in each.model.named_parameters():
+            parameter.grad = torch.full_like(parameter, float(ord(name[0])))
+        each.optimizer.step()
+    assert same(SEEN["model"](state), SEEN["model"](other))

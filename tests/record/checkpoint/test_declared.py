@@ -1,0 +1,87 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from surestep.base.errors import CheckpointError
+from surestep.record.checkpoint.declared import strangers
+from surestep.record.checkpoint.listing import read_record
+from surestep.record.checkpoint.read import load_checkpoint
+from surestep.record.checkpoint.write import save_checkpoint
+from tests import tiny
+
+
+class Memory:
+    """Declares whatever it was given."""
+
+    def __init__(self, value=None):
+        self.value = value
+
+    def state_dict(self):
+        return self.value
+
+    def load_state_dict(self, state):
+        self.value = state
+
+
+def declaring(**owners):
+    state = tiny.state_of()
+    state.declared = {name: Memory(value) for name, value in owners.items()}
+    return state
+
+
+def loaded(tmp_path, *names, **owners):
+    other = declaring(**dict.fromkeys(names or owners))
+    path = save_checkpoint(tmp_path, declaring(**owners))
+    load_checkpoint(path, other)
+    return other.declared, read_record(path)
+
+
+def test_plain_values_come_back_as_they_were(tmp_path):
+    value = {"best": 0.1, "seen": [1, "two", None, True, {"deep": []}], "": -1e300}
+    declared, _ = loaded(tmp_path, memory=value, other=3)
+    assert declared["memory"].value == value
+    assert declared["other"].value == 3
+
+
+def test_numbers_that_are_not_finite_come_back(tmp_path):
+    declared, _ = loaded(tmp_path, memory={"a": math.inf, "b": [-math.inf], "c": math.nan})
+    value = declared["memory"].value
+    assert (value["a"], value["b"]) == (math.inf, [-math.inf])
+    assert math.isnan(value["c"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_tensors_come_back_wherever_they_lie(tmp_path, dtype):
+    drawn = torch.arange(6).reshape(2, 3).to(dtype)
+    declared, _ = loaded(tmp_path, memory={"a": [drawn.t(), {"b/c": drawn}]}, other=drawn)
+    turned, inner = declared["memory"].value["a"]
+    for found, expected in ((turned, drawn.t()), (inner["b/c"], drawn)):
+        assert torch.equal(found, expected)
+        assert found.dtype == dtype
+    assert torch.equal(declared["other"].value, drawn)
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ({"rng": np.random.default_rng()}, "Generator at 'memory/rng'"),
+        ({"by": {1: 2}}, "dict whose keys are not text at 'memory/by'"),
+        ([{1}], "set at 'memory/0'"),
+        (np.float64(3), "float64 at 'memory'"),
+    ],
+)
+def test_what_has_no_plain_form_is_refused(tmp_path, value, what):
+    with pytest.raises(CheckpointError, match=f"memory declares has a {what}.*numbers, text, ten"):
+        save_checkpoint(tmp_path, declaring(memory=value))
+    assert not list(tmp_path.glob("step-*"))
+
+
+def test_one_that_is_new_or_gone_is_told_and_no_error(tmp_path):
+    declared, record = loaded(tmp_path, "stays", "new", stays=1, gone=2)
+    assert (declared["stays"].value, declared["new"].value) == (1, None)
+    gone, new = strangers(record, declaring(stays=None, new=None))
+    assert "has a state of gone, which is not here now" in gone
+    assert "new has no state in the checkpoint" in new
+    assert strangers(record, declaring(stays=None, gone=None)) == []
