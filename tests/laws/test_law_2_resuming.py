@@ -224,7 +224,8 @@ def check_loads(folder: Folder, *, workers: int = 0) -> None:
                 break
     data.loaded.zero_()
     with session_of(task_of(data), run, data={"num_workers": workers}, **OPTIONS) as session:
-        looked_at = session.loop.feed.order_at(0)[:9]  # when a session opens
+        # Opening looks at the first batch, and at the samples that the data is known by.
+        looked_at = torch.cat([session.loop.feed.order_at(0)[:9], data.loaded.nonzero().flatten()])
         order = session.loop.feed.order_at(1)
         before = data.loaded.sum()
         next(session.steps())
