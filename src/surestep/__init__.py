@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from surestep.engine.turn import Turn as Turn
     from surestep.record.run import Run as Run
     from surestep.trainer.prepare import prepare as prepare
+    from surestep.trainer.replay import replay as replay
     from surestep.trainer.trainer import Trainer as Trainer
 
 _HOMES = {
@@ -69,6 +70,7 @@ _HOMES = {
     "metrics": "surestep.engine.evaluation",
     "orders": "surestep.engine.data",
     "prepare": "surestep.trainer.prepare",
+    "replay": "surestep.trainer.replay",
     "seed_at": "surestep.engine.seed",
     "set_seed": "surestep.engine.seed",
     "transforms": "surestep.engine.data",

@@ -28,7 +28,7 @@ from surestep.engine.losses.several import weighted
 from surestep.engine.optim import freezing, groups
 from surestep.engine.optim.layers import layers_of
 from surestep.engine.parallel import guard, single
-from surestep.record.checkpoint import examine, opened, read, saver, snapshot
+from surestep.record.checkpoint import examine, keep, opened, read, saver, snapshot
 from surestep.record.checkpoint.manifest import read_manifest
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run
@@ -63,6 +63,7 @@ from tests.laws.test_law_9_precision import check_precision
 from tests.laws.test_law_9_refusals import check_refusal
 from tests.torture import asked
 from tests.torture.cases import Case
+from tests.trainer.test_replay import check_kept, check_replay
 
 # The package's attribute of that name is the function.
 prepare = import_module("surestep.trainer.prepare")
@@ -270,6 +271,16 @@ MUTATIONS = [
             "every schedule is taken for one that does not look at the length",
             instead(lengthening, "_alike", lambda *_: True),
             lambda folder: check_extended(folder, schedule={"name": "cosine"}),
+        ),
+        (
+            "a step is taken again with dropout by history",
+            by_history(seed.ModelRandomness, "at"),
+            check_replay,
+        ),
+        (
+            "a checkpoint that an incident needs is let go",
+            instead(keep, "referred", lambda _: set()),
+            check_kept,
         ),
     ),
     *of_law(

@@ -64,7 +64,19 @@ class NonFiniteError(SurestepError):
         step: the first step that was not finite, counted from 1.
         loss: its loss.
         parameters: names of the parameters whose gradient was not finite.
+        module: in which the first value was made that was not finite, by name; "" is the model
+            itself. None where it was in none of its modules, or is not known.
+        operation: what made that value, as torch calls it; None where that is not known.
+        samples: indices in the data set of the samples that do it alone.
+        positions: their positions in the order of the epoch.
+        incident: the folder from which the step can be taken again; None where there is none.
     """
+
+    module: str | None = None
+    operation: str | None = None
+    samples: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
+    incident: str | None = None
 
     def __init__(self, message: str, *, step: int, loss: float, parameters: list[str]) -> None:
         super().__init__(message)

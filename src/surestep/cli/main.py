@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": "evaluate RUN: measure a run's best model",
     "predict": "predict RUN: write what a run's best model says of each sample",
     "ckpt": "ckpt list|verify|export|diff: look at the checkpoints of a run",
+    "replay": "replay INCIDENT: take the step that went wrong again",
     "schedules": "schedules [SCHEDULE]: explain the learning-rate schedules there are",
     "losses": "losses [LOSS]: explain the losses there are",
 }

@@ -92,14 +92,21 @@ def nonfinite(result: StepResult, loss: float | None) -> NonFiniteError:
     if result.norms is not None:
         bad = (~torch.isfinite(result.norms.each)).tolist()
         names = [name for name, is_bad in zip(result.norms.names, bad, strict=True) if is_bad]
-    where = f"{len(names)} of {len(result.norms.names)}" if result.norms else "no"
-    shown = ", ".join(names[:6]) + (" ..." if len(names) > 6 else "")
     return NonFiniteError(
-        f"Step {result.step} was not finite: its loss is {loss}, and {where} gradients are not "
-        f"finite{': ' + shown if shown else ''}. The state is the one before that step. Look at "
+        f"{what_failed(result, loss, names)} The state is the one before that step. Look at "
         f"the batch in epoch {result.epoch + 1} at position {result.before.position}; lower "
         "optim.lr; or go on over such steps with on_nonfinite='skip'.",
         step=result.step,
         loss=float("nan") if loss is None else loss,
         parameters=names,
+    )
+
+
+def what_failed(result: StepResult, loss: float | None, names: list[str]) -> str:
+    """Say which step was not finite, with its loss and the parameters it would have spoilt."""
+    where = f"{len(names)} of {len(result.norms.names)}" if result.norms else "no"
+    shown = ", ".join(names[:6]) + (" ..." if len(names) > 6 else "")
+    return (
+        f"Step {result.step} was not finite: its loss is {loss}, and {where} gradients are not "
+        f"finite{': ' + shown if shown else ''}."
     )

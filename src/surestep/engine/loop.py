@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from surestep.base.duration import Cadence
+from surestep.base.errors import NonFiniteError
 from surestep.engine.callback import Callback, Request, overriding
 from surestep.engine.data.batch import Batch
 from surestep.engine.data.feed import Feed
@@ -27,6 +28,9 @@ class Loop:
         notices: asked at each log point whether there is something to tell.
         act: does what callbacks ask for, by request.
         out_of_memory: makes the error of a step that had not enough, where somebody can.
+        explain: makes the error of a step that was not finite say why, where somebody can.
+        own: batches of the user's own since the last log point, by the steps before them: nobody
+            could read them again.
         stopping: why the loop stops after this step; None while it goes on.
         interrupted: somebody pressed Ctrl-C: leave as soon as the step is done.
     """
@@ -39,6 +43,8 @@ class Loop:
     notices: list[Callable[[], str | None]] = field(default_factory=list)
     act: dict[Request, Callable[[], object]] = field(default_factory=dict)
     out_of_memory: Callable[..., Exception] | None = None
+    explain: Callable[[NonFiniteError, StepResult, dict[int, Batch]], NonFiniteError] | None = None
+    own: dict[int, Batch] = field(default_factory=dict)
     stopping: str | None = None
     interrupted: bool = False
 
@@ -160,7 +166,7 @@ class Loop:
         """
         if not self._pending:
             return
-        pending, self._pending = self._pending, []
+        (pending, self._pending), (own, self.own) = (self._pending, []), (self.own, {})
         losses = read([r.loss_sum for r in pending])
         norms = read([None if r.norms is None else r.norms.total for r in pending])
         means = [
@@ -175,7 +181,8 @@ class Loop:
             self.parts.parallel.recover()
         self._report(pending[:bad], means[:bad], norms[:bad])
         if bad < len(pending):
-            raise nonfinite(pending[bad], means[bad])
+            error, result = nonfinite(pending[bad], means[bad]), pending[bad]
+            raise error if self.explain is None else self.explain(error, result, own)
 
     def look(self, *, force: bool = False) -> bool:
         """Take a log point where one is due; say whether it was."""

@@ -146,6 +146,6 @@ def _stop(session: Session, name: str) -> str:
 def _saved_before(session: Session) -> str:
     """Save the state before the step that failed; return where, or why not."""
     try:
-        return f"Saved as {session.save()}."
+        return f"Saved as {session.save_once()}."
     except CheckpointError as error:
         return f"The state before it could not be saved: {error}"

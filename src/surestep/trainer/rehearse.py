@@ -68,6 +68,7 @@ def dry_run(task: Task, config: Config, *, callbacks: Sequence[Callback] = ()) -
             lambda _: "passed",
         )
         with session:
+            session.incidents.keeps = False
             timed("one step", lambda: _one_step(session), lambda loss: f"loss {loss:.4g}")
             for part in [*small.val_sets(), *(["test"] if small.test is not None else [])]:
                 timed(f"evaluate {part}", partial(session.evaluate, part), _shown)
@@ -117,6 +118,7 @@ def overfit(task: Task, config: Config, samples: int) -> Overfit:
     with _temporary() as folder:
         asked = Config.from_options({**kept, **options})
         with prepare(by_heart, asked, run=folder, callbacks=[watch]) as session:
+            session.incidents.keeps = False
             watch.first = number(session.evaluate("val")["val/loss"])
             fit(session)
             steps = session.state.place.step

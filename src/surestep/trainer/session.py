@@ -23,6 +23,7 @@ from surestep.record.progress import Bar, Plain, Quiet
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run, Which
 from surestep.trainer.gauge import Gauge
+from surestep.trainer.incident import Incidents
 from surestep.trainer.judge import judge, shown
 from surestep.trainer.saving import Saving
 from surestep.trainer.shortage import out_of_memory
@@ -37,6 +38,7 @@ class Session:
         task: what is trained.
         loop: the generator of steps.
         finished: the folder holds a run that is done; there are no steps left.
+        incidents: what becomes of a step that is not finite.
         saving: saves without waiting for the disk.
     """
 
@@ -62,6 +64,7 @@ class Session:
         self.saving = Saving(recorder, loop, gauge, self.say)
         loop.on_log.append(self._log)
         loop.act = {Request.SAVE: self.saving.begin, Request.EVALUATE: self.evaluate}
+        self.incidents = Incidents(loop, recorder, self.save_once, self.say)
         loop.out_of_memory = partial(out_of_memory, recorder, loop)
 
     def open(
@@ -124,6 +127,7 @@ class Session:
             raise ConfigError("train_step() got no micro-batches. Give a list of at least one.")
         feed, place = self.loop.feed, self.state.place
         batch = feed.batch_of(micro_batches, (place.epoch, place.position, place.position))
+        self.loop.own[place.step] = batch
         result = self.loop.step(feed.move(batch))
         self.loop.look()
         return result
@@ -196,6 +200,11 @@ class Session:
             CheckpointError: the disk is full or cannot be written; the older ones are untouched.
         """
         return self.saving.now()
+
+    def save_once(self) -> Path:
+        """Write a checkpoint of this moment where there is none; return its folder."""
+        self.saving.finish()
+        return self._recorder.checkpoints / f"step-{self.state.place.step:08d}"
 
     @property
     def closed(self) -> bool:

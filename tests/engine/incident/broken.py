@@ -59,7 +59,7 @@ def learned(does: Any) -> nn.Sequential:
             return does(value * self.scale)
 
     torch.manual_seed(3)
-    return nn.Sequential(Scaled(), nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    return nn.Sequential(Scaled(), nn.Linear(4, 6), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, 3))
 
 
 def place_of(session: Session, index: int) -> tuple[Batch, Place]:

@@ -65,7 +65,8 @@ def diagnose(parts: Parts, batch: Batch, *, index: Tensor | range | None) -> Dia
     if bad:
         samples = _samples(parts, batch, divisor, causes)
     found = tuple(Sample(each.position, _at(index, each.position)) for each in samples.samples)
-    return Diagnosis(loss, tuple(bad), cause, replace(samples, samples=found), _largest(parts))
+    samples = replace(samples, samples=found, of=batch.samples)
+    return Diagnosis(loss, tuple(bad), cause, samples, _largest(parts))
 
 
 def _followed(

@@ -34,11 +34,18 @@ class Found:
         samples: in order; empty where none does, or where it is not known.
         how: how that was found, or why it is not known.
         known: whether the search could be done to its end.
+        of: how many samples the step had.
     """
 
     samples: tuple[Sample, ...] = ()
     how: str = ""
     known: bool = True
+    of: int = 0
+
+    @property
+    def in_particular(self) -> bool:
+        """Whether it is a matter of these samples: at most half of the step's do it alone."""
+        return len(self.samples) > 0 and (2 * len(self.samples) <= self.of or self.of == 1)
 
 
 class Search:
@@ -60,6 +67,8 @@ class Search:
         """Halve what is not finite until single samples are left."""
         every = self._every()
         first = every[:: max(1, len(every) // EACH)][:EACH]
+        if len(every) == 1:
+            return self._found(every, "it is the only one of the step")
         if all(self._fails([each]) for each in first):
             return Found(how=f"each of {len(first)} that were tried is not finite alone")
         found: list[tuple[int, int]] = []

@@ -1,11 +1,17 @@
 """A diagnosis in words."""
 
 from surestep.engine.incident.diagnose import Diagnosis
+from surestep.engine.incident.recent import Recent
 from surestep.engine.incident.samples import Found, Sample
 
 
-def told(diagnosis: Diagnosis) -> str:
-    """Tell what is known of a step that was not finite, in a few sentences."""
+def told(diagnosis: Diagnosis, recent: Recent | None = None) -> str:
+    """Tell what is known of a step that was not finite, in a few sentences.
+
+    Args:
+        diagnosis: of the step.
+        recent: the steps before, which are told where it is no sample in particular.
+    """
     if not diagnosis.reproduced:
         return (
             "Taken again from the same place, the step is finite, so what made it is not known: "
@@ -15,19 +21,26 @@ def told(diagnosis: Diagnosis) -> str:
         first = "Which operation made it is not known: nothing that torch shows was not finite."
     else:
         first = diagnosis.cause.sentence()
-    return f"{first} {samples_told(diagnosis)}"
+    grown = "" if recent is None or diagnosis.samples.in_particular else recent.told()
+    return f"{first} {samples_told(diagnosis)} {grown}".strip()
 
 
 def samples_told(diagnosis: Diagnosis) -> str:
     """Tell which samples do it, or why none is named."""
     found = diagnosis.samples
-    if found.samples:
+    largest = ", ".join(f"{name} {value:.3g}" for name, value in diagnosis.weights.items())
+    more = "" if found.known else ", and there may be more"
+    if found.in_particular:
         one = len(found.samples) == 1
-        more = "" if found.known else ", and there may be more"
         return f"{'Sample' if one else 'Samples'} {_listed(found)} did it: {found.how}{more}."
+    if found.samples:
+        share = f"{len(found.samples)} of its {found.of} samples"
+        return (
+            f"It is hardly a matter of samples: {share} do it alone{more}. The largest "
+            f"weights: {largest}."
+        )
     if not found.known:
         return f"Which samples did it is not known: {found.how}."
-    largest = ", ".join(f"{name} {value:.3g}" for name, value in diagnosis.weights.items())
     return f"No sample in particular did it: {found.how}. The largest weights: {largest}."
 
 

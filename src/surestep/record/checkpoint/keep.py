@@ -9,6 +9,7 @@ from typing import Literal
 from surestep.engine.metrics import number
 from surestep.record.checkpoint.good import survey
 from surestep.record.checkpoint.listing import Saved
+from surestep.record.incident import referred
 
 
 def best_first(checkpoints: list[Saved], metric: str, mode: Literal["min", "max"]) -> list[Saved]:
@@ -36,7 +37,7 @@ def reasons(
     mode: Literal["min", "max"],
     cycles: bool = False,
 ) -> dict[Path, list[str]]:
-    """Return what each checkpoint is kept as: "best", "last", "cycle 2"; those that stay only.
+    """Return what each checkpoint is kept as: "best", "last", "incident"; those that stay only.
 
     Args:
         checkpoints: oldest first.
@@ -54,6 +55,10 @@ def reasons(
         found.setdefault(each.path, []).append("last" if rank == 1 else f"last {rank}")
     for each in cycle_checkpoints(checkpoints) if cycles else []:
         found.setdefault(each.path, []).append(f"cycle {each.cycle}")
+    needed = referred(checkpoints[0].path.parent) if checkpoints else set()
+    for each in checkpoints:
+        if each.path in needed:
+            found.setdefault(each.path, []).append("incident")
     return found
 
 
@@ -68,8 +73,8 @@ def retain(
 ) -> list[Path]:
     """Delete the checkpoints that are neither among the last n nor the best k; return them.
 
-    With `cycles`, those at the end of a cycle of the schedule stay too. One that is damaged counts
-    as none, and stays where it is.
+    With `cycles`, those at the end of a cycle of the schedule stay too; those that an incident
+    needs always do. One that is damaged counts as none, and stays where it is.
 
     A name is taken away before its files are, so that no half of one is left under it.
     """

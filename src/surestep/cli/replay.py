@@ -1,0 +1,92 @@
+"""`surestep replay INCIDENT`."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from surestep.base.errors import ConfigError, RunError
+from surestep.cli import show
+from surestep.cli.rebuild import rebuilt
+from surestep.record.files import dumps
+from surestep.record.incident import read_incident
+from surestep.record.run import Run
+from surestep.trainer.replay import Figures, Replay, replay
+
+
+@dataclass(frozen=True)
+class Options:
+    """Take the step that was not finite again, and say what changes.
+
+    Attributes:
+        incident: Folder of the incident, RUN/incidents/step-XXXXXXXX.
+        precision: Another precision: fp32, tf32, bf16 or fp16.
+        without: Samples to leave out, by index in the data set: 17,42.
+        allow_changed: Run the recipe although its file has changed.
+        json: Print what the step came to as JSON.
+    """
+
+    incident: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INCIDENT")]
+    precision: str | None = None
+    without: Annotated[str, tyro.conf.arg(metavar="SAMPLES")] = ""
+    allow_changed: bool = False
+    json: bool = False
+
+
+def run(words: list[str]) -> int:
+    """Take the step that was not finite again, and say what changes."""
+    parsed = tyro.cli(
+        Options, args=words, prog="surestep replay", config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    incident = read_incident(Path(parsed.incident))
+    without = _samples(parsed.without)
+    folder = Run(incident.run)
+    if not folder.config["recipe"]:
+        raise RunError(
+            f"{folder.path} was started from Python, not from a recipe. Take the step again there: "
+            f"surestep.replay({str(incident.path)!r}, task)."
+        )
+    task, _ = rebuilt(folder, allow_changed=parsed.allow_changed)
+    done = replay(incident.path, task, precision=parsed.precision, without=without)
+    if parsed.json:
+        print(dumps(asdict(done)))
+        return 0
+    _print(done)
+    return 0
+
+
+def _samples(text: str) -> list[int]:
+    try:
+        return [int(each) for each in text.split(",") if each.strip()]
+    except ValueError:
+        raise ConfigError(
+            f"--without {text} is not known. Say indices of samples, such as --without 17,42."
+        ) from None
+
+
+def _print(done: Replay) -> None:
+    names = ("loss", "gradient norm", "finite", "first in", "made by", "samples")
+    columns = zip(names, _shown(done.recorded), _shown(done.now), strict=True)
+    changed = f", {' and '.join(done.changes)}" if done.changes else ""
+    show.table(f"Step {done.step}{changed}", ("", "in the run", "now"), list(columns))
+    if done.as_recorded:
+        print("Loss and gradient norms are bit for bit as recorded.")
+    else:
+        names_of = list(done.differing)
+        shown = ", ".join(names_of[:6]) + (" ..." if len(names_of) > 6 else "")
+        print(f"Not bit for bit as recorded: {shown or 'the loss'}.")
+    print(done.now.text)
+
+
+def _shown(figures: Figures) -> tuple[str, ...]:
+    norm = "none" if figures.grad_norm is None else f"{figures.grad_norm:.6g}"
+    module = "the model itself" if figures.module == "" else figures.module or "no module"
+    return (
+        f"{figures.loss:.6g}",
+        norm,
+        "yes" if figures.finite else "no",
+        "" if figures.finite else module,
+        "" if figures.finite else figures.operation or "not known",
+        ", ".join(map(str, figures.samples)),
+    )

@@ -1,0 +1,153 @@
+"""An incident: a folder from which the step that went wrong can be taken again.
+
+`RUN/incidents/step-XXXXXXXX/` holds `incident.json` (what was asked, where the step is, what was
+seen, which checkpoint is the state before) and `batch.safetensors`. The checkpoint stays as long
+as the incident does.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+import surestep
+from surestep.base.errors import RunError
+from surestep.record.checkpoint.tensors import write_tensors, write_text
+from surestep.record.files import DISK_HINT, dumps, read_json, sync
+
+FORMAT = 1
+FOLDER, RECORD, BATCH = "incidents", "incident.json", "batch.safetensors"
+
+
+@dataclass(frozen=True)
+class Incident:
+    """An incident, as it was written.
+
+    Attributes:
+        path: its folder.
+        record: what incident.json holds.
+    """
+
+    path: Path
+    record: Mapping[str, Any]
+
+    @property
+    def run(self) -> Path:
+        """The folder of its run."""
+        return self.path.parent.parent
+
+    @property
+    def step(self) -> int:
+        """The step that was not finite, from 1."""
+        return int(self.record["step"])
+
+    @property
+    def checkpoint(self) -> Path:
+        """The state before it."""
+        return self.run / "checkpoints" / str(self.record["checkpoint"])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Read the tensors of the batch.
+
+        Raises:
+            RunError: they are missing, or other bytes than were written.
+        """
+        path = self.path / BATCH
+        try:
+            data = path.read_bytes()
+            if sha256(data).hexdigest() != self.record["sha256"]:
+                raise RunError(f"{path} is damaged: it has other bytes than were written.")
+            return dict(load(data))
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise RunError(f"{path} cannot be read: {error}.") from error
+
+
+def write_incident(
+    run: Path, step: int, record: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> Path:
+    """Write an incident of a run in place of one of the same step; return its folder.
+
+    Args:
+        run: the run's folder.
+        step: the step that was not finite, from 1.
+        record: what incident.json is to hold.
+        tensors: of the batch, on the host and contiguous.
+
+    Raises:
+        RunError: the disk is full or cannot be written.
+    """
+    final = run / FOLDER / f"step-{step:08d}"
+    temporary = final.with_name(f".tmp-{final.name}-{os.getpid()}")
+    old = final.with_name(f".del-{final.name}-{os.getpid()}")
+    try:
+        for left in (temporary, old):
+            shutil.rmtree(left, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        written = write_tensors(temporary / BATCH, tensors)
+        whole = {"format": FORMAT, "surestep": surestep.__version__, "step": step, **record}
+        text = dumps({**whole, "sha256": written.sha256}, indent=1)
+        write_text(temporary / RECORD, text + "\n")
+        for path in (temporary / BATCH, temporary / RECORD, temporary):
+            sync(path)
+        if final.exists():
+            final.rename(old)
+        temporary.rename(final)
+        sync(final.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise RunError(
+            f"{final} could not be written: {error.strerror or error}. {DISK_HINT}"
+        ) from error
+    return final
+
+
+def read_incident(path: Path) -> Incident:
+    """Read an incident.
+
+    Raises:
+        RunError: no incident, or one that cannot be read.
+    """
+    if not (path / RECORD).is_file():
+        there = [str(each.path) for each in incidents_of(path)]
+        hint = f"Its incidents: {', '.join(there)}." if there else "Incidents are in RUN/incidents."
+        raise RunError(f"{path} is no incident: it has no {RECORD}. {hint}")
+    record = read_json(path / RECORD)
+    wanted = {"format": int, "step": int, "checkpoint": str, "asked": dict, "place": dict}
+    lacks = [
+        name
+        for name, kind in wanted.items()
+        if not isinstance(record, dict) or not isinstance(record.get(name), kind)
+    ]
+    if lacks:
+        raise RunError(f"{path / RECORD} cannot be read: it lacks {', '.join(lacks)}.")
+    if record["format"] > FORMAT:
+        raise RunError(
+            f"{path} has format {record['format']}, and this surestep reads up to {FORMAT}. "
+            "Install a newer one: pip install -U surestep."
+        )
+    if Path(record["checkpoint"]).name != record["checkpoint"]:
+        raise RunError(f"{path / RECORD} names a checkpoint that is not in its run.")
+    return Incident(path, record)
+
+
+def incidents_of(run: Path) -> Iterator[Incident]:
+    """Yield the incidents of a run that can be read, by step."""
+    folder = run / FOLDER
+    for path in sorted(folder.glob("step-*")) if folder.is_dir() else ():
+        if (path / RECORD).is_file():
+            with suppress(RunError):
+                yield read_incident(path)
+
+
+def referred(checkpoints: Path) -> set[Path]:
+    """Return the checkpoints that an incident of their run needs."""
+    return {checkpoints / each.checkpoint.name for each in incidents_of(checkpoints.parent)}

@@ -1,0 +1,228 @@
+"""Take the step of an incident again, as it was or with something changed."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surestep.base.config import Config
+from surestep.base.errors import ConfigError, RunError
+from surestep.engine.data.batch import Batch
+from surestep.engine.data.feed import Feed
+from surestep.engine.incident.diagnose import Diagnosis, diagnose
+from surestep.engine.incident.rows import CannotCutError, with_rows
+from surestep.engine.incident.told import told
+from surestep.engine.loop import Loop
+from surestep.engine.precision import process_settings
+from surestep.engine.state import Place
+from surestep.engine.step import StepResult, train_step
+from surestep.engine.task import Task
+from surestep.record.batches import unpacked
+from surestep.record.checkpoint.opened import open_checkpoint
+from surestep.record.checkpoint.read import load_opened
+from surestep.record.incident import Incident, read_incident
+from surestep.trainer.build import build
+from surestep.trainer.incident import batch_at, index_at
+from surestep.trainer.planning import plan_task, start
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a step came to.
+
+    Attributes:
+        loss: a mean over its items.
+        grad_norm: of all gradients, before clipping; None where there were none.
+        finite: whether both are.
+        module: where the first value was made that was not finite.
+        operation: what made it, or the tensor in which it stood.
+        samples: those that do it alone: indices in the data set, else positions.
+        text: all of it in words.
+    """
+
+    loss: float
+    grad_norm: float | None
+    finite: bool
+    module: str | None
+    operation: str | None
+    samples: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A step taken again.
+
+    Attributes:
+        step: its number, from 1.
+        changes: what was changed on purpose.
+        recorded: what it came to in the run.
+        now: what it comes to now.
+        differing: gradient norms that are not the same bit for bit, by parameter: (then, now).
+        as_recorded: whether loss, gradient norm and each parameter's are the same bit for bit.
+    """
+
+    step: int
+    changes: tuple[str, ...]
+    recorded: Figures
+    now: Figures
+    differing: dict[str, tuple[float, float]]
+    as_recorded: bool
+
+
+def replay(
+    incident: str | Path,
+    task: Task,
+    *,
+    precision: str | None = None,
+    without: Sequence[int] = (),
+) -> Replay:
+    """Take the step of an incident again, from the state before it and on the same batch.
+
+    The weights of that state are loaded into the model of the Task. No run folder is written to.
+
+    Args:
+        incident: its folder, `RUN/incidents/step-XXXXXXXX`.
+        task: built as when the run was started.
+        precision: another one, such as "fp32"; None is the run's.
+        without: samples to leave out, by index in the data set; of batches of the user's own, by
+            row.
+
+    Raises:
+        RunError: no incident, or its batch was not kept and cannot be read again.
+        ConfigError: a sample is not in the batch, or the batch cannot be cut.
+        CheckpointError: the state before it is missing, or does not fit the Task.
+    """
+    found = read_incident(Path(incident))
+    checkpoint = open_checkpoint(found.checkpoint)
+    planned = plan_task(task, _config(found, precision))
+    with ExitStack() as settings:
+        settings.enter_context(process_settings(planned.plan))
+        if checkpoint.record.get("base"):
+            start(planned)
+        loop = build(planned, settings, (), fresh=False)
+        settings.callback(loop.feed.close)
+        load_opened(checkpoint, loop.state)
+        batch = _batch(found, loop.feed)
+        index = None if found.record["is_own"] else index_at(loop.feed, batch.epoch)
+        if without:
+            batch = _without(batch, without, index, loop)
+        batch = loop.feed.move(batch)
+        diagnosis = diagnose(loop.parts, batch, index=index)
+        result = train_step(loop.parts, batch)
+        now = _figures(result, diagnosis)
+    changes = [] if precision is None else [f"precision {precision}"]
+    changes += [f"without {', '.join(map(str, without))}"] if without else []
+    return _compared(found, tuple(changes), now, result)
+
+
+def _config(incident: Incident, precision: str | None) -> Config:
+    options = dict(incident.record["asked"]["config"])
+    if precision is not None and precision != options.get("precision"):
+        # The loss scale is fp16's alone, and would be refused.
+        options = {name: each for name, each in options.items() if not name.startswith("scaler.")}
+        options["precision"] = precision
+    return Config.from_options(options)
+
+
+def _batch(incident: Incident, feed: Feed) -> Batch:
+    """Return the batch as it was kept, or read it again by its place."""
+    place, lost = Place(**incident.record["place"]), incident.record.get("not_kept")
+    if incident.record.get("batch") and not lost:
+        micro_batches = unpacked(incident.record["batch"], incident.tensors())
+        end = place.position + sum(each.samples for each in micro_batches)
+        return feed.batch(list(micro_batches), (place.epoch, place.position, end))
+    if incident.record["is_own"]:
+        what = ", ".join(lost) if lost else "anything"
+        raise RunError(
+            f"{incident.path} cannot be taken again: the batch was given to train_step(), and it "
+            f"has what could not be kept ({what}). Give tensors, numbers and text."
+        )
+    return batch_at(feed, place)
+
+
+def _without(batch: Batch, without: Sequence[int], index: Any, loop: Loop) -> Batch:
+    """Leave samples out.
+
+    Raises:
+        ConfigError: one is not there, or the batch cannot be cut.
+    """
+    known = [
+        [
+            each if index is None else int(index[each])
+            for each in range(micro.position, micro.position + micro.samples)
+        ]
+        for micro in batch.micro_batches
+    ]
+    there = {each for micro in known for each in micro}
+    foreign = [each for each in without if each not in there]
+    if foreign:
+        raise ConfigError(
+            f"Samples {foreign} are not in the batch of that step. It has {sorted(there)}."
+        )
+    rows = [[row for row, each in enumerate(micro) if each not in set(without)] for micro in known]
+    try:
+        return with_rows(batch, rows, loop.parts.loss)
+    except CannotCutError as error:
+        raise ConfigError(f"Samples cannot be left out of that batch: {error}.") from error
+
+
+def _figures(result: StepResult, diagnosis: Diagnosis) -> Figures:
+    loss = float(result.loss)
+    norm = None if result.norms is None else float(result.norms.total)
+    cause, found = diagnosis.cause, diagnosis.samples.samples
+    samples = [each.position if each.index is None else each.index for each in found]
+    finite = all(each is None or abs(each) < float("inf") for each in (loss, norm))
+    return Figures(
+        loss,
+        norm,
+        finite,
+        cause.module if cause else None,
+        (cause.operation or cause.name) if cause else None,
+        tuple(samples),
+        "It is finite." if finite else told(diagnosis),
+    )
+
+
+def _recorded(incident: Incident) -> Figures:
+    record = incident.record
+    norm = None if record["grad_norm"] is None else float(record["grad_norm"])
+    diagnosis = record.get("diagnosis") or {}
+    cause = diagnosis.get("cause") or {}
+    found = (diagnosis.get("samples") or {}).get("samples") or []
+    return Figures(
+        float(record["loss"]),
+        norm,
+        False,
+        cause.get("module"),
+        cause.get("operation") or cause.get("name"),
+        tuple(each["position"] if each["index"] is None else each["index"] for each in found),
+        str(record["text"]),
+    )
+
+
+def _compared(
+    incident: Incident, changes: tuple[str, ...], now: Figures, result: StepResult
+) -> Replay:
+    try:
+        recorded = _recorded(incident)
+        then = [(str(name), float(value)) for name, value in incident.record["norms"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{incident.path} cannot be read: {error!r}.") from error
+    here = []
+    if result.norms is not None:
+        here = list(zip(result.norms.names, result.norms.each.tolist(), strict=True))
+    differing = {
+        name: (before, value)
+        for (name, before), (_, value) in zip(then, here, strict=False)
+        if not _same(before, value)
+    }
+    same = [name for name, _ in then] == [name for name, _ in here] and not differing
+    same = same and _same(recorded.loss, now.loss) and _same(recorded.grad_norm, now.grad_norm)
+    return Replay(incident.step, changes, recorded, now, differing, same)
+
+
+def _same(one: float | None, other: float | None) -> bool:
+    """Say whether two numbers are the same; NaN is the same as NaN."""
+    return one == other or (one != one and other != other)

@@ -1,0 +1,70 @@
+"""`surestep replay INCIDENT` takes the step that stopped a run again."""
+
+import json
+
+import pytest
+
+from tests.cli.conftest import RECIPE
+
+BAD = RECIPE.replace("y = x", "x[20] = x[20] * 0 + torch.nan\ny = x")
+
+
+@pytest.fixture
+def incident(surestep, recipe, folder):
+    """Train until a sample stops the run; return what to type, as the error says it."""
+    answer = surestep("train", recipe(BAD), "--run", "r", "--data.shuffle", "False")
+    assert answer.code == 1
+    assert "Sample 20 (position 20) did it" in answer.err
+    typed = answer.err.partition("Take it again with: ")[2].splitlines()[0]
+    return typed.removeprefix("surestep replay ")
+
+
+def test_a_step_is_taken_again_bit_for_bit(surestep, incident):
+    answer = surestep("replay", incident)
+    assert answer.code == 0
+    assert "bit for bit as recorded" in answer.out
+    assert "Sample 20 (position 20) did it" in answer.out.replace("\n", " ")
+
+
+def test_without_its_sample_the_step_is_finite(surestep, incident):
+    answer = surestep("replay", incident, "--without", "20", "--json")
+    found = json.loads(answer.out)
+    assert found["now"]["finite"]
+    assert not found["recorded"]["finite"]
+    assert found["recorded"]["samples"] == [20]
+    assert found["changes"] == ["without 20"]
+    shown = surestep("replay", incident, "--without", "20").out
+    assert "Not bit for bit as recorded" in shown
+    assert "It is finite." in shown
+
+
+def test_in_another_precision(surestep, incident):
+    answer = surestep("replay", incident, "--precision", "bf16")
+    assert answer.code == 0
+    assert "precision bf16" in answer.out
+
+
+WRONG = {
+    "no such folder": (["nowhere"], 1, "nowhere is no incident: it has no incident.json"),
+    "the run instead": (["r"], 1, "Its incidents: r/incidents/step-00000003."),
+    "a word for a number": (["--without", "x"], 2, "Say indices of samples, such as --without"),
+    "another sample": (["--without", "3"], 2, "Samples [3] are not in the batch"),
+    "no such precision": (["--precision", "fp13"], 2, "fp13"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_done_is_said(surestep, incident, name):
+    words, code, message = WRONG[name]
+    answer = surestep("replay", *([] if words[0][0] not in "-" else [incident]), *words)
+    assert answer.code == code
+    assert message in answer.err.replace("\n", " ")
+
+
+def test_a_run_from_python_says_what_to_type_there(surestep, tmp_path):
+    from tests.trainer.test_replay import DIVIDES, failed
+
+    error = failed(tmp_path / "run", DIVIDES, {})
+    answer = surestep("replay", error.incident)
+    assert answer.code == 1
+    assert f"surestep.replay({error.incident!r}, task)" in answer.err

@@ -1,0 +1,94 @@
+"""What is written of an incident is what is read; anything else is refused by name."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from surestep.base.errors import RunError
+from surestep.engine.data.batch import MicroBatch
+from surestep.record.batches import Packed, unpacked
+from surestep.record.incident import incidents_of, read_incident, referred, write_incident
+
+RECORD = {"checkpoint": "step-00000006", "asked": {}, "place": {}}
+
+
+def written(run, step=7, **more):
+    return write_incident(run, step, {**RECORD, **more}, {"x": torch.arange(3.0)})
+
+
+def test_an_incident_is_read_as_it_was_written(tmp_path):
+    path = written(tmp_path, loss=math.nan)
+    found = read_incident(path)
+    assert path == tmp_path / "incidents" / "step-00000007"
+    assert (found.step, found.run) == (7, tmp_path)
+    assert found.checkpoint == tmp_path / "checkpoints" / "step-00000006"
+    assert found.record["loss"] == "nan"
+    assert torch.equal(found.tensors()["x"], torch.arange(3.0))
+
+
+def test_one_of_the_same_step_takes_the_others_place(tmp_path):
+    written(tmp_path, text="old")
+    written(tmp_path, text="new")
+    (found,) = incidents_of(tmp_path)
+    assert found.record["text"] == "new"
+    assert [each.name for each in (tmp_path / "incidents").iterdir()] == ["step-00000007"]
+
+
+def test_checkpoints_that_incidents_need_are_known(tmp_path):
+    written(tmp_path)
+    written(tmp_path, 9, checkpoint="step-00000008")
+    folder = tmp_path / "checkpoints"
+    assert referred(folder) == {folder / "step-00000006", folder / "step-00000008"}
+    assert referred(tmp_path / "elsewhere" / "checkpoints") == set()
+
+
+HOSTILE = {
+    "no JSON": (lambda _: "{", "cannot be read"),
+    "a list": (lambda _: "[]", "it lacks"),
+    "no checkpoint": (lambda r: json.dumps({**r, "checkpoint": None}), "lacks checkpoint"),
+    "another folder": (lambda r: json.dumps({**r, "checkpoint": "../../x"}), "not in its run"),
+    "a newer format": (lambda r: json.dumps({**r, "format": 99}), "Install a newer one"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_no_incident_is_refused(tmp_path, name):
+    path = written(tmp_path)
+    spoil, message = HOSTILE[name]
+    file = path / "incident.json"
+    file.write_text(spoil(json.loads(file.read_text())))
+    with pytest.raises(RunError, match=message):
+        read_incident(path)
+    assert list(incidents_of(tmp_path)) == []
+
+
+def test_other_bytes_are_refused(tmp_path):
+    path = written(tmp_path)
+    (path / "batch.safetensors").write_bytes(b"\x80\x04K\x01.")  # a pickle under our name
+    with pytest.raises(RunError, match="other bytes than were written"):
+        read_incident(path).tensors()
+
+
+def test_a_batch_comes_back_as_it_was():
+    args = (torch.ones(2, 3).t(), [1, 2.5, math.inf, None, "text", (True,)])
+    micro = MicroBatch(args, {"mask": {"a": torch.zeros(2).bool()}}, torch.tensor([1, 2]), 2, 2, 5)
+    packed = Packed((micro,))
+    assert packed.lost == []
+    (found,) = unpacked(json.loads(json.dumps(packed.record)), packed.tensors)
+    assert torch.equal(found.args[0], args[0])
+    assert found.args[1] == args[1]
+    assert torch.equal(found.kwargs["mask"]["a"], micro.kwargs["mask"]["a"])
+    assert found[3:] == micro[3:]
+
+
+def test_what_is_no_tensor_is_named_and_not_kept():
+    micro = MicroBatch((torch.eye(2).to_sparse(), {3: 1}), {}, object(), 1, 1, 0)
+    packed = Packed((micro,))
+    assert packed.lost == ["0.args.0: Tensor", "0.args.1: dict", "0.targets: object"]
+
+
+def test_a_form_that_nobody_wrote_is_refused():
+    with pytest.raises(RunError, match="cannot be read"):
+        unpacked([{"args": {"tensor": "x"}}], {})

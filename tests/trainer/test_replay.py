@@ -1,0 +1,234 @@
+"""A run that stops at a step that is not finite says why, and the step can be taken again."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import surestep
+from surestep.base.errors import ConfigError, NonFiniteError, RunError
+from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.files import read_json
+from tests import tiny
+from tests.engine.incident.broken import BAD, SAMPLES, data, half_logarithm, learned, model
+
+Made = dict[str, Any]
+OPTIONS: Made = {"epochs": 3, "batch_size": 8, "seed": 3, "logging": {"every": "2 steps"}}
+DIVIDES = {"model": lambda: model(lambda x: x / x.sum(1, keepdim=True)), "train": data(0.0)}
+# The parts, the options, and what the error must name: module, operation, samples.
+CASES: dict[str, tuple[Made, Made, str | None, str | None, tuple[int, ...]]] = {
+    "NaN in one sample": ({"model": model, "train": data(math.nan)}, {}, None, None, (BAD,)),
+    "log(0)": (
+        {"model": lambda: model(torch.log), "train": data(0.0)},
+        *({}, "0", "aten.log", (BAD,)),
+    ),
+    "division by zero": (DIVIDES, {}, "0", "aten.div", (BAD,)),
+    "fp16 overflow in one layer": (
+        {"model": lambda: model(lambda x: 1000 * x), "train": data(1e3)},
+        *({"precision": "fp16"}, "1", "aten._to_copy", (BAD,)),
+    ),
+    "exploding learning rate": (
+        {"model": lambda: tiny.model(), "train": data(0.5)},
+        {"optim": {"name": "sgd", "lr": 3e38}, "max_grad_norm": "off"},
+        *("3", "aten.addmm", ()),
+    ),
+    "a NaN that only the backward makes": (
+        {"model": lambda: learned(half_logarithm), "train": data(0.0)},
+        *({}, "0", "aten.div", (BAD,)),
+    ),
+}
+
+
+def task(parts: Made) -> surestep.Task:
+    return tiny.task(**{**parts, "model": parts["model"]()})
+
+
+def failed(folder: Path, parts: Made, said: Made) -> NonFiniteError:
+    """Train until the run stops."""
+    config = tiny.config(**{**OPTIONS, **said})
+    with pytest.raises(NonFiniteError) as caught:
+        surestep.Trainer(task(parts), config, run=folder).fit()
+    return caught.value
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_that_stops_names_what_did_it_and_can_be_replayed(tmp_path, name):
+    parts, said, module, operation, samples = CASES[name]
+    error = failed(tmp_path / "run", parts, said)
+    assert error.module == module
+    assert error.operation == operation
+    assert error.samples == samples
+    assert error.incident is not None
+    for word in (error.incident, operation, module and f"'{module}'", *map(str, samples)):
+        assert word is None or word in str(error)
+
+    done = surestep.replay(error.incident, task(parts))
+    assert done.as_recorded
+    assert not done.differing
+    assert done.step == error.step
+    for figures in (done.now, done.recorded):
+        assert not figures.finite
+        assert (figures.module, figures.samples) == (module, samples)
+        assert figures.operation == operation or operation is None
+
+
+def check_replay(folder: Callable[[], Path]) -> None:
+    """Take a step with dropout again, of which loss and some gradient norms are finite."""
+    parts, said, *_ = CASES["a NaN that only the backward makes"]
+    error = failed(folder(), parts, said)
+    assert math.isfinite(error.loss)
+    done = surestep.replay(error.incident, task(parts))
+    assert done.as_recorded, done.differing
+    assert done.now.loss == error.loss
+
+
+def test_a_step_with_dropout_is_taken_again_bit_for_bit(tmp_path):
+    check_replay(lambda: tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "exploding learning rate"])
+def test_without_its_samples_the_step_is_finite(tmp_path, name):
+    parts, said, *_, samples = CASES[name]
+    error = failed(tmp_path / "run", parts, said)
+    done = surestep.replay(error.incident, task(parts), without=samples)
+    assert done.now.finite
+    assert not done.as_recorded
+    assert done.changes == (f"without {samples[0]}",)
+
+
+def test_another_precision_holds_what_fp16_cannot(tmp_path):
+    parts, said, *_ = CASES["fp16 overflow in one layer"]
+    said = {**said, "scaler": {"init_scale": 2.0}}
+    error = failed(tmp_path / "run", parts, said)
+    assert "float16 ends at 65,504" in str(error)
+    done = surestep.replay(error.incident, task(parts), precision="fp32")
+    assert done.now.finite
+    assert done.now.text == "It is finite."
+
+
+def test_an_exploded_rate_is_seen_in_the_steps_before(tmp_path):
+    parts, said, *_ = CASES["exploding learning rate"]
+    text = str(failed(tmp_path / "run", parts, said))
+    assert "No sample in particular" in text
+    assert "lr 3e+38" in text
+    assert "The largest weights: " in text
+
+
+def check_kept(of: Callable[[], Path]) -> None:
+    """Stop at a bad sample, mend it, go on, and keep one checkpoint only."""
+    folder = of()
+    bad = data(math.nan)
+    error = failed(folder, {"model": model, "train": bad}, {})
+    needed = read_json(Path(error.incident) / "incident.json")["checkpoint"]
+    bad[0][BAD] = 1.0  # the data are mended, and the run goes on
+    config = tiny.config(**OPTIONS, checkpoint={"every": "1 step", "keep_last": 1})
+    mended = task({"model": model, "train": bad})
+    surestep.Trainer(mended, config, run=folder, allow=("data",)).fit()
+    left = [each.name for each in list_checkpoints(folder / "checkpoints")]
+    assert left == [needed, "step-00000009"]
+
+
+def test_the_checkpoint_of_an_incident_stays(tmp_path):
+    check_kept(lambda: tmp_path / "run")
+
+
+def test_batches_of_the_users_own_are_kept(tmp_path):
+    parts = {"model": model, "train": data(0.5)}
+    x, y = data(math.nan)
+    with surestep.prepare(task(parts), tiny.config(**OPTIONS), run=tmp_path / "run") as session:
+        session.train_step([(x[:4], y[:4])])
+        with pytest.raises(NonFiniteError) as caught:
+            session.train_step([(x[4:9], y[4:9]), (x[9:15], y[9:15])])
+    error = caught.value
+    assert error.step == 2
+    assert error.samples == ()
+    assert error.positions == (BAD - 4,)
+    done = surestep.replay(error.incident, task(parts))
+    assert done.as_recorded
+    assert surestep.replay(error.incident, task(parts), without=[BAD - 4]).now.finite
+
+
+def test_a_batch_of_other_things_is_read_again_by_its_place(tmp_path):
+    class Thing:
+        def __init__(self, x, y):
+            self.x, self.y = x, y
+
+    x, y = data(math.nan)
+    parts = {
+        "model": model,
+        "train": list(zip(x, y, strict=True)),
+        "collate_fn": lambda rows: (Thing(*map(torch.stack, zip(*rows, strict=True))), 0),
+        "inputs": lambda batch: ((batch[0].x,), Targets(batch[0].y)),
+        "loss": lambda logits, targets: nn.functional.cross_entropy(logits, targets.y),
+        "items": lambda batch: len(batch[0].x),
+        "splits": False,
+    }
+    error = failed(tmp_path / "run", parts, {})
+    record = read_json(Path(error.incident) / "incident.json")
+    assert record["not_kept"] == ["0.targets: Targets"]
+    assert surestep.replay(error.incident, task(parts)).as_recorded
+    assert "Which samples did it is not known" in str(error)
+
+
+class Targets:
+    """Targets that are no tensors."""
+
+    def __init__(self, y):
+        self.y = y
+
+
+def test_samples_that_are_not_there_are_refused(tmp_path):
+    error = failed(tmp_path / "run", DIVIDES, {})
+    with pytest.raises(ConfigError, match=r"Samples \[99\] are not in the batch"):
+        surestep.replay(error.incident, task(DIVIDES), without=[99])
+
+
+def test_a_damaged_incident_is_refused(tmp_path):
+    error = failed(tmp_path / "run", DIVIDES, {})
+    path = Path(error.incident) / "batch.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(RunError, match="other bytes than were written"):
+        surestep.replay(error.incident, task(DIVIDES))
+
+
+def test_another_model_is_not_bit_for_bit(tmp_path):
+    error = failed(tmp_path / "run", DIVIDES, {})
+    other = {"model": lambda: model(lambda x: x * 2), "train": data(0.0)}
+    done = surestep.replay(error.incident, task(other))
+    assert done.now.finite
+    assert not done.as_recorded
+
+
+class Fickle(torch.utils.data.Dataset):
+    """Gives a NaN once, when it is told to: no function of the place."""
+
+    told = False
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        x, y = data(0.5)
+        bad, self.told = self.told, False
+        return x[index] * (math.nan if bad else 1.0), y[index]
+
+
+def test_data_that_change_each_time_are_not_blamed(tmp_path):
+    fickle = Fickle()
+
+    class Teller(surestep.Callback):
+        def on_step(self, state, result):
+            fickle.told = result.step == 4
+
+    parts = {"model": model, "train": fickle}
+    config = tiny.config(**OPTIONS)
+    trainer = surestep.Trainer(task(parts), config, run=tmp_path / "run", callbacks=[Teller()])
+    with pytest.raises(NonFiniteError, match="Step 5 ") as caught:
+        trainer.fit()
+    assert "Taken again from the same place, the step is finite" in str(caught.value)
+    assert caught.value.samples == ()
+    assert caught.value.operation is None
