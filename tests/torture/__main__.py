@@ -1,8 +1,9 @@
 """The long version: every case, many kills, damage in every file, full disks.
 
-    python -m tests.torture [--kills 500] [--cases all] [--flips 40] [--disks 40] [--calls]
+    python -m tests.torture [--kills 500] [--cases 10000] [--flips 40] [--disks 40] [--calls]
 
 What is left out is not run; without an argument all of it is. Ends with 1 where anything is lost.
+TMPDIR=/dev/shm makes it quicker: a kill does not ask for a real disk, a loss of power would.
 """
 
 import argparse
@@ -21,18 +22,18 @@ from tests.torture.warm import ONE_THREAD, warm_up
 Found = tuple[dict[str, Any], list[str]]  # figures, and what is wrong
 
 
-def cases(folder: Path, wanted: int) -> Found:
+def cases(folder: Path, wanted: int, seed: int) -> Found:
     """Kill a run of every case, or of so many drawn from them."""
     from tests.torture.cases import product
     from tests.torture.trial import trial
 
     chosen = list(product())
     if wanted < len(chosen):
-        chosen = random.Random(0).sample(chosen, wanted)
+        chosen = random.Random(seed).sample(chosen, wanted)
     phases, wrong, in_save, missed = Counter[str](), [], 0, 0
     for number, case in enumerate(chosen):
         with tempfile.TemporaryDirectory(dir=folder) as own:
-            result = trial(case, Path(own), seed=number)
+            result = trial(case, Path(own), seed=seed + number)
         wrong += [f"{case}: {each}" for each in result.different]
         missed += not result.wanted
         phases.update(kill["phase"] for kill in result.kills)
@@ -46,15 +47,15 @@ def cases(folder: Path, wanted: int) -> Found:
     return {**figures, "phase not hit": missed, **phases}, wrong
 
 
-def kills(folder: Path, wanted: int) -> Found:
+def kills(folder: Path, wanted: int, seed: int) -> Found:
     """Kill with a save in flight."""
     from tests.torture.kills import kill_many
 
-    count = vars(kill_many(folder, wanted))
+    count = vars(kill_many(folder, wanted, seed=seed))
     return count, count.pop("different")
 
 
-def calls(folder: Path, _: int) -> Found:
+def calls(folder: Path, _: int, seed: int) -> Found:
     """Kill a save at each of its calls, and within its files."""
     from tests.torture.saves import each_call, each_size
 
@@ -64,14 +65,14 @@ def calls(folder: Path, _: int) -> Found:
     return {"kills": len(killed), "left half done": left, "good": len(killed) - len(wrong)}, wrong
 
 
-def flips(folder: Path, wanted: int) -> Found:
+def flips(folder: Path, wanted: int, seed: int) -> Found:
     """Damage every file of a checkpoint."""
     from tests.torture.flips import damage_all
 
-    return damage_all(folder, wanted)
+    return damage_all(folder, wanted, seed=seed)
 
 
-def disks(folder: Path, wanted: int) -> Found:
+def disks(folder: Path, wanted: int, seed: int) -> Found:
     """Run on disks that are too small."""
     from tests.torture.disks import fill, may_mount
 
@@ -80,7 +81,7 @@ def disks(folder: Path, wanted: int) -> Found:
     return fill(folder, [150 + 60 * number for number in range(wanted)])
 
 
-PARTS: dict[str, tuple[Callable[[Path, int], Found], int]] = {
+PARTS: dict[str, tuple[Callable[[Path, int, int], Found], int]] = {
     "kills": (kills, 500),
     "calls": (calls, 1),
     "flips": (flips, 40),
@@ -94,7 +95,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, (_, usual) in PARTS.items():
         parser.add_argument(f"--{name}", type=int, nargs="?", const=usual, help=f"usual: {usual}")
+    parser.add_argument("--seed", type=int, default=0, help="other moments, bits and cases")
     said = vars(parser.parse_args())
+    seed = said.pop("seed")
     chosen = {name: n for name, n in said.items() if n is not None}
     chosen = chosen or {name: usual for name, (_, usual) in PARTS.items()}
     if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):
@@ -105,7 +108,7 @@ def main() -> int:
     for name, wanted in chosen.items():
         start = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            figures, found = PARTS[name][0](Path(folder), wanted)
+            figures, found = PARTS[name][0](Path(folder), wanted, seed)
         shown = ", ".join(f"{what}: {n}" for what, n in figures.items())
         print(f"{name} ({time.monotonic() - start:.0f} s): {shown}; wrong: {len(found)}")
         print("".join(f"  {each}\n" for each in found[:20]), end="", flush=True)

@@ -55,11 +55,11 @@ class Child:
         while line not in self._told:
             left = until - time.monotonic()
             ready, _, _ = select.select([self._read, self._ended], [], [], max(0.0, left))
-            if self._read in ready:
-                self._told += os.read(self._read, 65536)
-            elif self._ended in ready:
+            new = os.read(self._read, 65536) if self._read in ready else b""
+            self._told += new
+            if not new and self._ended in ready:
                 return False
-            elif not ready:
+            if not ready:
                 self.kill()
                 raise TimeoutError(f"The child did not reach {told!r}: {self._told[-200:]!r}")
         return True

@@ -13,7 +13,7 @@ from tests.torture.phases import hit
 from tests.torture.trial import Part, leftovers
 
 CASE = Case(augmentation="numpy", data="map", average=True)
-STEPS, WIDTH = 40, 20_000  # 280,000 parameters: 4.5 MB with AdamW and the average, each step
+STEPS, WIDTH = 40, 8_000  # 120,000 parameters: 1.9 MB with AdamW and the average, each step
 
 
 @dataclass
@@ -46,6 +46,8 @@ def kill_many(folder: Path, wanted: int, *, seed: int = 0, width: int = WIDTH) -
     steps = dict(read_trace(whole.trace))
     draw, count, lasts_s, run = random.Random(seed), Count(), 0.05, 0
     while count.in_save < wanted:
+        if count.kills and count.kills % 25 == 0:
+            print(f"  {count}", flush=True)
         part = Part(CASE, folder / f"run-{run}", traced=True, resumed=True, **options)
         killed, lasts_s = _kill(part, draw, lasts_s, count)
         _judge(part, steps, count)

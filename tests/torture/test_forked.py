@@ -1,0 +1,27 @@
+"""A child that has ended is not waited for, whatever it told before."""
+
+import json
+import subprocess
+import sys
+
+from tests.torture.warm import REPOSITORY
+
+CODE = """
+import json, os
+import torch
+from tests.torture.forked import Child
+torch.set_num_threads(1)
+found = []
+for told in (b"", b"save 1\\n"):
+    child = Child(lambda shared, pipe: os.write(pipe, told))
+    child.wait()
+    found.append([child.wait_for("save 1", 5), child.wait_for("save 2", 5), child.code])
+    child.close()
+print(json.dumps(found))
+"""
+
+
+def test_child_that_ended_before_it_told_is_not_waited_for():
+    command = [sys.executable, "-c", CODE]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout) == [[False, False, 0], [True, False, 0]], done.stderr
