@@ -37,6 +37,19 @@ def test_either_checkpoint_can_be_measured(surestep, run, which):
     assert found["metrics"] == pytest.approx(saved.metrics)
 
 
+def test_a_checkpoint_can_be_named_by_its_step(surestep, run):
+    answer = surestep("evaluate", f"r@{run.last.step}")
+    assert f"r, step {run.last.step}\n" in answer.out
+    assert f" val/loss {run.last.metrics['val/loss']:.4g} " in answer.out
+    assert json.loads(surestep("evaluate", "r@last", "--json").out)["step"] == run.last.step
+
+
+def test_two_names_for_a_checkpoint_are_refused(surestep, run):
+    answer = surestep("evaluate", "r@3", "--which", "last")
+    assert (answer.code, answer.out) == (2, "")
+    assert "r@3 and --which last name two checkpoints" in answer.err
+
+
 def test_another_part_gives_what_training_measured_at_its_end(surestep, run):
     measured = [each for each in run.events() if each["event"] == "evaluation"][-1]
     found = json.loads(surestep("evaluate", "r", "--part", "test", "--json").out)

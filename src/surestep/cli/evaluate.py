@@ -1,16 +1,14 @@
 """`surestep evaluate RUN`."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from surestep.cli import show
-from surestep.cli.rebuild import rebuilt
+from surestep.cli.rebuild import asked_for, called, rebuilt
 from surestep.engine.metrics import is_confusion
 from surestep.record.files import dumps
-from surestep.record.run import Run
 from surestep.trainer.measure import measure_run
 
 _NAN = (
@@ -24,7 +22,7 @@ class Options:
     """Measure the weights of a run's checkpoint on a part of its data.
 
     Attributes:
-        run: Run folder.
+        run: Run folder. RUN@200 is its checkpoint of a step.
         part: val, test, train, or a validation set's name; val means all of those.
         which: Which checkpoint's weights.
         allow: recipe, to run it although its file has changed.
@@ -43,13 +41,13 @@ def run(words: list[str]) -> int:
     parsed = tyro.cli(
         Options, args=words, prog="surestep evaluate", config=(tyro.conf.FlagCreatePairsOff,)
     )
-    folder = Run(Path(parsed.run))
+    folder, which = asked_for(parsed.run, parsed.which)
     task, config = rebuilt(folder, allow_changed=parsed.allow == "recipe")
-    saved, metrics = measure_run(folder, task, config, part=parsed.part, which=parsed.which)
+    saved, metrics = measure_run(folder, task, config, part=parsed.part, which=which)
     if parsed.json:
         print(dumps({"step": saved.step, "path": str(saved.path), "metrics": metrics}))
         return 0
-    title = f"{folder.path.name}, {parsed.which} checkpoint, step {saved.step}"
+    title = f"{folder.path.name}, {called(which)}step {saved.step}"
     show.table(title, ("metric", "value"), show.metric_rows(metrics))
     for name, value in metrics.items():
         if isinstance(value, list) and is_confusion(task.metrics.get(name.split("/", 1)[1])):

@@ -10,10 +10,9 @@ from typing import Annotated, Literal
 import tyro
 from tqdm import tqdm
 
-from surestep.cli.rebuild import rebuilt
+from surestep.cli.rebuild import asked_for, called, rebuilt
 from surestep.record.files import dumps
 from surestep.record.predictions import writing
-from surestep.record.run import Run
 from surestep.trainer.predict import Watch, predict_run
 
 
@@ -22,7 +21,7 @@ class Options:
     """Write what the model of a run says of each sample of a part, in the order of the data.
 
     Attributes:
-        run: Run folder.
+        run: Run folder. RUN@200 is its checkpoint of a step.
         part: test, train, or a validation set's name.
         which: Which checkpoint's weights.
         out: File to write: .npz, .csv or .jsonl. Said nothing: predictions-PART.npz in the run
@@ -48,7 +47,7 @@ def run(words: list[str]) -> int:
     parsed = tyro.cli(
         Options, args=words, prog="surestep predict", config=(tyro.conf.FlagCreatePairsOff,)
     )
-    folder = Run(Path(parsed.run))
+    folder, which = asked_for(parsed.run, parsed.which)
     out = folder.path / f"predictions-{parsed.part}.npz" if parsed.out is None else Path(parsed.out)
     with writing(out, overwrite=parsed.overwrite) as write:
         task, config = rebuilt(folder, allow_changed=parsed.allow == "recipe")
@@ -58,14 +57,14 @@ def run(words: list[str]) -> int:
                 task,
                 config,
                 part=parsed.part,
-                which=parsed.which,
+                which=which,
                 mc_dropout=parsed.mc_dropout,
                 watch=watch,
             )
         write(found.arrays)
     for notice in found.notices:
         print(notice, file=sys.stderr)
-    said = f"{parsed.which} checkpoint, step {saved.step}: {len(found)} samples of {parsed.part}"
+    said = f"{called(which)}step {saved.step}: {len(found)} samples of {parsed.part}"
     print(said if found.passes is None else f"{said}, {found.passes} passes", file=sys.stderr)
     if parsed.json:
         shapes = {name: list(each.shape) for name, each in found.arrays.items()}

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from surestep.base.config import Config
-from surestep.base.errors import RecipeError, RunError
+from surestep.base.errors import ConfigError, RecipeError, RunError
 from surestep.engine.task import Task
 from surestep.recipes.load import SHIPPED, Recipe, load, sha256
-from surestep.record.run import Run
+from surestep.record.named import split_name
+from surestep.record.run import Run, Which
 
 
 class Recorded(NamedTuple):
@@ -21,6 +22,24 @@ class Recorded(NamedTuple):
     def task(self) -> Task:
         """Call the recipe's function."""
         return self.recipe.build(self.parameters, self.config)
+
+
+def asked_for(text: str, which: Which) -> tuple[Run, Which | int]:
+    """Return the run and which of its checkpoints, by "RUN" and --which, or by "RUN@STEP".
+
+    Raises:
+        ConfigError: both say which.
+        RunError: there is no such run.
+    """
+    path, named = split_name(text)
+    if named is not None and which not in ("best", named):
+        raise ConfigError(f"{text} and --which {which} name two checkpoints. Leave one out.")
+    return Run(path), which if named is None else named
+
+
+def called(which: Which | int) -> str:
+    """Return what goes before the step that was taken; a step itself needs no more."""
+    return "" if isinstance(which, int) else f"{which} checkpoint, "
 
 
 def rebuilt(folder: Run, *, allow_changed: bool) -> tuple[Task, Config]:

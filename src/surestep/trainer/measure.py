@@ -14,7 +14,7 @@ from surestep.trainer.planning import Planned, check_part, feeds, plan_task, sta
 
 
 def measure_run(
-    run: Run, task: Task, config: Config, *, part: str, which: Which
+    run: Run, task: Task, config: Config, *, part: str, which: Which | int
 ) -> tuple[Saved, dict[str, Value]]:
     """Return which checkpoint was measured, and its metrics by "set/metric".
 
@@ -25,7 +25,7 @@ def measure_run(
         task: built as it was trained.
         config: as it was trained with.
         part: "train", "test", a validation set's name, or "val" for all of those.
-        which: the best checkpoint or the last.
+        which: the best checkpoint, the last, or that of a step.
 
     Raises:
         ConfigError: there is no such part.
@@ -50,7 +50,7 @@ def measure_run(
     return saved, metrics
 
 
-def loaded(run: Run, planned: Planned, which: Which) -> tuple[nn.Module, Saved]:
+def loaded(run: Run, planned: Planned, which: Which | int) -> tuple[nn.Module, Saved]:
     """Return the model on its device with the weights of a checkpoint, and which it was.
 
     Raises:

@@ -26,7 +26,7 @@ def predict_run(
     config: Config,
     *,
     part: str = "test",
-    which: Which = "best",
+    which: Which | int = "best",
     mc_dropout: int | None = None,
     watch: Watch | None = None,
 ) -> tuple[Saved, Predictions]:
@@ -39,7 +39,7 @@ def predict_run(
         task: built as it was trained.
         config: as it was trained with.
         part: "train", "test", or a validation set's name.
-        which: the best checkpoint, the last, or the average of the last.
+        which: the best checkpoint, the last, the average of the last, or that of a step.
         mc_dropout: passes with dropout on; None is one without.
         watch: called after each batch with the samples done, and how many there are if known.
 
