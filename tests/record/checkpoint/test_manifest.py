@@ -108,12 +108,28 @@ def test_a_manifest_that_makes_no_sense_is_refused(path, change):
 
 def in_slices(path, *boxes):
     """Say that a weight of (8, 4) lies in these boxes, (offset, shape)."""
-    tensors = json.loads((path / MANIFEST).read_text())["tensors"]
-    tensors["model"]["0.weight"]["slices"] = [
-        {"file": "model.safetensors", "offset": list(offset), "shape": list(shape)}
-        for offset, shape in boxes
+    found = json.loads((path / MANIFEST).read_text())
+    files = {f"{i}.safetensors": found["files"]["model.safetensors"] for i in range(len(boxes))}
+    found["tensors"]["model"]["0.weight"]["slices"] = [
+        {"file": file, "offset": list(offset), "shape": list(shape)}
+        for file, (offset, shape) in zip(files, boxes, strict=True)
     ]
-    rewritten(path, tensors=tensors)
+    rewritten(path, files={**found["files"], **files}, tensors=found["tensors"])
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        [((0, 0), (8, 4))],
+        [((0, 0), (3, 4)), ((3, 0), (5, 4))],
+        [((0, 0), (3, 1)), ((0, 1), (3, 3)), ((3, 0), (5, 2)), ((3, 2), (5, 2))],
+        [((0, 0), (8, 4)), ((0, 2), (8, 0))],
+    ],
+    ids=["whole", "two", "four", "an empty one"],
+)
+def test_slices_that_make_up_their_tensor_are_taken(path, boxes):
+    in_slices(path, *boxes)
+    assert len(read_manifest(path).tensors["model"]["0.weight"].slices) == len(boxes)
 
 
 @pytest.mark.parametrize(
@@ -122,10 +138,11 @@ def in_slices(path, *boxes):
         [((0, 0), (4, 4))],
         [((0, 0), (8, 4)), ((0, 0), (8, 4))],
         [((0, 0), (4, 4)), ((3, 0), (4, 4))],
+        [((0, 0), (3, 4)), ((2, 0), (5, 4))],
         [((4, 0), (8, 4))],
         [((0,), (32,))],
     ],
-    ids=["a hole", "twice", "overlapping", "outside", "of other dimensions"],
+    ids=["a hole", "twice", "overlapping", "a hole of that size", "outside", "dimensions"],
 )
 def test_slices_that_do_not_make_up_their_tensor_are_refused(path, boxes):
     in_slices(path, *boxes)
@@ -134,6 +151,9 @@ def test_slices_that_do_not_make_up_their_tensor_are_refused(path, boxes):
 
 
 def test_slices_that_are_not_so_in_their_file_are_refused(path):
-    in_slices(path, ((0, 0), (4, 4)), ((4, 0), (4, 4)))
-    with pytest.raises(CheckpointError, match=r"0\.weight is \(8, 4\) in model\.safe"):
-        open_checkpoint(path).tensors("model")
+    tensors = json.loads((path / MANIFEST).read_text())["tensors"]
+    tensors["model"]["0.weight"]["shape"] = [4, 8]
+    tensors["model"]["0.weight"]["slices"][0]["shape"] = [4, 8]
+    rewritten(path, tensors=tensors)
+    with pytest.raises(DamagedError, match=r"model\.safetensors: '0\.weight' is .*\[8, 4\].*in it"):
+        open_checkpoint(path)

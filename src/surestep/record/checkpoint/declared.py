@@ -59,7 +59,7 @@ def restored(found: Opened) -> dict[str, Any]:
     record: Any = found.record.get(KIND) or {}
     try:
         return {name: _numbers(restore(each, copied)) for name, each in record.items()}
-    except (KeyError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{found.path} cannot be read: it lacks {error}.") from error
 
 

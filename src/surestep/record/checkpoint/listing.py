@@ -11,12 +11,9 @@ from surestep.base.errors import CheckpointError
 from surestep.engine.metrics import Value
 from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.manifest import RECORD, check_sizes, read_manifest
+from surestep.record.checkpoint.record import as_record
 from surestep.record.files import parse_json, read_plain
 
-_KEYS = (
-    *("place", "counts", "standing", "plateau", "scaler", "metadata", "aliases", "extra"),
-    "optimizers",
-)
 _NAME = re.compile(r"step-([0-9]{8,})")
 
 
@@ -80,15 +77,14 @@ def read_record(path: Path) -> dict[str, Any]:
         DamagedError: not what was written.
         CheckpointError: kept from us, or of another surestep's format.
     """
-    check_sizes(path, read_manifest(path))
+    manifest = read_manifest(path)
+    check_sizes(path, manifest)
     try:
-        record = parse_json(read_plain(path / RECORD))
-        lacks = [key for key in _KEYS if not isinstance(record.get(key), dict)]
-    except (OSError, ValueError, AttributeError) as error:
+        record = as_record(parse_json(read_plain(path / RECORD)))
+    except (OSError, ValueError) as error:
         raise fault(path, RECORD, error) from error
-    if lacks:
-        raise fault(path, RECORD, f"it lacks {', '.join(lacks)}")
-    assert isinstance(record, dict)
+    if record["place"]["step"] != manifest.step:
+        raise fault(path, RECORD, f"it is of step {record['place']['step']}, not {manifest.step}")
     return record
 
 
@@ -103,27 +99,13 @@ def saved(path: Path) -> Saved:
 
 
 def described(path: Path, record: Mapping[str, Any]) -> Saved:
-    """Return step and metrics of a checkpoint whose record was read.
-
-    Raises:
-        DamagedError: the record is not of the right kind.
-    """
-    try:
-        standing, step = record["standing"], int(record["place"]["step"])
-        latest = values_of(standing["latest"])
-        measured: Literal["weights", "average"] = (
-            "average" if standing.get("measured") == "average" else "weights"
-        )
-        metrics = latest if standing["latest_step"] == step else {}
-        return Saved(step, metrics, path, measured, record.get("cycle"), standing["best_step"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise fault(path, RECORD, repr(error)) from error
-
-
-def values_of(latest: Mapping[str, Any]) -> dict[str, Value]:
-    """Return metrics as they were measured: JSON has words for what is not finite."""
-    return {name: _value(value) for name, value in latest.items()}
-
-
-def _value(value: Any) -> Value:
-    return [_value(each) for each in value] if isinstance(value, list) else float(value)
+    """Return step and metrics of a checkpoint whose record was read."""
+    standing, step = record["standing"], record["place"]["step"]
+    return Saved(
+        step,
+        standing["latest"] if standing["latest_step"] == step else {},
+        path,
+        standing["measured"],
+        record["cycle"],
+        standing["best_step"],
+    )

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,13 @@ from surestep.base.errors import CheckpointError
 from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.tensors import DTYPES, File
 from surestep.record.files import dumps, open_plain, parse_json, read_plain
+from surestep.record.kinds import shown
 
 FORMAT = 3
 MANIFEST = "manifest.json"
 RECORD = "state.json"  # what a checkpoint holds besides tensors
+_CUT = 8  # dimensions along which a tensor may be cut
+_DIMENSIONS = 64  # torch has no more
 _UNKNOWN = "0" * 64  # stands for the manifest's own hash while that is taken
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PIECE = 2**24  # bytes: what is hashed at once
@@ -106,7 +110,7 @@ def read_manifest(path: Path) -> Manifest:
         _check(RECORD in files, f"no {RECORD} among the files")
         return Manifest(_count(found["step"]), files, tensors)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise fault(path, MANIFEST, repr(error)) from error
+        raise fault(path, MANIFEST, shown(error)) from error
 
 
 def _unsealed(data: bytes) -> dict[str, Any]:
@@ -214,16 +218,27 @@ def _stored(found: Any, files: Mapping[str, File]) -> Stored:
         boxes = zip(each.offset, each.shape, stored.shape, strict=False)
         within = len(sizes) == 1 and all(begin + size <= whole for begin, size, whole in boxes)
         _check(within, f"a slice at {each.offset} of {each.shape} in a tensor of {stored.shape}")
-    whole = sum(math.prod(each.shape) for each in slices) == math.prod(stored.shape)
-    apart = not any(_overlap(*pair) for pair in itertools.combinations(slices, 2))
-    _check(bool(slices) and whole and apart, "slices that do not make up their tensor")
+    apart = len({each.file for each in slices}) == len(slices)
+    _check(bool(slices) and apart and _tile(stored), "slices that do not make up their tensor")
     return stored
 
 
-def _overlap(one: Slice, other: Slice) -> bool:
-    """Say whether two boxes have an element in common."""
-    sides = zip(one.offset, one.shape, other.offset, other.shape, strict=True)
-    return all(max(a, b) < min(a + n, b + m) for a, n, b, m in sides)
+def _tile(stored: Stored) -> bool:
+    """Say whether the slices cover their tensor once.
+
+    They do if the corners of all of them, each with its sign, are those of the whole: this takes
+    time as there are slices, and comparing them pair by pair as the square of it.
+    """
+    whole = Slice("", tuple(0 for _ in stored.shape), stored.shape)
+    cut = [d for d, n in enumerate(stored.shape) if any(s.shape[d] != n for s in stored.slices)]
+    if len(cut) > _CUT:
+        return False
+    corners: Counter[tuple[int, ...]] = Counter()
+    for box, sign in [(whole, -1), *((each, 1) for each in stored.slices)]:
+        sides = [((box.offset[d], 1), (box.offset[d] + box.shape[d], -1)) for d in cut]
+        for corner in itertools.product(*sides):
+            corners[tuple(at for at, _ in corner)] += sign * math.prod(end for _, end in corner)
+    return not any(corners.values())
 
 
 def _file(found: Any) -> File:
@@ -232,6 +247,7 @@ def _file(found: Any) -> File:
 
 def _shape(found: Any) -> tuple[int, ...]:
     _check(isinstance(found, list), f"{found!r} is no list of sizes")
+    _check(len(found) <= _DIMENSIONS, f"{len(found)} dimensions")
     return tuple(map(_count, found))
 
 
@@ -241,7 +257,8 @@ def _count(found: Any) -> int:
 
 
 def _plain(name: str) -> str:
-    _check(bool(_PLAIN.fullmatch(name)) and name != MANIFEST, f"{name!r} is no file's name")
+    plain = bool(_PLAIN.fullmatch(name)) and len(name) < 256 and name != MANIFEST
+    _check(plain, f"no name of a file: {name[:60]!r}")
     return name
 
 

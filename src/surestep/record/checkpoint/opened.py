@@ -13,8 +13,9 @@ from torch import Tensor
 from surestep.base.errors import CheckpointError
 from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.listing import Saved, described, read_record
-from surestep.record.checkpoint.manifest import Manifest, Stored, verify
+from surestep.record.checkpoint.manifest import MANIFEST, Manifest, Stored, read_manifest, verify
 from surestep.record.checkpoint.tensors import DTYPES
+from surestep.record.kinds import shown
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,49 @@ def open_checkpoint(path: Path) -> Opened:
         DamagedError: not what was written.
         CheckpointError: kept from us, or of a newer surestep.
     """
-    return Opened(path, verify(path), read_record(path))
+    found = Opened(path, verify(path), read_record(path))
+    _check_headers(found)
+    return found
+
+
+def check_readable(path: Path) -> None:
+    """Check that a checkpoint whose bytes were verified is one that can be opened.
+
+    Raises:
+        DamagedError: it would be refused.
+    """
+    _check_headers(Opened(path, read_manifest(path), read_record(path)))
+
+
+def _check_headers(found: Opened) -> None:
+    """Check that the files of tensors hold what the manifest says, and nothing else.
+
+    Raises:
+        DamagedError: one does not.
+    """
+    expected: dict[str, dict[str, tuple[str, list[int]]]] = {}
+    for named in found.manifest.tensors.values():
+        for name, stored in named.items():
+            for each in stored.slices:
+                within = expected.setdefault(each.file, {})
+                if name in within:
+                    raise fault(found.path, MANIFEST, f"{name!r} lies twice in {each.file}")
+                within[name] = (stored.dtype, list(each.shape))
+    for file, tensors in expected.items():
+        try:
+            with safe_open(found.path / file, "pt") as opened:
+                slices = {name: opened.get_slice(name) for name in list(opened.keys())}
+                actual = {n: (s.get_dtype(), list(s.get_shape())) for n, s in slices.items()}
+        except (OSError, SafetensorError, ValueError) as error:
+            raise fault(found.path, file, error) from error
+        for name in actual.keys() | tensors.keys():
+            if actual.get(name) != tensors.get(name):
+                raise fault(
+                    found.path,
+                    file,
+                    f"{shown(name)} is {actual.get(name, 'not there')} in it instead of "
+                    f"{tensors.get(name, 'not there')}",
+                )
 
 
 class _Files:
@@ -77,20 +120,9 @@ class _Files:
         self.open: dict[str, Any] = {}
 
     def read(self, name: str, stored: Stored) -> Tensor:
-        """Read a tensor; no memory is taken for what the files do not hold.
-
-        Raises:
-            ValueError: the files hold another shape or type.
-        """
-        pieces: list[Tensor] = []
-        for each in stored.slices:
-            shape = tuple(self._file(each.file).get_slice(name).get_shape())
-            if shape != each.shape:
-                raise ValueError(f"{name} is {shape} in {each.file} instead of {each.shape}")
-            pieces.append(self._file(each.file).get_tensor(name))
-        if any(piece.dtype != DTYPES[stored.dtype] for piece in pieces):
-            raise ValueError(f"{name} is not {stored.dtype} in its file")
-        if len(pieces) == 1 and stored.slices[0].shape == stored.shape:
+        """Read a tensor; no memory is taken for what the files do not hold."""
+        pieces: list[Tensor] = [self._file(each.file).get_tensor(name) for each in stored.slices]
+        if len(pieces) == 1:
             return pieces[0]
         whole = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
         for each, piece in zip(stored.slices, pieces, strict=True):

@@ -9,6 +9,10 @@ from surestep.base.errors import CheckpointError
 from surestep.engine.state import State
 from surestep.record.checkpoint.opened import Opened
 from surestep.record.checkpoint.slots import names_in, restore
+from surestep.record.checkpoint.snapshot import LEFT_OUT
+from surestep.record.kinds import shown
+
+_WALKED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum")
 
 
 def fitting_states(found: Opened, state: State) -> dict[str, dict[str, Any]]:
@@ -59,8 +63,9 @@ def _fitting_state(
             name = names[id(parameter)]
             if name not in options:
                 raise CheckpointError(f"{found.name} has no optimizer state for {name}.")
-            described.update(_typed_like(described, options[name]))
+            described.update(_typed_like(found, described, options[name]))
             if name in by_name:
+                _check_slots(found, optimizer, parameter, (name, by_name[name]))
                 plain["state"][index] = _laid_out_like(parameter, by_name[name])
     return plain
 
@@ -105,9 +110,56 @@ def _laid_out_like(parameter: Tensor, slots: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _typed_like(now: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
-    """Return loaded options with tuples where tuples stood, which JSON has not."""
-    return {
-        name: tuple(value) if isinstance(now.get(name), tuple) else value
-        for name, value in loaded.items()
-    }
+def _check_slots(
+    found: Opened,
+    optimizer: torch.optim.Optimizer,
+    parameter: Tensor,
+    named: tuple[str, dict[str, Any]],
+) -> None:
+    """Check the slots that torch's fused kernels walk beside the parameter without looking."""
+    name, slots = named
+    if type(optimizer).__module__.partition(".")[0] != "torch":
+        return
+    for slot, value in slots.items():
+        if slot == "step" and isinstance(value, Tensor):
+            fits = value.numel() == 1 and value.dtype.is_floating_point
+        else:
+            like = isinstance(value, Tensor) and value.shape == parameter.shape
+            fits = slot not in _WALKED or (like and value.dtype == parameter.dtype)
+        if not fits:
+            raise CheckpointError(
+                f"{found.name} holds {slot} of {name}, which does not fit {name}: "
+                f"{parameter.dtype} of {tuple(parameter.shape)}. Build the model as it was trained."
+            )
+
+
+def _typed_like(found: Opened, now: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
+    """Return loaded options, with tuples where tuples stood, which JSON has not.
+
+    Raises:
+        CheckpointError: the optimizer has no such option, or none of that kind.
+    """
+    typed = {}
+    for name, value in loaded.items():
+        own = now.get(name)
+        typed[name] = tuple(value) if isinstance(own, tuple) and isinstance(value, list) else value
+        if name not in now or name in LEFT_OUT or not _like(typed[name], own):
+            raise CheckpointError(
+                f"{found.name} holds the optimizer's option {shown(name)} as {shown(value)}, which "
+                "the optimizer here does not take. Use the one it was trained with."
+            )
+    return typed
+
+
+def _like(value: Any, own: Any) -> bool:
+    """Say whether a value is of the kind that an option has; null and yes or no stand for auto."""
+    if isinstance(own, tuple):
+        same = isinstance(value, tuple) and len(value) == len(own)
+        return same and all(map(_like, value, own))
+    if own is None:
+        return value is None or isinstance(value, (bool, int, float, str))
+    if isinstance(own, bool):
+        return value is None or isinstance(value, bool)
+    if isinstance(own, (int, float)):
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return type(value) is type(own)

@@ -1,19 +1,20 @@
 """Load a checkpoint into a state or a model: verified first, and nothing moves until all fits."""
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.model.frozen import fingerprint
 from surestep.engine.model.initial import some
 from surestep.engine.optim.names import opened
-from surestep.engine.schedule.plateau import Plateau
 from surestep.engine.state import Counts, Place, Standing, State
 from surestep.record.checkpoint.declared import restored
-from surestep.record.checkpoint.listing import values_of
+from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.manifest import RECORD
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
 from surestep.record.checkpoint.optimizers import fitting_states, load_optimizer
@@ -37,26 +38,22 @@ def load_opened(found: Opened, state: State) -> None:
     Raises:
         CheckpointError: it does not fit this model or optimizer; the state is then as it was.
     """
-    path, record = found.path, found.record
-    try:
-        place, counts = Place(**record["place"]), Counts(**record["counts"])
-        latest = values_of(record["standing"]["latest"])
-        standing = Standing(**{**record["standing"], "latest": latest})
-        plateau = Plateau(**record["plateau"])
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {RECORD}: {error}.") from error
+    record = found.record
+    place, counts = Place(**record["place"]), Counts(**record["counts"])
     weights = _fitting_weights(found, state.model, state.base)
     optimizer_states = fitting_states(found, state)
     declared = restored(found)
     if state.average is not None and state.average.updates(place.steps_taken):
-        state.average.load(found.tensors("average"), place.steps_taken)
-    state.model.load_state_dict(weights)
+        averaged = found.tensors("average")
+        _check_types(found, averaged, state.average.tensors)
+        state.average.load(averaged, place.steps_taken)
+    _load_weights(found, state.model, weights)
     for name, optimizer_state in optimizer_states.items():
         load_optimizer(state.optimizers[name], optimizer_state)
     if record["scaler"]:
         state.scaler.load_state_dict(record["scaler"])
-    state.place, state.counts, state.standing = place, counts, standing
-    vars(state.plateau).update(vars(plateau))  # in place: the rate looks at it
+    state.place, state.counts, state.standing = place, counts, Standing(**record["standing"])
+    vars(state.plateau).update(record["plateau"])  # in place: the rate looks at it
     state.metadata = record["metadata"]
     for name in declared.keys() & state.declared.keys():
         state.declared[name].load_state_dict(declared[name])
@@ -87,9 +84,11 @@ def load_weights(found: Opened, model: nn.Module, *, average: bool) -> None:
     weights = _fitting_weights(found, model)
     if average:
         averaged, aliases = found.tensors("average"), found.record["aliases"]
+        own = {name: v for name, v in model.state_dict().items() if isinstance(v, Tensor)}
+        averaged |= {name: averaged[of] for name, of in aliases.items() if of in averaged}
+        _check_shapes(found, averaged, own)
         weights |= averaged
-        weights |= {name: averaged[of] for name, of in aliases.items() if of in averaged}
-    model.load_state_dict(weights)
+    _load_weights(found, model, weights)
 
 
 def _fitting_weights(
@@ -111,19 +110,56 @@ def _fitting_weights(
         ) from error
     own = {name: v for name, v in model.state_dict().items() if isinstance(v, Tensor)}
     tensors |= _base(found, record.get("base") or {}, own, known)
-    for name, value in own.items():
-        if name in tensors and tensors[name].shape != value.shape:
-            raise CheckpointError(
-                f"{name} is {tuple(tensors[name].shape)} in {found.name} but {tuple(value.shape)} "
-                "here. Build the model with the sizes it was trained with."
-            )
-    missing, foreign = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    _check_shapes(found, {name: each for name, each in tensors.items() if name in own}, own)
+    extra = model.state_dict().keys() - own.keys()
+    here, there = own.keys() | extra, tensors.keys() | record["extra"].keys()
+    missing, foreign = sorted(here - there), sorted(there - here)
+    if tensors.keys() & record["extra"].keys():
+        raise fault(found.path, RECORD, "it has an extra state that is a tensor as well")
     if missing or foreign:
         raise CheckpointError(
             f"{found.name} is of another model: it lacks {missing or 'nothing'} and has "
             f"{foreign or 'nothing'} besides. Build the model that was trained."
         )
     return {**tensors, **record["extra"]}
+
+
+def _check_shapes(found: Opened, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Check that tensors fit those of the model."""
+    for name, each in tensors.items():
+        if name not in own or each.shape != own[name].shape:
+            shape = tuple(own[name].shape) if name in own else "not there"
+            raise CheckpointError(
+                f"{name} is {tuple(each.shape)} in {found.name} but {shape} here. Build the model "
+                "with the sizes it was trained with."
+            )
+    _check_types(found, tensors, own)
+
+
+def _check_types(found: Opened, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Check that no tensor would lose what makes it up: a fraction, or an imaginary part."""
+    for name, each in tensors.items():
+        types = each.dtype, own[name].dtype if name in own else each.dtype
+        if len({(t.is_floating_point, t.is_complex, t == torch.bool) for t in types}) > 1:
+            raise CheckpointError(
+                f"{name} is of {types[0]} in {found.name} but of {types[1]} here. Build the model "
+                "as it was trained."
+            )
+
+
+def _load_weights(found: Opened, model: nn.Module, weights: dict[str, Any]) -> None:
+    """Load what fits; an extra state is taken by code of the model, which may refuse it."""
+    if not found.record["extra"]:
+        model.load_state_dict(weights)
+        return
+    before = copy.deepcopy(model.state_dict())
+    try:
+        model.load_state_dict(weights)
+    except Exception as error:
+        model.load_state_dict(before)
+        raise CheckpointError(
+            f"{found.path} does not fit: an extra state of the model was refused: {error!r}."
+        ) from error
 
 
 def _base(

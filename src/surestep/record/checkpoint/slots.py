@@ -38,7 +38,7 @@ def restore(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     """
     if isinstance(value, dict):
         if value.keys() == {TENSOR}:
-            return tensors[value[TENSOR]]
+            return tensors[str(value[TENSOR])]
         return {name: restore(each, tensors) for name, each in value.items()}
     if isinstance(value, list):
         return [restore(each, tensors) for each in value]

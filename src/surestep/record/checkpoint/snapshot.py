@@ -20,7 +20,7 @@ from surestep.record.checkpoint.slots import flatten
 from surestep.record.checkpoint.tensors import name_of
 from surestep.record.files import dumps
 
-_LEFT_OUT = ("params", "lr")  # the rate is a function of the steps taken, written before each
+LEFT_OUT = ("params", "lr")  # the rate is a function of the steps taken, written before each
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _optimizer_state(
     groups = [
         {
             "names": [names[id(parameter)] for parameter in group["params"]],
-            "options": {k: v for k, v in group.items() if k not in _LEFT_OUT and _is_json(v)},
+            "options": {k: v for k, v in group.items() if k not in LEFT_OUT and _is_json(v)},
         }
         for group in optimizer.param_groups
     ]

@@ -9,6 +9,7 @@ from torch import Tensor
 from surestep.base.errors import CheckpointError
 from surestep.engine.state import State
 from surestep.record.checkpoint.manifest import MANIFEST, RECORD, Manifest, Slice, Stored, verify
+from surestep.record.checkpoint.opened import check_readable
 from surestep.record.checkpoint.snapshot import Snapshot, Staging
 from surestep.record.checkpoint.tensors import name_of, write_tensors, write_text
 from surestep.record.files import DISK_HINT, sync
@@ -44,6 +45,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
         temporary.mkdir()
         _write(temporary, snapshot)
         verify(temporary, fresh=True)
+        check_readable(temporary)
         _publish(temporary, final)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)

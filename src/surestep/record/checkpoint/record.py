@@ -1,0 +1,69 @@
+"""What a checkpoint holds besides tensors: every key that state.json has, and its kind."""
+
+from typing import Any
+
+from surestep.record.kinds import (
+    Kind,
+    anything,
+    count,
+    finite,
+    listed,
+    named,
+    number,
+    numbers,
+    one_of,
+    optional,
+    parts,
+    text,
+)
+
+_SCALER = parts(
+    scale=finite,
+    growth_factor=finite,
+    backoff_factor=finite,
+    growth_interval=count,
+    _growth_tracker=count,
+)
+
+
+def _scaler(value: Any, name: str) -> Any:
+    return value if value == {} else _SCALER(value, name)  # {} where it is switched off
+
+
+_OPTIMIZER = {
+    "class": text,
+    "values": named(anything),
+    "groups": listed(parts(names=listed(text), options=named(anything))),
+}
+_RECORD: dict[str, Kind] = {
+    "place": parts(step=count, steps_taken=count, epoch=count, position=count, items=number),
+    "counts": parts(overflow=count, nonfinite=count, no_items=count, clipped=count),
+    "standing": parts(
+        metric=optional(text),
+        best=optional(number),
+        best_step=optional(count),
+        since_best=count,
+        latest_step=optional(count),
+        latest=named(numbers),
+        measured=one_of("weights", "average"),
+    ),
+    "plateau": parts(scale=number, best=optional(number), bad=count, cooling=count),
+    "cycle": optional(count),
+    "scaler": _scaler,
+    "metadata": named(anything),
+    "aliases": named(text),
+    "extra": named(anything),
+    "base": named(text),
+    "optimizers": named(parts(**_OPTIMIZER)),
+    "declared": named(anything),
+}
+_TAKE = parts(**_RECORD)
+
+
+def as_record(found: Any) -> dict[str, Any]:
+    """Return a record in which each value is of its kind.
+
+    Raises:
+        ValueError: with the name of what is not.
+    """
+    return dict(_TAKE(found, "it"))

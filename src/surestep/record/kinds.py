@@ -1,0 +1,108 @@
+"""What JSON that anybody may have written must be: a kind checks a value, and returns it.
+
+A number that is not finite stands in JSON as its name, and is a number again behind its kind.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+Kind = Callable[[Any, str], Any]  # the value and what it is called; raises ValueError
+MOST = 2**63
+
+
+def anything(value: Any, name: str) -> Any:
+    """Take whatever it is."""
+    return value
+
+
+def text(value: Any, name: str) -> str:
+    """Take text."""
+    return str(_check(isinstance(value, str), value, name, "text"))
+
+
+def count(value: Any, name: str) -> int:
+    """Take a whole number that is not negative."""
+    return int(_check(type(value) is int and 0 <= value < MOST, value, name, "a count"))
+
+
+def number(value: Any, name: str) -> float:
+    """Take a number; one that is not finite by its name."""
+    if value in ("nan", "inf", "-inf"):
+        return float(value)
+    whole = type(value) is int and abs(value) < 2**1023
+    return float(_check(whole or type(value) is float, value, name, "a number"))
+
+
+def finite(value: Any, name: str) -> float:
+    """Take a number above zero."""
+    found = number(value, name)
+    _check(math.isfinite(found) and found > 0, value, name, "a number above zero")
+    return found
+
+
+def numbers(value: Any, name: str) -> Any:
+    """Take a number, or lists of them."""
+    if isinstance(value, list):
+        return [numbers(each, name) for each in value]
+    return number(value, name)
+
+
+def optional(kind: Kind) -> Kind:
+    """Take null as well."""
+    return lambda value, name: None if value is None else kind(value, name)
+
+
+def one_of(*words: str) -> Kind:
+    """Take one of some words."""
+    return lambda value, name: _check(
+        isinstance(value, str) and value in words, value, name, " or ".join(words)
+    )
+
+
+def listed(kind: Kind) -> Kind:
+    """Take a list."""
+
+    def take(value: Any, name: str) -> list[Any]:
+        _check(isinstance(value, list), value, name, "a list")
+        return [kind(each, f"{name}[{i}]") for i, each in enumerate(value)]
+
+    return take
+
+
+def named(kind: Kind) -> Kind:
+    """Take an object whose names are anybody's."""
+
+    def take(value: Any, name: str) -> dict[str, Any]:
+        _check(isinstance(value, dict), value, name, "an object")
+        return {key: kind(each, f"{name}.{shown(key)}") for key, each in value.items()}
+
+    return take
+
+
+def parts(**kinds: Kind) -> Kind:
+    """Take an object with these names, and no others."""
+
+    def take(value: Any, name: str) -> dict[str, Any]:
+        _check(isinstance(value, dict), value, name, "an object")
+        lacks, more = sorted(kinds.keys() - value.keys()), sorted(value.keys() - kinds.keys())
+        if lacks or more:
+            raise ValueError(
+                f"{name} lacks {', '.join(lacks) or 'nothing'} and has "
+                f"{', '.join(map(shown, more[:3])) or 'nothing'} besides"
+            )
+        return {key: kind(value[key], f"{name}.{key}") for key, kind in kinds.items()}
+
+    return take
+
+
+def shown(value: Any) -> str:
+    """Show a value in a message, without its line breaks and cut where it is long."""
+    found = repr(value[:100] if isinstance(value, (str, list)) else value)
+    return found if len(found) <= 60 else f"{found[:60]}..."
+
+
+def _check(holds: bool, value: Any, name: str, kind: str) -> Any:
+    if not holds:
+        raise ValueError(f"{name} is {shown(value)}, which is not {kind}")
+    return value

@@ -1,0 +1,63 @@
+"""Checkpoints as somebody makes them who knows the format: with hashes that are right."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from surestep.engine.average import Average, Averaging
+from surestep.engine.state import State
+from surestep.record.checkpoint.manifest import MANIFEST, RECORD, sealed
+from tests import tiny
+
+
+def state_of(steps: int = 2, seed: int = 0) -> State:
+    """A state with everything in it: moments, an average, a scale."""
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
+    state = tiny.state_of(net, steps=0)
+    state.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    state.scaler.scale(torch.ones(()))
+    for step in range(steps):
+        tiny.move(state, seed + step)
+    averaging = Averaging("ema", 0.9, False, 0, 1, "average", None, 0)
+    state.average = Average(averaging, net, net.parameters())
+    state.standing.metric, state.standing.best, state.standing.best_step = "val/loss", 0.5, 1
+    state.standing.latest, state.standing.latest_step = {"val/loss": 0.75}, steps
+    state.metadata = {"words": ["of", "one's own"]}
+    return state
+
+
+def seal(path: Path, manifest: dict[str, Any], *, rehash: bool = True) -> None:
+    """Write a manifest whose hashes are those of the files, and of itself."""
+    for name, entry in manifest.get("files", {}).items() if rehash else ():
+        data = (path / name).read_bytes()
+        entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    text = json.dumps({**manifest, "sha256": "0" * 64})
+    (path / MANIFEST).write_text(sealed(text), encoding="utf-8")
+
+
+def manifest_of(path: Path) -> dict[str, Any]:
+    """Read a manifest without looking at it."""
+    found: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+    return found
+
+
+def forge(path: Path, name: str, data: bytes) -> None:
+    """Put other bytes into a file, and make the manifest agree."""
+    (path / name).write_bytes(data)
+    seal(path, manifest_of(path))
+
+
+def forge_record(path: Path, **changes: Any) -> None:
+    """Put other values into the record, by name; "a.b" is b in a."""
+    record = json.loads((path / RECORD).read_text())
+    for dotted, value in changes.items():
+        within = record
+        *names, last = dotted.split("__")
+        for each in names:
+            within = within[each]
+        within[last] = value
+    forge(path, RECORD, json.dumps(record).encode())

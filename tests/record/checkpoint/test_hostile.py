@@ -1,0 +1,383 @@
+"""Hostile checkpoints, with hashes that are right: refused by name, running nothing, in no time."""
+
+import copy
+import json
+import os
+import pickle
+import shutil
+import socket
+import time
+
+import pytest
+import torch
+
+from surestep.base.errors import CheckpointError
+from surestep.record.checkpoint.good import newest_good, survey
+from surestep.record.checkpoint.listing import read_record
+from surestep.record.checkpoint.manifest import MANIFEST, RECORD
+from surestep.record.checkpoint.read import load_checkpoint, load_model
+from surestep.record.checkpoint.tensors import write_tensors
+from surestep.record.checkpoint.write import save_checkpoint
+from tests import tiny
+from tests.record.checkpoint.forge import (
+    forge,
+    forge_record,
+    manifest_of,
+    seal,
+    state_of,
+)
+
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizers__model"
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    return save_checkpoint(tmp_path_factory.mktemp("good"), state_of())
+
+
+@pytest.fixture
+def path(good, tmp_path):
+    return shutil.copytree(good, tmp_path / good.name)
+
+
+def refused(path, match):
+    """Load it in every way: each refuses, and the state is as it was."""
+    state = state_of(seed=5)
+    before = copy.deepcopy((state.model.state_dict(), state.optimizer.state_dict()))
+    place, begun = state.place, time.monotonic()
+    with pytest.raises(CheckpointError, match=match) as caught:
+        load_checkpoint(path, state)
+    assert repr((state.model.state_dict(), state.optimizer.state_dict())) == repr(before)
+    assert state.place == place
+    survey(path.parent)
+    assert time.monotonic() - begun < 5
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_good_one_is_loaded(path):
+    state = state_of(seed=5)
+    load_checkpoint(path, state)
+    assert torch.equal(tiny.weights(state.model), tiny.weights(state_of().model))
+
+
+WRONG = [None, True, -1, 1.5, 10**400, "x", [], {}]
+COUNTS = (
+    *("place__step", "place__steps_taken", "place__epoch", "place__position", "counts__overflow"),
+    *("counts__clipped", "standing__since_best", "plateau__bad", "scaler__growth_interval"),
+)
+
+
+@pytest.mark.parametrize("value", WRONG, ids=lambda value: repr(value)[:9])
+def test_a_count_is_a_count(path, value):
+    for name in COUNTS:
+        forge_record(path, **{name: value})
+        with pytest.raises(CheckpointError, match=f"it.{name.replace('__', '.')} is"):
+            read_record(path)
+        forge_record(path, **{name: 2})
+    load_checkpoint(path, state_of(seed=5))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("place__items", [None, True, "x", [], 10**400]),
+        ("standing__best", [True, "x", [], {}]),
+        ("standing__best_step", [-1, "x", 0.5]),
+        ("standing__metric", [0, [], {}]),
+        ("standing__latest", [None, [], "x", {"a": "x"}, {"a": {}}, {"a": [[None]]}]),
+        ("standing__measured", ["x", None, ["weights"], {}]),
+        ("plateau__scale", [None, "x", []]),
+        ("cycle", [-1, "x", 1.5]),
+        ("scaler__scale", [0, -1, "inf", "x", None]),
+        ("metadata", [None, [], "x"]),
+        ("aliases", [None, [], {"a": 1}, {"a": ["x"]}]),
+        ("extra", [None, [], "x"]),
+        ("base", [None, [], {"a": 1}]),
+        ("optimizers", [None, [], {"model": 1}, {"model": {}}]),
+        (f"{OPTIMIZER}__class", [None, 1, []]),
+        (f"{OPTIMIZER}__values", [None, [], "x"]),
+        (f"{OPTIMIZER}__groups", [None, {}, [1], [{}], [{"names": "x", "options": {}}]]),
+    ],
+)
+def test_each_value_is_of_its_kind(path, name, values):
+    for value in values:
+        forge_record(path, **{name: value})
+        refused(path, r"state\.json: it")
+
+
+@pytest.mark.parametrize("name", ["place", "counts", "standing", "plateau", "unknown"])
+def test_no_name_is_left_out_or_put_in(path, name):
+    record = json.loads((path / RECORD).read_text())
+    for other in ({**record, "a\x1b[2J": 1}, {k: v for k, v in record.items() if k != name}):
+        if other != record:
+            forge(path, RECORD, json.dumps(other).encode())
+            refused(path, r"state\.json: it lacks")
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"aliases": {"0.weight": "9.weight"}}, "lacks the tensor"),
+        ({"aliases": {"a": "b", "b": "a"}}, "lacks the tensor"),
+        ({"extra": {"0.weight": 1}}, "an extra state that is a tensor as well"),
+        ({"extra": {"x": 1}}, r"has \['x'\] besides"),
+        ({"base": {"0.weight": "x"}}, "frozen base"),
+        ({f"{OPTIMIZER}__values": {"model/0.weight/step": {"$tensor": "no"}}}, "lacks the tensor"),
+        ({f"{OPTIMIZER}__values": {"model/0.weight/step": {"$tensor": []}}}, "lacks the tensor"),
+        ({f"{OPTIMIZER}__groups": []}, r"no optimizer state for 0\.weight"),
+        ({f"{OPTIMIZER}__class": "SGD"}, "state of SGD"),
+        ({"optimizers": {}}, "holds the optimizers"),
+        ({"place__step": 1}, "it is of step 1, not 2"),
+    ],
+    ids=str,
+)
+def test_what_belongs_together_must(path, changes, match):
+    forge_record(path, **changes)
+    refused(path, match)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("params", [1]),
+        ("lr", 0.1),
+        ("__class__", "x"),
+        ("no_such_option", 1),
+        ("fused", "yes"),
+        ("betas", [0.9]),
+        ("betas", [0.9, "x"]),
+        ("betas", 0.9),
+        ("eps", "x"),
+        ("eps", None),
+        ("weight_decay", [0.1]),
+        ("amsgrad", 1),
+    ],
+)
+def test_an_option_that_the_optimizer_does_not_have_is_refused(path, option, value):
+    groups = json.loads((path / RECORD).read_text())["optimizers"]["model"]["groups"]
+    groups[0]["options"][option] = value
+    forge_record(path, **{f"{OPTIMIZER}__groups": groups})
+    refused(path, f"optimizer's option '{option}'")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xff\xfe",
+        b"",
+        b"NaN",
+        b'{"place": {}, "place": {}}',
+        b"[" * 10**6,
+        b'{"a":' * 200 + b"1" + b"}" * 200,
+        b"9" * 10_000,
+        b"1e999",
+        b'"\\ud800"',
+        b"[" + b"0," * 10**5 + b"0]",
+    ],
+    ids=lambda text: text[:8],
+)
+def test_text_that_is_no_record_is_refused(path, text):
+    forge(path, RECORD, text)
+    refused(path, r"damaged: state\.json")
+
+
+def test_files_that_are_too_large_are_refused_before_they_are_read(path):
+    for name in (RECORD, MANIFEST):
+        with (path / name).open("r+b") as file:
+            file.truncate(2**40)  # a hole: it takes no space
+        begun = time.monotonic()
+        refused(path, rf"{name}: it has 1,099,511,627,776 bytes")
+        assert time.monotonic() - begun < 1
+
+
+@pytest.mark.parametrize("name", [MANIFEST, RECORD, MODEL])
+@pytest.mark.parametrize("kind", ["pipe", "socket", "folder", "link", "loop", "hard link"])
+def test_only_plain_files_are_opened(path, name, kind, monkeypatch):
+    file = path / name
+    file.rename(path / "kept")
+    match kind:
+        case "pipe":
+            os.mkfifo(file)  # to open one waits for its writer
+        case "socket":
+            monkeypatch.chdir(path)
+            with socket.socket(socket.AF_UNIX) as made:
+                made.bind(name)
+        case "folder":
+            file.mkdir()
+        case "link":
+            file.symlink_to(path / "kept")
+        case "loop":
+            file.symlink_to(file)
+        case "hard link":  # another name of the same bytes, which are verified
+            os.link(path / "kept", file)
+            load_checkpoint(path, state_of(seed=5))
+            return
+    refused(path, rf"damaged: {name}")
+
+
+NAMES = ["../x", "/etc/passwd", "a/b", "a\0b", "a\nb", "", ".", "..", "é", "x" * 300, MANIFEST]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=repr)
+def test_a_path_is_no_name_of_a_file(path, name):
+    manifest = manifest_of(path)
+    manifest["files"][name] = manifest["files"][MODEL]
+    seal(path, manifest, rehash=False)
+    refused(path, r"manifest\.json: .*no name of a file")
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, (os.environ["BOMB"],)
+
+
+@pytest.mark.parametrize("name", [MODEL, RECORD, MANIFEST, "optimizer.safetensors"])
+def test_a_pickle_under_our_name_does_not_run(path, name, tmp_path, monkeypatch):
+    monkeypatch.setenv("BOMB", str(tmp_path / "exploded"))
+    torch.save({"0.weight": Bomb()}, path / "bomb")
+    for data in (pickle.dumps(Bomb()), (path / "bomb").read_bytes()):
+        if name == MANIFEST:
+            (path / name).write_bytes(data)
+        else:
+            forge(path, name, data)
+        refused(path, f"damaged: {name}")
+        with pytest.raises(CheckpointError):
+            load_model(path, state_of().model)
+    assert not (tmp_path / "exploded").exists()
+
+
+def header(**tensors):
+    text = json.dumps(tensors).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff" * 8,
+        (2**63).to_bytes(8, "little") + b"{}",
+        (100).to_bytes(8, "little") + b"{}",
+        header(),
+        header(a=F32),
+        header(a={**F32, "data_offsets": [4, 0]}) + bytes(4),
+        header(a={**F32, "data_offsets": [0, 2**62]}) + bytes(4),
+        header(a=F32, b=F32) + bytes(4),
+        header(a={**F32, "data_offsets": [4, 8]}) + bytes(8),
+        header(a={**F32, "shape": [2**62, 2**62]}) + bytes(4),
+        header(a={**F32, "shape": [-1]}) + bytes(4),
+        header(a={**F32, "dtype": "O"}) + bytes(4),
+        header(a=F32) + bytes(400),
+        (4).to_bytes(8, "little") + b"[[[[",
+        (10**5).to_bytes(8, "little") + b"[" * 10**5,
+    ],
+    ids=lambda data: repr(data[:60]),
+)
+def test_an_absurd_header_is_refused(path, data):
+    forge(path, MODEL, data)
+    refused(path, rf"damaged: {MODEL}")
+
+
+def rewritten(path, tensors):
+    """Put other tensors into the model's file; the manifest agrees on hashes alone."""
+    (path / MODEL).unlink()
+    write_tensors(path / MODEL, tensors)
+    seal(path, manifest_of(path))
+
+
+def test_the_files_hold_what_the_manifest_says(path):
+    own = dict(state_of().model.state_dict())
+    for match, other in {
+        "'0.weight' is not there": {k: v for k, v in own.items() if k != "0.weight"},
+        "'more' is": {**own, "more": torch.zeros(1)},
+        r"'0.weight' is \('I32'": {**own, "0.weight": own["0.weight"].int()},
+        r"'0.weight' is .*\[4, 3\]": {**own, "0.weight": own["0.weight"].T.contiguous()},
+    }.items():
+        rewritten(path, other)
+        refused(path, f"{MODEL}: {match}")
+
+
+def edited(path, kind, name, **stored):
+    """Say something else of a tensor in the manifest, and of its only slice."""
+    manifest = manifest_of(path)
+    entry = manifest["tensors"][kind][name]
+    entry.update(stored)
+    entry["slices"][0].update({k: v for k, v in stored.items() if k == "shape"})
+    seal(path, manifest)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "match"),
+    [
+        ("model", "0.weight", torch.zeros(3, 4).cfloat(), "complex64 in .* but of torch.float32"),
+        ("model", "1.num_batches_tracked", torch.zeros(()), "but of torch.int64"),
+        ("model", "0.weight", torch.zeros(4, 3), r"is \(4, 3\) in .* but \(3, 4\) here"),
+        ("average", "0.weight", torch.zeros(3, 4).cfloat(), "complex64"),
+        ("average", "0.weight", torch.zeros(4, 3), "of another model"),
+        ("optimizer", "model/0.weight/exp_avg", torch.zeros(1), "holds exp_avg of 0.weight"),
+        ("optimizer", "model/0.weight/exp_avg_sq", torch.zeros(3, 4).int(), "holds exp_avg_sq"),
+        ("optimizer", "model/0.weight/step", torch.zeros(9), "holds step of 0.weight"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_refused(path, kind, name, value, match):
+    """A fused kernel would walk over the end of a short one."""
+    from safetensors.torch import load_file
+
+    from surestep.record.checkpoint.tensors import NAMES as DTYPE_NAMES
+
+    file = path / f"{kind}.safetensors"
+    tensors = {**load_file(file), name: value}
+    tensors = {each: tensor.clone() for each, tensor in tensors.items()}
+    file.unlink()
+    write_tensors(file, tensors)
+    manifest = manifest_of(path)
+    entry = manifest["tensors"][kind][name]
+    entry.update(dtype=DTYPE_NAMES[value.dtype], shape=list(value.shape))
+    entry["slices"][0].update(shape=list(value.shape), offset=[0] * value.dim())
+    seal(path, manifest)
+    refused(path, match)
+
+
+def test_many_slices_take_no_longer_than_they_are(path):
+    """Pair by pair they would take minutes."""
+    manifest = manifest_of(path)
+    many = {f"f{i}": manifest["files"][MODEL] for i in range(6_000)}
+    manifest["files"] |= many
+    manifest["tensors"]["model"]["0.weight"] = {
+        "dtype": "F32",
+        "shape": [6_000],
+        "slices": [{"file": name, "offset": [0], "shape": [1]} for name in many],
+    }
+    seal(path, manifest, rehash=False)
+    refused(path, "slices that do not make up their tensor")
+
+
+def test_more_dimensions_than_torch_has_are_refused(path):
+    edited(path, "model", "0.weight", shape=[1] * 65)
+    refused(path, "65 dimensions")
+
+
+def test_a_file_that_the_manifest_does_not_name_is_not_looked_at(path):
+    (path / "more.safetensors").write_bytes(b"x")
+    os.mkfifo(path / "pipe")
+    load_checkpoint(path, state_of(seed=5))
+
+
+def test_sizes_that_the_manifest_has_wrong_are_refused(path):
+    for size in (0, 7, 2**62, -1, "x", None, True):
+        manifest = manifest_of(path)
+        manifest["files"][MODEL]["bytes"] = size
+        seal(path, manifest, rehash=False)
+        refused(path, "damaged")
+
+
+def test_a_newest_one_that_is_hostile_is_passed_over(path):
+    shutil.copytree(path, path.with_name("step-00000003"))
+    forge_record(path.with_name("step-00000003"), place__epoch="x")
+    found = newest_good(path.parent)
+    assert found.opened is not None
+    assert found.opened.path == path
