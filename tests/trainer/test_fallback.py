@@ -6,7 +6,7 @@ import torch
 
 import surestep
 from surestep import Run
-from surestep.base.errors import CheckpointError, DamagedError
+from surestep.base.errors import CheckpointError, DamagedError, RunError
 from surestep.record.checkpoint.listing import list_checkpoints
 from surestep.trainer.measure import measure_run
 from tests import tiny
@@ -83,8 +83,10 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(run):
 
 def test_a_good_checkpoint_of_another_model_is_no_reason_to_fall_back(run):
     other = {**parts(), "model": torch.nn.Sequential(torch.nn.Linear(4, 3))}
-    with pytest.raises(CheckpointError, match=r"but \(3, 4\) here"):
+    with pytest.raises(RunError, match="no checkpoint of the one fits the other"):
         tiny.prepare(run.path, other, **SAID)
+    with pytest.raises(CheckpointError, match=r"but \(3, 4\) here"):
+        run.load_model(other["model"], "last")
     assert len(checkpoints(run)) == len(list(run.checkpoints.iterdir()))
 
 

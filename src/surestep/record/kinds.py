@@ -41,6 +41,16 @@ def finite(value: Any, name: str) -> float:
     return found
 
 
+def within(kind: Kind, most: float) -> Kind:
+    """Take what is no larger than what a tensor of torch holds."""
+
+    def take(value: Any, name: str) -> Any:
+        found = kind(value, name)
+        return _check(found <= most, found, name, f"at most {most:g}")
+
+    return take
+
+
 def numbers(value: Any, name: str) -> Any:
     """Take a number, or lists of them."""
     if isinstance(value, list):

@@ -12,6 +12,7 @@ _LOST = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.ENXIO}
     | {getattr(errno, "EUCLEAN", errno.EIO)}
 )
+_MOST = 300  # characters of what was read that a message shows
 
 
 class GoneError(CheckpointError):
@@ -30,5 +31,7 @@ def fault(path: Path, file: str, what: object) -> CheckpointError:
         return CheckpointError(f"{path} cannot be read: {file}: {what.strerror or what}.")
     if not os.path.isdir(path):
         return GoneError(f"{path} is not there: it was deleted or moved.")
-    said = (what.strerror or what) if isinstance(what, OSError) else what
-    return DamagedError(f"{path} is damaged: {file}: {said}.")
+    said = str((what.strerror or what) if isinstance(what, OSError) else what)
+    said = said if len(said) <= _MOST else f"{said[:_MOST]}..."
+    plain = "".join(each if each.isprintable() else "?" for each in said)
+    return DamagedError(f"{path} is damaged: {file}: {plain}.")

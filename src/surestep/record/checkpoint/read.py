@@ -118,10 +118,17 @@ def _fitting_weights(
         raise fault(found.path, RECORD, "it has an extra state that is a tensor as well")
     if missing or foreign:
         raise CheckpointError(
-            f"{found.name} is of another model: it lacks {missing or 'nothing'} and has "
-            f"{foreign or 'nothing'} besides. Build the model that was trained."
+            f"{found.name} is of another model: it lacks {_few(missing)} and has "
+            f"{_few(foreign)} besides. Build the model that was trained."
         )
     return {**tensors, **record["extra"]}
+
+
+def _few(names: list[str], most: int = 20) -> str:
+    """Show names, not more than anybody reads."""
+    short = [name if len(name) <= 100 else f"{name[:100]}..." for name in names[:most]]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{short}{more}" if names else "nothing"
 
 
 def _check_shapes(found: Opened, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

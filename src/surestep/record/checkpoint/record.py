@@ -15,14 +15,15 @@ from surestep.record.kinds import (
     optional,
     parts,
     text,
+    within,
 )
 
 _SCALER = parts(
-    scale=finite,
+    scale=within(finite, 2.0**127),
     growth_factor=finite,
     backoff_factor=finite,
-    growth_interval=count,
-    _growth_tracker=count,
+    growth_interval=within(count, 2**31 - 1),
+    _growth_tracker=within(count, 2**31 - 1),
 )
 
 
