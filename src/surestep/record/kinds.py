@@ -21,6 +21,11 @@ def text(value: Any, name: str) -> str:
     return str(_check(isinstance(value, str), value, name, "text"))
 
 
+def boolean(value: Any, name: str) -> bool:
+    """Take true or false."""
+    return bool(_check(isinstance(value, bool), value, name, "true or false"))
+
+
 def count(value: Any, name: str) -> int:
     """Take a whole number that is not negative."""
     return int(_check(type(value) is int and 0 <= value < MOST, value, name, "a count"))
@@ -31,7 +36,9 @@ def number(value: Any, name: str) -> float:
     if value in ("nan", "inf", "-inf"):
         return float(value)
     whole = type(value) is int and abs(value) < 2**1023
-    return float(_check(whole or type(value) is float, value, name, "a number"))
+    _check(whole or type(value) is float, value, name, "a number")
+    found: float = value  # a whole one stays whole
+    return found
 
 
 def finite(value: Any, name: str) -> float:

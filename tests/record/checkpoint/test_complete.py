@@ -22,6 +22,7 @@ STANDING = {
     "latest_step": 6,
     "latest": {"val/loss": 0.25, "val/confusion": [[1.0, 2.0], [3.0, 4.0]]},
     "measured": "average",
+    "is_due": True,
 }
 
 

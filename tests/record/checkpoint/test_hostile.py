@@ -87,6 +87,7 @@ def test_a_count_is_a_count(path, value):
         ("standing__metric", [0, [], {}]),
         ("standing__latest", [None, [], "x", {"a": "x"}, {"a": {}}, {"a": [[None]]}]),
         ("standing__measured", ["x", None, ["weights"], {}]),
+        ("standing__is_due", [None, 0, "true"]),
         ("plateau__scale", [None, "x", []]),
         ("cycle", [-1, "x", 1.5]),
         ("scaler__scale", [0, -1, "inf", "x", None, 1e308]),

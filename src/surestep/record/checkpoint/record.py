@@ -5,6 +5,7 @@ from typing import Any
 from surestep.record.kinds import (
     Kind,
     anything,
+    boolean,
     count,
     finite,
     listed,
@@ -47,6 +48,7 @@ _RECORD: dict[str, Kind] = {
         latest_step=optional(count),
         latest=named(numbers),
         measured=one_of("weights", "average"),
+        is_due=boolean,
     ),
     "plateau": parts(scale=number, best=optional(number), bad=count, cooling=count),
     "cycle": optional(count),
