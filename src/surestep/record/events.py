@@ -19,39 +19,76 @@ FORMAT = 1
 
 
 class EventWriter:
-    """Append events to a file; each is a whole line as soon as it is written."""
+    """Append events to a file; each is a whole line as soon as it is written.
+
+    What cannot be written is kept, and written before what comes next. There is no buffer but
+    that: a forked process would write what is left in one again.
+
+    Raises:
+        OSError: the file cannot be begun.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._left = bytearray()
+        self._told = False
+        self._error: OSError | None = None
         if path.exists():
             _cut_torn_line(path)
         fresh = not path.exists() or path.stat().st_size == 0
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
         if fresh:
             self.write("format", version=FORMAT)
+        if self._error is not None:
+            self._file.close()
+            raise self._error
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append an event.
+        """Append an event."""
+        text = dumps({"event": kind, "time": round(time.time(), 3), **fields})
+        self._left += f"{text}\n".encode()
+        self._flush()
 
-        Raises:
-            RunError: the disk is full or cannot be written.
-        """
-        try:
-            self._file.write(dumps({"event": kind, "time": round(time.time(), 3), **fields}) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise RunError(
-                f"{self.path} could not be written: {error.strerror}. {DISK_HINT}"
-            ) from error
+    def notice(self) -> str | None:
+        """Return what there is to tell: once, that events cannot be written, until they can."""
+        if self._error is None or self._told:
+            return None
+        self._told = True
+        return (
+            f"{self.path} could not be written: {self._error.strerror}. The run goes on; what "
+            "happens is kept in memory, and written when that is possible."
+        )
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file.
+
+        Raises:
+            RunError: there are events left that cannot be written.
+        """
         try:
+            self._flush()
+            if self._error is not None:
+                raise self._error
             self._file.close()
         except OSError as error:
+            count = self._left.count(b"\n")
             raise RunError(
-                f"{self.path} could not be closed: {error.strerror}. {DISK_HINT}"
+                f"{self.path} could not be written: {error.strerror}. The last {count} events are "
+                f"lost. {DISK_HINT}"
             ) from error
+        finally:
+            self._file.close()
+
+    def _flush(self) -> None:
+        if self._file.closed:
+            return
+        try:
+            while self._left:
+                done = self._file.write(self._left) or 0
+                del self._left[:done]
+            self._error, self._told = None, False
+        except OSError as error:
+            self._error = error
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from surestep.base.errors import RunError
+from surestep.record.leftovers import half_done
 
 LARGEST = 2**26  # bytes that are read at once: the record of some 300,000 tensors
 DEEPEST = 100  # lists and dicts within each other
@@ -45,7 +46,7 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         RunError: the disk is full or cannot be written.
     """
-    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    temporary = half_done(path, "tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(dumps(value, indent=1) + "\n")

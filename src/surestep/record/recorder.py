@@ -13,13 +13,14 @@ from surestep.engine.plan import Plan
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.state import State
 from surestep.record.checkpoint.good import Newest, PassedOver, newest_good, put_aside
-from surestep.record.checkpoint.keep import retain, sweep
+from surestep.record.checkpoint.keep import retain
 from surestep.record.checkpoint.opened import Opened
 from surestep.record.checkpoint.saver import Outcome, Saver
 from surestep.record.environment import environment
 from surestep.record.events import EventWriter, read_events
 from surestep.record.files import DISK_HINT, write_json
 from surestep.record.hold import Hold
+from surestep.record.leftovers import sweep
 from surestep.record.run import Run
 from surestep.record.skipped import write_skipped
 
@@ -47,7 +48,8 @@ class Recorder:
         self._status: dict[str, Any] = {}
         self._saver: Saver | None = None
         self._newest: Newest | None = None
-        sweep(self.checkpoints)
+        for each in (folder, self.checkpoints):
+            sweep(each)
 
     @property
     def run(self) -> Run:
@@ -138,6 +140,10 @@ class Recorder:
         """Append an event."""
         if self._events is not None:
             self._events.write(kind, **fields)
+
+    def notice(self) -> str | None:
+        """Return what there is to tell of the folder itself."""
+        return None if self._events is None else self._events.notice()
 
     def steps(self, point: LogPoint) -> None:
         """Append what the host read at a log point."""

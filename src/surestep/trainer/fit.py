@@ -4,7 +4,7 @@ import time
 from functools import partial
 
 from surestep.base.duration import Cadence, Duration
-from surestep.base.errors import CheckpointError, NonFiniteError, Stopped
+from surestep.base.errors import CheckpointError, NonFiniteError, Stopped, SurestepError
 from surestep.engine.callback import Request
 from surestep.engine.evaluate import Interrupted
 from surestep.engine.measure.memory import ran_out
@@ -34,10 +34,10 @@ def fit(session: Session) -> Run:
             raise
         except NonFiniteError as error:
             error.add_note(_saved_before(session))
-            session.end("failed", reason=str(error))
+            _fail(session, error, str(error))
             raise
         except Exception as error:
-            session.end("failed", reason=f"{type(error).__name__}: {error}")
+            _fail(session, error, f"{type(error).__name__}: {error}")
             if ran_out(error):
                 assert session.loop.out_of_memory is not None
                 raise session.loop.out_of_memory(error) from error
@@ -141,6 +141,14 @@ def _stop(session: Session, name: str) -> str:
     where = f"Stopped after step {session.state.place.step}; saved as {path}."
     session.say(where)
     return f"{name}: {where} The same call goes on from there."
+
+
+def _fail(session: Session, error: Exception, reason: str) -> None:
+    """Write how the run ended; where that fails too, the error that ended it is what is told."""
+    try:
+        session.end("failed", reason=reason)
+    except SurestepError as late:
+        error.add_note(str(late))
 
 
 def _saved_before(session: Session) -> str:

@@ -14,6 +14,7 @@ def begin(session: Session, recorder: Recorder, going: Going) -> None:
     own = going.checkpoint if going.branch is None else None
     progress = open_progress(session.plan, session.state.place.step)
     session.open(progress, None if own is None else own.path, finished=going.finished)
+    session.loop.notices.append(recorder.notice)
     _watch_profile(session)
     if going.branch is None:
         _tell_where_it_stands(session, recorder)

@@ -1,11 +1,13 @@
 import math
 import os
+import socket
 
 import pytest
 
 from surestep.record.checkpoint.good import survey
-from surestep.record.checkpoint.keep import best_first, retain, sweep
+from surestep.record.checkpoint.keep import best_first, retain
 from surestep.record.checkpoint.write import save_checkpoint
+from surestep.record.leftovers import half_done, sweep
 from tests import tiny
 
 
@@ -67,9 +69,18 @@ def test_a_damaged_checkpoint_does_not_count_and_stays(tmp_path):
     assert steps(tmp_path) == [2, 3, 4]
 
 
+def gone(name, host=None):
+    """Name what a process that is dead was at."""
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return f"{name}-at-{host or socket.gethostname()}-{pid}"
+
+
 def test_what_a_dead_process_left_is_swept(tmp_path):
     saved_with(tmp_path, [1])
-    for name in (".tmp-step-00000002-77", ".del-step-00000000"):
+    for name in (gone(".tmp-step-00000002"), gone(".del-step-00000000")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "state.json").write_text("{")
     sweep(tmp_path)
@@ -79,15 +90,28 @@ def test_what_a_dead_process_left_is_swept(tmp_path):
 
 def test_a_process_that_died_between_the_two_names_of_a_step_leaves_the_step(tmp_path):
     saved_with(tmp_path, [1])
-    (tmp_path / "step-00000001").rename(tmp_path / ".old-step-00000001-77")
+    (tmp_path / "step-00000001").rename(tmp_path / gone(".old-step-00000001"))
     sweep(tmp_path)
     assert steps(tmp_path) == [1]
 
 
 def test_what_an_earlier_deletion_left_is_no_obstacle(tmp_path):
     saved_with(tmp_path, [1, 2])
-    left = tmp_path / f".del-step-00000001-{os.getpid()}"
+    left = half_done(tmp_path / "step-00000001", "del")
     left.mkdir()
     (left / "state.json").write_text("{")
     retain(tmp_path, keep_last=1, keep_best=0, metric=None, mode="min")
     assert steps(tmp_path) == [2]
+
+
+def test_what_a_living_process_or_another_machine_is_at_stays(tmp_path):
+    living = f".tmp-step-00000002-at-{socket.gethostname()}-{os.getppid()}"
+    other, old = gone(".tmp-step-00000003", "other-host"), gone(".del-step-00000004", "other-host")
+    for name in (living, other, old):
+        (tmp_path / name).mkdir()
+    os.utime(tmp_path / old, (0, 0))
+    (tmp_path / gone(".tmp-status.json")).write_text("{")
+    (tmp_path / ".tmp-of-the-user").write_text("mine")
+    sweep(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {living, other, ".tmp-of-the-user"}

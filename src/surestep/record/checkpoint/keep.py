@@ -1,7 +1,6 @@
 """Which checkpoints stay: the last n and the best k."""
 
 import math
-import os
 import shutil
 from pathlib import Path
 from typing import Literal
@@ -10,6 +9,7 @@ from surestep.engine.metrics import number
 from surestep.record.checkpoint.good import survey
 from surestep.record.checkpoint.listing import Saved
 from surestep.record.incident import referred
+from surestep.record.leftovers import half_done
 
 
 def best_first(checkpoints: list[Saved], metric: str, mode: Literal["min", "max"]) -> list[Saved]:
@@ -89,24 +89,8 @@ def retain(
     )
     doomed = [each.path for each in checkpoints if each.path not in kept]
     for path in doomed:
-        hidden = path.with_name(f".del-{path.name}-{os.getpid()}")
+        hidden = half_done(path, "del")
         shutil.rmtree(hidden, ignore_errors=True)
         path.rename(hidden)
         shutil.rmtree(hidden)
     return doomed
-
-
-def sweep(folder: Path) -> None:
-    """Delete what a process that died left half done; only the folder's holder may.
-
-    A checkpoint that was making way for a newer one of the same step is given its name back, where
-    the newer one has not got it.
-    """
-    for path in list(folder.iterdir()) if folder.is_dir() else []:
-        if path.name.startswith(".old-"):
-            final = folder / path.name.removeprefix(".old-").rpartition("-")[0]
-            if not final.exists():
-                path.rename(final)
-                continue
-        if path.name.startswith((".tmp-", ".del-", ".old-")):
-            shutil.rmtree(path, ignore_errors=True)

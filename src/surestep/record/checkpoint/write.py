@@ -1,6 +1,5 @@
 """Write a checkpoint: a temporary folder, synced and read back, then one rename."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from surestep.record.checkpoint.opened import check_readable
 from surestep.record.checkpoint.snapshot import Snapshot, Staging
 from surestep.record.checkpoint.tensors import name_of, write_tensors, write_text
 from surestep.record.files import DISK_HINT, sync
+from surestep.record.leftovers import half_done
 
 
 def save_checkpoint(folder: Path, state: State, *, cycle: int | None = None) -> Path:
@@ -38,9 +38,9 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
         CheckpointError: the disk is full, cannot be written, or gives back other bytes.
     """
     final = folder / f"step-{snapshot.step:08d}"
-    temporary = folder / f".tmp-{final.name}-{os.getpid()}"
+    temporary = half_done(final, "tmp")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)  # its parent is there, or a mount has vanished
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         _write(temporary, snapshot)
@@ -82,7 +82,7 @@ def _whole(name: str, tensor: Tensor, file: str) -> Stored:
 
 def _publish(temporary: Path, final: Path) -> None:
     """Give the folder its name; one that already bears it makes way until then."""
-    old = final.with_name(f".old-{final.name}-{os.getpid()}")
+    old = half_done(final, "old")
     if final.exists():
         final.rename(old)
     try:

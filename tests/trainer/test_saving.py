@@ -1,0 +1,138 @@
+import os
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from surestep.base.errors import CheckpointError
+from surestep.record.checkpoint import saver
+from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.run import Run
+from tests import tiny
+
+SAVES = {"checkpoint": {"every": "1 step", "keep_last": 9}, "logging": {"every": "1 step"}}
+
+
+def failing(monkeypatch, *steps):
+    """Let the disk be full at these steps."""
+    write = saver.write_checkpoint
+
+    def full(folder, snapshot):
+        if snapshot.step in steps:
+            raise CheckpointError(f"step {snapshot.step}: No space left on device.")
+        return write(folder, snapshot)
+
+    monkeypatch.setattr(saver, "write_checkpoint", full)
+
+
+def saved(run: Path) -> list[int]:
+    return [int(path.name[5:]) for path in list_checkpoints(run / "checkpoints")]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_save_that_fails_is_told_and_the_next_one_tries_again(
+    tmp_path, monkeypatch, asynchronous
+):
+    failing(monkeypatch, 2, 3)
+    said = {**SAVES, "checkpoint": {**SAVES["checkpoint"], "async_save": asynchronous}}
+    run = tiny.fit(tmp_path, **said)
+    assert saved(tmp_path) == [1, 4, 5, 6]
+    told = [event for event in run.events() if event["event"] == "notice"]
+    assert [event["step"] for event in told] == [2, 3]
+    assert "No space left on device. The run goes on" in told[0]["text"]
+    steps = [event["step"] for event in run.events() if event["event"] == "checkpoint"]
+    assert steps == [1, 4, 5, 6]
+
+
+def test_the_last_save_must_succeed(tmp_path, monkeypatch):
+    failing(monkeypatch, 6)
+    with pytest.raises(CheckpointError, match="step 6: No space left"):
+        tiny.fit(tmp_path, **SAVES)
+    assert saved(tmp_path) == [1, 2, 3, 4, 5]
+    assert Run(tmp_path).status["status"] == "failed"
+    monkeypatch.undo()
+    assert tiny.fit(tmp_path, **SAVES).status["status"] == "finished"
+
+
+def test_an_error_that_is_no_disk_trouble_ends_the_run(tmp_path, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(saver, "write_checkpoint", broken)
+    with pytest.raises(ZeroDivisionError):
+        tiny.fit(tmp_path, **SAVES)
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """A small disk of its own, where this process may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)]
+    may = os.geteuid() == 0 and shutil.which("mount")
+    if not (may and subprocess.run(words, capture_output=True).returncode == 0):
+        if os.environ.get("CI") == "true":
+            pytest.fail("this machine may not mount a tmpfs")
+        pytest.skip("needs the right to mount a tmpfs")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], capture_output=True)
+
+
+def steps_with(run, act, **said):
+    """Train, and do something to the disk after step 3."""
+    with tiny.prepare(run, **said) as session:
+        for result in session.steps():
+            session.saving.begin()
+            session.saving.collect(wait=True)
+            if result.step in act:
+                act[result.step]()
+
+
+def test_a_full_disk_costs_only_the_saves_while_it_is_full(mounted):
+    run, big = mounted / "r", mounted / "big"
+
+    def fill():
+        with big.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(b"x" * 512)
+
+    steps_with(run, {3: fill, 5: big.unlink}, **SAVES)
+    assert saved(run) == [1, 2, 3, 6]
+    events = list(Run(run).events())
+    assert sum(len(e["loss"]) for e in events if e["event"] == "steps") == 6
+    assert next(e["step"] for e in events if e["event"] == "notice") == 4
+
+
+def test_a_folder_that_can_only_be_read_for_a_while_costs_only_its_saves(mounted):
+    run = mounted / "r"
+
+    def mount(*words):
+        subprocess.run(["mount", *words], check=True)
+
+    def lock():
+        mount("--bind", str(run), str(run))
+        mount("-o", "remount,bind,ro", str(run))
+
+    def unlock():
+        subprocess.run(["umount", "-l", str(run)], check=True)
+
+    steps_with(run, {3: lock, 4: unlock}, **SAVES)
+    assert saved(run) == [1, 2, 3, 5, 6]
+
+
+def test_a_mount_that_vanishes_leaves_a_run_that_goes_on(mounted):
+    run = mounted / "r"
+
+    def vanish():
+        subprocess.run(["umount", "-l", str(mounted)], check=True)
+
+    with tiny.prepare(run, **SAVES) as session:
+        for result in session.steps():
+            if result.step == 3:
+                vanish()
+            session.saving.begin()
+            session.saving.collect(wait=True)
+        assert session.state.place.step == 6
+    assert list(mounted.iterdir()) == []
