@@ -66,8 +66,9 @@ class Child:
 
     def kill(self) -> None:
         """Kill -9; a child that has ended already is left alone."""
-        if self.code is None and not self.poll():
-            os.kill(self.pid, signal.SIGKILL)
+        if self.code is None:
+            if not self.poll():
+                os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
     def poll(self) -> bool:

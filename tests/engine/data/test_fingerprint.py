@@ -4,9 +4,11 @@ import os
 
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+import surestep
 from surestep.engine.data.fingerprint import LOADED, map_fingerprint, places
+from surestep.trainer.planning import plan_task
 from tests import tiny
 
 
@@ -87,3 +89,18 @@ def test_data_that_fails_is_told_by_the_first_batch():
             raise ZeroDivisionError
 
     assert known(Broken()) is None
+
+
+def test_tensors_are_known_the_same_whoever_slices_them():
+    x, y = tiny.data()
+    loaders = [DataLoader(TensorDataset(x, y), 8, num_workers=workers) for workers in (0, 2)]
+    found = {known((x, y)), known((x, y), data={"num_workers": 2}), *map(loaded, loaders)}
+    assert len(found) == 1
+
+
+def loaded(loader):
+    planned = plan_task(
+        tiny.task(train=loader),
+        surestep.Config(epochs=1, logging={"progress": "quiet"}),
+    )
+    return map_fingerprint(planned.task, planned.plan)

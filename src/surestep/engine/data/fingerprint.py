@@ -9,10 +9,9 @@ from dataclasses import replace
 import torch
 
 from surestep.engine.data.dataset import samples_of
-from surestep.engine.data.open import open_source
+from surestep.engine.data.open import open_source, plain_tensors
 from surestep.engine.data.order import Cut
 from surestep.engine.data.passes import Stream
-from surestep.engine.data.source import InMemory
 from surestep.engine.data.stream import digest
 from surestep.engine.plan import Plan
 from surestep.engine.task import Task
@@ -37,6 +36,10 @@ def map_fingerprint(task: Task, plan: Plan) -> str | None:
     """
     samples = samples_of(task.train, "train")
     assert samples is not None
+    memory = plain_tensors(task.train, task)
+    if memory is not None:  # with any number of workers: it is the same data
+        rows = torch.tensor(places(samples, IN_MEMORY))
+        return digest(next(memory.read(0, rows, [range(len(rows))])))
     one = replace(
         plan,
         seed=_SEED,
@@ -47,9 +50,6 @@ def map_fingerprint(task: Task, plan: Plan) -> str | None:
     cut = Cut(samples, 1, 1)
     source = open_source(task.train, "train", cut, task=task, plan=one, training=True)
     assert not isinstance(source, Stream)
-    if isinstance(source, InMemory):
-        rows = torch.tensor(places(samples, IN_MEMORY))
-        return digest(next(source.read(0, rows, [range(len(rows))])))
     where = [range(place, place + 1) for place in places(samples, LOADED)]
     try:
         found = [digest(batch) for batch in source.read(0, None, where * 2)]

@@ -38,12 +38,16 @@ def open_source(
 
 
 def slices_in_memory(data: Any, task: Task) -> bool:
-    """Say whether the data can be sliced in memory: tensors, and nobody's own collate function."""
-    plain = not isinstance(data, DataLoader) or (
-        data.num_workers == 0 and unpack(data.dataset) is not None and _collates_plainly(data)
-    )
-    dataset = data.dataset if isinstance(data, DataLoader) else data
-    return plain and task.collate_fn is None and unpack(dataset) is not None
+    """Say whether the data is sliced in memory: plain tensors, and no workers to slice them."""
+    workers = data.num_workers if isinstance(data, DataLoader) else 0
+    return plain_tensors(data, task) is not None and not workers
+
+
+def plain_tensors(data: Any, task: Task) -> InMemory | None:
+    """Return data that is tensors, whoever slices them; None with a collate function of its own."""
+    plain = not isinstance(data, DataLoader) or _collates_plainly(data)
+    found = unpack(data.dataset if isinstance(data, DataLoader) else data)
+    return InMemory(*found) if plain and task.collate_fn is None and found is not None else None
 
 
 def _collates_plainly(loader: "DataLoader[Any]") -> bool:
