@@ -112,6 +112,12 @@ DATA: list[Case] = [
     ({**STEPS, "data.shuffle": True}, ENDLESS, "data.shuffle_buffer=1000"),
     ({"data.shuffle_buffer": 9}, {}, "Say data.shuffle=True"),
     ({**STEPS, "skip_samples": [3]}, ENDLESS, "Leave them out in the stream itself"),
+    (
+        {"on_spike": "rollback", "checkpoint.keep_last": 1},
+        {},
+        "Say checkpoint.keep_last=2",
+    ),
+    ({"max_rollbacks": 2}, {}, "say on_spike='rollback' with it"),
     ({"data.drop_last": True}, LOADER, "leave data.drop_last out"),
     ({"data.num_workers": 2}, LOADER, "leave data.num_workers out"),
     ({"data.pin_memory": True}, LOADER, "leave data.pin_memory out"),

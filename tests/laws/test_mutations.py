@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from surestep.base.duration import parse_duration
-from surestep.engine import evaluate, loop, seed, step, table
+from surestep.engine import evaluate, loop, seed, spikes, step, table
 from surestep.engine.data import feed, generators, order, source, transform
 from surestep.engine.data.orders import drawn
 from surestep.engine.incident import again
@@ -45,6 +45,7 @@ from tests.laws.test_law_2_resuming import (
     check_loads,
     check_resume,
 )
+from tests.laws.test_law_2_rollback import check_resumed, check_rollback
 from tests.laws.test_law_3_parameter_groups import check_layers, check_switch
 from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
 from tests.laws.test_law_3_plain_torch import check_schedule as check_rates
@@ -285,6 +286,16 @@ MUTATIONS = [
     ),
     *of_law(
         2,
+        (
+            "what is left out is trained on",
+            instead(spikes.Spikes, "without", lambda _, batch, step: batch),
+            check_rollback,
+        ),
+        (
+            "what is left out is not loaded",
+            instead(read, "_spikes", lambda **_: spikes.Spikes()),
+            check_resumed,
+        ),
         *(
             (f"killed, {name}", instead(asked, "broken", name), partial(check_kills, case=case))
             for name, case in {

@@ -103,6 +103,8 @@ WISHES: dict[str, Wish] = {
     "clip_value": Wish(0.125),
     "on_nonfinite": Wish("skip"),
     "max_nonfinite": Wish(3, along=SKIP),
+    "on_spike": Wish("rollback"),
+    "max_rollbacks": Wish(2, along={"on_spike": "rollback"}),
     "skip_samples": Wish((3, 17), planned=Skips((3, 17), SAMPLES)),
     "activation_checkpointing": Wish("every 2", parts={"model": blocks()}),
     "compile": Wish("default"),

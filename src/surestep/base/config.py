@@ -70,6 +70,14 @@ class Config(Group):
         default=None,
         description="How many steps on_nonfinite='skip' may skip before the run fails.",
     )
+    on_spike: Literal["tell", "rollback", "off"] | None = Field(
+        default=None,
+        description="A loss far above those before it is told; or the run goes back to the "
+        "checkpoint before it and leaves that stretch of data out.",
+    )
+    max_rollbacks: Count | None = Field(
+        default=None, description="How often on_spike='rollback' may go back."
+    )
     skip_samples: SamplesOrFile | None = Field(
         default=None,
         description="Training samples to leave out: a file such as a run's skipped.json, or "

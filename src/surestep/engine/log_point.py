@@ -42,7 +42,8 @@ class LogPoint:
     """What the host read: a list entry for each step since the last log point.
 
     `loss` and `grad_norm` are None for a step without items. `waited_s` are the seconds of
-    `seconds` in which the next batch was waited for; `skips` are the steps that moved nothing, as
+    `seconds` in which the next batch was waited for; `places` are those
+    before each step; `skips` are the steps that moved nothing, as
     far as the host knew.
     """
 
@@ -57,6 +58,7 @@ class LogPoint:
     seconds: float
     waited_s: float
     place: Place
+    places: list[Place] = field(default_factory=list)
     skips: list[Skip] = field(default_factory=list)
 
 

@@ -33,6 +33,7 @@ class Loop:
             could read them again.
         stopping: why the loop stops after this step; None while it goes on.
         interrupted: somebody pressed Ctrl-C: leave as soon as the step is done.
+        went_back: an earlier place was loaded at the last log point.
     """
 
     parts: Parts
@@ -55,7 +56,7 @@ class Loop:
         self.waited_s = self._told_s = 0.0  # for data: of all steps, and what was told of it
         self._cadence = Cadence(self.plan.logging_every, self.plan.steps_per_epoch)
         self._next_look = 0
-        self._started = self._doing = self.ends_epoch = False
+        self._started = self._doing = self.ends_epoch = self.went_back = False
         self._asked: list[Request] = []
         self._find_watchers()
 
@@ -88,26 +89,37 @@ class Loop:
         self._start()
         with _quiet_garbage() as collect:
             self._clock = time.perf_counter()
-            self._cadence.start(state.place.items, time.monotonic())
-            self._next_look = self._cadence.next_look(state.place.step)
+            self._count_from_here()
             while self.state.place.step < end and self.stopping is None:
+                if self.went_back:
+                    self._count_from_here()
                 asked = time.perf_counter()
                 for batch in self.feed.batches(self.state.place.epoch, self.state.place.position):
                     self.waited_s += time.perf_counter() - asked
+                    if state.spikes.left_out:
+                        batch = state.spikes.without(batch, state.place.step + 1)
                     result = self.step(batch)
                     place, self.ends_epoch = state.place, batch.ends_epoch
-                    ends = self.ends_epoch or place.step >= end
+                    ends = self.ends_epoch or place.step >= end or self.stopping is not None
                     if (ends or place.step >= self._next_look) and self.look(force=ends):
                         collect(2 if ends else 1)
+                    if self.went_back:
+                        break
                     yield result
+                    if self.went_back or state.place is not place:
+                        break  # somebody loaded another place while we were away
                     if place.step >= end or self.stopping is not None:
                         return
-                    if state.place is not place:
-                        break  # somebody loaded another place while we were away
                     asked = time.perf_counter()
                 else:
                     if self.state.place.position:
                         self._next_epoch()
+
+    def _count_from_here(self) -> None:
+        """Let the next log point be due as seen from this place."""
+        self.went_back = False
+        self._cadence.start(self.state.place.items, time.monotonic())
+        self._next_look = self._cadence.next_look(self.state.place.step)
 
     def step(self, batch: Batch) -> StepResult:
         """Take one step on a batch that is on the device, and let the callbacks look."""
@@ -126,6 +138,8 @@ class Loop:
             self._skips.append(skip_of(result, batch))
         if result.outcome.nonfinite:
             self._judge(result)
+        if self.went_back:
+            return result
         for callback in self._on_step:
             self.ask(callback.on_step(self.state, result))
         if self._asked:
@@ -150,6 +164,7 @@ class Loop:
     def do_asked(self) -> None:
         """Do what callbacks asked for, each thing once; what that leads to waits for a step."""
         if self._asked and not self._doing:
+            self.log_point()  # what is not read yet may undo what was asked for
             asked, self._asked = dict.fromkeys(self._asked), []
             self._doing = True
             try:
@@ -177,12 +192,26 @@ class Loop:
         bad = next((i for i, step in enumerate(steps) if fails(*step)), len(pending))
         if bad < len(pending):
             self.state.place = pending[bad].before
-            self.state.counts.no_items -= sum(result.norms is None for result in pending[bad:])
+            self._uncount(pending[bad:])
             self.parts.parallel.recover()
         self._report(pending[:bad], means[:bad], norms[:bad])
-        if bad < len(pending):
+        if bad < len(pending) and not self.went_back:
             error, result = nonfinite(pending[bad], means[bad]), pending[bad]
             raise error if self.explain is None else self.explain(error, result, own)
+
+    def _uncount(self, results: list[StepResult]) -> None:
+        """Take steps that moved nothing out of the counts: they were after the first bad one."""
+        counts = self.state.counts
+        counts.left_out -= sum(result.samples == 0 for result in results)
+        counts.no_items -= sum(result.norms is None and result.samples > 0 for result in results)
+
+    def go_back(self) -> None:
+        """Go on from the place that was just loaded, as if nothing had followed on it."""
+        self.went_back = True
+        self._skips, self._asked = [], []
+        self.parts.parallel.recover()
+        if not self.interrupted:
+            self.stopping = None  # who asked for it has seen what is undone
 
     def look(self, *, force: bool = False) -> bool:
         """Take a log point where one is due; say whether it was."""
@@ -229,6 +258,7 @@ class Loop:
             seconds=seconds,
             waited_s=waited,
             place=self.state.place,
+            places=[result.before for result in results],
             skips=[each for each in skips if each.step <= results[-1].step],
         )
         for report in self.on_log:

@@ -109,6 +109,8 @@ class Plan:
     clip_value: float | None
     on_nonfinite: Literal["raise", "skip"]
     max_nonfinite: int
+    on_spike: Literal["tell", "rollback", "off"]
+    max_rollbacks: int
     guard: Guard
     activation_checkpointing: str
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"]

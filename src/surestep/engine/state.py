@@ -10,7 +10,9 @@ from torch import nn
 from surestep.base.errors import TaskError
 from surestep.engine.average import Average
 from surestep.engine.metrics import Value
+from surestep.engine.parallel.base import Outcome
 from surestep.engine.schedule.plateau import Plateau
+from surestep.engine.spikes import Spikes
 
 WHOLE = "model"  # what the only optimizer of a task is called
 
@@ -32,18 +34,20 @@ class Counts:
     overflow: int = 0
     nonfinite: int = 0
     no_items: int = 0
+    left_out: int = 0
     clipped: int = 0
 
     @property
     def skipped(self) -> int:
         """Count the steps that moved nothing."""
-        return self.overflow + self.nonfinite + self.no_items
+        return self.overflow + self.nonfinite + self.no_items + self.left_out
 
-    def add(self, *, overflow: bool, nonfinite: bool) -> None:
-        """Count a step that moved nothing; for neither reason, it had no items."""
-        self.overflow += overflow
-        self.nonfinite += nonfinite
-        self.no_items += not (overflow or nonfinite)
+    def add(self, outcome: Outcome, *, left_out: bool = False) -> None:
+        """Count a step that moved nothing; for none of these reasons, it had no items."""
+        self.overflow += outcome.overflow
+        self.nonfinite += outcome.nonfinite
+        self.left_out += left_out
+        self.no_items += not (outcome.overflow or outcome.nonfinite or left_out)
 
 
 @dataclass
@@ -108,6 +112,7 @@ class State:
     average: Average | None = None
     base: dict[str, str] = field(default_factory=dict)
     declared: dict[str, Stateful] = field(default_factory=dict)
+    spikes: Spikes = field(default_factory=Spikes)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

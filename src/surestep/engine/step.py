@@ -190,7 +190,7 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
     """
     state, before = parts.state, parts.state.place
     rate = parts.rate(before.steps_taken)
-    batch = batch if parts.transform is None else parts.transform(batch, before.step)
+    batch = parts.transform(batch, before.step) if parts.transform and batch.samples else batch
     items = parts.parallel.sum(batch.items)
     if batch.part_items:
         batch = batch._replace(part_items=tuple(map(parts.parallel.sum, batch.part_items)))
@@ -210,7 +210,7 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
         if state.average is not None:
             state.average.update(before.steps_taken + 1, outcome)
     if not outcome.took_step:
-        state.counts.add(overflow=outcome.overflow, nonfinite=outcome.nonfinite)
+        state.counts.add(outcome, left_out=batch.left_out)
     step, steps_taken, epoch, _, seen = before
     there = (epoch + 1, 0) if batch.ends_epoch else (epoch, batch.end)
     state.place = Place(step + 1, steps_taken + outcome.took_step, *there, seen + batch.items)

@@ -30,6 +30,10 @@ class Progress(Protocol):
         """Show a log point."""
         ...
 
+    def back(self, step: int) -> None:
+        """Show that the run went back to a step."""
+        ...
+
     def close(self) -> None:
         """Leave the display as it is."""
         ...
@@ -37,6 +41,9 @@ class Progress(Protocol):
 
 class Quiet:
     """Show nothing; what is said goes to the `logging` module alone."""
+
+    def back(self, step: int) -> None:
+        """Do nothing."""
 
     def say(self, text: str) -> None:
         """Log a line."""
@@ -96,6 +103,12 @@ class Bar(Callback):
         """Print a line above the bar."""
         logger.info(text)
         self._bar.write(text, file=sys.stderr)
+
+    def back(self, step: int) -> None:
+        """Move the bar back."""
+        self._waiting = 0
+        self._bar.n = step
+        self._bar.refresh()
 
     def log(self, point: LogPoint) -> None:
         """Show loss, rate, norm and speed."""

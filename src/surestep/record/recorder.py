@@ -13,7 +13,8 @@ from surestep.engine.plan import Plan
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.state import State
 from surestep.record.checkpoint.good import Newest, PassedOver, newest_good, put_aside
-from surestep.record.checkpoint.keep import retain
+from surestep.record.checkpoint.keep import delete, retain
+from surestep.record.checkpoint.listing import list_checkpoints, step_of
 from surestep.record.checkpoint.opened import Opened
 from surestep.record.checkpoint.saver import Outcome, Saver
 from surestep.record.environment import environment
@@ -208,6 +209,11 @@ class Recorder:
                     waited_s=round(each.waited_s, 4),
                 )
         return outcomes
+
+    def drop_from(self, step: int) -> None:
+        """Delete the checkpoints from a step on, which the run went back from."""
+        found = list_checkpoints(self.checkpoints)
+        delete(path for path in found if step_of(path) >= step)
 
     def close(self) -> None:
         """Let the folder go, when nothing is being written into it any more."""

@@ -58,14 +58,20 @@ def _train(session: Session) -> bool:
     evaluating = _cadence(session, plan.validation_every)
     saving = _cadence(session, plan.checkpoint_every)
     cycles = frozenset(cycle_ends(plan.schedule))
+    last = session.state.place.step
     for result in session.steps():
         items, now = session.state.place.items, time.monotonic()
-        ended = result.epoch + 1 if loop.ends_epoch else 0
-        if has_val and evaluating.due(result.step, items, now, ended):
+        if result.step <= last:  # the run went back
+            evaluating.start(result.before.items, now)
+            saving.start(result.before.items, now)
+        last, ended = result.step, result.epoch + 1 if loop.ends_epoch else 0
+        evaluates = has_val and evaluating.due(result.step, items, now, ended)
+        saves = saving.due(result.step, items, now, ended) or _ends_cycle(result, cycles)
+        if (evaluates or saves) and not _stays(session):
+            continue
+        if evaluates:
             _evaluate(session)
-        if saving.due(result.step, items, now, ended) and not session.is_saved:
-            session.saving.begin()
-        if cycles and _ends_cycle(result, cycles) and not session.is_saved:
+        if saves and not session.is_saved:
             session.saving.begin()
     if has_val and not loop.interrupted:
         _evaluate(session)
@@ -81,6 +87,13 @@ def _take_up(session: Session) -> None:
         _evaluate(session)
     elif session.is_evaluated:
         _stop_early(session)
+
+
+def _stays(session: Session) -> bool:
+    """Read what the steps left; say whether the run did not go back for it."""
+    place = session.state.place
+    session.loop.log_point()
+    return session.state.place is place
 
 
 def _ends_cycle(result: StepResult, cycles: frozenset[int]) -> bool:

@@ -6,6 +6,7 @@ from surestep.record.progress import open_progress
 from surestep.record.recorder import Recorder
 from surestep.trainer.changes import table
 from surestep.trainer.resuming import Going
+from surestep.trainer.rollback import SpikeWatch
 from surestep.trainer.session import Session
 
 
@@ -27,6 +28,7 @@ def begin(session: Session, recorder: Recorder, going: Going) -> None:
             session.say(line)
     if going.changes:
         session.say("\n".join(["What differs from before:", *table(going.changes)]))
+    _watch_spikes(session, recorder)
 
 
 def _watch_profile(session: Session) -> None:
@@ -55,3 +57,11 @@ def _tell_where_it_stands(session: Session, recorder: Recorder) -> None:
     elif recorder.known:
         recorder.event("restart", step=0)
         session.say(f"Nothing was saved in {folder} yet: starting anew.")
+
+
+def _watch_spikes(session: Session, recorder: Recorder) -> None:
+    if session.plan.on_spike == "off" or session.finished:
+        return
+    session.loop.on_log.append(SpikeWatch(session, recorder))
+    if session.plan.on_spike == "rollback" and not session.state.place.step:
+        session.saving.begin()  # so that there is something to go back to

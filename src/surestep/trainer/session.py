@@ -19,9 +19,11 @@ from surestep.engine.plan import Plan
 from surestep.engine.state import State
 from surestep.engine.step import StepResult
 from surestep.engine.task import Task
+from surestep.record.checkpoint.read import load_checkpoint
 from surestep.record.progress import Bar, Plain, Quiet
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run, Which
+from surestep.trainer.ending import figures_of
 from surestep.trainer.gauge import Gauge
 from surestep.trainer.incident import Incidents
 from surestep.trainer.judge import judge, shown
@@ -125,6 +127,11 @@ class Session:
         """
         if not micro_batches:
             raise ConfigError("train_step() got no micro-batches. Give a list of at least one.")
+        if self.plan.on_spike == "rollback":
+            raise ConfigError(
+                "on_spike='rollback' leaves out batches of the training data, and train_step() is "
+                "given its own. Say on_spike='tell', or train by steps()."
+            )
         feed, place = self.loop.feed, self.state.place
         batch = feed.batch_of(micro_batches, (place.epoch, place.position, place.position))
         self.loop.own[place.step] = batch
@@ -206,6 +213,17 @@ class Session:
         self.saving.finish()
         return self._recorder.checkpoints / f"step-{self.state.place.step:08d}"
 
+    def go_back(self, path: Path) -> None:
+        """Load an earlier checkpoint of this run, and go on from there.
+
+        Raises:
+            CheckpointError: damaged; the state is then as it was.
+        """
+        load_checkpoint(path, self.state)
+        self.saving.step = None
+        self.loop.go_back()
+        self._progress.back(self.state.place.step)
+
     @property
     def closed(self) -> bool:
         """Whether `close()` was called."""
@@ -233,17 +251,7 @@ class Session:
     def end(self, status: str, **more: Any) -> None:
         """Write how the run ended: finished, stopped or failed."""
         self.saving.collect(wait=True)
-        place, counts = self.state.place, self.state.counts
-        figures = {
-            "step": place.step,
-            "epoch": place.epoch,
-            "steps_taken": place.steps_taken,
-            "items": place.items,
-            "seconds": round(self.seconds, 3),
-            "waited_s": round(self.waited_s, 3),
-            **vars(counts),
-            "clipped": None if self.plan.max_grad_norm is None else counts.clipped,
-        }
+        figures = figures_of(self.plan, self.state, self.seconds, self.waited_s)
         self._recorder.event("end", status=status, **figures, **more)
         self._recorder.status(status, **figures, **more)
 

@@ -63,6 +63,8 @@ VERDICTS: Mapping[str, Verdict] = {
     "clip_value": UPDATE,
     "on_nonfinite": _harmless("it matters only at a step that is not finite"),
     "max_nonfinite": _harmless("it matters only at a step that is not finite"),
+    "on_spike": _harmless("it matters only at a loss that jumps"),
+    "max_rollbacks": _harmless("it matters only at a loss that jumps"),
     "activation_checkpointing": KERNELS,
     "compile": KERNELS,
     "compile_blocks": KERNELS,

@@ -8,6 +8,7 @@ from torch import nn
 
 from surestep.engine.average import Average, Averaging
 from surestep.engine.schedule.plateau import Plateau
+from surestep.engine.spikes import Spikes
 from surestep.engine.state import WHOLE, Counts, Place, Standing, State
 from surestep.record.checkpoint.read import load_checkpoint
 from surestep.record.checkpoint.write import save_checkpoint
@@ -77,6 +78,7 @@ CHANGES = {
     "average": lambda state: None,
     "base": None,  # what is known before: the fingerprints of what a checkpoint leaves out
     "declared": lambda state: None,
+    "spikes": lambda state: vars(state.spikes).update(SPIKES),
 }
 SEEN = {
     "model": lambda state: state.model.state_dict(),
@@ -91,7 +93,9 @@ SEEN = {
     "metadata": lambda state: state.metadata,
     "average": lambda state: state.average.tensors,
     "declared": lambda state: {name: each.value for name, each in state.declared.items()},
+    "spikes": lambda state: vars(state.spikes),
 }
+SPIKES = {"losses": [0.5, 0.25], "left_out": [(3, 10)], "rollbacks": 1}
 
 
 def same(a, b):
@@ -112,6 +116,7 @@ def differs_everywhere(a, b):
 def test_every_field_is_known_here():
     assert set(CHANGES) == set(names_of(State))
     assert set(STANDING) == set(names_of(Standing))
+    assert set(SPIKES) == set(names_of(Spikes))
 
 
 @pytest.mark.parametrize("field", SEEN)
@@ -120,7 +125,7 @@ def test_a_field_survives_whole(tmp_path, field):
     for change in filter(None, CHANGES.values()):
         change(state)
     look = SEEN[field]
-    if field in ("place", "counts", "standing", "plateau", "metadata", "declared"):
+    if field in ("place", "counts", "standing", "plateau", "metadata", "declared", "spikes"):
         assert differs_everywhere(look(state), look(other))
     assert not same(look(state), look(other))
     load_checkpoint(save_checkpoint(tmp_path, state), other)

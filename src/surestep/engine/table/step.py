@@ -3,6 +3,8 @@
 from surestep.engine.plan import Refusal, Row
 from surestep.engine.table.rows import Refusals, Rows, default, is_said, plain, said
 
+_KEPT = "checkpoint.keep_last"
+
 
 def _not_clipped(wish: str) -> str:
     return (
@@ -33,6 +35,24 @@ ROWS: Rows = {
         said("max_nonfinite"),
         Row(lambda k: k["on_nonfinite"] == "skip", lambda _: 100, "more is not bad luck"),
         default(0, "on_nonfinite is raise"),
+    ),
+    "on_spike": (
+        said("on_spike"),
+        Row(
+            lambda k: not k.given.called,
+            lambda _: "off",
+            "the Task's own step decides what its loss is: it need not fall",
+        ),
+        default("tell", "a loss that jumps is seen late by eye; nothing is changed"),
+    ),
+    "max_rollbacks": (
+        said("max_rollbacks"),
+        Row(
+            lambda k: k["on_spike"] == "rollback",
+            lambda _: 3,
+            "8, 16 and 32 steps are left out; more is not bad data",
+        ),
+        default(0, "on_spike is {k[on_spike]}"),
     ),
     "guard": (
         Row(
@@ -92,6 +112,21 @@ REFUSALS: Refusals = {
         Refusal(
             lambda k: "max_nonfinite" in k.said and k["on_nonfinite"] == "raise",
             lambda k: "max_nonfinite counts skipped steps: say on_nonfinite='skip' with it.",
+        ),
+    ),
+    "on_spike": (
+        Refusal(
+            lambda k: k.said.get("on_spike") == "rollback" and k.said.get(_KEPT) == 1,
+            lambda _: (
+                "on_spike='rollback' may need the checkpoint before the newest, and "
+                "checkpoint.keep_last=1 keeps none. Say checkpoint.keep_last=2."
+            ),
+        ),
+    ),
+    "max_rollbacks": (
+        Refusal(
+            lambda k: "max_rollbacks" in k.said and k["on_spike"] != "rollback",
+            lambda _: "max_rollbacks counts rollbacks: say on_spike='rollback' with it.",
         ),
     ),
     "scaler.init_scale": (

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -88,9 +89,14 @@ def retain(
         cycles=cycles,
     )
     doomed = [each.path for each in checkpoints if each.path not in kept]
-    for path in doomed:
+    delete(doomed)
+    return doomed
+
+
+def delete(checkpoints: Iterable[Path]) -> None:
+    """Delete checkpoints; a name goes before its files, so that no half of one is under it."""
+    for path in checkpoints:
         hidden = half_done(path, "del")
         shutil.rmtree(hidden, ignore_errors=True)
         path.rename(hidden)
         shutil.rmtree(hidden)
-    return doomed

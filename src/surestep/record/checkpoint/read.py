@@ -12,6 +12,7 @@ from surestep.base.errors import CheckpointError
 from surestep.engine.model.frozen import fingerprint
 from surestep.engine.model.initial import some
 from surestep.engine.optim.names import opened
+from surestep.engine.spikes import Spikes
 from surestep.engine.state import Counts, Place, Standing, State
 from surestep.record.checkpoint.declared import restored
 from surestep.record.checkpoint.faults import fault
@@ -54,9 +55,14 @@ def load_opened(found: Opened, state: State) -> None:
         state.scaler.load_state_dict(record["scaler"])
     state.place, state.counts, state.standing = place, counts, Standing(**record["standing"])
     vars(state.plateau).update(record["plateau"])  # in place: the rate looks at it
+    state.spikes = _spikes(**record["spikes"])
     state.metadata = record["metadata"]
     for name in declared.keys() & state.declared.keys():
         state.declared[name].load_state_dict(declared[name])
+
+
+def _spikes(losses: list[float], left_out: list[list[int]], rollbacks: int) -> Spikes:
+    return Spikes(losses, [(first, last) for first, last in left_out], rollbacks)
 
 
 def load_model(path: Path, model: nn.Module, *, average: bool = False) -> None:

@@ -32,6 +32,12 @@ def _scaler(value: Any, name: str) -> Any:
     return value if value == {} else _SCALER(value, name)  # {} where it is switched off
 
 
+def _pair(value: Any, name: str) -> Any:
+    if len(taken := listed(count)(value, name)) != 2:
+        raise ValueError(f"{name} has {len(taken)} numbers instead of 2")
+    return taken
+
+
 _OPTIMIZER = {
     "class": text,
     "values": named(anything),
@@ -39,7 +45,7 @@ _OPTIMIZER = {
 }
 _RECORD: dict[str, Kind] = {
     "place": parts(step=count, steps_taken=count, epoch=count, position=count, items=number),
-    "counts": parts(overflow=count, nonfinite=count, no_items=count, clipped=count),
+    "counts": parts(overflow=count, nonfinite=count, no_items=count, clipped=count, left_out=count),
     "standing": parts(
         metric=optional(text),
         best=optional(number),
@@ -51,6 +57,7 @@ _RECORD: dict[str, Kind] = {
         is_due=boolean,
     ),
     "plateau": parts(scale=number, best=optional(number), bad=count, cooling=count),
+    "spikes": parts(losses=listed(finite), left_out=listed(_pair), rollbacks=count),
     "cycle": optional(count),
     "scaler": _scaler,
     "metadata": named(anything),

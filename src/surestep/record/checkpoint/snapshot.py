@@ -73,6 +73,7 @@ class Staging:
             "counts": vars(state.counts),
             "standing": vars(state.standing),
             "plateau": vars(state.plateau),
+            "spikes": vars(state.spikes),
             "cycle": cycle,
             "scaler": state.scaler.state_dict(),
             "metadata": state.metadata,

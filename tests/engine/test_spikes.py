@@ -1,0 +1,93 @@
+"""Which losses are spikes: far above those before them, and nothing else."""
+
+import random
+
+import pytest
+import torch
+
+from surestep.engine.spikes import LEAST, STRETCH, WINDOW, Spike, Spikes
+
+NAN = float("nan")
+
+
+def noisy(count: int, level: float = 1.0, spread: float = 0.05) -> list[float]:
+    draw = random.Random(4)
+    return [draw.gauss(level, spread) for _ in range(count)]
+
+
+def steps_of(losses: list[float | None], first: int = 1) -> list[int]:
+    return [spike.step for spike in Spikes().find(first, losses)]
+
+
+def test_jump_is_a_spike_with_its_robust_z_score():
+    losses = noisy(101)
+    (spike,) = Spikes().find(1, [*losses, 3.0])
+    kept = torch.tensor(losses, dtype=torch.float64)
+    median = float(kept.median())
+    mad = 1.4826 * float((kept - median).abs().median())
+    upper = (float(kept.sort().values[90]) - median) / 1.2816
+    assert spike.step == 102
+    assert spike.median == pytest.approx(median)
+    assert spike.z == pytest.approx((3.0 - median) / max(mad, upper, 0.05 * median))
+    assert spike.z > 10
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        noisy(400),
+        [*noisy(100), *noisy(100, 0.01, 0.001)],
+        [3 * 0.97**step for step in range(400)],
+        [0.01 * step for step in range(400)],
+        [1.0] * 200 + [1.4],
+        [0.0] * 200 + [0.5],
+        [*noisy(100), -5.0, -100.0],
+        [5.0 if step % 9 == 0 else 0.01 for step in range(400)],
+    ],
+    ids=["noise", "drop", "decay", "slow rise", "constant", "zero", "fall", "long tail"],
+)
+def test_noise_falls_slow_rises_and_long_tails_are_no_spikes(losses):
+    assert steps_of(losses) == []
+
+
+def test_loss_is_judged_only_by_enough_others():
+    assert steps_of([*noisy(LEAST - 1), 100.0]) == []
+    assert steps_of([*noisy(LEAST), 100.0]) == [LEAST + 1]
+
+
+def test_level_that_stays_up_is_a_spike_only_at_first():
+    found = steps_of([*noisy(300), *noisy(300, 9.0)])
+    assert found[0] == 301
+    assert len(found) < WINDOW / 2
+
+
+def test_losses_that_are_not_there_or_not_finite_are_passed_over():
+    losses = noisy(100)
+    holes = [*losses[:50], None, NAN, float("inf"), *losses[50:]]
+    plain, with_holes = Spikes(), Spikes()
+    plain.find(1, losses)
+    assert with_holes.find(1, holes) == []
+    assert plain.losses == with_holes.losses
+
+
+@pytest.mark.parametrize("cut", [1, 7, 50])
+def test_same_spikes_are_found_wherever_the_log_points_are(cut):
+    losses = [*noisy(150), 5.0, *noisy(40), 4.0, *noisy(200, 2.0)]
+    whole, parts, found = Spikes(), Spikes(), []
+    for start in range(0, len(losses), cut):
+        found += parts.find(start + 1, losses[start : start + cut])
+    assert found == whole.find(1, losses)
+    assert found
+    assert parts == whole
+    assert len(parts.losses) == WINDOW
+
+
+def test_stretch_begins_before_the_spike_and_doubles():
+    spikes = Spikes()
+    spike = Spike(40, 9.0, 99.0, 1.0)
+    assert [spikes.leave_out(spike) for _ in range(3)] == [
+        (39, 39 + STRETCH - 1),
+        (39, 39 + 2 * STRETCH - 1),
+        (39, 39 + 4 * STRETCH - 1),
+    ]
+    assert spikes.rollbacks == 3

@@ -1,0 +1,213 @@
+"""Law 2: a run that went back is a function of its place, however it is logged, saved or killed.
+
+Five batches have inputs a thousand times too large, which makes the loss jump at step 71. The run
+goes back and leaves the steps 70 to 77 out.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import surestep
+from surestep.trainer.fit import fit
+from surestep.trainer.session import Session
+from tests.laws.plain import order_of
+from tests.laws.spikes import (
+    BATCH,
+    DECAY,
+    LEFT_OUT,
+    LR,
+    POISONED,
+    STEPS,
+    loss_on_clean_data,
+    plain_run,
+    task_of,
+)
+from tests.laws.tasks import assert_moved, assert_same, session_of, snapshot
+
+Folder = Callable[[], Path]
+OPTIONS: dict[str, Any] = {
+    "epochs": 1,
+    "batch_size": BATCH,
+    "optim": {"lr": LR, "weight_decay": DECAY},
+    "on_spike": "rollback",
+    "checkpoint": {"every": "20 steps"},
+    "logging": {"every": "25 steps"},
+}
+
+
+def fitted(run: Path, poisoned: range = POISONED, *, dropout: float = 0.0, **more: Any) -> Session:
+    """Train to the end; return the closed session."""
+    with session_of(task_of(poisoned, dropout=dropout), run, **OPTIONS | more) as session:
+        fit(session)
+    return session
+
+
+def events_of(session: Session, kind: str) -> list[dict[str, Any]]:
+    return [event for event in session.run.events() if event["event"] == kind]
+
+
+def check_rollback(folder: Folder) -> None:
+    """Compare with a plain loop that never saw the steps that are left out."""
+    session = fitted(folder())
+    model = plain_run(LEFT_OUT)
+    weights = session.model.state_dict()
+    assert all(torch.equal(weights[name], each) for name, each in model.state_dict().items())
+
+
+def test_run_that_went_back_equals_a_plain_loop_that_never_saw_the_stretch(folder):
+    check_rollback(folder)
+
+
+def test_going_back_is_better_than_going_on(folder):
+    through, back = (fitted(folder(), on_spike=each) for each in ("tell", "rollback"))
+    assert loss_on_clean_data(back.model) < 0.9 * loss_on_clean_data(through.model)
+    assert events_of(through, "spike")
+    assert not events_of(through, "rollback")
+
+
+def test_events_tell_the_spike_the_way_back_and_what_was_left_out(folder):
+    session = fitted(folder())
+    (spike,), (back,) = events_of(session, "spike"), events_of(session, "rollback")
+    assert (spike["step"], spike["epoch"], spike["position"]) == (71, 0, 70 * BATCH)
+    assert spike["loss"] > 100 > 10 < spike["z"]
+    assert (back["step"], back["left_out"], back["rollback"]) == (60, [70, 77], 1)
+    skipped = session.run.skipped
+    assert [each["step"] for each in skipped.steps] == list(LEFT_OUT)
+    assert {each["reason"] for each in skipped.steps} == {"spike"}
+    assert skipped.steps[0]["positions"] == [69 * BATCH, 70 * BATCH]
+    counts = session.state.counts
+    assert (counts.left_out, counts.no_items, counts.skipped) == (8, 0, 8)
+    assert session.state.place.step == STEPS
+    assert session.state.place.steps_taken == STEPS - 8
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"logging": {"every": "1 step"}},
+        {"logging": {"every": "160 items"}},
+        {"logging": {"every": "1 epoch"}, "checkpoint": {"every": "1 epoch"}},
+        {"checkpoint": {"every": "70 steps"}},  # the newest has seen the first that is left out
+        {"checkpoint": {"every": "71 steps"}},
+        {"validation": {"every": "7 steps"}},
+        {"validation": {"every": "80 items"}, "checkpoint": {"every": "320 items"}},
+    ],
+    ids=str,
+)
+def test_it_does_not_matter_where_the_run_is_logged_measured_or_saved(folder, more):
+    assert_same(
+        snapshot(fitted(folder(), dropout=0.2)), snapshot(fitted(folder(), dropout=0.2, **more))
+    )
+
+
+def check_resumed(folder: Folder, saved_at: int = 74) -> None:
+    """Save at a step of the way that the run takes in the end, and go on from there."""
+    whole, run = fitted(folder(), dropout=0.2), folder()
+    with session_of(task_of(dropout=0.2), run, **OPTIONS) as session:
+        for result in session.steps():
+            if result.step == saved_at:
+                session.save()
+                if saved_at == session.state.place.step:
+                    break
+    assert_moved(snapshot(whole), snapshot(session))
+    with session_of(task_of(dropout=0.2), run, **OPTIONS) as again:
+        fit(again)
+    assert_same(snapshot(whole), snapshot(again))
+    assert whole.state.spikes == again.state.spikes
+    assert whole.state.counts == again.state.counts
+
+
+@pytest.mark.parametrize("saved_at", [40, 69, 70, 74, 90])
+def test_resumed_run_goes_back_as_one_that_never_stopped(folder, saved_at):
+    check_resumed(folder, saved_at)
+
+
+def test_run_that_dies_after_it_went_back_goes_back_again(folder):
+    whole, run = fitted(folder(), dropout=0.2), folder()
+    with session_of(task_of(dropout=0.2), run, **OPTIONS) as session:
+        for result in session.steps():
+            if result.step == 40:
+                session.save()
+            if result.step == 85 and events_of(session, "rollback"):
+                break  # what was left out stands in no checkpoint yet
+    with session_of(task_of(dropout=0.2), run, **OPTIONS) as again:
+        fit(again)
+    assert len(events_of(again, "rollback")) == 2
+    assert_same(snapshot(whole), snapshot(again))
+    assert whole.run.skipped == again.run.skipped
+
+
+def test_what_evaluations_said_after_the_checkpoint_is_undone(folder):
+    """So the standing is that of a run whose evaluations were all on the way that it took."""
+    often = {"validation": {"every": "10 steps"}, "logging": {"every": "10 steps"}}
+    late = {"validation": {"every": "10 steps"}, "logging": {"every": "1 step"}}
+    one, other = fitted(folder(), **often), fitted(folder(), **late)
+    assert one.state.standing == other.state.standing
+    assert one.run.best.metrics == other.run.best.metrics
+
+
+def test_second_spike_leaves_out_twice_as_much_and_the_last_is_only_told(folder):
+    session = fitted(folder(), range(71, 119), max_rollbacks=2)
+    stretches = [each["left_out"] for each in events_of(session, "rollback")]
+    assert stretches == [[70, 77], [77, 92]]
+    assert session.state.spikes.rollbacks == 2
+    assert [each["step"] for each in events_of(session, "spike")] == [71, 78, 93]
+    assert session.state.place.step == STEPS
+
+
+def test_spike_that_ends_not_finite_is_gone_back_from(folder):
+    """What follows on a spike may be NaN at once; the run went back before that counts."""
+    task = task_of()
+    x = task.train[0]
+    x[order_of(len(x), 0, 0)[73 * BATCH]] = torch.nan  # step 74, which is left out too
+    with session_of(task, folder(), **OPTIONS) as session:
+        fit(session)
+    model = plain_run(LEFT_OUT)
+    assert torch.equal(session.model[1].weight, model[1].weight)
+
+
+def test_stop_that_was_asked_for_on_the_way_that_is_undone_is_undone_too(folder):
+    class StopAtHighLoss(surestep.Callback):
+        def on_step(self, state, result):
+            return surestep.Request.STOP if float(result.loss) > 100 else None
+
+    task, run = task_of(), folder()
+    with session_of(task, run, callbacks=[StopAtHighLoss()], **OPTIONS) as session:
+        fit(session)
+    assert session.state.place.step == STEPS
+
+
+def test_without_a_checkpoint_before_it_the_spike_is_told_and_the_run_goes_on(folder):
+    with session_of(task_of(), folder(), **OPTIONS) as session:
+        session.saving.collect(wait=True)
+        shutil.rmtree(session.run.checkpoints)
+        list(session.steps())
+    assert not events_of(session, "rollback")
+    assert len(events_of(session, "spike")) >= 1
+    assert session.state.place.steps_taken == STEPS
+
+
+def test_own_batches_cannot_be_left_out(folder):
+    refused = pytest.raises(surestep.SurestepError, match="on_spike='tell'")
+    with session_of(task_of(), folder(), **OPTIONS) as session, refused:
+        session.train_step([session.task.train])
+
+
+def test_damaged_checkpoint_is_passed_over_and_told(folder, capsys):
+    run = folder()
+    logging = {"every": "25 steps", "progress": "plain"}
+    with session_of(task_of(), run, **OPTIONS | {"logging": logging}) as session:
+        for result in session.steps():
+            if result.step in (40, 60):
+                path = session.save()
+            if result.step == 60:
+                file = next(path.glob("*.safetensors"))
+                file.write_bytes(file.read_bytes()[:-4] + b"\0\1\2\3")
+    (back,) = events_of(session, "rollback")
+    assert back["step"] == 40
+    assert "step-00000060" in capsys.readouterr().err
