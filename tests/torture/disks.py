@@ -95,7 +95,8 @@ def _damaged(run: Part) -> list[str]:
 
 def _go_on(run: Part, whole: object, size: str) -> list[str]:
     try:
-        found = differences(whole, run.outcome())
+        again = run.came_to() if run.is_finished() else run.outcome()
+        found = differences(whole, again)
     except AssertionError as error:
         found = [str(error)]
     return [f"{size}: {each}" for each in found]

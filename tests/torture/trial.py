@@ -5,7 +5,7 @@ import mmap
 import random
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,14 @@ class Part:
                 raise AssertionError(f"the run ended with {child.code}")
         finally:
             child.close()
+        return self.came_to()
+
+    def is_finished(self) -> bool:
+        """Say whether a process got to the end."""
+        return self._result.exists()
+
+    def came_to(self) -> dict[str, Any]:
+        """Return what a process that got to the end has left."""
         result: dict[str, Any] = json.loads(self._result.read_text(encoding="utf-8"))
         return {**result, **read_told(self.folder)}
 
@@ -129,7 +137,11 @@ def trial(case: Case, folder: Path, *, seed: int = 0, broken: str | None = None)
         first = Part(case, run, slow=slow, broken=broken)
         again = Part(case, run, resumed=True, broken=broken)
         result.kills.append(_kill(first, f"{slow.phase} {slow.count}", draw))
-        result.kills.append(_kill(again, "step 1", draw, 0.05))
+        if draw.random() < 0.5:  # at any moment; but every other time of a save
+            result.kills.append(_kill(again, "step 1", draw, 0.05))
+        else:
+            saving = replace(again, slow=Slow("save", 1, PAUSE_S["save"]))
+            result.kills.append(_kill(saving, "save 1", draw))
         try:
             result.different += differences(whole, again.outcome())
         except AssertionError as error:
