@@ -30,7 +30,7 @@ SAID = {
     **{"logging.every": "5 items", "logging.progress": "quiet"},
     **{"optim.groups": "2.* lr=0.5x", "optim.layer_decay": "0.5"},
     **{"activation_checkpointing": "off", "checkpoint.weights": "trained"},
-    **{"checkpoint.async_save": "False"},
+    **{"checkpoint.async_save": "False", "checkpoint.keep_every": "2 epochs"},
 }
 OTHERWISE = [
     {"max_steps": "7"},

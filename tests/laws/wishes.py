@@ -215,6 +215,7 @@ WISHES: dict[str, Wish] = {
     "checkpoint.every": Wish("4 steps", planned=Duration(4, "steps")),
     "checkpoint.keep_last": Wish(5),
     "checkpoint.keep_best": Wish(6),
+    "checkpoint.keep_every": Wish("2 epochs", planned=Duration(2, "epochs")),
     "checkpoint.async_save": Wish(False),
     "checkpoint.weights": Wish("trained"),
     "logging.every": Wish("5 steps", planned=Duration(5, "steps")),

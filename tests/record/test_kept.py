@@ -28,6 +28,14 @@ def test_the_ends_of_cycles(tmp_path):
     assert kept(run) == {"2": ["cycle 1"], "4": ["last 2", "cycle 2"], "6": ["last", "cycle 3"]}
 
 
+@pytest.mark.parametrize("keep_every", ["2 epochs", "6 steps"])
+def test_milestones(tmp_path, keep_every):
+    said = {"keep_last": 1, "keep_best": 0, "keep_every": keep_every}
+    run = tiny.fit(tmp_path, epochs=5, checkpoint=said)
+    assert kept(run) == {"6": ["milestone"], "2": ["milestone"], "5": ["last"]}
+    assert [path.name[-2:] for path in list_checkpoints(run.checkpoints)] == ["06", "12", "15"]
+
+
 @pytest.mark.parametrize("plan", [3, [3], [{"option": "checkpoint.keep_last", "value": "x"}]])
 def test_a_plan_that_is_none_is_told(tmp_path, plan):
     run = tiny.fit(tmp_path)

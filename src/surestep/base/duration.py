@@ -79,6 +79,14 @@ def parse_duration(text: str, units: tuple[Unit, ...] = UNITS) -> Duration:
     return Duration(amount, unit)
 
 
+def multiples(count: float, period: float) -> int:
+    """Count the periods within `count`.
+
+    A third of an epoch three times is an epoch: the last bit of the division is forgiven.
+    """
+    return int(count / period + 1e-9)
+
+
 class Cadence:
     """Say when something that happens every `duration` is due.
 
@@ -135,5 +143,4 @@ class Cadence:
         return max(step + 1, math.ceil((self._periods(step) + 1) * self.period - 1e-6))
 
     def _periods(self, count: float) -> int:
-        # A third of an epoch three times is an epoch: forgive the last bit of the division.
-        return int(count / self.period + 1e-9)
+        return multiples(count, self.period)

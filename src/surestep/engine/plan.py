@@ -133,6 +133,7 @@ class Plan:
     checkpoint_every: Duration
     checkpoint_keep_last: int
     checkpoint_keep_best: int
+    checkpoint_keep_every: Duration | None
     checkpoint_async_save: bool
     checkpoint_weights: Literal["all", "trained"]
     profile: str | None

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from surestep.base.errors import RunError
-from surestep.record.checkpoint.keep import reasons
+from surestep.base.duration import parse_duration
+from surestep.base.errors import ConfigError, RunError
+from surestep.record.checkpoint.keep import Retention, reasons
 from surestep.record.checkpoint.listing import Saved
 from surestep.record.files import read_json
 from surestep.record.run import Run
@@ -19,16 +20,24 @@ def why_kept(run: Run, checkpoints: list[Saved]) -> dict[Path, list[str]]:
     plan = _plan(run)
     try:
         metric, mode = run.judged_by or (None, "min")
-        return reasons(
-            checkpoints,
+        retention = Retention(
             keep_last=int(plan.get("checkpoint.keep_last", 1)),
             keep_best=int(plan.get("checkpoint.keep_best", 1)),
             metric=metric,
             mode=mode,
+            keep_every=_keep_every(plan),
             cycles=True,
         )
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, ConfigError) as error:
         raise RunError(f"{run.path} has a plan that cannot be read: {error}.") from error
+    return reasons(checkpoints, retention)
+
+
+def _keep_every(plan: dict[str, Any]) -> float | None:
+    said, epoch = plan.get("checkpoint.keep_every"), plan.get("steps_per_epoch")
+    if said is None:
+        return None
+    return parse_duration(str(said)).steps(None if epoch is None else int(epoch))
 
 
 def _plan(run: Run) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from surestep.engine.plan import Plan
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.state import State
 from surestep.record.checkpoint.good import Newest, PassedOver, newest_good, put_aside
-from surestep.record.checkpoint.keep import delete, retain
+from surestep.record.checkpoint.keep import Retention, delete, retain
 from surestep.record.checkpoint.listing import list_checkpoints, step_of
 from surestep.record.checkpoint.opened import Opened
 from surestep.record.checkpoint.saver import Outcome, Saver
@@ -181,7 +181,7 @@ class Recorder:
         if self._saver is None:
             self._saver = Saver(
                 self.checkpoints,
-                partial(_tidy, self.checkpoints, plan),
+                partial(retain, self.checkpoints, retention_of(plan)),
                 background=plan.checkpoint_async_save,
             )
         ends = cycle_ends(plan.schedule)
@@ -237,12 +237,14 @@ class Recorder:
                 self.folder.rmdir()
 
 
-def _tidy(folder: Path, plan: Plan) -> None:
-    retain(
-        folder,
+def retention_of(plan: Plan) -> Retention:
+    """Return which checkpoints stay, as the Plan says it."""
+    every = plan.checkpoint_keep_every
+    return Retention(
         keep_last=plan.checkpoint_keep_last,
         keep_best=plan.checkpoint_keep_best,
         metric=plan.validation_metric,
         mode=plan.validation_mode,
+        keep_every=None if every is None else every.steps(plan.steps_per_epoch),
         cycles=bool(cycle_ends(plan.schedule)),
     )

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from surestep.record.checkpoint.good import survey
-from surestep.record.checkpoint.keep import best_first, retain
+from surestep.record.checkpoint.keep import Retention, best_first, retain
 from surestep.record.checkpoint.write import save_checkpoint
 from surestep.record.leftovers import half_done, sweep
 from tests import tiny
@@ -42,16 +42,41 @@ def steps(folder):
 )
 def test_the_last_and_the_best_stay(tmp_path, metrics, keep_last, keep_best, mode, kept):
     saved_with(tmp_path, metrics)
-    said = {"keep_last": keep_last, "keep_best": keep_best}
-    deleted = retain(tmp_path, metric="val/a", mode=mode, **said)
+    deleted = retain(tmp_path, Retention(keep_last, keep_best, "val/a", mode))
     assert steps(tmp_path) == kept
     assert len(deleted) == len(metrics) - len(kept)
 
 
 def test_without_a_metric_only_the_last_stay(tmp_path):
     saved_with(tmp_path, [1, 2, 3])
-    retain(tmp_path, keep_last=1, keep_best=1, metric=None, mode="min")
+    retain(tmp_path, Retention(1, 1, None, "min"))
     assert steps(tmp_path) == [3]
+
+
+def saved_at(folder, state, step, keep_every):
+    """Save a step, and delete what need not stay, as a run does."""
+    state.place = state.place._replace(step=step)
+    save_checkpoint(folder, state)
+    retain(folder, Retention(1, 0, None, "min", keep_every=keep_every))
+
+
+@pytest.mark.parametrize(
+    ("saves", "keep_every", "kept"),
+    [
+        (range(5, 41, 5), 10, [10, 20, 30, 40]),
+        ([4, 8, 12, 16, 20, 24], 10, [12, 20, 24]),
+        ([0, 7, 35, 36], 10, [35, 36]),
+        ([1, 2, 3], 100, [3]),
+        ([1, 2, 3, 4], 4 / 3, [2, 3, 4]),
+        ([3, 6, 9], 0.5, [3, 6, 9]),
+    ],
+    ids=["on them", "after them", "leaping", "none yet", "thirds", "each"],
+)
+def test_the_first_save_at_or_after_each_multiple_stays_for_good(tmp_path, saves, keep_every, kept):
+    state = tiny.state_of(steps=1)
+    for step in saves:
+        saved_at(tmp_path, state, step, keep_every)
+    assert steps(tmp_path) == kept
 
 
 def test_a_damaged_checkpoint_is_not_the_best(tmp_path):
@@ -65,7 +90,7 @@ def test_a_damaged_checkpoint_is_not_the_best(tmp_path):
 def test_a_damaged_checkpoint_does_not_count_and_stays(tmp_path):
     saved_with(tmp_path, [1, 2, 3, 4])
     (tmp_path / "step-00000004" / "model.safetensors").unlink()
-    retain(tmp_path, keep_last=2, keep_best=0, metric=None, mode="min")
+    retain(tmp_path, Retention(2, 0, None, "min"))
     assert steps(tmp_path) == [2, 3, 4]
 
 
@@ -100,7 +125,7 @@ def test_what_an_earlier_deletion_left_is_no_obstacle(tmp_path):
     left = half_done(tmp_path / "step-00000001", "del")
     left.mkdir()
     (left / "state.json").write_text("{")
-    retain(tmp_path, keep_last=1, keep_best=0, metric=None, mode="min")
+    retain(tmp_path, Retention(1, 0, None, "min"))
     assert steps(tmp_path) == [2]
 
 

@@ -8,6 +8,7 @@ from surestep.base.groups.group import Group
 from surestep.base.values import (
     ClockPeriod,
     Count,
+    StepPeriod,
     Whole,
 )
 
@@ -22,6 +23,9 @@ class Checkpoint(Group):
     keep_last: Count | None = Field(default=None, description="Newest checkpoints to keep.")
     keep_best: Whole | None = Field(
         default=None, description="Best checkpoints to keep, by the metric."
+    )
+    keep_every: StepPeriod | None = Field(
+        default=None, description="Milestones to keep for good: '10 epochs', '1000 steps'."
     )
     async_save: bool | None = Field(
         default=None, description="Write checkpoints in a thread while training goes on."

@@ -19,6 +19,10 @@ ROWS: Rows = {
     ),
     "checkpoint.keep_last": plain("checkpoint.keep_last", 2, "the newest, and one behind it"),
     "checkpoint.keep_best": plain("checkpoint.keep_best", 1, "the best by validation.metric"),
+    "checkpoint.keep_every": (
+        said("checkpoint.keep_every", parse_duration),
+        default(None, "nothing said: no milestones are kept"),
+    ),
     "checkpoint.async_save": (
         said("checkpoint.async_save"),
         Row(
@@ -59,6 +63,18 @@ REFUSALS: Refusals = {
             lambda k: (
                 f"profile={k.said['profile']!r} goes beyond the run of {k['total_steps']} steps. "
                 "Use earlier steps, or a longer run."
+            ),
+        ),
+    ),
+    "checkpoint.keep_every": (
+        Refusal(
+            lambda k: (
+                "epoch" in k.said.get("checkpoint.keep_every", "") and k["steps_per_epoch"] is None
+            ),
+            lambda k: (
+                f"checkpoint.keep_every={k.said['checkpoint.keep_every']!r} has no length in "
+                "steps: the training data is a stream that does not say how many samples it has. "
+                "Say it in steps, such as '1000 steps'."
             ),
         ),
     ),

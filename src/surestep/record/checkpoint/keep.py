@@ -1,11 +1,13 @@
-"""Which checkpoints stay: the last n and the best k."""
+"""Which checkpoints stay: the last n, the best k, and milestones."""
 
 import math
 import shutil
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from surestep.base.duration import multiples
 from surestep.engine.metrics import number
 from surestep.record.checkpoint.good import survey
 from surestep.record.checkpoint.listing import Saved
@@ -29,32 +31,61 @@ def cycle_checkpoints(checkpoints: list[Saved]) -> list[Saved]:
     return [each for each in checkpoints if each.cycle is not None]
 
 
-def reasons(
-    checkpoints: list[Saved],
-    *,
-    keep_last: int,
-    keep_best: int,
-    metric: str | None,
-    mode: Literal["min", "max"],
-    cycles: bool = False,
-) -> dict[Path, list[str]]:
-    """Return what each checkpoint is kept as: "best", "last", "incident"; those that stay only.
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints of a run stay.
+
+    Attributes:
+        keep_last: how many of the newest.
+        keep_best: how many of the best.
+        metric: by which the best are known, if any is.
+        mode: whether less of it is better, or more.
+        keep_every: so many steps: the first that was saved at or after each multiple stays.
+        cycles: those at the end of a cycle of the schedule stay too.
+    """
+
+    keep_last: int
+    keep_best: int
+    metric: str | None
+    mode: Literal["min", "max"]
+    keep_every: float | None = None
+    cycles: bool = False
+
+
+def milestones(checkpoints: list[Saved], keep_every: float) -> list[Saved]:
+    """List the first checkpoint at or after each multiple of so many steps.
+
+    The first of a stretch is never deleted, so what was deleted after it changes nothing.
 
     Args:
         checkpoints: oldest first.
-        keep_last: how many of the newest stay.
-        keep_best: how many of the best stay.
-        metric: by which the best are known, if any is.
-        mode: whether less of it is better, or more.
-        cycles: those at the end of a cycle of the schedule stay too.
+        keep_every: steps.
+    """
+    found: dict[int, Saved] = {}
+    for each in checkpoints:
+        if (count := multiples(each.step, keep_every)) > 0:
+            found.setdefault(count, each)
+    return list(found.values())
+
+
+def reasons(checkpoints: list[Saved], retention: Retention) -> dict[Path, list[str]]:
+    """Return what each that stays is kept as: "best", "last", "milestone", "incident".
+
+    Args:
+        checkpoints: oldest first.
+        retention: which stay.
     """
     found: dict[Path, list[str]] = {}
-    if metric is not None:
-        for rank, each in enumerate(best_first(checkpoints, metric, mode)[:keep_best], 1):
+    if retention.metric is not None:
+        best = best_first(checkpoints, retention.metric, retention.mode)[: retention.keep_best]
+        for rank, each in enumerate(best, 1):
             found.setdefault(each.path, []).append("best" if rank == 1 else f"best {rank}")
-    for rank, each in enumerate(reversed(checkpoints[-keep_last:]), 1):
+    for rank, each in enumerate(reversed(checkpoints[-retention.keep_last :]), 1):
         found.setdefault(each.path, []).append("last" if rank == 1 else f"last {rank}")
-    for each in cycle_checkpoints(checkpoints) if cycles else []:
+    if retention.keep_every is not None:
+        for each in milestones(checkpoints, retention.keep_every):
+            found.setdefault(each.path, []).append("milestone")
+    for each in cycle_checkpoints(checkpoints) if retention.cycles else []:
         found.setdefault(each.path, []).append(f"cycle {each.cycle}")
     needed = referred(checkpoints[0].path.parent) if checkpoints else set()
     for each in checkpoints:
@@ -63,31 +94,14 @@ def reasons(
     return found
 
 
-def retain(
-    folder: Path,
-    *,
-    keep_last: int,
-    keep_best: int,
-    metric: str | None,
-    mode: Literal["min", "max"],
-    cycles: bool = False,
-) -> list[Path]:
-    """Delete the checkpoints that are neither among the last n nor the best k; return them.
+def retain(folder: Path, retention: Retention) -> list[Path]:
+    """Delete the checkpoints that need not stay; return them.
 
-    With `cycles`, those at the end of a cycle of the schedule stay too; those that an incident
-    needs always do. One that is damaged counts as none, and stays where it is.
-
-    A name is taken away before its files are, so that no half of one is left under it.
+    Those that an incident needs always stay. One that is damaged counts as none, and stays where
+    it is.
     """
     checkpoints = survey(folder).good
-    kept = reasons(
-        checkpoints,
-        keep_last=keep_last,
-        keep_best=keep_best,
-        metric=metric,
-        mode=mode,
-        cycles=cycles,
-    )
+    kept = reasons(checkpoints, retention)
     doomed = [each.path for each in checkpoints if each.path not in kept]
     delete(doomed)
     return doomed
