@@ -44,6 +44,14 @@ def test_in_another_precision(surestep, incident):
     assert "precision bf16" in answer.out
 
 
+def test_a_recipe_that_has_changed_is_run_where_that_is_allowed(surestep, recipe, incident):
+    recipe(f"{BAD}\n")
+    refused = surestep("replay", incident)
+    assert refused.code == 2
+    assert "Say --allow recipe" in refused.err.replace("\n", " ")
+    assert "bit for bit as recorded" in surestep("replay", incident, "--allow", "recipe").out
+
+
 WRONG = {
     "no such folder": (["nowhere"], 1, "nowhere is no incident: it has no incident.json"),
     "the run instead": (["r"], 1, "Its incidents: r/incidents/step-00000003."),

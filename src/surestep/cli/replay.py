@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -23,14 +23,14 @@ class Options:
         incident: Folder of the incident, RUN/incidents/step-XXXXXXXX.
         precision: Another precision: fp32, tf32, bf16 or fp16.
         without: Samples to leave out, by index in the data set: 17,42.
-        allow_changed: Run the recipe although its file has changed.
+        allow: recipe, to run it although its file has changed.
         json: Print what the step came to as JSON.
     """
 
     incident: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INCIDENT")]
     precision: str | None = None
     without: Annotated[str, tyro.conf.arg(metavar="SAMPLES")] = ""
-    allow_changed: bool = False
+    allow: Literal["recipe"] | None = None
     json: bool = False
 
 
@@ -47,7 +47,7 @@ def run(words: list[str]) -> int:
             f"{folder.path} was started from Python, not from a recipe. Take the step again there: "
             f"surestep.replay({str(incident.path)!r}, task)."
         )
-    task, _ = rebuilt(folder, allow_changed=parsed.allow_changed)
+    task, _ = rebuilt(folder, allow_changed=parsed.allow == "recipe")
     done = replay(incident.path, task, precision=parsed.precision, without=without)
     if parsed.json:
         print(dumps(asdict(done)))
