@@ -141,7 +141,7 @@ def test_skipping_too_often_fails(tmp_path):
         assert session.state.counts.nonfinite == 1
 
 
-@pytest.mark.parametrize("leaving", ["end", "break", "error"])
+@pytest.mark.parametrize("leaving", ["end", "break", "error", "close"])
 def test_the_garbage_collector_is_given_back(tmp_path, leaving):
     enabled = gc.isenabled()
     gc.enable()
@@ -156,7 +156,7 @@ def test_the_garbage_collector_is_given_back(tmp_path, leaving):
                 steps.close()
             elif leaving == "end":
                 list(steps)
-            else:
+            elif leaving == "error":
                 with pytest.raises(NonFiniteError):
                     list(steps)
         assert gc.isenabled()

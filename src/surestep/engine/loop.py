@@ -3,7 +3,7 @@
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -76,7 +76,7 @@ class Loop:
         """Everything that changes."""
         return self.parts.state
 
-    def steps(self) -> Iterator[StepResult]:
+    def steps(self) -> Generator[StepResult, None, None]:
         """Train from the state's place to the end of the run, yielding after each step.
 
         Leaving the loop early leaves a state that can be saved and gone on from.

@@ -1,10 +1,11 @@
 """A Session: a run that is open. Steps, evaluations, checkpoints, and what is shown of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -40,6 +41,7 @@ class Session:
         task: what is trained.
         loop: the generator of steps.
         finished: the folder holds a run that is done; there are no steps left.
+        closed: `close()` was called.
         incidents: what becomes of a step that is not finite.
         saving: saves without waiting for the disk.
     """
@@ -56,12 +58,12 @@ class Session:
         self.plan = plan
         self.task = task
         self.loop = loop
-        self.finished = False
+        self.finished = self.closed = False
         self.seconds = self.waited_s = 0.0
         self._gauge = gauge
         self._recorder = recorder
         self._settings = settings
-        self._closed = False
+        self._open: WeakSet[Generator[StepResult, None, None]] = WeakSet()
         self._progress: Quiet | Plain | Bar = Quiet()
         self.saving = Saving(recorder, loop, gauge, self.say)
         loop.on_log.append(self._log)
@@ -112,7 +114,10 @@ class Session:
         Raises:
             NonFiniteError: the loss or a gradient was not finite; the state is the one before.
         """
-        return iter(()) if self.finished else self.loop.steps()
+        if self.finished:
+            return iter(())
+        self._open.add(steps := self.loop.steps())
+        return steps
 
     def train_step(self, micro_batches: Sequence[Any]) -> StepResult:
         """Take one step on batches of your own, which together are the global batch.
@@ -225,11 +230,6 @@ class Session:
         self._progress.back(self.state.place.step)
 
     @property
-    def closed(self) -> bool:
-        """Whether `close()` was called."""
-        return self._closed
-
-    @property
     def is_evaluated(self) -> bool:
         """Whether this very step has been evaluated."""
         return self.state.standing.latest_step == self.state.place.step
@@ -257,12 +257,14 @@ class Session:
 
     def close(self) -> None:
         """Let the run folder go and put back every module's mode; a second call does nothing."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         with ExitStack() as stack:  # each of these, whatever becomes of the others
             stack.callback(self._recorder.close)
             stack.callback(self._settings.close)
+            for steps in self._open:  # the traceback of an error may still hold one
+                stack.callback(steps.close)
             stack.callback(self.loop.feed.close)
             stack.callback(self._gauge.close)
             stack.callback(self._progress.close)
@@ -293,7 +295,6 @@ class Session:
         if point.skips:
             record_skips(self._recorder, self.loop.feed, point.skips)
         for notice in self.loop.notices:
-            text = notice()
-            if text is not None:
+            if (text := notice()) is not None:
                 self._recorder.event("notice", step=point.place.step, text=text)
                 self.say(text)
