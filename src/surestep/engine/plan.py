@@ -34,6 +34,7 @@ class Given:
         sparse: names of the tables whose gradients are sparse.
         dense: some trained parameter is not one of those.
         called: the model is called with a batch, and not only its parts by a step of the user's.
+        own_step: the Task brings the step.
     """
 
     train_samples: int | None
@@ -55,6 +56,7 @@ class Given:
     sparse: tuple[str, ...] = ()
     dense: bool = True
     called: bool = True
+    own_step: bool = False
     not_splitting: tuple[str, ...] = ()
     loss: str = "not known"
     loss_reason: str = "what it is divided by is not known"

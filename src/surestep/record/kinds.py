@@ -42,6 +42,13 @@ def number(value: Any, name: str) -> float:
 
 
 def finite(value: Any, name: str) -> float:
+    """Take a number that is finite."""
+    found = number(value, name)
+    _check(math.isfinite(found), value, name, "a finite number")
+    return found
+
+
+def positive(value: Any, name: str) -> float:
     """Take a number above zero."""
     found = number(value, name)
     _check(math.isfinite(found) and found > 0, value, name, "a number above zero")

@@ -106,6 +106,7 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         blocks=bool(blocks_of(model)),
         convolutions=any(each.dim() == 4 for each in model.parameters()),
         called=loss.kind != "none",
+        own_step=task.step is not None,
         loss=loss.called,
         loss_reason=reason,
         batch_norm=_has(model, BATCH_NORM),

@@ -38,6 +38,8 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         ),
         ("data.shuffle", {}, FACTS, LOADED, False, "the DataLoader's own"),
         ("data.drop_last", {}, FACTS, LOADED, True, "the DataLoader's own"),
+        ("on_spike", {}, FACTS, GIVEN, "tell", "seen late by eye"),
+        ("on_spike", {}, FACTS, replace(GIVEN, own_step=True), "off", "it need not fall"),
         ("data.num_workers", {}, GPU, LOADED, 3, "the DataLoader's own"),
         ("data.prefetch_factor", {}, GPU, LOADED, 4, "the DataLoader's own"),
         ("data.num_workers", {}, GPU, GIVEN, 4, "loading beside the GPU; 8 cores here"),

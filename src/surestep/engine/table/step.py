@@ -39,7 +39,7 @@ ROWS: Rows = {
     "on_spike": (
         said("on_spike"),
         Row(
-            lambda k: not k.given.called,
+            lambda k: k.given.own_step,
             lambda _: "off",
             "the Task's own step decides what its loss is: it need not fall",
         ),

@@ -15,14 +15,15 @@ from surestep.record.kinds import (
     one_of,
     optional,
     parts,
+    positive,
     text,
     within,
 )
 
 _SCALER = parts(
-    scale=within(finite, 2.0**127),
-    growth_factor=finite,
-    backoff_factor=finite,
+    scale=within(positive, 2.0**127),
+    growth_factor=positive,
+    backoff_factor=positive,
     growth_interval=within(count, 2**31 - 1),
     _growth_tracker=within(count, 2**31 - 1),
 )
