@@ -64,7 +64,7 @@ def test_a_torn_first_line_is_written_anew(path):
 def test_a_broken_line_within_is_named(path):
     write(path, "a")
     path.write_text(path.read_text() + "{\n" + '{"event": "b"}\n')
-    with pytest.raises(RunError, match=r"events\.jsonl, line 3 is not JSON"):
+    with pytest.raises(RunError, match=r"events\.jsonl, line 3 is no event: Expecting"):
         kinds(path)
 
 

@@ -8,10 +8,17 @@ import torch
 
 from surestep.base.errors import RunError
 from surestep.engine.data.batch import MicroBatch
+from surestep.engine.state import Place
 from surestep.record.batches import Packed, unpacked
 from surestep.record.incident import incidents_of, read_incident, referred, write_incident
 
-RECORD = {"checkpoint": "step-00000006", "asked": {}, "place": {}}
+RECORD = {
+    "checkpoint": "step-00000006",
+    "asked": {"recipe": {}, "task": {}, "config": {}},
+    "place": Place(6, 6, 2, 0, 48)._asdict(),
+    **dict.fromkeys(("loss", "grad_norm", "diagnosis", "batch")),
+    **{"is_own": False, "norms": [], "text": "", "not_kept": []},
+}
 
 
 def written(run, step=7, **more):
@@ -24,7 +31,7 @@ def test_an_incident_is_read_as_it_was_written(tmp_path):
     assert path == tmp_path / "incidents" / "step-00000007"
     assert (found.step, found.run) == (7, tmp_path)
     assert found.checkpoint == tmp_path / "checkpoints" / "step-00000006"
-    assert found.record["loss"] == "nan"
+    assert math.isnan(found.record["loss"])
     assert torch.equal(found.tensors()["x"], torch.arange(3.0))
 
 
@@ -46,8 +53,8 @@ def test_checkpoints_that_incidents_need_are_known(tmp_path):
 
 HOSTILE = {
     "no JSON": (lambda _: "{", "cannot be read"),
-    "a list": (lambda _: "[]", "it lacks"),
-    "no checkpoint": (lambda r: json.dumps({**r, "checkpoint": None}), "lacks checkpoint"),
+    "a list": (lambda _: "[]", "not an object"),
+    "no checkpoint": (lambda r: json.dumps({**r, "checkpoint": None}), "it.checkpoint is None"),
     "another folder": (lambda r: json.dumps({**r, "checkpoint": "../../x"}), "not in its run"),
     "a newer format": (lambda r: json.dumps({**r, "format": 99}), "Install a newer one"),
 }

@@ -5,17 +5,55 @@ loss, grad_norm, lr, and what the task logged. Numbers that are not finite are t
 quotes; what is not known is null.
 """
 
-import json
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
+from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from surestep.base.errors import RunError
-from surestep.record.files import DISK_HINT, dumps
+from surestep.base.printable import printable
+from surestep.record.files import (
+    COPY_HINT,
+    DISK_HINT,
+    LARGEST,
+    MOST_SHOWN,
+    dumps,
+    open_plain,
+    parse_json,
+    size_of,
+    unreadable,
+)
+from surestep.record.kinds import (
+    Kind,
+    NewerError,
+    anything,
+    count,
+    holding,
+    listed,
+    number,
+    optional,
+    pair,
+    text,
+    version,
+)
 
 FORMAT = 1
+_EVENT = holding({"event": text}, {"time": number})
+_SKIPPED = holding(
+    {
+        **{"step": count, "epoch": count, "reason": text},
+        "positions": optional(pair(count, count)),
+        "samples": optional(listed(count)),
+    }
+)
+_EVENTS: dict[str, Kind] = {  # those that are read again, by what they are called
+    "format": holding({"version": version(FORMAT)}),
+    **dict.fromkeys(("resume", "restart", "rollback"), holding({"step": count})),
+    "skipped": _SKIPPED,
+}
 
 
 class EventWriter:
@@ -26,6 +64,7 @@ class EventWriter:
 
     Raises:
         OSError: the file cannot be begun.
+        RunError: it is there, and is no file of events, or one of a newer surestep.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,7 +72,7 @@ class EventWriter:
         self._left = bytearray()
         self._told = False
         self._error: OSError | None = None
-        if path.exists():
+        if os.path.lexists(path):
             _cut_torn_line(path)
         fresh = not path.exists() or path.stat().st_size == 0
         self._file = path.open("ab", buffering=0)
@@ -92,37 +131,57 @@ class EventWriter:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Cut a last line that a killed writer left half written."""
-    with path.open("rb+") as file:
-        data = file.read()
-        end = data.rfind(b"\n") + 1
-        if end < len(data):
-            file.truncate(end)
-            file.flush()
-            os.fsync(file.fileno())
+    """Cut a last line that a killed writer left half written.
+
+    Raises:
+        RunError: it is no file of events, or one of a newer surestep.
+    """
+    try:
+        size = size_of(path)
+        with path.open("rb+") as file:
+            begin = file.seek(max(0, size - LARGEST))
+            end = begin + file.read(LARGEST).rfind(b"\n") + 1
+            if begin and end == begin:
+                raise ValueError(f"its last line has more than {LARGEST:,} bytes")
+            if end < size:
+                file.truncate(end)
+                file.flush()
+                os.fsync(file.fileno())
+    except ValueError as error:
+        raise unreadable(path, error) from error
+    next(read_events(path), None)
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the events; a torn last line is left out.
 
     Raises:
-        RunError: missing, or from a newer surestep, or a line within is no JSON.
+        RunError: missing, or from a newer surestep, or a line within is no event.
     """
-    if not path.exists():
-        raise RunError(f"{path} is missing: there are no events.")
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        try:
-            event = json.loads(line)
-        except ValueError as error:
-            if number == len(lines):
-                return  # no newline behind it: its writer was killed
-            raise RunError(f"{path}, line {number} is not JSON: {error}.") from error
-        if event.get("event") == "format" and event.get("version", 0) > FORMAT:
-            raise RunError(
-                f"{path} has format {event['version']}, and this surestep reads up to {FORMAT}. "
-                "Install a newer one: pip install -U surestep."
-            )
-        yield event
+    try:
+        with open_plain(path) as file, BufferedReader(cast("FileIO", file)) as lines:
+            for place, line in enumerate(iter(partial(lines.readline, LARGEST), b""), 1):
+                event = _event(path, place, line)
+                if event is not None:
+                    yield event
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing: there are no events. {COPY_HINT}") from None
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from error
+
+
+def _event(path: Path, place: int, line: bytes) -> dict[str, Any] | None:
+    """Return the event of a line; None of an empty one, and of one whose writer was killed."""
+    if line == b"\n":
+        return None
+    try:
+        event: dict[str, Any] = _EVENT(parse_json(line), "it")
+        _EVENTS.get(event["event"], anything)(event, "it")
+    except NewerError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
+        if not line.endswith(b"\n") and len(line) < LARGEST:
+            return None
+        said = printable(str(error))[:MOST_SHOWN]
+        raise RunError(f"{path}, line {place} is no event: {said}. {COPY_HINT}") from error
+    return event

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from surestep.base.errors import RunError
+from surestep.base.printable import printable
+from surestep.record.kinds import Kind, NewerError, anything
 from surestep.record.leftovers import half_done
 
 LARGEST = 2**26  # bytes that are read at once: the record of some 300,000 tensors
+MOST_SHOWN = 300  # characters of what was read that a message shows
 DEEPEST = 100  # lists and dicts within each other
 DISK_HINT = "Free some space, or choose another folder with --run (run= in Python)."
+COPY_HINT = "Put a copy of it back, or start anew in another folder with --run (run= in Python)."
 
 
 def plain(value: Any) -> Any:
@@ -59,18 +63,29 @@ def write_json(path: Path, value: Any) -> None:
         raise RunError(f"{path} could not be written: {error.strerror}. {DISK_HINT}") from error
 
 
-def read_json(path: Path) -> Any:
-    """Read JSON.
+def read_json(path: Path, kind: Kind = anything) -> Any:
+    """Read a file of JSON that anybody may have written, in which each value is of its kind.
 
     Raises:
-        RunError: missing, or not JSON.
+        RunError: missing, of a newer surestep, or not JSON of that kind.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return kind(parse_json(read_plain(path)), "it")
     except FileNotFoundError:
-        raise RunError(f"{path} is missing: {path.parent} is not a whole run folder.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} cannot be read: {error}.") from error
+        raise RunError(
+            f"{path} is missing: {path.parent} is not a whole run folder. {COPY_HINT}"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError | ValueError) -> RunError:
+    """Return what to raise for a file of a run that cannot be read."""
+    if isinstance(error, NewerError):
+        return RunError(f"{path} {error}")
+    said = str(getattr(error, "strerror", None) or error)
+    said = said if len(said) <= MOST_SHOWN else f"{said[:MOST_SHOWN]}..."
+    return RunError(f"{path} cannot be read: {printable(said)}. {COPY_HINT}")
 
 
 def open_plain(path: Path) -> IO[bytes]:
@@ -91,6 +106,19 @@ def open_plain(path: Path) -> IO[bytes]:
     return file
 
 
+def size_of(path: Path) -> int:
+    """Return the size of a file.
+
+    Raises:
+        OSError: missing or unreadable.
+        ValueError: it is a link, or no file.
+    """
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is a link or no file")
+    return found.st_size
+
+
 def read_plain(path: Path, most: int = LARGEST) -> bytes:
     """Read a file of at most so many bytes.
 
@@ -102,7 +130,7 @@ def read_plain(path: Path, most: int = LARGEST) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise ValueError(f"it has {size:,} bytes, and at most {most:,} are read")
-        return file.read(most + 1)[:most]
+        return file.read(size)
 
 
 def parse_json(data: bytes) -> Any:
@@ -120,7 +148,7 @@ def parse_json(data: bytes) -> Any:
         )
     except RecursionError:
         raise ValueError("it is nested too deep") from None
-    level = [found]
+    level = [found] if isinstance(found, (dict, list)) else []
     for _ in range(DEEPEST):
         parts = [each.values() if isinstance(each, dict) else each for each in level if each]
         level = [each for part in parts for each in part if isinstance(each, (dict, list))]

@@ -8,11 +8,14 @@ import fcntl
 import json
 import os
 import socket
+import stat
 from pathlib import Path
 from typing import IO
 
 from surestep.base.errors import RunError
+from surestep.base.printable import printable
 
+_SHORT = 200  # characters: who holds it
 _held: set[Path] = set()
 
 
@@ -31,12 +34,14 @@ class Hold:
                 "choose another folder with run=."
             )
         path = self.folder / "lock"
-        self._file: IO[str] = path.open("a+")
+        self._file: IO[str] = open(  # noqa: SIM115  # closed by release()
+            path, "a+", errors="replace", opener=_opened
+        )
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._file.seek(0)
-            holder = self._file.read().strip() or "somebody"
+            holder = self._file.read(_SHORT).strip() or "somebody"
             self._file.close()
             raise RunError(
                 f"{folder} is held by {_named(holder)}. Wait for it, stop it, or choose another "
@@ -59,9 +64,23 @@ class Hold:
             self._file.close()
 
 
+def _opened(path: str, flags: int) -> int:
+    """Open what is a file.
+
+    Raises:
+        RunError: it is a link, or a pipe, which may wait for ever.
+    """
+    if not os.path.islink(path) and not os.path.isdir(path):
+        found = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        if stat.S_ISREG(os.fstat(found).st_mode):
+            return found
+        os.close(found)
+    raise RunError(f"{path} is a link or no file. Move it away.")
+
+
 def _named(holder: str) -> str:
     try:
         known = json.loads(holder)
         return f"process {known['pid']} on {known['host']}"
-    except (ValueError, KeyError, TypeError):
-        return holder
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return printable(holder)

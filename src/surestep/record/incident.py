@@ -21,9 +21,17 @@ from torch import Tensor
 import surestep
 from surestep.base.errors import RunError
 from surestep.record.checkpoint.tensors import write_tensors, write_text
-from surestep.record.files import DISK_HINT, dumps, read_json, sync
+from surestep.record.files import (
+    COPY_HINT,
+    DISK_HINT,
+    dumps,
+    read_json,
+    read_plain,
+    sync,
+    unreadable,
+)
+from surestep.record.run_files import INCIDENT, INCIDENT_FORMAT
 
-FORMAT = 1
 FOLDER, RECORD, BATCH = "incidents", "incident.json", "batch.safetensors"
 
 
@@ -62,12 +70,17 @@ class Incident:
         """
         path = self.path / BATCH
         try:
-            data = path.read_bytes()
+            data = read_plain(path, most=self.record["bytes"])
             if sha256(data).hexdigest() != self.record["sha256"]:
-                raise RunError(f"{path} is damaged: it has other bytes than were written.")
+                raise RunError(
+                    f"{path} is damaged: it has other bytes than were written. {COPY_HINT}"
+                )
             return dict(load(data))
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise RunError(f"{path} cannot be read: {error}.") from error
+        except (OSError, ValueError) as error:
+            raise unreadable(path, error) from error
+        except (SafetensorError, MemoryError) as error:
+            said = str(error) or "it does not fit in memory"
+            raise unreadable(path, ValueError(said)) from error
 
 
 def write_incident(
@@ -92,8 +105,13 @@ def write_incident(
             shutil.rmtree(left, ignore_errors=True)
         temporary.mkdir(parents=True)
         written = write_tensors(temporary / BATCH, tensors)
-        whole = {"format": FORMAT, "surestep": surestep.__version__, "step": step, **record}
-        text = dumps({**whole, "sha256": written.sha256}, indent=1)
+        whole = {
+            "format": INCIDENT_FORMAT,
+            "surestep": surestep.__version__,
+            "step": step,
+            **record,
+        }
+        text = dumps({**whole, **written._asdict()}, indent=1)
         write_text(temporary / RECORD, text + "\n")
         for path in (temporary / BATCH, temporary / RECORD, temporary):
             sync(path)
@@ -120,20 +138,7 @@ def read_incident(path: Path) -> Incident:
         there = [str(each.path) for each in incidents_of(path)]
         hint = f"Its incidents: {', '.join(there)}." if there else "Incidents are in RUN/incidents."
         raise RunError(f"{path} is no incident: it has no {RECORD}. {hint}")
-    record = read_json(path / RECORD)
-    wanted = {"format": int, "step": int, "checkpoint": str, "asked": dict, "place": dict}
-    lacks = [
-        name
-        for name, kind in wanted.items()
-        if not isinstance(record, dict) or not isinstance(record.get(name), kind)
-    ]
-    if lacks:
-        raise RunError(f"{path / RECORD} cannot be read: it lacks {', '.join(lacks)}.")
-    if record["format"] > FORMAT:
-        raise RunError(
-            f"{path} has format {record['format']}, and this surestep reads up to {FORMAT}. "
-            "Install a newer one: pip install -U surestep."
-        )
+    record: dict[str, Any] = read_json(path / RECORD, INCIDENT)
     if Path(record["checkpoint"]).name != record["checkpoint"]:
         raise RunError(f"{path / RECORD} names a checkpoint that is not in its run.")
     return Incident(path, record)

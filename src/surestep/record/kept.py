@@ -9,6 +9,7 @@ from surestep.record.checkpoint.keep import Retention, reasons
 from surestep.record.checkpoint.listing import Saved
 from surestep.record.files import read_json
 from surestep.record.run import Run
+from surestep.record.run_files import PLAN
 
 
 def why_kept(run: Run, checkpoints: list[Saved]) -> dict[Path, list[str]]:
@@ -17,32 +18,24 @@ def why_kept(run: Run, checkpoints: list[Saved]) -> dict[Path, list[str]]:
     Raises:
         RunError: the run's plan or status cannot be read.
     """
-    plan = _plan(run)
+    decided = read_json(run.path / "plan.json", PLAN)
+    plan = {each["option"]: each["value"] for each in decided}
+    metric, mode = run.judged_by or (None, "min")
     try:
-        metric, mode = run.judged_by or (None, "min")
-        retention = Retention(
-            keep_last=int(plan.get("checkpoint.keep_last", 1)),
-            keep_best=int(plan.get("checkpoint.keep_best", 1)),
-            metric=metric,
-            mode=mode,
-            keep_every=_keep_every(plan),
-            cycles=True,
-        )
-    except (TypeError, ValueError, OverflowError, ConfigError) as error:
-        raise RunError(f"{run.path} has a plan that cannot be read: {error}.") from error
+        keep_every = _keep_every(plan)
+    except (ValueError, OverflowError, ConfigError) as error:
+        raise RunError(f"{run.path / 'plan.json'} cannot be read: {error}.") from error
+    retention = Retention(
+        keep_last=plan.get("checkpoint.keep_last", 1),
+        keep_best=plan.get("checkpoint.keep_best", 1),
+        metric=metric,
+        mode=mode,
+        keep_every=keep_every,
+        cycles=True,
+    )
     return reasons(checkpoints, retention)
 
 
 def _keep_every(plan: dict[str, Any]) -> float | None:
-    said, epoch = plan.get("checkpoint.keep_every"), plan.get("steps_per_epoch")
-    if said is None:
-        return None
-    return parse_duration(str(said)).steps(None if epoch is None else int(epoch))
-
-
-def _plan(run: Run) -> dict[str, Any]:
-    """Return the value of each option."""
-    try:
-        return {str(each["option"]): each["value"] for each in read_json(run.path / "plan.json")}
-    except (TypeError, KeyError) as error:
-        raise RunError(f"{run.path / 'plan.json'} cannot be read: {error!r}.") from error
+    said = plan.get("checkpoint.keep_every")
+    return None if said is None else parse_duration(said).steps(plan.get("steps_per_epoch"))

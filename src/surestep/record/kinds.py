@@ -4,11 +4,16 @@ A number that is not finite stands in JSON as its name, and is a number again be
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Kind = Callable[[Any, str], Any]  # the value and what it is called; raises ValueError
 MOST = 2**63
+_NOTHING: Mapping[str, Kind] = {}
+
+
+class NewerError(ValueError):
+    """It is of a format that a newer surestep wrote."""
 
 
 def anything(value: Any, name: str) -> Any:
@@ -116,6 +121,46 @@ def parts(**kinds: Kind) -> Kind:
                 f"{', '.join(map(shown, more[:3])) or 'nothing'} besides"
             )
         return {key: kind(value[key], f"{name}.{key}") for key, kind in kinds.items()}
+
+    return take
+
+
+def holding(must: Mapping[str, Kind], may: Mapping[str, Kind] = _NOTHING) -> Kind:
+    """Take an object that has some names, may have others, and more that nobody here reads."""
+
+    def take(value: Any, name: str) -> dict[str, Any]:
+        _check(isinstance(value, dict), value, name, "an object")
+        if lacks := sorted(must.keys() - value.keys()):
+            raise ValueError(f"{name} lacks {', '.join(lacks)}")
+        kinds = {**may, **must}
+        return {
+            key: kinds[key](each, f"{name}.{key}") if key in kinds else each
+            for key, each in value.items()
+        }
+
+    return take
+
+
+def pair(first: Kind, second: Kind) -> Kind:
+    """Take a list of two."""
+
+    def take(value: Any, name: str) -> list[Any]:
+        _check(isinstance(value, list) and len(value) == 2, value, name, "a list of two")
+        return [first(value[0], f"{name}[0]"), second(value[1], f"{name}[1]")]
+
+    return take
+
+
+def version(most: int) -> Kind:
+    """Take the number of a format that is known here."""
+
+    def take(value: Any, name: str) -> int:
+        if (found := count(value, name)) > most:
+            raise NewerError(
+                f"has format {found}, and this surestep reads up to {most}. Install a newer one: "
+                "pip install -U surestep."
+            )
+        return found
 
     return take
 

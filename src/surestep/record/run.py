@@ -19,6 +19,7 @@ from surestep.record.checkpoint.read import load_weights
 from surestep.record.events import read_events
 from surestep.record.export import Exported, check_out, export
 from surestep.record.files import read_json
+from surestep.record.run_files import CONFIG, status
 from surestep.record.skipped import Skipped, gather
 
 Which = Literal["best", "last", "average"]
@@ -71,25 +72,18 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """What was asked: options by full name, and the recipe with its parameters."""
-        return self._object("config.json")
+        return dict(read_json(self.path / "config.json", CONFIG))
 
     @property
     def status(self) -> dict[str, Any]:
         """How the run ended, or that it has not."""
-        return self._object("status.json")
+        return dict(read_json(self.path / "status.json", status))
 
     @property
     def judged_by(self) -> tuple[str, Literal["min", "max"]] | None:
         """The metric that tells the best checkpoint, and whether less or more of it is better."""
         judged = self.status.get("judged_by")
-        if judged is None:
-            return None
-        if isinstance(judged, list) and len(judged) == 2 and isinstance(judged[0], str):
-            if judged[1] == "min":
-                return judged[0], "min"
-            if judged[1] == "max":
-                return judged[0], "max"
-        raise RunError(f"{self.path / 'status.json'} cannot be read: judged_by is {judged!r}.")
+        return None if judged is None else (judged[0], judged[1])
 
     @property
     def last(self) -> Saved | None:
@@ -246,12 +240,6 @@ class Run:
             there = ", ".join(map(str, found)) or "none"
             raise CheckpointError(f"{self.path} has no checkpoint of step {step}. It has: {there}.")
         return found[step]
-
-    def _object(self, name: str) -> dict[str, Any]:
-        found = read_json(self.path / name)
-        if not isinstance(found, dict):
-            raise RunError(f"{self.path / name} cannot be read: it is no object.")
-        return found
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield what happened, in order."""

@@ -1,6 +1,5 @@
 """The samples that a run skipped: `Run.skipped`, skipped.json, and what `--skip-samples` reads."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import ConfigError
-from surestep.record.files import write_json
+from surestep.record.files import parse_json, read_plain, write_json
+from surestep.record.kinds import MOST, shown
 
 BLAMED = ("nonfinite", "spike")  # an overflow is the loss scale's doing, and no items is nobody's
 
@@ -69,12 +69,14 @@ def read_samples(path: Path) -> list[int]:
         ConfigError: it cannot be read, or something in it is no index.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        data = read_plain(path.resolve())  # a link of the user's own is followed
+        text = data.decode("utf-8")
+    except (OSError, ValueError, RuntimeError) as error:
+        binary = "it is no text" if isinstance(error, UnicodeDecodeError) else error
+        reason = getattr(error, "strerror", None) or binary
         raise ConfigError(f"skip_samples={str(path)!r} cannot be read: {reason}.") from error
     try:
-        found = json.loads(text) if text.lstrip().startswith(("{", "[")) else text.split()
+        found = parse_json(data) if text.lstrip().startswith(("{", "[")) else text.split()
     except ValueError as error:
         raise ConfigError(f"skip_samples={str(path)!r} is no JSON: {error}.") from error
     found = found.get("samples") if isinstance(found, dict) else found
@@ -86,7 +88,7 @@ def read_samples(path: Path) -> list[int]:
     bad = next((each for each in found if not _is_index(each)), None)
     if bad is not None:
         raise ConfigError(
-            f"skip_samples={str(path)!r} holds {bad!r}, which is no index of a sample."
+            f"skip_samples={str(path)!r} holds {shown(bad)}, which is no index of a sample."
         )
     if not found:
         raise ConfigError(f"skip_samples={str(path)!r} names no sample. Leave skip_samples out.")
@@ -95,5 +97,5 @@ def read_samples(path: Path) -> list[int]:
 
 def _is_index(value: Any) -> bool:
     if isinstance(value, str):
-        return value.isdecimal()
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        return value.isdecimal() and len(value) < len(str(MOST))
+    return type(value) is int and 0 <= value < MOST

@@ -15,6 +15,7 @@ from surestep.engine.data.stream import Reader, digest, fingerprint, is_stream
 from surestep.engine.facts import device_name
 from surestep.engine.loss import Loss
 from surestep.record.files import plain
+from surestep.record.run_files import CONFIG_FORMAT
 from surestep.trainer.changes import COUNT, FIRST, LOOKED_AT, SKIPPED, WORKERS
 from surestep.trainer.planning import Origin, Planned, train_samples
 
@@ -26,7 +27,7 @@ def identity(origin: Origin, planned: Planned) -> dict[str, Any]:
     """Return what a run was asked to be, and what it is known by when it is gone on with."""
     decisions = planned.plan.decisions
     return {
-        "format": 1,
+        "format": CONFIG_FORMAT,
         "recipe": plain(dict(origin.recipe)),
         "task": plain(dict(origin.parameters)),
         "config": plain(planned.config.said()),

@@ -7,7 +7,6 @@ from typing import Any, Literal, get_args
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.engine.state import Place
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
-from surestep.record.files import read_json
 from surestep.record.recorder import Recorder
 from surestep.trainer.branching import Branch, check_branch, comes_from, find_branch
 from surestep.trainer.changes import Change, check_allow, compare, judged, table
@@ -95,7 +94,7 @@ def going_on(recorder: Recorder, origin: Origin, planned: Planned, said: Wish) -
         raise CheckpointError(
             f"{recorder.folder} has no checkpoint to go on from, and resume is 'must'."
         )
-    before = read_json(recorder.folder / "config.json") if recorder.known else {}
+    before = recorder.run.config if recorder.known else {}
     _check_origin(recorder, before, said)
     asked["from"] = before.get("from")
     if checkpoint is not None or is_finished(recorder):

@@ -10,7 +10,6 @@ import itertools
 import math
 import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import surestep
 from surestep.base.errors import CheckpointError
 from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.tensors import DTYPES, File
-from surestep.record.files import dumps, open_plain, parse_json, read_plain
+from surestep.record.files import dumps, open_plain, parse_json, read_plain, size_of
 from surestep.record.kinds import shown
 
 FORMAT = 3
@@ -192,13 +191,6 @@ def _sha256(path: Path, *, fresh: bool) -> str:
         while piece := file.read(_PIECE):
             digest.update(piece)
     return digest.hexdigest()
-
-
-def size_of(path: Path) -> int:
-    """Return the size of a file that is no link and nothing stranger."""
-    found = path.lstat()
-    _check(stat.S_ISREG(found.st_mode), "it is a link or no file")
-    return found.st_size
 
 
 def _as_dict(stored: Stored) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from surestep.record.kinds import (
     text,
     within,
 )
+from surestep.record.run_files import PLACE
 
 _SCALER = parts(
     scale=within(positive, 2.0**127),
@@ -45,7 +46,7 @@ _OPTIMIZER = {
     "groups": listed(parts(names=listed(text), options=named(anything))),
 }
 _RECORD: dict[str, Kind] = {
-    "place": parts(step=count, steps_taken=count, epoch=count, position=count, items=number),
+    "place": PLACE,
     "counts": parts(overflow=count, nonfinite=count, no_items=count, clipped=count, left_out=count),
     "standing": parts(
         metric=optional(text),

@@ -1,0 +1,164 @@
+"""Hostile run folders: each file is refused by its name, in no time, running nothing."""
+
+import shutil
+from collections import deque
+
+import pytest
+
+import surestep
+from surestep.base.errors import RunError, SurestepError
+from surestep.record.checkpoint.listing import list_checkpoints, saved
+from surestep.record.hold import Hold
+from surestep.record.incident import incidents_of, read_incident
+from surestep.record.kept import why_kept
+from surestep.record.skipped import read_samples
+from tests import tiny
+from tests.record.spoiled import DAMAGES, GONE, change, in_time, spoil
+from tests.trainer.test_replay import DIVIDES, failed
+
+INCIDENT, BATCH = "incidents/{}/incident.json", "incidents/{}/batch.safetensors"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run with checkpoints, an incident, and steps that were skipped."""
+    folder = tmp_path_factory.mktemp("made")
+    failed(folder / "run", DIVIDES, {})
+    run = surestep.Run(folder / "run")
+    other = tiny.fit(folder / "other").path
+    shutil.copytree(other / "checkpoints", run.path / "checkpoints", dirs_exist_ok=True)
+    skip = {"step": 1, "epoch": 0, "positions": [0, 8], "samples": [0, 3], "reason": "nonfinite"}
+    with (run.path / "events.jsonl").open("a") as file:
+        file.write(surestep.record.files.dumps({"event": "skipped", "time": 1.0, **skip}) + "\n")
+    surestep.record.skipped.write_skipped(run.path / "skipped.json", run.skipped)
+    return run.path
+
+
+@pytest.fixture
+def path(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "run")
+
+
+def _kept(path):
+    run = surestep.Run(path)
+    return why_kept(run, [saved(each) for each in list_checkpoints(run.checkpoints)])
+
+
+def _hold(path):
+    Hold(path).release()
+
+
+READERS = {
+    "config.json": [lambda path: surestep.Run(path).config],
+    "status.json": [
+        lambda path: surestep.Run(path).status,
+        lambda path: surestep.Run(path).best,
+        lambda path: surestep.Run(path).load_model(tiny.model()),
+    ],
+    "events.jsonl": [
+        lambda path: deque(surestep.Run(path).events(), maxlen=0),
+        lambda path: surestep.Run(path).skipped,
+        lambda path: surestep.record.events.EventWriter(path / "events.jsonl").close(),
+    ],
+    "plan.json": [_kept],
+    "skipped.json": [lambda path: read_samples(path / "skipped.json")],
+    INCIDENT: [lambda path: read_incident(next((path / "incidents").iterdir()))],
+    BATCH: [lambda path: [each.tensors() for each in incidents_of(path)]],
+    "lock": [_hold],
+    "environment.json": [],
+}
+
+
+def _file(path, name):
+    return path / name.format(next((path / "incidents").iterdir()).name)
+
+
+def test_a_whole_one_is_read(path):
+    for name, readers in READERS.items():
+        assert _file(path, name).exists()
+        for read in readers:
+            read(path)
+    assert surestep.Run(path).skipped.samples == [0, 3]
+
+
+HARMLESS = {
+    *(("lock", each) for each in DAMAGES if each not in ("pipe", "folder") and "link" not in each),
+    *(("events.jsonl", each) for each in ("missing", "empty", "zeros", "pickle")),  # no whole line
+    *(("skipped.json", each) for each in ("link", "number")),  # the user's own file: 3 is a sample
+} - {("lock", "device")}
+
+
+def _said(read, path):
+    """Return what a reader refuses with; None where it takes what is there."""
+    try:
+        read(path)
+    except SurestepError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_that_is_none_is_refused_by_its_name(path, name, damage):
+    file = _file(path, name)
+    spoil(file, damage)
+    before = file.lstat() if damage != "missing" else None
+    with in_time():
+        for read in READERS[name]:
+            said = _said(read, path)
+            assert (said is None) <= ((name, damage) in HARMLESS), "read as if nothing was wrong"
+            assert said is None or file.name in said
+            assert len(said or "") < 1000
+    assert not list(path.rglob("unpickled"))
+    assert before is None or name in ("lock", "events.jsonl") or file.lstat() == before
+
+
+STRANGE = {
+    "a list": [1],
+    "an object": {"a": {}},
+    "text": "x",
+    "null": None,
+    "yes": True,
+    "minus": -1,
+    "large": 10**400,
+    "gone": GONE,
+}
+PLACES = {
+    "config.json": [("recipe",), ("task",), ("config",), ("data", "skip_samples"), ("format",)],
+    "status.json": [("status",), ("judged_by",), ("step",), ("seconds",), ("clipped",)],
+    "events.jsonl": [("skipped", each) for each in ("event", "step", "samples", "reason")],
+    "plan.json": [(0,), (0, "option")],
+    INCIDENT: [
+        *((each,) for each in ("step", "checkpoint", "asked", "place", "norms", "batch")),
+        *((each,) for each in ("loss", "sha256", "bytes", "diagnosis", "is_own", "text")),
+        *(("place", "epoch"), ("batch", 0, "samples"), ("batch", 0, "args"), ("norms", 0, 1)),
+    ],
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+@pytest.mark.parametrize("name", PLACES)
+def test_a_value_of_another_kind_is_refused_or_means_nothing(made, tmp_path, name, strange):
+    for number, where in enumerate(PLACES[name]):
+        path = shutil.copytree(made, tmp_path / str(number))
+        change(_file(path, name), *where, value=STRANGE[strange])
+        with in_time():
+            for read in READERS[name]:
+                said = _said(read, path)
+                assert said is None or _file(path, name).name in said
+
+
+@pytest.mark.parametrize("value", [[1], {}, -1, None, True, "x", 0.5])
+def test_a_step_that_is_none_is_refused(path, value):
+    for name, where in {"status.json": ("step",), "events.jsonl": ("skipped", "step")}.items():
+        change(path / name, *where, value=value)
+    for read in (lambda: surestep.Run(path).status, lambda: surestep.Run(path).skipped):
+        with pytest.raises(RunError, match=r"it\.step is"):
+            read()
+
+
+@pytest.mark.parametrize("name", ["config.json", INCIDENT])
+def test_a_newer_one_is_refused_with_what_to_install(path, name):
+    change(_file(path, name), "format", value=2)
+    with pytest.raises(RunError, match=r"has format 2, .*pip install -U surestep"):
+        READERS[name][0](path)
