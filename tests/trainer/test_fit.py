@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ import surestep
 from surestep.base.errors import NonFiniteError
 from surestep.record.checkpoint.listing import list_checkpoints, read_record
 from surestep.record.run import Run
+from surestep.trainer.fit import fit
 from tests import tiny
 
 X, Y = tiny.data()
@@ -101,6 +103,55 @@ def test_patience_is_kept_over_a_resume(tmp_path):
                 break
     run = tiny.fit(tmp_path, scored(values[2:]), **said)
     assert run.status["step"] == 9
+
+
+OFTEN = {"validation": {"every": "4 steps", **SCORE}, "checkpoint": {"every": "2 steps"}}
+
+
+def test_the_end_saves_what_its_evaluation_changed(tmp_path):
+    values = [0.5, 0.4, 0.3]  # at steps 4, 8 and the end: the best is not there
+    said = {**OFTEN, "max_steps": 10}
+    with tiny.prepare(tmp_path, scored(values), **said) as session:
+        fit(session)
+        ended = vars(session.state.standing)
+    assert (ended["latest_step"], ended["since_best"]) == (10, 2)
+    with tiny.prepare(tmp_path, scored(values), **said) as again:
+        assert again.finished
+        assert vars(again.state.standing) == ended
+    assert Run(tmp_path).last.metrics["val/score"] == pytest.approx(0.3)
+
+
+def asks_to_save(moment, step):
+    def asks(self, state, *_):
+        return surestep.Request.SAVE if state.place.step == step else None
+
+    return type("Asks", (surestep.Callback,), {moment: asks})()
+
+
+class GoneError(Exception):
+    """The process ends here."""
+
+
+class Ends(surestep.Callback):
+    def on_step(self, state, result):
+        if result.step == 5:
+            raise GoneError
+
+
+@pytest.mark.parametrize("moment", ["on_batch", "on_step", "on_evaluate"])
+def test_a_save_that_is_asked_for_holds_the_evaluation_of_its_step(tmp_path, moment):
+    values = [0.5, 0.4, 0.3]
+    said = {**OFTEN, "checkpoint": {"every": "1 epoch", "keep_best": 0}, "max_steps": 9}
+    asks = asks_to_save(moment, 3 if moment == "on_batch" else 4)  # before its step, or after it
+    for run, callbacks in (("killed", [asks, Ends()]), ("whole", [asks])):
+        task, config = tiny.task(**scored(values)), tiny.config(**said)
+        session = surestep.prepare(task, config, run=tmp_path / run, callbacks=callbacks)
+        with session, suppress(GoneError):
+            fit(session)
+    assert Run(tmp_path / "killed").last.step == 4
+    with tiny.prepare(tmp_path / "killed", scored(values[1:]), **said) as rest:
+        fit(rest)
+    assert vars(rest.state.standing) == vars(session.state.standing)
 
 
 def test_a_metric_of_a_collection_may_be_what_best_means(tmp_path):

@@ -34,8 +34,9 @@ def test_leaving_the_loop_leaves_a_session_that_saves_and_goes_on(tmp_path):
             if result.step == 2:
                 break
         session.save()
-        session.evaluate()
         assert session.is_saved
+        session.evaluate()
+        assert not session.is_saved  # the checkpoint does not hold how the run stands now
         assert session.is_evaluated
         assert [result.step for result in session.steps()] == [3, 4, 5, 6]
         assert not session.is_saved

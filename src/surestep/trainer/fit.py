@@ -1,6 +1,7 @@
 """The whole run: steps with evaluations, checkpoints and early stopping."""
 
 import time
+from dataclasses import dataclass
 from functools import partial
 
 from surestep.base.duration import Cadence, Duration
@@ -48,6 +49,14 @@ def fit(session: Session) -> Run:
     return session.run
 
 
+@dataclass
+class _Seen:
+    """The step that was last seen to, and whether a callback asked to save the one after it."""
+
+    step: int
+    asked: bool = False
+
+
 def _train(session: Session) -> bool:
     """Train, evaluate and save; say whether the run came to its end."""
     plan, loop = session.plan, session.loop
@@ -58,15 +67,17 @@ def _train(session: Session) -> bool:
     evaluating = _cadence(session, plan.validation_every)
     saving = _cadence(session, plan.checkpoint_every)
     cycles = frozenset(cycle_ends(plan.schedule))
-    last = session.state.place.step
+    seen = _Seen(session.state.place.step)
+    loop.act[Request.SAVE] = partial(_save_as_asked, session, seen)
     for result in session.steps():
         items, now = session.state.place.items, time.monotonic()
-        if result.step <= last:  # the run went back
+        if result.step <= seen.step:  # the run went back
             evaluating.start(result.before.items, now)
             saving.start(result.before.items, now)
-        last, ended = result.step, result.epoch + 1 if loop.ends_epoch else 0
+        seen.step, ended = result.step, result.epoch + 1 if loop.ends_epoch else 0
         evaluates = has_val and evaluating.due(result.step, items, now, ended)
         saves = saving.due(result.step, items, now, ended) or _ends_cycle(result, cycles)
+        saves, seen.asked = saves or seen.asked, False
         if (evaluates or saves) and not _stays(session):
             continue
         if evaluates:
@@ -79,6 +90,14 @@ def _train(session: Session) -> bool:
         return False
     session.saving.finish()
     return True
+
+
+def _save_as_asked(session: Session, seen: _Seen) -> None:
+    """Save; within a step only after the evaluation that may be due there, which it then holds."""
+    if session.state.place.step == seen.step:
+        session.saving.begin()
+    else:
+        seen.asked = True
 
 
 def _take_up(session: Session) -> None:

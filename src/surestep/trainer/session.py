@@ -165,6 +165,7 @@ class Session:
             standing = self.state.standing
             standing.latest, standing.latest_step, standing.measured = metrics, step, measured
             standing.is_due = False
+            self.saving.step = None  # a checkpoint of this step has not got that
             for said in judge(self.plan, self.state, metrics, self.loop.parts.peak_rates[0]):
                 self.say(said)
             for callback in self.loop.callbacks:
@@ -236,7 +237,7 @@ class Session:
 
     @property
     def is_saved(self) -> bool:
-        """Whether this very step has been saved, or is being written."""
+        """Whether this very step has been saved as it is now, or is being written."""
         return self.saving.step == self.state.place.step
 
     @property
