@@ -1,12 +1,12 @@
 """`surestep replay INCIDENT`."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from surestep.base.errors import ConfigError, RunError
+from surestep.base.local import local_path
 from surestep.cli import show
 from surestep.cli.rebuild import rebuilt
 from surestep.record.files import dumps
@@ -39,7 +39,7 @@ def run(words: list[str]) -> int:
     parsed = tyro.cli(
         Options, args=words, prog="surestep replay", config=(tyro.conf.FlagCreatePairsOff,)
     )
-    incident = read_incident(Path(parsed.incident))
+    incident = read_incident(local_path(parsed.incident))
     without = _samples(parsed.without)
     folder = Run(incident.run)
     if not folder.config["recipe"]:

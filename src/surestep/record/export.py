@@ -3,7 +3,6 @@
 Names, shapes and types are the model's own, so that `model.load_state_dict` takes what is read.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,10 +13,12 @@ import torch
 from torch import Tensor
 
 from surestep.base.errors import CheckpointError, ConfigError, near
+from surestep.base.local import local_path
 from surestep.record.checkpoint.listing import Saved
 from surestep.record.checkpoint.opened import Opened
 from surestep.record.checkpoint.tensors import write_tensors
 from surestep.record.files import dumps, sync
+from surestep.record.leftovers import half_done
 
 _ENDINGS = (".safetensors", ".pt")
 _HINT = "Free some space, or choose another file."
@@ -97,7 +98,9 @@ def check_out(path: Path, *, overwrite: bool) -> None:
 
     Raises:
         ConfigError: another ending, no such folder, or a file is there already.
+        RunError: it is an address.
     """
+    local_path(path)
     if path.suffix not in _ENDINGS:
         raise ConfigError(
             f"{str(path)!r}: the ending says the format, and {path.suffix or 'none'!r} is not one. "
@@ -194,7 +197,7 @@ class _Writing:
 @contextmanager
 def _replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
     """Yield where to write what then takes this name, synced, in one move."""
-    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    temporary = half_done(path, "tmp")
     try:
         temporary.unlink(missing_ok=True)
         yield temporary

@@ -4,6 +4,7 @@ What is read is a plain file of a size that fits in memory, never a link, a pipe
 open one of those may wait for ever, or reach what nobody meant.
 """
 
+import errno
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from surestep.record.leftovers import half_done
 LARGEST = 2**26  # bytes that are read at once: the record of some 300,000 tensors
 MOST_SHOWN = 300  # characters of what was read that a message shows
 DEEPEST = 100  # lists and dicts within each other
+_UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # what is asked for is not known there
 DISK_HINT = "Free some space, or choose another folder with --run (run= in Python)."
 COPY_HINT = "Put a copy of it back, or start anew in another folder with --run (run= in Python)."
 
@@ -175,10 +177,18 @@ def _number(text: str) -> float:
     return value
 
 
-def sync(path: Path) -> None:
-    """Make the bytes of a file, or the names in a folder, survive a power cut."""
+def sync(path: Path) -> bool:
+    """Make the bytes of a file, or the names in a folder, survive a power cut.
+
+    False where the file system syncs no folders; the start of a run tells so.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno in _UNKNOWN and stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            return False
+        raise
     finally:
         os.close(descriptor)
+    return True

@@ -4,26 +4,33 @@
 A lock of `lockf` belongs to the process, so folders held by this process are remembered as well.
 """
 
+import errno
 import fcntl
 import json
 import os
 import socket
 import stat
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 from surestep.base.errors import RunError
 from surestep.base.printable import printable
 
 _SHORT = 200  # characters: who holds it
+_HELD = (errno.EACCES, errno.EAGAIN)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _held: set[Path] = set()
 
 
 class Hold:
     """The lock on a run folder.
 
+    Attributes:
+        locked: whether the file system has locks; where it has none, nobody else is kept out.
+
     Raises:
         RunError: somebody else holds it; the message names them.
+        OSError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,18 +46,28 @@ class Hold:
         )
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.seek(0)
-            holder = self._file.read(_SHORT).strip() or "somebody"
-            self._file.close()
-            raise RunError(
-                f"{folder} is held by {_named(holder)}. Wait for it, stop it, or choose another "
-                "folder with --run (run= in Python)."
-            ) from None
+            self.locked = True
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                self.locked = False
+            elif error.errno in _HELD:
+                self._refuse(folder)
+            else:
+                self._file.close()
+                raise
         self._file.truncate(0)
         self._file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
         self._file.flush()
         _held.add(self.folder)
+
+    def _refuse(self, folder: Path) -> NoReturn:
+        self._file.seek(0)
+        holder = self._file.read(_SHORT).strip() or "somebody"
+        self._file.close()
+        raise RunError(
+            f"{folder} is held by {_named(holder)}. Wait for it, stop it, or choose another "
+            "folder with --run (run= in Python)."
+        ) from None
 
     def __del__(self) -> None:
         """Let the folder go with a session that nobody holds any more."""

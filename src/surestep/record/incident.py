@@ -5,7 +5,6 @@ seen, which checkpoint is the state before) and `batch.safetensors`. The checkpo
 as the incident does.
 """
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -30,6 +29,7 @@ from surestep.record.files import (
     sync,
     unreadable,
 )
+from surestep.record.leftovers import half_done
 from surestep.record.run_files import INCIDENT, INCIDENT_FORMAT
 
 FOLDER, RECORD, BATCH = "incidents", "incident.json", "batch.safetensors"
@@ -98,8 +98,8 @@ def write_incident(
         RunError: the disk is full or cannot be written.
     """
     final = run / FOLDER / f"step-{step:08d}"
-    temporary = final.with_name(f".tmp-{final.name}-{os.getpid()}")
-    old = final.with_name(f".del-{final.name}-{os.getpid()}")
+    temporary = half_done(final, "tmp")
+    old = half_done(final, "old")
     try:
         for left in (temporary, old):
             shutil.rmtree(left, ignore_errors=True)

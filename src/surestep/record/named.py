@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from surestep.base.errors import ConfigError, RunError, near
+from surestep.base.local import local_path
 from surestep.record.checkpoint.listing import Saved, is_named, saved
 from surestep.record.checkpoint.manifest import MANIFEST
 from surestep.record.checkpoint.opened import open_checkpoint
@@ -33,7 +34,9 @@ def split_name(text: str) -> tuple[Path, Which | None]:
 
     Raises:
         ConfigError: what stands behind the @ is none of these.
+        RunError: it is an address.
     """
+    local_path(text)
     run, at, which = text.rpartition("@")
     if not at or is_run(Path(text)) or is_checkpoint(Path(text)):
         return Path(text), None

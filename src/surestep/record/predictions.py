@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surestep.base.errors import ConfigError, DataError, RunError, near
+from surestep.base.local import local_path
 from surestep.record.files import plain
+from surestep.record.leftovers import half_done
 
 Arrays = Mapping[str, NDArray[Any]]
 _ROWS = 1024  # turned into text at once
@@ -36,7 +38,7 @@ def writing(path: Path, *, overwrite: bool = False) -> Iterator[Callable[[Arrays
     """
     write = _writer_of(path)
     _check_place(path, overwrite=overwrite)
-    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    temporary = half_done(path, "tmp")
     try:
         file = temporary.open("wb")
     except OSError as error:
@@ -73,6 +75,7 @@ def _not_written(path: Path, error: OSError, hint: str) -> RunError:
 
 
 def _check_place(path: Path, *, overwrite: bool) -> None:
+    local_path(path)
     if not path.parent.is_dir():
         raise ConfigError(f"There is no folder {path.parent} to write {path.name} into. Make it.")
     if path.is_dir():

@@ -20,7 +20,9 @@ from surestep.record.checkpoint.saver import Outcome, Saver
 from surestep.record.environment import environment
 from surestep.record.events import EventWriter, read_events
 from surestep.record.files import DISK_HINT, write_json
+from surestep.record.filesystem import try_out
 from surestep.record.hold import Hold
+from surestep.record.incident import FOLDER as INCIDENTS
 from surestep.record.leftovers import sweep
 from surestep.record.run import Run
 from surestep.record.skipped import write_skipped
@@ -49,7 +51,8 @@ class Recorder:
         self._status: dict[str, Any] = {}
         self._saver: Saver | None = None
         self._newest: Newest | None = None
-        for each in (folder, self.checkpoints):
+        self.told: list[str] = []
+        for each in (folder, self.checkpoints, folder / INCIDENTS):
             sweep(each)
 
     @property
@@ -98,6 +101,7 @@ class Recorder:
 
         `events` are written before the config that they explain.
         """
+        self._try_out()
         decisions = [each._asdict() for each in plan.decisions]
         write_json(self.folder / "plan.json", decisions)
         write_json(self.folder / "environment.json", environment(facts, cwd))
@@ -114,6 +118,15 @@ class Recorder:
             self.event(kind, **fields)
         self._put_aside()
         write_json(self.folder / "config.json", config)
+
+    def _try_out(self) -> None:
+        """Try what a run relies on in the file system, and keep what there is to tell of it."""
+        try:
+            self.told = try_out(self.folder, locked=self._hold.locked)
+        except OSError as error:
+            raise RunError(
+                f"{self.folder} cannot be written: {error.strerror}. {DISK_HINT}"
+            ) from error
 
     def _put_aside(self) -> None:
         """Rename the damaged checkpoints, and tell what the run goes on from instead."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from torch import nn
 
 from surestep.base.errors import CheckpointError, ConfigError, DamagedError, RunError, near
+from surestep.base.local import local_path
 from surestep.record.checkpoint.examine import Examined, examine_all
 from surestep.record.checkpoint.faults import GoneError
 from surestep.record.checkpoint.good import TRIES, newest_good, none_good, survey
@@ -55,7 +56,7 @@ class Run:
     path: Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(self.path))  # text is as good
+        object.__setattr__(self, "path", local_path(self.path))  # text is as good
         if not (self.path / "config.json").exists():
             raise RunError(f"{self.path} is no run folder: it has no config.json.")
 

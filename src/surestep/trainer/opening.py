@@ -16,6 +16,9 @@ def begin(session: Session, recorder: Recorder, going: Going) -> None:
     progress = open_progress(session.plan, session.state.place.step)
     session.open(progress, None if own is None else own.path, finished=going.finished)
     session.loop.notices.append(recorder.notice)
+    for text in recorder.told:
+        recorder.event("notice", step=session.state.place.step, text=text)
+        session.say(text)
     _watch_profile(session)
     if going.branch is None:
         _tell_where_it_stands(session, recorder)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError, RunError
+from surestep.base.local import local_path
 from surestep.engine.callback import Callback
 from surestep.engine.model.initial import Started
 from surestep.engine.precision import process_settings
@@ -57,8 +58,9 @@ def prepare(
     origin = origin or Origin()
     _check_config(config)
     said = wish(resume, allow, from_)
+    place = None if run is None else local_path(run)
     planned = plan_task(task, config, origin=origin)
-    folder = Path(run) if run is not None else default_folder(origin.name)
+    folder = default_folder(origin.name) if place is None else place
     recorder = Recorder(folder, made=run is None)
     settings = ExitStack()
     try:

@@ -8,6 +8,7 @@ from typing import Any
 
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError, RunError
+from surestep.base.local import local_path
 from surestep.engine.data.batch import Batch
 from surestep.engine.data.feed import Feed
 from surestep.engine.incident.diagnose import Diagnosis, diagnose
@@ -94,7 +95,7 @@ def replay(
         ConfigError: a sample is not in the batch, or the batch cannot be cut.
         CheckpointError: the state before it is missing, or does not fit the Task.
     """
-    found = read_incident(Path(incident))
+    found = read_incident(local_path(incident))
     checkpoint = open_checkpoint(found.checkpoint)
     planned = plan_task(task, _config(found, precision))
     with ExitStack() as settings:

@@ -1,0 +1,36 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from surestep.base.errors import RunError
+from surestep.base.local import local_path
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("s3://bucket/run", "aws s3 sync"),
+        ("S3://bucket/run", "aws s3 sync"),
+        (Path("s3://bucket/run"), "aws s3 sync"),
+        ("gs://bucket/run", "gcloud storage rsync"),
+        ("gcs://bucket/run", "gcloud storage rsync"),
+        ("az://box/run", "azcopy sync"),
+        ("abfs://box@account/run", "azcopy sync"),
+        ("hf://me/model", "hf upload"),
+        ("https://here.org/run", "Say a local folder"),
+        ("dbfs:/runs/a", re.escape("or say /dbfs/runs/a.")),
+        ("file:///tmp/run", re.escape("Say the path alone: /tmp/run.")),
+        ("memory://run", "the folder it is mounted at"),
+    ],
+)
+def test_an_address_is_refused_and_what_to_do_is_said(said, hint):
+    with pytest.raises(RunError, match=rf"is an address.*{hint}"):
+        local_path(said)
+
+
+@pytest.mark.parametrize(
+    "said", ["runs/a", "/tmp/run", "12:30/a", "s3/run", "lr:/x", "a@b", ".", "my s3://x", "C:/run"]
+)
+def test_a_path_is_a_path(said):
+    assert local_path(said) == Path(said)

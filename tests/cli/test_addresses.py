@@ -1,0 +1,30 @@
+"""An address of an object store is refused by every command that takes a folder or a file."""
+
+import pytest
+
+COMMANDS = {
+    "resume": ["s3://box/run"],
+    "evaluate": ["s3://box/run"],
+    "evaluate a step": ["s3://box/run@200"],
+    "predict": ["s3://box/run@best"],
+    "ckpt list": ["s3://box/run"],
+    "ckpt verify": ["s3://box/run"],
+    "ckpt export": ["s3://box/run@best", "a.pt"],
+    "ckpt diff": ["s3://box/run@1", "s3://box/run@2"],
+    "replay": ["s3://box/run/incidents/step-00000001"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_run_at_an_address_is_refused(surestep, command):
+    words = [word for word in command.split() if word not in ("a", "step")]
+    answer = surestep(*words, *COMMANDS[command])
+    assert (answer.code, answer.out) == (1, "")
+    assert "is an address, and only folders of a file system" in answer.err
+
+
+def test_to_train_into_an_address_is_refused_and_makes_no_folder(surestep, recipe, folder):
+    answer = surestep("train", recipe(), "--run", "s3://box/run")
+    assert (answer.code, answer.out) == (1, "")
+    assert "RunError: 's3://box/run' is an address" in answer.err
+    assert not [path for path in folder.iterdir() if path.name.startswith("s3")]

@@ -1,0 +1,97 @@
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+import surestep
+from surestep.base.errors import RunError
+from surestep.record import filesystem
+from surestep.record.filesystem import file_system, try_out
+from surestep.record.hold import Hold
+from tests import tiny
+
+
+def failing(real, number, when=lambda *_: True):
+    """Return a function that fails as a file system does that does not know what is asked."""
+
+    def call(*args):
+        if when(*args):
+            raise OSError(number, os.strerror(number))
+        return real(*args)
+
+    return call
+
+
+@pytest.fixture
+def no_locks(monkeypatch):
+    monkeypatch.setattr(fcntl, "lockf", failing(fcntl.lockf, errno.ENOLCK))
+
+
+@pytest.fixture
+def no_folder_syncs(monkeypatch):
+    is_folder = lambda descriptor: os.path.isdir(f"/proc/self/fd/{descriptor}")  # noqa: E731
+    monkeypatch.setattr(os, "fsync", failing(os.fsync, errno.EINVAL, is_folder))
+
+
+def test_a_usual_file_system_has_it_all(tmp_path):
+    assert try_out(tmp_path, locked=True) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_keeps_nobody_out_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "lockf", lambda *_: None)
+    (told,) = try_out(tmp_path, locked=True)
+    assert "without locks: two processes" in told
+
+
+def test_without_locks_a_run_goes_on_and_says_so(tmp_path, no_locks, capsys):
+    run = tiny.fit(tmp_path / "run", max_steps=2)
+    assert run.status["status"] == "finished"
+    notices = [each["text"] for each in run.events() if each["event"] == "notice"]
+    assert any("without locks: two processes" in text for text in notices)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_no_lock_is_not_taken_for_a_holder(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(fcntl, "lockf", failing(fcntl.lockf, number))
+    hold = Hold(tmp_path)
+    assert not hold.locked
+    hold.release()
+
+
+def test_a_lock_that_fails_for_another_reason_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "lockf", failing(fcntl.lockf, errno.EIO))
+    with pytest.raises(RunError, match="cannot be a run folder: Input/output error"):
+        surestep.prepare(tiny.task(), tiny.config(), run=tmp_path / "run")
+
+
+def test_without_syncs_of_folders_a_run_goes_on_and_says_so(tmp_path, no_folder_syncs):
+    run = tiny.fit(tmp_path / "run", max_steps=2)
+    assert run.last.step == 2
+    notices = [each["text"] for each in run.events() if each["event"] == "notice"]
+    assert any("does not sync folders" in text for text in notices)
+
+
+def test_a_file_that_cannot_be_synced_is_no_word_but_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", failing(os.fsync, errno.EINVAL))
+    with pytest.raises(RunError, match="could not be written: Invalid argument"):
+        tiny.fit(tmp_path / "run", max_steps=2)
+
+
+def test_without_renames_of_folders_no_run_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "rename", failing(Path.rename, errno.EPERM))
+    with pytest.raises(RunError, match=r"cannot rename what is in it .* Choose another folder"):
+        tiny.fit(tmp_path / "run", max_steps=2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_type_of_the_file_system_is_known(tmp_path):
+    assert file_system(Path("/proc")) == "proc"
+
+
+def test_a_network_that_has_it_all_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(filesystem, "file_system", lambda _: "nfs4")
+    (told,) = try_out(tmp_path, locked=True)
+    assert "(nfs4) of a network: renames, locks and syncs were tried, and work" in told
