@@ -46,6 +46,7 @@ from tests.laws.test_law_2_resuming import (
     check_resume,
 )
 from tests.laws.test_law_2_rollback import check_resumed, check_rollback
+from tests.laws.test_law_2_rollback_kills import check_killed_back
 from tests.laws.test_law_3_parameter_groups import check_layers, check_switch
 from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
 from tests.laws.test_law_3_plain_torch import check_schedule as check_rates
@@ -295,6 +296,11 @@ MUTATIONS = [
             "what is left out is not loaded",
             instead(read, "_spikes", lambda **_: spikes.Spikes()),
             check_resumed,
+        ),
+        (
+            "killed, what is left out is not loaded",
+            instead(asked, "broken", "what is left out is not loaded"),
+            check_killed_back,
         ),
         *(
             (f"killed, {name}", instead(asked, "broken", name), partial(check_kills, case=case))

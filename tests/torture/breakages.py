@@ -69,6 +69,11 @@ def _deleted_first() -> None:
     write._write = making_room
 
 
+def _forgotten_stretch() -> None:
+    spikes = importlib.import_module("surestep.engine.spikes").Spikes
+    _set("surestep.record.checkpoint.read", "_spikes", lambda **_: spikes())
+
+
 BREAKAGES: dict[str, Callable[[], None]] = {
     "augmentation by history": _augmentation_by_history,
     "dropout by history": _dropout_by_history,
@@ -76,4 +81,5 @@ BREAKAGES: dict[str, Callable[[], None]] = {
     "the place that was loaded ahead is saved": _prefetched_place,
     "a checkpoint has its name before its files": _published_first,
     "the old checkpoints are deleted first": _deleted_first,
+    "what is left out is not loaded": _forgotten_stretch,
 }

@@ -81,9 +81,16 @@ def _disks(folder: str, **more: Any) -> dict[str, Any]:
     return {"ends": ends, "wrong": wrong}
 
 
+def _rollbacks(folder: str, **more: Any) -> dict[str, Any]:
+    from tests.torture.rollbacks import kill_around
+
+    return kill_around(Path(folder), **more)
+
+
 DO: dict[str, Callable[..., dict[str, Any]]] = {
     **{"trial": _trial, "calls": _calls, "sizes": _sizes},
     **{"kills": _kills, "flips": _flips, "disks": _disks},
+    "rollbacks": _rollbacks,
 }
 
 
