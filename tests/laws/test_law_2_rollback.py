@@ -6,6 +6,7 @@ goes back and leaves the steps 70 to 77 out.
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.laws.spikes import (
     LEFT_OUT,
     LR,
     POISONED,
+    SAMPLES,
     STEPS,
     loss_on_clean_data,
     plain_run,
@@ -73,7 +75,10 @@ def test_going_back_is_better_than_going_on(folder):
 def test_events_tell_the_spike_the_way_back_and_what_was_left_out(folder):
     session = fitted(folder())
     (spike,), (back,) = events_of(session, "spike"), events_of(session, "rollback")
-    assert (spike["step"], spike["epoch"], spike["position"]) == (71, 0, 70 * BATCH)
+    assert (spike["step"], spike["epoch"]) == (71, 0)
+    assert spike["positions"] == [69 * BATCH, 75 * BATCH]  # from the step before to the last
+    order = order_of(SAMPLES, 0, 0)
+    assert spike["samples"] == order[69 * BATCH : 75 * BATCH].tolist()
     assert spike["loss"] > 100 > 10 < spike["z"]
     assert (back["step"], back["left_out"], back["rollback"]) == (60, [70, 77], 1)
     skipped = session.run.skipped
@@ -190,6 +195,30 @@ def test_without_a_checkpoint_before_it_the_spike_is_told_and_the_run_goes_on(fo
     assert not events_of(session, "rollback")
     assert len(events_of(session, "spike")) >= 1
     assert session.state.place.steps_taken == STEPS
+
+
+def test_stream_is_read_again_and_the_stretch_left_out(folder):
+    task = task_of()
+    x, y = (each[order_of(SAMPLES, 0, 0)] for each in task.train)
+    stream = replace(task, train=lambda: zip(x, y, strict=True), val=None)
+    options = {name: each for name, each in OPTIONS.items() if name != "epochs"}
+    with session_of(stream, folder(), max_steps=STEPS, **options) as session:
+        fit(session)
+    (spike,) = events_of(session, "spike")
+    assert (spike["positions"], spike["samples"]) == ([69 * BATCH, 75 * BATCH], None)
+    assert len(events_of(session, "rollback")) == 1
+    weights, model = session.model.state_dict(), plain_run(LEFT_OUT)
+    assert all(torch.equal(weights[name], each) for name, each in model.state_dict().items())
+
+
+@pytest.mark.parametrize("every", ["1 step", "20 steps"])
+def test_suspects_of_a_spike_at_the_end_of_an_epoch_are_of_that_epoch(folder, every):
+    """What is told does not lie beyond the last sample, and never before the first."""
+    options = {"epochs": 2, "on_spike": "tell", "logging": {"every": every}}
+    session = fitted(folder(), range(STEPS, STEPS + 1), **options)
+    spike = events_of(session, "spike")[0]
+    assert (spike["epoch"], spike["positions"]) == (0, [SAMPLES - 2 * BATCH, SAMPLES])
+    assert spike["samples"] == order_of(SAMPLES, 0, 0)[-2 * BATCH :].tolist()
 
 
 def test_own_batches_cannot_be_left_out(folder):

@@ -163,7 +163,10 @@ def report(done: Run, test: dict[str, Value] | None, *, as_json: bool) -> int:
 
 
 def _skipped(status: dict[str, Any]) -> str:
-    reasons = {"overflow": "fp16 overflow", "nonfinite": "not finite", "no_items": "no items"}
+    reasons = {
+        **{"overflow": "fp16 overflow", "nonfinite": "not finite", "no_items": "no items"},
+        "left_out": "left out after a loss spike",
+    }
     found = [f"{status[key]} {text}" for key, text in reasons.items() if status[key]]
     return ", ".join(found) or "0"
 

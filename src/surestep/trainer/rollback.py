@@ -1,11 +1,15 @@
 """Loss spikes in a run: told, and where it is asked the run goes back and leaves a stretch out."""
 
+import sys
+from typing import Any
+
 from surestep.base.errors import CheckpointError
-from surestep.engine.log_point import LogPoint
+from surestep.engine.log_point import LogPoint, Skip
 from surestep.engine.spikes import WINDOW, Spike
 from surestep.record.checkpoint.listing import list_checkpoints, step_of
 from surestep.record.recorder import Recorder
 from surestep.trainer.session import Session
+from surestep.trainer.skipping import samples_of
 
 
 class SpikeWatch:
@@ -27,9 +31,9 @@ class SpikeWatch:
         if not spikes:
             return
         spike, plan = spikes[0], self.session.plan
-        place = point.places[spike.step - point.first_step]
-        where = {"epoch": place.epoch, "position": place.position, "spikes": len(spikes)}
-        self.recorder.event("spike", **spike._asdict(), **where)
+        self.recorder.event(
+            "spike", **spike._asdict(), spikes=len(spikes), **self._suspects(point, spikes)
+        )
         more = f" and {len(spikes) - 1} more losses after it" if len(spikes) > 1 else ""
         said = (
             f"Loss spike: {spike.loss:.4g} in step {spike.step}{more} is {spike.z:.0f} deviations "
@@ -38,6 +42,27 @@ class SpikeWatch:
         if plan.on_spike == "rollback":
             said = f"{said} {self._go_back(spike)}"
         self.session.say(said)
+
+    def _suspects(self, point: LogPoint, spikes: list[Spike]) -> dict[str, Any]:
+        """Return where the batches are of the spikes that follow on one another.
+
+        And that of the step before them, whose update may have done it; all of one epoch.
+        """
+        feed, size = self.session.loop.feed, self.session.plan.batch_size
+        places = [*point.places, point.place]
+        index = spikes[0].step - point.first_step
+        place, positions = places[index], None
+        for each, spike in zip(range(index, len(places)), spikes, strict=False):
+            here, after = places[each], places[each + 1]
+            if spike.step != point.first_step + each or here.epoch != place.epoch:
+                break
+            end = after.position
+            if after.epoch != here.epoch:
+                end = min(here.position + size, feed.cut.samples or sys.maxsize)
+            if end > here.position:  # a batch of the user's own has no place
+                positions = (max(0, place.position - size), end)
+        skip = Skip(spikes[0].step, place.epoch, positions, "spike")
+        return {"epoch": place.epoch, "positions": positions, "samples": samples_of(feed, skip)}
 
     def _go_back(self, spike: Spike) -> str:
         """Go back to the newest good checkpoint before a spike; say so, or why not."""
