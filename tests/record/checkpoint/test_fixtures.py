@@ -1,0 +1,105 @@
+"""What an older surestep wrote is read by this one; a format that changes gets a number of its own.
+
+When a test here fails because the format has changed: raise FORMAT, keep the fixtures that are
+there, read both formats, and write the new one by
+`python -m tests.record.checkpoint.fixtures.make`.
+"""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+
+from surestep.base.errors import CheckpointError, RunError
+from surestep.record.checkpoint.manifest import FORMAT, MANIFEST, RECORD
+from surestep.record.checkpoint.read import load_checkpoint
+from surestep.record.checkpoint.write import save_checkpoint
+from surestep.record.events import FORMAT as EVENTS_FORMAT
+from surestep.record.events import read_events
+from surestep.record.skipped import gather
+from tests.record.checkpoint.fixtures.make import HERE, fresh, moved, seen, write_events
+from tests.record.checkpoint.forge import manifest_of, seal
+
+CHECKPOINTS = sorted(HERE.glob("format-*/step-*"))
+EVENTS = sorted(HERE.glob("events-*.jsonl"))
+
+
+def keys(value, name=""):
+    """Return the dotted names of all that a file of JSON has; a list's are those of its parts."""
+    if isinstance(value, dict):
+        return {name} | {each for key in value for each in keys(value[key], f"{name}.{key}")}
+    if isinstance(value, list):
+        return {name} | {each for part in value for each in keys(part, f"{name}[]")}
+    return {f"{name}: {type(value).__name__}"}
+
+
+def test_each_format_has_its_fixture():
+    assert f"format-{FORMAT}" in {each.parent.name for each in CHECKPOINTS}
+    assert f"events-{EVENTS_FORMAT}" in {each.stem for each in EVENTS}
+
+
+@pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.parent.name)
+def test_a_checkpoint_of_a_released_format_is_loaded(path):
+    expected = json.loads((path.parent / "expected.json").read_text())
+    state = fresh()
+    assert all(seen(state)[part] != expected[part] for part in expected)
+    load_checkpoint(path, state)
+    assert seen(state) == expected
+    assert torch.equal(state.model.first.weight, state.model.second.weight)
+    assert state.model.seen == [1, "two"]
+
+
+def test_what_is_written_now_has_the_keys_of_its_format(tmp_path):
+    (old,) = [each for each in CHECKPOINTS if each.parent.name == f"format-{FORMAT}"]
+    new = save_checkpoint(tmp_path, moved(), cycle=1)
+    for file in (MANIFEST, RECORD):
+        was, now = (json.loads((path / file).read_text()) for path in (old, new))
+        assert keys(now) == keys(was), "FORMAT is to be raised, or a fixture to be written"
+    assert {each.name for each in new.iterdir()} == {each.name for each in old.iterdir()}
+
+
+@pytest.mark.parametrize("change", ["a key more", "a key less", "another type"])
+def test_another_key_would_be_seen(change):
+    (path,) = [each for each in CHECKPOINTS if each.parent.name == f"format-{FORMAT}"]
+    record = json.loads((path / RECORD).read_text())
+    before = keys(record)
+    if change == "a key more":
+        record["counts"]["more"] = 1
+    elif change == "a key less":
+        del record["counts"]["clipped"]
+    else:
+        record["counts"]["clipped"] = "4"
+    assert keys(record) != before
+
+
+@pytest.mark.parametrize("path", EVENTS, ids=lambda path: path.stem)
+def test_events_of_a_released_format_are_read(path):
+    found = list(read_events(path))
+    assert [each["event"] for each in found] == [
+        *("format", "resume", "steps", "skipped", "rollback", "end")
+    ]
+    assert gather(found).samples == [3, 5]
+    assert found[2]["loss"] == [0.5, "nan"]
+
+
+def test_events_that_are_written_now_have_the_keys_of_their_format(tmp_path):
+    write_events(tmp_path / "events.jsonl")
+    was, now = (
+        [keys(json.loads(line)) for line in path.read_text().splitlines()]
+        for path in (HERE / f"events-{EVENTS_FORMAT}.jsonl", tmp_path / "events.jsonl")
+    )
+    assert now == was, "FORMAT is to be raised, or a fixture to be written"
+
+
+def test_newer_ones_are_refused_with_what_to_install(tmp_path):
+    path = shutil.copytree(CHECKPOINTS[-1], tmp_path / CHECKPOINTS[-1].name)
+    seal(path, {**manifest_of(path), "format": FORMAT + 1})
+    with pytest.raises(CheckpointError, match=rf"format {FORMAT + 1}.*pip install -U surestep"):
+        load_checkpoint(path, fresh())
+    events = tmp_path / "events.jsonl"
+    text = EVENTS[-1].read_text()
+    events.write_text(re.sub(r'"version": \d+', f'"version": {EVENTS_FORMAT + 1}', text))
+    with pytest.raises(RunError, match=rf"format {EVENTS_FORMAT + 1}.*pip install -U surestep"):
+        list(read_events(events))
