@@ -104,30 +104,88 @@ def test_nothing_runs_at_import(path):
     assert [ast.unparse(node) for node in running] == []
 
 
+PICKLES = {
+    *("pickle", "cPickle", "_pickle", "pickletools", "dill", "cloudpickle", "joblib", "shelve"),
+    *("marshal", "jsonpickle", "copyreg", "dbm", "yaml", "torch.package", "torch.hub"),
+}
+RUNS = {"eval", "exec", "compile", "__import__", "execfile", "runpy", "code"}
+RUNS_A_RECIPE = "recipes/load.py"  # the one file that runs what a user wrote: their recipe
+# Each reads or writes pickles, or does so where it is told to; safetensors.torch.load does not.
+READS = re.compile(
+    r"(^|(?<!safetensors)\.)(torch|np|numpy|jit|serialization)\.(load|save)$"
+    r"|(^|\.)(load_module|exec_module|read_pickle|to_pickle|find_class|Unpickler)$"
+    r"|(^|\.)(load_state_dict_from_url|add_safe_globals)$"
+)
+
+
+def code_that_may_run(tree: ast.AST) -> set[str]:
+    """Return the imports and calls by which bytes or text that were read could become code."""
+    found = set()
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(f"{node.module}.{each.name}" for each in node.names)]
+        found |= {name for name in names if READS.search(name)}
+        found |= {
+            name
+            for name in names
+            if {name, name.split(".")[0], name.removeprefix("builtins.")} & (PICKLES | RUNS)
+        }
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            inner = called.removeprefix("builtins.")
+            said = {word.arg: ast.unparse(word.value) for word in node.keywords}
+            allowed = said.get("allow_pickle", "False") != "False"
+            if READS.search(called) or inner in RUNS or allowed:
+                found.add(called)
+    return found
+
+
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_no_pickle(path):
-    imported = {
-        alias.name.split(".")[0]
-        for node in ast.walk(TREES[path])
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    } | {
-        (node.module or "").split(".")[0]
-        for node in ast.walk(TREES[path])
-        if isinstance(node, ast.ImportFrom)
+def test_nothing_that_is_read_is_unpickled_or_run(path):
+    named = {
+        TORCH_FILES_ARE_READ_IN: {"torch.load"},
+        TORCH_FILES_ARE_WRITTEN_IN: {"torch.save"},
+        RUNS_A_RECIPE: {"spec.loader.exec_module"},
     }
-    assert not imported & {
-        "pickle",
-        "cPickle",
-        "_pickle",
-        "dill",
-        "cloudpickle",
-        "joblib",
-        "shelve",
-    }
-    pickling = {"torch.load", "torch.save", "np.load", "numpy.load"} & set(calls(TREES[path]))
-    named = {TORCH_FILES_ARE_READ_IN: {"torch.load"}, TORCH_FILES_ARE_WRITTEN_IN: {"torch.save"}}
-    assert pickling == named.get(name_of(path), set())
+    assert code_that_may_run(TREES[path]) == named.get(name_of(path), set())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("import pickle", "from pickle import loads", "import shelve as s", "import marshal"),
+        *("import yaml", "from torch import load", "from numpy import load", "import runpy"),
+        *("torch.load(p)", "np.load(p)", "numpy.load(p, allow_pickle=True)", "torch.jit.load(p)"),
+        *("np.savez(p, allow_pickle=True)", "eval(x)", "exec(x)", "builtins.eval(x)"),
+        *(
+            "__import__(x)",
+            "pd.read_pickle(p)",
+            "torch.serialization.load(p)",
+            "compile(x, '', 'eval')",
+        ),
+        *("torch.hub.load_state_dict_from_url(u)", "import torch.hub", "from builtins import exec"),
+    ],
+)
+def test_each_way_to_unpickle_or_run_would_be_seen(line):
+    assert code_that_may_run(ast.parse(line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.compile(model)",
+        "from safetensors.torch import load",
+        "re.compile(x)",
+        "json.loads(x)",
+        "model.eval()",
+        "load(data)",
+    ],
+)
+def test_what_runs_nothing_is_left_alone(line):
+    assert not code_that_may_run(ast.parse(line))
 
 
 def test_torch_files_are_read_without_the_code_in_them():
