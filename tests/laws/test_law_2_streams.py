@@ -1,6 +1,7 @@
 """Law 2 for streams: stopped and gone on from there = never stopped, bit for bit.
 
-A stream has no positions: what was seen of the epoch is read again, under the same seeds.
+A stream has no positions: what was seen of the epoch is read again, under the same seeds. One with
+a state of its own is in test_law_2_stream_states.py.
 """
 
 import random
@@ -122,7 +123,10 @@ def test_going_on_says_what_is_read_again(folder, capsys):
     with session_of(task_of(Stream()), run, logging=plain, **OPTIONS):
         pass
     said = capsys.readouterr().err
-    assert "from step 8, epoch 2, reading 27 samples of the stream again." in said
+    assert (
+        "from step 8, epoch 2, reading 27 samples of the stream again: it has no state_dict() and "
+        "load_state_dict()." in said
+    )
 
 
 def test_data_with_positions_reads_nothing_again(folder, capsys):

@@ -47,6 +47,7 @@ from tests.laws.test_law_2_resuming import (
 )
 from tests.laws.test_law_2_rollback import check_resumed, check_rollback
 from tests.laws.test_law_2_rollback_kills import check_killed_back
+from tests.laws.test_law_2_stream_states import check_own_state, of_what_was_read_ahead
 from tests.laws.test_law_3_parameter_groups import check_layers, check_switch
 from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
 from tests.laws.test_law_3_plain_torch import check_schedule as check_rates
@@ -242,6 +243,11 @@ MUTATIONS = [
             "what was done is loaded again and passed over",
             instead(feed.Feed, "_read", passed_over),
             check_loads,
+        ),
+        (
+            "a stream's state is that of what was read ahead",
+            of_what_was_read_ahead,
+            partial(check_own_state, stop_at=7),
         ),
         (
             "an order goes on from the one before",

@@ -28,6 +28,7 @@ class Given:
 
     Attributes:
         draws: how the randomness of loading is seeded.
+        why_read_again: what keeps a stream from going on by its own state.
         tables: metrics that are no single number.
         floating: no trained parameter is complex.
         hidden: names of the matrices between the first and the last layer, which Muon moves.
@@ -42,6 +43,7 @@ class Given:
     order: Order | None = None
     skips: Skips | None = None
     is_stream: bool = False
+    why_read_again: str = ""
     batch_transform: str | None = None
     draws: Draws = field(default_factory=Draws)
     loader: Mapping[str, Any] | None = None
@@ -91,6 +93,7 @@ class Plan:
     data_order: str
     batch_transform: str | None
     data_randomness: str
+    data_resume: str
     data_drop_last: bool
     skip_samples: Skips | None
     data_num_workers: int

@@ -8,6 +8,7 @@ from surestep.engine.carry import check_carried
 from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.parts import check_model, check_teacher
 from surestep.engine.data.feed import feed
+from surestep.engine.data.resume import declared_of
 from surestep.engine.loop import Loop
 from surestep.engine.model.checkpointing import activation_checkpointing
 from surestep.engine.model.compiled import Graphs, compiled, eager
@@ -49,7 +50,8 @@ def build(
     settings.enter_context(compiled(model, plan))
     parts, groups = parts_of(plan, task, model, loss, settings)
     parts.state.base = base_of(model, plan)
-    parts.state.declared = declared(callbacks)
+    of_data = declared_of(training.source, plan, parts.state)
+    parts.state.declared = declared(callbacks) | of_data
     parts.transform = training.transform
     for module, mode in modes:
         settings.callback(setattr, module, "training", mode)

@@ -20,7 +20,15 @@ from surestep.trainer.changes import COUNT, FIRST, LOOKED_AT, SKIPPED, WORKERS
 from surestep.trainer.planning import Origin, Planned, train_samples
 
 # Decisions that follow from others, or that another part says better.
-DERIVED = ("device", "loss", "cutting", "steps_per_epoch", "guard", "data.randomness")
+DERIVED = (
+    "device",
+    "loss",
+    "cutting",
+    "steps_per_epoch",
+    "guard",
+    "data.randomness",
+    "data.resume",
+)
 
 
 def identity(origin: Origin, planned: Planned) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What happens when a session opens: where the run stands, what is watched."""
 
+from surestep.engine.data.resume import going_on
 from surestep.engine.measure.profiling import Profile
 from surestep.record.checkpoint.declared import strangers
 from surestep.record.progress import open_progress
@@ -55,8 +56,8 @@ def _tell_where_it_stands(session: Session, recorder: Recorder) -> None:
     elif place.step:
         recorder.event("resume", step=place.step)
         where = f"step {place.step}, epoch {place.epoch + 1}"
-        again = session.loop.feed.read_again(place.position)
-        session.say(f"Going on in {folder} from {where}{again}.")
+        how = going_on(session.loop.feed.source, session.plan, place)
+        session.say(f"Going on in {folder} from {where}{how}.")
     elif recorder.known:
         recorder.event("restart", step=0)
         session.say(f"Nothing was saved in {folder} yet: starting anew.")

@@ -12,7 +12,12 @@ from surestep.base.errors import ConfigError, near
 from surestep.engine.average import BATCH_NORM
 from surestep.engine.checks.parts import check_loss
 from surestep.engine.data.arrange import with_order
-from surestep.engine.data.dataset import check_unsampled, loader_settings, samples_of
+from surestep.engine.data.dataset import (
+    check_unsampled,
+    dataset_of,
+    loader_settings,
+    samples_of,
+)
 from surestep.engine.data.draws import draws_of
 from surestep.engine.data.feed import Feed, feed
 from surestep.engine.data.open import slices_in_memory
@@ -20,6 +25,7 @@ from surestep.engine.data.skips import Skips, rest_of
 from surestep.engine.data.stream import is_stream
 from surestep.engine.data.targets import learn_targets
 from surestep.engine.data.transform import name_of
+from surestep.engine.data.trial import why_read_again
 from surestep.engine.facts import Facts, read_facts
 from surestep.engine.loss import Loss
 from surestep.engine.losses.several import named_losses
@@ -124,9 +130,14 @@ def _of_data(task: Task) -> dict[str, Any]:
         "batch_transform": name_of(task.batch_transform),
         "in_memory": slices_in_memory(task.train, task),
         "is_stream": is_stream(task.train),
+        "why_read_again": _why_read_again(task),
         "draws": draws_of(task),
         "loader": loader_settings(task.train),
     }
+
+
+def _why_read_again(task: Task) -> str:
+    return why_read_again(dataset_of(task.train, "train")) if is_stream(task.train) else ""
 
 
 def train_samples(task: Task, skips: Skips | None) -> int | None:

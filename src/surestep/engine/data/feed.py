@@ -167,12 +167,6 @@ class Feed:
         for raw, positions in zip(self.source.read(0, order, where), where, strict=True):
             yield raw, positions.start, len(positions)
 
-    def read_again(self, position: int) -> str:
-        """Say what going on at a position of an epoch costs; nothing where there are positions."""
-        if not isinstance(self.source, Stream) or not position:
-            return ""
-        return f", reading {position:,} samples of the stream again"
-
     def close(self) -> None:
         """Let the workers go."""
         self.source.close()

@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from surestep.engine.data.dataset import dataset_of, loader_settings, own_options, unpack
 from surestep.engine.data.order import Cut
+from surestep.engine.data.own_state import BY_STATE
 from surestep.engine.data.passes import Stream
 from surestep.engine.data.source import InMemory, Loaded, Rows, Source, as_it_is
 from surestep.engine.data.stream import Reader, check_repeats, empty, first_of, is_stream
@@ -32,7 +33,8 @@ def open_source(
         options["num_workers"] = min(options["num_workers"], 1)
     reader = Reader(dataset, plan.seed, plan.data_shuffle_buffer if training else None)
     collate = task.collate_fn or getattr(data, "collate_fn", None)
-    stream = Stream(reader, cut, part=part, collate=collate, options=options)
+    marks = training and plan.data_resume == BY_STATE
+    stream = Stream(reader, cut, part=part, collate=collate, options=options, marks=marks)
     _look_at(reader, part, training=training)
     return stream
 

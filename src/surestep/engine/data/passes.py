@@ -4,9 +4,11 @@ Each worker reads its own part and cuts it into whole batches, which come in tur
 the parts is put together and cut here, so that only the last batch of an epoch may be smaller.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -14,11 +16,13 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from surestep.base.errors import DataError
 from surestep.engine.data.order import Cut
+from surestep.engine.data.own_state import Mark, Own, Part
 from surestep.engine.data.source import WorkerStart, as_it_is
 from surestep.engine.data.stream import Look, Reader, check_parts, empty
 from surestep.engine.seed import LoadingRandomness
 
 Collate = Callable[[list[Any]], Any]
+_KEPT = 64  # marks
 
 
 class Piece(NamedTuple):
@@ -30,9 +34,21 @@ class Piece(NamedTuple):
 
 
 class _Whole(NamedTuple):
-    """The micro-batches of a whole batch, collated; empty where a run has seen them already."""
+    """The micro-batches of a whole batch, collated; empty where a run has seen them already.
+
+    With what a run can go on from after it: the worker, and what it has read and its state.
+    """
 
     raws: list[Any]
+    worker: int
+    read: int
+    state: Any
+
+
+class _Turn(NamedTuple):
+    """The turn of a worker whose batch was consumed before the run went on."""
+
+    worker: int
 
 
 class _Rest(NamedTuple):
@@ -43,22 +59,34 @@ class _Rest(NamedTuple):
 
 
 class _Pass(IterableDataset[Any]):
-    """A pass over a stream as one worker makes it."""
+    """A pass over a stream as one worker makes it.
 
-    def __init__(self, reader: Reader, cut: Cut, collate: Collate) -> None:
+    Attributes:
+        place: epoch, start, and whether to go on from the mark.
+        mark: where a run goes on by the stream's own state.
+    """
+
+    def __init__(self, reader: Reader, cut: Cut, collate: Collate, *, marks: bool) -> None:
         self.reader = reader
         self.dataset = reader.stream
         self.cut = cut
         self.collate = collate
         # In shared memory, since workers that stay alive would not see an attribute change.
-        self.place = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self.place = torch.zeros(3, dtype=torch.int64).share_memory_()
+        self.mark: Mark | None = None
+        self.marks = marks
 
-    def __iter__(self) -> Iterator[_Whole | _Rest]:
+    def __iter__(self) -> Iterator[_Whole | _Turn | _Rest]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        epoch, start = self.place.tolist()
-        size = self.cut.batch_size
-        samples, read = self.reader.samples(epoch, worker, workers), 0
+        epoch, start, goes_on = self.place.tolist()
+        size, part = self.cut.batch_size, Part()
+        if goes_on and self.mark is not None:
+            part = self.mark.parts[worker]
+            if worker <= self.mark.last:  # the loader begins with the first: keep the turns
+                yield _Turn(worker)
+        own = Own(part)
+        samples, read = self.reader.samples(epoch, worker, workers, own), part.read
         while True:
             with _guard():
                 batch = list(islice(samples, size))
@@ -66,11 +94,13 @@ class _Pass(IterableDataset[Any]):
                     break
                 # At the latest in this turn; it comes earlier where other workers have ended.
                 turn = read // size * workers + worker
-                seen = (turn + 1) * size <= start
+                seen = (turn + 1) * size <= start or read < part.given
                 first = read * workers + worker
                 raws = [] if seen else self.collated(batch, epoch, first, workers)
                 read += size
-            yield _Whole(raws)
+                state = own.take() if self.marks else None
+            if read > part.given:
+                yield _Whole(raws, worker, read, state)
         yield _Rest(worker, batch)
 
     def collated(self, samples: list[Any], epoch: int, first: int, workers: int = 1) -> list[Any]:
@@ -91,6 +121,10 @@ class Stream:
         part: what the data is called in messages.
         collate: how samples become a batch; torch's `default_collate` where None.
         options: of the DataLoader.
+        marks: take the stream's own state along, so that a run can go on by it.
+
+    Attributes:
+        marks: the places that a run can go on from, the newest last.
 
     Raises:
         DataError: several workers would read the same, or one nothing.
@@ -104,10 +138,14 @@ class Stream:
         part: str,
         collate: Collate | None,
         options: Mapping[str, Any],
+        marks: bool = False,
     ) -> None:
         self.cut = cut
         self.part = part
-        self._pass = _Pass(reader, cut, collate or default_collate)
+        # A run that is not finite goes back to its last log point, or as near as is kept.
+        self.marks: deque[Mark] = deque(maxlen=_KEPT)
+        self.workers = max(1, options["num_workers"])
+        self._pass = _Pass(reader, cut, collate or default_collate, marks=marks)
         options = dict(options)
         start = WorkerStart(options.pop("worker_init_fn", None))
 
@@ -142,13 +180,19 @@ class Stream:
             yield waiting, True
 
     def _batches(self, epoch: int, start: int) -> Iterator[list[Piece]]:
-        size, position, rests = self.cut.batch_size, 0, []  # type: int, int, list[_Rest]
-        self._pass.place.copy_(torch.tensor([epoch, start]))
+        size, rests = self.cut.batch_size, []  # type: int, list[_Rest]
+        mark = self._begin(epoch, start)
+        position, parts = mark.position, list(mark.parts)
         for item in self._loader:
             if isinstance(item, _Rest):
                 rests.append(item)
+            if not isinstance(item, _Whole):
                 continue
             self._check_longer(position + size)
+            if self._pass.marks:
+                parts[item.worker] = _after(parts[item.worker], item)
+                end = position + size
+                self.marks.append(Mark(epoch, end, size, item.worker, tuple(parts)))
             if position >= start:
                 yield self._pieces(item.raws, position, size)
             position += size
@@ -162,6 +206,29 @@ class Stream:
                 with LoadingRandomness():
                     raws = self._pass.collated(batch, epoch, first)
                 yield self._pieces(raws, first, len(batch))
+
+    def mark_at(self, epoch: int, position: int) -> Mark | None:
+        """Return the last mark up to a place of which something need not be read again."""
+        fits = [
+            each
+            for each in self.marks
+            if each.epoch == epoch
+            and each.position <= position
+            and each.size == self.cut.batch_size
+            and len(each.parts) == self.workers
+            and any(part.read for part in each.parts)
+        ]
+        return max(fits, key=attrgetter("position"), default=None)
+
+    def _begin(self, epoch: int, start: int) -> Mark:
+        """Tell the workers where to begin; return where that is."""
+        mark = self.mark_at(epoch, start)
+        self._pass.place.copy_(torch.tensor([epoch, start, mark is not None]))
+        if mark is None:
+            return Mark(epoch, 0, self.cut.batch_size, -1, (Part(),) * self.workers)
+        self._pass.mark = mark
+        self.close()  # workers that are alive do not see it
+        return mark
 
     def _pieces(self, raws: list[Any], first: int, samples: int) -> list[Piece]:
         cuts = self.cut.micro_batches(first, first + samples)
@@ -199,6 +266,13 @@ class Stream:
 
 
 _LENGTH = "Correct its __len__; or take it away and say max_steps instead of epochs."
+
+
+def _after(part: Part, item: _Whole) -> Part:
+    """Return how far a worker is after a batch; it may have no newer state."""
+    if item.state is None:
+        return part._replace(given=item.read)
+    return Part(item.read, item.read, item.state)
 
 
 def _worker_of(rest: _Rest) -> int:

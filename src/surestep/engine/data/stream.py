@@ -5,7 +5,7 @@ that returns what to iterate, of nothing or of the epoch. One pass over it is an
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from surestep.base.errors import DataError
+from surestep.engine.data.own_state import Own
 from surestep.engine.seed import LoadingRandomness, seed_at, seed_loading
 
 LOOKED_AT = 16  # samples: two reads, or two workers, that agree on so many agree
@@ -76,9 +77,18 @@ class Reader:
     seed: int
     buffer: int | None = None
 
-    def samples(self, epoch: int, worker: int = 0, workers: int = 1) -> Iterator[Any]:
-        """Yield the samples that this process gets; to be read under LoadingRandomness."""
-        found = self._in_order(epoch, worker, workers)
+    def samples(
+        self, epoch: int, worker: int = 0, workers: int = 1, own: Own | None = None
+    ) -> Iterator[Any]:
+        """Yield the samples that this process gets; to be read under LoadingRandomness.
+
+        Args:
+            epoch: of the pass.
+            worker: which of them this process is.
+            workers: how many there are.
+            own: the stream's state in this pass, for who wants to take it or go on from one.
+        """
+        found = self._in_order(epoch, worker, workers, own or Own())
         if self.buffer is None:
             return found
         return _shuffled(found, self.buffer, seed_at("buffer", self.seed, epoch, worker))
@@ -87,10 +97,10 @@ class Reader:
         """Seed what the sample at a place may draw."""
         seed_loading(seed_at("load", self.seed, epoch, place))
 
-    def _in_order(self, epoch: int, worker: int, workers: int) -> Iterator[Any]:
+    def _in_order(self, epoch: int, worker: int, workers: int, own: Own) -> Iterator[Any]:
         seed_loading(seed_at("stream", self.seed, epoch, worker))
-        samples = iter(_started(self.stream, epoch))
-        place = worker
+        samples = own.begin(self.stream, epoch)
+        place = worker + own.read * workers  # a sample's number stays its own
         while True:
             self.seed_place(epoch, place)
             try:
@@ -99,19 +109,6 @@ class Reader:
                 return
             yield sample
             place += workers
-
-
-def _started(stream: Any, epoch: int) -> Iterable[Any]:
-    """Return what to iterate in an epoch, which knows the epoch where it wants to."""
-    if not hasattr(stream, "__iter__"):
-        wants_epoch = bool(inspect.signature(stream).parameters)
-        made: Iterable[Any] = stream(epoch) if wants_epoch else stream()
-        return made
-    set_epoch: Callable[[int], object] | None = getattr(stream, "set_epoch", None)
-    if callable(set_epoch):
-        set_epoch(epoch)
-    started: Iterable[Any] = stream
-    return started
 
 
 def _shuffled(samples: Iterator[Any], size: int, seed: int) -> Iterator[Any]:

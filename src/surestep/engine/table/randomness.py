@@ -1,5 +1,6 @@
-"""How what the data draws while it is loaded is seeded."""
+"""How what the data draws while it is loaded is seeded, and how a run goes on in the data."""
 
+from surestep.engine.data.own_state import BY_STATE
 from surestep.engine.plan import Row
 from surestep.engine.table.rows import Refusals, Rows, default
 
@@ -28,6 +29,24 @@ ROWS: Rows = {
             "workers, not for another micro_batch_size{k.given.draws.also}",
         ),
         default("by position", "the same for any workers and any cut{k.given.draws.also}"),
+    ),
+    "data.resume": (
+        Row(
+            lambda k: not k.given.is_stream,
+            lambda _: "by position",
+            "nothing that was done is loaded again",
+        ),
+        Row(
+            lambda k: k["data.shuffle_buffer"] is not None,
+            lambda _: "by reading again",
+            "what waits in data.shuffle_buffer is not in the stream's state",
+        ),
+        Row(
+            lambda k: bool(k.given.why_read_again),
+            lambda _: "by reading again",
+            "{k.given.why_read_again}",
+        ),
+        default(BY_STATE, "the stream's own: tried on its first samples"),
     ),
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from surestep.base.errors import CheckpointError
+from surestep.engine.data.resume import STREAM  # what becomes of it is said elsewhere
 from surestep.engine.state import State, Stateful
 from surestep.record.checkpoint.opened import Opened
 from surestep.record.checkpoint.slots import TENSOR, restore
@@ -73,7 +74,7 @@ def _numbers(value: Any) -> Any:
 
 def strangers(record: Mapping[str, Any], state: State) -> list[str]:
     """Say what declares a state here or in a checkpoint, and not in both."""
-    saved, here = set(record.get(KIND) or {}), set(state.declared)
+    saved, here = ({*each} - {STREAM} for each in (record.get(KIND) or {}, state.declared))
     return [
         *(
             f"The checkpoint has a state of {name}, which is not here now; the next one will not."

@@ -1,0 +1,365 @@
+"""Law 2 for streams with a state of their own: gone on by it = never stopped, bit for bit.
+
+And nothing is read again.
+"""
+
+import random
+import threading
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from surestep.base.errors import DataError
+from surestep.engine.data import own_state, passes, resume
+from tests.laws.tasks import Augmented, session_of, train
+from tests.laws.test_law_2_resuming import OPTIONS, check_resume, task_of
+from tests.needs import needs
+
+READ = torch.zeros(44, dtype=torch.int64).share_memory_()  # how often each sample was, by anybody
+ALWAYS = float("inf")
+
+
+@pytest.fixture(autouse=True)
+def each_state_is_taken(monkeypatch):
+    """A machine that stands still for a moment must not make a state look dear."""
+    monkeypatch.setattr(own_state, "CHEAP_S", ALWAYS)
+
+
+class Counted(IterableDataset):
+    """Noisy samples, in an order of the epoch, each worker its part; it says where it is."""
+
+    def __init__(self):
+        self.data, self.at, self.epoch = Augmented(44), 0, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        order = list(range(44))
+        random.Random(self.epoch).shuffle(order)
+        mine = order[worker::workers]
+        while self.at < len(mine):  # begins anew only where it is made anew
+            index = mine[self.at]
+            self.at += 1
+            READ[index] += 1
+            yield self.data[index]
+
+    def state_dict(self):
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+class Uneven(Counted):
+    """The first worker has 30 samples, the second 14; alone it has all."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        part = [range(44), range(30), range(30, 44)][0 if info is None else 1 + info.id]
+        while self.at < len(part):
+            self.at += 1
+            READ[part[self.at - 1]] += 1
+            yield self.data[part[self.at - 1]]
+
+
+class Iterated(IterableDataset):
+    """Its iterators have the state."""
+
+    def __init__(self):
+        self.data = Augmented(44)
+
+    def __iter__(self):
+        return Samples(self.data)
+
+
+class Samples:
+    def __init__(self, data):
+        self.data, self.at = data, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == 44:
+            raise StopIteration
+        self.at += 1
+        READ[self.at - 1] += 1
+        return self.data[self.at - 1]
+
+    state_dict = Counted.state_dict
+    epoch = 0
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class Remembering(Counted):
+    """A state with what JSON does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.rng, self.seen = random.Random(3), torch.zeros(44, dtype=torch.bool)
+
+    def __iter__(self):
+        for sample, label in super().__iter__():
+            self.seen[self.at - 1] = True
+            yield sample + self.rng.random() + self.seen.sum(), label
+
+    def state_dict(self):
+        return super().state_dict() | {"rng": self.rng.getstate(), "seen": self.seen}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.rng.setstate(state["rng"])
+        self.seen = state["seen"]
+
+
+STREAMS = {
+    "its own": Counted,
+    "its iterator's": Iterated,
+    "of what a function makes": lambda: lambda: Counted(),
+    "with tuples and tensors": Remembering,
+}
+
+
+def check_own_state(folder, make=Counted, **more):
+    check_resume(folder, make, **more)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_stream_goes_on_by_its_own_state(folder, kind):
+    check_own_state(folder, STREAMS[kind])
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("stop_at", [3, 5, 6])
+def test_anywhere_and_with_any_workers(folder, workers, stop_at):
+    check_own_state(folder, stop_at=stop_at, data={"num_workers": workers})
+
+
+@pytest.mark.parametrize("stop_at", [2, 3, 4])
+def test_where_one_worker_has_ended_before_the_other(folder, stop_at):
+    check_own_state(folder, Uneven, stop_at=stop_at, data={"num_workers": 2})
+
+
+def test_without_workers_goes_on_what_one_worker_began(folder):
+    check_own_state(folder, data={"num_workers": 1}, then={"data": {"num_workers": 0}})
+
+
+def reads_of_a_resume(folder, make, stop_at, **more):
+    """How often each sample is read by the rest of the second epoch, and what is said."""
+    run, options = folder(), {**OPTIONS, "max_steps": 10, **more}
+    with session_of(task_of(make()), run, **options) as session:
+        for result in session.steps():
+            if result.step == stop_at:
+                session.save()
+                break
+    with session_of(task_of(make()), run, **options) as session:
+        READ.zero_()  # what was looked at in the beginning
+        assert len(list(session.steps())) == 10 - stop_at
+    return READ.clone()
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nothing_is_read_again(folder, kind, workers):
+    reads = reads_of_a_resume(folder, STREAMS[kind], 7, data={"num_workers": workers})
+    assert reads.sum() == 44 - 2 * 9
+    assert reads.max() == 1
+
+
+def test_nothing_is_read_again_by_two_workers(folder):
+    # The second has 22 samples: two batches, of which the run has taken one.
+    reads = reads_of_a_resume(folder, Counted, 7, data={"num_workers": 2})
+    assert (reads.sum(), reads.max()) == (44 - 2 * 9, 1)
+
+
+def test_a_run_that_is_left_and_entered_again_reads_nothing_again(folder):
+    with session_of(task_of(Counted()), folder(), **OPTIONS) as session:
+        for result in session.steps():
+            if result.step == 7:
+                break
+        READ.zero_()
+        assert [result.step for result in session.steps()] == list(range(8, 15))
+        assert READ.sum() == 44 - 2 * 9 + 44  # and the next epoch, of which one batch is ahead
+
+
+def test_measuring_the_same_stream_is_not_in_the_way(folder):
+    run, data = folder(), Counted()
+    whole = train(task_of(data), folder(), **OPTIONS)
+    with session_of(task_of(data), run, **OPTIONS) as session:
+        for result in session.steps():
+            if result.step == 7:
+                session.evaluate("train")
+                session.save()
+                break
+    again = train(task_of(data, other_weights=True), run, **OPTIONS)
+    for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_dear_state_is_taken_seldom_and_the_rest_is_read_again(folder, monkeypatch):
+    monkeypatch.setattr(own_state, "CHEAP_S", 0.0)
+    monkeypatch.setattr(own_state, "SHARE", 1e9)  # the first four, and never again
+    check_own_state(folder, stop_at=5)
+    reads = reads_of_a_resume(folder, Counted, 5)
+    assert reads.sum() == 44
+
+
+def said_of(folder, capsys, make, **more):
+    run, options = folder(), {**OPTIONS, "logging": {"progress": "plain"}, **more}
+    for _ in range(2):
+        with session_of(task_of(make()), run, **options) as session:
+            for result in session.steps():
+                if result.step == 3:
+                    session.save()
+                    break
+    return capsys.readouterr().err, session.plan
+
+
+def test_it_is_said_that_it_goes_on_by_its_state(folder, capsys):
+    said, plan = said_of(folder, capsys, Counted)
+    assert "from step 3, epoch 1, the stream by its own state.\n" in said
+    assert plan.data_resume == "by its own state"
+
+
+class Lying(Counted):
+    def load_state_dict(self, state):
+        self.at = state["at"] + 1
+
+
+class Buffering(Counted):
+    """Samples wait in it, and its state does not say which."""
+
+    def __iter__(self):
+        waiting = []
+        for sample in super().__iter__():
+            waiting.append(sample)
+            if len(waiting) > 4:
+                yield waiting.pop(1)
+        yield from waiting
+
+
+class Odd(Counted):
+    def state_dict(self):
+        return {"at": self.at, "what": {1, 2}}
+
+
+class Broken(Counted):
+    def load_state_dict(self, state):
+        raise OSError("gone")
+
+
+class Locked(Counted):
+    """As the first pass is to its end, no second is; but the lock cannot be copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def __iter__(self):
+        self.at = 0
+        return super().__iter__()
+
+
+CANNOT = {
+    Lying: "after loading its state of 8 samples, Lying goes on with others",
+    Buffering: "after loading its state of 8 samples, Buffering goes on with others",
+    Odd: "the state of Odd has a set, which has no form in JSON or safetensors",
+    Broken: "load_state_dict() of Broken failed: OSError('gone')",
+    Locked: "its state would be loaded into a copy, and it cannot be copied: TypeError",
+}
+
+
+@pytest.mark.parametrize("kind", CANNOT)
+def test_a_state_that_does_not_do_is_told_and_the_stream_read_again(folder, capsys, kind):
+    said, plan = said_of(folder, capsys, kind)
+    assert f"reading 27 samples of the stream again: {CANNOT[kind]}" in said
+    assert plan.data_resume == "by reading again"
+    assert plan.reason("data.resume").startswith(CANNOT[kind])
+    check_resume(folder, kind)
+
+
+def test_a_shuffle_buffer_is_read_again(folder, capsys):
+    said, _ = said_of(folder, capsys, Counted, data={"shuffle_buffer": 10})
+    assert "again: what waits in data.shuffle_buffer is not in the stream's state." in said
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_hugging_face(folder, workers, mixed, capsys):
+    datasets = needs("datasets")
+    x, y = Augmented(44).x, Augmented(44).y
+
+    def make():
+        data = datasets.Dataset.from_dict({"x": x.tolist(), "label": y.tolist()})
+        stream = data.to_iterable_dataset(num_shards=4).with_format("torch")
+        return stream.shuffle(seed=3, buffer_size=10) if mixed else stream
+
+    def pairs(samples):
+        return torch.stack([each["x"] for each in samples]), torch.stack(
+            [each["label"] for each in samples]
+        )
+
+    def stream():
+        return torch.utils.data.DataLoader(make(), 9, collate_fn=pairs, num_workers=workers)
+
+    check_resume(folder, stream, stop_at=8)
+    said, plan = said_of(folder, capsys, stream)
+    if mixed:  # "examples from shuffle buffers are lost when resuming", its documentation says
+        assert "goes on with others" in plan.reason("data.resume")
+    else:
+        assert "the stream by its own state.\n" in said
+
+
+def of_what_was_read_ahead(patch):
+    patch.setattr(
+        resume._StreamState,
+        "state_dict",
+        lambda self: (
+            self.stream.marks[-1]
+            ._replace(position=self.state.place.position, epoch=self.state.place.epoch)
+            .as_json()
+        ),
+    )
+
+
+def numbered_anew(patch):
+    own = own_state.Own.begin
+
+    def begin(self, stream, epoch):
+        found = own(self, stream, epoch)
+        self.read = 0
+        return found
+
+    patch.setattr(own_state.Own, "begin", begin)
+
+
+def not_loaded(patch):
+    patch.setattr(own_state.Own, "_load", lambda self: None)
+
+
+def turns_forgotten(patch):
+    def begin(self, epoch, start):
+        mark = own(self, epoch, start)
+        if self._pass.mark is not None:
+            self._pass.mark = self._pass.mark._replace(last=-1)
+        return mark
+
+    own = passes.Stream._begin
+    patch.setattr(passes.Stream, "_begin", begin)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "workers"),
+    [(of_what_was_read_ahead, 0), (numbered_anew, 0), (not_loaded, 0), (turns_forgotten, 2)],
+)
+def test_the_check_fails_where_the_law_is_broken(folder, monkeypatch, mutate, workers):
+    mutate(monkeypatch)
+    monkeypatch.setattr("surestep.trainer.planning.why_read_again", lambda _: "")
+    with pytest.raises((AssertionError, DataError)):
+        check_own_state(folder, stop_at=6, data={"num_workers": workers})
