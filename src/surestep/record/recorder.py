@@ -122,7 +122,7 @@ class Recorder:
     def _try_out(self) -> None:
         """Try what a run relies on in the file system, and keep what there is to tell of it."""
         try:
-            self.told = try_out(self.folder, locked=self._hold.locked)
+            self.told += try_out(self.folder, locked=self._hold.locked)
         except OSError as error:
             raise RunError(
                 f"{self.folder} cannot be written: {error.strerror}. {DISK_HINT}"

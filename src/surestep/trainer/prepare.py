@@ -22,6 +22,7 @@ from surestep.trainer.gauge import Gauge
 from surestep.trainer.opening import begin
 from surestep.trainer.planning import Origin, Planned, feeds, plan_task, start
 from surestep.trainer.resuming import Going, Resume, going_on, wish
+from surestep.trainer.room import foresee
 from surestep.trainer.session import Session
 
 
@@ -68,6 +69,8 @@ def prepare(
         going = going_on(recorder, origin, planned, said)
         session, started = _open(planned, going, recorder, settings, callbacks)
         if not going.finished:
+            told = foresee(recorder.folder, planned.plan, session.state)
+            recorder.told += [told] if told else []
             _record_start(recorder, going, planned, started)
         begin(session, recorder, going)
         for line in _first_lines(planned, started):

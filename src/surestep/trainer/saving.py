@@ -5,9 +5,11 @@ from pathlib import Path
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.loop import Loop
+from surestep.record.checkpoint.examine import size_on_disk
 from surestep.record.checkpoint.saver import Outcome
 from surestep.record.recorder import Recorder
 from surestep.trainer.gauge import Gauge
+from surestep.trainer.room import FILLS_UP, warning
 
 
 class Saving:
@@ -33,6 +35,7 @@ class Saving:
         self._loop = loop
         self._gauge = gauge
         self._say = say
+        self._is_first = True
 
     def begin(self) -> None:
         """Save the state of this moment; where a thread writes, only the copy is waited for.
@@ -87,6 +90,9 @@ class Saving:
         self.step = self._loop.state.place.step
 
     def _take_in(self, outcome: Outcome) -> None:
+        if outcome.path is not None and self._is_first:
+            self._is_first = False
+            self._tell_room(outcome.path)
         self.path = outcome.path or self.path
         if outcome.path is None and self.step == outcome.step:
             self.step = None
@@ -99,3 +105,11 @@ class Saving:
             text += " The run goes on, and the next save tries again."
         self._recorder.event("notice", step=outcome.step, text=text)
         self._say(text)
+
+    def _tell_room(self, path: Path) -> None:
+        """Tell, of the size that was really written, where what is to stay will not fit."""
+        folder = self._recorder.folder
+        text = warning(folder, self._loop.plan, size_on_disk(path))
+        if text is not None and not any(each.startswith(FILLS_UP) for each in self._recorder.told):
+            self._recorder.event("notice", step=self._loop.state.place.step, text=text)
+            self._say(text)

@@ -1,0 +1,78 @@
+import os
+import shutil
+import subprocess
+
+import pytest
+from torch import nn
+
+from surestep import Run
+from surestep.base.errors import RunError
+from surestep.record.checkpoint.examine import size_on_disk
+from surestep.trainer.room import expected_bytes
+from tests import tiny
+
+WIDTH = 4000  # some 375 KB with AdamW
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Mount a disk of so many KiB, where this process may."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(size_kb):
+        words = ["mount", "-t", "tmpfs", "-o", f"size={size_kb}k", "tmpfs", str(folder)]
+        may = os.geteuid() == 0 and shutil.which("mount")
+        if not (may and subprocess.run(words, capture_output=True).returncode == 0):
+            if os.environ.get("CI") == "true":
+                pytest.fail("this machine may not mount a tmpfs")
+            pytest.skip("needs the right to mount a tmpfs")
+        return folder / "run"
+
+    yield mount
+    subprocess.run(["umount", "-l", str(folder)], capture_output=True)
+
+
+def wide():
+    x, _ = tiny.data()
+    model = nn.Sequential(nn.Linear(x.shape[1], WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3))
+    return {"model": model}
+
+
+def notices(folder):
+    return [each["text"] for each in Run(folder).events() if each["event"] == "notice"]
+
+
+def test_a_disk_without_room_for_one_starts_no_run(disk):
+    folder = disk(200)
+    with pytest.raises(RunError, match=r"takes about \d+ KiB, and \d+ KiB are free .* none could"):
+        tiny.fit(folder, wide(), max_steps=4)
+    assert not folder.exists()
+
+
+def test_a_disk_without_room_for_all_is_told_before_the_first_step(disk):
+    folder = disk(2500)
+    keep = {"keep_last": 9}
+    with tiny.prepare(folder, wide(), max_steps=20, checkpoint=keep):
+        assert any("THE DISK MAY FILL UP" in text for text in notices(folder))
+        (told,) = [text for text in notices(folder) if "FILL UP" in text]
+    assert "up to 10 at once (9 last, 1 being written)" in told
+    assert "smaller checkpoint.keep_last" in told
+
+
+def test_what_fits_is_not_told(disk):
+    folder = disk(4000)
+    tiny.fit(folder, wide(), max_steps=4)
+    assert not any("FILL UP" in text for text in notices(folder))
+
+
+@pytest.mark.parametrize("optim", [{}, {"name": "sgd", "momentum": 0.9}, {"name": "sgd"}])
+@pytest.mark.parametrize("average", [{}, {"kind": "ema"}])
+def test_what_is_expected_is_what_is_written(tmp_path, optim, average):
+    said = {"optim": {"lr": 0.01, **optim}, "average": average, "max_steps": 2}
+    with tiny.prepare(tmp_path, wide(), **said) as session:
+        expected = expected_bytes(session.plan, session.state)
+        for _ in session.steps():
+            pass
+        written = size_on_disk(session.save())
+    assert expected <= written <= expected * 1.02 + 8192
