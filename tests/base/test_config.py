@@ -146,3 +146,8 @@ def test_a_length_said_anew_replaces_the_other_way_to_say_it():
     assert Config(epochs=2).with_options({"max_steps": 5}).said() == {"max_steps": 5}
     assert Config(max_steps=5).with_options({"epochs": 2}).said() == {"epochs": 2.0}
     assert Config(max_steps=5).with_options({"epochs": None}).said() == {"max_steps": 5}
+
+
+def test_a_group_that_is_said_as_a_value_and_by_its_options_is_refused():
+    with pytest.raises(ConfigError, match=r"optim=3 stands beside optim\.lr"):
+        Config.from_options({"optim": 3, "optim.lr": 0.1})

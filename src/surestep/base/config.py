@@ -156,6 +156,8 @@ class Config(Group):
                 hint = near(group, [group] if deep else cls.model_fields)
                 raise ConfigError(f"There is no option {name if deep else group!r}. {hint}")
             target = nested.setdefault(group, {}) if group else nested
+            if not isinstance(target, dict):
+                raise ConfigError(f"{group}={target!r} stands beside {name}. Say {name} alone.")
             target[field] = value
         return cls(**nested)
 

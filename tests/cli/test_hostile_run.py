@@ -1,0 +1,111 @@
+"""Each command on a hostile run folder ends with a sentence, in no time, and runs nothing of it."""
+
+import shutil
+from contextlib import chdir
+
+import pytest
+
+from surestep.cli.main import main
+from tests.cli.test_replay import BAD
+from tests.record.spoiled import change, in_time, spoil
+
+INCIDENT = "incidents/step-00000003"
+COMMANDS = {
+    "evaluate": ("evaluate", "r"),
+    "predict": ("predict", "r", "--out", "p.npz"),
+    "resume": ("resume", "r"),
+    "train": ("train", "{recipe}", "--run", "r", "--data.shuffle", "False"),
+    "replay": ("replay", f"r/{INCIDENT}"),
+    "ckpt list": ("ckpt", "list", "r"),
+    "ckpt verify": ("ckpt", "verify", "r"),
+    "ckpt export": ("ckpt", "export", "r", "out.pt", "--overwrite"),
+    "ckpt diff": ("ckpt", "diff", "r@best", "r@last"),
+}
+READ_BY = {
+    "config.json": ("evaluate", "predict", "resume", "train", "replay"),
+    "status.json": ("evaluate", "ckpt export", "ckpt list", "ckpt diff"),
+    "events.jsonl": ("resume", "train"),
+    "plan.json": ("ckpt list",),
+    f"{INCIDENT}/incident.json": ("replay",),
+    f"{INCIDENT}/batch.safetensors": ("replay",),
+    "lock": ("resume", "train"),
+}
+LOOKS_ON = {"ckpt list"}  # it tells what it can
+NOT_READ = ("environment.json", "skipped.json")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run that stopped at a bad sample; the recipe that it is of."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "spoiled_recipe.py").write_text(BAD)
+    with chdir(folder):
+        words = ("train", "spoiled_recipe.py", "--run", "r", "--data.shuffle", "False")
+        assert main(list(words)) == 1
+    return folder
+
+
+@pytest.fixture
+def typed(made, folder, surestep):
+    """Type a command on a fresh copy of the run, in which something was done before."""
+
+    def call(name, spoiling):
+        shutil.rmtree("r", ignore_errors=True)
+        shutil.copytree(made / "r", "r")
+        spoiling(folder / "r")
+        words = [each.format(recipe=made / "spoiled_recipe.py") for each in COMMANDS[name]]
+        with in_time():
+            answer = surestep(*words)
+        assert not list((folder / "r").rglob("unpickled"))
+        assert "Traceback" not in answer.err
+        return answer
+
+    return call
+
+
+@pytest.mark.parametrize("damage", ["list", "deep", "NaN", "pipe", "pickle", "huge", "link"])
+@pytest.mark.parametrize("file", READ_BY)
+def test_a_damaged_file_is_named_by_each_command(typed, file, damage):
+    for command in READ_BY[file]:
+        answer = typed(command, lambda run: spoil(run / file, damage))
+        if (file, damage) in HARMLESS:
+            continue
+        assert answer.code == (0 if command in LOOKS_ON else 1), (command, answer.err)
+        assert file.rpartition("/")[2] in answer.err
+
+
+HARMLESS = {
+    *(("lock", each) for each in ("list", "deep", "NaN", "pickle", "huge")),
+    ("events.jsonl", "pickle"),  # no whole line
+}
+
+
+@pytest.mark.parametrize("file", NOT_READ)
+def test_what_nobody_reads_hinders_nothing(typed, file):
+    for command in ("evaluate", "ckpt list", "ckpt verify", "ckpt export"):
+        assert typed(command, lambda run: (run / file).write_bytes(b"\x80\x04.")).code == 0
+
+
+STRANGE = ([1], {"a": {}}, "x", None, -1, 10**400)
+PLACES = {
+    "config.json": [
+        *(("recipe",), ("recipe", "path"), ("task",), ("config",), ("config", "optim")),
+        *(("config", "optim.lr"), ("config", "self"), ("config", "epochs"), ("data",)),
+        *(("decided",), ("decided", "total_steps"), ("loss",), ("model",), ("machine",), ("from",)),
+    ],
+    "status.json": [("status",), ("judged_by",), ("step",)],
+    "events.jsonl": [("format", "version")],
+    "plan.json": [(0,), (0, "option"), (0, "value")],
+    f"{INCIDENT}/incident.json": [
+        *(("step",), ("checkpoint",), ("asked", "config"), ("place", "position"), ("batch",)),
+        *(("batch", 0, "args"), ("batch", 0, "items"), ("norms",), ("diagnosis",), ("sha256",)),
+    ],
+}
+
+
+@pytest.mark.parametrize("file", PLACES)
+def test_a_strange_value_ends_in_no_raw_error(typed, file):
+    for number, where in enumerate(PLACES[file]):
+        value = STRANGE[number % len(STRANGE)]
+        for command in READ_BY[file][:2]:
+            typed(command, lambda run: change(run / file, *where, value=value))  # noqa: B023
