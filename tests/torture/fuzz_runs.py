@@ -16,6 +16,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -84,14 +85,14 @@ READERS: dict[str, tuple[Callable[[Path], object], ...]] = {
 
 def mutated(data: bytes, name: str, draw: random.Random) -> bytes:
     """Return the bytes of a file, some of them others; of JSON mostly another tree."""
-    if name.endswith(".json") and draw.random() < 0.8:
-        return json.dumps(mutate_json(json.loads(data), draw)).encode("utf-8", "surrogatepass")
-    if name.endswith(".jsonl") and draw.random() < 0.8:
-        lines = data.splitlines()
-        at = draw.randrange(len(lines))
-        lines[at] = json.dumps(mutate_json(json.loads(lines[at]), draw)).encode()
-        return b"\n".join(lines) + b"\n"
-    return mutate_bytes(data, draw)
+    if not name.endswith((".json", ".jsonl")) or draw.random() < 0.2:
+        return mutate_bytes(data, draw)
+    lines = data.splitlines(keepends=True) if name.endswith(".jsonl") else [data]
+    at = draw.randrange(len(lines))
+    with suppress(RecursionError):  # a tree that was put into itself until Python cannot walk it
+        tree = mutate_json(json.loads(lines[at]), draw)
+        lines[at] = json.dumps(tree).encode("utf-8", "surrogatepass") + b"\n"
+    return b"".join(lines)
 
 
 def check(good: Path, folder: Path, draw: random.Random) -> str:
