@@ -1,5 +1,6 @@
 """Ctrl-C and workers, in processes of their own."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -67,7 +68,9 @@ def test_ctrl_c_exits_with_130_and_the_same_command_goes_on(surestep, recipe, fo
     went_on = surestep(*words)
     assert went_on.code == 0
     assert "Going on in r from step 4" in went_on.err
-    assert " steps 6 in " in went_on.out
+    status = Run(folder / "r").status
+    speed = f"{status['items_per_s']:,.0f} items/s"
+    assert re.search(rf" steps 6, since step 4 in \d\S* m?s, {speed} ", went_on.out)
     assert surestep("train", "mine.py", "--run", "whole").code == 0
     assert Run(folder / "r").last.metrics == Run(folder / "whole").last.metrics
 
@@ -97,5 +100,6 @@ def test_a_signal_exits_with_75_and_says_what_to_type(surestep, recipe, folder, 
     answer = surestep("train", recipe(text), "--run", "r")
     assert (answer.code, answer.out) == (75, "")
     assert "Go on with: surestep train mine.py --run r" in answer.err
+    assert answer.err.count("Stopped after step 4; saved as") == 1
     assert Run(folder / "r").status["can_go_on"] is True
     assert Run(folder / "r").last.step == 4

@@ -154,4 +154,4 @@ def test_the_seconds_of_a_run_are_those_of_its_steps(tmp_path):
     with tiny.prepare(tmp_path) as session:
         list(session.steps())
         steps = [event["seconds"] for event in session.run.events() if event["event"] == "steps"]
-        assert session.seconds == pytest.approx(sum(steps), abs=1e-3)
+        assert session.timed.seconds == pytest.approx(sum(steps), abs=1e-3)

@@ -15,6 +15,8 @@ from tests import tiny
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGUSR1: "SIGUSR1"}
 RAISED = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Stopped, signal.SIGUSR1: Stopped}
 
+SEEN = {"logging": {"progress": "plain"}}
+
 
 def at(moment, *numbers, step=2):
     """Return a callback that raises signals in one moment."""
@@ -100,16 +102,26 @@ def test_an_evaluation_is_left_and_done_first_when_the_run_goes_on(tmp_path):
     assert steps[0] == steps[1]
 
 
-def test_more_signals_change_nothing_and_ctrl_c_stops_at_once(tmp_path):
+def test_more_signals_change_nothing_and_ctrl_c_stops_at_once(tmp_path, capsys):
     several = (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM)
     with pytest.raises(Stopped, match="SIGUSR1"):
         fit(tmp_path / "r", at("on_step", *several))
     assert Run(tmp_path / "r").last.step == 2
     with pytest.raises(KeyboardInterrupt):
-        fit(tmp_path / "s", at("on_step", signal.SIGTERM, signal.SIGINT))
+        fit(tmp_path / "s", at("on_step", signal.SIGTERM, signal.SIGINT), **SEEN)
     status = Run(tmp_path / "s").status
     assert (status["status"], status["can_go_on"]) == ("stopped", True)
     assert Run(tmp_path / "s").last is None
+    assert "Stopped at once after step 2; no checkpoint was written yet." in capsys.readouterr().err
+
+
+def test_ctrl_c_twice_says_what_is_saved(tmp_path, capsys):
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, at("on_step", signal.SIGINT, signal.SIGINT, step=5), **SEEN)
+    path = Run(tmp_path).last.path
+    assert f"Stopped at once after step 5; the newest checkpoint is {path}." in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_signal_when_all_is_done_leaves_a_finished_run(tmp_path):

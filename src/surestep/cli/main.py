@@ -52,8 +52,7 @@ def _guarded(words: list[str]) -> int:
         code = _run(*words)
         sys.stdout.flush()
         return code
-    except Stopped as stopped:
-        print(printable(str(stopped)), file=sys.stderr)
+    except Stopped:  # where it stopped was said at once
         return os.EX_TEMPFAIL
     except SurestepError as error:
         print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)

@@ -140,14 +140,13 @@ def report(done: Run, test: dict[str, Value] | None, *, as_json: bool) -> int:
             found["best"] = {"step": best.step, "metrics": best.metrics, "path": str(best.path)}
         print(dumps(found))
         return 0
-    taken, seconds = status["steps_taken"], status["seconds"]
+    taken = status["steps_taken"]
     clipped = "not known: the norm was not clipped"
     if status["clipped"] is not None:
         clipped = f"{status['clipped']} of {taken} ({status['clipped'] / max(taken, 1):.0%})"
-    speed = f", {status['items'] / seconds:,.0f} items/s" if seconds else ""
     rows = [
         ("ended", status["reason"]),
-        ("steps", f"{status['step']} in {show.duration(seconds)}{speed}"),
+        ("steps", _steps(status)),
         ("clipped steps", clipped),
         ("skipped steps", _skipped(status)),
     ]
@@ -160,6 +159,13 @@ def report(done: Run, test: dict[str, Value] | None, *, as_json: bool) -> int:
         print(f"Best checkpoint: {best.path}")
     print(f"Next: surestep evaluate {shlex.quote(str(done.path))}{' --part test' if test else ''}")
     return 0
+
+
+def _steps(status: dict[str, Any]) -> str:
+    since, speed = status.get("since_step"), status.get("items_per_s")
+    part = f", since step {since}" if since else ""
+    rate = f", {speed:,.0f} items/s" if speed is not None else ""
+    return f"{status['step']}{part} in {show.duration(status['seconds'])}{rate}"
 
 
 def _skipped(status: dict[str, Any]) -> str:

@@ -1,12 +1,44 @@
 """What a run came to, in figures."""
 
+from dataclasses import dataclass
 from typing import Any
 
+from surestep.engine.log_point import LogPoint
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
 
 
-def figures_of(plan: Plan, state: State, seconds: float, waited_s: float) -> dict[str, Any]:
+@dataclass
+class Timed:
+    """What this process took its time for; a run that goes on was trained by others before.
+
+    `since_step` is the step before the first one that it took, None where it took none.
+    """
+
+    since_step: int | None = None
+    seconds: float = 0.0
+    waited_s: float = 0.0
+    items: float = 0.0
+
+    def add(self, point: LogPoint) -> None:
+        """Count the steps of a log point."""
+        if self.since_step is None:
+            self.since_step = point.first_step - 1
+        self.seconds += point.seconds
+        self.waited_s += point.waited_s
+        self.items += point.items
+
+    def figures(self) -> dict[str, Any]:
+        """Return it as status and events tell it."""
+        return {
+            "since_step": self.since_step,
+            "seconds": round(self.seconds, 3),
+            "waited_s": round(self.waited_s, 3),
+            "items_per_s": round(self.items / self.seconds, 1) if self.seconds else None,
+        }
+
+
+def figures_of(plan: Plan, state: State, timed: Timed) -> dict[str, Any]:
     """Return how far a run came and how often it moved nothing, for its last event and status."""
     place, counts = state.place, state.counts
     return {
@@ -14,8 +46,7 @@ def figures_of(plan: Plan, state: State, seconds: float, waited_s: float) -> dic
         "epoch": place.epoch,
         "steps_taken": place.steps_taken,
         "items": place.items,
-        "seconds": round(seconds, 3),
-        "waited_s": round(waited_s, 3),
+        **timed.figures(),
         **vars(counts),
         "clipped": None if plan.max_grad_norm is None else counts.clipped,
     }

@@ -30,8 +30,7 @@ def fit(session: Session) -> Run:
             where = _end(session, came) if _train(session) else _stop(session, came[0])
         except KeyboardInterrupt:
             if session.run.status["status"] == "running":
-                reason = f"{came[0] if came else 'Ctrl-C'}, then Ctrl-C: this step was not saved"
-                session.end("stopped", reason=reason, can_go_on=True)
+                _stop_at_once(session, came[0] if came else "Ctrl-C")
             raise
         except NonFiniteError as error:
             error.add_note(_saved_before(session))
@@ -162,7 +161,11 @@ def _end(session: Session, came: list[str]) -> str:
     if reason is None or reason in came:
         reason = "all steps are done"
     session.end("finished", reason=reason)
-    return f"{session.run.path} was finished when {came[0]} came." if came else ""
+    if not came:
+        return ""
+    late = f"{session.run.path} was finished when {came[0]} came."
+    session.say(late)
+    return late
 
 
 def _stop(session: Session, name: str) -> str:
@@ -173,6 +176,15 @@ def _stop(session: Session, name: str) -> str:
     where = f"Stopped after step {session.state.place.step}; saved as {path}."
     session.say(where)
     return f"{name}: {where} The same call goes on from there."
+
+
+def _stop_at_once(session: Session, name: str) -> None:
+    """Write that the last step was not saved, and say which one was."""
+    session.end("stopped", reason=f"{name}, then Ctrl-C: this step was not saved", can_go_on=True)
+    saved = f"the newest checkpoint is {session.saving.path}"
+    if session.saving.path is None:
+        saved = "no checkpoint was written yet"
+    session.say(f"Stopped at once after step {session.state.place.step}; {saved}.")
 
 
 def _fail(session: Session, error: Exception, reason: str) -> None:

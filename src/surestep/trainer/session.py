@@ -24,7 +24,7 @@ from surestep.record.checkpoint.read import load_checkpoint
 from surestep.record.progress import Bar, Plain, Quiet
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run, Which
-from surestep.trainer.ending import figures_of
+from surestep.trainer.ending import Timed, figures_of
 from surestep.trainer.gauge import Gauge
 from surestep.trainer.incident import Incidents
 from surestep.trainer.judge import judge, shown
@@ -59,7 +59,7 @@ class Session:
         self.task = task
         self.loop = loop
         self.finished = self.closed = False
-        self.seconds = self.waited_s = 0.0
+        self.timed = Timed()
         self._gauge = gauge
         self._recorder = recorder
         self._settings = settings
@@ -252,7 +252,7 @@ class Session:
     def end(self, status: str, **more: Any) -> None:
         """Write how the run ended: finished, stopped or failed."""
         self.saving.collect(wait=True)
-        figures = figures_of(self.plan, self.state, self.seconds, self.waited_s)
+        figures = figures_of(self.plan, self.state, self.timed)
         self._recorder.event("end", status=status, **figures, **more)
         self._recorder.status(status, **figures, **more)
 
@@ -288,8 +288,7 @@ class Session:
             error.add_note(f"While closing: {late}")  # what ended the run is what to be told
 
     def _log(self, point: LogPoint) -> None:
-        self.seconds += point.seconds
-        self.waited_s += point.waited_s
+        self.timed.add(point)
         self._recorder.steps(point)
         self.saving.collect()
         self._progress.log(point)
