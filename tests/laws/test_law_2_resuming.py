@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 import surestep
 from surestep import Request
+from surestep.record.checkpoint.opened import open_checkpoint
 from tests.laws.tasks import (
     Augmented,
     assert_moved,
@@ -107,6 +108,41 @@ def test_checkpoint_asked_for_at_any_moment_of_a_step_can_be_gone_on_from(folder
     train(task_of(Augmented()), run, steps=10, callbacks=[Asking()], **OPTIONS)
     resumed = train(task_of(Augmented(), other_weights=True), run, **OPTIONS)
     assert_same(snapshot(whole), snapshot(resumed))
+
+
+class Counting(nn.Module):
+    """Scales by how often it was called, which its state_dict does not tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+        self.register_buffer("table", torch.ones(3), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return x * self.table * (1 + 0.1 * self.calls)
+
+
+def check_nonpersistent_buffer(folder: Folder) -> None:
+    """A buffer that a state_dict leaves out, and that training moves, is gone on with."""
+    make = lambda: surestep.Task(  # noqa: E731
+        nn.Sequential(with_batchnorm(), Counting()), nn.CrossEntropyLoss(), rows(44)
+    )
+    whole, run = train(make(), folder(), **OPTIONS), folder()
+    with session_of(make(), run, **OPTIONS) as first:
+        for result in first.steps():
+            if result.step == 7:
+                opened = open_checkpoint(first.save())
+                break
+    assert opened.manifest.tensors["buffers"].keys() == {"1.calls"}
+    resumed = train(make(), run, **OPTIONS)
+    assert_same(snapshot(whole), snapshot(resumed))
+    assert float(resumed.model[1].calls) == float(whole.model[1].calls) > 14
+
+
+def test_a_buffer_that_no_state_dict_holds_goes_on(folder):
+    check_nonpersistent_buffer(folder)
 
 
 class Patience(surestep.Callback):

@@ -43,6 +43,7 @@ from tests.laws.test_law_2_resuming import (
     OwnNoise,
     check_callback_state,
     check_loads,
+    check_nonpersistent_buffer,
     check_resume,
 )
 from tests.laws.test_law_2_rollback import check_resumed, check_rollback
@@ -260,6 +261,11 @@ MUTATIONS = [
             "a callback's memory is not loaded",
             instead(read, "restored", lambda _: {}),
             check_callback_state,
+        ),
+        (
+            "a buffer that no state_dict holds is not loaded",
+            instead(read, "put", lambda *_: None),
+            check_nonpersistent_buffer,
         ),
         (
             "a dataset's own generators by history",

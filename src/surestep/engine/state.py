@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.average import Average
@@ -98,7 +98,8 @@ class State:
 
     A task that does not name its optimizers has one, called "model". `base` are fingerprints of
     frozen parameters, which checkpoints leave out; empty where they hold all. `declared` are the
-    callbacks that have a state, by name.
+    callbacks that have a state, by name. `built` are the buffers that the model's state_dict leaves
+    out, as they were before the first step: those that differ from it are saved too.
     """
 
     model: nn.Module
@@ -111,6 +112,7 @@ class State:
     metadata: dict[str, Any] = field(default_factory=dict)
     average: Average | None = None
     base: dict[str, str] = field(default_factory=dict)
+    built: dict[str, Tensor] = field(default_factory=dict)
     declared: dict[str, Stateful] = field(default_factory=dict)
     spikes: Spikes = field(default_factory=Spikes)
 

@@ -13,6 +13,7 @@ from surestep.engine.loop import Loop
 from surestep.engine.model.checkpointing import activation_checkpointing
 from surestep.engine.model.compiled import Graphs, compiled, eager
 from surestep.engine.model.frozen import base_of
+from surestep.engine.model.nonpersistent import built
 from surestep.engine.optim.freezing import Watch, freezing
 from surestep.engine.precision import autocast, placed
 from surestep.trainer.planning import Planned
@@ -49,7 +50,7 @@ def build(
         check_first_batch(model, training, task, autocast=casting, fresh=fresh, judged_by=judged_by)
     settings.enter_context(compiled(model, plan))
     parts, groups = parts_of(plan, task, model, loss, settings)
-    parts.state.base = base_of(model, plan)
+    parts.state.base, parts.state.built = base_of(model, plan), built(model)
     of_data = declared_of(training.source, plan, parts.state)
     parts.state.declared = declared(callbacks) | of_data
     parts.transform = training.transform

@@ -77,6 +77,7 @@ CHANGES = {
     "metadata": lambda state: state.metadata.update(seen=[1, "two"]),
     "average": lambda state: None,
     "base": None,  # what is known before: the fingerprints of what a checkpoint leaves out
+    "built": None,  # what was there before the first step: what differs from it is the model's
     "declared": lambda state: None,
     "spikes": lambda state: vars(state.spikes).update(SPIKES),
 }

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from surestep.base.errors import CheckpointError
 from surestep.engine.model.frozen import fingerprint
 from surestep.engine.model.initial import some
+from surestep.engine.model.nonpersistent import put
 from surestep.engine.optim.names import opened
 from surestep.engine.spikes import Spikes
 from surestep.engine.state import Counts, Place, Standing, State
@@ -19,6 +20,7 @@ from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.manifest import RECORD
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
 from surestep.record.checkpoint.optimizers import fitting_states, load_optimizer
+from surestep.record.checkpoint.snapshot import BUFFERS
 
 _NONE: Mapping[str, str] = {}
 
@@ -43,12 +45,13 @@ def load_opened(found: Opened, state: State) -> None:
     place, counts = Place(**record["place"]), Counts(**record["counts"])
     weights = _fitting_weights(found, state.model, state.base)
     optimizer_states = fitting_states(found, state)
-    declared = restored(found)
+    declared, buffers = restored(found), _fitting_buffers(found, state)
     if state.average is not None and state.average.updates(place.steps_taken):
         averaged = found.tensors("average")
         _check_types(found, averaged, state.average.tensors)
         state.average.load(averaged, place.steps_taken)
     _load_weights(found, state.model, weights)
+    put(state.model, state.built, buffers)
     for name, optimizer_state in optimizer_states.items():
         load_optimizer(state.optimizers[name], optimizer_state)
     if record["scaler"]:
@@ -59,6 +62,19 @@ def load_opened(found: Opened, state: State) -> None:
     state.metadata = record["metadata"]
     for name in declared.keys() & state.declared.keys():
         state.declared[name].load_state_dict(declared[name])
+
+
+def _fitting_buffers(found: Opened, state: State) -> dict[str, Tensor]:
+    """Return the buffers that the model's state_dict leaves out, of names that the model has."""
+    tensors = found.tensors(BUFFERS) if BUFFERS in found.manifest.tensors else {}
+    foreign = sorted(tensors.keys() - state.built.keys())
+    if foreign:
+        raise CheckpointError(
+            f"{found.name} is of another model: it has the buffers {_few(foreign)} besides. Build "
+            "the model that was trained."
+        )
+    _check_types(found, tensors, state.built)
+    return tensors
 
 
 def _spikes(losses: list[float], left_out: list[list[int]], rollbacks: int) -> Spikes:

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.model.frozen import left_out
+from surestep.engine.model.nonpersistent import moved
 from surestep.engine.state import State
 from surestep.record.checkpoint.declared import KIND, described
 from surestep.record.checkpoint.slots import flatten
 from surestep.record.checkpoint.tensors import name_of
 from surestep.record.files import dumps
 
+BUFFERS = "buffers"  # those that the model's state_dict leaves out, where training moved them
 LEFT_OUT = ("params", "lr")  # the rate is a function of the steps taken, written before each
 
 
@@ -29,7 +31,8 @@ class Snapshot:
 
     Attributes:
         step: global batches consumed.
-        tensors: by kind ("model", "optimizer", "average", "declared") and name; contiguous.
+        tensors: by kind ("model", "optimizer", "average", "declared", "buffers")
+            and name; contiguous.
         record: the rest, as JSON.
     """
 
@@ -89,6 +92,8 @@ class Staging:
         }
         if declared:
             tensors[KIND] = declared
+        if buffers := moved(state.model, state.built):
+            tensors[BUFFERS] = buffers
         average = state.average
         if average is not None and average.updates(state.place.steps_taken):
             tensors["average"] = average.tensors

@@ -1,0 +1,40 @@
+import torch
+from torch import nn
+
+from surestep.engine.model.nonpersistent import built, moved, put
+
+
+def model():
+    net = nn.Sequential(nn.BatchNorm1d(2), nn.Identity())
+    net[1].register_buffer("table", torch.arange(3.0), persistent=False)
+    net[1].register_buffer("calls", torch.zeros(()), persistent=False)
+    net[1].register_buffer("none", None, persistent=False)
+    return net
+
+
+def test_only_what_a_state_dict_leaves_out_and_what_moved_is_found():
+    net = model()
+    before = built(net)
+    assert before.keys() == {"1.table", "1.calls"}
+    assert moved(net, before) == {}
+    net[0].running_mean += 1
+    net[1].calls += 1
+    assert moved(net, before).keys() == {"1.calls"}
+
+
+def test_what_is_not_named_is_as_it_was_built():
+    net = model()
+    before = built(net)
+    net[1].calls += 5
+    net[1].table = torch.arange(6.0)
+    put(net, before, {"1.calls": torch.tensor(2.0)})
+    assert (float(net[1].calls), net[1].table.tolist()) == (2.0, [0.0, 1.0, 2.0])
+    before["1.table"] += 1  # what the model holds is a copy
+    assert net[1].table.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_table_that_has_grown_comes_back_as_large():
+    net = model()
+    before = built(net)
+    put(net, before, {"1.table": torch.arange(6.0)})
+    assert net[1].table.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
