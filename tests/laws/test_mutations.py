@@ -32,7 +32,7 @@ from surestep.record.checkpoint import examine, keep, opened, read, saver, snaps
 from surestep.record.checkpoint.manifest import read_manifest
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run
-from surestep.trainer import lengthening, wire
+from surestep.trainer import identity, lengthening, wire
 from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
 from tests.laws.test_law_1_several_losses import check_cut as check_several
 from tests.laws.test_law_1_transforms import check_mixed, check_own
@@ -125,6 +125,12 @@ ALWAYS_TAKEN = after(loop, "train_step", schedule_moved)
 def by_history(owner: Any, name: str) -> Callable[[Patch], None]:
     """Draw from whatever state the generators are in, as most loops do."""
     return instead(owner, name, nothing)
+
+
+def unknown_data_by_history(patch: Patch) -> None:
+    """Draw so where a resume does not notice that the samples it knows the data by are others."""
+    by_history(source, "seed_loading")(patch)
+    patch.setattr(identity, "_data", lambda _: {})
 
 
 def mean_of_means(batch: Any, *_: Any) -> Any:
@@ -256,7 +262,7 @@ MUTATIONS = [
             lambda folder: check_order(folder, "weighted"),
         ),
         ("dropout by history", by_history(seed.ModelRandomness, "at"), check_resume),
-        ("augmentation by history", by_history(source, "seed_loading"), check_resume),
+        ("augmentation by history", unknown_data_by_history, check_resume),
         (
             "a callback's memory is not loaded",
             instead(read, "restored", lambda _: {}),

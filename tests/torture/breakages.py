@@ -53,7 +53,7 @@ def _published_first() -> None:
         shutil.rmtree(final, ignore_errors=True)
         own(folder.rename(final), snapshot)
 
-    write._write, write.verify = under_its_name, _nothing
+    write._write, write.verify, write.check_readable = under_its_name, _nothing, _nothing
     write._publish = lambda _, final: write.sync(final.parent)
 
 
