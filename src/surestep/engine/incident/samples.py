@@ -89,7 +89,8 @@ class Search:
             return self._found(found, f"the search ended after {self.tries} tries", known=False)
         if not found:
             return Found(how="each alone is finite, and several of them together are not")
-        return self._found(found, "each alone is not finite")
+        alone = "alone it is not finite" if len(found) == 1 else "each alone is not finite"
+        return self._found(found, alone)
 
     def without(self, suspects: Rows) -> Found:
         """Leave samples out: those without which the step is finite did it.
