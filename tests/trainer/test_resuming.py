@@ -199,6 +199,13 @@ def test_a_run_that_stopped_early_goes_on_with_more_patience(tmp_path):
     assert again.status["step"] == 12
 
 
+def test_another_curve_and_length_is_not_told_to_keep_the_curve(tmp_path):
+    tiny.fit(tmp_path, max_steps=4, schedule={"name": "constant"})
+    with pytest.raises(RunError, match=r"--allow max_steps,schedule\.name") as caught:
+        prepare(tmp_path, max_steps=8, schedule={"name": "cosine"})
+    assert "keep the curve" not in str(caught.value)
+
+
 def test_a_run_is_not_shortened_below_where_it_stands(tmp_path):
     tiny.fit(tmp_path, max_steps=4)
     with pytest.raises(RunError, match="it stands at step 4 already"):
@@ -212,5 +219,6 @@ def test_the_rate_of_a_longer_cosine_is_told_in_numbers(tmp_path):
         prepare(tmp_path, max_steps=8, **cosine)
     # the last of 4 steps had (1 + cos(3/4 pi)) / 2, the fifth of 8 has (1 + cos(4/8 pi)) / 2
     assert "at step 4 it was 0.0146, and it goes on at 0.05" in str(caught.value)
+    assert 'schedule.chain="cosine 4 steps" "constant scale=0.1"' in str(caught.value)
     with prepare(tmp_path, max_steps=8, allow=("max_steps",), **cosine) as session:
         assert next(session.steps()).lr == pytest.approx(0.05)

@@ -165,13 +165,21 @@ def _what_to_type(bad: list[Change]) -> str:
     if any(each.verdict.kind == "impossible" for each in bad):
         return folder
     names = list(dict.fromkeys(each.name for each in bad))
-    held = (
-        " Or keep the curve and hold its end: schedule.name=chain with the old length in it, such "
-        'as schedule.chain="cosine 20 epochs" "constant scale=0.1".'
-    )
     return (
         f"{folder} To go on all the same: --allow {','.join(names)} (allow={tuple(names)!r} in "
-        f"Python).{held if set(names) & set(LENGTH) else ''}"
+        f"Python).{_held(bad)}"
+    )
+
+
+def _held(bad: list[Change]) -> str:
+    """Say how a curve is kept in a longer run; nothing where another curve is asked for."""
+    longer = next((each for each in bad if each.name in LENGTH), None)
+    if longer is None or any(each.name.startswith("schedule.") for each in bad):
+        return ""
+    old = str(longer.before).split(",")[0]
+    return (
+        " Or keep the curve and hold its end: schedule.name=chain with the old length in it, such "
+        f'as schedule.chain="cosine {old}" "constant scale=0.1".'
     )
 
 

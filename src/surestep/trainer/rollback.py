@@ -34,7 +34,8 @@ class SpikeWatch:
         self.recorder.event(
             "spike", **spike._asdict(), spikes=len(spikes), **self._suspects(point, spikes)
         )
-        more = f" and {len(spikes) - 1} more losses after it" if len(spikes) > 1 else ""
+        after = len(spikes) - 1
+        more = f" ({after} more after it)" if after else ""
         said = (
             f"Loss spike: {spike.loss:.4g} in step {spike.step}{more} is {spike.z:.0f} deviations "
             f"above {spike.median:.4g}, the median of the last {WINDOW} losses."
