@@ -1,6 +1,7 @@
 import os
 import shutil
 import subprocess
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,6 +45,27 @@ def test_a_save_that_fails_is_told_and_the_next_one_tries_again(
     assert "No space left on device. The run goes on" in told[0]["text"]
     steps = [event["step"] for event in run.events() if event["event"] == "checkpoint"]
     assert steps == [1, 4, 5, 6]
+
+
+def test_what_failed_in_the_thread_is_told_at_the_next_log_point(tmp_path, monkeypatch):
+    begun, told = threading.Event(), {}
+
+    def full(folder, snapshot):
+        begun.wait(60)
+        raise CheckpointError("No space left on device.")
+
+    monkeypatch.setattr(saver, "write_checkpoint", full)
+    said = {"checkpoint": {"async_save": True}, "logging": {"every": "3 steps"}}
+    with tiny.prepare(tmp_path, max_steps=6, **said) as session:
+        for result in session.steps():
+            if result.step == 1:
+                session.saving.begin()
+                begun.set()
+                for thread in [t for t in threading.enumerate() if t.name == "surestep-save"]:
+                    thread.join()
+            notices = [e for e in session.run.events() if e["event"] == "notice"]
+            told[result.step] = [each["step"] for each in notices]
+    assert told == {1: [], 2: [], 3: [1], 4: [1], 5: [1], 6: [1]}
 
 
 def test_the_last_save_must_succeed(tmp_path, monkeypatch):
