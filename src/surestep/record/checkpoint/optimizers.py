@@ -63,7 +63,7 @@ def _fitting_state(
             name = names[id(parameter)]
             if name not in options:
                 raise CheckpointError(f"{found.name} has no optimizer state for {name}.")
-            described.update(_typed_like(found, described, options[name]))
+            described.update(_typed_like(found, optimizer, described, options[name]))
             if name in by_name:
                 _check_slots(found, optimizer, parameter, (name, by_name[name]))
                 plain["state"][index] = _laid_out_like(parameter, by_name[name])
@@ -118,7 +118,7 @@ def _check_slots(
 ) -> None:
     """Check the slots that torch's fused kernels walk beside the parameter without looking."""
     name, slots = named
-    if type(optimizer).__module__.partition(".")[0] != "torch":
+    if not _is_of_torch(optimizer):
         return
     for slot, value in slots.items():
         if slot == "step" and isinstance(value, Tensor):
@@ -133,8 +133,16 @@ def _check_slots(
             )
 
 
-def _typed_like(found: Opened, now: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
+def _is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).__module__.partition(".")[0] == "torch"
+
+
+def _typed_like(
+    found: Opened, optimizer: torch.optim.Optimizer, now: dict[str, Any], loaded: dict[str, Any]
+) -> dict[str, Any]:
     """Return loaded options, with tuples where tuples stood, which JSON has not.
+
+    Optimizers of others count in a group what they put there with the first step.
 
     Raises:
         CheckpointError: the optimizer has no such option, or none of that kind.
@@ -143,6 +151,8 @@ def _typed_like(found: Opened, now: dict[str, Any], loaded: dict[str, Any]) -> d
     for name, value in loaded.items():
         own = now.get(name)
         typed[name] = tuple(value) if isinstance(own, tuple) and isinstance(value, list) else value
+        if name not in now and isinstance(value, (int, float)) and not _is_of_torch(optimizer):
+            continue
         if name not in now or name in LEFT_OUT or not _like(typed[name], own):
             raise CheckpointError(
                 f"{found.name} holds the optimizer's option {shown(name)} as {shown(value)}, which "

@@ -20,6 +20,7 @@ from surestep.record.checkpoint.declared import KIND, described
 from surestep.record.checkpoint.slots import flatten
 from surestep.record.checkpoint.tensors import name_of
 from surestep.record.files import dumps
+from surestep.record.kinds import shown
 
 BUFFERS = "buffers"  # those that the model's state_dict leaves out, where training moved them
 LEFT_OUT = ("params", "lr")  # the rate is a function of the steps taken, written before each
@@ -150,6 +151,8 @@ def _optimizer_state(
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
     for parameter, slots in optimizer.state.items():
+        if id(parameter) not in names:
+            raise _homeless(optimizer, f"state under {shown(parameter)}")
         name = names[id(parameter)]
         for slot, value in slots.items():
             key = f"{called}/{name}/{slot}"
@@ -159,11 +162,26 @@ def _optimizer_state(
     groups = [
         {
             "names": [names[id(parameter)] for parameter in group["params"]],
-            "options": {k: v for k, v in group.items() if k not in LEFT_OUT and _is_json(v)},
+            "options": _options(optimizer, group),
         }
         for group in optimizer.param_groups
     ]
     return tensors, {"class": type(optimizer).__name__, "values": values, "groups": groups}
+
+
+def _options(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a group; what has no form in JSON is as it was made."""
+    made = [k for k, v in group.items() if isinstance(v, Tensor) and k not in optimizer.defaults]
+    if made:
+        raise _homeless(optimizer, f"a tensor in its options, {made[0]!r}")
+    return {k: v for k, v in group.items() if k not in LEFT_OUT and _is_json(v)}
+
+
+def _homeless(optimizer: torch.optim.Optimizer, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{type(optimizer).__name__} keeps {what}, which belongs to no parameter and would be "
+        "lost. Keep it in optimizer.state[parameter], or as a number in its group."
+    )
 
 
 def _is_json(value: Any) -> bool:
