@@ -4,22 +4,6 @@ from surestep.cli import show
 
 
 @pytest.mark.parametrize(
-    ("size", "shown"),
-    [
-        (None, "not known"),
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (1536 * 1024, "1.5 MiB"),
-        (80 * 2**30, "80.0 GiB"),
-        (5000 * 2**40, "5000.0 TiB"),
-    ],
-)
-def test_bytes_are_shown_in_the_unit_that_fits(size, shown):
-    assert show.byte_count(size) == shown
-
-
-@pytest.mark.parametrize(
     ("value", "shown"), [(None, "not known"), (0.0, "0"), (3e-5, "3e-05"), (0.123456, "0.1235")]
 )
 def test_a_figure_that_is_not_known_is_never_zero(value, shown):

@@ -45,7 +45,7 @@ def notices(folder):
 
 def test_a_disk_without_room_for_one_starts_no_run(disk):
     folder = disk(200)
-    with pytest.raises(RunError, match=r"takes about \d+ KiB, and \d+ KiB are free .* none could"):
+    with pytest.raises(RunError, match=r"about [\d.]+ KiB, and [\d.]+ KiB are free .* none could"):
         tiny.fit(folder, wide(), max_steps=4)
     assert not folder.exists()
 

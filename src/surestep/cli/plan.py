@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from surestep.base.sizes import byte_count
 from surestep.cli import show, show_groups
 from surestep.cli.draw import check_drawing, draw
 from surestep.cli.options import Asked, read_command_line
@@ -116,9 +117,9 @@ def _print_footprint(takes: Footprint) -> None:
     rows.append(("in all", "", f"{takes.parameters:,}", f"{takes.trained:,}"))
     show.table("Parameters", ("module", "type", "parameters", "trained"), rows)
     kinds = ("weights", "buffers", "gradients", "optimizer", "average", "activations")
-    show.table("Memory", kinds, [[show.byte_count(getattr(takes, kind)) for kind in kinds]])
+    show.table("Memory", kinds, [[byte_count(getattr(takes, kind)) for kind in kinds]])
     if takes.activations != takes.activations_without:
-        saved = show.byte_count(takes.activations_without)
+        saved = byte_count(takes.activations_without)
         print(f"Without activation checkpointing the activations would take {saved}.")
     if takes.attention:
         print(f"Attention is computed by: {', '.join(takes.attention)}.")

@@ -50,18 +50,6 @@ def figure(value: float | None) -> str:
     return "not known" if value is None else f"{value:.4g}"
 
 
-def byte_count(value: int | None) -> str:
-    """Show bytes in the unit that fits."""
-    if value is None:
-        return "not known"
-    size, unit = float(value), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-
-
 def duration(seconds: float) -> str:
     """Show seconds as people say them."""
     if seconds < 59.95:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from surestep.base.config import Config
 from surestep.base.errors import CheckpointError, DataError
+from surestep.base.sizes import byte_count
 from surestep.engine.callback import Callback, Request
 from surestep.engine.data.dataset import first_samples, samples_of
 from surestep.engine.data.targets import with_targets_learned
@@ -22,6 +23,7 @@ from surestep.engine.metrics import Value, number
 from surestep.engine.resolve import seed_of
 from surestep.engine.state import State
 from surestep.engine.task import Task
+from surestep.record.checkpoint.examine import size_on_disk
 from surestep.trainer.fit import fit
 from surestep.trainer.prepare import prepare
 from surestep.trainer.session import Session
@@ -165,8 +167,7 @@ def _shown(metrics: Mapping[str, Value]) -> str:
 
 
 def _size(path: Path) -> str:
-    total = sum(file.stat().st_size for file in path.iterdir())
-    return f"{total / 2**20:.1f} MiB" if total >= 2**20 else f"{total / 1024:.1f} KiB"
+    return byte_count(size_on_disk(path))
 
 
 def _loads_back(session: Session) -> None:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from surestep.base.errors import RunError
+from surestep.base.sizes import byte_count
 from surestep.engine.measure.footprint import size_of
 from surestep.engine.optim.groups import parameters_of
 from surestep.engine.optim.memory import state_bytes
@@ -36,9 +37,9 @@ def foresee(folder: Path, plan: Plan, state: State) -> str | None:
     free = _free(folder)
     if free is not None and size > free:
         raise RunError(
-            f"A checkpoint of this run takes about {_shown(size)}, and {_shown(free)} are free on "
-            f"the disk of {folder}: none could be saved. Free some space, or choose another folder "
-            "with --run (run= in Python)."
+            f"A checkpoint of this run takes about {byte_count(size)}, and {byte_count(free)} are "
+            f"free on the disk of {folder}: none could be saved. Free some space, or choose "
+            "another folder with --run (run= in Python)."
         )
     return warning(folder, plan, size)
 
@@ -53,9 +54,9 @@ def warning(folder: Path, plan: Plan, size: int) -> str | None:
         return None
     parts = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
     return (
-        f"{FILLS_UP}: checkpoints of about {_shown(size)}, up to {count} at once "
-        f"({parts}), take {_shown(count * size)}, and {_shown(free + there)} are there for them on "
-        f"the disk of {folder}. Say a smaller checkpoint.keep_last, keep_best or a longer "
+        f"{FILLS_UP}: checkpoints of about {byte_count(size)}, up to {count} at once "
+        f"({parts}), take {byte_count(count * size)}, and {byte_count(free + there)} are there for "
+        f"them on the disk of {folder}. Say a smaller checkpoint.keep_last, keep_best or a longer "
         "keep_every, free some space, or choose another folder with --run (run= in Python)."
     )
 
@@ -100,11 +101,3 @@ def _free(folder: Path) -> int | None:
     except OSError:
         return None
     return found.free if found.total else None
-
-
-def _shown(size: int) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size} {unit}"
-        size //= 1024
-    return f"{size} GiB"

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from surestep.base.errors import OutOfMemory
+from surestep.base.sizes import byte_count
 from surestep.engine.loop import Loop
 from surestep.engine.measure.memory import memory_snapshot, ran_out
 from surestep.record.recorder import Recorder
@@ -33,7 +34,7 @@ def out_of_memory(
     snapshot = memory_snapshot(loop.state, plan.device)
     path = recorder.write(f"out-of-memory-{name}.json", snapshot)
     kinds = ("weights", "gradients", "optimizer", "allocated")
-    held = ", ".join(f"{kind} {snapshot[kind] / 2**20:,.0f} MiB" for kind in kinds)
+    held = ", ".join(f"{kind} {byte_count(snapshot[kind])}" for kind in kinds)
     first = str(error).partition("\n")[0]
     return OutOfMemory(f"Memory ran out {where}: {first} Held: {held}; more in {path}. {hint}")
 

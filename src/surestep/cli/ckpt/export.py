@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from surestep.base.printable import printable
-from surestep.cli import show
+from surestep.base.sizes import byte_count
 from surestep.record.export import Exported, check_out, export
 from surestep.record.files import dumps
 from surestep.record.named import choose_checkpoint
@@ -59,7 +59,7 @@ def run(words: list[str]) -> int:
     tied = f", {exported.tied} of them tied" if exported.tied else ""
     print(
         f"The {what} of step {exported.step}: {exported.tensors} tensors{tied}, "
-        f"{show.byte_count(exported.bytes)}",
+        f"{byte_count(exported.bytes)}",
         file=sys.stderr,
     )
     print(out)

@@ -10,6 +10,7 @@ import tyro
 
 from surestep.base.errors import RunError
 from surestep.base.printable import printable
+from surestep.base.sizes import byte_count
 from surestep.cli import show
 from surestep.record.checkpoint.examine import Examined, every_folder, examine_all, size_on_disk
 from surestep.record.files import dumps
@@ -58,7 +59,7 @@ def run(words: list[str]) -> int:
             print(printable(f"{each.path}: {problem}"), file=sys.stderr)
     if not every_byte and rows:
         print(
-            f"The {show.byte_count(size)} were not read, only sizes, manifests and records. "
+            f"The {byte_count(size)} were not read, only sizes, manifests and records. "
             "--verify reads them.",
             file=sys.stderr,
         )
@@ -77,7 +78,7 @@ def _kept(folder: Run, found: list[Examined]) -> dict[Path, list[str]]:
 def _row(found: Examined, kept: list[str]) -> tuple[str, ...]:
     metrics = shown(found.saved.metrics) if found.saved else "not known"
     age = "not known" if found.written is None else show.age(time.time() - found.written)
-    size, step = show.byte_count(found.bytes), "not known" if found.step is None else found.step
+    size, step = byte_count(found.bytes), "not known" if found.step is None else found.step
     return str(step), _epochs(found), metrics, size, age, _verified(found), ", ".join(kept)
 
 
