@@ -10,7 +10,7 @@ from typing import Any, Literal
 from surestep.base.errors import CheckpointError
 from surestep.engine.metrics import Value
 from surestep.record.checkpoint.faults import fault
-from surestep.record.checkpoint.manifest import RECORD, check_sizes, read_manifest
+from surestep.record.checkpoint.manifest import RECORD, Manifest, check_sizes, read_manifest
 from surestep.record.checkpoint.record import as_record
 from surestep.record.files import parse_json, read_plain
 
@@ -70,14 +70,14 @@ def _match(entry: os.DirEntry[str]) -> re.Match[str] | None:
     return _NAME.fullmatch(entry.name) if entry.is_dir(follow_symlinks=False) else None
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """Read what a checkpoint holds besides tensors.
+def read_record(path: Path, manifest: Manifest | None = None) -> dict[str, Any]:
+    """Read what a checkpoint holds besides tensors, and its manifest where that was not yet.
 
     Raises:
         DamagedError: not what was written.
         CheckpointError: kept from us, or of another surestep's format.
     """
-    manifest = read_manifest(path)
+    manifest = manifest or read_manifest(path)
     check_sizes(path, manifest)
     try:
         record = as_record(parse_json(read_plain(path / RECORD)))

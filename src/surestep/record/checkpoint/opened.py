@@ -13,7 +13,7 @@ from torch import Tensor
 from surestep.base.errors import CheckpointError
 from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.listing import Saved, described, read_record
-from surestep.record.checkpoint.manifest import MANIFEST, Manifest, Stored, read_manifest, verify
+from surestep.record.checkpoint.manifest import MANIFEST, Manifest, Stored, verify
 from surestep.record.checkpoint.tensors import DTYPES
 from surestep.record.kinds import shown
 
@@ -66,18 +66,19 @@ def open_checkpoint(path: Path) -> Opened:
         DamagedError: not what was written.
         CheckpointError: kept from us, or of a newer surestep.
     """
-    found = Opened(path, verify(path), read_record(path))
+    manifest = verify(path)
+    found = Opened(path, manifest, read_record(path, manifest))
     _check_headers(found)
     return found
 
 
-def check_readable(path: Path) -> None:
+def check_readable(path: Path, manifest: Manifest) -> None:
     """Check that a checkpoint whose bytes were verified is one that can be opened.
 
     Raises:
         DamagedError: it would be refused.
     """
-    _check_headers(Opened(path, read_manifest(path), read_record(path)))
+    _check_headers(Opened(path, manifest, read_record(path, manifest)))
 
 
 def _check_headers(found: Opened) -> None:

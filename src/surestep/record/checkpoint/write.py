@@ -44,8 +44,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         _write(temporary, snapshot)
-        verify(temporary, fresh=True)
-        check_readable(temporary)
+        check_readable(temporary, verify(temporary, fresh=True))
         _publish(temporary, final)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
