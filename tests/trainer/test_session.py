@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.base.errors import ConfigError
+from surestep.base.errors import ConfigError, RunError
 from tests import tiny
 
 X, Y = tiny.data()
@@ -140,6 +140,25 @@ def test_a_session_that_is_closed_twice_is_closed(tmp_path):
     session.close()
     session.close()
     tiny.prepare(tmp_path).close()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda session: next(iter(session.steps())),
+        lambda session: session.train_step([(X[:8], Y[:8])]),
+        lambda session: session.evaluate(),
+        lambda session: session.save(),
+    ],
+    ids=["steps", "train_step", "evaluate", "save"],
+)
+def test_a_closed_session_does_nothing_and_says_so(tmp_path, use):
+    session = tiny.prepare(tmp_path, {"val": (X, Y)})
+    session.close()
+    with pytest.raises(RunError, match=r"is closed: .* Go on with another: prepare\(.*fit\(\)"):
+        use(session)
+    assert session.state.place.step == 0
+    assert not list(tmp_path.glob("checkpoints/*"))
 
 
 def test_drop_last_drops_the_smaller_batch_of_each_epoch(tmp_path):

@@ -10,7 +10,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from surestep.base.errors import ConfigError, SurestepError
+from surestep.base.errors import SurestepError
 from surestep.engine.callback import Request
 from surestep.engine.evaluation.predict import Predictions
 from surestep.engine.log_point import LogPoint
@@ -28,6 +28,7 @@ from surestep.trainer.ending import Timed, figures_of
 from surestep.trainer.gauge import Gauge
 from surestep.trainer.incident import Incidents
 from surestep.trainer.judge import judge, shown
+from surestep.trainer.refusals import check_open, check_own
 from surestep.trainer.saving import Saving
 from surestep.trainer.shortage import out_of_memory
 from surestep.trainer.skipping import record_skips
@@ -41,7 +42,7 @@ class Session:
         task: what is trained.
         loop: the generator of steps.
         finished: the folder holds a run that is done; there are no steps left.
-        closed: `close()` was called.
+        closed: `close()` was called; no steps, evaluations or saves any more.
         incidents: what becomes of a step that is not finite.
         saving: saves without waiting for the disk.
     """
@@ -113,7 +114,9 @@ class Session:
 
         Raises:
             NonFiniteError: the loss or a gradient was not finite; the state is the one before.
+            RunError: the session is closed.
         """
+        check_open(self._recorder.folder, closed=self.closed)
         if self.finished:
             return iter(())
         self._open.add(steps := self.loop.steps())
@@ -128,15 +131,10 @@ class Session:
             micro_batches: batches as the Task's data gives them, of any sizes.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError, RunError: there are none, or the session is closed.
         """
-        if not micro_batches:
-            raise ConfigError("train_step() got no micro-batches. Give a list of at least one.")
-        if self.plan.on_spike == "rollback":
-            raise ConfigError(
-                "on_spike='rollback' leaves out batches of the training data, and train_step() is "
-                "given its own. Say on_spike='tell', or train by steps()."
-            )
+        check_open(self._recorder.folder, closed=self.closed)
+        check_own(self.plan, micro_batches)
         feed, place = self.loop.feed, self.state.place
         batch = feed.batch_of(micro_batches, (place.epoch, place.position, place.position))
         self.loop.own[place.step] = batch
@@ -152,8 +150,9 @@ class Session:
                 and then the standing of the run (best, patience) moves.
 
         Raises:
-            ConfigError: there is no such part.
+            ConfigError, RunError: there is no such part, or the session is closed.
         """
+        check_open(self._recorder.folder, closed=self.closed)
         self.loop.log_point()
         self._gauge.check(part)
         step, average = self.state.place.step, self._gauge.average()
@@ -212,6 +211,7 @@ class Session:
         Raises:
             CheckpointError: the disk is full or cannot be written; the older ones are untouched.
         """
+        check_open(self._recorder.folder, closed=self.closed)
         return self.saving.now()
 
     def save_once(self) -> Path:
