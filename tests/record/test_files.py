@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import stat
@@ -6,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from surestep.base.errors import RunError
-from surestep.record.files import dumps, plain, read_json, write_json
+from surestep.record.files import disk_hint, dumps, plain, read_json, write_json
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,33 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
         write_json(path, 2)
     assert read_json(path) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.ENOSPC, "Free some space, or choose another folder with --run (run= in Python)."),
+        (errno.EDQUOT, "Free some space, or choose another folder with --run (run= in Python)."),
+        (errno.EROFS, "Choose a folder that can be written with --run (run= in Python)."),
+        (errno.EACCES, "Choose a folder that can be written with --run (run= in Python)."),
+        (errno.EIO, "Choose another folder with --run (run= in Python)."),
+    ],
+)
+def test_the_hint_fits_what_the_disk_said(tmp_path, monkeypatch, number, hint):
+    def fails(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(RunError) as caught:
+        write_json(tmp_path / "a.json", 1)
+    assert str(caught.value).endswith(f"{os.strerror(number)}. {hint}")
+
+
+def test_a_hint_names_what_else_to_choose():
+    error = OSError(errno.EROFS, "Read-only file system")
+    assert disk_hint(error, ("file", " with --out")) == (
+        "Choose a file that can be written with --out."
+    )
 
 
 def test_what_is_missing_or_no_json_is_named(tmp_path):

@@ -17,9 +17,9 @@ from surestep.base.errors import RunError
 from surestep.base.printable import printable
 from surestep.record.files import (
     COPY_HINT,
-    DISK_HINT,
     LARGEST,
     MOST_SHOWN,
+    disk_hint,
     dumps,
     open_plain,
     parse_json,
@@ -113,7 +113,7 @@ class EventWriter:
             count = self._left.count(b"\n")
             raise RunError(
                 f"{self.path} could not be written: {error.strerror}. The last {count} events are "
-                f"lost. {DISK_HINT}"
+                f"lost. {disk_hint(error)}"
             ) from error
         finally:
             self._file.close()

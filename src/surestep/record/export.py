@@ -17,11 +17,11 @@ from surestep.base.local import local_path
 from surestep.record.checkpoint.listing import Saved
 from surestep.record.checkpoint.opened import Opened
 from surestep.record.checkpoint.tensors import write_tensors
-from surestep.record.files import dumps, sync
+from surestep.record.files import disk_hint, dumps, sync
 from surestep.record.leftovers import half_done
 
 _ENDINGS = (".safetensors", ".pt")
-_HINT = "Free some space, or choose another file."
+_OTHER = "file", ""  # than the one that cannot be written
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def export(
             size = temporary.stat().st_size
     except OSError as error:
         raise CheckpointError(
-            f"{path} could not be written: {error.strerror or error}. {_HINT}"
+            f"{path} could not be written: {error.strerror or error}. {disk_hint(error, _OTHER)}"
         ) from error
     return Exported(path, found.path, saved.step, average, len(weights), len(tied), size, lacks)
 

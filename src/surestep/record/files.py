@@ -21,7 +21,9 @@ LARGEST = 2**26  # bytes that are read at once: the record of some 300,000 tenso
 MOST_SHOWN = 300  # characters of what was read that a message shows
 DEEPEST = 100  # lists and dicts within each other
 _UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # what is asked for is not known there
-DISK_HINT = "Free some space, or choose another folder with --run (run= in Python)."
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+_FOLDER = "folder", " with --run (run= in Python)"  # what else to choose, and how
 COPY_HINT = "Put a copy of it back, or start anew in another folder with --run (run= in Python)."
 
 
@@ -46,6 +48,21 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
         return json.dumps(plain(value), allow_nan=False, indent=indent, ensure_ascii=False)
 
 
+def disk_hint(error: OSError, other: tuple[str, str] = _FOLDER) -> str:
+    """Return what to do where something cannot be written.
+
+    Args:
+        error: what the system said.
+        other: what else to choose, and how that is said.
+    """
+    what, how = other
+    if error.errno in _FULL:
+        return f"Free some space, or choose another {what}{how}."
+    if error.errno in _CLOSED:
+        return f"Choose a {what} that can be written{how}."
+    return f"Choose another {what}{how}."
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replace `path` by this JSON, synced, in one move.
 
@@ -62,7 +79,9 @@ def write_json(path: Path, value: Any) -> None:
         sync(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise RunError(f"{path} could not be written: {error.strerror}. {DISK_HINT}") from error
+        raise RunError(
+            f"{path} could not be written: {error.strerror}. {disk_hint(error)}"
+        ) from error
 
 
 def read_json(path: Path, kind: Kind = anything) -> Any:

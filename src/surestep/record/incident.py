@@ -22,7 +22,7 @@ from surestep.base.errors import RunError
 from surestep.record.checkpoint.tensors import write_tensors, write_text
 from surestep.record.files import (
     COPY_HINT,
-    DISK_HINT,
+    disk_hint,
     dumps,
     read_json,
     read_plain,
@@ -123,7 +123,7 @@ def write_incident(
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise RunError(
-            f"{final} could not be written: {error.strerror or error}. {DISK_HINT}"
+            f"{final} could not be written: {error.strerror or error}. {disk_hint(error)}"
         ) from error
     return final
 

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from surestep.base.errors import ConfigError, DataError, RunError, near
 from surestep.base.local import local_path
-from surestep.record.files import plain
+from surestep.record.files import disk_hint, plain
 from surestep.record.leftovers import half_done
 
 Arrays = Mapping[str, NDArray[Any]]
 _ROWS = 1024  # turned into text at once
-_HINT = "Free some space, or choose another file with --out."
+_OTHER = "file", " with --out"  # than the one that cannot be written
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def writing(path: Path, *, overwrite: bool = False) -> Iterator[Callable[[Arrays
     try:
         file = temporary.open("wb")
     except OSError as error:
-        raise _not_written(path, error, "Choose another file with --out.") from error
+        raise _not_written(path, error, disk_hint(error, _OTHER)) from error
 
     def whole(arrays: Arrays) -> None:
         try:
@@ -53,7 +53,7 @@ def writing(path: Path, *, overwrite: bool = False) -> Iterator[Callable[[Arrays
             _check_place(path, overwrite=overwrite)
             temporary.replace(path)
         except OSError as error:
-            raise _not_written(path, error, _HINT) from error
+            raise _not_written(path, error, disk_hint(error, _OTHER)) from error
 
     try:
         yield whole

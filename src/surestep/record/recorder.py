@@ -19,7 +19,7 @@ from surestep.record.checkpoint.opened import Opened
 from surestep.record.checkpoint.saver import Outcome, Saver
 from surestep.record.environment import environment
 from surestep.record.events import EventWriter, read_events
-from surestep.record.files import DISK_HINT, write_json
+from surestep.record.files import disk_hint, write_json
 from surestep.record.filesystem import try_out
 from surestep.record.hold import Hold
 from surestep.record.incident import FOLDER as INCIDENTS
@@ -41,7 +41,7 @@ class Recorder:
             hint = (
                 "It is a file: choose a folder with --run (run= in Python)."
                 if is_file
-                else DISK_HINT
+                else disk_hint(error)
             )
             raise RunError(f"{folder} cannot be a run folder: {error.strerror}. {hint}") from error
         self.folder = folder
@@ -112,7 +112,7 @@ class Recorder:
             self._events = EventWriter(self.folder / "events.jsonl")
         except OSError as error:
             raise RunError(
-                f"{self.folder} cannot be written: {error.strerror}. {DISK_HINT}"
+                f"{self.folder} cannot be written: {error.strerror}. {disk_hint(error)}"
             ) from error
         for kind, fields in events:
             self.event(kind, **fields)
@@ -125,7 +125,7 @@ class Recorder:
             self.told += try_out(self.folder, locked=self._hold.locked)
         except OSError as error:
             raise RunError(
-                f"{self.folder} cannot be written: {error.strerror}. {DISK_HINT}"
+                f"{self.folder} cannot be written: {error.strerror}. {disk_hint(error)}"
             ) from error
 
     def _put_aside(self) -> None:

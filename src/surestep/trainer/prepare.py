@@ -15,7 +15,7 @@ from surestep.engine.model.initial import Started
 from surestep.engine.precision import process_settings
 from surestep.engine.task import Task
 from surestep.record.checkpoint.read import load_opened
-from surestep.record.files import DISK_HINT
+from surestep.record.files import disk_hint
 from surestep.record.recorder import Recorder
 from surestep.trainer.build import build
 from surestep.trainer.gauge import Gauge
@@ -139,6 +139,8 @@ def default_folder(name: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise RunError(f"{folder} cannot be made: {error.strerror}. {DISK_HINT}") from error
+            raise RunError(
+                f"{folder} cannot be made: {error.strerror}. {disk_hint(error)}"
+            ) from error
         return folder
     raise AssertionError("count() has no end")

@@ -11,7 +11,7 @@ from surestep.record.checkpoint.manifest import MANIFEST, RECORD, Manifest, Slic
 from surestep.record.checkpoint.opened import check_readable
 from surestep.record.checkpoint.snapshot import Snapshot, Staging
 from surestep.record.checkpoint.tensors import name_of, write_tensors, write_text
-from surestep.record.files import DISK_HINT, sync
+from surestep.record.files import disk_hint, sync
 from surestep.record.leftovers import half_done
 
 
@@ -52,7 +52,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
             raise
         raise CheckpointError(
             f"{final} could not be written: {error.strerror or error}. The checkpoints before it "
-            f"are as they were. {DISK_HINT}"
+            f"are as they were. {disk_hint(error)}"
         ) from error
     return final
 
