@@ -27,7 +27,8 @@ def fault(path: Path, file: str, what: object) -> CheckpointError:
         file: where it shows.
         what: is wrong with it: words, or the error met.
     """
-    if isinstance(what, OSError) and what.errno not in _LOST:
+    lost = isinstance(what, FileNotFoundError)  # of safetensors' it has no number
+    if isinstance(what, OSError) and not lost and what.errno not in _LOST:
         return CheckpointError(f"{path} cannot be read: {file}: {what.strerror or what}.")
     if not os.path.isdir(path):
         return GoneError(f"{path} is not there: it was deleted or moved.")

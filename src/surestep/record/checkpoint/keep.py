@@ -112,5 +112,8 @@ def delete(checkpoints: Iterable[Path]) -> None:
     for path in checkpoints:
         hidden = half_done(path, "del")
         shutil.rmtree(hidden, ignore_errors=True)
-        path.rename(hidden)
+        try:
+            path.rename(hidden)
+        except FileNotFoundError:  # somebody else took it first
+            continue
         shutil.rmtree(hidden)

@@ -1,0 +1,107 @@
+"""Processes that delete and read the checkpoints of one run at once meet no error of the system."""
+
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+import surestep
+from surestep.cli.main import main
+from surestep.record.checkpoint.faults import GoneError
+from surestep.record.checkpoint.keep import Retention, delete, retain
+from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.checkpoint.opened import open_checkpoint
+from tests import tiny
+
+CHILD = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+    import torch
+    from surestep.record.checkpoint.keep import Retention, retain
+    from surestep.record.checkpoint.write import save_checkpoint
+    from tests import tiny
+
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    state, step = tiny.state_of(steps=1), 100
+    while True:
+        step += 1
+        state.place = state.place._replace(step=step)
+        state.standing.latest = {"val/loss": float(step % 7)}
+        state.standing.latest_step = step
+        save_checkpoint(folder, state)
+        retain(folder, Retention(1, 1, "val/loss", "min"))
+        if step == 101:
+            print("ready", flush=True)
+    """
+)
+SECONDS = 1.0
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of which another process saves and deletes checkpoints all the time."""
+    x = tiny.data()
+    said = {"validation": {"metric": "loss"}}
+    run = tiny.fit(tmp_path / "r", {"val": x}, **said)
+    words = [sys.executable, "-c", CHILD, run.checkpoints]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "ready\n"
+        yield run
+        assert child.poll() is None, "the other process met an error"
+        child.kill()
+
+
+def again_and_again(*acts):
+    """Do things in turn for a while; return how often each came to its end."""
+    done, until = [0] * len(acts), time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        for place, act in enumerate(acts):
+            try:
+                act()
+            except GoneError:  # says in a sentence that they go faster than they can be read
+                continue
+            done[place] += 1
+    return done
+
+
+def test_a_run_is_read_while_another_process_deletes(run, capfd):
+    model = tiny.model()
+    seen = set()
+    done = again_and_again(
+        lambda: seen.add(run.best.step),
+        lambda: seen.update(map(hash, list_checkpoints(run.checkpoints))),
+        lambda: run.load_model(model),
+        lambda: run.load_model(model, "last"),
+        lambda: main(["ckpt", "list", str(run.path)]) == 0 or pytest.fail("not listed"),
+        lambda: surestep.Run(run.path).verify(),
+    )
+    assert min(done) > 0
+    assert len(seen) > 2
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_two_processes_may_delete_the_same_checkpoints(run):
+    def all_but_the_newest():
+        delete(list_checkpoints(run.checkpoints)[:-1])
+
+    none_best = Retention(1, 0, None, "min")
+    assert min(again_and_again(all_but_the_newest, lambda: retain(run.checkpoints, none_best))) > 0
+
+
+def test_a_checkpoint_that_somebody_else_deleted_first_is_no_error(tmp_path):
+    delete([tmp_path / "step-00000001"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_gone_with_its_checkpoint_is_told_as_that(tmp_path):
+    session = tiny.prepare(tmp_path / "r")
+    next(session.steps())
+    opened = open_checkpoint(session.save())
+    session.close()
+    delete([opened.path])
+    with pytest.raises(GoneError, match="is not there: it was deleted or moved"):
+        opened.tensors("model")
