@@ -194,7 +194,7 @@ class Recorder:
         if self._saver is None:
             self._saver = Saver(
                 self.checkpoints,
-                partial(retain, self.checkpoints, retention_of(plan)),
+                partial(retain, self.checkpoints, retention_of(plan), {}),
                 background=plan.checkpoint_async_save,
             )
         ends = cycle_ends(plan.schedule)

@@ -4,6 +4,7 @@ import shutil
 import pytest
 
 from surestep.base.errors import CheckpointError, DamagedError
+from surestep.record.checkpoint import good
 from surestep.record.checkpoint.faults import GoneError
 from surestep.record.checkpoint.good import newest_good, put_aside, survey
 from surestep.record.checkpoint.listing import list_checkpoints
@@ -112,3 +113,20 @@ def test_a_folder_that_never_holds_still_is_told(folder, monkeypatch):
 def test_damaged_is_a_checkpoint_error():
     assert issubclass(DamagedError, CheckpointError)
     assert not issubclass(GoneError, DamagedError)
+
+
+def test_who_looks_again_reads_what_is_new_and_forgets_what_was_replaced(tmp_path, monkeypatch):
+    read = []
+    own = good.saved
+    monkeypatch.setattr(good, "saved", lambda path: (read.append(path.name), own(path))[1])
+    looked, state = {}, tiny.state_of()
+    first = save_checkpoint(tmp_path, state)
+    survey(tmp_path, looked)
+    state.place = state.place._replace(step=9)
+    second = save_checkpoint(tmp_path, state)
+    assert [each.step for each in survey(tmp_path, looked).good] == [2, 9]
+    assert read == [first.name, second.name]
+    state.standing.latest, state.standing.latest_step = {"val/loss": 0.5}, 9
+    save_checkpoint(tmp_path, state)
+    assert survey(tmp_path, looked).good[-1].metrics == {"val/loss": 0.5}
+    assert read == [first.name, second.name, second.name]

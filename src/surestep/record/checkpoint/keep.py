@@ -9,7 +9,7 @@ from typing import Literal
 
 from surestep.base.duration import multiples
 from surestep.engine.metrics import number
-from surestep.record.checkpoint.good import survey
+from surestep.record.checkpoint.good import Looked, survey
 from surestep.record.checkpoint.listing import Saved
 from surestep.record.incident import referred
 from surestep.record.leftovers import half_done
@@ -94,13 +94,13 @@ def reasons(checkpoints: list[Saved], retention: Retention) -> dict[Path, list[s
     return found
 
 
-def retain(folder: Path, retention: Retention) -> list[Path]:
+def retain(folder: Path, retention: Retention, looked: Looked | None = None) -> list[Path]:
     """Delete the checkpoints that need not stay; return them.
 
     Those that an incident needs always stay. One that is damaged counts as none, and stays where
     it is.
     """
-    checkpoints = survey(folder).good
+    checkpoints = survey(folder, looked).good
     kept = reasons(checkpoints, retention)
     doomed = [each.path for each in checkpoints if each.path not in kept]
     delete(doomed)
