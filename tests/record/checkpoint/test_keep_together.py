@@ -9,6 +9,7 @@ import pytest
 
 import surestep
 from surestep.cli.main import main
+from surestep.record.checkpoint import opened
 from surestep.record.checkpoint.faults import GoneError
 from surestep.record.checkpoint.keep import Retention, delete, retain
 from surestep.record.checkpoint.listing import list_checkpoints
@@ -100,8 +101,23 @@ def test_a_checkpoint_that_somebody_else_deleted_first_is_no_error(tmp_path):
 def test_a_file_that_is_gone_with_its_checkpoint_is_told_as_that(tmp_path):
     session = tiny.prepare(tmp_path / "r")
     next(session.steps())
-    opened = open_checkpoint(session.save())
+    found = open_checkpoint(session.save())
     session.close()
-    delete([opened.path])
+    delete([found.path])
     with pytest.raises(GoneError, match="is not there: it was deleted or moved"):
-        opened.tensors("model")
+        found.tensors("model")
+
+
+def test_a_file_that_goes_while_it_is_opened_is_told_as_gone(tmp_path, monkeypatch):
+    session = tiny.prepare(tmp_path / "r")
+    next(session.steps())
+    path = session.save()
+    session.close()
+
+    def gone(*_):
+        delete([path])
+        raise RuntimeError("unable to open file: No such file or directory (2)")
+
+    monkeypatch.setattr(opened, "safe_open", gone)
+    with pytest.raises(GoneError, match="is not there: it was deleted or moved"):
+        open_checkpoint(path)

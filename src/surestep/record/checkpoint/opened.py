@@ -1,7 +1,7 @@
 """A checkpoint that was verified, and its tensors, put together from the slices they lie in."""
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,13 +50,10 @@ class Opened:
         """
         if kind not in self.manifest.tensors:
             raise CheckpointError(f"{self.path} has no tensors of the {kind}.")
-        try:
-            with ExitStack() as stack:
-                files = _Files(self.path, stack)
-                stored = self.manifest.tensors[kind].items()
-                return {name: files.read(name, each) for name, each in stored}
-        except (OSError, SafetensorError, ValueError) as error:
-            raise fault(self.path, kind, error) from error
+        with _reading(self.path, kind), ExitStack() as stack:
+            files = _Files(self.path, stack)
+            stored = self.manifest.tensors[kind].items()
+            return {name: files.read(name, each) for name, each in stored}
 
 
 def open_checkpoint(path: Path) -> Opened:
@@ -96,12 +93,9 @@ def _check_headers(found: Opened) -> None:
                     raise fault(found.path, MANIFEST, f"{name!r} lies twice in {each.file}")
                 within[name] = (stored.dtype, list(each.shape))
     for file, tensors in expected.items():
-        try:
-            with safe_open(found.path / file, "pt") as opened:
-                slices = {name: opened.get_slice(name) for name in list(opened.keys())}
-                actual = {n: (s.get_dtype(), list(s.get_shape())) for n, s in slices.items()}
-        except (OSError, SafetensorError, ValueError) as error:
-            raise fault(found.path, file, error) from error
+        with _reading(found.path, file), safe_open(found.path / file, "pt") as opened:
+            slices = {name: opened.get_slice(name) for name in list(opened.keys())}
+            actual = {n: (s.get_dtype(), list(s.get_shape())) for n, s in slices.items()}
         for name in actual.keys() | tensors.keys():
             if actual.get(name) != tensors.get(name):
                 raise fault(
@@ -110,6 +104,23 @@ def _check_headers(found: Opened) -> None:
                     f"{shown(name)} is {actual.get(name, 'not there')} in it instead of "
                     f"{tensors.get(name, 'not there')}",
                 )
+
+
+@contextmanager
+def _reading(path: Path, file: str) -> Iterator[None]:
+    """Tell what is wrong with a file of tensors where it cannot be read within.
+
+    Raises:
+        CheckpointError: it cannot.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError, ValueError) as error:
+        raise fault(path, file, error) from error
+    except RuntimeError as error:  # torch's, where the file went while it was opened
+        if path.is_dir():
+            raise
+        raise fault(path, file, error) from error
 
 
 class _Files:
