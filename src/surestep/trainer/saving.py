@@ -36,6 +36,7 @@ class Saving:
         self._gauge = gauge
         self._say = say
         self._is_first = True
+        self._told: str | None = None  # what the disk said of the newest save, where that failed
 
     def begin(self) -> None:
         """Save the state of this moment; where a thread writes, only the copy is waited for.
@@ -94,6 +95,8 @@ class Saving:
             self._is_first = False
             self._tell_room(outcome.path)
         self.path = outcome.path or self.path
+        if outcome.path is not None:
+            self._told = None
         if outcome.path is None and self.step == outcome.step:
             self.step = None
         if outcome.error is None:
@@ -102,9 +105,18 @@ class Saving:
             raise outcome.error
         text = str(outcome.error)
         if outcome.path is None:
-            text += " The run goes on, and the next save tries again."
+            text = self._failed(outcome, text)
         self._recorder.event("notice", step=outcome.step, text=text)
         self._say(text)
+
+    def _failed(self, outcome: Outcome, text: str) -> str:
+        """Return what is told of a failed save: in full once, then shortly until one succeeds."""
+        cause = outcome.error.__cause__ if outcome.error is not None else None
+        said = str(cause.strerror or cause) if isinstance(cause, OSError) else None
+        again, self._told = said is not None and said == self._told, said
+        if again:
+            return f"Again: step {outcome.step} could not be saved: {said}."
+        return f"{text} The run goes on, and the next save tries again."
 
     def _tell_room(self, path: Path) -> None:
         """Tell, of the size that was really written, where what is to stay will not fit."""
