@@ -55,6 +55,15 @@ def test_a_finished_run_whose_end_is_damaged_ends_once_more(run, capsys):
     assert torch.equal(tiny.weights(once_more), tiny.weights(end))
 
 
+def test_two_that_are_damaged_are_told_and_the_good_one_once(run, capsys):
+    for path in checkpoints(run)[-2:]:
+        flip(path)
+    fit(run.path, logging={"progress": "plain"})
+    said = capsys.readouterr().err
+    assert said.count("is damaged: model.safetensors") == 2
+    assert said.count("Going back to the newest that is good: step 2.") == 1
+
+
 def test_what_was_damaged_is_put_aside_and_told(run):
     flip(checkpoints(run)[-1])
     tiny.prepare(run.path, parts(), **SAID).close()

@@ -49,8 +49,9 @@ def _watch_profile(session: Session) -> None:
 
 def _tell_where_it_stands(session: Session, recorder: Recorder) -> None:
     place, folder = session.state.place, session.run.path
-    for each in recorder.passed_over:
-        session.say(f"{each.reason} Going back to the newest that is good: step {place.step}.")
+    if recorder.passed_over:
+        reasons = "\n".join(each.reason for each in recorder.passed_over)
+        session.say(f"{reasons} Going back to the newest that is good: step {place.step}.")
     if session.finished:
         session.say(f"{folder} is finished: {place.step} steps are done.")
     elif place.step:
