@@ -146,7 +146,8 @@ def test_nan_that_comes_later_names_the_step_and_the_gradients(surestep, recipe,
     assert (answer.code, answer.out) == (1, "")
     assert "NonFiniteError: Step 4 was not finite: its loss is nan" in answer.err
     assert "2 of 2 gradients are not finite: weight, bias" in answer.err
-    assert "on_nonfinite='skip'" in answer.err
+    assert "say --on-nonfinite skip (on_nonfinite='skip' in Python)" in answer.err
+    assert "--skip-samples 30 (skip_samples=[30] in Python)" in answer.err
     assert "Saved as r/checkpoints/step-00000003." in answer.err
 
 

@@ -12,6 +12,7 @@ from surestep.engine.state import Place
 from surestep.engine.step import StepResult
 
 Reason = Literal["overflow", "nonfinite", "no_items", "spike"]
+SKIP = "--on-nonfinite skip (on_nonfinite='skip' in Python)"  # what to type to go on over them
 
 
 class Skip(NamedTuple):
@@ -97,7 +98,7 @@ def nonfinite(result: StepResult, loss: float | None) -> NonFiniteError:
     return NonFiniteError(
         f"{what_failed(result, loss, names)} The state is the one before that step. Look at "
         f"the batch in epoch {result.epoch + 1} at position {result.before.position}; lower "
-        "optim.lr; or go on over such steps with on_nonfinite='skip'.",
+        f"optim.lr; or go on over such steps with {SKIP}.",
         step=result.step,
         loss=float("nan") if loss is None else loss,
         parameters=names,

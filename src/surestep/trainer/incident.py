@@ -15,7 +15,7 @@ from surestep.engine.data.passes import Stream
 from surestep.engine.incident.diagnose import Diagnosis, diagnose
 from surestep.engine.incident.recent import Recent
 from surestep.engine.incident.told import told
-from surestep.engine.log_point import what_failed
+from surestep.engine.log_point import SKIP, what_failed
 from surestep.engine.loop import Loop
 from surestep.engine.state import Place
 from surestep.engine.step import StepResult
@@ -148,10 +148,14 @@ def explained(
         recipe: the run can be built again by its recipe.
     """
     found = seen.diagnosis
-    advice = "To go on over such steps, say on_nonfinite='skip'"
+    advice = f"To go on over such steps, say {SKIP}"
     if found is not None and found.samples.in_particular:
         indices = [each.index for each in found.samples.samples]
-        advice += f"; to leave samples out, skip_samples={indices}" if None not in indices else ""
+        if None not in indices:
+            typed = " ".join(map(str, indices))
+            advice += (
+                f"; to leave samples out, --skip-samples {typed} (skip_samples={indices} in Python)"
+            )
     elif found is not None and found.samples.known:
         advice = f"Lower optim.lr, or look at the weights. {advice}"
     where = str(incident)
