@@ -35,7 +35,8 @@ hf; or a Python file of your own.
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code.
 
-    0 done, 1 failed, 2 wrong use, 75 stopped by SIGTERM or SIGUSR1 and saved, 130 Ctrl-C.
+    0 done, 1 failed, 2 wrong use, 75 stopped by SIGTERM or SIGUSR1 and saved, 130 Ctrl-C. Of
+    `ckpt diff` 1 is a difference, and 2 whatever went wrong, as of diff and cmp.
     """
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
@@ -58,7 +59,8 @@ def _guarded(words: list[str]) -> int:
         print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
         for note in getattr(error, "__notes__", []):
             print(note, file=sys.stderr)
-        return 2 if isinstance(error, (ConfigError, RecipeError)) else 1
+        wrong_use = isinstance(error, (ConfigError, RecipeError))
+        return 2 if wrong_use or words[:2] == ["ckpt", "diff"] else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # who read our output has seen enough

@@ -36,5 +36,11 @@ def test_only_the_most_changed_are_shown_unasked(surestep, run, monkeypatch):
 def test_a_damaged_one_is_not_compared(surestep, run, flip):
     flip(9)
     answer = surestep("ckpt", "diff", "r@3", "r@9")
-    assert (answer.code, answer.out) == (1, "")
+    assert (answer.code, answer.out) == (2, "")
     assert "step-00000009 is damaged" in answer.err
+
+
+def test_what_is_not_there_is_trouble_and_no_difference(surestep, run):
+    for missing in ("r@4", "gone@3"):
+        answer = surestep("ckpt", "diff", "r@3", missing)
+        assert (answer.code, answer.out) == (2, "")

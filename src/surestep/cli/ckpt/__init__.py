@@ -10,7 +10,7 @@ COMMANDS = {
     "list": "list RUN: a run's checkpoints: measured how, whole or not, and why they are kept",
     "verify": "verify RUN|CHECKPOINT: read every byte; exit code 1 where one is damaged",
     "export": "export CHECKPOINT OUT: write the weights as .safetensors, or .pt for torch.load",
-    "diff": "diff A B: name what changed between two; exit code 1 where something did",
+    "diff": "diff A B: name what changed between two; exit code 1 where something did, 2 trouble",
 }
 USAGE = """usage: surestep ckpt COMMAND ...
 

@@ -20,6 +20,8 @@ WIDTH = 60  # characters of a value that are shown
 class Options:
     """Name what changed between two checkpoints; exit code 0 where nothing did, else 1.
 
+    It is 2 for trouble: one of them is damaged, or not there.
+
     Attributes:
         a: RUN@STEP, RUN@best, RUN@last or a checkpoint's folder; RUN is its best.
         b: The other one.
