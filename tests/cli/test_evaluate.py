@@ -140,7 +140,7 @@ def test_a_run_without_checkpoints_says_so(surestep, run, folder):
     shutil.rmtree(folder / "r" / "checkpoints")
     answer = surestep("evaluate", "r")
     assert (answer.code, answer.out) == (1, "")
-    assert "r has no checkpoint yet." in answer.err
+    assert "r had checkpoints, and has none now. Put one back" in answer.err
 
 
 def test_a_task_without_validation_data_names_what_there_is(surestep, recipe):

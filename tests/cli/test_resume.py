@@ -54,10 +54,42 @@ def test_a_recipe_that_changed_is_not_run_unless_told(surestep, recipe, folder):
     assert "running" in told.err
 
 
+def test_an_option_is_refused_with_what_to_type(surestep, recipe, folder):
+    surestep("train", recipe(), "--run", "r")
+    answer = surestep("resume", "r", "--data.num-workers", "0")
+    assert (answer.code, answer.out) == (2, "")
+    assert "surestep resume takes no --data.num-workers 0: a run goes on with what" in answer.err
+    instead = f"surestep train {folder / 'mine.py'} --run r --data.num-workers 0"
+    assert answer.err.endswith(f"To change its options: {instead}\n")
+    assert surestep(*instead.split()[1:]).code == 0
+
+
 def test_what_is_no_run_is_refused(surestep, folder):
     answer = surestep("resume", "nowhere")
     assert (answer.code, answer.out) == (1, "")
     assert "nowhere is no run folder" in answer.err
+
+
+@pytest.mark.parametrize("content", [None, ""], ids=["missing", "empty"])
+def test_a_lost_status_is_refused_with_what_to_type(surestep, recipe, folder, content):
+    surestep("train", recipe(), "--run", "r")
+    status = folder / "r/status.json"
+    status.unlink() if content is None else status.write_text(content)
+    answer = surestep("resume", "r")
+    assert answer.code == 1
+    assert ("is missing" if content is None else "it is empty.") in answer.err
+    instead = "surestep train RECIPE --from r@last --run NEW"
+    assert answer.err.endswith(f"start a new run from its newest checkpoint: {instead}\n")
+    words = instead.replace("RECIPE", "mine.py").split()[1:]
+    assert surestep(*words, "--epochs", "3").code == 0
+
+
+def test_a_lost_config_is_refused_with_what_to_type(surestep, recipe, folder):
+    surestep("train", recipe(), "--run", "r")
+    (folder / "r/config.json").write_text("")
+    assert "cannot be read: it is empty. Put a copy of it back" in surestep("resume", "r").err
+    (folder / "r/config.json").unlink()
+    assert "put a copy of that file back" in surestep("resume", "r").err
 
 
 def test_train_goes_on_with_what_is_allowed(surestep, recipe, folder):

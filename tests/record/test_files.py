@@ -78,6 +78,9 @@ def test_what_is_missing_or_no_json_is_named(tmp_path):
     (tmp_path / "a.json").write_text("{")
     with pytest.raises(RunError, match=r"a\.json cannot be read"):
         read_json(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text("")
+    with pytest.raises(RunError, match=r"a\.json cannot be read: it is empty\. Put a copy"):
+        read_json(tmp_path / "a.json")
 
 
 def test_others_may_read_a_file_as_the_umask_says(tmp_path):

@@ -85,4 +85,9 @@ def _recipe(folder: Run, known: dict[str, str], *, allow_changed: bool) -> Recip
             "all the same."
         )
     print(f"Running {path}", file=sys.stderr)
-    return load(known["name"] if path.parent == SHIPPED else str(path))
+    return load(typed_as(known))
+
+
+def typed_as(known: dict[str, str]) -> str:
+    """Return how a recorded recipe is typed: by its name where it ships, else by its file."""
+    return known["name"] if Path(known["path"]).parent == SHIPPED else known["path"]

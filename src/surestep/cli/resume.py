@@ -9,7 +9,8 @@ from typing import Annotated
 
 import tyro
 
-from surestep.cli.rebuild import recorded
+from surestep.base.errors import ConfigError
+from surestep.cli.rebuild import recorded, typed_as
 from surestep.cli.train import names, report, train
 from surestep.record.run import Run
 
@@ -31,9 +32,15 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Go on with a run; print what `surestep train` prints."""
-    parsed = tyro.cli(
-        Options, args=words, prog="surestep resume", config=(tyro.conf.FlagCreatePairsOff,)
+    parsed, unknown = tyro.cli(
+        Options,
+        args=words,
+        prog="surestep resume",
+        config=(tyro.conf.FlagCreatePairsOff,),
+        return_unknown_args=True,
     )
+    if unknown:
+        raise _options_stay(Run(Path(parsed.run)), unknown)
     folder, allow = Run(Path(parsed.run)), names(parsed.allow)
     # Under --json nothing but the answer may stand on stdout; a recipe's callbacks print too.
     with redirect_stdout(sys.stderr) if parsed.json else nullcontext():
@@ -50,3 +57,17 @@ def run(words: list[str]) -> int:
             again=shlex.join(["surestep", "resume", *words]),
         )
     return report(done, test, as_json=parsed.json)
+
+
+def _options_stay(folder: Run, unknown: list[str]) -> ConfigError:
+    """Return what to raise for options that `surestep resume` does not take."""
+    recipe, said = folder.config["recipe"], shlex.join(unknown)
+    if not recipe:
+        instead = f"surestep.Trainer(task, config, run={str(folder.path)!r}), in Python"
+    else:
+        words = ["surestep", "train", typed_as(recipe), "--run", str(folder.path), *unknown]
+        instead = shlex.join(words)
+    return ConfigError(
+        f"surestep resume takes no {said}: a run goes on with what it was asked. To change its "
+        f"options: {instead}"
+    )

@@ -84,8 +84,13 @@ def write_json(path: Path, value: Any) -> None:
         ) from error
 
 
-def read_json(path: Path, kind: Kind = anything) -> Any:
+def read_json(path: Path, kind: Kind = anything, *, hint: str = COPY_HINT) -> Any:
     """Read a file of JSON that anybody may have written, in which each value is of its kind.
+
+    Args:
+        path: of the file.
+        kind: of what is in it.
+        hint: what to do where it cannot be read.
 
     Raises:
         RunError: missing, of a newer surestep, or not JSON of that kind.
@@ -94,19 +99,19 @@ def read_json(path: Path, kind: Kind = anything) -> Any:
         return kind(parse_json(read_plain(path)), "it")
     except FileNotFoundError:
         raise RunError(
-            f"{path} is missing: {path.parent} is not a whole run folder. {COPY_HINT}"
+            f"{path} is missing: {path.parent} is not a whole run folder. {hint}"
         ) from None
     except (OSError, ValueError) as error:
-        raise unreadable(path, error) from error
+        raise unreadable(path, error, hint) from error
 
 
-def unreadable(path: Path, error: OSError | ValueError) -> RunError:
+def unreadable(path: Path, error: OSError | ValueError, hint: str = COPY_HINT) -> RunError:
     """Return what to raise for a file of a run that cannot be read."""
     if isinstance(error, NewerError):
         return RunError(f"{path} {error}")
     said = str(getattr(error, "strerror", None) or error)
     said = said if len(said) <= MOST_SHOWN else f"{said[:MOST_SHOWN]}..."
-    return RunError(f"{path} cannot be read: {printable(said)}. {COPY_HINT}")
+    return RunError(f"{path} cannot be read: {printable(said)}. {hint}")
 
 
 def open_plain(path: Path) -> IO[bytes]:
@@ -160,6 +165,8 @@ def parse_json(data: bytes) -> Any:
     Raises:
         ValueError: it is no JSON, or none of that kind, or nested too deep.
     """
+    if not data.strip():
+        raise ValueError("it is empty")
     try:
         found = json.loads(
             data.decode("utf-8"),

@@ -18,12 +18,13 @@ from surestep.record.checkpoint.listing import list_checkpoints, step_of
 from surestep.record.checkpoint.opened import Opened
 from surestep.record.checkpoint.saver import Outcome, Saver
 from surestep.record.environment import environment
-from surestep.record.events import EventWriter, read_events
+from surestep.record.events import EventWriter
 from surestep.record.files import disk_hint, write_json
 from surestep.record.filesystem import try_out
 from surestep.record.hold import Hold
 from surestep.record.incident import FOLDER as INCIDENTS
 from surestep.record.leftovers import sweep
+from surestep.record.none_saved import has_saved, none_saved
 from surestep.record.run import Run
 from surestep.record.skipped import write_skipped
 
@@ -70,11 +71,8 @@ class Recorder:
         """
         if self._newest is None:
             found = newest_good(self.checkpoints)
-            if found.opened is None and self._has_saved():
-                raise CheckpointError(
-                    f"{self.folder} had checkpoints, and has none now. Put one back, or start "
-                    "anew in another folder with --run (run= in Python)."
-                )
+            if found.opened is None and has_saved(self.folder):
+                raise CheckpointError(none_saved(self.folder))
             self._newest = found
         return self._newest.opened
 
@@ -82,11 +80,6 @@ class Recorder:
     def passed_over(self) -> tuple[PassedOver, ...]:
         """The damaged checkpoints that are newer than the one the run goes on from."""
         return () if self._newest is None else self._newest.passed_over
-
-    def _has_saved(self) -> bool:
-        """Say whether the run has ever published a checkpoint."""
-        events = self.folder / "events.jsonl"
-        return events.exists() and any(e["event"] == "checkpoint" for e in read_events(events))
 
     def start(
         self,

@@ -20,6 +20,7 @@ from surestep.record.checkpoint.read import load_weights
 from surestep.record.events import read_events
 from surestep.record.export import Exported, check_out, export
 from surestep.record.files import read_json
+from surestep.record.none_saved import none_saved
 from surestep.record.run_files import CONFIG, status
 from surestep.record.skipped import Skipped, gather
 
@@ -58,7 +59,10 @@ class Run:
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", local_path(self.path))  # text is as good
         if not (self.path / "config.json").exists():
-            raise RunError(f"{self.path} is no run folder: it has no config.json.")
+            raise RunError(
+                f"{self.path} is no run folder: it has no config.json. Look at the path; if it was "
+                "one, put a copy of that file back."
+            )
 
     @property
     def name(self) -> str:
@@ -78,7 +82,9 @@ class Run:
     @property
     def status(self) -> dict[str, Any]:
         """How the run ended, or that it has not."""
-        return dict(read_json(self.path / "status.json", status))
+        branch = f"surestep train RECIPE --from {self.path}@last --run NEW"
+        hint = f"Put a copy of it back, or start a new run from its newest checkpoint: {branch}"
+        return dict(read_json(self.path / "status.json", status, hint=hint))
 
     @property
     def judged_by(self) -> tuple[str, Literal["min", "max"]] | None:
@@ -156,7 +162,7 @@ class Run:
         for each in newest.passed_over:
             logger.warning("%s", each.reason)
         if newest.opened is None:
-            raise CheckpointError(f"{self.path} has no checkpoint yet.")
+            raise CheckpointError(none_saved(self.path))
         return Chosen(newest.opened.saved, newest.opened, average=which == "average")
 
     def _choose(self, which: Which | int) -> Chosen:

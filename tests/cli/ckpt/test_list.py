@@ -101,8 +101,11 @@ def test_more_bytes_than_are_read_in_a_second_are_read_when_asked(surestep, run,
 def test_a_run_without_checkpoints_says_so(surestep, run):
     shutil.rmtree(run.checkpoints)
     answer = surestep("ckpt", "list", "r")
-    assert (answer.code, answer.out, answer.err) == (0, "", "r has no checkpoint yet.\n")
+    assert (answer.code, answer.out) == (0, "")
+    assert answer.err.startswith("r had checkpoints, and has none now. Put one back, or start")
     assert rows(surestep) == []
+    (run.path / "events.jsonl").unlink()  # nothing says that it has ever saved
+    assert surestep("ckpt", "list", "r").err == "r has no checkpoint yet.\n"
 
 
 def test_what_is_no_run_is_refused(surestep, folder):

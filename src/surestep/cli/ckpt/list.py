@@ -15,6 +15,7 @@ from surestep.cli import show
 from surestep.record.checkpoint.examine import Examined, every_folder, examine_all, size_on_disk
 from surestep.record.files import dumps
 from surestep.record.kept import why_kept
+from surestep.record.none_saved import none_saved
 from surestep.record.run import Run
 from surestep.trainer.judge import shown
 
@@ -50,7 +51,7 @@ def run(words: list[str]) -> int:
     if parsed.json:
         print(dumps([_as_json(*row) for row in rows], indent=1))
     elif not rows:
-        print(f"{folder.path} has no checkpoint yet.", file=sys.stderr)
+        print(none_saved(folder.path), file=sys.stderr)
     else:
         names = ("step", "epochs + samples", "metrics", "size", "age", "verified", "kept as")
         show.table(str(folder.path), names, [_row(*row) for row in rows])

@@ -11,6 +11,7 @@ from surestep.base.printable import printable
 from surestep.record.checkpoint.examine import Examined, every_folder, examine
 from surestep.record.files import dumps
 from surestep.record.named import find_folder, is_run, split_name
+from surestep.record.none_saved import none_saved
 from surestep.record.run import Run
 
 
@@ -50,7 +51,7 @@ def _examined(name: str) -> Iterator[Examined]:
         run = Run(path)
         paths = every_folder(run.checkpoints)
         if not paths:
-            raise CheckpointError(f"{path} has no checkpoint yet.")
+            raise CheckpointError(none_saved(path))
     else:
         paths = [find_folder(name)]
     for each in paths:

@@ -10,6 +10,7 @@ from surestep.record.checkpoint.faults import GoneError
 from surestep.record.checkpoint.listing import Saved, list_checkpoints, saved, step_of
 from surestep.record.checkpoint.manifest import MANIFEST
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
+from surestep.record.none_saved import none_saved
 
 DAMAGED = "damaged-"  # what the name of a damaged checkpoint that was put aside begins with
 TRIES = 5  # each time that one is gone, a newer one was published
@@ -78,7 +79,7 @@ def newest_good(folder: Path) -> Newest:
 def none_good(folder: Path, passed_over: list[PassedOver]) -> str:
     """Say that a folder has no checkpoint, or none that is good, and what to type."""
     if not passed_over:
-        return f"{folder.parent} has no checkpoint yet."
+        return none_saved(folder.parent)
     reasons = "\n".join(f"  {each.reason}" for each in passed_over)
     return (
         f"{folder} has no checkpoint that is good:\n{reasons}\nPut a copy of one back, or start "
