@@ -1,0 +1,42 @@
+"""The steps at which a run saves are those that checkpoint.every says, and no others."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests import tiny
+
+# 20 samples in batches of 4 and 4 epochs: 5 steps an epoch, 20 steps, 4 items a step.
+SAID = {
+    "3 steps": [3, 6, 9, 12, 15, 18, 20],
+    "0.5 epochs": [3, 5, 8, 10, 13, 15, 18, 20],
+    "2 epochs": [10, 20],
+    "30 items": [8, 15, 20],
+    "100 items": [20],
+    "50 items": [13, 20],
+}
+
+
+def saves(run):
+    return [each["step"] for each in run.events() if each["event"] == "checkpoint"]
+
+
+@pytest.mark.parametrize(("every", "steps"), SAID.items(), ids=SAID)
+def test_a_run_saves_at_just_these_steps(tmp_path, every, steps):
+    said = {"checkpoint": {"every": every, "async_save": False}, "batch_size": 4, "epochs": 4}
+    assert saves(tiny.fit(tmp_path / "r", **said)) == steps
+
+
+def test_a_run_saves_at_each_minute_of_the_clock(tmp_path, monkeypatch):
+    now = [0.0]
+    module = sys.modules["surestep.trainer.fit"]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def passes(*_):
+        now[0] += 25
+
+    model = tiny.model()
+    model.register_forward_pre_hook(passes)
+    said = {"checkpoint": {"every": "1 minute", "async_save": False}, "batch_size": 4, "epochs": 2}
+    assert saves(tiny.fit(tmp_path / "r", {"model": model}, **said)) == [3, 6, 9, 10]
