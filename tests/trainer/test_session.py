@@ -174,3 +174,14 @@ def test_the_seconds_of_a_run_are_those_of_its_steps(tmp_path):
         list(session.steps())
         steps = [event["seconds"] for event in session.run.events() if event["event"] == "steps"]
         assert session.timed.seconds == pytest.approx(sum(steps), abs=1e-3)
+
+
+def test_a_run_that_was_ended_by_its_own_loop_says_so_and_is_finished(tmp_path):
+    with tiny.prepare(tmp_path) as session:
+        for _ in session.steps():
+            pass
+        session.save()
+        session.end("finished")
+    assert session.run.status["reason"] == "session.end('finished')"
+    with tiny.prepare(tmp_path) as again:
+        assert again.finished

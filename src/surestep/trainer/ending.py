@@ -38,10 +38,11 @@ class Timed:
         }
 
 
-def figures_of(plan: Plan, state: State, timed: Timed) -> dict[str, Any]:
+def figures_of(plan: Plan, state: State, timed: Timed, status: str) -> dict[str, Any]:
     """Return how far a run came and how often it moved nothing, for its last event and status."""
     place, counts = state.place, state.counts
     return {
+        "reason": f"session.end({status!r})",  # where nobody gives a better one
         "step": place.step,
         "epoch": place.epoch,
         "steps_taken": place.steps_taken,

@@ -252,9 +252,9 @@ class Session:
     def end(self, status: str, **more: Any) -> None:
         """Write how the run ended: finished, stopped or failed."""
         self.saving.collect(wait=True)
-        figures = figures_of(self.plan, self.state, self.timed)
-        self._recorder.event("end", status=status, **figures, **more)
-        self._recorder.status(status, **figures, **more)
+        figures = {**figures_of(self.plan, self.state, self.timed, status), **more}
+        self._recorder.event("end", status=status, **figures)
+        self._recorder.status(status, **figures)
 
     def close(self) -> None:
         """Let the run folder go and put back every module's mode; a second call does nothing."""
