@@ -34,6 +34,8 @@ SAID = {
 }
 OTHERWISE = [
     {"max_steps": "7"},
+    {"parallel.kind": "ddp", "parallel.static_graph": "True", "parallel.timeout_s": "30.0"},
+    {"parallel.find_unused_parameters": "False", "parallel.sync_batchnorm": "False"},
     {"clip_value": "0.5", "profile": "2:3"},
     {"on_spike": "rollback", "max_rollbacks": "2"},
     {"compile": "max-autotune", "matmul_precision": "high", "sdpa_backend": "math"},
@@ -91,6 +93,7 @@ OTHERWISE = [
     {"schedule.chain": "constant 2 steps,cosine"},
     {"precision": "fp16", "scaler.growth_interval": "9", "scaler.backoff_factor": "0.25"},
 ]
+LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 OVER_A_STREAM = {"max_steps": "9", "data.shuffle_buffer": "100"}
 BY_INDEX = {"skip_samples": ("3", "17")}  # planned as how many they are
 PAIRS = ("betas", "etas", "step_sizes", "ns_coefficients", "eps")
@@ -136,7 +139,11 @@ def test_every_option_of_the_config_can_be_typed(surestep, recipe):
 @pytest.mark.parametrize(
     "said", [SAID, *OTHERWISE, OVER_A_STREAM], ids=lambda said: ",".join(said)[:30]
 )
-def test_what_is_typed_is_planned_and_said_to_be_typed(surestep, recipe, said):
+def test_what_is_typed_is_planned_and_said_to_be_typed(surestep, recipe, said, monkeypatch):
+    for name, value in (
+        LAUNCHED.items() if any(each.startswith("parallel.") for each in said) else ()
+    ):
+        monkeypatch.setenv(name, value)
     text = STREAM if said is OVER_A_STREAM else RECIPE
     found = decisions(surestep("plan", recipe(text), "--json", *typed(said)))
     for name, value in said.items():

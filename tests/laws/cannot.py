@@ -13,7 +13,7 @@ from surestep.engine.facts import Facts, read_facts
 from surestep.engine.optim.catalog import OPTIMIZERS
 from surestep.engine.schedule.catalog import CATALOG
 from tests.laws.tasks import rows
-from tests.laws.wishes import WISHES
+from tests.laws.wishes import MANY, WISHES
 from tests.tiny import GPU
 
 Said = dict[str, Any]
@@ -249,6 +249,29 @@ EVALUATION: list[Case] = [
     ({"average.buffers": "recompute", **SWA}, {}, "Leave it out"),
     ({"average.buffers": "recompute", **SWA}, OWN_STEP, "Say 'average', or Task(loss=...)"),
 ]
+MIXED = {"batch_transform": surestep.transforms.mixup(0.2)}
+LAUNCHED = {"facts": MANY["facts"]}
+PARALLEL: list[Case] = [
+    ({"parallel.kind": "ddp"}, {}, "torchrun --nproc-per-node 2"),
+    ({"parallel.kind": "single"}, LAUNCHED, "2 processes were started"),
+    ({"parallel.kind": "ddp", **STEPS}, LAUNCHED | ENDLESS, "data is a stream"),
+    ({"parallel.kind": "ddp"}, LAUNCHED | MIXED, "mixes the whole batch"),
+    ({"parallel.kind": "ddp"}, LAUNCHED | OWN_STEP, "its own step"),
+    (LBFGS, LAUNCHED, "evaluates the batch by itself"),
+    ({"on_spike": "rollback"}, LAUNCHED, "goes back"),
+    ({"logging.every": "2 minutes"}, LAUNCHED, "Say steps or epochs"),
+    ({"checkpoint.every": "2 minutes"}, LAUNCHED, "Say steps or epochs"),
+    ({"parallel.find_unused_parameters": True}, {}, "Start them with torchrun"),
+    ({"parallel.static_graph": True}, {}, "Start them with torchrun"),
+    (
+        {"parallel.static_graph": True, "parallel.find_unused_parameters": True},
+        LAUNCHED,
+        "Say one of them",
+    ),
+    ({"parallel.sync_batchnorm": True}, {}, "Start them with torchrun"),
+    ({"parallel.sync_batchnorm": True}, LAUNCHED, "works on GPUs only"),
+]
 CANNOT: list[Case] = [
+    *PARALLEL,
     *(*RUN, *DATA, *OPTIM, *SCHEDULE, *STEP, *SPEED, *EVALUATION, *FOREIGN),
 ]

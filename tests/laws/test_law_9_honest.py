@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import surestep
 from surestep.base.config import Config, options
+from surestep.engine.facts import read_facts
 from surestep.engine.plan import Plan
+from surestep.trainer import planning
 from surestep.trainer.planning import plan_task
 from tests.laws.tasks import Augmented, mlp, rows, session_of, with_batchnorm
 from tests.laws.wishes import AS_SAID, ONLY_VALUE, SAMPLES, WISHES, task_of
@@ -27,7 +29,10 @@ Folder = Callable[[], Path]
 def plan_of(said: dict[str, Any], **parts: Any) -> Plan:
     length = {} if {"epochs", "max_steps"} & said.keys() else {"epochs": 1}
     size = {} if "batch_size" in said or parts else {"batch_size": 16}
-    return plan_task(task_of(**parts), Config.from_options({**length, **size, **said})).plan
+    facts = parts.pop("facts", read_facts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "read_facts", facts)
+        return plan_task(task_of(**parts), Config.from_options({**length, **size, **said})).plan
 
 
 def held(plan: Plan, at: str) -> Any:

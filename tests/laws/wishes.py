@@ -1,6 +1,6 @@
 """A wish for every option of the Config: a value that is not its default, and what is planned."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ from torch.utils.data import IterableDataset
 import surestep
 from surestep.base.duration import Duration
 from surestep.engine.data.skips import Skips
+from surestep.engine.facts import read_facts
+from surestep.engine.parallel.launch import Launched
 from tests.laws.tasks import mlp, rows
 
 SAMPLES = 50
@@ -81,7 +83,10 @@ def of_curve(
     return of_schedule(name, said, "own.", planned, otherwise, **along)
 
 
-ONLY_VALUE = ("device", "data.pin_memory", "cudnn_benchmark")  # no other is possible on a CPU
+MANY = {"facts": lambda: replace(read_facts(), launched=Launched(rank=1, size=2, local_size=2))}
+ONLY_VALUE = (
+    *("device", "data.pin_memory", "cudnn_benchmark", "parallel.kind", "parallel.sync_batchnorm"),
+)  # no other is possible on a CPU
 SKIP = {"on_nonfinite": "skip"}
 FP16 = {"precision": "fp16"}
 COMPILE = {"compile": "default"}
@@ -218,6 +223,11 @@ WISHES: dict[str, Wish] = {
     "checkpoint.keep_every": Wish("2 epochs", planned=Duration(2, "epochs")),
     "checkpoint.async_save": Wish(False),
     "checkpoint.weights": Wish("trained"),
+    "parallel.kind": Wish("ddp", parts=MANY),
+    "parallel.find_unused_parameters": Wish(True, parts=MANY),
+    "parallel.static_graph": Wish(True, parts=MANY),
+    "parallel.sync_batchnorm": Wish(False, parts=MANY),
+    "parallel.timeout_s": Wish(30.0),
     "logging.every": Wish("5 steps", planned=Duration(5, "steps")),
     "logging.progress": Wish("quiet"),
 }

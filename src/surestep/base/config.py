@@ -16,6 +16,7 @@ from surestep.base.groups.data import Data
 from surestep.base.groups.evaluation import EarlyStop, Validation
 from surestep.base.groups.group import Group
 from surestep.base.groups.optim import Optim
+from surestep.base.groups.parallel import Parallel
 from surestep.base.groups.precision import Scaler
 from surestep.base.groups.record import Checkpoint, Logging
 from surestep.base.groups.schedule import Schedule
@@ -117,6 +118,7 @@ class Config(Group):
     early_stop: EarlyStop = EarlyStop()
     average: Average = Average()
     checkpoint: Checkpoint = Checkpoint()
+    parallel: Parallel = Parallel()
     logging: Logging = Logging()
 
     @model_validator(mode="after")

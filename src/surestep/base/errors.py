@@ -8,6 +8,7 @@ SurestepError
 ├── RunError          a run folder is held, missing, or belongs to another config
 ├── CheckpointError   a checkpoint is missing or does not fit
 │   └── DamagedError  it is not what was written; another may be good
+├── ParallelError     the processes of a run do not come together, or do not agree
 ├── OutOfMemory       a step needs more memory than there is
 ├── Stopped           a signal stopped the run, which can go on
 └── NonFiniteError    the loss or a gradient stopped being finite
@@ -47,6 +48,10 @@ class CheckpointError(SurestepError):
 
 class DamagedError(CheckpointError):
     """A checkpoint is not what was written; one that is older may be good."""
+
+
+class ParallelError(SurestepError):
+    """The processes of a run do not come together, or do not agree."""
 
 
 class OutOfMemory(SurestepError):

@@ -4,11 +4,14 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, redirect_stdout
 from importlib import import_module
+from pathlib import Path
 
 import surestep
 from surestep.base.errors import ConfigError, RecipeError, Stopped, SurestepError, near
 from surestep.base.printable import printable
+from surestep.engine.parallel.launch import read_launched
 
 COMMANDS = {
     "train": "train RECIPE: train a model by a recipe",
@@ -38,7 +41,10 @@ def main(words: Sequence[str] | None = None) -> int:
     0 done, 1 failed, 2 wrong use, 75 stopped by SIGTERM or SIGUSR1 and saved, 130 Ctrl-C. Of
     `ckpt diff` 1 is a difference, and 2 whatever went wrong, as of diff and cmp.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ExitStack() as stack:
+        if read_launched().rank > 0:  # of several processes, one prints
+            nowhere = stack.enter_context(Path(os.devnull).open("w"))
+            stack.enter_context(redirect_stdout(nowhere))
         warnings.showwarning = _show_warning
         return _guarded(list(sys.argv[1:] if words is None else words) or ["--help"])
 

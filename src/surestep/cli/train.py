@@ -11,6 +11,7 @@ import tyro
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError, Stopped
 from surestep.cli import show
+from surestep.cli.launch import launch
 from surestep.cli.options import Asked, read_command_line
 from surestep.engine.metrics import Value
 from surestep.engine.task import Task
@@ -49,6 +50,9 @@ EXTRAS: dict[str, Any] = {
     ),
     "dry_run": _extra(bool, False, "One step, one evaluation, one save, one load, and no run."),
     "overfit": _extra(int | None, None, "The same N samples until the loss is near zero.", "N"),
+    "nproc": _extra(
+        int | None, None, "Processes on this machine that train together, by torchrun.", "N"
+    ),
     "json": _extra(bool, False, "Print the results as JSON."),
 }
 
@@ -56,6 +60,8 @@ EXTRAS: dict[str, Any] = {
 def run(words: list[str]) -> int:
     """Train; print the table of results, the best checkpoint, and what to type next."""
     asked = read_command_line("train", words, EXTRAS)
+    if asked.extras["nproc"] is not None:
+        return launch(asked.extras["nproc"], ["train", *words])
     # Under --json nothing but the answer may stand on stdout; a recipe's callbacks print too.
     with redirect_stdout(sys.stderr) if asked.extras["json"] else nullcontext():
         answer = _act(asked, words)

@@ -21,6 +21,7 @@ from surestep.engine.metrics import (
     take_logged,
 )
 from surestep.engine.model.kept import kept_modes
+from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.seed import ModelRandomness, kept_generators
 
 
@@ -39,9 +40,12 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 class Totals:
     """A loss and metrics, added up on the device over an evaluation."""
 
-    def __init__(self, loss: Loss, metrics: Mapping[str, Any], device: torch.device) -> None:
+    def __init__(
+        self, loss: Loss, metrics: Mapping[str, Any], device: torch.device, world: World = ALONE
+    ) -> None:
         self.loss = loss
-        self.parts = {part.name: Totals(part.loss, {}, device) for part in loss.parts}
+        self.world = world
+        self.parts = {part.name: Totals(part.loss, {}, device, world) for part in loss.parts}
         self.total = torch.zeros((), dtype=torch.float64, device=device)
         self.items = 0.0
         self.metrics: list[MeanMetric | ObjectMetric] = open_metrics(metrics, device)
@@ -66,18 +70,20 @@ class Totals:
         What has no items adds nothing to the weighted sum of several, as in a step.
         """
         if not self.parts:
-            divisor = self.items if self.loss.divides else 1.0
-            return {"loss": float(self.total) / divisor if divisor else float("nan")}
+            total, items = self.world.sums([float(self.total), self.items])
+            divisor = items if self.loss.divides else 1.0
+            return {"loss": total / divisor if divisor else float("nan")}
         means = {name: part.losses()["loss"] for name, part in self.parts.items()}
-        there = [part for part in self.loss.parts if self.parts[part.name].items]
-        total = sum(part.weight * means[part.name] for part in there) if there else float("nan")
-        return {"loss": total} | {f"loss_{name}": mean for name, mean in means.items()}
+        counted = self.world.sums([self.parts[part.name].items for part in self.loss.parts])
+        there = [part for part, n in zip(self.loss.parts, counted, strict=True) if n]
+        mean = sum(part.weight * means[part.name] for part in there) if there else float("nan")
+        return {"loss": mean} | {f"loss_{name}": mean for name, mean in means.items()}
 
     def compute(self) -> dict[str, Value]:
         """Read the device: the losses and each metric; NaN where nothing was counted."""
         result: dict[str, Value] = {**self.losses()}
         for metric in self.metrics:
-            result |= metric.compute()
+            result |= metric.compute(self.world)
         return result
 
 
@@ -94,7 +100,7 @@ def eval_step(
                     totals.parts[head.name].add(head.outputs, head.micro.targets, head.micro.items)
         elif micro.items:
             totals.add(outputs, targets_for(loss, micro), micro.items)
-    count = count_of(loss, micro) if totals.metrics else 0
+    count = count_of(loss, micro) if totals.metrics and micro.samples else 0
     for metric in totals.metrics if count else ():
         seen = seen_by(metric, model, micro)
         metric.update(loss.predictions(outputs) if seen is None else seen, micro.targets, count)
@@ -113,6 +119,7 @@ def evaluate(
     *,
     autocast: AbstractContextManager[Any],
     grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
+    world: World = ALONE,
 ) -> dict[str, Value]:
     """Measure the mean loss and the metrics over one part of the data; waits for the device.
 
@@ -122,7 +129,7 @@ def evaluate(
     Raises:
         Interrupted: the feed was told to leave off.
     """
-    totals = Totals(loss, metrics, feed.device)
+    totals = Totals(loss, metrics, feed.device, world)
     randomness = ModelRandomness(feed.seed, feed.device)
     with eval_mode(model), grad_off(), kept_generators(feed.device):
         for batch in feed.batches(epoch=0):
@@ -143,6 +150,7 @@ def evaluate_parts(
     *,
     autocast: AbstractContextManager[Any],
     grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
+    world: World = ALONE,
 ) -> dict[str, Value]:
     """Measure several parts of the data; by "part/metric".
 
@@ -151,8 +159,6 @@ def evaluate_parts(
     """
     if feeds and loss.kind == "none":
         raise TaskError("The Task has no loss to measure. Say Task(loss=...).")
-    found = {
-        part: evaluate(model, feed, loss, metrics, autocast=autocast, grad_off=grad_off)
-        for part, feed in feeds.items()
-    }
+    how: Any = {"autocast": autocast, "grad_off": grad_off, "world": world}
+    found = {part: evaluate(model, feed, loss, metrics, **how) for part, feed in feeds.items()}
     return {f"{part}/{name}": value for part, each in found.items() for name, value in each.items()}

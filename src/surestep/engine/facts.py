@@ -9,6 +9,8 @@ from typing import Literal
 
 import torch
 
+from surestep.engine.parallel.launch import ALONE, Launched, read_launched
+
 EXTRAS = ("bitsandbytes",)
 
 
@@ -17,6 +19,7 @@ class Facts:
     """The machine, as far as a Plan depends on it. Memory is in bytes.
 
     Attributes:
+        launched: where this process stands among those that were started with it.
         compiler: whether there is one for C++, which torch.compile needs on a CPU.
         extras: packages that are here and that only some options need.
     """
@@ -31,6 +34,7 @@ class Facts:
     display: Literal["terminal", "notebook", "none"]
     extras: tuple[str, ...] = ()
     compiler: bool = True
+    launched: Launched = ALONE
 
 
 def read_facts() -> Facts:
@@ -49,6 +53,7 @@ def read_facts() -> Facts:
         threads=torch.get_num_threads(),
         display=_display(),
         extras=tuple(name for name in EXTRAS if find_spec(name) is not None),
+        launched=read_launched(),
         compiler=any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))),
     )
 

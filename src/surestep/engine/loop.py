@@ -1,10 +1,8 @@
 """The generator of steps: epochs, log points, requests, interruption."""
 
-import gc
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from surestep.base.duration import Cadence
@@ -12,8 +10,10 @@ from surestep.base.errors import NonFiniteError
 from surestep.engine.callback import Callback, Request, overriding
 from surestep.engine.data.batch import Batch
 from surestep.engine.data.feed import Feed
+from surestep.engine.garbage import quiet_garbage
 from surestep.engine.log_point import LogPoint, Skip, fails, nonfinite, read, read_logged, skip_of
 from surestep.engine.measure.memory import ran_out
+from surestep.engine.parallel.world import SIGNALS
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
 from surestep.engine.step import Parts, StepResult, train_step
@@ -32,7 +32,7 @@ class Loop:
         own: batches of the user's own since the last log point, by the steps before them: nobody
             could read them again.
         stopping: why the loop stops after this step; None while it goes on.
-        interrupted: somebody pressed Ctrl-C: leave as soon as the step is done.
+        interrupted: the signal that came, such as "Ctrl-C": leave as soon as the step is done.
         went_back: an earlier place was loaded at the last log point.
     """
 
@@ -47,9 +47,10 @@ class Loop:
     explain: Callable[[NonFiniteError, StepResult, dict[int, Batch]], NonFiniteError] | None = None
     own: dict[int, Batch] = field(default_factory=dict)
     stopping: str | None = None
-    interrupted: bool = False
+    interrupted: str = ""
 
     def __post_init__(self) -> None:
+        self.world = self.parts.parallel.world
         self._pending: list[StepResult] = []
         self._skips: list[Skip] = []
         self._clock = time.perf_counter()
@@ -87,7 +88,7 @@ class Loop:
         """
         end, state = self.plan.total_steps, self.state
         self._start()
-        with _quiet_garbage() as collect:
+        with quiet_garbage() as collect:
             self._clock = time.perf_counter()
             self._count_from_here()
             while self.state.place.step < end and self.stopping is None:
@@ -134,6 +135,8 @@ class Loop:
                 raise self.out_of_memory(error) from error
             raise
         self._pending.append(result)
+        if self.world.agreed:
+            self._agree()
         if not result.outcome.took_step:
             self._skips.append(skip_of(result, batch))
         if result.outcome.nonfinite:
@@ -156,10 +159,30 @@ class Loop:
 
     def ask(self, request: Request | None) -> None:
         """Take in what a callback asks for; it is done when the step is."""
-        if request is Request.STOP:
+        if request is None:
+            return
+        if self.world.size > 1:
+            self.world.wanted.add(request.value)
+        elif request is Request.STOP:
             self.stopping = "a callback asked to stop"
-        elif request is not None:
+        else:
             self._asked.append(request)
+
+    def interrupt(self, why: str) -> None:
+        """Leave as soon as the step is done; where there are several ranks, all after the next."""
+        if self.world.size > 1:
+            self.world.wanted.add(why)
+            return
+        self.interrupted, self.stopping = why, self.stopping or why
+
+    def _agree(self) -> None:
+        """Take in what one of the ranks asked all of them for."""
+        agreed, self.world.agreed = self.world.agreed, set()
+        for why in agreed.intersection(SIGNALS):
+            self.interrupted, self.stopping = why, self.stopping or why
+        if "stop" in agreed:
+            self.stopping = "a callback asked to stop"
+        self._asked += [each for each in (Request.SAVE, Request.EVALUATE) if each.value in agreed]
 
     def do_asked(self) -> None:
         """Do what callbacks asked for, each thing once; what that leads to waits for a step."""
@@ -270,24 +293,3 @@ class Loop:
     def _next_epoch(self) -> None:
         """Go to the next epoch where nothing is left of this one."""
         self.state.place = self.state.place._replace(epoch=self.state.place.epoch + 1, position=0)
-
-
-@contextmanager
-def _quiet_garbage() -> Iterator[Callable[[int], object]]:
-    """Keep Python's garbage collector out of the steps; it is let in at log points.
-
-    A full collection walks every object of every imported module: up to half a second.
-    """
-    if not gc.isenabled():  # somebody else minds it
-        yield lambda _: None
-        return
-    frozen = gc.get_freeze_count() > 0  # then somebody else's objects are among the frozen
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield gc.collect
-    finally:
-        gc.enable()
-        if not frozen:
-            gc.unfreeze()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.data.batch import MicroBatch
+from surestep.engine.parallel.world import ALONE, World
 
 Value = float | list[Any]  # a table is a list of lists
 logged: list[tuple[str, Tensor]] = []
@@ -98,10 +99,10 @@ class MeanMetric:
         self.total += total
         self.count = self.count + counted
 
-    def compute(self) -> dict[str, Value]:
-        """Return the mean; not a number where nothing was counted."""
-        count = float(self.count)
-        return {self.name: float(self.total) / count if count else float("nan")}
+    def compute(self, world: World = ALONE) -> dict[str, Value]:
+        """Return the mean over all ranks; not a number where nothing was counted."""
+        total, count = world.sums([float(self.total), float(self.count)])
+        return {self.name: total / count if count else float("nan")}
 
 
 class ObjectMetric:
@@ -118,8 +119,11 @@ class ObjectMetric:
         """Add a batch."""
         self.metric.update(outputs, targets)
 
-    def compute(self) -> dict[str, Value]:
-        """Return its value, or its values by "name_key" where it has several."""
+    def compute(self, world: World = ALONE) -> dict[str, Value]:
+        """Return its value, or its values by "name_key" where it has several.
+
+        torchmetrics puts the ranks together by itself.
+        """
         value = self.metric.compute()
         if isinstance(value, Mapping):
             return {f"{self.name}_{key}": _plain(each) for key, each in value.items()}

@@ -1,7 +1,7 @@
 """What was decided, and the words it is decided in: Given, Known, Row, Decision, Plan."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -81,6 +81,14 @@ class Plan:
     """Every option decided. Field names are the options' with `_` for the dot."""
 
     device: torch.device
+    parallel_kind: Literal["single", "ddp"]
+    parallel_ranks: int
+    parallel_rank: int
+    parallel_backend: Literal["none", "gloo", "nccl"]
+    parallel_find_unused_parameters: bool
+    parallel_static_graph: bool
+    parallel_sync_batchnorm: bool
+    parallel_timeout_s: float
     precision: Literal["fp32", "tf32", "bf16", "fp16"]
     deterministic: bool
     seed: int
@@ -146,6 +154,10 @@ class Plan:
     logging_progress: Literal["bar", "plain", "quiet"]
     decisions: tuple[Decision, ...] = ()
     optimizers: Mapping[str, "Plan"] = field(default_factory=dict)  # of a Task that names several
+
+    def alone(self) -> "Plan":
+        """Return the Plan of a process that reads all of the data by itself."""
+        return replace(self, parallel_ranks=1, parallel_rank=0)
 
     def reason(self, option: str) -> str:
         """Return why `option` ("optim.lr") was decided as it was."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.engine import metrics
-from surestep.engine.data.batch import Batch, MicroBatch
+from surestep.engine.data.batch import Batch, MicroBatch, nothing_of
 from surestep.engine.data.transform import Transform
 from surestep.engine.loss import Loss
 from surestep.engine.losses.several import weighted
@@ -191,9 +191,9 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
     state, before = parts.state, parts.state.place
     rate = parts.rate(before.steps_taken)
     batch = parts.transform(batch, before.step) if parts.transform and batch.samples else batch
-    items = parts.parallel.sum(batch.items)
-    if batch.part_items:
-        batch = batch._replace(part_items=tuple(map(parts.parallel.sum, batch.part_items)))
+    if parts.parallel.world.size > 1:
+        batch = _of_all_ranks(parts.parallel, batch)
+    items = batch.items
     divisor = items if parts.loss.divides else 1.0
     outcome, norms, loss_sum, logged = Outcome(False), None, None, _NOTHING
     if items:
@@ -229,43 +229,70 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
     )
 
 
+def _of_all_ranks(parallel: Parallel, batch: Batch) -> Batch:
+    """Return a rank's share of a batch with the items of all ranks."""
+    items, *part_items = parallel.sum(batch.items, *batch.part_items)
+    return batch._replace(items=items, part_items=tuple(part_items))
+
+
 def forward_backward(
     parts: Parts, batch: Batch, divisor: float
 ) -> tuple[Tensor, list[tuple[str, Tensor]]]:
-    """Add up loss and gradients over the micro-batches; those without items add nothing."""
+    """Add up loss and gradients over the micro-batches; those without items add nothing.
+
+    Of several ranks each goes forward and backward as often as the others, with items or without.
+    """
     for parameter in parts.parallel.parameters:
         parameter.grad = None
-    state, parallel, loss = parts.state, parts.parallel, parts.loss
-    model, step = state.model, state.place.step
+    parallel, step = parts.parallel, parts.state.place.step
+    alone = parallel.world.size == 1
     total: Tensor | None = None
     logged: list[tuple[str, Tensor]] = []
-    left = sum(map(_has_items, batch.micro_batches)) if len(batch.micro_batches) > 1 else 1
+    left = len(batch.micro_batches)
+    if alone and left > 1:
+        left = sum(map(_has_items, batch.micro_batches))
     for micro in batch.micro_batches:
-        if not micro.items:
+        if alone and not micro.items:
             continue
         left -= 1
         parts.randomness.at(step, micro.position)
         with parallel.sync_grads(when=not left):
             with parts.autocast:
-                outputs = model(*micro.args, **micro.kwargs)
-                targets = micro.targets
-                if loss.teacher is not None:
-                    targets = loss.taught(micro.args, micro.kwargs, targets)
-                if not loss.parts:
-                    value = loss.value(outputs, targets)
-                else:
-                    value, means = weighted(loss, outputs, micro, batch.part_items)
-                    logged += means
-                if metrics.logged:
-                    logged += metrics.take_logged(micro.items / batch.items)
-                if not (loss.is_sum and isinstance(value, Tensor)):
-                    value, named = loss.add_up(value, micro.items)
-                    logged += [(name, part.detach() / divisor) for name, part in named.items()]
+                outputs = parallel.module(*micro.args, **micro.kwargs)
+                value = _loss_of(parts, batch, micro, outputs, divisor, logged)
             parallel.backward(value, divisor)
         part = value.detach()
         total = part if total is None else total + part
     assert total is not None
-    return total, logged
+    return total if alone else parallel.add_up(total), logged
+
+
+def _loss_of(
+    parts: Parts,
+    batch: Batch,
+    micro: MicroBatch,
+    outputs: Any,
+    divisor: float,
+    logged: list[tuple[str, Tensor]],
+) -> Tensor:
+    """Return the loss of a micro-batch summed over its items, and note what it logs."""
+    loss, targets = parts.loss, micro.targets
+    if not micro.items:
+        return nothing_of(outputs)
+    if loss.teacher is not None:
+        targets = loss.taught(micro.args, micro.kwargs, targets)
+    if not loss.parts:
+        value = loss.value(outputs, targets)
+    else:
+        value, means = weighted(loss, outputs, micro, batch.part_items)
+        logged += means
+    if metrics.logged:
+        logged += metrics.take_logged(micro.items / batch.items)
+    if loss.is_sum and isinstance(value, Tensor):
+        return value
+    summed, named = loss.add_up(value, micro.items)
+    logged += [(name, part.detach() / divisor) for name, part in named.items()]
+    return summed
 
 
 def _has_items(micro: MicroBatch) -> bool:

@@ -56,7 +56,7 @@ class Turn:
         self._parts = parts
         self._movers = movers
         self._batch = batch
-        self._items = parts.parallel.sum(batch.items)
+        self._items = batch.items
         self._passes = self._draws = 0
         self._micro: MicroBatch | None = None
         self._pass: Pass | None = None

@@ -15,13 +15,21 @@ from surestep.engine.model.compiled import Graphs, compiled, eager
 from surestep.engine.model.frozen import base_of
 from surestep.engine.model.nonpersistent import built
 from surestep.engine.optim.freezing import Watch, freezing
+from surestep.engine.parallel.ddp import synced_batchnorm
+from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.precision import autocast, placed
 from surestep.trainer.planning import Planned
+from surestep.trainer.together import settle
 from surestep.trainer.wire import parts_of
 
 
 def build(
-    planned: Planned, settings: ExitStack, callbacks: Sequence[Callback], *, fresh: bool
+    planned: Planned,
+    settings: ExitStack,
+    callbacks: Sequence[Callback],
+    *,
+    fresh: bool,
+    world: World = ALONE,
 ) -> Loop:
     """Put the model on its device and wire the parts around it.
 
@@ -30,6 +38,7 @@ def build(
         settings: takes in what is to be put back when the session closes.
         callbacks: watchers.
         fresh: the weights are new.
+        world: the processes that make a step together.
 
     Raises:
         TaskError, DataError: the parts do not fit each other.
@@ -42,6 +51,8 @@ def build(
     of_both = (*planned.model.modules(), *of_teacher)
     modes = [(module, module.training) for module in of_both]
     model = placed(planned.model, plan)
+    if plan.parallel_sync_batchnorm:
+        model = synced_batchnorm(model)
     loss.to(plan.device)
     training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     settings.enter_context(activation_checkpointing(model, plan.activation_checkpointing))
@@ -49,13 +60,15 @@ def build(
     with eager(model):
         check_first_batch(model, training, task, autocast=casting, fresh=fresh, judged_by=judged_by)
     settings.enter_context(compiled(model, plan))
-    parts, groups = parts_of(plan, task, model, loss, settings)
+    parts, groups = parts_of(plan, task, model, loss, settings, world)
     parts.state.base, parts.state.built = base_of(model, plan), built(model)
     of_data = declared_of(training.source, plan, parts.state)
     parts.state.declared = declared(callbacks) | of_data
     parts.transform = training.transform
     for module, mode in modes:
         settings.callback(setattr, module, "training", mode)
+    if world.size > 1:
+        settle(parts, training)
     loop = Loop(parts, training, plan, callbacks=list(callbacks), on_log=[Watch(model)])
     if plan.compile != "off":
         loop.notices.append(Graphs().notice)

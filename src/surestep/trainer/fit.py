@@ -27,7 +27,10 @@ def fit(session: Session) -> Run:
         return session.run
     with interruptible(session) as came:
         try:
-            where = _end(session, came) if _train(session) else _stop(session, came[0])
+            is_done = _train(session)
+            if not is_done and not came:  # the signal came to another rank
+                came.append(session.loop.interrupted)
+            where = _end(session, came) if is_done else _stop(session, came[0])
         except KeyboardInterrupt:
             if session.run.status["status"] == "running":
                 _stop_at_once(session, came[0] if came else "Ctrl-C")

@@ -36,7 +36,7 @@ class Gauge:
         self.loop = loop
         self.feeds = feeds
         for each in feeds.values():
-            each.leave = lambda: loop.interrupted
+            each.leave = lambda: bool(loop.interrupted) and loop.world.size == 1
 
     def check(self, part: str | None) -> None:
         """Check that there is such a part; None is all validation sets.
@@ -60,6 +60,7 @@ class Gauge:
                 self.loop.parts.loss,
                 self.task.metrics,
                 autocast=self.loop.parts.autocast,
+                world=self.loop.world,
             )
 
     def predict(self, part: str, mc_dropout: int | None) -> Predictions:

@@ -3,7 +3,7 @@
 from surestep.engine.data.resume import going_on
 from surestep.engine.measure.profiling import Profile
 from surestep.record.checkpoint.declared import strangers
-from surestep.record.progress import open_progress
+from surestep.record.progress import Bar, Plain, Quiet, open_progress
 from surestep.record.recorder import Recorder
 from surestep.trainer.changes import table
 from surestep.trainer.resuming import Going
@@ -14,7 +14,9 @@ from surestep.trainer.session import Session
 def begin(session: Session, recorder: Recorder, going: Going) -> None:
     """Show where a run stands that was just made or loaded, and what differs from before."""
     own = going.checkpoint if going.branch is None else None
-    progress = open_progress(session.plan, session.state.place.step)
+    progress: Quiet | Plain | Bar = Quiet()
+    if session.loop.world.is_first:
+        progress = open_progress(session.plan, session.state.place.step)
     session.open(progress, None if own is None else own.path, finished=going.finished)
     session.loop.notices.append(recorder.notice)
     for text in recorder.told:

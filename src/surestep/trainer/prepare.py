@@ -3,8 +3,9 @@
 import itertools
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from surestep.base.config import Config
@@ -12,6 +13,8 @@ from surestep.base.errors import ConfigError, RunError
 from surestep.base.local import local_path
 from surestep.engine.callback import Callback
 from surestep.engine.model.initial import Started
+from surestep.engine.parallel.group import open_world
+from surestep.engine.parallel.world import World
 from surestep.engine.precision import process_settings
 from surestep.engine.task import Task
 from surestep.record.checkpoint.read import load_opened
@@ -24,6 +27,7 @@ from surestep.trainer.planning import Origin, Planned, feeds, plan_task, start
 from surestep.trainer.resuming import Going, Resume, going_on, wish
 from surestep.trainer.room import foresee
 from surestep.trainer.session import Session
+from surestep.trainer.together import decided, first, held
 
 
 def prepare(
@@ -61,25 +65,36 @@ def prepare(
     said = wish(resume, allow, from_)
     place = None if run is None else local_path(run)
     planned = plan_task(task, config, origin=origin)
-    folder = default_folder(origin.name) if place is None else place
-    recorder = Recorder(folder, made=run is None)
-    settings = ExitStack()
+    settings, recorder = ExitStack(), None
     try:
+        world = settings.enter_context(_world(planned))
+        recorder = hold = held(world, lambda: _folder(place, origin))
         settings.enter_context(process_settings(planned.plan))
-        going = going_on(recorder, origin, planned, said)
-        session, started = _open(planned, going, recorder, settings, callbacks)
+        going = decided(world, lambda: going_on(hold, origin, planned, said))
+        session, started = _open(planned, going, recorder, settings, world, callbacks)
         if not going.finished:
-            told = foresee(recorder.folder, planned.plan, session.state)
-            recorder.told += [told] if told else []
-            _record_start(recorder, going, planned, started)
+            begun = partial(_record_start, recorder, going, planned, session, started)
+            first(world, begun, tell=lambda _: None, follow=lambda _: None)
         begin(session, recorder, going)
         for line in _first_lines(planned, started):
             session.say(line)
         return session
     except BaseException:
+        if recorder is not None:
+            recorder.discard()
         settings.close()
-        recorder.discard()
         raise
+
+
+def _world(planned: Planned) -> AbstractContextManager[World]:
+    plan = planned.plan
+    backend, timeout_s = plan.parallel_backend, plan.parallel_timeout_s
+    return open_world(planned.facts.launched, backend=backend, timeout_s=timeout_s)
+
+
+def _folder(place: Path | None, origin: Origin) -> Recorder:
+    folder = default_folder(origin.name) if place is None else place
+    return Recorder(folder, made=place is None)
 
 
 def _open(
@@ -87,6 +102,7 @@ def _open(
     going: Going,
     recorder: Recorder,
     settings: ExitStack,
+    world: World,
     callbacks: Sequence[Callback],
 ) -> tuple[Session, Started | None]:
     """Make the session and load its state; return too what the first weights were read from."""
@@ -94,7 +110,7 @@ def _open(
     leaves_out = checkpoint is not None and bool(checkpoint.record.get("base"))
     started = start(planned) if checkpoint is None or leaves_out else None
     fresh = checkpoint is None and started is None
-    loop = build(planned, settings, callbacks, fresh=fresh)
+    loop = build(planned, settings, callbacks, fresh=fresh, world=world)
     plan, task = planned.plan, planned.task
     session = Session(plan, task, loop, Gauge(plan, task, loop, feeds(planned)), recorder, settings)
     if checkpoint is not None:
@@ -110,8 +126,14 @@ def _check_config(config: object) -> None:
 
 
 def _record_start(
-    recorder: Recorder, going: Going, planned: Planned, started: Started | None
+    recorder: Recorder,
+    going: Going,
+    planned: Planned,
+    session: Session,
+    started: Started | None,
 ) -> None:
+    told = foresee(recorder.folder, planned.plan, session.state)
+    recorder.told += [told] if told else []
     recorder.start(going.asked, planned.plan, planned.facts, Path.cwd(), events=going.events())
     if started is not None:
         recorder.event("init", **asdict(started))

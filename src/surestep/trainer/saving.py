@@ -10,6 +10,7 @@ from surestep.record.checkpoint.saver import Outcome
 from surestep.record.recorder import Recorder
 from surestep.trainer.gauge import Gauge
 from surestep.trainer.room import FILLS_UP, warning
+from surestep.trainer.together import of_first
 
 
 class Saving:
@@ -57,7 +58,7 @@ class Saving:
         """
         self.collect(wait=True)
         self._save()
-        (outcome,) = self._recorder.saved(wait=True)
+        (outcome,) = self._outcomes(wait=True)
         if outcome.path is None:
             assert outcome.error is not None
             self.step = None
@@ -72,7 +73,8 @@ class Saving:
             CheckpointError: the disk is full or cannot be written; the older ones are untouched.
         """
         self.collect(wait=True)
-        if self.step != self._loop.state.place.step:
+        is_behind = self.step != self._loop.state.place.step
+        if any(self._loop.world.largest([is_behind])):
             self.now()
 
     def collect(self, *, wait: bool = False) -> None:
@@ -81,8 +83,21 @@ class Saving:
         Raises:
             Exception: what is no trouble of the disk's.
         """
-        for outcome in self._recorder.saved(wait=wait):
+        for outcome in self._outcomes(wait=wait):
             self._take_in(outcome)
+
+    def leave(self) -> None:
+        """Wait for what this rank writes, whatever becomes of the others.
+
+        Raises:
+            Exception: what is no trouble of the disk's.
+        """
+        for outcome in self._recorder.saved(wait=True):
+            self._take_in(outcome)
+
+    def _outcomes(self, *, wait: bool) -> list[Outcome]:
+        outcomes = self._recorder.saved(wait=wait)
+        return of_first(self._loop.world, outcomes) if wait else outcomes
 
     def _save(self) -> None:
         self._loop.log_point()

@@ -251,7 +251,7 @@ class Session:
 
     def end(self, status: str, **more: Any) -> None:
         """Write how the run ended: finished, stopped or failed."""
-        self.saving.collect(wait=True)
+        self.saving.leave()
         figures = {**figures_of(self.plan, self.state, self.timed, status), **more}
         self._recorder.event("end", status=status, **figures)
         self._recorder.status(status, **figures)
@@ -269,7 +269,7 @@ class Session:
             stack.callback(self.loop.feed.close)
             stack.callback(self._gauge.close)
             stack.callback(self._progress.close)
-            stack.callback(self.saving.collect, wait=True)
+            stack.callback(self.saving.leave)
             for callback in self.loop.callbacks:
                 stack.callback(callback.on_end, self.state)
             if self.state.counts.skipped:

@@ -33,8 +33,7 @@ def interruptible(session: Session) -> Iterator[list[str]]:
         if came:
             return
         came.append(name)
-        session.loop.interrupted = True
-        session.loop.stopping = session.loop.stopping or name
+        session.loop.interrupt(name)
         again = "Once more" if name == "Ctrl-C" else "Ctrl-C"
         _say(session, f"{name}: stopping after this step. {again} stops at once.")
 

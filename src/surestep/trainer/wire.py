@@ -15,7 +15,8 @@ from surestep.engine.optim.learners import build_learners
 from surestep.engine.own_step import OwnStep
 from surestep.engine.parallel.many import Kept, Mover, Movers
 from surestep.engine.parallel.search import search
-from surestep.engine.parallel.single import Single
+from surestep.engine.parallel.ways import verbs
+from surestep.engine.parallel.world import World
 from surestep.engine.plan import Plan
 from surestep.engine.precision import autocast, grad_scaler
 from surestep.engine.schedule.rate import momentum_writer, rate_of
@@ -26,7 +27,7 @@ from surestep.engine.task import Task
 
 
 def parts_of(
-    plan: Plan, task: Task, model: nn.Module, loss: Loss, settings: ExitStack
+    plan: Plan, task: Task, model: nn.Module, loss: Loss, settings: ExitStack, world: World
 ) -> tuple[Parts, Sequence[ParameterGroup]]:
     """Wire a step: the usual one, or the Task's own over its optimizers.
 
@@ -38,6 +39,7 @@ def parts_of(
         model: on its device.
         loss: with its denominator.
         settings: puts back, when the session closes, what is frozen here.
+        world: the processes that make a step together.
 
     Raises:
         TaskError: the optimizers do not fit the model.
@@ -59,7 +61,7 @@ def parts_of(
         state.average = Average(plan.average, model, trained)
     plans = plan.optimizers or {WHOLE: plan}
     movers = Movers(
-        {name: _mover(plans[name], task, state, name) for name in optimizers}, state.scaler
+        {name: _mover(plans[name], task, state, name, world) for name in optimizers}, state.scaler
     )
     first = next(iter(movers.by_name.values()))
     parts = Parts(
@@ -91,12 +93,12 @@ def _set_update(parts: Parts, plan: Plan, task: Task, movers: Movers) -> None:
         parts.update = search
 
 
-def _mover(plan: Plan, task: Task, state: State, name: str) -> Mover:
+def _mover(plan: Plan, task: Task, state: State, name: str, world: World) -> Mover:
     optimizer = state.optimizers[name]
     peaks = [float(group["lr"]) for group in optimizer.param_groups]
     rate = annealed(rate_of(plan.schedule, state.plateau, task.schedule), plan.average, peaks[0])
     return Mover(
-        Single(plan, state, name),
+        verbs(plan, state, name, world),
         rate,
         peaks,
         Kept(optimizer),

@@ -153,3 +153,18 @@ def samples_in(batch: Any) -> int:
             "samples cannot be counted. Give the Task a collate_fn that stacks tensors."
         )
     return found.shape[0]
+
+
+def nothing_in(micro: MicroBatch) -> MicroBatch:
+    """Return a micro-batch that counts as none, of a rank that goes along with the others."""
+    return micro._replace(items=0, samples=0, part_items=tuple(0 for _ in micro.part_items))
+
+
+def nothing_of(outputs: Any) -> Tensor:
+    """Return 0 that depends on outputs, so that a backward from it goes where theirs would go.
+
+    A rank without items goes through the model all the same, since the others wait for it there.
+    """
+    parts = [(each * 0).sum() for each in tensors_in(outputs) if each.requires_grad]
+    total = sum(parts[1:], start=parts[0])
+    return total.float() if total.dtype.itemsize < torch.float32.itemsize else total

@@ -13,7 +13,9 @@ from surestep.engine.data.batch import (
     Batch,
     MicroBatch,
     channels_last,
+    map_tensors,
     move,
+    nothing_in,
     part_items_of,
     samples_in,
     tensors_in,
@@ -75,6 +77,7 @@ class Feed:
         self.device = plan.device
         self.pin = plan.data_pin_memory and isinstance(source, InMemory)
         self.leave: Callable[[], bool] | None = None
+        self.shared = cut.ranks > 1
         self._items_per_sample = _uniform_items(source, task, loss)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -88,13 +91,15 @@ class Feed:
             return
         order = self.order_at(epoch)
         cuts, ahead = tee(chain.from_iterable(self.cut.lists(start)))
-        raw = self.source.read(epoch, order, chain.from_iterable(map(itemgetter(2), ahead)))
-        for first, ends_epoch, ranges in cuts:
+        wanted = chain.from_iterable(map(itemgetter(3), ahead))
+        raw = self.source.read(epoch, order, map(_any_sample, wanted) if self.shared else wanted)
+        for first, end, ends_epoch, ranges in cuts:
             micro_batches = []
             for where in ranges:
-                micro_batches.append(self.micro_batch(next(raw), where.start, len(where)))
-            end = ranges[-1].stop
-            yield self.batch(micro_batches, (epoch, first, end), ends_epoch=ends_epoch)
+                micro = self.micro_batch(next(raw), where.start, len(where))
+                micro_batches.append(micro if where else nothing_in(micro))
+            batch = self.batch(micro_batches, (epoch, first, end), ends_epoch=ends_epoch)
+            yield batch._replace(samples=end - first) if self.shared else batch
 
     def order_at(self, epoch: int) -> Tensor | None:
         """Return the index of the sample at each position of an epoch; None is as stored."""
@@ -164,7 +169,8 @@ class Feed:
             return
         where = [range(*each) for each in self.cut.micro_batches(*next(self.cut.batches(0))[:2])]
         order = self.order_at(0)
-        for raw, positions in zip(self.source.read(0, order, where), where, strict=True):
+        read = self.source.read(0, order, map(_any_sample, where))
+        for raw, positions in zip(read, where, strict=True):
             yield raw, positions.start, len(positions)
 
     def close(self) -> None:
@@ -194,7 +200,7 @@ class Feed:
             return micro
         whole = (micro.args, dict(micro.kwargs), micro.targets)
         if self.pin:
-            whole = _pinned(whole)
+            whole = map_tensors(whole, _pinned)
         args, kwargs, targets = move(whole, self.device)
         return micro._replace(args=args, kwargs=kwargs, targets=targets)
 
@@ -244,9 +250,11 @@ def feed(
     transform = transform_of(task, loss, plan) if training else None
     cut = Cut(
         samples=samples_of(data, part) if order is None else len(order),
-        batch_size=size,
+        batch_size=size if training else size * plan.parallel_ranks,
         micro_batch_size=plan.micro_batch_size if training else size,
         drop_last=training and plan.data_drop_last,
+        rank=plan.parallel_rank,
+        ranks=plan.parallel_ranks,
     )
     source = open_source(data, part, cut, task=task, plan=plan, training=training)
     return Feed(
@@ -277,11 +285,10 @@ def _uniform_items(source: Source | Stream, task: Task, loss: Loss) -> float | N
     return targets.numel() / len(targets)
 
 
-def _pinned(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.pin_memory() if value.device.type == "cpu" else value
-    if isinstance(value, dict):
-        return {key: _pinned(each) for key, each in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(_pinned, value))
-    return value
+def _any_sample(where: range) -> range:
+    """Return the positions to read; for a rank that has none some other, which is not counted."""
+    return where or range(max(where.start - 1, 0), max(where.start, 1))
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor

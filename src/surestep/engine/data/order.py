@@ -30,13 +30,17 @@ def order_of(samples: int, seed: int, epoch: int) -> Tensor:
 class Cut(NamedTuple):
     """How an epoch is cut: batches of `batch_size`, each in micro-batches.
 
-    `samples` is None for a stream that does not say its length, which is cut as it is read.
+    `samples` is None for a stream that does not say its length, which is cut as it is read. Each of
+    several ranks has its share of every batch, in as many micro-batches as the others; one may be
+    empty.
     """
 
     samples: int | None
     batch_size: int
     micro_batch_size: int
     drop_last: bool = False
+    rank: int = 0
+    ranks: int = 1
 
     def batches(self, start: int) -> Iterator[tuple[int, int, bool]]:
         """Yield (first position, end, is the last) of each batch from position `start` on."""
@@ -47,19 +51,23 @@ class Cut(NamedTuple):
             yield first, end, end == whole
 
     def micro_batches(self, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield (first position, end) of each micro-batch of a batch."""
-        for start in range(first, end, self.micro_batch_size):
-            yield start, min(start + self.micro_batch_size, end)
+        """Yield (first position, end) of each micro-batch of this rank's share of a batch."""
+        samples, size = end - first, self.micro_batch_size
+        begin = first + samples * self.rank // self.ranks
+        stop = first + samples * (self.rank + 1) // self.ranks
+        largest = -(-samples // self.ranks)
+        for start in range(begin, begin + largest, size):
+            yield min(start, stop), min(start + size, stop)
 
-    def lists(self, start: int) -> Iterator[list[tuple[int, bool, list[range]]]]:
-        """Yield lists of (first position, is the last, micro-batches) from position `start` on.
+    def lists(self, start: int) -> Iterator[list[tuple[int, int, bool, list[range]]]]:
+        """Yield lists of (first position, end, is the last, micro-batches) from `start` on.
 
         A list at a time: of an epoch of millions a whole one takes a second, and with none each
         step would make calls of its own.
         """
         batches = self.batches(start)
         while found := [
-            (first, is_last, [range(*each) for each in self.micro_batches(first, end)])
+            (first, end, is_last, [range(*each) for each in self.micro_batches(first, end)])
             for first, end, is_last in islice(batches, LISTED)
         ]:
             yield found

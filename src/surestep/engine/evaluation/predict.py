@@ -64,7 +64,7 @@ def prediction_feed(data: Any, part: str, *, task: Task, plan: Plan) -> Feed:
             worker_init_fn=data.worker_init_fn,
         )
     lenient = replace(task, inputs=partial(_inputs_and_targets, task))
-    return feed(data, part, task=lenient, loss=no_loss("samples"), plan=plan)
+    return feed(data, part, task=lenient, loss=no_loss("samples"), plan=plan.alone())
 
 
 def _inputs_and_targets(task: Task, batch: Any) -> tuple[Any, Any]:

@@ -53,7 +53,8 @@ def _forward(parts: Parts, task: Task, plan: Plan) -> None:
     A stream that does not say how long it is may have no end: of it, as many as the run has read.
     """
     count = None if plan.steps_per_epoch is not None else parts.state.place.step
-    training = feed(task.train, "train", task=task, loss=parts.loss, plan=plan, training=True)
+    whole, loss = plan.alone(), parts.loss
+    training = feed(task.train, "train", task=task, loss=loss, plan=whole, training=True)
     try:
         for batch in islice(training.batches(epoch=0), count):
             for micro in batch.micro_batches:

@@ -1,11 +1,13 @@
 """The verbs of a step, named after PyTorch's; the step itself knows no backend."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from surestep.engine.parallel.world import World
 
 
 class GradNorm(NamedTuple):
@@ -35,12 +37,17 @@ class Outcome(NamedTuple):
 class Parallel(Protocol):
     """How many processes make one step; the verbs are those of one optimizer."""
 
-    world_size: int
+    world: World
+    module: nn.Module
     optimizer: torch.optim.Optimizer
     parameters: list[nn.Parameter]
 
-    def sum(self, items: float) -> float:
-        """Add up the items of all ranks."""
+    def sum(self, *items: float) -> Sequence[float]:
+        """Add up the items of all ranks, and let them agree on what one of them wants."""
+        ...
+
+    def add_up(self, loss_sum: Tensor) -> Tensor:
+        """Add up the loss of all ranks, on the device."""
         ...
 
     def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:

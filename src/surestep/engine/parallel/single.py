@@ -1,14 +1,14 @@
 """One process."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 import torch.optim.optimizer as optimizer_module
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import profiler
 from torch.nn.utils import get_total_norm
 
@@ -16,6 +16,7 @@ from surestep.base.errors import TaskError
 from surestep.engine.optim.kinds import sparse_tables
 from surestep.engine.parallel.base import GradNorm, Outcome
 from surestep.engine.parallel.guard import Reading, Scaled
+from surestep.engine.parallel.world import ALONE
 from surestep.engine.plan import Plan
 from surestep.engine.state import WHOLE, State, named_trainable
 
@@ -23,17 +24,18 @@ NO_GRADIENT = (
     "The loss does not depend on any trained parameter. Look for detach(), .data, numpy or no_grad "
     "on the way from the model to the loss."
 )
-_NOTHING: AbstractContextManager[Any] = nullcontext()
+NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 class Single:
     """The verbs of a step in one process, for the optimizer of a name."""
 
-    world_size = 1
+    world = ALONE
     step: Callable[[Tensor, Tensor], Outcome]
     unscale: Callable[[], None]
 
     def __init__(self, plan: Plan, state: State, name: str = WHOLE) -> None:
+        self.module: nn.Module = state.model
         self.optimizer = state.optimizers[name]
         held = {id(each) for group in self.optimizer.param_groups for each in group["params"]}
         named = {
@@ -51,13 +53,17 @@ class Single:
         self.unscale = partial(self.scaler.unscale_, self.optimizer)
         self._seeds: dict[torch.dtype, tuple[float, Tensor]] = {}
 
-    def sum(self, items: float) -> float:
+    def sum(self, *items: float) -> Sequence[float]:
         """Return the items themselves."""
         return items
 
+    def add_up(self, loss_sum: Tensor) -> Tensor:
+        """Return the loss itself."""
+        return loss_sum
+
     def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
         """Return a context that does nothing."""
-        return _NOTHING
+        return NOTHING
 
     def backward(self, loss_sum: Tensor, items: float) -> None:
         """Go backward from 1 / items: a division of the loss would cost another node.

@@ -12,6 +12,7 @@ from surestep.engine.table import (
     loss,
     memory,
     optim,
+    parallel,
     randomness,
     record,
     run,
@@ -22,6 +23,7 @@ from surestep.engine.table import (
 
 PARTS = (
     run,
+    parallel,
     loss,
     data,
     randomness,

@@ -18,11 +18,20 @@ def _loader_row(name: str) -> Row:
     )
 
 
+def _share(k: Known) -> int:
+    """Return the samples of a batch that one rank has at most."""
+    return -(-int(k["batch_size"]) // int(k["parallel.ranks"]))
+
+
 def _cut_text(k: Known) -> str:
-    batch, micro = k["batch_size"], k["micro_batch_size"]
-    whole, rest = divmod(batch, micro)
+    ranks, share, micro = k["parallel.ranks"], _share(k), k["micro_batch_size"]
+    whole, rest = divmod(share, micro)
     parts = f"{whole} micro-batches x {micro}" if whole > 1 else f"1 micro-batch x {micro}"
-    return f"{batch} = {parts}" + (f" + {rest}" if rest else "")
+    parts += f" + {rest}" if rest else ""
+    if ranks == 1:
+        return f"{share} = {parts}"
+    most = "" if k["batch_size"] % ranks == 0 else "at most "
+    return f"{k['batch_size']} = {ranks} ranks x {most}{f'({parts})' if rest else parts}"
 
 
 def _refuse_loader(option: str, name: str) -> Refusal:
@@ -40,12 +49,22 @@ def _refuse_loader(option: str, name: str) -> Refusal:
 
 ROWS: Rows = {
     "batch_size": (
+        Row(
+            lambda k: k.loader("batch_size") is not None and k["parallel.ranks"] > 1,
+            lambda k: k.loader("batch_size") * k["parallel.ranks"],
+            "the DataLoader's own, on each of {k[parallel.ranks]} ranks",
+        ),
         _loader_row("batch_size"),
         said("batch_size"),
         default(64, "nothing said: a size that trains most small models"),
     ),
     "micro_batch_size": (
         said("micro_batch_size"),
+        Row(
+            lambda k: k["parallel.ranks"] > 1,
+            _share,
+            "all that a rank has of a batch at once: nothing else said",
+        ),
         Row(always, lambda k: k["batch_size"], "the whole batch at once: nothing else said"),
     ),
     "cutting": (

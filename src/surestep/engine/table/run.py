@@ -28,6 +28,11 @@ ROWS: Rows = {
     "device": (
         said("device", torch.device),
         Row(
+            lambda k: bool(k.facts.cuda_devices) and k.facts.launched.local_size > 1,
+            lambda k: torch.device("cuda", k.facts.launched.local_rank),
+            "each of {k.facts.launched.local_size} processes of this machine has a GPU of its own",
+        ),
+        Row(
             lambda k: bool(k.facts.cuda_devices),
             lambda _: torch.device("cuda"),
             "this machine has {k.facts.cuda_devices[0]}",

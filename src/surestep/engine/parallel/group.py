@@ -1,0 +1,110 @@
+"""The process group of a run: opened so that a start never meets an earlier one, and closed.
+
+torchrun keeps one store for the workers of all its attempts, and gloo finds in it the addresses of
+processes that are dead: of nine restarts three hung. So the processes that are alive first agree on
+a word that no attempt before them had, and find each other under that.
+"""
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from surestep.base.errors import ParallelError
+from surestep.engine.parallel.launch import Launched
+from surestep.engine.parallel.world import ALONE, World
+
+_GLANCE_S = 0.02  # between two looks into the store
+
+
+@contextmanager
+def open_world(launched: Launched, *, backend: str, timeout_s: float) -> Iterator[World]:
+    """Join the processes that were started together; leave them at the end, whatever happens.
+
+    A process group that is there already is used, and left as it is.
+
+    Args:
+        launched: what the launcher said.
+        backend: of the tensors: "gloo" or "nccl".
+        timeout_s: how long one waits for the others.
+
+    Raises:
+        ParallelError: not all of them came.
+    """
+    if launched.size == 1 and not dist.is_initialized():
+        yield ALONE
+        return
+    timeout = timedelta(seconds=timeout_s)
+    own = not dist.is_initialized()
+    if own:
+        _join(launched, backend, timeout)
+    try:
+        host = dist.new_group(backend="gloo", timeout=timeout)
+        yield World(dist.get_rank(), dist.get_world_size(), host)
+    finally:
+        if own:
+            dist.destroy_process_group()
+
+
+def _join(launched: Launched, backend: str, timeout: timedelta) -> None:
+    where = f"{launched.address}:{launched.port}"
+    try:
+        store: Store = TCPStore(
+            launched.address,
+            launched.port,
+            launched.size,
+            is_master=launched.rank == 0 and not launched.shares_store,
+            timeout=timeout,
+        )
+        word = agree_on_a_word(store, launched, timeout.total_seconds())
+        dist.init_process_group(
+            backend,
+            store=PrefixStore(f"surestep/{word}", store),
+            rank=launched.rank,
+            world_size=launched.size,
+            timeout=timeout,
+        )
+    except (RuntimeError, TimeoutError) as error:
+        raise ParallelError(
+            f"Rank {launched.rank} of {launched.size} waited {timeout.total_seconds():g} s at "
+            f"{where} for the others: {error}. Look whether all of them were started, and reach "
+            "that address; with several networks say GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME)."
+        ) from error
+
+
+def agree_on_a_word(store: Store, launched: Launched, timeout_s: float) -> str:
+    """Return a word that the processes of this very start share, and no others.
+
+    Each other rank leaves a word of its own, and waits for an answer to just that; what dead
+    processes left there gets answers that nobody reads. The first rank goes on answering until all
+    have thanked it for its word.
+
+    Raises:
+        TimeoutError: somebody did not come.
+    """
+    end, own = time.monotonic() + timeout_s, uuid.uuid4().hex
+    if launched.rank == 0:
+        missing = set(range(1, launched.size))
+        while missing:
+            for rank in sorted(missing):
+                if store.check([f"hello/{rank}"]):
+                    store.set(f"answer/{store.get(f'hello/{rank}').decode()}", own)
+                if store.check([f"thanks/{own}/{rank}"]):
+                    missing.discard(rank)
+            if missing and time.monotonic() > end:
+                raise TimeoutError(f"ranks {sorted(missing)} did not come")
+            time.sleep(_GLANCE_S if missing else 0)
+        return own
+    store.set(f"hello/{launched.rank}", own)
+    while not store.check([f"answer/{own}"]):
+        if time.monotonic() > end:
+            raise TimeoutError("rank 0 did not come")
+        time.sleep(_GLANCE_S)
+    word = str(store.get(f"answer/{own}").decode())
+    store.set(f"thanks/{word}/{launched.rank}", "")
+    return word

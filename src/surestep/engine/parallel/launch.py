@@ -1,0 +1,108 @@
+"""What a launcher tells a process: torchrun, accelerate, deepspeed, mpirun or Slurm's srun.
+
+Sources: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables,
+https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from surestep.base.errors import ConfigError
+
+_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_PORTS = 15000  # from here on, for jobs of Slurm, which names none
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Where a process stands among those that were started with it.
+
+    Attributes:
+        rank: of all processes, from 0.
+        size: how many there are.
+        local_rank: of those on this machine, from 0.
+        local_size: how many there are on this machine.
+        by: what started them; "nobody" where there is one.
+        address: of the first process's machine.
+        port: on which the processes find each other.
+        shares_store: the launcher keeps the store in which they find each other, and keeps it when
+            it starts them again.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    by: str = "nobody"
+    address: str = ""
+    port: int = 0
+    shares_store: bool = False
+
+    @property
+    def nodes(self) -> int:
+        """How many machines there are, where each has as many processes."""
+        return max(1, self.size // self.local_size)
+
+
+ALONE = Launched()
+
+
+def read_launched(said: Mapping[str, str] | None = None) -> Launched:
+    """Read what the launcher said in the environment.
+
+    Raises:
+        ConfigError: it said a part only.
+    """
+    said = os.environ if said is None else said
+    if "RANK" in said or "WORLD_SIZE" in said:
+        return _of_torchrun(said)
+    if "SLURM_PROCID" in said and int(said.get("SLURM_NTASKS", "1")) > 1:
+        return _of_slurm(said)
+    return ALONE
+
+
+def _of_torchrun(said: Mapping[str, str]) -> Launched:
+    lacks = [name for name in _NEEDED if not said.get(name)]
+    if lacks:
+        raise ConfigError(
+            f"The environment has RANK or WORLD_SIZE, but not {', '.join(lacks)}. Start with "
+            "torchrun, which sets all of them, or unset those."
+        )
+    size = int(said["WORLD_SIZE"])
+    local = int(said.get("LOCAL_WORLD_SIZE", size))
+    return Launched(
+        rank=int(said["RANK"]),
+        size=size,
+        local_rank=int(said.get("LOCAL_RANK", int(said["RANK"]) % local)),
+        local_size=local,
+        by="torchrun" if "TORCHELASTIC_RUN_ID" in said else "a launcher",
+        address=said["MASTER_ADDR"],
+        port=int(said["MASTER_PORT"]),
+        shares_store=said.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def _of_slurm(said: Mapping[str, str]) -> Launched:
+    """Read what srun says; the processes meet on the first machine of the job."""
+    size, local = int(said["SLURM_NTASKS"]), int(said.get("SLURM_NTASKS_PER_NODE", "0"))
+    job = int(said.get("SLURM_JOB_ID", "0"))
+    return Launched(
+        rank=int(said["SLURM_PROCID"]),
+        size=size,
+        local_rank=int(said.get("SLURM_LOCALID", "0")),
+        local_size=local or max(1, size // int(said.get("SLURM_NNODES", "1"))),
+        by="srun",
+        address=said.get("MASTER_ADDR") or first_host(said.get("SLURM_NODELIST", "localhost")),
+        port=int(said.get("MASTER_PORT") or _PORTS + job % 10_000),
+    )
+
+
+def first_host(nodes: str) -> str:
+    """Return the first machine of Slurm's list, such as "n[003-007,9]" or "a1,b2"."""
+    before, bracket, rest = nodes.partition("[")
+    if not bracket or "," in before:
+        return nodes.partition(",")[0]
+    first = re.split(r"[-,\]]", rest, maxsplit=1)[0]
+    return before + first

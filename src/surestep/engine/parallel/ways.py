@@ -1,0 +1,17 @@
+"""The ways in which processes share a step, by the Plan's word for them."""
+
+from surestep.engine.parallel.ddp import Ddp
+from surestep.engine.parallel.single import Single
+from surestep.engine.parallel.world import World
+from surestep.engine.plan import Plan
+from surestep.engine.state import State
+
+
+def verbs(plan: Plan, state: State, name: str, world: World) -> Single:
+    """Return the verbs of a step for the optimizer of a name.
+
+    A copy of the model in each process, and a process alone, are what there is.
+    """
+    if plan.parallel_kind == "ddp":
+        return Ddp(plan, state, world, name)
+    return Single(plan, state, name)

@@ -1,0 +1,90 @@
+"""The processes of a run: who this one is, and how all of them come to one answer on the host.
+
+What is agreed here are numbers and words of the host, over a group of its own on gloo, so that no
+device is read and nothing of ours travels as a pickle. One process is a world of one, for which
+each of these answers at once.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+SIGNALS = ("Ctrl-C", "SIGTERM", "SIGUSR1")
+WORDS = ("stop", "save", "evaluate", *SIGNALS)
+
+
+class World:
+    """The processes that make one step together.
+
+    Attributes:
+        rank: of this process, from 0.
+        size: how many processes there are.
+        group: over which the host's values travel; None in a world of one.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
+        self.rank = rank
+        self.size = size
+        self.group = group
+        self.wanted: set[str] = set()  # what this rank asks all for
+        self.agreed: set[str] = set()  # what some rank asked for, at the last exchange
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes, prints and tracks."""
+        return self.rank == 0
+
+    def exchange(self, values: Sequence[float]) -> list[float]:
+        """Add up the values of all ranks; what one rank wants is then agreed on all of them."""
+        asked = [float(word in self.wanted) for word in WORDS]
+        self.wanted.clear()
+        sums = self.sums([*values, *asked])
+        self.agreed = {word for word, n in zip(WORDS, sums[len(values) :], strict=True) if n}
+        return sums[: len(values)]
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Add up the values of all ranks, each in its place."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Return the largest value of all ranks, each in its place."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def texts(self, text: str) -> list[str]:
+        """Return the text of every rank, in the order of ranks."""
+        if self.size == 1:
+            return [text]
+        data = text.encode()
+        longest = int(self.largest([len(data)])[0])
+        own = torch.zeros(8 + longest, dtype=torch.uint8)
+        framed = bytearray(len(data).to_bytes(8, "little") + data)
+        own[: len(framed)] = torch.frombuffer(framed, dtype=torch.uint8)
+        each = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(each, own, group=self.group)
+        return [_text(one) for one in each]
+
+    def of_first(self, value: Any) -> Any:
+        """Return what the first rank says, as JSON can hold it."""
+        return json.loads(self.texts(json.dumps(value) if self.is_first else "null")[0])
+
+    def wait(self) -> None:
+        """Wait for all ranks."""
+        self.sums([0.0])
+
+    def _reduced(self, values: Sequence[float], how: Any) -> list[float]:
+        if self.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, op=how, group=self.group)
+        return list(tensor.tolist())
+
+
+def _text(data: torch.Tensor) -> str:
+    raw = bytes(data.tolist())
+    return raw[8 : 8 + int.from_bytes(raw[:8], "little")].decode()
+
+
+ALONE = World()

@@ -1,0 +1,156 @@
+"""How many processes make one step, and how."""
+
+from collections.abc import Callable
+
+from surestep.engine.plan import Known, Refusal, Row
+from surestep.engine.table.rows import Refusals, Rows, default, plain, said
+
+TIMEOUT_S = 600.0
+_TORCHRUN = "torchrun --nproc-per-node 2 -m surestep train RECIPE"
+
+
+def _many(k: Known) -> bool:
+    return k.facts.launched.size > 1
+
+
+def _kind(k: Known) -> str:
+    return str(k.said.get("parallel.kind", "auto"))
+
+
+def _needs_many(option: str) -> Refusal:
+    return Refusal(
+        lambda k: option in k.said and k["parallel.kind"] == "single",
+        lambda k: (
+            f"{option}={k.said[option]!r} is for several processes, and here is one. Start them "
+            f"with {_TORCHRUN}, or leave it out."
+        ),
+    )
+
+
+def _alone(when: Callable[[Known], bool], what: Callable[[Known], str]) -> Refusal:
+    """Refuse what one process can do and several cannot."""
+    return Refusal(
+        lambda k: _many(k) and when(k),
+        lambda k: (
+            f"{what(k)}, and parallel.kind={k['parallel.kind']!r} cannot share that among "
+            f"{k.facts.launched.size} processes. Start one, or leave it out."
+        ),
+    )
+
+
+def _by_the_clock(option: str) -> Refusal:
+    return Refusal(
+        lambda k: _many(k) and k.said.get(option, "").endswith(("minutes", "minute", "hours")),
+        lambda k: (
+            f"{option}={k.said[option]!r}, but the clocks of {k.facts.launched.size} processes "
+            "differ, and all must act at the same step. Say steps or epochs."
+        ),
+    )
+
+
+ROWS: Rows = {
+    "parallel.kind": (
+        Row(
+            lambda k: _kind(k) != "auto",
+            lambda k: k.said["parallel.kind"],
+            "said: {origin}",
+        ),
+        Row(
+            _many,
+            lambda _: "ddp",
+            "auto: {k.facts.launched.size} processes, started by {k.facts.launched.by}; each has "
+            "a copy of the model",
+        ),
+        default("single", "auto: one process"),
+    ),
+    "parallel.ranks": (
+        Row(
+            _many,
+            lambda k: k.facts.launched.size,
+            "{k.facts.launched.nodes} machine(s) x {k.facts.launched.local_size} processes",
+        ),
+        default(1, "nobody started more"),
+    ),
+    "parallel.rank": (
+        Row(_many, lambda k: k.facts.launched.rank, "said by {k.facts.launched.by}"),
+        default(0, "the only one"),
+    ),
+    "parallel.backend": (
+        Row(lambda k: not _many(k), lambda _: "none", "one process talks to nobody"),
+        Row(lambda k: k.on_gpu, lambda _: "nccl", "the device is a GPU"),
+        default("gloo", "the device is the CPU"),
+    ),
+    "parallel.find_unused_parameters": plain(
+        "parallel.find_unused_parameters", False, "each step looks for none: they are an error"
+    ),
+    "parallel.static_graph": plain(
+        "parallel.static_graph", False, "nothing said: another graph may come at any step"
+    ),
+    "parallel.sync_batchnorm": plain(
+        "parallel.sync_batchnorm", False, "each rank takes statistics of its own samples"
+    ),
+    "parallel.timeout_s": (
+        said("parallel.timeout_s", float),
+        default(TIMEOUT_S, "long enough for a slow first step, short enough for a lost machine"),
+    ),
+}
+
+REFUSALS: Refusals = {
+    "parallel.kind": (
+        Refusal(
+            lambda k: _kind(k) == "ddp" and not _many(k),
+            lambda k: (
+                "parallel.kind='ddp' needs several processes, and here is one. Start them with "
+                f"{_TORCHRUN}, or leave it out."
+            ),
+        ),
+        Refusal(
+            lambda k: _kind(k) == "single" and _many(k),
+            lambda k: (
+                f"parallel.kind='single', but {k.facts.launched.size} processes were started: each "
+                "would train the whole run. Start one, or leave it out."
+            ),
+        ),
+    ),
+    "parallel.ranks": (
+        _alone(lambda k: k.given.is_stream, lambda _: "The training data is a stream"),
+        _alone(
+            lambda k: k.given.batch_transform is not None,
+            lambda k: f"batch_transform={k.given.batch_transform} mixes the whole batch",
+        ),
+        _alone(lambda k: not k.given.called, lambda _: "The Task brings its own step"),
+        _alone(
+            lambda k: k.said.get("optim.name") == "lbfgs",
+            lambda k: f"optim.name={k.said['optim.name']!r} evaluates the batch by itself",
+        ),
+        _alone(
+            lambda k: k.said.get("on_spike") == "rollback",
+            lambda k: f"on_spike={k.said['on_spike']!r} goes back",
+        ),
+        _by_the_clock("logging.every"),
+        _by_the_clock("checkpoint.every"),
+    ),
+    "parallel.find_unused_parameters": (_needs_many("parallel.find_unused_parameters"),),
+    "parallel.static_graph": (
+        _needs_many("parallel.static_graph"),
+        Refusal(
+            lambda k: bool(
+                k.said.get("parallel.static_graph") and k["parallel.find_unused_parameters"]
+            ),
+            lambda _: (
+                "parallel.static_graph=True promises that each step uses the same parameters, and "
+                "parallel.find_unused_parameters=True that they change. Say one of them."
+            ),
+        ),
+    ),
+    "parallel.sync_batchnorm": (
+        _needs_many("parallel.sync_batchnorm"),
+        Refusal(
+            lambda k: bool(k.said.get("parallel.sync_batchnorm")) and not k.facts.cuda_devices,
+            lambda k: (
+                f"parallel.sync_batchnorm={k.said['parallel.sync_batchnorm']} works on GPUs only. "
+                "Leave it out, or use GroupNorm, which needs no statistics of the batch."
+            ),
+        ),
+    ),
+}

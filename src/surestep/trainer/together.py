@@ -1,0 +1,112 @@
+"""Several ranks as one run: the first holds the folder and decides, and the others follow."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from surestep.base.errors import CheckpointError, ParallelError, SurestepError
+from surestep.engine.data.feed import Feed
+from surestep.engine.incident.again import untouched
+from surestep.engine.parallel.world import World
+from surestep.engine.step import Parts, forward_backward
+from surestep.record.checkpoint.opened import open_checkpoint
+from surestep.record.checkpoint.saver import Outcome
+from surestep.record.follower import Follower
+from surestep.record.recorder import Recorder
+from surestep.trainer.resuming import Going
+
+T = TypeVar("T")
+
+
+def first(
+    world: World, act: Callable[[], T], *, tell: Callable[[T], Any], follow: Callable[[Any], T]
+) -> T:
+    """Let the first rank act, and the others follow what it tells; its errors are theirs too.
+
+    Args:
+        world: the ranks.
+        act: what the first one does.
+        tell: what the others need to know of it, as JSON can hold it.
+        follow: what the others make of that.
+
+    Raises:
+        ParallelError: on the others, where the first one failed.
+    """
+    if world.size == 1:
+        return act()
+    if world.is_first:
+        try:
+            value = act()
+        except SurestepError as error:
+            world.of_first({"error": f"{type(error).__name__}: {error}"})
+            raise
+        world.of_first({"said": tell(value)})
+        return value
+    answer = world.of_first(None)
+    if "error" in answer:
+        raise ParallelError(f"Rank 0 could not go on: {answer['error']}")
+    return follow(answer["said"])
+
+
+def settle(parts: Parts, feed: Feed) -> None:
+    """Go forward and backward once, on several ranks, so that no later step is unlike the others.
+
+    DDP puts the gradients into other buckets after its first backward, and where a gradient lies
+    decides in which order it is added up. A run that goes on would add up its first step otherwise
+    than one that never stopped. Everything is put back.
+    """
+    batch = feed.move(next(feed.batches(0)))
+    with untouched(parts):
+        forward_backward(parts, batch, 1.0)
+
+
+def of_first(world: World, outcomes: list[Outcome]) -> list[Outcome]:
+    """Return what came of the first rank's saves, on all ranks."""
+    if world.size == 1:
+        return outcomes
+    told = [
+        (each.step, str(each.path or ""), str(each.error or ""), each.seconds, each.waited_s)
+        for each in outcomes
+    ]
+    said = world.of_first(told)
+    if world.is_first:
+        return outcomes
+    return [
+        Outcome(
+            step,
+            Path(path) if path else None,
+            CheckpointError(error) if error else None,
+            seconds,
+            waited_s,
+        )
+        for step, path, error, seconds, waited_s in said
+    ]
+
+
+def held(world: World, open_folder: Callable[[], Recorder]) -> Recorder:
+    """Open the run folder on the first rank, which holds it; the others only read from it."""
+    return first(
+        world,
+        open_folder,
+        tell=lambda recorder: str(recorder.folder),
+        follow=lambda folder: Follower(Path(folder)),
+    )
+
+
+def decided(world: World, decide: Callable[[], Going]) -> Going:
+    """Let the first rank decide how the run goes on, and from which checkpoint."""
+
+    def follow(said: dict[str, Any]) -> Going:
+        path = said["checkpoint"]
+        checkpoint = None if path is None else open_checkpoint(Path(path))
+        return Going({}, checkpoint, finished=said["finished"])
+
+    return first(
+        world,
+        decide,
+        tell=lambda going: {
+            "checkpoint": None if going.checkpoint is None else str(going.checkpoint.path),
+            "finished": going.finished,
+        },
+        follow=follow,
+    )

@@ -1,0 +1,49 @@
+import pytest
+
+from surestep.base.errors import ConfigError
+from surestep.engine.parallel.launch import ALONE, first_host, read_launched
+
+TORCHRUN = {
+    **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
+    **{"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "x"},
+}
+
+
+def test_nobody_started_more_than_one():
+    assert read_launched({}) == ALONE
+    assert read_launched({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) == ALONE
+
+
+def test_torchrun_says_where_a_process_stands():
+    found = read_launched(TORCHRUN)
+    assert (found.rank, found.size, found.local_rank, found.local_size) == (5, 8, 1, 4)
+    assert (found.nodes, found.by, found.address, found.port) == (2, "torchrun", "10.0.0.1", 29500)
+    assert not found.shares_store
+    assert read_launched({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}).shares_store
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_part_of_what_torchrun_says_is_refused_by_name(name):
+    with pytest.raises(ConfigError, match=rf"not {name}\. Start with torchrun"):
+        read_launched({key: value for key, value in TORCHRUN.items() if key != name})
+
+
+def test_slurm_says_where_a_process_stands():
+    said = {
+        **{"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NNODES": "2"},
+        **{"SLURM_JOB_ID": "1234567", "SLURM_NODELIST": "gpu[07-08]"},
+    }
+    found = read_launched(said)
+    assert (found.rank, found.size, found.local_rank, found.local_size) == (3, 4, 1, 2)
+    assert (found.by, found.address, found.port) == ("srun", "gpu07", 15000 + 4567)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        *(("one", "one"), ("a,b", "a"), ("n[003-007,9]", "n003"), ("n[5,7]", "n5")),
+        *(("a1,n[2-3]", "a1"), ("gpu-[12]", "gpu-12")),
+    ],
+)
+def test_the_first_machine_of_slurms_list(nodes, first):
+    assert first_host(nodes) == first

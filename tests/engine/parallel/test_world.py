@@ -1,0 +1,18 @@
+from surestep.engine.parallel.world import ALONE, World
+
+
+def test_a_world_of_one_answers_at_once():
+    assert ALONE.sums([1.5, 2.0]) == [1.5, 2.0]
+    assert ALONE.largest([3.0]) == [3.0]
+    assert ALONE.texts("å") == ["å"]
+    assert ALONE.of_first({"a": [1, None]}) == {"a": [1, None]}
+    assert ALONE.is_first
+
+
+def test_what_is_wanted_is_agreed_at_the_next_exchange_and_then_forgotten():
+    world = World()
+    world.wanted.add("save")
+    assert world.exchange([4.0]) == [4.0]
+    assert world.agreed == {"save"}
+    assert world.exchange([4.0]) == [4.0]
+    assert world.agreed == set()

@@ -1,0 +1,95 @@
+"""What is run both in one process and on several ranks: tasks, options, and what came of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import surestep
+from surestep.base.errors import NonFiniteError
+from surestep.trainer.session import Session
+
+SAMPLES = 101  # in batches of 20 one is left over: a batch in which all ranks but one have none
+
+
+def data(*, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(SAMPLES, 6, generator=generator, dtype=torch.float64)
+    return x.to(dtype), (x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 1).long()
+
+
+def masked() -> tuple[Tensor, Tensor]:
+    """Targets of which whole stretches are ignored, so that a rank may have no items."""
+    x, y = data()
+    y[20:40] = -100
+    y[50:55] = -100
+    return x, y
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def net64() -> nn.Module:
+    return net().double()
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.argmax(1) == targets).float().mean()
+
+
+def task(train: Any = None, model: Callable[[], nn.Module] = net, **parts: Any) -> surestep.Task:
+    train = data() if train is None else train
+    metrics = {"accuracy": accuracy}
+    val, loss = data(dtype=train[0].dtype), nn.CrossEntropyLoss()
+    return surestep.Task(model, loss, train=train, val=val, metrics=metrics, **parts)
+
+
+def opened(folder: Path, made: surestep.Task, **options: Any) -> Session:
+    usual = {"max_steps": 20, "batch_size": 20, "optim": {"lr": 1e-2}}
+    config = surestep.Config(**{**usual, "logging": {"progress": "quiet"}, **options})
+    return surestep.prepare(made, config, run=folder)
+
+
+def result(session: Session) -> dict[str, Any]:
+    weights = {name: each.clone() for name, each in session.model.state_dict().items()}
+    return {"weights": weights, "place": tuple(session.state.place)}
+
+
+def trained(folder: Path, made: surestep.Task, **options: Any) -> dict[str, Any]:
+    """Train a run to its end; return weights, place, losses and metrics."""
+    with opened(folder, made, **options) as session:
+        losses = [float(each.loss) for each in session.steps()]
+        metrics = session.evaluate()
+        return {**result(session), "losses": losses, "metrics": metrics}
+
+
+SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
+CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "adamw": lambda folder: trained(folder, task()),
+    "micro-batches": lambda folder: trained(folder, task(), micro_batch_size=3),
+    "sgd": lambda folder: trained(folder, task(), optim=SGD, micro_batch_size=4),
+    "clipped": lambda folder: trained(folder, task(), max_grad_norm=0.01, micro_batch_size=7),
+    "masked": lambda folder: trained(
+        folder, task(masked()), micro_batch_size=2, data={"shuffle": False}
+    ),
+    "average": lambda folder: trained(folder, task(), average={"kind": "ema", "decay": 0.9}),
+    "fp64": lambda folder: trained(
+        folder, task(data(dtype=torch.float64), net64), micro_batch_size=3
+    ),
+}
+
+
+def poisoned(folder: Path) -> dict[str, Any]:
+    """A sample of the last rank's share is NaN in step 3: all ranks stop before it."""
+    x, y = data()
+    x[59] = float("nan")
+    with opened(folder, task((x, y)), data={"shuffle": False}) as session:
+        try:
+            for _ in session.steps():
+                pass
+        except NonFiniteError as error:
+            return {**result(session), "failed": error.step}
+        return {**result(session), "failed": None}

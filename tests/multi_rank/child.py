@@ -1,0 +1,87 @@
+"""What each rank does, started by torchrun: all cases, one after another, in one launch."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import surestep
+from surestep.base.errors import Stopped
+from surestep.trainer.fit import fit
+from tests.multi_rank.cases import CASES, opened, poisoned, result, task, trained
+
+RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+class StopOnOne(surestep.Callback):
+    """Asks to stop after step 5, on the last rank alone."""
+
+    def on_step(self, state, outcome):
+        return surestep.Request.STOP if RANK == RANKS - 1 and outcome.step == 5 else None
+
+
+class SignalOnOne(surestep.Callback):
+    """Sends SIGTERM to the last rank alone, in step 4."""
+
+    def on_batch(self, state, batch):
+        if RANK == RANKS - 1 and state.place.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stopped(folder: Path) -> dict[str, Any]:
+    config = surestep.Config(max_steps=20, batch_size=20, logging={"progress": "quiet"})
+    with surestep.prepare(task(), config, run=folder, callbacks=[StopOnOne()]) as session:
+        steps = [each.step for each in session.steps()]
+    return {"steps": steps, **result(session)}
+
+
+def signalled(folder: Path) -> dict[str, Any]:
+    config = surestep.Config(max_steps=20, batch_size=20, logging={"progress": "quiet"})
+    with surestep.prepare(task(), config, run=folder, callbacks=[SignalOnOne()]) as session:
+        try:
+            fit(session)
+        except Stopped:
+            return {"stopped": True, **result(session)}
+    return {"stopped": False, **result(session)}
+
+
+def interrupted_and_gone_on(folder: Path) -> dict[str, Any]:
+    """Stop after 7 steps with a checkpoint, and go on in another session."""
+    with opened(folder, task()) as session:
+        for each in session.steps():
+            if each.step == 7:
+                session.save()
+                break
+    return trained(folder, task())
+
+
+def half(folder: Path) -> dict[str, Any]:
+    """Stop after 7 steps, for another number of ranks to go on with."""
+    with opened(folder, task()) as session:
+        for each in session.steps():
+            if each.step == 7:
+                session.save()
+                break
+    return result(session)
+
+
+OTHERS = {
+    **{"poisoned": poisoned, "stopped": stopped, "signalled": signalled, "half": half},
+    **{"gone on": interrupted_and_gone_on},
+}
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    found = {name: case(out / name) for name, case in {**CASES, **OTHERS}.items()}
+    begun = out / "begun by one"
+    if begun.exists():
+        found["begun by one"] = trained(begun, task())
+    torch.save(found, out / f"rank-{RANK}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

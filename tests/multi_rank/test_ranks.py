@@ -1,0 +1,128 @@
+"""Laws 1, 2 and 10 on several ranks: the same numbers, the same decisions, at the same step.
+
+One launch by torchrun for each number of ranks runs all cases; the tests look at what came of them.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.multi_rank import cases
+from tests.multi_rank.cases import CASES, SAMPLES, opened, task, trained
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+TOLERANCE = {"fp64": 1e-12}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory) -> dict[str, Any]:
+    """What one process comes to."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("one")
+    found = {name: case(folder / name) for name, case in CASES.items()}
+    found["poisoned"] = cases.poisoned(folder / "poisoned")
+    torch.set_num_threads(threads)
+    return found
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request, tmp_path_factory) -> list[dict[str, Any]]:
+    """What each of several ranks comes to."""
+    folder = tmp_path_factory.mktemp(f"ranks-{request.param}")
+    begun = folder / "begun by one"
+    with opened(begun, task()) as session:
+        for each in session.steps():
+            if each.step == 7:
+                session.save()
+                break
+    words = ["--standalone", "--nproc-per-node", str(request.param)]
+    done = subprocess.run(
+        [*TORCHRUN, *words, "-m", "tests.multi_rank.child", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(request.param)]
+
+
+def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Return |a - b| / |a| over all weights."""
+    first = torch.cat([each.double().flatten() for each in a.values()])
+    second = torch.cat([each.double().flatten() for each in b.values()])
+    return float((first - second).norm() / first.norm())
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_come_to_the_weights_of_one_process(one, ranks, name):
+    for each in ranks:
+        assert distance(one[name]["weights"], each[name]["weights"]) <= TOLERANCE.get(name, 1e-6)
+        assert each[name]["place"] == one[name]["place"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_ranks_hold_the_same_weights(ranks, name):
+    assert all(same(ranks[0][name]["weights"], each[name]["weights"]) for each in ranks)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_are_those_of_the_whole_batch(one, ranks, name):
+    for each in ranks:
+        assert each[name]["losses"] == pytest.approx(one[name]["losses"], rel=1e-5, nan_ok=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_evaluation_counts_every_sample_once(one, ranks, name):
+    for each in ranks:
+        measured = each[name]["metrics"]
+        assert measured == pytest.approx(one[name]["metrics"], rel=1e-5)
+        right = measured["val/accuracy"] * SAMPLES
+        assert right == pytest.approx(round(right), abs=1e-4)
+
+
+def test_a_sample_of_one_rank_that_is_not_finite_stops_all_before_the_step(one, ranks):
+    assert one["poisoned"]["failed"] == 3
+    for each in ranks:
+        assert each["poisoned"]["failed"] == 3
+        assert distance(one["poisoned"]["weights"], each["poisoned"]["weights"]) <= 1e-6
+        assert each["poisoned"]["place"] == one["poisoned"]["place"]
+
+
+def test_what_one_rank_asks_for_all_do_one_step_later(ranks):
+    assert [each["stopped"]["steps"] for each in ranks] == [list(range(1, 7))] * len(ranks)
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(ranks):
+    assert all(each["signalled"]["stopped"] for each in ranks)
+    (place,) = {each["signalled"]["place"] for each in ranks}
+    assert 4 <= place[0] <= 5
+
+
+def test_a_run_goes_on_with_as_many_ranks_bit_for_bit(ranks):
+    for each in ranks:
+        assert same(each["gone on"]["weights"], each["adamw"]["weights"])
+
+
+def test_a_run_of_one_process_goes_on_with_several(one, ranks):
+    for each in ranks:
+        assert distance(one["adamw"]["weights"], each["begun by one"]["weights"]) <= 1e-6
+        assert each["begun by one"]["losses"] == pytest.approx(one["adamw"]["losses"][7:], rel=1e-5)
+
+
+def test_one_process_goes_on_with_the_run_of_several(one, ranks, tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp() / f"ranks-{len(ranks)}0" / "half"
+    found = trained(folder, task())
+    assert distance(one["adamw"]["weights"], found["weights"]) <= 1e-6
+    assert found["losses"] == pytest.approx(one["adamw"]["losses"][7:], rel=1e-5)
