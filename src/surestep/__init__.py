@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from surestep.base.version import VERSION
+
 if TYPE_CHECKING:
     from surestep.base.config import Config as Config
     from surestep.base.errors import SurestepError as SurestepError
@@ -76,7 +78,7 @@ _HOMES = {
     "transforms": "surestep.engine.data",
 }
 __all__ = sorted(_HOMES)
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def __dir__() -> list[str]:

@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-import surestep
 from surestep.base.errors import RunError
+from surestep.base.version import VERSION
 from surestep.record.checkpoint.tensors import write_tensors, write_text
 from surestep.record.files import (
     COPY_HINT,
@@ -107,7 +107,7 @@ def write_incident(
         written = write_tensors(temporary / BATCH, tensors)
         whole = {
             "format": INCIDENT_FORMAT,
-            "surestep": surestep.__version__,
+            "surestep": VERSION,
             "step": step,
             **record,
         }

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-import surestep
+from surestep.base.version import VERSION
 from surestep.engine.data.dataset import dataset_of
 from surestep.engine.data.fingerprint import map_fingerprint
 from surestep.engine.data.stream import Reader, digest, fingerprint, is_stream
@@ -47,7 +47,7 @@ def identity(origin: Origin, planned: Planned) -> dict[str, Any]:
         "model": _model(planned.model),
         "machine": {
             "torch": planned.facts.torch_version,
-            "surestep": surestep.__version__,
+            "surestep": VERSION,
             "device": device_name(planned.facts, planned.plan.device),
             "threads": planned.facts.threads,
         },

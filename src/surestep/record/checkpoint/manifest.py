@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import surestep
 from surestep.base.errors import CheckpointError
+from surestep.base.version import VERSION
 from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.tensors import DTYPES, File
 from surestep.record.files import dumps, open_plain, parse_json, read_plain, size_of
@@ -67,7 +67,7 @@ class Manifest:
             for kind, stored in self.tensors.items()
         }
         files = {name: each._asdict() for name, each in self.files.items()}
-        about = {"format": FORMAT, "surestep": surestep.__version__, "step": self.step}
+        about = {"format": FORMAT, "surestep": VERSION, "step": self.step}
         return sealed(dumps({"sha256": _UNKNOWN, **about, "files": files, "tensors": tensors}))
 
 

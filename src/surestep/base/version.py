@@ -1,0 +1,3 @@
+"""Which surestep this is."""
+
+VERSION = "0.1.0"
