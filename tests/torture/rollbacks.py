@@ -109,7 +109,7 @@ def kill_around(
     different: list[str] = []
     while count < kills or run == 0:
         attempt = Attempt(folder / f"killed-{run}", async_save, broken)
-        if count < kills and _kill(attempt, draw):
+        if count < kills and _kill(attempt, draw, at_once=count < 2):
             count += 1
             continue
         different += differences(whole, attempt.outcome())
@@ -118,12 +118,16 @@ def kill_around(
     return {"different": different, "kills": count, "again": again}
 
 
-def _kill(attempt: Attempt, draw: random.Random) -> bool:
-    """Kill a process at a random moment around its way back; say whether it came there."""
-    at = draw.choice(list(WITHIN_S))
+def _kill(attempt: Attempt, draw: random.Random, *, at_once: bool) -> bool:
+    """Kill a process at a random moment around its way back; say whether it came there.
+
+    With `at_once` it is killed as soon as it went back, before it saves anything of its new way,
+    which takes a few milliseconds on a fast machine.
+    """
+    at = "back" if at_once else draw.choice(list(WITHIN_S))
     child = attempt.start()
     try:
-        if child.wait_for(at):
+        if child.wait_for(at) and not at_once:
             time.sleep(draw.uniform(0, WITHIN_S[at]))
         child.kill()
         return child.code == -9
