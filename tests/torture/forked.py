@@ -55,14 +55,22 @@ class Child:
         while line not in self._told:
             left = until - time.monotonic()
             ready, _, _ = select.select([self._read, self._ended], [], [], max(0.0, left))
-            new = os.read(self._read, 65536) if self._read in ready else b""
-            self._told += new
-            if not new and self._ended in ready:
-                return False
+            if self._ended in ready:
+                # What it told last may have come after its pipe was looked at.
+                while select.select([self._read], [], [], 0)[0] and self._take():
+                    pass
+                return line in self._told
+            if self._read in ready:
+                self._take()
             if not ready:
                 self.kill()
                 raise TimeoutError(f"The child did not reach {told!r}: {self._told[-200:]!r}")
         return True
+
+    def _take(self) -> bytes:
+        new = os.read(self._read, 65536)
+        self._told += new
+        return new
 
     def kill(self) -> None:
         """Kill -9; a child that has ended already is left alone."""
