@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
+from surestep.engine.parallel.world import SIGNALS
 from surestep.trainer.session import Session
 
-_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGUSR1: "SIGUSR1"}
+_NAMES = dict(zip((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1), SIGNALS, strict=True))
 
 
 @contextmanager

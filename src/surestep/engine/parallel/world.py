@@ -70,10 +70,6 @@ class World:
         """Return what the first rank says, as JSON can hold it."""
         return json.loads(self.texts(json.dumps(value) if self.is_first else "null")[0])
 
-    def wait(self) -> None:
-        """Wait for all ranks."""
-        self.sums([0.0])
-
     def _reduced(self, values: Sequence[float], how: Any) -> list[float]:
         if self.size == 1:
             return list(values)
