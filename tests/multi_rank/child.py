@@ -11,7 +11,7 @@ import torch
 import surestep
 from surestep.base.errors import Stopped
 from surestep.trainer.fit import fit
-from tests.multi_rank.cases import CASES, opened, poisoned, result, task, trained
+from tests.multi_rank.cases import CASES, half, poisoned, result, task, trained
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -50,22 +50,8 @@ def signalled(folder: Path) -> dict[str, Any]:
 
 def interrupted_and_gone_on(folder: Path) -> dict[str, Any]:
     """Stop after 7 steps with a checkpoint, and go on in another session."""
-    with opened(folder, task()) as session:
-        for each in session.steps():
-            if each.step == 7:
-                session.save()
-                break
+    half(folder)
     return trained(folder, task())
-
-
-def half(folder: Path) -> dict[str, Any]:
-    """Stop after 7 steps, for another number of ranks to go on with."""
-    with opened(folder, task()) as session:
-        for each in session.steps():
-            if each.step == 7:
-                session.save()
-                break
-    return result(session)
 
 
 OTHERS = {

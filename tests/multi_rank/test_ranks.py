@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.multi_rank import cases
-from tests.multi_rank.cases import CASES, SAMPLES, opened, task, trained
+from tests.multi_rank.cases import CASES, SAMPLES, half, task, trained
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TOLERANCE = {"fp64": 1e-12}
@@ -35,12 +35,7 @@ def one(tmp_path_factory) -> dict[str, Any]:
 def ranks(request, tmp_path_factory) -> list[dict[str, Any]]:
     """What each of several ranks comes to."""
     folder = tmp_path_factory.mktemp(f"ranks-{request.param}")
-    begun = folder / "begun by one"
-    with opened(begun, task()) as session:
-        for each in session.steps():
-            if each.step == 7:
-                session.save()
-                break
+    half(folder / "begun by one")
     words = ["--standalone", "--nproc-per-node", str(request.param)]
     done = subprocess.run(
         [*TORCHRUN, *words, "-m", "tests.multi_rank.child", str(folder)],
