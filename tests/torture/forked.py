@@ -72,6 +72,18 @@ class Child:
         self._told += new
         return new
 
+    def finish(self) -> None:
+        """Let the child run to its end.
+
+        Raises:
+            AssertionError: it ended with an error.
+        """
+        try:
+            if self.wait() != 0:
+                raise AssertionError(f"the run ended with {self.code}")
+        finally:
+            self.close()
+
     def kill(self) -> None:
         """Kill -9; a child that has ended already is left alone."""
         if self.code is None:

@@ -40,12 +40,7 @@ class Attempt:
 
     def outcome(self) -> dict[str, Any]:
         """Let the run go to its end, and return what it has come to."""
-        child = self.start()
-        try:
-            if child.wait() != 0:
-                raise AssertionError(f"the run ended with {child.code}")
-        finally:
-            child.close()
+        self.start().finish()
         found: dict[str, Any] = json.loads(self._result.read_text(encoding="utf-8"))
         return found
 

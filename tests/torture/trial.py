@@ -63,12 +63,7 @@ class Part:
 
     def outcome(self) -> dict[str, Any]:
         """Let the run go to its end, and return what it has come to."""
-        child = self.start()
-        try:
-            if child.wait() != 0:
-                raise AssertionError(f"the run ended with {child.code}")
-        finally:
-            child.close()
+        self.start().finish()
         return self.came_to()
 
     def is_finished(self) -> bool:
