@@ -97,12 +97,18 @@ def _said(read, path):
     return None
 
 
+def _marks(file):
+    """Return what a write would change; reading a file moves the time of its last access."""
+    found = file.lstat()
+    return found.st_size, found.st_mtime_ns, found.st_ino, found.st_mode
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", READERS)
 def test_a_file_that_is_none_is_refused_by_its_name(path, name, damage):
     file = _file(path, name)
     spoil(file, damage)
-    before = file.lstat() if damage != "missing" else None
+    before = _marks(file) if damage != "missing" else None
     with in_time():
         for read in READERS[name]:
             said = _said(read, path)
@@ -110,7 +116,7 @@ def test_a_file_that_is_none_is_refused_by_its_name(path, name, damage):
             assert said is None or file.name in said
             assert len(said or "") < 1000
     assert not list(path.rglob("unpickled"))
-    assert before is None or name in ("lock", "events.jsonl") or file.lstat() == before
+    assert before is None or name in ("lock", "events.jsonl") or _marks(file) == before
 
 
 STRANGE = {
