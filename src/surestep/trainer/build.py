@@ -15,7 +15,7 @@ from surestep.engine.model.compiled import Graphs, compiled, eager
 from surestep.engine.model.frozen import base_of
 from surestep.engine.model.nonpersistent import built
 from surestep.engine.optim.freezing import Watch, freezing
-from surestep.engine.parallel.ddp import synced_batchnorm
+from surestep.engine.parallel.ways import laid_out
 from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.precision import autocast, placed
 from surestep.trainer.planning import Planned
@@ -51,14 +51,13 @@ def build(
     of_both = (*planned.model.modules(), *of_teacher)
     modes = [(module, module.training) for module in of_both]
     model = placed(planned.model, plan)
-    if plan.parallel_sync_batchnorm:
-        model = synced_batchnorm(model)
     loss.to(plan.device)
     training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     settings.enter_context(activation_checkpointing(model, plan.activation_checkpointing))
     judged_by, casting = plan.validation_metric, autocast(plan)
     with eager(model):
         check_first_batch(model, training, task, autocast=casting, fresh=fresh, judged_by=judged_by)
+    model = laid_out(model, plan, world)
     settings.enter_context(compiled(model, plan))
     parts, groups = parts_of(plan, task, model, loss, settings, world)
     parts.state.base, parts.state.built = base_of(model, plan), built(model)

@@ -1,10 +1,17 @@
 """The ways in which processes share a step, by the Plan's word for them."""
 
-from surestep.engine.parallel.ddp import Ddp
+from torch import nn
+
+from surestep.engine.parallel.ddp import Ddp, synced_batchnorm
 from surestep.engine.parallel.single import Single
 from surestep.engine.parallel.world import World
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
+
+
+def laid_out(model: nn.Module, plan: Plan, world: World) -> nn.Module:
+    """Return the model as the ranks hold it, before it is compiled and has an optimizer."""
+    return synced_batchnorm(model) if plan.parallel_sync_batchnorm else model
 
 
 def verbs(plan: Plan, state: State, name: str, world: World) -> Single:
