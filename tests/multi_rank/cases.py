@@ -14,9 +14,9 @@ from surestep.trainer.session import Session
 SAMPLES = 101  # in batches of 20 one is left over: a batch in which all ranks but one have none
 
 
-def data(*, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def data(*, samples: int = SAMPLES, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(7)
-    x = torch.randn(SAMPLES, 6, generator=generator, dtype=torch.float64)
+    x = torch.randn(samples, 6, generator=generator, dtype=torch.float64)
     return x.to(dtype), (x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 1).long()
 
 
@@ -58,12 +58,29 @@ def result(session: Session) -> dict[str, Any]:
     return {"weights": weights, "place": tuple(session.state.place)}
 
 
-def trained(folder: Path, made: surestep.Task, **options: Any) -> dict[str, Any]:
-    """Train a run to its end; return weights, place, losses and metrics."""
+def trained(
+    folder: Path,
+    made: surestep.Task,
+    *,
+    weights: Callable[[Session], dict[str, Tensor]] | None = None,
+    shows: Callable[[Session], dict[str, Any]] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train a run to its end; return weights, place, losses and metrics.
+
+    Args:
+        folder: of the run.
+        made: what is trained.
+        weights: returns the whole weights, where the model does not hold them.
+        shows: what else there is to say of the session at its end.
+        options: of the Config.
+    """
     with opened(folder, made, **options) as session:
         losses = [float(each.loss) for each in session.steps()]
-        metrics = session.evaluate()
-        return {**result(session), "losses": losses, "metrics": metrics}
+        found = {**result(session), "losses": losses, "metrics": session.evaluate()}
+        if weights is not None:
+            found["weights"] = weights(session)
+        return {**found, "shown": None if shows is None else shows(session)}
 
 
 def half(folder: Path) -> dict[str, Any]:

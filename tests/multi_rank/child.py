@@ -12,6 +12,7 @@ import surestep
 from surestep.base.errors import Stopped
 from surestep.trainer.fit import fit
 from tests.multi_rank.cases import CASES, half, poisoned, result, task, trained
+from tests.multi_rank.ways import WAYS, cells
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -63,6 +64,8 @@ OTHERS = {
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     found = {name: case(out / name) for name, case in {**CASES, **OTHERS}.items()}
+    for name, cell in cells(RANKS).items():
+        found[name] = cell.run(out / "-".join(name), WAYS[cell.way])
     begun = out / "begun by one"
     if begun.exists():
         found["begun by one"] = trained(begun, task())

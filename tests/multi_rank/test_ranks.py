@@ -14,6 +14,7 @@ import torch
 
 from tests.multi_rank import cases
 from tests.multi_rank.cases import CASES, SAMPLES, half, task, trained
+from tests.multi_rank.ways import CUTS, OPTIMIZERS, WAYS, Cell, cells
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TOLERANCE = {"fp64": 1e-12}
@@ -27,6 +28,10 @@ def one(tmp_path_factory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("one")
     found = {name: case(folder / name) for name, case in CASES.items()}
     found["poisoned"] = cases.poisoned(folder / "poisoned")
+    for cut in CUTS:
+        for optimizer in OPTIMIZERS:
+            cell = Cell("one process", cut, optimizer)
+            found[cut, optimizer] = cell.run(folder / f"{cut}-{optimizer}", None)
     torch.set_num_threads(threads)
     return found
 
@@ -121,3 +126,34 @@ def test_one_process_goes_on_with_the_run_of_several(one, ranks, tmp_path_factor
     found = trained(folder, task())
     assert distance(one["adamw"]["weights"], found["weights"]) <= 1e-6
     assert found["losses"] == pytest.approx(one["adamw"]["losses"][7:], rel=1e-5)
+
+
+# A way that does not run on a number of ranks says so with its ranks; all else is a hole.
+@pytest.mark.parametrize("way", WAYS)
+def test_a_way_comes_to_the_weights_of_one_process_however_a_batch_is_cut(one, ranks, way, capsys):
+    ran = {cell: name for name, cell in cells(len(ranks)).items() if name[0] == way}
+    rows = {name: _worst(one, ranks, name) for name in ran.values()}
+    with capsys.disabled():
+        for (_, cut, optimizer), far in rows.items():
+            print(f"\n{way} on {len(ranks)} ranks, {cut}, {optimizer}: {far:.1e}", end="")
+    wanted = len(CUTS) * len(OPTIMIZERS) if len(ranks) in WAYS[way].ranks else 0
+    assert len(rows) == wanted
+    assert all(far <= WAYS[way].tolerance for far in rows.values())
+
+
+def _worst(one: dict[str, Any], ranks: list[dict[str, Any]], name: tuple[str, str, str]) -> float:
+    """Return how far the rank that is farthest is from one process; its losses must be the same."""
+    alone = one[name[1:]]
+    for each in ranks:
+        assert each[name]["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+        assert each[name]["metrics"] == pytest.approx(alone["metrics"], rel=1e-5)
+        assert each[name]["place"] == alone["place"]
+    return max(distance(alone["weights"], each[name]["weights"]) for each in ranks)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_way_is_what_it_says(ranks, way):
+    for name in cells(len(ranks)):
+        if name[0] == way:
+            for each in ranks:
+                WAYS[way].proves(each[name]["shown"], len(ranks))

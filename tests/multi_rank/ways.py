@@ -1,0 +1,98 @@
+"""The cells of the table: every way to share a step, every cut of a batch, two optimizers.
+
+A way adds one row here, and the launches of `test_ranks.py` run its cells among the others.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from surestep.engine.parallel.world import WORDS
+from surestep.trainer.session import Session
+from tests.multi_rank.cases import SGD, data, task, trained
+from tests.multi_rank.traffic import traffic_of_a_step
+
+
+def plain_weights(session: Session) -> dict[str, Tensor]:
+    return {name: each.clone() for name, each in session.model.state_dict().items()}
+
+
+def shown_by_all(session: Session) -> dict[str, Any]:
+    """What shows of any way what it is: what a rank holds, and what travels in a step."""
+    held = sum(each.numel() for each in session.model.parameters())
+    return {"held": held, "traffic": traffic_of_a_step(session)}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to share a step.
+
+    Attributes:
+        options: of the Config.
+        ranks: the numbers of ranks it runs on.
+        weights: returns the whole weights, on each rank.
+        shows: on a rank, after training: what proves that the way is what it says.
+        proves: given that and the number of ranks, asserts it.
+        tolerance: of law 1, |a - b| / |a| over all weights after 20 steps.
+    """
+
+    options: Mapping[str, Any]
+    proves: Callable[[Mapping[str, Any], int], None]
+    ranks: tuple[int, ...] = (2, 4)
+    weights: Callable[[Session], dict[str, Tensor]] = plain_weights
+    shows: Callable[[Session], dict[str, Any]] = shown_by_all
+    tolerance: float = 1e-6
+
+
+WHOLE = sum(each.numel() for each in task().build_model().parameters())
+
+
+def _is_ddp(shown: Mapping[str, Any], ranks: int) -> None:
+    """A whole copy on each rank; in a step one bucket of gradients is added up, as by plain DDP.
+
+    Besides travel the loss, and what the host agrees on: the items and a flag for each word.
+    """
+    assert shown["held"] == WHOLE
+    assert shown["traffic"] == {"all_reduce": [1, 1 + len(WORDS), WHOLE]}
+
+
+WAYS = {"ddp": Way({"parallel": {"kind": "ddp"}}, _is_ddp)}
+
+# Samples of an epoch and the size of a micro-batch, for batches of 20: on 2 ranks 10 a rank.
+CUTS: dict[str, tuple[int, int | None]] = {
+    "one micro-batch": (100, None),
+    "uneven": (100, 3),
+    "leftover": (110, 4),
+    "an empty rank": (101, None),
+}
+OPTIMIZERS: dict[str, dict[str, Any]] = {"adamw": {"lr": 1e-2}, "sgd": SGD}
+
+
+@dataclass(frozen=True)
+class Cell:
+    way: str
+    cut: str
+    optimizer: str
+
+    def run(self, folder: Path, way: Way | None) -> dict[str, Any]:
+        """Train 20 steps; in one process where there is no way."""
+        samples, size = CUTS[self.cut]
+        options: dict[str, Any] = {"micro_batch_size": size, "optim": OPTIMIZERS[self.optimizer]}
+        made = task(data(samples=samples))
+        if way is None:
+            return trained(folder, made, **options)
+        return trained(folder, made, weights=way.weights, shows=way.shows, **options, **way.options)
+
+
+def cells(ranks: int) -> dict[tuple[str, str, str], Cell]:
+    """Return what runs on so many ranks."""
+    return {
+        (way, cut, optimizer): Cell(way, cut, optimizer)
+        for way, each in WAYS.items()
+        if ranks in each.ranks
+        for cut in CUTS
+        for optimizer in OPTIMIZERS
+    }
