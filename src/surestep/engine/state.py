@@ -11,6 +11,7 @@ from surestep.base.errors import TaskError
 from surestep.engine.average import Average
 from surestep.engine.metrics import Value
 from surestep.engine.parallel.base import Outcome
+from surestep.engine.parallel.pieces import Keeper
 from surestep.engine.schedule.plateau import Plateau
 from surestep.engine.spikes import Spikes
 
@@ -99,7 +100,8 @@ class State:
     A task that does not name its optimizers has one, called "model". `base` are fingerprints of
     frozen parameters, which checkpoints leave out; empty where they hold all. `declared` are the
     callbacks that have a state, by name. `built` are the buffers that the model's state_dict leaves
-    out, as they were before the first step: those that differ from it are saved too.
+    out, as they were before the first step: those that differ from it are saved too. `keeper` has
+    the parameters and optimizer state of a way that keeps them outside of model and optimizers.
     """
 
     model: nn.Module
@@ -115,6 +117,7 @@ class State:
     built: dict[str, Tensor] = field(default_factory=dict)
     declared: dict[str, Stateful] = field(default_factory=dict)
     spikes: Spikes = field(default_factory=Spikes)
+    keeper: Keeper | None = None
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
