@@ -1,6 +1,9 @@
 import pytest
+from torch.distributed.run import get_args_parser
 
-from surestep.cli.launch import without_nproc
+from surestep.base.config import options
+from surestep.cli.launch import without_launchers_words, without_nproc
+from surestep.cli.train import EXTRAS
 
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 
@@ -18,6 +21,45 @@ TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 )
 def test_the_processes_are_started_with_the_rest_of_the_line(words, kept):
     assert without_nproc(words) == kept
+
+
+@pytest.mark.parametrize("first", [[], ["--"], ["--local_rank=1"], ["--local-rank=1", "--"]])
+def test_what_a_launcher_puts_before_the_command_is_left_out(surestep, first):
+    assert without_launchers_words([*first, "train", "a", "--"]) == ["train", "a", "--"]
+    assert surestep(*first, "--version").out.startswith("surestep ")
+
+
+def options_of_train():
+    names = [name for name, _ in options()] + [name.strip("_") for name in EXTRAS]
+    return [f"--{name.replace('_', '-')}" for name in names if name != "nproc"]
+
+
+@pytest.mark.parametrize("behind", ["surestep", "surestep --"])
+def test_torchrun_hands_every_option_on(behind):
+    parser = get_args_parser()
+    for option in options_of_train():
+        words = ["train", "digits", "--run-folder" if option == "--run" else option, "x"]
+        said = parser.parse_args(["-m", *behind.split(), *words])
+        assert said.training_script_args == words
+    said = parser.parse_args(["-m", "surestep", "--", "train", "digits", "--run", "r"])
+    assert without_launchers_words(said.training_script_args) == ["train", "digits", "--run", "r"]
+
+
+def test_the_run_folder_has_a_name_that_torchrun_does_not_take_for_its_own(
+    surestep, recipe, folder
+):
+    assert surestep("train", recipe(), "--run-folder", "r").code == 0
+    assert (folder / "r" / "config.json").is_file()
+
+
+def test_without_a_run_folder_a_launcher_that_restarts_is_refused(surestep, recipe, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    for name, value in {**TWO, "WORLD_SIZE": "1", "TORCHELASTIC_MAX_RESTARTS": "3"}.items():
+        monkeypatch.setenv(name, value)
+    answer = surestep("train", recipe())
+    assert answer.code == 2
+    assert "up to 3 times again" in answer.err
+    assert "--run-folder runs/NAME" in answer.err
 
 
 @pytest.mark.parametrize(("count", "words"), [("0", "--nproc 0 is not allowed"), ("-1", "--nproc")])

@@ -1,4 +1,4 @@
-"""Start a command on several processes of this machine: torchrun does."""
+"""Start a command on several processes of this machine; read what launchers put before it."""
 
 import subprocess
 import sys
@@ -29,6 +29,18 @@ def launch(processes: int, words: list[str]) -> int:
                 return started.wait()
             except KeyboardInterrupt:
                 continue
+
+
+def without_launchers_words(words: list[str]) -> list[str]:
+    """Return a command line without what a launcher put before the command.
+
+    deepspeed says --local_rank=0, older launchers of torch --local-rank=0, which the environment
+    says too. A -- that keeps torchrun from reading our options comes through on Python 3.13.
+    """
+    first = words[0] if words else ""
+    if first == "--" or first.startswith(("--local_rank=", "--local-rank=")):
+        return without_launchers_words(words[1:])
+    return words
 
 
 def without_nproc(words: list[str]) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import surestep
 from surestep.base.errors import ConfigError, RecipeError, Stopped, SurestepError, near
 from surestep.base.printable import printable
+from surestep.cli.launch import without_launchers_words
 from surestep.engine.parallel.launch import read_launched
 
 COMMANDS = {
@@ -46,7 +47,8 @@ def main(words: Sequence[str] | None = None) -> int:
             nowhere = stack.enter_context(Path(os.devnull).open("w"))
             stack.enter_context(redirect_stdout(nowhere))
         warnings.showwarning = _show_warning
-        return _guarded(list(sys.argv[1:] if words is None else words) or ["--help"])
+        said = without_launchers_words(list(sys.argv[1:] if words is None else words))
+        return _guarded(said or ["--help"])
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -23,16 +23,23 @@ from surestep.trainer.rehearse import Act, Overfit, dry_run, overfit
 
 
 def _extra(
-    kind: Any, default: Any, text: str, metavar: str | None = None, name: str | None = None
+    kind: Any, default: Any, text: str, metavar: str | None = None, **more: Any
 ) -> tuple[Any, Any]:
     explained: Any = Annotated[
-        kind, tyro.conf.arg(name=name, help=text, metavar=metavar, help_behavior_hint="")
+        kind, tyro.conf.arg(help=text, metavar=metavar, help_behavior_hint="", **more)
     ]
     return explained, default
 
 
 EXTRAS: dict[str, Any] = {
-    "run": _extra(str | None, None, "Run folder; runs/RECIPE-TIME if not said.", "FOLDER"),
+    # torchrun takes --run for an abbreviation of its own --run-path, wherever it stands.
+    "run": _extra(
+        str | None,
+        None,
+        "Run folder; runs/RECIPE-TIME if not said. Under torchrun --run-folder.",
+        "FOLDER",
+        aliases=("--run-folder",),
+    ),
     "resume": _extra(
         Literal["auto", "never", "must"],
         "auto",

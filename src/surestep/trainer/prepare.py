@@ -65,6 +65,8 @@ def prepare(
     said = wish(resume, allow, from_)
     place = None if run is None else local_path(run)
     planned = plan_task(task, config, origin=origin)
+    if place is None:
+        _check_restarts(planned.facts.launched.restarts)
     settings, recorder = ExitStack(), None
     try:
         world = settings.enter_context(_world(planned))
@@ -122,6 +124,14 @@ def _check_config(config: object) -> None:
     if not isinstance(config, Config):
         raise ConfigError(
             f"config is a {type(config).__name__}. Give surestep.Config(epochs=10, ...)."
+        )
+
+
+def _check_restarts(restarts: int) -> None:
+    if restarts:
+        raise ConfigError(
+            f"No run folder is said, and the launcher starts the processes up to {restarts} times "
+            "again: each time would begin a new run. Say --run-folder runs/NAME (run= in Python)."
         )
 
 

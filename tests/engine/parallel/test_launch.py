@@ -22,6 +22,24 @@ def test_torchrun_says_where_a_process_stands():
     assert read_launched({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}).shares_store
 
 
+def test_accelerate_starts_through_torchrun_and_is_named():
+    found = read_launched({**TORCHRUN, "ACCELERATE_MIXED_PRECISION": "no"})
+    assert (found.rank, found.by) == (5, "accelerate launch")
+
+
+def test_deepspeed_names_the_processes_of_a_machine_in_its_own_way():
+    said = {name: value for name, value in TORCHRUN.items() if name[:4] in ("RANK", "WORL", "MAST")}
+    own = {"LOCAL_RANK": "1", "LOCAL_SIZE": "4", "CROSS_RANK": "1", "CROSS_SIZE": "2"}
+    found = read_launched({**said, **own})
+    assert (found.local_rank, found.local_size, found.nodes) == (1, 4, 2)
+    assert (found.by, found.shares_store) == ("deepspeed", False)
+
+
+def test_how_often_a_launcher_starts_again():
+    assert read_launched(TORCHRUN).restarts == 0
+    assert read_launched({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "3"}).restarts == 3
+
+
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
 def test_a_part_of_what_torchrun_says_is_refused_by_name(name):
     with pytest.raises(ConfigError, match=rf"not {name}\. Start with torchrun"):

@@ -1,7 +1,8 @@
-"""What a launcher tells a process: torchrun, accelerate, deepspeed, mpirun or Slurm's srun.
+"""What a launcher tells a process: torchrun, accelerate, deepspeed or Slurm's srun.
 
 Sources: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables,
-https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
+https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES; what accelerate and
+deepspeed set was read from processes that they started.
 """
 
 import os
@@ -12,6 +13,12 @@ from dataclasses import dataclass
 from surestep.base.errors import ConfigError
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# What only this launcher sets; accelerate starts through torchrun, so that it comes first.
+_MARKS = {
+    "ACCELERATE_MIXED_PRECISION": "accelerate launch",
+    "TORCHELASTIC_RUN_ID": "torchrun",
+    "CROSS_SIZE": "deepspeed",
+}
 _PORTS = 15000  # from here on, for jobs of Slurm, which names none
 
 
@@ -29,6 +36,7 @@ class Launched:
         port: on which the processes find each other.
         shares_store: the launcher keeps the store in which they find each other, and keeps it when
             it starts them again.
+        restarts: how often the launcher starts them again after one of them died.
     """
 
     rank: int = 0
@@ -39,6 +47,7 @@ class Launched:
     address: str = ""
     port: int = 0
     shares_store: bool = False
+    restarts: int = 0
 
     @property
     def nodes(self) -> int:
@@ -71,16 +80,17 @@ def _of_torchrun(said: Mapping[str, str]) -> Launched:
             "torchrun, which sets all of them, or unset those."
         )
     size = int(said["WORLD_SIZE"])
-    local = int(said.get("LOCAL_WORLD_SIZE", size))
+    local = int(said.get("LOCAL_WORLD_SIZE") or said.get("LOCAL_SIZE") or size)
     return Launched(
         rank=int(said["RANK"]),
         size=size,
         local_rank=int(said.get("LOCAL_RANK", int(said["RANK"]) % local)),
         local_size=local,
-        by="torchrun" if "TORCHELASTIC_RUN_ID" in said else "a launcher",
+        by=next((name for mark, name in _MARKS.items() if mark in said), "a launcher"),
         address=said["MASTER_ADDR"],
         port=int(said["MASTER_PORT"]),
         shares_store=said.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        restarts=int(said.get("TORCHELASTIC_MAX_RESTARTS", "0")),
     )
 
 
