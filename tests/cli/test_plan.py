@@ -195,3 +195,31 @@ def test_a_plan_needs_no_run_of_the_model(surestep, recipe):
     found = surestep("plan", recipe(text))
     assert found.code == 0
     assert "The activations are not known: the first batch fails: ZeroDivisionError" in found.out
+
+
+def test_a_plan_for_ranks_that_are_not_there_says_what_each_would_hold(surestep, recipe):
+    words = ["--batch-size", "8", "--ranks", "4", "--local-ranks", "2"]
+    found = surestep("plan", recipe(), *words)
+    assert (found.code, found.err) == (0, "")
+    assert "Memory on each of 4 ranks, 2 on a machine" in found.out
+    shown = json.loads(surestep("plan", recipe(), *words, "--json").out)
+    decided = {each["option"]: each["value"] for each in shown["decisions"]}
+    assert decided["parallel.ranks"] == 4
+    ddp, full = shown["ranks"][0], shown["ranks"][1]
+    assert ddp["weights"] == shown["footprint"]["weights"] + shown["footprint"]["buffers"]
+    assert full["way"] == "fsdp full"
+    assert full["weights"] < ddp["weights"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ranks", "6", "--local-ranks", "4"], "--ranks 4 or a multiple of it"),
+        (["--ranks", "0"], "--ranks 0"),
+        (["--local-ranks", "4"], "--ranks 32"),
+    ],
+)
+def test_ranks_that_do_not_come_out_even_are_refused(surestep, recipe, words, said):
+    found = surestep("plan", recipe(), *words)
+    assert found.code == 2
+    assert said in found.err

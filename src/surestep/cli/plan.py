@@ -2,22 +2,27 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from surestep.base.errors import ConfigError
 from surestep.base.sizes import byte_count
 from surestep.cli import show, show_groups
 from surestep.cli.draw import check_drawing, draw
 from surestep.cli.options import Asked, read_command_line
+from surestep.engine.facts import read_facts
 from surestep.engine.measure.footprint import Footprint, footprint
+from surestep.engine.measure.shares import Share
+from surestep.engine.model.initial import Started
 from surestep.engine.optim.freezing import frozen
+from surestep.engine.parallel.launch import Launched
 from surestep.engine.plan import Decision, Plan
 from surestep.engine.schedule.rate import rates
 from surestep.record.files import dumps
-from surestep.trainer.planning import activations, plan_task, start
+from surestep.trainer.planning import Planned, activations, of_each_rank, plan_task, start
 
 EXTRAS: dict[str, Any] = {
     "json": (Annotated[bool, tyro.conf.arg(help="Print the plan as JSON.")], False),
@@ -25,6 +30,20 @@ EXTRAS: dict[str, Any] = {
         Annotated[
             str | None,
             tyro.conf.arg(help="Draw the schedule into this picture.", metavar="FILE.png"),
+        ],
+        None,
+    ),
+    "ranks": (
+        Annotated[
+            int | None,
+            tyro.conf.arg(help="Plan for so many processes, and show what each would hold."),
+        ],
+        None,
+    ),
+    "local_ranks": (
+        Annotated[
+            int | None,
+            tyro.conf.arg(help="Of them on one machine; 8 where not said, or all if fewer."),
         ],
         None,
     ),
@@ -37,23 +56,23 @@ def run(words: list[str]) -> int:
     picture = Path(asked.extras["plot"]) if asked.extras["plot"] is not None else None
     if picture is not None:
         check_drawing(picture)
-    planned = plan_task(asked.task(), asked.config, origin=asked.origin)
-    started = start(planned)
+    launched = _imagined(asked.extras["ranks"], asked.extras["local_ranks"])
+    planned, started = _planned(asked, launched)
     plan, groups = planned.plan, show_groups.arranged(planned)
     with frozen(planned.model, groups):
         measured = activations(planned)
         known = None if isinstance(measured, str) else measured
         takes = footprint(planned.model, plan, known)
+    each = [] if launched is None else of_each_rank(planned, takes)
     layers = show_groups.layers(planned.model, plan)
-    lr = None
-    if plan.optim_lr is not None:
-        lr = rates(plan.schedule, plan.optim_lr, planned.task.schedule)
+    lr = _rates(planned)
     if picture is not None:
         draw(plan, picture, planned.task.schedule)
         print(f"Drawn: {picture}", file=sys.stderr)
     if asked.extras["json"]:
         decisions = [each._asdict() for each in plan.decisions]
         shown = {"decisions": decisions, "rates": lr, "footprint": asdict(takes)}
+        shown["ranks"] = [{**asdict(share), "total": share.total} for share in each]
         shown |= {} if started is None else {"init": asdict(started)}
         shown |= {"groups": show_groups.groups(groups, planned.model), "layers": layers}
         print(dumps(shown, indent=1))
@@ -66,9 +85,53 @@ def run(words: list[str]) -> int:
         show.table("Learning rate", lr, [[show.figure(value) for value in lr.values()]])
     show_groups.show_tables(groups, planned.model, layers)
     _print_footprint(takes)
+    if launched is not None:
+        _print_shares(each, launched)
     if isinstance(measured, str):
         print(f"The activations are not known: {measured}.")
     return 0
+
+
+def _imagined(ranks: int | None, local: int | None) -> Launched | None:
+    """Return the processes that a plan is asked for; None for those that are there."""
+    if ranks is None:
+        if local is not None:
+            raise ConfigError(
+                f"--local-ranks {local} is of --ranks. Say both: --ranks {8 * local}."
+            )
+        return None
+    local = min(8, ranks) if local is None else local
+    if ranks < 1 or local < 1 or ranks % local:
+        raise ConfigError(
+            f"--ranks {ranks} with {local} on each machine is not allowed: as many on each. Say "
+            f"--ranks {max(1, local)} or a multiple of it, or another --local-ranks."
+        )
+    return Launched(size=ranks, local_size=local, by="--ranks")
+
+
+def _planned(asked: Asked, launched: Launched | None) -> tuple[Planned, Started | None]:
+    """Plan for this machine; or for processes that are not there, without weights to start from."""
+    task = asked.task()
+    if launched is None:
+        planned = plan_task(task, asked.config, origin=asked.origin)
+        return planned, start(planned)
+    facts = replace(read_facts(), launched=launched)
+    return plan_task(task, asked.config, origin=asked.origin, facts=facts), None
+
+
+def _rates(planned: Planned) -> Mapping[str, float | None] | None:
+    """Return what stands out of the learning rates; None where an optimizer has none."""
+    plan = planned.plan
+    if plan.optim_lr is None:
+        return None
+    return rates(plan.schedule, plan.optim_lr, planned.task.schedule)
+
+
+def _print_shares(each: list[Share], launched: Launched) -> None:
+    kinds = ("weights", "gradients", "optimizer", "average", "passing", "activations", "total")
+    rows = [[share.way, *(byte_count(getattr(share, kind)) for kind in kinds)] for share in each]
+    title = f"Memory on each of {launched.size} ranks, {launched.local_size} on a machine"
+    show.table(title, ("way", *kinds), rows)
 
 
 # Options, by their name or group, that mean nothing where the condition does not hold.

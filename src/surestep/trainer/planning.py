@@ -30,6 +30,8 @@ from surestep.engine.facts import Facts, read_facts
 from surestep.engine.loss import Loss
 from surestep.engine.losses.several import named_losses
 from surestep.engine.measure.activations import Activations, measure_activations
+from surestep.engine.measure.footprint import Footprint
+from surestep.engine.measure.shares import Share, shares
 from surestep.engine.metrics import directions, tables
 from surestep.engine.model.adapters import has_adapters
 from surestep.engine.model.compiled import unwrapped
@@ -77,13 +79,21 @@ class Planned:
     decide: Callable[[Config], Plan]  # what another Config would have led to here
 
 
-def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Planned:
+def plan_task(
+    task: Task, config: Config, *, origin: Origin | None = None, facts: Facts | None = None
+) -> Planned:
     """Build the model after seeding, and decide every option.
+
+    Args:
+        task: what is trained.
+        config: what is asked.
+        origin: where the Task came from.
+        facts: of the machine; of this one where not said.
 
     Raises:
         ConfigError, TaskError, DataError: a wish that cannot be kept, or parts that do not fit.
     """
-    facts = read_facts()
+    facts = facts or read_facts()
     skips = skips_asked(task, config)
     task = with_order(task, skips)
     for name, data in task.val_sets().items():
@@ -93,8 +103,17 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
     model = unwrapped(task.build_model())
     loss = task.build_loss(model)
     check_loss(task.loss)
+    given = _given(task, config, model, loss, skips)
+    said = origin.said if origin is not None else {}
+    one = partial(plan_learners, task, model) if task.optimizers else resolve
+    decide = partial(one, facts=facts, given=given, origins=said)
+    return Planned(task, config, facts, decide(config), model, loss, decide)
+
+
+def _given(task: Task, config: Config, model: nn.Module, loss: Loss, skips: Skips | None) -> Given:
+    """Say of the Task what a Plan depends on."""
     reason = learn_targets(loss, rest_of(task, skips), seed_of(config))
-    given = Given(
+    return Given(
         train_samples=train_samples(task, skips),
         skips=skips,
         **_of_data(task),
@@ -117,10 +136,6 @@ def plan_task(task: Task, config: Config, *, origin: Origin | None = None) -> Pl
         loss_reason=reason,
         batch_norm=_has(model, BATCH_NORM),
     )
-    said = origin.said if origin is not None else {}
-    one = partial(plan_learners, task, model) if task.optimizers else resolve
-    decide = partial(one, facts=facts, given=given, origins=said)
-    return Planned(task, config, facts, decide(config), model, loss, decide)
 
 
 def _of_data(task: Task) -> dict[str, Any]:
@@ -203,6 +218,19 @@ def activations(planned: Planned) -> Activations | str:
             return f"the first batch fails: {type(error).__name__}: {error}"
         finally:
             training.close()
+
+
+def of_each_rank(planned: Planned, takes: Footprint) -> list[Share]:
+    """Return what each rank would hold of the model's state, for every way to share it."""
+    launched, model = planned.facts.launched, planned.model
+    return shares(
+        model,
+        takes,
+        blocks=list(blocks_of(model).values()),
+        ranks=launched.size,
+        local=launched.local_size,
+        precision=planned.plan.precision,
+    )
 
 
 def data_of(task: Task) -> dict[str, Any]:

@@ -1,0 +1,85 @@
+"""What each rank holds by formula, against the published figures and against sizes cut by torch."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from surestep.engine.measure.footprint import Footprint, size_of
+from surestep.engine.measure.shares import Share, cut, shares
+from surestep.engine.optim.layers import blocks_of
+
+GB = 10**9
+
+
+def adamw(model: nn.Module) -> Footprint:
+    """What a model takes in one process under AdamW, but for the counts of steps."""
+    size, numbers = size_of(model.parameters()), sum(each.numel() for each in model.parameters())
+    return Footprint([], numbers, numbers, size, 0, size, 2 * size, 0)
+
+
+@pytest.fixture(scope="module")
+def llama() -> nn.Module:
+    """Llama 2 with 7B parameters, whose weights are nowhere."""
+    with torch.device("meta"):
+        return LlamaForCausalLM(LlamaConfig())
+
+
+def of(model: nn.Module, ranks: int, local: int, precision: str) -> dict[str, Share]:
+    blocks = list(blocks_of(model).values())
+    how = {"blocks": blocks, "ranks": ranks, "local": local, "precision": precision}
+    return {each.way: each for each in shares(model, adamw(model), **how)}
+
+
+def test_adam_with_mixed_precision_takes_16_to_18_bytes_a_parameter(llama):
+    alone, numbers = of(llama, 1, 1, "bf16"), adamw(llama).parameters
+    assert numbers == 6_738_415_616
+    assert alone["ddp"].total / numbers == 18  # fp32 weights, gradients, moments; bf16 copies
+    assert alone["deepspeed zero 1"].total / numbers == 16  # the rule of the paper on ZeRO
+    for way in ("ddp", "fsdp full"):
+        assert alone[way].optimizer == pytest.approx(54 * GB, rel=0.01)  # 8 bytes x 6.7e9
+
+
+def test_state_is_divided_by_the_ranks_that_share_it(llama):
+    alone, many = of(llama, 1, 1, "bf16"), of(llama, 64, 8, "bf16")
+    whole = alone["ddp"]
+    for way, parts in {
+        "ddp": (1, 1, 1),
+        "fsdp full": (64, 64, 64),
+        "fsdp grad_op": (64, 64, 64),
+        "fsdp hybrid": (8, 8, 8),
+    }.items():
+        found = many[way]
+        divided = (found.weights, found.gradients, found.optimizer)
+        wholes = (whole.weights, whole.gradients, whole.optimizer)
+        for got, all_of_it, by in zip(divided, wholes, parts, strict=True):
+            assert got == pytest.approx(all_of_it / by, rel=0.01)
+    zero = alone["deepspeed zero 1"]
+    assert many["deepspeed zero 1"].optimizer == zero.optimizer // 64
+    assert many["deepspeed zero 1"].gradients == zero.gradients
+    assert many["deepspeed zero 2"].gradients == zero.gradients // 64
+    assert many["deepspeed zero 2"].weights == zero.weights
+    assert many["deepspeed zero 3"].weights == zero.weights // 64
+
+
+def test_what_is_gathered_are_two_blocks_a_gradient_and_the_root(llama):
+    found = of(llama, 8, 8, "bf16")
+    block = size_of(blocks_of(llama)["model.layers.0"].parameters())
+    root = size_of(llama.parameters()) - 32 * block
+    assert found["fsdp full"].passing == (root + 2 * block + max(root, block)) // 2
+    assert found["fsdp grad_op"].passing == (adamw(llama).weights + max(root, block)) // 2
+    assert of(llama, 1, 1, "bf16")["fsdp full"].passing == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
+def test_the_first_rank_holds_the_rows_that_torch_cuts_for_it(ranks):
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3), nn.LayerNorm(3))
+    held = sum(each.chunk(ranks)[0].numel() * 4 for each in model.parameters())
+    assert cut(model.parameters(), ranks) == held
+
+
+def test_what_is_not_known_is_not_counted_as_nothing():
+    model = nn.Linear(4, 4)
+    takes = Footprint([], 20, 20, 80, 0, 80, None, 0)
+    how = {"blocks": [], "ranks": 2, "local": 2, "precision": "fp32"}
+    assert all(each.optimizer is None for each in shares(model, takes, **how))
