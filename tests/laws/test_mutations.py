@@ -28,7 +28,7 @@ from surestep.engine.losses.several import weighted
 from surestep.engine.optim import freezing, groups
 from surestep.engine.optim.layers import layers_of
 from surestep.engine.parallel import guard, single
-from surestep.record.checkpoint import examine, keep, opened, read, saver, snapshot
+from surestep.record.checkpoint import examine, keep, layout, opened, read, saver, snapshot
 from surestep.record.checkpoint.manifest import read_manifest
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run
@@ -444,7 +444,7 @@ MUTATIONS = [
         7,
         (
             "the thread writes what is trained on",
-            instead(snapshot.Staging, "_copied", lambda _, tensors: tensors),
+            instead(snapshot.Staging, "_copied", lambda _, tensors: layout.Layout(tensors)),
             check_background,
         ),
         (

@@ -48,12 +48,12 @@ def _published_first() -> None:
     write = importlib.import_module("surestep.record.checkpoint.write")
     own = write._write
 
-    def under_its_name(folder: Path, snapshot: Any) -> None:
+    def under_its_name(folder: Path, snapshot: Any) -> Any:
         final = folder.with_name(f"step-{snapshot.step:08d}")
         shutil.rmtree(final, ignore_errors=True)
-        own(folder.rename(final), snapshot)
+        return own(folder.rename(final), snapshot)
 
-    write._write, write.verify, write.check_readable = under_its_name, _nothing, _nothing
+    write._write, write.check_written, write.check_readable = under_its_name, _nothing, _nothing
     write._publish = lambda _, final: write.sync(final.parent)
 
 
@@ -61,10 +61,10 @@ def _deleted_first() -> None:
     write = importlib.import_module("surestep.record.checkpoint.write")
     own = write._write
 
-    def making_room(folder: Path, snapshot: Any) -> None:
+    def making_room(folder: Path, snapshot: Any) -> Any:
         for other in folder.parent.glob("step-*"):
             shutil.rmtree(other)
-        own(folder, snapshot)
+        return own(folder, snapshot)
 
     write._write = making_room
 

@@ -114,18 +114,22 @@ def unreadable(path: Path, error: OSError | ValueError, hint: str = COPY_HINT) -
     return RunError(f"{path} cannot be read: {printable(said)}. {hint}")
 
 
-def open_plain(path: Path) -> IO[bytes]:
+def open_plain(path: Path | str) -> IO[bytes]:
     """Open a file to read, unbuffered.
 
     Raises:
         OSError: missing or unreadable.
         ValueError: it is a link, or no file.
     """
-    if path.is_symlink():
-        raise ValueError("it is a link")
     # O_NONBLOCK, because a pipe is opened only when somebody writes to it.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    file = os.fdopen(os.open(path, flags), "rb", buffering=0)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if os.path.islink(path):
+            raise ValueError("it is a link") from error
+        raise
+    file = os.fdopen(descriptor, "rb", buffering=0)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise ValueError("it is no file")

@@ -6,10 +6,11 @@ import pytest
 from surestep.base.errors import CheckpointError, DamagedError
 from surestep.record.checkpoint import good
 from surestep.record.checkpoint.faults import GoneError
-from surestep.record.checkpoint.good import newest_good, put_aside, survey
-from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.checkpoint.good import newest_good, put_aside, remember, survey
+from surestep.record.checkpoint.listing import list_checkpoints, saved
 from surestep.record.checkpoint.manifest import FORMAT
-from surestep.record.checkpoint.write import save_checkpoint
+from surestep.record.checkpoint.snapshot import Staging
+from surestep.record.checkpoint.write import save_checkpoint, write_checkpoint
 from tests import tiny
 from tests.record.checkpoint.test_manifest import rewritten
 
@@ -130,3 +131,13 @@ def test_who_looks_again_reads_what_is_new_and_forgets_what_was_replaced(tmp_pat
     save_checkpoint(tmp_path, state)
     assert survey(tmp_path, looked).good[-1].metrics == {"val/loss": 0.5}
     assert read == [first.name, second.name, second.name]
+
+
+def test_what_this_process_wrote_need_not_be_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(good, "saved", lambda path: pytest.fail(f"{path} was read"))
+    looked, state = {}, tiny.state_of()
+    state.standing.latest, state.standing.latest_step = {"val/loss": 0.5}, state.place.step
+    written = write_checkpoint(tmp_path, Staging().take(state, cycle=3))
+    remember(looked, written)
+    assert survey(tmp_path, looked).good == [written] == [saved(written.path)]
+    assert (written.metrics, written.cycle) == ({"val/loss": 0.5}, 3)

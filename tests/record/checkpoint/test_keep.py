@@ -129,6 +129,14 @@ def test_what_an_earlier_deletion_left_is_no_obstacle(tmp_path):
     assert steps(tmp_path) == [2]
 
 
+def test_a_checkpoint_with_a_folder_in_it_is_deleted_too(tmp_path):
+    saved_with(tmp_path, [1, 2])
+    (tmp_path / "step-00000001" / "notes").mkdir()
+    (tmp_path / "step-00000001" / "notes" / "mine.txt").write_text("of somebody's own")
+    retain(tmp_path, Retention(1, 0, None, "min"))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
 def test_what_a_living_process_or_another_machine_is_at_stays(tmp_path):
     living = f".tmp-step-00000002-at-{socket.gethostname()}-{os.getppid()}"
     other, old = gone(".tmp-step-00000003", "other-host"), gone(".del-step-00000004", "other-host")

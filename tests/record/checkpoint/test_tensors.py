@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -48,16 +50,30 @@ def test_a_type_without_a_name_is_named(tmp_path):
 
 def test_the_hash_is_of_what_was_in_memory(tmp_path, monkeypatch):
     """A disk that gives back other bytes than it was given is found before the name is given."""
-    honest = write.write_tensors
+    honest = write.write_parts
 
-    def forgetful(path, tensors):
-        file = honest(path, tensors)
+    def forgetful(path, parts):
+        file = honest(path, parts)
         with path.open("r+b") as damaged:
             damaged.seek(-1, 2)
             damaged.write(b"\xff")
         return file
 
-    monkeypatch.setattr(write, "write_tensors", forgetful)
+    monkeypatch.setattr(write, "write_parts", forgetful)
     with pytest.raises(CheckpointError, match=r"damaged: model\.safetensors: it has other bytes"):
         write.save_checkpoint(tmp_path, tiny.state_of())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_are_written_whole_where_the_system_takes_less_at_a_time(tmp_path, monkeypatch):
+    tensors = {str(i): torch.full((i % 7,), float(i)) for i in range(1200)}
+    whole = write_tensors(tmp_path / "whole", tensors)
+    writev = os.writev
+
+    def little(descriptor, parts):
+        assert len(parts) <= 1024  # Linux refuses more
+        return writev(descriptor, [b"".join(parts)[:1000]])
+
+    monkeypatch.setattr(os, "writev", little)
+    assert write_tensors(tmp_path / "pieces", tensors) == whole
+    assert (tmp_path / "pieces").read_bytes() == (tmp_path / "whole").read_bytes()

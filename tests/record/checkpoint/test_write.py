@@ -227,7 +227,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_says_so(tmp_path, small_dis
     first = save_checkpoint(folder, state)
     before = {path.name: path.read_bytes() for path in first.iterdir()}
     if small_disk is None:
-        monkeypatch.setattr(write, "write_tensors", _full)
+        monkeypatch.setattr(write, "write_parts", _full)
     tiny.move(state, 5)
     state.metadata["long"] = "x" * 8000
     with pytest.raises(CheckpointError, match=r"(?s)could not be written.*are as they were\. Free"):

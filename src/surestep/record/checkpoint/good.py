@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,15 +113,25 @@ def survey(folder: Path, looked: Looked | None = None) -> Survey:
     return found
 
 
+def remember(looked: Looked, written: Saved) -> None:
+    """Note a checkpoint that this process wrote, so that it need not be read."""
+    with suppress(OSError):
+        looked[_key(written.path)] = written
+
+
 def _saved_once(path: Path, looked: Looked) -> Saved:
     try:
-        manifest = os.stat(path / MANIFEST)
+        key = _key(path)
     except OSError:
         return saved(path)  # which says what is wrong
-    key = path.name, manifest.st_ino, manifest.st_mtime_ns
     if key not in looked:
         looked[key] = saved(path)
     return looked[key]
+
+
+def _key(path: Path) -> tuple[str, int, int]:
+    manifest = os.stat(f"{path}/{MANIFEST}")
+    return path.name, manifest.st_ino, manifest.st_mtime_ns
 
 
 def put_aside(path: Path) -> Path:

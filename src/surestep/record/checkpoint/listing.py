@@ -80,11 +80,24 @@ def read_record(path: Path, manifest: Manifest | None = None) -> dict[str, Any]:
     manifest = manifest or read_manifest(path)
     check_sizes(path, manifest)
     try:
-        record = as_record(parse_json(read_plain(path / RECORD)))
+        data = read_plain(path / RECORD)
     except (OSError, ValueError) as error:
         raise fault(path, RECORD, error) from error
-    if record["place"]["step"] != manifest.step:
-        raise fault(path, RECORD, f"it is of step {record['place']['step']}, not {manifest.step}")
+    return taken(path, data, manifest.step)
+
+
+def taken(path: Path, data: bytes, step: int) -> dict[str, Any]:
+    """Return the record that these bytes of a checkpoint are.
+
+    Raises:
+        DamagedError: they are none, or one of another step.
+    """
+    try:
+        record = as_record(parse_json(data))
+    except ValueError as error:
+        raise fault(path, RECORD, error) from error
+    if record["place"]["step"] != step:
+        raise fault(path, RECORD, f"it is of step {record['place']['step']}, not {step}")
     return record
 
 

@@ -62,13 +62,24 @@ class Manifest:
 
     def text(self) -> str:
         """Return the manifest as JSON."""
-        tensors = {
+        return manifest_text(self.step, self.files, tensors_text(self.tensors))
+
+
+def manifest_text(step: int, files: Mapping[str, File], tensors: str) -> str:
+    """Return a manifest as JSON; `tensors` is what `tensors_text` says of them."""
+    about = {"sha256": _UNKNOWN, "format": FORMAT, "surestep": VERSION, "step": step}
+    text = dumps({**about, "files": {name: each._asdict() for name, each in files.items()}})
+    return sealed(f'{text[:-1]}, "tensors": {tensors}}}')
+
+
+def tensors_text(tensors: Tensors) -> str:
+    """Return what a manifest says of tensors, as JSON."""
+    return dumps(
+        {
             kind: {name: _as_dict(each) for name, each in stored.items()}
-            for kind, stored in self.tensors.items()
+            for kind, stored in tensors.items()
         }
-        files = {name: each._asdict() for name, each in self.files.items()}
-        about = {"format": FORMAT, "surestep": VERSION, "step": self.step}
-        return sealed(dumps({"sha256": _UNKNOWN, **about, "files": files, "tensors": tensors}))
+    )
 
 
 def sealed(text: str) -> str:
@@ -122,12 +133,8 @@ def _unsealed(data: bytes) -> dict[str, Any]:
     return dict(found)
 
 
-def verify(path: Path, *, fresh: bool = False) -> Manifest:
+def verify(path: Path) -> Manifest:
     """Read every file of a checkpoint and compare it with the manifest; return the manifest.
-
-    Args:
-        path: of the checkpoint.
-        fresh: just written and synced: read from the disk, not from what the system still holds.
 
     Raises:
         DamagedError: a file is missing, has another size or other bytes, or is a link.
@@ -136,8 +143,21 @@ def verify(path: Path, *, fresh: bool = False) -> Manifest:
     manifest = read_manifest(path)
     check_sizes(path, manifest)
     for name, expected in manifest.files.items():
-        _check_bytes(path, name, expected, fresh=fresh)
+        _check_bytes(path, name, expected)
     return manifest
+
+
+def check_written(path: Path, files: Mapping[str, File]) -> None:
+    """Read files that were just written and synced from the disk, and compare them.
+
+    What the system still holds of them in memory is let go first.
+
+    Raises:
+        DamagedError: one has other bytes than were written.
+        CheckpointError: kept from us.
+    """
+    for name, expected in files.items():
+        _check_bytes(path, name, expected, fresh=True)
 
 
 def damages(path: Path) -> Iterator[CheckpointError]:
@@ -150,7 +170,7 @@ def damages(path: Path) -> Iterator[CheckpointError]:
     for name, expected in read_manifest(path).files.items():
         try:
             _check_size(path, name, expected)
-            _check_bytes(path, name, expected, fresh=False)
+            _check_bytes(path, name, expected)
         except CheckpointError as error:
             yield error
 
@@ -174,21 +194,22 @@ def _check_size(path: Path, name: str, expected: File) -> None:
         raise fault(path, name, f"it has {size:,} bytes instead of {expected.bytes:,}")
 
 
-def _check_bytes(path: Path, name: str, expected: File, *, fresh: bool) -> None:
+def _check_bytes(path: Path, name: str, expected: File, *, fresh: bool = False) -> None:
     try:
-        sha256 = _sha256(path / name, fresh=fresh)
+        sha256 = _sha256(f"{path}/{name}", expected.bytes, fresh=fresh)
     except (OSError, ValueError) as error:
         raise fault(path, name, error) from error
     if sha256 != expected.sha256:
         raise fault(path, name, "it has other bytes than were written")
 
 
-def _sha256(path: Path, *, fresh: bool) -> str:
-    digest = hashlib.sha256()
+def _sha256(path: str, size: int, *, fresh: bool) -> str:
+    """Return the hash of a file; no more memory is taken than its expected size needs."""
+    digest, at_once = hashlib.sha256(), min(size + 1, _PIECE)
     with open_plain(path) as file:
         if fresh and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        while piece := file.read(_PIECE):
+        while piece := file.read(at_once):
             digest.update(piece)
     return digest.hexdigest()
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from surestep.base.errors import CheckpointError
 from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.listing import Saved, described, read_record
-from surestep.record.checkpoint.manifest import MANIFEST, Manifest, Stored, verify
+from surestep.record.checkpoint.manifest import MANIFEST, Manifest, Stored, read_manifest, verify
 from surestep.record.checkpoint.tensors import DTYPES
 from surestep.record.kinds import shown
 
@@ -69,13 +69,13 @@ def open_checkpoint(path: Path) -> Opened:
     return found
 
 
-def check_readable(path: Path, manifest: Manifest) -> None:
-    """Check that a checkpoint whose bytes were verified is one that can be opened.
+def check_readable(path: Path, record: Mapping[str, Any]) -> None:
+    """Check that a checkpoint whose bytes and record were verified is one that can be opened.
 
     Raises:
         DamagedError: it would be refused.
     """
-    _check_headers(Opened(path, manifest, read_record(path, manifest)))
+    _check_headers(Opened(path, read_manifest(path), record))
 
 
 def _check_headers(found: Opened) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.state import State
+from surestep.record.checkpoint.listing import Saved
 from surestep.record.checkpoint.snapshot import Snapshot, Staging
 from surestep.record.checkpoint.write import write_checkpoint
 
@@ -41,11 +42,11 @@ class Saver:
 
     Args:
         folder: of the checkpoints.
-        tidy: called after each that was written: deletes those that need not stay.
+        tidy: called with each that was written: deletes those that need not stay.
         background: write in a thread.
     """
 
-    def __init__(self, folder: Path, tidy: Callable[[], object], *, background: bool) -> None:
+    def __init__(self, folder: Path, tidy: Callable[[Saved], object], *, background: bool) -> None:
         self.folder = folder
         self.tidy = tidy
         self.background = background
@@ -95,8 +96,9 @@ class Saver:
         path: Path | None = None
         failed: Exception | None = None
         try:
-            path = write_checkpoint(self.folder, snapshot)
-            self.tidy()
+            saved = write_checkpoint(self.folder, snapshot)
+            path = saved.path
+            self.tidy(saved)
         except OSError as error:
             failed = CheckpointError(
                 f"{error.filename or self.folder} could not be deleted: {error.strerror or error}."

@@ -17,8 +17,8 @@ from surestep.engine.model.frozen import left_out
 from surestep.engine.model.nonpersistent import moved
 from surestep.engine.state import State
 from surestep.record.checkpoint.declared import KIND, described
+from surestep.record.checkpoint.layout import Layout, Named
 from surestep.record.checkpoint.slots import flatten
-from surestep.record.checkpoint.tensors import name_of
 from surestep.record.files import dumps
 from surestep.record.kinds import shown
 
@@ -32,27 +32,20 @@ class Snapshot:
 
     Attributes:
         step: global batches consumed.
-        tensors: by kind ("model", "optimizer", "average", "declared", "buffers")
-            and name; contiguous.
+        layout: of its tensors, by kind ("model", "optimizer", "average", "declared", "buffers").
         record: the rest, as JSON.
     """
 
     step: int
-    tensors: Mapping[str, Mapping[str, Tensor]]
+    layout: Layout
     record: str
-
-    @property
-    def bytes(self) -> int:
-        """Return the size on the disk, but for headers."""
-        tensors = [each for kind in self.tensors.values() for each in kind.values()]
-        return len(self.record) + sum(each.numel() * each.element_size() for each in tensors)
 
 
 class Staging:
     """Takes snapshots into buffers that it keeps; the snapshot before is overwritten."""
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[str, str], Tensor] = {}
+        self._layout = Layout({})
 
     def take(self, state: State, *, cycle: int | None = None) -> Snapshot:
         """Copy the state to the host.
@@ -87,7 +80,7 @@ class Staging:
             "optimizers": {name: each for name, (_, each) in optimizers.items()},
             KIND: said,
         }
-        tensors = {
+        tensors: dict[str, Mapping[str, Tensor]] = {
             "model": model,
             "optimizer": {k: each for found, _ in optimizers.values() for k, each in found.items()},
         }
@@ -98,28 +91,32 @@ class Staging:
         average = state.average
         if average is not None and average.updates(state.place.steps_taken):
             tensors["average"] = average.tensors
-        text = dumps(record, indent=1) + "\n"
+        text = dumps(record) + "\n"
         return Snapshot(state.place.step, self._copied(tensors), text)
 
-    def _copied(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    def _copied(self, tensors: Named) -> Layout:
         """Copy tensors to the host, into the buffers of the last time where they fit."""
-        old, self._buffers = self._buffers, {}
-        copied: dict[str, dict[str, Tensor]] = {}
-        on_device = False
-        for kind, named in tensors.items():
-            copied[kind] = {}
-            for name, tensor in named.items():
-                name_of(name, tensor.dtype)
-                buffer = old.get((kind, name))
-                if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
-                    pinned = tensor.device.type == "cuda"
-                    buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
-                buffer.copy_(tensor.detach(), non_blocking=True)
-                on_device |= tensor.device.type != "cpu"
-                copied[kind][name] = self._buffers[kind, name] = buffer
-        if on_device:
-            torch.accelerator.synchronize()
-        return copied
+        if not self._layout.fits(tensors):
+            old, self._layout = self._layout.buffers, Layout({})
+            self._layout = Layout(
+                {
+                    kind: {
+                        name: _buffer(each, old.get(kind, {}).get(name))
+                        for name, each in named.items()
+                    }
+                    for kind, named in tensors.items()
+                }
+            )
+        self._layout.fill(tensors)
+        return self._layout
+
+
+def _buffer(tensor: Tensor, old: Tensor | None) -> Tensor:
+    """Return memory of the host for a tensor: what it had the last time, where it fits."""
+    if old is not None and (old.shape, old.dtype) == (tensor.shape, tensor.dtype):
+        return old
+    pinned = tensor.device.type == "cuda"
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
 
 
 def _model_tensors(
@@ -185,6 +182,8 @@ def _homeless(optimizer: torch.optim.Optimizer, what: str) -> CheckpointError:
 
 
 def _is_json(value: Any) -> bool:
+    if value is None or type(value) in (bool, int, str):
+        return True
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):

@@ -1,16 +1,17 @@
-"""Files of tensors: written as safetensors piece by piece, with their hash; read by the library.
+"""Files of tensors: written as safetensors with their hash; read by the library.
 
-The library writes a whole file at once from memory and gives no hash. Written here, each tensor
-passes once to the file and to the hash, so that the manifest tells what was in memory and not what
-came to lie on the disk, and a full disk is an OSError with its number.
+The library gives no hash. Written here, each tensor passes to the file and to the hash, so that the
+manifest tells what was in memory and not what came to lie on the disk, and a full disk is an
+OSError with its number.
 
 Source: https://github.com/huggingface/safetensors#format
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
-from io import RawIOBase
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,8 +39,8 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_PIECE = 2**24  # bytes: what is written and hashed at once
 _ALIGNED = 8  # bytes: where the first tensor may begin
+_AT_ONCE = 512  # parts of a file that one call writes; Linux and macOS take 1024
 
 
 class File(NamedTuple):
@@ -49,18 +50,27 @@ class File(NamedTuple):
     sha256: str
 
 
-def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None
-) -> File:
-    """Write tensors as a safetensors file; return its size and hash as they were in memory.
+@dataclass(frozen=True)
+class Block:
+    """Tensors as they lie in a file; its parts are the memory of the tensors themselves.
+
+    Attributes:
+        tensors: by name; on the host and contiguous.
+        parts: the header, and the bytes of each tensor.
+    """
+
+    tensors: Mapping[str, Tensor]
+    parts: Sequence[Any]
+
+
+def lay_out(tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> Block:
+    """Return how tensors lie in a file, and what its header says.
 
     Args:
-        path: of the file, which is not there yet.
         tensors: by name; on the host and contiguous.
         about: what the header tells besides.
 
     Raises:
-        OSError: the disk is full or cannot be written.
         CheckpointError: safetensors has no name for a tensor's type.
     """
     # Wide types first, as the library does: then each tensor lies at a multiple of its width.
@@ -73,23 +83,53 @@ def write_tensors(
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNED)
-    with path.open("xb", buffering=0) as file:
-        hashed = _Hashed(file)
-        hashed.write(len(text).to_bytes(8, "little"))
-        hashed.write(text)
-        for _, tensor in ordered:
-            if tensor.numel():
-                plain: Any = tensor.reshape(-1).view(torch.uint8).numpy()
-                hashed.write(plain)
-    return hashed.result()
+    plain = [each.reshape(-1).view(torch.uint8).numpy() for _, each in ordered if each.numel()]
+    return Block(tensors, [len(text).to_bytes(8, "little") + text, *plain])
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None
+) -> File:
+    """Write tensors as a safetensors file; return its size and hash as they were in memory.
+
+    Raises:
+        OSError: the disk is full or cannot be written.
+        CheckpointError: safetensors has no name for a tensor's type.
+    """
+    return write_parts(path, lay_out(tensors, about).parts)
 
 
 def write_text(path: Path, text: str) -> File:
     """Write text; return its size and hash."""
-    with path.open("xb", buffering=0) as file:
-        hashed = _Hashed(file)
-        hashed.write(text.encode())
-    return hashed.result()
+    return write_parts(path, [text.encode()])
+
+
+def write_parts(path: Path, parts: Sequence[Any]) -> File:
+    """Write what lies in pieces of memory as one file; return its size and hash.
+
+    There is no buffer: a process that is forked meanwhile would write what is left in one again.
+
+    Args:
+        path: of the file, which is not there yet.
+        parts: each with the buffer of its bytes.
+
+    Raises:
+        OSError: the disk is full or cannot be written.
+    """
+    left = [memoryview(part) for part in parts]
+    sha256 = hashlib.sha256()
+    for part in left:
+        sha256.update(part)
+    size, first = sum(part.nbytes for part in left), 0
+    with open(path, "xb", buffering=0) as file:
+        while first < len(left):
+            done = os.writev(file.fileno(), left[first : first + _AT_ONCE])
+            while first < len(left) and done >= left[first].nbytes:
+                done -= left[first].nbytes
+                first += 1
+            if done:
+                left[first] = left[first][done:]
+    return File(size, sha256.hexdigest())
 
 
 def name_of(name: str, dtype: torch.dtype) -> str:
@@ -104,26 +144,3 @@ def name_of(name: str, dtype: torch.dtype) -> str:
             f"{', '.join(str(each) for each in NAMES)}."
         )
     return NAMES[dtype]
-
-
-class _Hashed:
-    """A file that is hashed as it is written.
-
-    It has no buffer: a process that is forked meanwhile would write what is left in one again.
-    """
-
-    def __init__(self, file: RawIOBase) -> None:
-        self.file = file
-        self.sha256 = hashlib.sha256()
-        self.bytes = 0
-
-    def write(self, data: Any) -> None:
-        left = memoryview(data)
-        while left:
-            done = self.file.write(left[:_PIECE]) or 0
-            self.sha256.update(left[:done])
-            self.bytes += done
-            left = left[done:]
-
-    def result(self) -> File:
-        return File(self.bytes, self.sha256.hexdigest())

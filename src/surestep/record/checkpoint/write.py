@@ -1,16 +1,21 @@
 """Write a checkpoint: a temporary folder, synced and read back, then one rename."""
 
+import os
 import shutil
 from pathlib import Path
 
-from torch import Tensor
-
 from surestep.base.errors import CheckpointError
 from surestep.engine.state import State
-from surestep.record.checkpoint.manifest import MANIFEST, RECORD, Manifest, Slice, Stored, verify
+from surestep.record.checkpoint.listing import Saved, described, taken
+from surestep.record.checkpoint.manifest import (
+    MANIFEST,
+    RECORD,
+    check_written,
+    manifest_text,
+)
 from surestep.record.checkpoint.opened import check_readable
 from surestep.record.checkpoint.snapshot import Snapshot, Staging
-from surestep.record.checkpoint.tensors import name_of, write_tensors, write_text
+from surestep.record.checkpoint.tensors import File, write_parts, write_text
 from surestep.record.files import disk_hint, sync
 from surestep.record.leftovers import half_done
 
@@ -26,11 +31,11 @@ def save_checkpoint(folder: Path, state: State, *, cycle: int | None = None) -> 
     Raises:
         CheckpointError: the disk is full or cannot be written, or a part has no plain form.
     """
-    return write_checkpoint(folder, Staging().take(state, cycle=cycle))
+    return write_checkpoint(folder, Staging().take(state, cycle=cycle)).path
 
 
-def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
-    """Write a snapshot as `folder/step-XXXXXXXX`; return its path.
+def write_checkpoint(folder: Path, snapshot: Snapshot) -> Saved:
+    """Write a snapshot as `folder/step-XXXXXXXX`; return what it says of itself.
 
     It has its name only after every byte was synced and read back.
 
@@ -40,11 +45,13 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
     final = folder / f"step-{snapshot.step:08d}"
     temporary = half_done(final, "tmp")
     try:
-        folder.mkdir(exist_ok=True)  # its parent is there, or a mount has vanished
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        _write(temporary, snapshot)
-        check_readable(temporary, verify(temporary, fresh=True))
+        _make(temporary)
+        files = _write(temporary, snapshot)
+        check_written(temporary, files)
+        record = taken(temporary, snapshot.record.encode(), snapshot.step)
+        if not snapshot.layout.known:
+            check_readable(temporary, record)
+            snapshot.layout.known = True
         _publish(temporary, final)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -54,41 +61,42 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
             f"{final} could not be written: {error.strerror or error}. The checkpoints before it "
             f"are as they were. {disk_hint(error)}"
         ) from error
-    return final
+    return described(final, record)
 
 
-def _write(folder: Path, snapshot: Snapshot) -> None:
+def _make(temporary: Path) -> None:
+    """Make the folder that the files are written into, in place of what is left of one."""
+    temporary.parent.mkdir(exist_ok=True)  # its parent is there, or a mount has vanished
+    if os.path.lexists(temporary):
+        shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+
+
+def _write(folder: Path, snapshot: Snapshot) -> dict[str, File]:
+    """Write and sync the files, the manifest last; return what each must be."""
     files = {RECORD: write_text(folder / RECORD, snapshot.record)}
-    tensors: dict[str, dict[str, Stored]] = {}
-    for kind, named in snapshot.tensors.items():
-        file = f"{kind}.safetensors"
-        files[file] = write_tensors(folder / file, named)
-        tensors[kind] = {name: _whole(name, each, file) for name, each in named.items()}
+    for file, block in snapshot.layout.blocks.items():
+        files[file] = write_parts(folder / file, block.parts)
+    text = manifest_text(snapshot.step, files, snapshot.layout.text)
+    files[MANIFEST] = write_text(folder / MANIFEST, text)
     for file in files:
         sync(folder / file)
-    write_text(folder / MANIFEST, Manifest(snapshot.step, files, tensors).text())
-    sync(folder / MANIFEST)
     sync(folder)
-
-
-def _whole(name: str, tensor: Tensor, file: str) -> Stored:
-    """Return a tensor that lies in one piece."""
-    shape = tuple(tensor.shape)
-    return Stored(
-        name_of(name, tensor.dtype), shape, (Slice(file, tuple(0 for _ in shape), shape),)
-    )
+    return files
 
 
 def _publish(temporary: Path, final: Path) -> None:
     """Give the folder its name; one that already bears it makes way until then."""
     old = half_done(final, "old")
-    if final.exists():
+    is_again = final.exists()
+    if is_again:
         final.rename(old)
     try:
         temporary.rename(final)
     except OSError:
-        if old.exists():
+        if is_again:
             old.rename(final)
         raise
     sync(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    if is_again:
+        shutil.rmtree(old, ignore_errors=True)

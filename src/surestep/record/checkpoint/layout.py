@@ -1,0 +1,83 @@
+"""Where the tensors of a checkpoint lie: the same from one to the next, unless the State changes.
+
+What depends on nothing else is made once: training waits for the time that a save takes of Python.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from surestep.record.checkpoint.manifest import Slice, Stored, tensors_text
+from surestep.record.checkpoint.tensors import Block, lay_out, name_of
+
+Named = Mapping[str, Mapping[str, Tensor]]  # by kind ("model", "optimizer", ...) and name
+
+
+class Layout:
+    """Buffers on the host that tensors are copied into, and the files that are made of them.
+
+    Args:
+        buffers: contiguous.
+
+    Attributes:
+        buffers: by kind and name.
+        blocks: what each file holds, by its name.
+        known: a checkpoint that was laid out like this was read back, and would be opened.
+
+    Raises:
+        CheckpointError: safetensors has no name for a tensor's type.
+    """
+
+    def __init__(self, buffers: Named) -> None:
+        self.buffers = buffers
+        self.blocks: Mapping[str, Block] = {
+            _file(kind): lay_out(named) for kind, named in buffers.items()
+        }
+        self.known = False
+        self._like = list(_like(buffers))
+
+    @cached_property
+    def text(self) -> str:
+        """What a manifest says of the tensors, as JSON."""
+        return tensors_text(
+            {
+                kind: {name: _whole(name, each, _file(kind)) for name, each in named.items()}
+                for kind, named in self.buffers.items()
+            }
+        )
+
+    def fits(self, tensors: Named) -> bool:
+        """Say whether these tensors have the names, shapes and types of the buffers."""
+        return self._like == list(_like(tensors))
+
+    def fill(self, tensors: Named) -> None:
+        """Copy tensors that fit into the buffers; waits for their device."""
+        taken, buffers = _all(tensors), _all(self.buffers)
+        with torch.no_grad():
+            if taken:
+                torch._foreach_copy_(buffers, taken, non_blocking=True)
+        if any(each.device.type != "cpu" for each in taken):
+            torch.accelerator.synchronize()
+
+
+def _like(tensors: Named) -> Iterator[tuple[str, str, torch.Size, torch.dtype]]:
+    for kind, named in tensors.items():
+        for name, each in named.items():
+            yield kind, name, each.shape, each.dtype
+
+
+def _all(tensors: Named) -> list[Tensor]:
+    return [each for named in tensors.values() for each in named.values()]
+
+
+def _file(kind: str) -> str:
+    return f"{kind}.safetensors"
+
+
+def _whole(name: str, tensor: Tensor, file: str) -> Stored:
+    """Return a tensor that lies in one piece."""
+    shape = tuple(tensor.shape)
+    piece = Slice(file, tuple(0 for _ in shape), shape)
+    return Stored(name_of(name, tensor.dtype), shape, (piece,))

@@ -1,0 +1,93 @@
+"""What is made once for many checkpoints spares none of them a check."""
+
+import pytest
+import torch
+
+from surestep.base.errors import DamagedError
+from surestep.record.checkpoint import write
+from surestep.record.checkpoint.opened import open_checkpoint
+from surestep.record.checkpoint.read import load_checkpoint
+from surestep.record.checkpoint.snapshot import Staging
+from surestep.record.checkpoint.write import save_checkpoint, write_checkpoint
+from tests import tiny
+
+
+def later(state):
+    tiny.move(state, 1)
+    return state
+
+
+@pytest.fixture
+def second(tmp_path):
+    """A snapshot that is laid out as one that was written before it."""
+    staging, state = Staging(), tiny.state_of()
+    write_checkpoint(tmp_path, staging.take(state))
+    return staging.take(later(state))
+
+
+FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_bytes_of_a_later_checkpoint_are_read_back_too(tmp_path, monkeypatch, second, file):
+    sync = write.sync
+
+    def forgetful(path):
+        if path.name == file:
+            with path.open("r+b") as damaged:
+                damaged.seek(-2, 2)
+                damaged.write(b"\xff")
+        sync(path)
+
+    monkeypatch.setattr(write, "sync", forgetful)
+    there = sorted(tmp_path.iterdir())
+    with pytest.raises(DamagedError, match=f"{file}: it has other bytes than were written"):
+        write_checkpoint(tmp_path, second)
+    assert sorted(tmp_path.iterdir()) == there
+
+
+def test_a_later_record_that_could_not_be_read_is_refused(tmp_path):
+    staging, state = Staging(), tiny.state_of()
+    write_checkpoint(tmp_path, staging.take(state))
+    later(state).counts.overflow = -1
+    with pytest.raises(DamagedError, match=r"state\.json: it\.counts\.overflow is -1"):
+        write_checkpoint(tmp_path, staging.take(state))
+
+
+def test_a_later_checkpoint_is_the_one_that_is_saved_alone(tmp_path, second):
+    state = later(tiny.state_of())
+    alone = save_checkpoint(tmp_path / "alone", state)
+    path = write_checkpoint(tmp_path, second).path
+    for file in FILES:
+        assert (path / file).read_bytes() == (alone / file).read_bytes()
+    load_checkpoint(path, tiny.state_of(steps=0))
+
+
+def test_tensors_that_lie_otherwise_are_opened_before_they_are_relied_on(tmp_path, monkeypatch):
+    opened = []
+    own = write.check_readable
+    monkeypatch.setattr(write, "check_readable", lambda path, _: opened.append(own(path, _)))
+    staging, state = Staging(), tiny.state_of()
+    counts = []
+    for change in (
+        lambda: None,
+        lambda: None,
+        lambda: state.model.register_buffer("more", torch.zeros(2)),
+        lambda: state.model.register_buffer("more", torch.zeros(3)),
+        lambda: state.model.register_buffer("more", torch.zeros(3, dtype=torch.int32)),
+        lambda: None,
+    ):
+        change()
+        path = write_checkpoint(tmp_path, staging.take(later(state))).path
+        counts.append(len(opened))
+        assert open_checkpoint(path).manifest.step == state.place.step
+    assert counts == [1, 1, 2, 3, 4, 4]
+
+
+def test_buffers_that_still_fit_are_kept(tmp_path):
+    staging, state = Staging(), tiny.state_of()
+    before = staging.take(state).layout.buffers["model"]
+    state.model.register_buffer("more", torch.zeros(2))
+    after = staging.take(state).layout.buffers["model"]
+    assert after.keys() == {*before, "more"}
+    assert all(after[name] is before[name] for name in before)
