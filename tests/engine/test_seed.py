@@ -24,6 +24,15 @@ def test_seeds_have_63_bits_and_differ():
     assert 0 <= min(seeds) <= max(seeds) < 2**63
 
 
+@pytest.fixture
+def other_bits():
+    """Another generator than numpy's usual one, as a program may choose."""
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(0))
+    yield
+    np.random.set_bit_generator(before)
+
+
 @pytest.mark.parametrize("seed", [0, 2**63 - 1])
 def test_set_seed_seeds_all_generators(seed):
     set_seed(seed)
@@ -31,6 +40,15 @@ def test_set_seed_seeds_all_generators(seed):
     draw()
     set_seed(seed)
     assert draw() == first
+
+
+def test_set_seed_seeds_the_generator_that_a_program_has_chosen(other_bits):
+    def drawn():
+        set_seed(7)
+        return [np.random.randn() for _ in range(3)]  # the next would be a half that was kept
+
+    assert drawn() == drawn()
+    assert isinstance(np.random.get_bit_generator(), np.random.PCG64)
 
 
 def test_deterministic_chooses_torchs_algorithms(monkeypatch):
@@ -56,6 +74,27 @@ def test_loading_hands_the_generators_back():
         seed_loading(5)
         draw()
     assert draw() == expected
+
+
+def test_loading_within_loading_hands_the_generators_back():
+    with LoadingRandomness():
+        seed_loading(5)
+        expected = draw()
+        seed_loading(5)
+        with LoadingRandomness():
+            seed_loading(6)
+            draw()
+        assert draw() == expected
+
+
+def test_loading_leaves_the_generator_that_a_program_has_chosen(other_bits):
+    before = np.random.get_bit_generator().state
+    with LoadingRandomness():
+        seed_loading(5)
+        found = [np.random.randn() for _ in range(3)]
+        seed_loading(5)
+        assert [np.random.randn() for _ in range(3)] == found
+    assert np.random.get_bit_generator().state == before
 
 
 def test_loading_draws_the_same_at_the_same_place():

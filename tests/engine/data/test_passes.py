@@ -1,5 +1,6 @@
 import os
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -183,6 +184,15 @@ def test_loading_leaves_the_generators_of_this_process_alone():
     for _ in feed.batches(0):
         kept.append(torch.equal(torch.get_rng_state(), before))
     assert kept == [True] * 5
+
+
+def test_this_process_draws_the_same_with_a_worker():
+    def drawn(workers):
+        np.random.seed(3)
+        feed = feed_of(Sized(), **by_workers(workers))
+        return [np.random.randn() for _ in feed.batches(0)]
+
+    assert drawn(0) == drawn(1)
 
 
 def test_a_drawing_collate_function_is_seeded_by_place():

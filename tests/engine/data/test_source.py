@@ -220,6 +220,31 @@ def test_loading_leaves_the_global_generators_alone():
     assert torch.equal(torch.rand(()), expected)
 
 
+def test_this_process_draws_the_same_with_any_number_of_workers():
+    def drawn(source):
+        random.seed(3)
+        np.random.seed(3)
+        where = [range(start, start + 3) for start in range(0, 9, 3)]
+        return [(np.random.randn(), random.gauss(0, 1)) for _ in source.read(0, None, where)]
+
+    def loaded(data, workers):
+        return Loaded(data, seed=0, collate=None, options={"num_workers": workers})
+
+    assert drawn(loaded(Noisy(), 0)) == drawn(loaded(Noisy(), 2))
+    memory = InMemory((X, Y))
+    assert drawn(memory) == drawn(loaded(memory, 0)) == drawn(loaded(memory, 2))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_program_with_another_generator_of_numpys_loads_the_same(workers):
+    expected, bits = rows(read(OwnNoise())), np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(0))
+        assert torch.equal(rows(read(OwnNoise(), num_workers=workers)), expected)
+    finally:
+        np.random.set_bit_generator(bits)
+
+
 def test_the_users_own_worker_start_runs():
     seen = torch.zeros(2).share_memory_()
 

@@ -17,7 +17,7 @@ from surestep.engine.data.sampler import sampler_of, sampler_order
 from surestep.engine.data.skips import Skips, Without
 from surestep.engine.data.source import InMemory, Rows
 from surestep.engine.data.stream import is_stream
-from surestep.engine.seed import LoadingRandomness
+from surestep.engine.seed import LoadingRandomness, seed_loading
 from surestep.engine.task import Task
 
 
@@ -34,6 +34,7 @@ def samples_for(task: Task) -> Samples:
     def each() -> Iterator[Any]:
         rows = dataset if memory is None or not isinstance(dataset, (tuple, dict)) else Rows(memory)
         with LoadingRandomness():
+            seed_loading(0)
             yield from (rows[index] for index in range(count))
 
     def targets() -> Tensor | None:

@@ -19,7 +19,7 @@ from surestep.engine.data.order import Cut
 from surestep.engine.data.own_state import Mark, Own, Part
 from surestep.engine.data.source import WorkerStart, as_it_is
 from surestep.engine.data.stream import Look, Reader, check_parts, empty
-from surestep.engine.seed import LoadingRandomness
+from surestep.engine.seed import LoadingRandomness, forget_gaussian
 
 Collate = Callable[[list[Any]], Any]
 _KEPT = 64  # marks
@@ -184,6 +184,7 @@ class Stream:
         mark = self._begin(epoch, start)
         position, parts = mark.position, list(mark.parts)
         for item in self._loader:
+            forget_gaussian()  # as reading without workers does
             if isinstance(item, _Rest):
                 rests.append(item)
             if not isinstance(item, _Whole):

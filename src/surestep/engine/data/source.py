@@ -21,7 +21,13 @@ from torch.utils.data import (
 from surestep.base.errors import DataError
 from surestep.engine.data.generators import OwnGenerators
 from surestep.engine.data.signals import leave_to_main
-from surestep.engine.seed import LoadingRandomness, seed_at, seed_loading
+from surestep.engine.seed import (
+    LoadingRandomness,
+    forget_gaussian,
+    own_bits,
+    seed_at,
+    seed_loading,
+)
 
 
 class Source(Protocol):
@@ -114,6 +120,7 @@ class Seeded(Dataset[Any]):
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int) -> None:
         self.dataset = dataset
         self.collate = collate
+        self.collate_draws = collate is not default_collate
         self.seed = seed
         self._own: OwnGenerators | None = None  # found in the process that loads
 
@@ -122,6 +129,8 @@ class Seeded(Dataset[Any]):
 
     def __getitems__(self, batch: list[Wanted]) -> Any:
         """Load and collate one micro-batch."""
+        if isinstance(self.dataset, InMemory):  # a slice draws nothing
+            return self.dataset.__getitems__([wanted.sample for wanted in batch])
         if get_worker_info() is not None:
             return self._load(batch)
         with LoadingRandomness():
@@ -142,7 +151,8 @@ class Seeded(Dataset[Any]):
         else:
             self._seed(batch[0])
             samples = many([wanted.sample for wanted in batch])
-        self._seed(batch[0])
+        if self.collate_draws:
+            self._seed(batch[0])
         return self.collate(samples)
 
     def _one(self, wanted: Wanted) -> Any:
@@ -187,7 +197,7 @@ class _Places:
 class WorkerStart:
     """Prepare a worker; then the user's own function does.
 
-    A worker leaves signals to the main process.
+    A worker leaves signals to the main process, and loads as that would.
     """
 
     own: Callable[[int], None] | None
@@ -195,11 +205,19 @@ class WorkerStart:
     def __call__(self, worker: int) -> None:
         """Run in each worker before it loads anything."""
         leave_to_main()
+        own_bits()
         info = get_worker_info()
         # So that a function which sets `get_worker_info().dataset` up finds the user's own.
         object.__setattr__(info, "dataset", cast(Any, info).dataset.dataset)
         if self.own is not None:
             self.own(worker)
+
+
+def _forgetting(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches, and let workers leave this process as loading here would."""
+    for batch in batches:
+        forget_gaussian()
+        yield batch
 
 
 def as_it_is(batch: Any) -> Any:
@@ -238,7 +256,8 @@ class Loaded:
     def read(self, epoch: int, order: Tensor | None, ranges: Iterable[range]) -> Iterator[Any]:
         """Yield collated micro-batches, loaded ahead by the workers."""
         self._places.epoch, self._places.order, self._places.ranges = epoch, order, ranges
-        return iter(self._loader)
+        found = iter(self._loader)
+        return found if isinstance(self.dataset, InMemory) else _forgetting(found)
 
     def close(self) -> None:
         """Let the workers go: persistent ones live as long as their DataLoader."""

@@ -6,7 +6,7 @@ from typing import Any
 from surestep.engine.data.own_state import Own, Part, copied, has_state
 from surestep.engine.data.packing import packed
 from surestep.engine.data.stream import LOOKED_AT, Reader, digest
-from surestep.engine.seed import LoadingRandomness
+from surestep.engine.seed import LoadingRandomness, seed_loading
 
 HALF = LOOKED_AT // 2
 
@@ -25,6 +25,7 @@ def why_read_again(stream: Any) -> str:
 
 def _owner_fails(stream: Any) -> str:
     own = Own()
+    seed_loading(0)
     own.begin(stream, 0)
     if own.owner is None:
         return "it has no state_dict() and load_state_dict()"
