@@ -35,6 +35,8 @@ SAID = {
 OTHERWISE = [
     {"max_steps": "7"},
     {"parallel.kind": "ddp", "parallel.static_graph": "True", "parallel.timeout_s": "30.0"},
+    {"parallel.shard": "grad_op", "parallel.blocks": "class Linear", "parallel.offload": "all"},
+    {"parallel.shard": "hybrid", "parallel.shard_size": "2"},
     {"parallel.find_unused_parameters": "False", "parallel.sync_batchnorm": "False"},
     {"clip_value": "0.5", "profile": "2:3"},
     {"on_spike": "rollback", "max_rollbacks": "2"},
@@ -93,12 +95,12 @@ OTHERWISE = [
     {"schedule.chain": "constant 2 steps,cosine"},
     {"precision": "fp16", "scaler.growth_interval": "9", "scaler.backoff_factor": "0.25"},
 ]
-LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+LAUNCHED = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 OVER_A_STREAM = {"max_steps": "9", "data.shuffle_buffer": "100"}
 BY_INDEX = {"skip_samples": ("3", "17")}  # planned as how many they are
 PAIRS = ("betas", "etas", "step_sizes", "ns_coefficients", "eps")
 SEVERAL = ("milestones", "chain")
-SPELT = {"0.0003": "3e-4", "8.0": "8", "3.0": "3"}
+SPELT = {"0.0003": "3e-4", "8.0": "8", "3.0": "3", "0 2": "class Linear"}
 
 
 def typed(said):
@@ -123,7 +125,8 @@ def shown(value):
     """Write a value of a plan as it was typed above."""
     if isinstance(value, list):
         between = "," if any(" " in str(each) for each in value) else " "
-        return between.join("none" if each is None else str(each) for each in value)
+        text = between.join("none" if each is None else str(each) for each in value)
+        return SPELT.get(text, text)
     return SPELT.get(str(value), str(value))
 
 

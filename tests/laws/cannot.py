@@ -13,7 +13,7 @@ from surestep.engine.facts import Facts, read_facts
 from surestep.engine.optim.catalog import OPTIMIZERS
 from surestep.engine.schedule.catalog import CATALOG
 from tests.laws.tasks import rows
-from tests.laws.wishes import MANY, WISHES
+from tests.laws.wishes import EIGHT, FSDP, MANY, WISHES
 from tests.tiny import GPU
 
 Said = dict[str, Any]
@@ -253,6 +253,7 @@ MIXED = {"batch_transform": surestep.transforms.mixup(0.2)}
 LAUNCHED = {"facts": MANY["facts"]}
 PARALLEL: list[Case] = [
     ({"parallel.kind": "ddp"}, {}, "torchrun --nproc-per-node 2"),
+    ({"parallel.kind": "fsdp"}, {}, "torchrun --nproc-per-node 2"),
     ({"parallel.kind": "single"}, LAUNCHED, "2 processes were started"),
     ({"parallel.kind": "ddp", **STEPS}, LAUNCHED | ENDLESS, "data is a stream"),
     ({"parallel.kind": "ddp"}, LAUNCHED | MIXED, "mixes the whole batch"),
@@ -270,6 +271,28 @@ PARALLEL: list[Case] = [
     ),
     ({"parallel.sync_batchnorm": True}, {}, "Start them with torchrun"),
     ({"parallel.sync_batchnorm": True}, LAUNCHED, "works on GPUs only"),
+    ({"parallel.shard": "full"}, {}, "say parallel.kind='fsdp'"),
+    ({"parallel.shard": "grad_op", "parallel.kind": "ddp"}, LAUNCHED, "say parallel.kind='fsdp'"),
+    ({**FSDP, "optim.name": "muon"}, LAUNCHED, "Say optim.name='adamw'"),
+    ({**FSDP, "optim.name": "adafactor"}, LAUNCHED, "Say optim.name='adamw'"),
+    ({**FSDP, "optim.name": "adamw8bit"}, LAUNCHED, "Say optim.name='adamw'"),
+    ({**FSDP, "optim.name": "sgd"}, LAUNCHED | SPARSE, "with sparse=False"),
+    ({**FSDP, "compile": "default"}, LAUNCHED, "say parallel.kind='ddp'"),
+    ({**FSDP, "channels_last": True}, LAUNCHED, "say parallel.kind='ddp'"),
+    ({**FSDP, "parallel.find_unused_parameters": True}, LAUNCHED, "say parallel.kind='ddp'"),
+    ({**FSDP, "parallel.static_graph": True}, LAUNCHED, "say parallel.kind='ddp'"),
+    ({**FSDP, "parallel.shard_size": 2}, LAUNCHED, "say parallel.shard='hybrid' with it"),
+    ({"parallel.shard": "hybrid"}, LAUNCHED, "Say parallel.shard='full'"),
+    ({"parallel.shard": "hybrid", "parallel.shard_size": 3}, EIGHT, "parallel.shard_size=2"),
+    ({"parallel.blocks": "class Linear"}, LAUNCHED, "Say parallel.kind='fsdp'"),
+    ({**FSDP, "parallel.blocks": "class Linea"}, LAUNCHED, "Linear (2)"),
+    ({**FSDP, "parallel.offload": "optimizer"}, LAUNCHED, "Say parallel.offload='all'"),
+    ({"parallel.offload": "all"}, LAUNCHED, "Say parallel.kind='fsdp'"),
+    (
+        {**FSDP, "parallel.offload": "all", "precision": "fp16"},
+        {"facts": lambda: replace(GPU, launched=MANY["facts"]().launched)},
+        "Say precision='bf16'",
+    ),
 ]
 CANNOT: list[Case] = [
     *PARALLEL,

@@ -84,6 +84,8 @@ def of_curve(
 
 
 MANY = {"facts": lambda: replace(read_facts(), launched=Launched(rank=1, size=2, local_size=2))}
+EIGHT = {"facts": lambda: replace(read_facts(), launched=Launched(rank=1, size=8, local_size=4))}
+FSDP = {"parallel.kind": "fsdp"}
 ONLY_VALUE = (
     *("device", "data.pin_memory", "cudnn_benchmark", "parallel.kind", "parallel.sync_batchnorm"),
 )  # no other is possible on a CPU
@@ -224,6 +226,10 @@ WISHES: dict[str, Wish] = {
     "checkpoint.async_save": Wish(False),
     "checkpoint.weights": Wish("trained"),
     "parallel.kind": Wish("ddp", parts=MANY),
+    "parallel.shard": Wish("SHARD_GRAD_OP", planned="grad_op", parts=MANY),
+    "parallel.shard_size": Wish(2, along={"parallel.shard": "hybrid"}, parts=EIGHT),
+    "parallel.blocks": Wish("class Linear", planned=("0.0", "1"), along=FSDP, parts=MANY),
+    "parallel.offload": Wish("all", along=FSDP, parts=MANY),
     "parallel.find_unused_parameters": Wish(True, parts=MANY),
     "parallel.static_graph": Wish(True, parts=MANY),
     "parallel.sync_batchnorm": Wish(False, parts=MANY),

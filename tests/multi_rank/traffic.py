@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 
 from torch.profiler import ProfilerActivity, profile
 
@@ -9,11 +10,16 @@ from surestep.trainer.session import Session
 
 
 def traffic_of_a_step(session: Session) -> dict[str, list[int]]:
-    """Take one more step; return the elements of each of gloo's collectives, by its name."""
+    """Take one more step; return what travels in it."""
     loop = session.loop
     batch = loop.feed.move(next(loop.feed.batches(0)))
+    return traffic(lambda: loop.step(batch))
+
+
+def traffic(act: Callable[[], object]) -> dict[str, list[int]]:
+    """Return the elements of each of gloo's collectives while something is done, by its name."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
-        loop.step(batch)
+        act()
     found = defaultdict(list)
     for event in seen.events() or ():
         if event.name.startswith("gloo:"):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from surestep.engine.parallel.world import WORDS
 from surestep.trainer.session import Session
+from tests.multi_rank import fsdp
 from tests.multi_rank.cases import SGD, data, task, trained
 from tests.multi_rank.traffic import traffic_of_a_step
 
@@ -59,7 +60,17 @@ def _is_ddp(shown: Mapping[str, Any], ranks: int) -> None:
     assert shown["traffic"] == {"all_reduce": [1, 1 + len(WORDS), WHOLE]}
 
 
-WAYS = {"ddp": Way({"parallel": {"kind": "ddp"}}, _is_ddp)}
+def _fsdp(shard: str, ranks: tuple[int, ...] = (2, 4), **more: Any) -> Way:
+    options = {"parallel": {"kind": "fsdp", "shard": shard, **more}}
+    return Way(options, fsdp.proves(shard), ranks, fsdp.whole_weights, fsdp.shows(shard))
+
+
+WAYS = {
+    "ddp": Way({"parallel": {"kind": "ddp"}}, _is_ddp),
+    "fsdp-full": _fsdp("full"),
+    "fsdp-grad_op": _fsdp("grad_op"),
+    "fsdp-hybrid": _fsdp("hybrid", (4,), shard_size=2),
+}
 
 # Samples of an epoch and the size of a micro-batch, for batches of 20: on 2 ranks 10 a rank.
 CUTS: dict[str, tuple[int, int | None]] = {

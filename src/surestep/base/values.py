@@ -50,6 +50,20 @@ def _recomputed(text: str) -> str:
     return " ".join(words)
 
 
+def _block_choice(text: str) -> str:
+    how, *words = text.split() or [""]
+    if how == "size":
+        try:
+            right = len(words) == 1 and float(words[0]) >= 1
+        except ValueError:
+            right = False
+    else:
+        right = bool(words) if how in ("class", "name") else how == "auto" and not words
+    if not right:
+        raise ValueError("must be auto, 'class Block', 'size 1e6' or 'name layers.*'")
+    return " ".join([how, *words])
+
+
 def _range(text: str) -> str:
     first, _, last = text.partition(":")
     if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
@@ -90,4 +104,5 @@ Warmup = Annotated[str, AfterValidator(_warmup)]
 Length = Annotated[str, AfterValidator(read_length)]
 Steps = Annotated[str, AfterValidator(_range)]
 SamplesOrFile = Annotated[str | tuple[int, ...], BeforeValidator(_samples)]
+BlockChoice = Annotated[str, AfterValidator(_block_choice)]
 Recomputed = Annotated[str, AfterValidator(_recomputed)]

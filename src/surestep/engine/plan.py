@@ -13,6 +13,7 @@ from surestep.engine.data.generators import Draws
 from surestep.engine.data.order import Cut, Order
 from surestep.engine.data.skips import Skips
 from surestep.engine.facts import Facts
+from surestep.engine.parallel.blocks import Blocks, no_blocks
 from surestep.engine.schedule.shape import Shape
 
 LARGER_IS_BETTER = frozenset(
@@ -36,6 +37,7 @@ class Given:
         dense: some trained parameter is not one of those.
         called: the model is called with a batch, and not only its parts by a step of the user's.
         own_step: the Task brings the step.
+        blocks_by: which modules are gathered one at a time, by what was said of them.
     """
 
     train_samples: int | None
@@ -66,6 +68,7 @@ class Given:
     convolutions: bool = False
     batch_norm: bool = False
     adapters: bool = False
+    blocks_by: Callable[[str], Blocks] = no_blocks
 
 
 class Decision(NamedTuple):
@@ -81,7 +84,11 @@ class Plan:
     """Every option decided. Field names are the options' with `_` for the dot."""
 
     device: torch.device
-    parallel_kind: Literal["single", "ddp"]
+    parallel_kind: Literal["single", "ddp", "fsdp"]
+    parallel_shard: Literal["full", "grad_op", "hybrid"] | None
+    parallel_shard_size: int
+    parallel_blocks: tuple[str, ...]
+    parallel_offload: Literal["off", "optimizer", "all"]
     parallel_ranks: int
     parallel_rank: int
     parallel_backend: Literal["none", "gloo", "nccl"]
@@ -208,6 +215,11 @@ class Known:
     def loader(self, name: str) -> Any:
         """Return a setting of the DataLoader that was given, or None."""
         return None if self.given.loader is None else self.given.loader[name]
+
+    @property
+    def blocks(self) -> Blocks:
+        """Return which modules would be gathered one at a time."""
+        return self.given.blocks_by(str(self.said.get("parallel.blocks", "auto")))
 
     @property
     def cut(self) -> Cut:

@@ -17,7 +17,7 @@ from surestep.engine.model.nonpersistent import built
 from surestep.engine.optim.freezing import Watch, freezing
 from surestep.engine.parallel.ways import laid_out
 from surestep.engine.parallel.world import ALONE, World
-from surestep.engine.precision import autocast, placed
+from surestep.engine.precision import autocast
 from surestep.trainer.planning import Planned
 from surestep.trainer.together import settle
 from surestep.trainer.wire import parts_of
@@ -31,7 +31,7 @@ def build(
     fresh: bool,
     world: World = ALONE,
 ) -> Loop:
-    """Put the model on its device and wire the parts around it.
+    """Lay the model out on its device and wire the parts around it.
 
     Args:
         planned: what was decided.
@@ -50,14 +50,14 @@ def build(
     of_teacher = () if loss.teacher is None else loss.teacher.modules()
     of_both = (*planned.model.modules(), *of_teacher)
     modes = [(module, module.training) for module in of_both]
-    model = placed(planned.model, plan)
+    rematerialised = activation_checkpointing(planned.model, plan.activation_checkpointing)
+    settings.enter_context(rematerialised)  # within what gathers a block
+    model = laid_out(planned.model, plan, world)
     loss.to(plan.device)
     training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
-    settings.enter_context(activation_checkpointing(model, plan.activation_checkpointing))
     judged_by, casting = plan.validation_metric, autocast(plan)
     with eager(model):
         check_first_batch(model, training, task, autocast=casting, fresh=fresh, judged_by=judged_by)
-    model = laid_out(model, plan, world)
     settings.enter_context(compiled(model, plan))
     parts, groups = parts_of(plan, task, model, loss, settings, world)
     parts.state.base, parts.state.built = base_of(model, plan), built(model)

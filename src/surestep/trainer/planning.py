@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 from torch import nn
@@ -40,6 +40,7 @@ from surestep.engine.model.kept import kept_modes
 from surestep.engine.optim.kinds import kinds_of
 from surestep.engine.optim.layers import blocks_of
 from surestep.engine.optim.learners import plan_learners
+from surestep.engine.parallel.blocks import blocks_for
 from surestep.engine.plan import Given, Plan
 from surestep.engine.precision import process_settings
 from surestep.engine.resolve import resolve, seed_of
@@ -135,6 +136,7 @@ def _given(task: Task, config: Config, model: nn.Module, loss: Loss, skips: Skip
         loss=loss.called,
         loss_reason=reason,
         batch_norm=_has(model, BATCH_NORM),
+        blocks_by=cache(partial(blocks_for, model)),
     )
 
 

@@ -5,15 +5,39 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from surestep.base.groups.group import Group
-from surestep.base.values import Positive
+from surestep.base.values import BlockChoice, Count, Positive
+
+Shard = Literal[
+    "full",
+    "grad_op",
+    "hybrid",
+    "none",
+    "FULL_SHARD",
+    "SHARD_GRAD_OP",
+    "HYBRID_SHARD",
+    "NO_SHARD",
+]
 
 
 class Parallel(Group):
     """How several processes make one step."""
 
     prefix: ClassVar[str] = "parallel."
-    kind: Literal["auto", "single", "ddp"] | None = Field(
+    kind: Literal["auto", "single", "ddp", "fsdp"] | None = Field(
         default=None, description="How processes share a step; auto: ddp where there are several."
+    )
+    shard: Shard | None = Field(
+        default=None, description="What is cut over the ranks (fsdp): full is everything."
+    )
+    shard_size: Count | None = Field(
+        default=None, description="Ranks over which hybrid cuts; those of a machine."
+    )
+    blocks: BlockChoice | None = Field(
+        default=None,
+        description="Modules gathered at a time: 'class NAME', 'size 1e6', 'name PATTERN' (fsdp).",
+    )
+    offload: Literal["off", "optimizer", "all"] | None = Field(
+        default=None, description="What is kept in host memory; all: parameters too."
     )
     find_unused_parameters: bool | None = Field(
         default=None, description="Let some parameters be without a gradient in some steps (ddp)."

@@ -3,26 +3,24 @@
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 """
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from surestep.engine.parallel.single import NOTHING, Single
+from surestep.engine.parallel.ranked import Ranked
+from surestep.engine.parallel.single import NOTHING
 from surestep.engine.parallel.world import World
 from surestep.engine.plan import Plan
 from surestep.engine.state import WHOLE, State
 
 
-class Ddp(Single):
+class Ddp(Ranked):
     """The verbs of a step on a copy of the model in each process."""
 
     def __init__(self, plan: Plan, state: State, world: World, name: str = WHOLE) -> None:
-        super().__init__(plan, state, name)
-        self.world = world
+        super().__init__(plan, state, world, name)
         on_gpu = plan.device.type == "cuda"
         self.module = self.ddp = DistributedDataParallel(
             state.model,
@@ -32,23 +30,9 @@ class Ddp(Single):
             static_graph=plan.parallel_static_graph,
         )
 
-    def sum(self, *items: float) -> Sequence[float]:
-        """Add up the items of all ranks, over the host's group."""
-        return self.world.exchange(items)
-
-    def add_up(self, loss_sum: Tensor) -> Tensor:
-        """Add up the loss of all ranks, on the device; one that is not finite is so for all."""
-        total = loss_sum.double()
-        dist.all_reduce(total)
-        return total.to(loss_sum.dtype)
-
     def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
         """Let gradients of all but the last backward stay on their rank."""
         return NOTHING if when else self.ddp.no_sync()
-
-    def backward(self, loss_sum: Tensor, items: float) -> None:
-        """Go backward from ranks / items, since torch divides by the ranks."""
-        super().backward(loss_sum, items / self.world.size)
 
 
 def synced_batchnorm(model: nn.Module) -> nn.Module:

@@ -24,6 +24,10 @@ NO_GRADIENT = (
     "The loss does not depend on any trained parameter. Look for detach(), .data, numpy or no_grad "
     "on the way from the model to the loss."
 )
+NO_GRADIENTS = (
+    "No parameter got a gradient in this step: the loss does not depend on the model. Look for "
+    "detach(), .data, numpy or no_grad on the way to the loss."
+)
 NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
@@ -94,10 +98,7 @@ class Single:
             pairs = zip(names, self.parameters, strict=True)
             names = [name for name, parameter in pairs if parameter.grad is not None]
             if not grads:
-                raise TaskError(
-                    "No parameter got a gradient in this step: the loss does not depend on the "
-                    "model. Look for detach(), .data, numpy or no_grad on the way to the loss."
-                )
+                raise TaskError(NO_GRADIENTS)
         norms = torch.stack(torch._foreach_norm(grads) if self.alike else _norms(grads))
         total = torch.linalg.vector_norm(norms) if self.alike else get_total_norm(grads)
         if self.max_norm is not None:

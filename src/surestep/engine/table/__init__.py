@@ -9,6 +9,7 @@ from surestep.engine.table import (
     average,
     data,
     evaluation,
+    fsdp,
     loss,
     memory,
     optim,
@@ -24,6 +25,7 @@ from surestep.engine.table import (
 PARTS = (
     run,
     parallel,
+    fsdp,
     loss,
     data,
     randomness,

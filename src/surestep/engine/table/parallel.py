@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from surestep.engine.plan import Known, Refusal, Row
+from surestep.engine.table.fsdp import shard_of
 from surestep.engine.table.rows import Refusals, Rows, default, plain, said
 
 TIMEOUT_S = 600.0
@@ -51,9 +52,19 @@ def _by_the_clock(option: str) -> Refusal:
 ROWS: Rows = {
     "parallel.kind": (
         Row(
+            lambda k: _kind(k) == "fsdp" and shard_of(k) == "none",
+            lambda _: "ddp",
+            "parallel.shard={k.said[parallel.shard]} cuts nothing: that is DDP",
+        ),
+        Row(
             lambda k: _kind(k) != "auto",
             lambda k: k.said["parallel.kind"],
             "said: {origin}",
+        ),
+        Row(
+            lambda k: _many(k) and shard_of(k) not in ("", "none"),
+            lambda _: "fsdp",
+            "auto: parallel.shard is said: {origins[parallel.shard]}",
         ),
         Row(
             _many,
@@ -98,10 +109,10 @@ ROWS: Rows = {
 REFUSALS: Refusals = {
     "parallel.kind": (
         Refusal(
-            lambda k: _kind(k) == "ddp" and not _many(k),
+            lambda k: _kind(k) in ("ddp", "fsdp") and not _many(k),
             lambda k: (
-                "parallel.kind='ddp' needs several processes, and here is one. Start them with "
-                f"{_TORCHRUN}, or leave it out."
+                f"parallel.kind={_kind(k)!r} needs several processes, and here is one. Start them "
+                f"with {_TORCHRUN}, or leave it out."
             ),
         ),
         Refusal(

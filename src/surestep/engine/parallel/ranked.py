@@ -1,0 +1,33 @@
+"""What every way of sharing a step has in common: each rank sees its share of the batch."""
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from surestep.engine.parallel.single import Single
+from surestep.engine.parallel.world import World
+from surestep.engine.plan import Plan
+from surestep.engine.state import WHOLE, State
+
+
+class Ranked(Single):
+    """The verbs of a step whose gradients torch averages over ranks."""
+
+    def __init__(self, plan: Plan, state: State, world: World, name: str = WHOLE) -> None:
+        super().__init__(plan, state, name)
+        self.world = world
+
+    def sum(self, *items: float) -> Sequence[float]:
+        """Add up the items of all ranks, over the host's group."""
+        return self.world.exchange(items)
+
+    def add_up(self, loss_sum: Tensor) -> Tensor:
+        """Add up the loss of all ranks, on the device; one that is not finite is so for all."""
+        total = loss_sum.double()
+        dist.all_reduce(total)
+        return total.to(loss_sum.dtype)
+
+    def backward(self, loss_sum: Tensor, items: float) -> None:
+        """Go backward from ranks / items, since torch divides by the ranks."""
+        super().backward(loss_sum, items / self.world.size)

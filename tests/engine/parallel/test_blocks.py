@@ -1,0 +1,104 @@
+import pytest
+import torch
+from torch import nn
+
+from surestep.engine.parallel.blocks import blocks_for, in_order
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, 2)
+        self.wide = nn.Linear(width, width)
+
+
+class Net(nn.Module):
+    """Two blocks between a table and a head, which may share their weight."""
+
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+        self.layers = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(4, 9, bias=False)
+        if tied:
+            self.head.weight = self.table.weight
+
+
+LARGE = ("layers.0.attention", "layers.1.attention")
+INSIDE = ("layers.0.attention", "layers.0.wide", "layers.1.attention", "layers.1.wide")
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("auto", ("layers.0", "layers.1")),
+        ("class Block", ("layers.0", "layers.1")),
+        ("class Block Embedding", ("table", "layers.0", "layers.1")),
+        ("size 36", ("table", *LARGE, "head")),
+        ("size 90", ("layers.0", "layers.1")),
+        ("size 18", ("table", *INSIDE, "head")),
+        ("name layers.*.wide", ("layers.0.wide", "layers.1.wide")),
+    ],
+)
+def test_blocks_are_chosen_by_class_size_and_name(choice, names):
+    found = blocks_for(Net(), choice)
+    assert (found.names, found.problem) == (names, "")
+    assert found.text.startswith(f"{len(names)} ")
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ("class Blok", "Block (2)"),
+        ("class Net", "matches only the whole Net"),
+        ("size 1e9", "matches no part of the model"),
+        ("name layer.*", "Did you mean"),
+        ("name layers", "matches no part"),
+        ("class NonDynamicallyQuantizableLinear", "matches no part"),
+    ],
+)
+def test_a_choice_that_divides_nothing_tells_the_classes_there_are(choice, words):
+    problem = blocks_for(Net(), choice).problem
+    assert words in problem
+    assert choice in problem
+    assert "MultiheadAttention (2)" in problem
+
+
+def test_a_block_that_is_the_whole_is_none():
+    whole = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
+    assert "which is the whole model" in blocks_for(whole, "name 0").problem
+    assert not blocks_for(whole, "class Linear").problem
+
+
+def test_what_shares_a_weight_stays_with_the_rest():
+    found = blocks_for(Net(tied=True), "class Block Linear Embedding")
+    assert found.names == ("layers.0", "layers.0.wide", "layers.1", "layers.1.wide")
+    assert "table, head share a weight" in found.text
+    assert "shares a weight with another part" in blocks_for(Net(tied=True), "name head").problem
+
+
+def test_small_models_without_blocks_are_cut_by_size():
+    model = nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 1), nn.Linear(1, 9))
+    assert blocks_for(model, "auto").names == ("0", "2")
+    assert "the whole at once" in blocks_for(nn.Linear(3, 3), "auto").text
+
+
+@pytest.mark.parametrize(
+    ("parameter", "words"),
+    [
+        (nn.Parameter(torch.tensor(1.0)), "own has no dimension"),
+        (nn.Parameter(torch.zeros(3, dtype=torch.complex64)), "own is complex"),
+        (nn.Parameter(torch.zeros(3, 2).T), "own does not lie in memory in one piece"),
+        (nn.UninitializedParameter(), "own has no shape before the first batch"),
+    ],
+)
+def test_what_cannot_be_cut_is_named(parameter, words):
+    model = Net()
+    model.own = parameter
+    assert words in blocks_for(model, "auto").problem
+
+
+def test_inner_blocks_come_first():
+    model = Net()
+    inner, outer = in_order(model, ("layers.0", "layers.0.wide"))
+    assert (inner, outer) == (model.layers[0].wide, model.layers[0])
