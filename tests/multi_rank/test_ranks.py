@@ -4,8 +4,11 @@ One launch by torchrun for each number of ranks runs all cases; the tests look a
 """
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +39,24 @@ def one(tmp_path_factory) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def ranks(request, tmp_path_factory) -> list[dict[str, Any]]:
-    """What each of several ranks comes to."""
-    folder = tmp_path_factory.mktemp(f"ranks-{request.param}")
-    half(folder / "begun by one")
-    words = ["--standalone", "--nproc-per-node", str(request.param)]
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory) -> Callable[[int], Path]:
+    """Run all cases on so many ranks, once; return the folder of what they came to."""
+
+    @cache
+    def launched(count: int) -> Path:
+        folder = tmp_path_factory.mktemp(f"ranks-{count}-")
+        half(folder / "begun by one")
+        if count == 4:
+            shutil.copytree(launched(2) / "half", folder / "begun by two")
+        start(count, folder)
+        return folder
+
+    return launched
+
+
+def start(count: int, folder: Path) -> None:
+    words = ["--standalone", "--nproc-per-node", str(count)]
     done = subprocess.run(
         [*TORCHRUN, *words, "-m", "tests.multi_rank.child", str(folder)],
         capture_output=True,
@@ -51,6 +66,12 @@ def ranks(request, tmp_path_factory) -> list[dict[str, Any]]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request, launch) -> list[dict[str, Any]]:
+    """What each of several ranks comes to."""
+    folder = launch(request.param)
     return [torch.load(folder / f"rank-{rank}.pt") for rank in range(request.param)]
 
 
@@ -105,7 +126,7 @@ def test_what_one_rank_asks_for_all_do_one_step_later(ranks):
 
 
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(ranks):
-    assert all(each["signalled"]["stopped"] for each in ranks)
+    assert [each["signalled"]["status"] for each in ranks] == ["stopped"] * len(ranks)
     (place,) = {each["signalled"]["place"] for each in ranks}
     assert 4 <= place[0] <= 5
 
@@ -115,15 +136,18 @@ def test_a_run_goes_on_with_as_many_ranks_bit_for_bit(ranks):
         assert same(each["gone on"]["weights"], each["adamw"]["weights"])
 
 
-def test_a_run_of_one_process_goes_on_with_several(one, ranks):
-    for each in ranks:
-        assert distance(one["adamw"]["weights"], each["begun by one"]["weights"]) <= 1e-6
-        assert each["begun by one"]["losses"] == pytest.approx(one["adamw"]["losses"][7:], rel=1e-5)
+@pytest.mark.parametrize(("begun", "count"), [("one", 2), ("one", 4), ("two", 4)])
+def test_a_run_goes_on_with_more_ranks(one, launch, begun, count):
+    for rank in range(count):
+        found = torch.load(launch(count) / f"rank-{rank}.pt")[f"begun by {begun}"]
+        assert distance(one["adamw"]["weights"], found["weights"]) <= 1e-6
+        assert found["losses"] == pytest.approx(one["adamw"]["losses"][7:], rel=1e-5)
 
 
-def test_one_process_goes_on_with_the_run_of_several(one, ranks, tmp_path_factory):
-    folder = tmp_path_factory.getbasetemp() / f"ranks-{len(ranks)}0" / "half"
-    found = trained(folder, task())
+@pytest.mark.parametrize("count", [2, 4])
+def test_one_process_goes_on_with_the_run_of_several(one, launch, tmp_path, count):
+    shutil.copytree(launch(count) / "half", tmp_path / "half")
+    found = trained(tmp_path / "half", task())
     assert distance(one["adamw"]["weights"], found["weights"]) <= 1e-6
     assert found["losses"] == pytest.approx(one["adamw"]["losses"][7:], rel=1e-5)
 

@@ -164,6 +164,7 @@ def _end(session: Session, came: list[str]) -> str:
     if reason is None or reason in came:
         reason = "all steps are done"
     session.end("finished", reason=reason)
+    session.loop.world.meet()  # what the first rank wrote is what the others read next
     if not came:
         return ""
     late = f"{session.run.path} was finished when {came[0]} came."
@@ -176,6 +177,7 @@ def _stop(session: Session, name: str) -> str:
     session.saving.finish()
     path = session.saving.path
     session.end("stopped", reason=name, can_go_on=True)
+    session.loop.world.meet()
     where = f"Stopped after step {session.state.place.step}; saved as {path}."
     session.say(where)
     return f"{name}: {where} The same call goes on from there."

@@ -70,6 +70,10 @@ class World:
         """Return what the first rank says, as JSON can hold it."""
         return json.loads(self.texts(json.dumps(value) if self.is_first else "null")[0])
 
+    def meet(self) -> None:
+        """Wait until all ranks are here."""
+        self.sums([0.0])
+
     def _reduced(self, values: Sequence[float], how: Any) -> list[float]:
         if self.size == 1:
             return list(values)
