@@ -19,6 +19,7 @@ COMMANDS = {
     "resume": "resume RUN: go on with a run from its newest checkpoint",
     "plan": "plan RECIPE: show what would run, and why",
     "evaluate": "evaluate RUN: measure a run's best model",
+    "new": "new --slurm RECIPE: write the sbatch file that trains a recipe under Slurm",
     "predict": "predict RUN: write what a run's best model says of each sample",
     "ckpt": "ckpt list|verify|export|diff: look at the checkpoints of a run",
     "replay": "replay INCIDENT: take the step that went wrong again",

@@ -1,0 +1,95 @@
+"""`surestep new --slurm RECIPE`."""
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from surestep.base.errors import ConfigError
+from surestep.cli.options import read_command_line
+from surestep.cli.sbatch import WARNING_S, Job
+from surestep.cli.train import EXTRAS
+
+# Minutes, or [days-]hours[:minutes[:seconds]], as sbatch reads them.
+_TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Write a file to start from: with --slurm the sbatch file that trains a recipe.
+
+    Further options are those of `surestep train`, and are written into the file.
+
+    Attributes:
+        recipe: What is trained.
+        slurm: Write an sbatch file.
+        run: Run folder, which all machines see; runs/RECIPE if not said.
+        nodes: Machines.
+        nproc: Processes on each machine.
+        gpus: Each process gets a GPU.
+        time: Limit of one start, such as 8:00:00; the job is queued again until the run is done.
+        out: The file; RECIPE.sbatch if not said.
+    """
+
+    recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
+    slurm: bool = False
+    run: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
+    nodes: int = 1
+    nproc: int = 1
+    gpus: bool = False
+    time: Annotated[str, tyro.conf.arg(metavar="TIME")] = "1:00:00"
+    out: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+
+
+def run(words: list[str]) -> int:
+    """Write the file; print what to type next."""
+    said, more = tyro.cli(
+        Options,
+        args=words,
+        prog="surestep new",
+        config=(tyro.conf.FlagCreatePairsOff,),
+        return_unknown_args=True,
+    )
+    _check(said)
+    asked = read_command_line("train", [said.recipe, *more], EXTRAS)
+    name = asked.recipe.name
+    out = Path(said.out or f"{name}.sbatch")
+    job = Job(
+        name=name,
+        words=(said.recipe, *more),
+        run=said.run or f"runs/{name}",
+        python=sys.executable,
+        nodes=said.nodes,
+        nproc=said.nproc,
+        gpus=said.gpus,
+        time=said.time,
+    )
+    _write(out, job.text())
+    print(f"{out} is written: SIGUSR1 comes {WARNING_S} s before the time is up.")
+    print(f"Next: sbatch {out}")
+    return 0
+
+
+def _check(said: Options) -> None:
+    if not said.slurm:
+        raise ConfigError(
+            f"surestep new writes an sbatch file: say surestep new --slurm {said.recipe}."
+        )
+    for name, value in (("nodes", said.nodes), ("nproc", said.nproc)):
+        if value < 1:
+            raise ConfigError(f"--{name} {value} is not allowed: say how many, such as 1.")
+    if not _TIME.fullmatch(said.time):
+        raise ConfigError(f"--time {said.time} is not a time of Slurm's. Say one such as 8:00:00.")
+
+
+def _write(out: Path, text: str) -> None:
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{out} is there already. Say --out FILE, or delete it.") from None
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}. Say --out FILE.") from error

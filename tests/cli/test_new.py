@@ -1,0 +1,134 @@
+"""The sbatch file, run for real by a Slurm made of two small scripts."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from surestep.record.run import Run
+from tests.cli.conftest import RECIPE, environment
+
+SRUN = """#!{python}
+import os, signal, subprocess, sys
+words = [word for word in sys.argv[1:] if not word.startswith("--kill")]
+words = words if words else sys.exit("srun: no command")
+tasks = []
+def hand_on(number, frame):
+    for task in tasks:
+        task.send_signal(number)
+signal.signal(signal.SIGUSR1, hand_on)
+for rank in range(2):
+    own = {{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": "2"}}
+    tasks.append(subprocess.Popen(words, env={{**os.environ, **own, "SLURM_NNODES": "1"}}))
+sys.exit(max(task.wait() for task in tasks))
+"""
+SCONTROL = """#!/bin/sh
+echo "$*" >> calls
+[ "$1" = show ] && echo localhost
+"""
+# In its fourth step, where it began anew, the time is up soon: Slurm signals the step's processes.
+WARNED = (
+    RECIPE
+    + """
+import os, signal
+class Slurm(surestep.Callback):
+    def on_step(self, state, result):
+        if result.step == 4 and os.environ["SLURM_PROCID"] == "0":
+            os.kill(os.getppid(), signal.SIGUSR1)
+
+callbacks = [Slurm()]
+"""
+)
+
+
+@pytest.fixture
+def slurm(folder):
+    """Run sbatch files in the folder; return what came of one."""
+    for name, text in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL)):
+        path = folder / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def sbatch(file: str) -> subprocess.CompletedProcess[str]:
+        job = {"SLURM_JOB_ID": str(10_000 + os.getpid() % 10_000), "SLURM_JOB_NODELIST": "here"}
+        paths = f"{folder / 'bin'}:{os.environ['PATH']}"
+        return subprocess.run(
+            ["bash", file],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**environment(), **job, "PATH": paths, "OMP_NUM_THREADS": "1"},
+        )
+
+    return sbatch
+
+
+def calls(folder: Path) -> list[str]:
+    return [line.split()[0] for line in (folder / "calls").read_text().splitlines()]
+
+
+def test_a_job_that_is_warned_is_queued_again_until_its_run_is_done(
+    surestep, recipe, folder, slurm
+):
+    written = surestep("new", "--slurm", recipe(WARNED), "--nproc", "2", "--run", "r")
+    assert (written.code, "Next: sbatch mine.sbatch" in written.out) == (0, True)
+    first = slurm("mine.sbatch")
+    status = Run(folder / "r").status
+    assert (status["status"], status["reason"]) == ("stopped", "SIGUSR1"), first.stderr
+    assert (first.returncode, calls(folder)) == (75, ["show", "requeue"])
+    assert "r can go on: job" in first.stdout
+    second = slurm("mine.sbatch")
+    assert "Going on in r from step" in second.stderr
+    assert Run(folder / "r").status["status"] == "finished", second.stderr
+    assert (second.returncode, calls(folder)) == (0, ["show", "requeue", "show"])
+
+
+@pytest.mark.parametrize("mark", ['{"status": "stopped", "can_go_on": true}', None])
+def test_a_job_whose_processes_never_came_to_train_is_not_queued_again(
+    surestep, recipe, folder, slurm, mark
+):
+    surestep("new", "--slurm", recipe(), "--run", "r")
+    (folder / "bin" / "srun").write_text("#!/bin/sh\nexit 3\n")
+    if mark is not None:
+        (folder / "r").mkdir()
+        (folder / "r" / "status.json").write_text(mark)
+    assert slurm("mine.sbatch").returncode == 3
+    assert calls(folder) == ["show"]
+
+
+def test_the_file_asks_slurm_for_what_was_said(surestep, recipe, folder):
+    words = ["--nodes", "2", "--nproc", "4", "--gpus", "--time", "8:00:00", "--out", "job"]
+    answer = surestep("new", "--slurm", recipe(), *words, "--epochs", "3", "--task.hidden", "9")
+    assert answer.code == 0
+    text = (folder / "job").read_text()
+    for asked in ("nodes=2", "ntasks-per-node=4", "gpus-per-node=4", "time=8:00:00"):
+        assert f"#SBATCH --{asked}\n" in text
+    for asked in ("requeue", "open-mode=append", "signal=USR1@120"):
+        assert f"#SBATCH --{asked}\n" in text
+    assert 'surestep train mine.py --epochs 3 --task.hidden 9 --run "$run"' in text
+    assert "run=runs/mine\n" in text
+    assert subprocess.run(["bash", "-n", "job"]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "say surestep new --slurm mine.py"),
+        (["--slurm", "--nodes", "0"], "--nodes 0 is not allowed"),
+        (["--slurm", "--nproc", "-1"], "--nproc -1 is not allowed"),
+        (["--slurm", "--time", "soon"], "--time soon is not a time"),
+        (["--slurm", "--out", "nowhere/job"], "nowhere/job cannot be written"),
+        (["--slurm", "--out", "mine.py"], "mine.py is there already"),
+        (["--slurm", "--batch-size", "many"], "batch_size='many'"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_it_waits_in_a_queue(
+    surestep, recipe, folder, words, told
+):
+    answer = surestep("new", recipe(), *words)
+    assert (answer.code, told in answer.err) == (2, True), answer.err
+    assert not list(folder.glob("*.sbatch"))
