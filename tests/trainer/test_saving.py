@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from surestep.base.errors import CheckpointError
+from surestep.base.errors import CheckpointError, UntoldError
 from surestep.record.checkpoint import saver
 from surestep.record.checkpoint.listing import list_checkpoints
 from surestep.record.run import Run
@@ -95,6 +95,38 @@ def test_the_last_save_must_succeed(tmp_path, monkeypatch):
     assert Run(tmp_path).status["status"] == "failed"
     monkeypatch.undo()
     assert tiny.fit(tmp_path, **SAVES).status["status"] == "finished"
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_an_end_that_cannot_be_written_loses_only_its_telling(tmp_path, monkeypatch, again):
+    """Whether the disk is full once, or still when the end is asked for again."""
+    replace, full = Path.replace, []
+
+    def filling(self, target):
+        if target.name == "status.json" and list_checkpoints(tmp_path / "checkpoints"):
+            full.append(target)
+            if again or len(full) == 1:
+                raise OSError(28, os.strerror(28))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", filling)
+    with pytest.raises(UntoldError) as caught:
+        tiny.fit(tmp_path, **SAVES)
+    newest = tmp_path / "checkpoints" / "step-00000006"
+    assert str(caught.value) == (
+        f"{tmp_path / 'status.json'} could not be written: No space left on device. The run "
+        f"finished at step 6, and its newest checkpoint is {newest}; only how it ended is not "
+        "told. Make the folder writable again (a full disk: free some space), and type the same "
+        "again: it goes on from that checkpoint."
+    )
+    assert Run(tmp_path).status["status"] == "running"
+    before = [each["event"] for each in Run(tmp_path).events()]
+    monkeypatch.undo()
+    run = tiny.fit(tmp_path, **SAVES)
+    assert (run.status["status"], run.status["step"]) == ("finished", 6)
+    after = [each["event"] for each in run.events()][len(before) :]
+    assert "steps" not in after
+    assert after[-1] == "end"
 
 
 def test_an_error_that_is_no_disk_trouble_ends_the_run(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from torch.utils.data import Dataset
 import surestep
 from surestep.base.errors import Stopped
 from surestep.engine.data import signals as workers
+from surestep.record.recorder import Recorder
 from surestep.record.run import Run
 from tests import tiny
 
@@ -122,6 +123,22 @@ def test_ctrl_c_twice_says_what_is_saved(tmp_path, capsys):
     assert f"Stopped at once after step 5; the newest checkpoint is {path}." in (
         capsys.readouterr().err
     )
+
+
+def test_ctrl_c_again_when_the_last_save_is_done_names_that_one(tmp_path, monkeypatch, capsys):
+    own = Recorder.event
+
+    def impatient(self, kind, **fields):
+        if kind == "checkpoint" and fields["step"] == 5:
+            signal.raise_signal(signal.SIGINT)
+        own(self, kind, **fields)
+
+    monkeypatch.setattr(Recorder, "event", impatient)
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, at("on_step", signal.SIGINT, step=5), **SEEN)
+    newest = tmp_path / "checkpoints" / "step-00000005"
+    assert f"after step 5; the newest checkpoint is {newest}." in capsys.readouterr().err
+    assert Run(tmp_path).status["reason"] == "Ctrl-C, then Ctrl-C: this step was saved"
 
 
 def test_a_signal_when_all_is_done_leaves_a_finished_run(tmp_path):

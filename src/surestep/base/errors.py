@@ -6,6 +6,7 @@ SurestepError
 ├── DataError         the data cannot be trained on
 ├── RecipeError       a recipe file cannot be used
 ├── RunError          a run folder is held, missing, or belongs to another config
+│   └── UntoldError   how a run ended could not be written; what it saved is there
 ├── CheckpointError   a checkpoint is missing or does not fit
 │   └── DamagedError  it is not what was written; another may be good
 ├── ParallelError     the processes of a run do not come together, or do not agree
@@ -40,6 +41,10 @@ class RecipeError(SurestepError):
 
 class RunError(SurestepError):
     """A run folder is held by somebody, is missing, or belongs to another config."""
+
+
+class UntoldError(RunError):
+    """How a run ended could not be written; what it saved is there."""
 
 
 class CheckpointError(SurestepError):

@@ -1,11 +1,15 @@
 """What a run came to, in figures."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from surestep.base.errors import RunError, UntoldError
 from surestep.engine.log_point import LogPoint
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
+from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.recorder import Recorder
 
 
 @dataclass
@@ -51,3 +55,25 @@ def figures_of(plan: Plan, state: State, timed: Timed, status: str) -> dict[str,
         **vars(counts),
         "clipped": None if plan.max_grad_norm is None else counts.clipped,
     }
+
+
+def write_end(recorder: Recorder, status: str, figures: Mapping[str, Any]) -> None:
+    """Write how a run ended.
+
+    Raises:
+        UntoldError: status.json cannot be written.
+    """
+    recorder.event("end", status=status, **figures)
+    try:
+        recorder.status(status, **figures)
+    except RunError as error:
+        why = error.__cause__
+        said = why.strerror if isinstance(why, OSError) else None
+        there = list_checkpoints(recorder.checkpoints)
+        saved = f"its newest checkpoint is {there[-1]}" if there else "it has no checkpoint"
+        raise UntoldError(
+            f"{recorder.folder / 'status.json'} could not be written: {said or error}. The run "
+            f"{status} at step {figures['step']}, and {saved}; only how it ended is not told. Make "
+            "the folder writable again (a full disk: free some space), and type the same again: "
+            "it goes on from that checkpoint."
+        ) from error

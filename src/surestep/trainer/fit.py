@@ -5,12 +5,19 @@ from dataclasses import dataclass
 from functools import partial
 
 from surestep.base.duration import Cadence, Duration
-from surestep.base.errors import CheckpointError, NonFiniteError, Stopped, SurestepError
+from surestep.base.errors import (
+    CheckpointError,
+    NonFiniteError,
+    Stopped,
+    SurestepError,
+    UntoldError,
+)
 from surestep.engine.callback import Request
 from surestep.engine.evaluate import Interrupted
 from surestep.engine.measure.memory import ran_out
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.step import StepResult
+from surestep.record.checkpoint.listing import list_checkpoints, step_of
 from surestep.record.run import Run
 from surestep.trainer.session import Session
 from surestep.trainer.signals import interruptible
@@ -22,6 +29,7 @@ def fit(session: Session) -> Run:
     Raises:
         KeyboardInterrupt: Ctrl-C; the step is saved, but for a second Ctrl-C.
         Stopped: SIGTERM or SIGUSR1; the step is saved.
+        UntoldError: how the run ended cannot be written; what it saved is there.
     """
     if session.finished:
         return session.run
@@ -34,6 +42,8 @@ def fit(session: Session) -> Run:
         except KeyboardInterrupt:
             if session.run.status["status"] == "running":
                 _stop_at_once(session, came[0] if came else "Ctrl-C")
+            raise
+        except UntoldError:  # to write another end would fail, or be none of this run
             raise
         except NonFiniteError as error:
             error.add_note(_saved_before(session))
@@ -184,12 +194,16 @@ def _stop(session: Session, name: str) -> str:
 
 
 def _stop_at_once(session: Session, name: str) -> None:
-    """Write that the last step was not saved, and say which one was."""
-    session.end("stopped", reason=f"{name}, then Ctrl-C: this step was not saved", can_go_on=True)
-    saved = f"the newest checkpoint is {session.saving.path}"
-    if session.saving.path is None:
-        saved = "no checkpoint was written yet"
-    session.say(f"Stopped at once after step {session.state.place.step}; {saved}.")
+    """Write whether the last step was saved, and say which checkpoint is the newest.
+
+    That is looked for in the folder: what told of it may have been cut off by the second signal.
+    """
+    session.saving.leave()
+    step, there = session.state.place.step, list_checkpoints(session.run.checkpoints)
+    was = "was" if there and step_of(there[-1]) == step else "was not"
+    session.end("stopped", reason=f"{name}, then Ctrl-C: this step {was} saved", can_go_on=True)
+    saved = f"the newest checkpoint is {there[-1]}" if there else "no checkpoint was written yet"
+    session.say(f"Stopped at once after step {step}; {saved}.")
 
 
 def _fail(session: Session, error: Exception, reason: str) -> None:

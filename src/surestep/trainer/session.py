@@ -24,7 +24,7 @@ from surestep.record.checkpoint.read import load_checkpoint
 from surestep.record.progress import Bar, Plain, Quiet
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run, Which
-from surestep.trainer.ending import Timed, figures_of
+from surestep.trainer.ending import Timed, figures_of, write_end
 from surestep.trainer.gauge import Gauge
 from surestep.trainer.incident import Incidents
 from surestep.trainer.judge import judge, shown
@@ -253,8 +253,7 @@ class Session:
         """Write how the run ended: finished, stopped or failed."""
         self.saving.leave()
         figures = {**figures_of(self.plan, self.state, self.timed, status), **more}
-        self._recorder.event("end", status=status, **figures)
-        self._recorder.status(status, **figures)
+        write_end(self._recorder, status, figures)
 
     def close(self) -> None:
         """Let the run folder go and put back every module's mode; a second call does nothing."""
