@@ -1,23 +1,35 @@
 """What saving costs training: how long a step waits, and how much slower a run with saves is.
 
-python -m benchmarks.saving
+python -m benchmarks.saving                # both, in some two minutes
+python -m benchmarks.saving --tasks mlp    # how much slower one of the tasks of benchmarks.run is
 """
 
+import argparse
+import random
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import surestep
-from surestep.base.duration import Cadence
+from benchmarks.intervals import Interval, difference
+from benchmarks.loops.surestep_loop import make_config
+from benchmarks.run import pick
+from benchmarks.tasks import TASKS
 from surestep.trainer.session import Session
 
 WIDTH, LAYERS = 2048, 4  # 4 x 16 MiB of weights, three times with the moments of AdamW: 200 MB
 ROUNDS = 5
-STEPS, PAIRS = 4000, 7
+EVERY = 200  # steps between two saves, in the figures
+# Steps of a stretch: at least as long as a save takes to write, so that it is paid for within it.
+STRETCH = {"mlp": 200, "conv": 50, "gpt": 20}
+PAIRS = {"mlp": 100, "conv": 40, "gpt": 20}
 
 
 def session_of(folder: Path, *, background: bool) -> Session:
@@ -52,47 +64,77 @@ def stalls(*, background: bool) -> list[float]:
     raise AssertionError("too few steps")
 
 
-def seconds_a_step(folder: Path, every: str) -> float:
-    """Train the small MLP of the other benchmarks, with a save each `every`."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(2, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 3)
-    )
-    x, y = torch.randn(6400, 2), torch.randint(0, 3, (6400,))
-    config = surestep.Config(
-        max_steps=STEPS,
-        batch_size=64,
-        logging=surestep.Logging(progress="quiet"),
-        checkpoint=surestep.Checkpoint(every=every),
-    )
-    task = surestep.Task(model, nn.CrossEntropyLoss(), (x, y))
-    with surestep.prepare(task, config, run=folder) as session:
-        saving = Cadence(session.plan.checkpoint_every, session.plan.steps_per_epoch)
-        start = time.perf_counter()
-        for result in session.steps():
-            if saving.due(result.step, 0, 0):
-                session.saving.begin()
-        return (time.perf_counter() - start) / STEPS
+class Spent(NamedTuple):
+    """The time of a stretch of steps, in seconds."""
+
+    wall: float
+    cpu: float  # of all threads
 
 
-def slowdown() -> float:
-    """Return how much longer a step takes with a save every 200 steps: the median of pairs."""
-    ratios = []
-    for _ in range(PAIRS):
-        with tempfile.TemporaryDirectory(dir=".") as folder:
-            without = seconds_a_step(Path(folder) / "without", f"{10 * STEPS} steps")
-            ratios.append(seconds_a_step(Path(folder) / "with", "200 steps") / without)
-    return statistics.median(ratios)
+def stretch(session: Session, steps: Iterator[object], count: int, *, saves: bool) -> Spent:
+    """Take some steps, with a save at their beginning, until it is written, or without one."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    if saves:
+        session.saving.begin()
+    for _ in range(count):
+        next(steps)
+    session.saving.collect(wait=True)
+    return Spent(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def pairs_of(name: str, pairs: int) -> tuple[list[Spent], list[Spent]]:
+    """Take pairs of stretches in one run, one of each with a save; the order is drawn."""
+    task, count, draw = TASKS[name](), STRETCH[name], random.Random(0)
+    wish = surestep.Task(
+        model=task.build(),
+        loss=task.loss,
+        items=task.items,
+        train=TensorDataset(task.inputs, task.targets),
+    )
+    found: dict[bool, list[Spent]] = {True: [], False: []}
+    with (
+        tempfile.TemporaryDirectory(dir=".") as folder,
+        surestep.prepare(wish, make_config(task, 10**6), run=Path(folder) / "run") as session,
+    ):
+        steps = iter(session.steps())
+        for _ in range(3):  # the first save makes the buffers, the third deletes the first
+            stretch(session, steps, count, saves=True)
+        for _ in range(pairs):
+            for saves in draw.sample([True, False], k=2):
+                found[saves].append(stretch(session, steps, count, saves=saves))
+    return found[True], found[False]
+
+
+def slowdown(name: str, pairs: int) -> str:
+    """Say how much longer a task takes with a save every 200 steps: the median of pairs."""
+    with_save, without = pairs_of(name, pairs)
+    usual = EVERY / STRETCH[name] * statistics.median(each.wall for each in without)
+    wall = difference([each.wall for each in with_save], [each.wall for each in without])
+    cpu = difference([each.cpu for each in with_save], [each.cpu for each in without])
+    share = Interval(*(1.0 + each / usual for each in (wall.middle, wall.low, wall.high)))
+    return (
+        f"  {name:5}{usual / EVERY * 1e6:9,.0f} us a step{wall.middle * 1e3:7.1f} ms a save "
+        f"[{wall.low * 1e3:.1f}, {wall.high * 1e3:.1f}]: {share.middle:.3f} times the time without "
+        f"[{share.low:.3f}, {share.high:.3f}]; {cpu.middle * 1e3:.1f} ms of processors"
+    )
 
 
 def main() -> None:
-    """Print the stall of both ways."""
-    at_once = statistics.median(stalls(background=False))
-    behind = statistics.median(stalls(background=True))
-    print(f"a save of 200 MB, median of {ROUNDS}:")
-    print(f"  written at once      {at_once * 1e3:7.1f} ms")
-    print(f"  in the background    {behind * 1e3:7.1f} ms of waiting ({behind / at_once:.1%})")
-    print(f"the MLP with a save every 200 steps: {slowdown():.3f} times the time without")
+    """Print the stall of both ways, and the slowdown of each task."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--tasks", default="", help=f"of {','.join(TASKS)}; only their slowdown")
+    parser.add_argument("--pairs", type=int, help="stretches with a save, and as many without")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if not arguments.tasks:
+        at_once = statistics.median(stalls(background=False))
+        behind = statistics.median(stalls(background=True))
+        print(f"a save of 200 MB, median of {ROUNDS}:")
+        print(f"  written at once      {at_once * 1e3:7.1f} ms")
+        print(f"  in the background    {behind * 1e3:7.1f} ms of waiting ({behind / at_once:.1%})")
+    print(f"with a save every {EVERY} steps, median of pairs and its 95% interval:")
+    for name in pick(arguments.tasks, list(TASKS), "task"):
+        print(slowdown(name, arguments.pairs or PAIRS[name]), flush=True)
 
 
 if __name__ == "__main__":
