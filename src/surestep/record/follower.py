@@ -1,20 +1,27 @@
-"""The recorder of a rank that writes nothing: the first rank writes for all of them."""
+"""The recorder of a rank that is not the first, which writes for all of them.
+
+Of a checkpoint it writes its part, where the ranks share the state.
+"""
 
 from pathlib import Path
 from typing import Any
 
 from surestep.engine.log_point import LogPoint, Skip
+from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
-from surestep.record.checkpoint.saver import Outcome
+from surestep.record.checkpoint.parts import is_shared
+from surestep.record.checkpoint.saver import Outcome, Saver
 from surestep.record.recorder import Recorder
 
 
 class Follower(Recorder):
-    """Stands where a Recorder stands, and writes nothing."""
+    """Stands where a Recorder stands, and writes nothing but parts of checkpoints."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, world: World = ALONE) -> None:
         self.folder = folder
+        self.world = world
+        self._saver = None
         self.checkpoints = folder / "checkpoints"
         self.known = False
         self._newest = None
@@ -44,17 +51,33 @@ class Follower(Recorder):
         return None
 
     def save(self, state: State, plan: Plan) -> None:
-        """Write nothing."""
+        """Write this rank's part of a checkpoint, where the ranks share the state."""
+        if not is_shared(state):
+            return
+        if self._saver is None:
+            self._saver = Saver(
+                self.checkpoints,
+                lambda _: None,
+                background=plan.checkpoint_async_save,
+                world=self.world,
+            )
+        self._saver.save(state)
 
     def saved(self, *, wait: bool = False) -> list[Outcome]:
         """Return nothing: what came of a save is the first rank's to say."""
+        if self._saver is not None:
+            if wait:
+                self._saver.wait()
+            self._saver.outcomes()
         return []
 
     def drop_from(self, step: int) -> None:
         """Delete nothing."""
 
     def close(self) -> None:
-        """Let nothing go."""
+        """Wait for what this rank writes."""
+        self.saved(wait=True)
 
     def discard(self) -> None:
-        """Let nothing go."""
+        """Wait for what this rank writes."""
+        self.close()

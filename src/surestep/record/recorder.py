@@ -9,6 +9,7 @@ from typing import Any
 from surestep.base.errors import CheckpointError, RunError
 from surestep.engine.facts import Facts
 from surestep.engine.log_point import LogPoint, Skip
+from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.plan import Plan
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.state import State
@@ -16,6 +17,7 @@ from surestep.record.checkpoint.good import Newest, PassedOver, newest_good, put
 from surestep.record.checkpoint.keep import Retention, delete, retain
 from surestep.record.checkpoint.listing import list_checkpoints, step_of
 from surestep.record.checkpoint.opened import Opened
+from surestep.record.checkpoint.parts import is_shared
 from surestep.record.checkpoint.saver import Outcome, Saver
 from surestep.record.environment import environment
 from surestep.record.events import EventWriter
@@ -30,9 +32,19 @@ from surestep.record.skipped import write_skipped
 
 
 class Recorder:
-    """The one writer of a run folder, from `open` to `close`."""
+    """The one writer of a run folder, from `open` to `close`.
 
-    def __init__(self, folder: Path, *, made: bool = False) -> None:
+    Args:
+        folder: of the run.
+        made: nobody else knows of it yet.
+        world: the ranks of the run, which write a checkpoint together where they share the state.
+
+    Raises:
+        RunError: somebody else holds it, or it cannot be written.
+    """
+
+    def __init__(self, folder: Path, *, made: bool = False, world: World = ALONE) -> None:
+        self.world = world
         self._made = made or not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -189,6 +201,7 @@ class Recorder:
                 self.checkpoints,
                 partial(retain, self.checkpoints, retention_of(plan), {}),
                 background=plan.checkpoint_async_save,
+                world=self.world if is_shared(state) else ALONE,
             )
         ends = cycle_ends(plan.schedule)
         taken = state.place.steps_taken

@@ -17,7 +17,6 @@ from surestep.engine.parallel.group import open_world
 from surestep.engine.parallel.world import World
 from surestep.engine.precision import process_settings
 from surestep.engine.task import Task
-from surestep.record.checkpoint.read import load_opened
 from surestep.record.files import disk_hint
 from surestep.record.recorder import Recorder
 from surestep.trainer.build import build
@@ -27,7 +26,7 @@ from surestep.trainer.planning import Origin, Planned, feeds, plan_task, start
 from surestep.trainer.resuming import Going, Resume, going_on, wish
 from surestep.trainer.room import foresee
 from surestep.trainer.session import Session
-from surestep.trainer.together import decided, first, held
+from surestep.trainer.together import decided, first, held, loaded
 
 
 def prepare(
@@ -70,7 +69,7 @@ def prepare(
     settings, recorder = ExitStack(), None
     try:
         world = settings.enter_context(_world(planned))
-        recorder = hold = held(world, lambda: _folder(place, origin))
+        recorder = hold = held(world, lambda: _folder(place, origin, world))
         settings.enter_context(process_settings(planned.plan))
         going = decided(world, lambda: going_on(hold, origin, planned, said))
         session, started = _open(planned, going, recorder, settings, world, callbacks)
@@ -94,9 +93,9 @@ def _world(planned: Planned) -> AbstractContextManager[World]:
     return open_world(planned.facts.launched, backend=backend, timeout_s=timeout_s)
 
 
-def _folder(place: Path | None, origin: Origin) -> Recorder:
+def _folder(place: Path | None, origin: Origin, world: World) -> Recorder:
     folder = default_folder(origin.name) if place is None else place
-    return Recorder(folder, made=place is None)
+    return Recorder(folder, made=place is None, world=world)
 
 
 def _open(
@@ -116,7 +115,7 @@ def _open(
     plan, task = planned.plan, planned.task
     session = Session(plan, task, loop, Gauge(plan, task, loop, feeds(planned)), recorder, settings)
     if checkpoint is not None:
-        load_opened(checkpoint, session.state)
+        loaded(world, checkpoint, session.state)
     return session, started
 
 

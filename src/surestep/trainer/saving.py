@@ -37,6 +37,7 @@ class Saving:
         self._gauge = gauge
         self._say = say
         self._is_first = True
+        self._under_way = 0  # saves whose outcome the ranks do not know yet
         self._told: str | None = None  # what the disk said of the newest save, where that failed
 
     def begin(self) -> None:
@@ -77,12 +78,18 @@ class Saving:
         if any(self._loop.world.largest([is_behind])):
             self.now()
 
-    def collect(self, *, wait: bool = False) -> None:
+    def collect(self, *, wait: bool = False, together: bool = True) -> None:
         """Take in what came of the saves that are done, or of all of them.
+
+        Args:
+            wait: for what is being written.
+            together: all ranks are here; else nothing is taken in, but for `leave` to do.
 
         Raises:
             Exception: what is no trouble of the disk's.
         """
+        if self._loop.world.size > 1 and not together:
+            return
         for outcome in self._outcomes(wait=wait):
             self._take_in(outcome)
 
@@ -96,13 +103,18 @@ class Saving:
             self._take_in(outcome)
 
     def _outcomes(self, *, wait: bool) -> list[Outcome]:
+        """Return what came of saves, on all ranks the same: what they do next hangs on that."""
         outcomes = self._recorder.saved(wait=wait)
-        return of_first(self._loop.world, outcomes) if wait else outcomes
+        if self._under_way:
+            outcomes = of_first(self._loop.world, outcomes)
+        self._under_way -= len(outcomes)
+        return outcomes
 
     def _save(self) -> None:
         self._loop.log_point()
         self._gauge.average()
         self._recorder.save(self._loop.state, self._loop.plan)
+        self._under_way += 1
         self.step = self._loop.state.place.step
 
     def _take_in(self, outcome: Outcome) -> None:

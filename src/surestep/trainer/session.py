@@ -289,7 +289,7 @@ class Session:
     def _log(self, point: LogPoint) -> None:
         self.timed.add(point)
         self._recorder.steps(point)
-        self.saving.collect()
+        self.saving.collect(together=not self.closed)
         self._progress.log(point)
         if point.skips:
             record_skips(self._recorder, self.loop.feed, point.skips)

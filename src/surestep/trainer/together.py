@@ -8,8 +8,10 @@ from surestep.base.errors import CheckpointError, ParallelError, SurestepError
 from surestep.engine.data.feed import Feed
 from surestep.engine.incident.again import untouched
 from surestep.engine.parallel.world import World
+from surestep.engine.state import State
 from surestep.engine.step import Parts, forward_backward
-from surestep.record.checkpoint.opened import open_checkpoint
+from surestep.record.checkpoint.opened import Opened, open_checkpoint
+from surestep.record.checkpoint.read import fitting, load_opened
 from surestep.record.checkpoint.saver import Outcome
 from surestep.record.follower import Follower
 from surestep.record.recorder import Recorder
@@ -46,6 +48,27 @@ def first(
     if "error" in answer:
         raise ParallelError(f"Rank 0 could not go on: {answer['error']}")
     return follow(answer["said"])
+
+
+def loaded(world: World, checkpoint: Opened, state: State) -> None:
+    """Load a checkpoint on all ranks, in place, when each of them has read what it needs.
+
+    Raises:
+        CheckpointError: it does not fit, or cannot be read, here; the states are as they were.
+        ParallelError: so it is on another rank.
+    """
+    if world.size == 1:
+        load_opened(checkpoint, state)
+        return
+    try:
+        load = fitting(checkpoint, state)
+    except SurestepError as error:
+        world.texts(f"{type(error).__name__}: {error}")
+        raise
+    for rank, text in enumerate(world.texts("")):
+        if text:
+            raise ParallelError(f"Rank {rank} could not load {checkpoint.path}: {text}")
+    load()
 
 
 def settle(parts: Parts, feed: Feed) -> None:
@@ -89,7 +112,7 @@ def held(world: World, open_folder: Callable[[], Recorder]) -> Recorder:
         world,
         open_folder,
         tell=lambda recorder: str(recorder.folder),
-        follow=lambda folder: Follower(Path(folder)),
+        follow=lambda folder: Follower(Path(folder), world),
     )
 
 
@@ -98,7 +121,7 @@ def decided(world: World, decide: Callable[[], Going]) -> Going:
 
     def follow(said: dict[str, Any]) -> Going:
         path = said["checkpoint"]
-        checkpoint = None if path is None else open_checkpoint(Path(path))
+        checkpoint = None if path is None else open_checkpoint(Path(path), verified=True)
         return Going({}, checkpoint, finished=said["finished"])
 
     return first(

@@ -79,6 +79,7 @@ CHANGES = {
     "base": None,  # what is known before: the fingerprints of what a checkpoint leaves out
     "built": None,  # what was there before the first step: what differs from it is the model's
     "declared": lambda state: None,
+    "keeper": None,  # what it has is the model's and the optimizers'
     "spikes": lambda state: vars(state.spikes).update(SPIKES),
 }
 SEEN = {

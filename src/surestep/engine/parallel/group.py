@@ -20,6 +20,7 @@ from surestep.engine.parallel.launch import Launched
 from surestep.engine.parallel.world import ALONE, World
 
 _GLANCE_S = 0.02  # between two looks into the store
+_WRITING = timedelta(hours=1)
 
 
 @contextmanager
@@ -45,7 +46,9 @@ def open_world(launched: Launched, *, backend: str, timeout_s: float) -> Iterato
         _join(launched, backend, timeout)
     try:
         host = dist.new_group(backend="gloo", timeout=timeout)
-        yield World(dist.get_rank(), dist.get_world_size(), host)
+        # Who writes waits for the slowest disk; that a rank hangs, the others notice in training.
+        beside = dist.new_group(backend="gloo", timeout=max(timeout, _WRITING))
+        yield World(dist.get_rank(), dist.get_world_size(), host, beside)
     finally:
         if own:
             dist.destroy_process_group()

@@ -23,12 +23,14 @@ class World:
         rank: of this process, from 0.
         size: how many processes there are.
         group: over which the host's values travel; None in a world of one.
+        beside: another such group of the same ranks, for what a thread does meanwhile.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, group: Any = None, beside: Any = None) -> None:
         self.rank = rank
         self.size = size
         self.group = group
+        self.beside = beside
         self.wanted: set[str] = set()  # what this rank asks all for
         self.agreed: set[str] = set()  # what some rank asked for, at the last exchange
 
@@ -36,6 +38,11 @@ class World:
     def is_first(self) -> bool:
         """Whether this is the process that writes, prints and tracks."""
         return self.rank == 0
+
+    @property
+    def aside(self) -> "World":
+        """The same ranks, to be talked to by one thread beside the one that trains."""
+        return World(self.rank, self.size, self.beside)
 
     def exchange(self, values: Sequence[float]) -> list[float]:
         """Add up the values of all ranks; what one rank wants is then agreed on all of them."""
@@ -83,7 +90,7 @@ class World:
 
 
 def _text(data: torch.Tensor) -> str:
-    raw = bytes(data.tolist())
+    raw = data.numpy().tobytes()
     return raw[8 : 8 + int.from_bytes(raw[:8], "little")].decode()
 
 

@@ -48,6 +48,10 @@ class Layout:
             }
         )
 
+    def of(self, kind: str) -> Block:
+        """Return what the file of a kind holds."""
+        return self.blocks[_file(kind)]
+
     def fits(self, tensors: Named) -> bool:
         """Say whether these tensors have the names, shapes and types of the buffers."""
         return self._like == list(_like(tensors))

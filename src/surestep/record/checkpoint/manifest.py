@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from surestep.base.errors import CheckpointError
 from surestep.base.version import VERSION
+from surestep.engine.parallel.pieces import Described
 from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.tensors import DTYPES, File
 from surestep.record.files import dumps, open_plain, parse_json, read_plain, size_of
@@ -47,6 +48,11 @@ class Stored(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     slices: tuple[Slice, ...]
+
+    @property
+    def described(self) -> Described:
+        """What the tensor is, as torch says it."""
+        return Described(self.shape, DTYPES[self.dtype])
 
 
 Tensors = Mapping[str, Mapping[str, Stored]]  # by kind, by name

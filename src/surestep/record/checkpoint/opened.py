@@ -1,6 +1,6 @@
 """A checkpoint that was verified, and its tensors, put together from the slices they lie in."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from surestep.base.errors import CheckpointError
+from surestep.engine.parallel.pieces import Sizes, box_of, boxed_like, is_cut
 from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.listing import Saved, described, read_record
 from surestep.record.checkpoint.manifest import MANIFEST, Manifest, Stored, read_manifest, verify
 from surestep.record.checkpoint.tensors import DTYPES
 from surestep.record.kinds import shown
+
+_NOTHING: Mapping[str, Tensor] = {}
 
 
 @dataclass(frozen=True)
@@ -42,28 +45,63 @@ class Opened:
         """Its step and metrics."""
         return described(self.path, self.record)
 
-    def tensors(self, kind: str) -> dict[str, Tensor]:
+    def tensors(self, kind: str, like: Mapping[str, Tensor] = _NOTHING) -> dict[str, Tensor]:
         """Read the tensors of a kind ("model", "optimizer", "average"), by name.
+
+        Args:
+            kind: of the tensors.
+            like: by name, what they are for. Where ranks share one of the same shape, this rank's
+                box alone is read, and laid out like it.
 
         Raises:
             CheckpointError: there are none of that kind, or they are not what the manifest says.
         """
+        with self.reading(kind) as read:
+            return {name: read(name, like.get(name)) for name in self.stored(kind)}
+
+    def stored(self, kind: str) -> Mapping[str, Stored]:
+        """Return what the manifest says of the tensors of a kind, by name.
+
+        Raises:
+            CheckpointError: there are none of that kind.
+        """
         if kind not in self.manifest.tensors:
             raise CheckpointError(f"{self.path} has no tensors of the {kind}.")
+        return self.manifest.tensors[kind]
+
+    @contextmanager
+    def reading(self, kind: str) -> Iterator[Callable[[str, Tensor | None], Tensor]]:
+        """Yield what reads one tensor of a kind by name, laid out like another (see `tensors`).
+
+        Raises:
+            CheckpointError: they are not what the manifest says.
+        """
+        stored = self.stored(kind)
         with _reading(self.path, kind), ExitStack() as stack:
             files = _Files(self.path, stack)
-            stored = self.manifest.tensors[kind].items()
-            return {name: files.read(name, each) for name, each in stored}
+
+            def read(name: str, like: Tensor | None) -> Tensor:
+                each = stored[name]
+                if is_cut(like) and tuple(like.shape) == each.shape:
+                    offset, shape, _ = box_of(like)
+                    return boxed_like(like, files.box(name, each, (offset, shape)))
+                return files.read(name, each)
+
+            yield read
 
 
-def open_checkpoint(path: Path) -> Opened:
+def open_checkpoint(path: Path, *, verified: bool = False) -> Opened:
     """Verify a checkpoint and read what it holds besides tensors.
+
+    Args:
+        path: its folder.
+        verified: another rank has just compared every byte.
 
     Raises:
         DamagedError: not what was written.
         CheckpointError: kept from us, or of a newer surestep.
     """
-    manifest = verify(path)
+    manifest = read_manifest(path) if verified else verify(path)
     found = Opened(path, manifest, read_record(path, manifest))
     _check_headers(found)
     return found
@@ -132,15 +170,30 @@ class _Files:
         self.open: dict[str, Any] = {}
 
     def read(self, name: str, stored: Stored) -> Tensor:
-        """Read a tensor; no memory is taken for what the files do not hold."""
-        pieces: list[Tensor] = [self._file(each.file).get_tensor(name) for each in stored.slices]
-        if len(pieces) == 1:
-            return pieces[0]
-        whole = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
-        for each, piece in zip(stored.slices, pieces, strict=True):
-            ends = zip(each.offset, each.shape, strict=True)
-            whole[tuple(slice(begin, begin + size) for begin, size in ends)] = piece
-        return whole
+        """Read a tensor; in one piece it is the file itself, of which nothing was copied yet."""
+        if len(stored.slices) == 1:
+            only: Tensor = self._file(stored.slices[0].file).get_tensor(name)
+            return only
+        return self.box(name, stored, (tuple(0 for _ in stored.shape), stored.shape))
+
+    def box(self, name: str, stored: Stored, box: tuple[Sizes, Sizes]) -> Tensor:
+        """Read a box of a tensor, from an offset and of a shape, out of those that it lies in."""
+        offset, shape = box
+        found = torch.empty(shape, dtype=DTYPES[stored.dtype])
+        for each in stored.slices:
+            ends = zip(offset, shape, each.offset, each.shape, strict=True)
+            common = [(max(a, b), min(a + n, b + m)) for a, n, b, m in ends]
+            if any(begin >= end for begin, end in common):
+                continue
+            here, there = (
+                tuple(
+                    slice(begin - at, end - at) for (begin, end), at in zip(common, of, strict=True)
+                )
+                for of in (offset, each.offset)
+            )
+            file = self._file(each.file)
+            found[here] = file.get_slice(name)[there] if there else file.get_tensor(name)
+        return found
 
     def _file(self, name: str) -> Any:
         if name not in self.open:

@@ -1,11 +1,13 @@
 """Read the state of optimizers: by name in a checkpoint, by index in torch."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from surestep.base.errors import CheckpointError
+from surestep.engine.parallel.pieces import Keeper, is_cut
 from surestep.engine.state import State
 from surestep.record.checkpoint.opened import Opened
 from surestep.record.checkpoint.slots import names_in, restore
@@ -27,10 +29,14 @@ def fitting_states(found: Opened, state: State) -> dict[str, dict[str, Any]]:
             f"{found.name} holds the optimizers {', '.join(records)}, and here are "
             f"{', '.join(state.optimizers)}. Name them as when it was trained."
         )
+    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+    if state.keeper is not None:
+        return _states_apart(found, state, state.keeper)
+    by_name = dict(state.model.named_parameters())
+    like = {key: by_name[of] for key in found.stored("optimizer") if (of := _of(key)) in by_name}
     # Copied, since in the file they lie at any address, and the last bit of a dot product may hang
     # on that.
-    tensors = {k: v.clone() for k, v in found.tensors("optimizer").items()}
-    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+    tensors = {k: _copied(v) for k, v in found.tensors("optimizer", like).items()}
     states = {}
     for called, optimizer in state.optimizers.items():
         own = {key: value for key, value in tensors.items() if key.startswith(f"{called}/")}
@@ -42,6 +48,71 @@ def fitting_states(found: Opened, state: State) -> dict[str, dict[str, Any]]:
     return states
 
 
+def load_states(found: Opened, state: State, states: Mapping[str, dict[str, Any]]) -> None:
+    """Load what `fitting_states` returned into the optimizers."""
+    if state.keeper is None:
+        for name, loaded in states.items():
+            load_optimizer(state.optimizers[name], loaded)
+        return
+    for called, loaded in states.items():
+        groups = zip(state.optimizers[called].param_groups, loaded["options"], strict=True)
+        for group, options in groups:
+            group.update(options)
+        with found.reading("optimizer") as read:
+            for name, keys in loaded["slots"].items():
+                slots = {slot: read(key, None) for slot, key in keys.items()}
+                state.keeper.put_slots(called, name, slots)
+
+
+def _of(key: str) -> str:
+    """Return the parameter that a tensor of an optimizer belongs to: `optimizer/PARAMETER/slot`."""
+    return key.partition("/")[2].rpartition("/")[0]
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """Copy what lies in the file; a box of a tensor was copied as it was read."""
+    return tensor if is_cut(tensor) else tensor.clone()
+
+
+def _states_apart(found: Opened, state: State, keeper: Keeper) -> dict[str, dict[str, Any]]:
+    """Return options by group, and the names of the tensors of each parameter, unread."""
+    states: dict[str, dict[str, Any]] = {}
+    shapes = keeper.described()
+    for called, optimizer in state.optimizers.items():
+        record, groups = found.record["optimizers"][called], keeper.groups(called)
+        _check_class(found, record, optimizer)
+        if record["values"]:
+            raise CheckpointError(
+                f"{found.name} holds state of {record['class']} that is no tensor, and the way in "
+                "which processes share this run takes tensors alone. Go on as it was trained."
+            )
+        known = _options_by_name(record)
+        options = [
+            {
+                key: value
+                for name in names
+                for key, value in _typed_like(
+                    found, optimizer, group, _of_name(found, known, name)
+                ).items()
+            }
+            for names, group in zip(groups, optimizer.param_groups, strict=True)
+        ]
+        slots: dict[str, dict[str, str]] = {}
+        for key, stored in found.stored("optimizer").items():
+            name = _of(key)
+            if not key.startswith(f"{called}/") or name not in shapes:
+                continue
+            slot = key.rpartition("/")[2]
+            if stored.shape != shapes[name].shape and (slot in _WALKED or any(stored.shape)):
+                raise CheckpointError(
+                    f"{found.name} holds {slot} of {name} as {stored.shape}, and {name} is "
+                    f"{shapes[name].shape}. Build the model as it was trained."
+                )
+            slots.setdefault(name, {})[slot] = key
+        states[called] = {"options": options, "slots": slots}
+    return states
+
+
 def _fitting_state(
     found: Opened,
     record: dict[str, Any],
@@ -50,24 +121,37 @@ def _fitting_state(
 ) -> dict[str, Any]:
     """Return an optimizer's state dict, which a checkpoint keys by name and torch by index."""
     names, by_name = known
-    if record.get("class") != type(optimizer).__name__:
-        raise CheckpointError(
-            f"{found.name} holds the state of {record.get('class')}, and the optimizer here is "
-            f"{type(optimizer).__name__}. Use the one it was trained with."
-        )
-    options = {name: each["options"] for each in record["groups"] for name in each["names"]}
+    _check_class(found, record, optimizer)
+    options = _options_by_name(record)
     plain = optimizer.state_dict()
     plain["state"] = {}
     for group, described in zip(optimizer.param_groups, plain["param_groups"], strict=True):
         for parameter, index in zip(group["params"], described["params"], strict=True):
             name = names[id(parameter)]
-            if name not in options:
-                raise CheckpointError(f"{found.name} has no optimizer state for {name}.")
-            described.update(_typed_like(found, optimizer, described, options[name]))
+            own = _of_name(found, options, name)
+            described.update(_typed_like(found, optimizer, described, own))
             if name in by_name:
                 _check_slots(found, optimizer, parameter, (name, by_name[name]))
                 plain["state"][index] = _laid_out_like(parameter, by_name[name])
     return plain
+
+
+def _check_class(found: Opened, record: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    if record.get("class") != type(optimizer).__name__:
+        raise CheckpointError(
+            f"{found.name} holds the state of {record.get('class')}, and the optimizer here is "
+            f"{type(optimizer).__name__}. Use the one it was trained with."
+        )
+
+
+def _options_by_name(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: each["options"] for each in record["groups"] for name in each["names"]}
+
+
+def _of_name(found: Opened, options: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    if name not in options:
+        raise CheckpointError(f"{found.name} has no optimizer state for {name}.")
+    return options[name]
 
 
 def _slots(found: Opened, tensors: dict[str, Tensor], values: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Load a checkpoint into a state or a model: verified first, and nothing moves until all fits."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ from surestep.engine.model.frozen import fingerprint
 from surestep.engine.model.initial import some
 from surestep.engine.model.nonpersistent import put
 from surestep.engine.optim.names import opened
+from surestep.engine.parallel.pieces import Described, Keeper
 from surestep.engine.spikes import Spikes
 from surestep.engine.state import Counts, Place, Standing, State
 from surestep.record.checkpoint.declared import restored
 from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.manifest import RECORD
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
-from surestep.record.checkpoint.optimizers import fitting_states, load_optimizer
+from surestep.record.checkpoint.optimizers import fitting_states, load_states
 from surestep.record.checkpoint.snapshot import BUFFERS
 
 _NONE: Mapping[str, str] = {}
@@ -41,27 +42,43 @@ def load_opened(found: Opened, state: State) -> None:
     Raises:
         CheckpointError: it does not fit this model or optimizer; the state is then as it was.
     """
+    fitting(found, state)()
+
+
+def fitting(found: Opened, state: State) -> Callable[[], None]:
+    """Read a checkpoint that was verified; return what then loads it into the state, in place.
+
+    Of what ranks share, each reads its own boxes.
+
+    Raises:
+        CheckpointError: it does not fit this model or optimizer.
+    """
     record = found.record
     place, counts = Place(**record["place"]), Counts(**record["counts"])
-    weights = _fitting_weights(found, state.model, state.base)
+    weights = _fitting_weights(found, state.model, state.base, state.keeper)
     optimizer_states = fitting_states(found, state)
     declared, buffers = restored(found), _fitting_buffers(found, state)
+    averaged: dict[str, Tensor] | None = None
     if state.average is not None and state.average.updates(place.steps_taken):
-        averaged = found.tensors("average")
+        averaged = found.tensors("average", state.average.tensors)
         _check_types(found, averaged, state.average.tensors)
-        state.average.load(averaged, place.steps_taken)
-    _load_weights(found, state.model, weights)
-    put(state.model, state.built, buffers)
-    for name, optimizer_state in optimizer_states.items():
-        load_optimizer(state.optimizers[name], optimizer_state)
-    if record["scaler"]:
-        state.scaler.load_state_dict(record["scaler"])
-    state.place, state.counts, state.standing = place, counts, Standing(**record["standing"])
-    vars(state.plateau).update(record["plateau"])  # in place: the rate looks at it
-    state.spikes = _spikes(**record["spikes"])
-    state.metadata = record["metadata"]
-    for name in declared.keys() & state.declared.keys():
-        state.declared[name].load_state_dict(declared[name])
+
+    def load() -> None:
+        if averaged is not None and state.average is not None:
+            state.average.load(averaged, place.steps_taken)
+        _load_weights(found, state.model, weights, state.keeper)
+        put(state.model, state.built, buffers)
+        load_states(found, state, optimizer_states)
+        if record["scaler"]:
+            state.scaler.load_state_dict(record["scaler"])
+        state.place, state.counts, state.standing = place, counts, Standing(**record["standing"])
+        vars(state.plateau).update(record["plateau"])  # in place: the rate looks at it
+        state.spikes = _spikes(**record["spikes"])
+        state.metadata = record["metadata"]
+        for name in declared.keys() & state.declared.keys():
+            state.declared[name].load_state_dict(declared[name])
+
+    return load
 
 
 def _fitting_buffers(found: Opened, state: State) -> dict[str, Tensor]:
@@ -105,8 +122,8 @@ def load_weights(found: Opened, model: nn.Module, *, average: bool) -> None:
     model = opened(model)
     weights = _fitting_weights(found, model)
     if average:
-        averaged, aliases = found.tensors("average"), found.record["aliases"]
         own = {name: v for name, v in model.state_dict().items() if isinstance(v, Tensor)}
+        averaged, aliases = found.tensors("average", own), found.record["aliases"]
         averaged |= {name: averaged[of] for name, of in aliases.items() if of in averaged}
         _check_shapes(found, averaged, own)
         weights |= averaged
@@ -114,7 +131,10 @@ def load_weights(found: Opened, model: nn.Module, *, average: bool) -> None:
 
 
 def _fitting_weights(
-    found: Opened, model: nn.Module, known: Mapping[str, str] = _NONE
+    found: Opened,
+    model: nn.Module,
+    known: Mapping[str, str] = _NONE,
+    keeper: Keeper | None = None,
 ) -> dict[str, Any]:
     """Return the state dict in a checkpoint, which fits the model.
 
@@ -122,18 +142,25 @@ def _fitting_weights(
         found: the checkpoint.
         model: has what the checkpoint leaves out.
         known: fingerprints of the model's tensors, where somebody has taken them.
+        keeper: has the parameters that the model lacks; they are not read yet.
     """
-    tensors, record = found.tensors("model"), found.record
+    state_dict, record = model.state_dict(), found.record
+    own: dict[str, Any] = {name: v for name, v in state_dict.items() if isinstance(v, Tensor)}
+    apart = _apart(model, keeper)
+    tensors: dict[str, Any] = dict(found.stored("model"))
+    with found.reading("model") as read:
+        for name, stored in tensors.items():
+            tensors[name] = stored.described if name in apart else read(name, own.get(name))
+    own |= apart
     try:
         tensors |= {name: tensors[first] for name, first in record["aliases"].items()}
     except KeyError as error:
         raise CheckpointError(
             f"{found.path} cannot be read: it lacks the tensor {error}."
         ) from error
-    own = {name: v for name, v in model.state_dict().items() if isinstance(v, Tensor)}
     tensors |= _base(found, record.get("base") or {}, own, known)
     _check_shapes(found, {name: each for name, each in tensors.items() if name in own}, own)
-    extra = model.state_dict().keys() - own.keys()
+    extra = state_dict.keys() - own.keys()
     here, there = own.keys() | extra, tensors.keys() | record["extra"].keys()
     missing, foreign = sorted(here - there), sorted(there - here)
     if tensors.keys() & record["extra"].keys():
@@ -144,6 +171,15 @@ def _fitting_weights(
             f"{_few(foreign)} besides. Build the model that was trained."
         )
     return {**tensors, **record["extra"]}
+
+
+def _apart(model: nn.Module, keeper: Keeper | None) -> dict[str, Described]:
+    """Describe what a keeper has of the model's parameters, under each of their names."""
+    if keeper is None:
+        return {}
+    described, named = keeper.described(), dict(model.named_parameters(remove_duplicate=False))
+    by_id = {id(named[name]): each for name, each in described.items()}
+    return {name: by_id[id(each)] for name, each in named.items() if id(each) in by_id}
 
 
 def _few(names: list[str], most: int = 20) -> str:
@@ -176,19 +212,27 @@ def _check_types(found: Opened, tensors: Mapping[str, Tensor], own: Mapping[str,
             )
 
 
-def _load_weights(found: Opened, model: nn.Module, weights: dict[str, Any]) -> None:
+def _load_weights(
+    found: Opened, model: nn.Module, weights: dict[str, Any], keeper: Keeper | None = None
+) -> None:
     """Load what fits; an extra state is taken by code of the model, which may refuse it."""
-    if not found.record["extra"]:
-        model.load_state_dict(weights)
-        return
-    before = copy.deepcopy(model.state_dict())
-    try:
-        model.load_state_dict(weights)
-    except Exception as error:
-        model.load_state_dict(before)
-        raise CheckpointError(
-            f"{found.path} does not fit: an extra state of the model was refused: {error!r}."
-        ) from error
+    apart = _apart(model, keeper)
+    here = {name: each for name, each in weights.items() if name not in apart}
+    if found.record["extra"]:
+        before = copy.deepcopy(model.state_dict())
+        try:
+            model.load_state_dict(here, strict=not apart)
+        except Exception as error:
+            model.load_state_dict(before)
+            raise CheckpointError(
+                f"{found.path} does not fit: an extra state of the model was refused: {error!r}."
+            ) from error
+    else:
+        model.load_state_dict(here, strict=not apart)
+    if keeper is not None:
+        with found.reading("model") as read:
+            for name in keeper.described():
+                keeper.put_weight(name, read(found.record["aliases"].get(name, name), None))
 
 
 def _base(

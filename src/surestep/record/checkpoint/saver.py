@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surestep.base.errors import CheckpointError
+from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.state import State
 from surestep.record.checkpoint.listing import Saved
 from surestep.record.checkpoint.snapshot import Snapshot, Staging
+from surestep.record.checkpoint.together import take_together, write_together
 from surestep.record.checkpoint.write import write_checkpoint
 
 
@@ -44,13 +46,22 @@ class Saver:
         folder: of the checkpoints.
         tidy: called with each that was written: deletes those that need not stay.
         background: write in a thread.
+        world: the ranks that write together, each from a Saver of its own; one alone writes all.
     """
 
-    def __init__(self, folder: Path, tidy: Callable[[Saved], object], *, background: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tidy: Callable[[Saved], object],
+        *,
+        background: bool,
+        world: World = ALONE,
+    ) -> None:
         self.folder = folder
         self.tidy = tidy
         self.background = background
-        self._staging = Staging()
+        self.world = world
+        self._staging = Staging(is_first=world.is_first)
         self._thread: threading.Thread | None = None
         self._done: list[Outcome] = []
 
@@ -66,7 +77,7 @@ class Saver:
         """
         start = time.perf_counter()
         self.wait()  # its buffers are the ones to copy into
-        snapshot = self._staging.take(state, cycle=cycle)
+        snapshot = take_together(lambda: self._staging.take(state, cycle=cycle), self.world)
         if not self.background:
             self._write(snapshot, start, start)
             return
@@ -96,7 +107,7 @@ class Saver:
         path: Path | None = None
         failed: Exception | None = None
         try:
-            saved = write_checkpoint(self.folder, snapshot)
+            saved = self._written(snapshot)
             path = saved.path
             self.tidy(saved)
         except OSError as error:
@@ -108,3 +119,8 @@ class Saver:
         end = time.perf_counter()
         waited = (copied if self.background else end) - start
         self._done.append(Outcome(snapshot.step, path, failed, end - start, waited))
+
+    def _written(self, snapshot: Snapshot) -> Saved:
+        if self.world.size == 1:
+            return write_checkpoint(self.folder, snapshot)
+        return write_together(self.folder, snapshot, self.world.aside)

@@ -6,7 +6,7 @@ buffers that are kept from one to the next, since fresh memory costs five times 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from surestep.base.errors import CheckpointError
 from surestep.engine.model.frozen import left_out
 from surestep.engine.model.nonpersistent import moved
+from surestep.engine.parallel.pieces import Keeper, Piece, is_cut
 from surestep.engine.state import State
 from surestep.record.checkpoint.declared import KIND, described
 from surestep.record.checkpoint.layout import Layout, Named
+from surestep.record.checkpoint.parts import Boxes, Found, is_shared, kept, parted
 from surestep.record.checkpoint.slots import flatten
 from surestep.record.files import dumps
 from surestep.record.kinds import shown
@@ -34,17 +36,24 @@ class Snapshot:
         step: global batches consumed.
         layout: of its tensors, by kind ("model", "optimizer", "average", "declared", "buffers").
         record: the rest, as JSON.
+        boxes: where each tensor lies in the whole one; nothing where each is whole.
     """
 
     step: int
     layout: Layout
     record: str
+    boxes: Boxes = field(default_factory=dict)
 
 
 class Staging:
-    """Takes snapshots into buffers that it keeps; the snapshot before is overwritten."""
+    """Takes snapshots into buffers that it keeps; the snapshot before is overwritten.
 
-    def __init__(self) -> None:
+    Args:
+        is_first: of the ranks that share a state, this is the one that writes what all have.
+    """
+
+    def __init__(self, *, is_first: bool = True) -> None:
+        self._is_first = is_first
         self._layout = Layout({})
 
     def take(self, state: State, *, cycle: int | None = None) -> Snapshot:
@@ -58,12 +67,8 @@ class Staging:
             CheckpointError: a part has no plain form.
         """
         base = left_out(state) if state.base else {}
-        kept = {name: v for name, v in state.model.state_dict().items() if name not in base}
-        model, aliases, extra = _model_tensors(kept)
-        optimizers = {
-            name: _optimizer_state(name, each, state.model)
-            for name, each in state.optimizers.items()
-        }
+        model, aliases, extra = _model_tensors(state, base)
+        optimizers = {name: _of_optimizer(name, state) for name in state.optimizers}
         declared, said = described(state.declared)
         record = {
             "place": state.place._asdict(),
@@ -80,7 +85,7 @@ class Staging:
             "optimizers": {name: each for name, (_, each) in optimizers.items()},
             KIND: said,
         }
-        tensors: dict[str, Mapping[str, Tensor]] = {
+        tensors: dict[str, Found] = {
             "model": model,
             "optimizer": {k: each for found, _ in optimizers.values() for k, each in found.items()},
         }
@@ -92,7 +97,11 @@ class Staging:
         if average is not None and average.updates(state.place.steps_taken):
             tensors["average"] = average.tensors
         text = dumps(record) + "\n"
-        return Snapshot(state.place.step, self._copied(tensors), text)
+        if is_shared(state):
+            own, boxes = parted(tensors, is_first=self._is_first)
+            return Snapshot(state.place.step, self._copied(own), text, boxes)
+        whole: Any = tensors
+        return Snapshot(state.place.step, self._copied(whole), text)
 
     def _copied(self, tensors: Named) -> Layout:
         """Copy tensors to the host, into the buffers of the last time where they fit."""
@@ -120,30 +129,46 @@ def _buffer(tensor: Tensor, old: Tensor | None) -> Tensor:
 
 
 def _model_tensors(
-    state_dict: dict[str, Any],
-) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:
+    state: State, base: Mapping[str, str]
+) -> tuple[dict[str, Tensor | Piece], dict[str, str], dict[str, Any]]:
     """Return tensors by name, the names of tied ones, and extra state that is not a tensor."""
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor | Piece] = {}
     aliases: dict[str, str] = {}
     extra: dict[str, Any] = {}
-    first: dict[tuple[int, torch.Size, tuple[int, ...]], str] = {}
-    for name, value in state_dict.items():
+    first: dict[Any, str] = {}
+    kept_apart = {} if state.keeper is None else kept(state.keeper.weights())
+    # What is cut, or kept apart, may have no memory here to be known by.
+    ids = {name: id(p) for name, p in state.model.named_parameters(remove_duplicate=False)}
+    for name, value in state.model.state_dict().items():
+        if name in base:
+            continue
         if not isinstance(value, Tensor):
             extra[name] = _as_json(name, value)
             continue
-        key = (value.data_ptr(), value.shape, value.stride())
-        if value.numel() and key in first:
+        key: Any = (value.data_ptr(), value.shape, value.stride())
+        if state.keeper is not None or is_cut(value):
+            key = ids.get(name, name)
+        elif not value.numel():
+            key = name
+        if key in first:
             aliases[name] = first[key]
             continue
         first[key] = name
-        tensors[name] = value
+        tensors[name] = kept_apart.get(name, value)
     return tensors, aliases, extra
+
+
+def _of_optimizer(called: str, state: State) -> tuple[Mapping[str, Tensor | Piece], dict[str, Any]]:
+    """Return an optimizer's state: tensors by "optimizer/parameter/slot", and the rest."""
+    optimizer = state.optimizers[called]
+    if state.keeper is None:
+        return _optimizer_state(called, optimizer, state.model)
+    return _kept_state(called, optimizer, state.keeper)
 
 
 def _optimizer_state(
     called: str, optimizer: torch.optim.Optimizer, model: nn.Module
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return an optimizer's state: tensors by "optimizer/parameter/slot", and the rest."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
@@ -164,6 +189,17 @@ def _optimizer_state(
         for group in optimizer.param_groups
     ]
     return tensors, {"class": type(optimizer).__name__, "values": values, "groups": groups}
+
+
+def _kept_state(
+    called: str, optimizer: torch.optim.Optimizer, keeper: Keeper
+) -> tuple[dict[str, Piece], dict[str, Any]]:
+    slots = ((f"{called}/{name}/{slot}", each) for name, slot, each in keeper.slots(called))
+    named = zip(keeper.groups(called), optimizer.param_groups, strict=True)
+    groups = [
+        {"names": list(names), "options": _options(optimizer, group)} for names, group in named
+    ]
+    return kept(slots), {"class": type(optimizer).__name__, "values": {}, "groups": groups}
 
 
 def _options(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:

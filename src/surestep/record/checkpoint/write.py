@@ -45,14 +45,14 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Saved:
     final = folder / f"step-{snapshot.step:08d}"
     temporary = half_done(final, "tmp")
     try:
-        _make(temporary)
+        make(temporary)
         files = _write(temporary, snapshot)
         check_written(temporary, files)
         record = taken(temporary, snapshot.record.encode(), snapshot.step)
         if not snapshot.layout.known:
             check_readable(temporary, record)
             snapshot.layout.known = True
-        _publish(temporary, final)
+        publish(temporary, final)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if not isinstance(error, OSError):
@@ -64,7 +64,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Saved:
     return described(final, record)
 
 
-def _make(temporary: Path) -> None:
+def make(temporary: Path) -> None:
     """Make the folder that the files are written into, in place of what is left of one."""
     temporary.parent.mkdir(exist_ok=True)  # its parent is there, or a mount has vanished
     if os.path.lexists(temporary):
@@ -85,7 +85,7 @@ def _write(folder: Path, snapshot: Snapshot) -> dict[str, File]:
     return files
 
 
-def _publish(temporary: Path, final: Path) -> None:
+def publish(temporary: Path, final: Path) -> None:
     """Give the folder its name; one that already bears it makes way until then."""
     old = half_done(final, "old")
     is_again = final.exists()

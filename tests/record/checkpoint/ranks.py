@@ -1,0 +1,220 @@
+"""What each of four ranks does, started by torchrun: saves and loads a state that they share."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from surestep.base.errors import CheckpointError
+from surestep.engine.parallel.world import World
+from surestep.engine.state import WHOLE, State
+from surestep.record.checkpoint import opened, together
+from surestep.record.checkpoint.opened import open_checkpoint
+from surestep.record.checkpoint.read import load_opened
+from surestep.record.checkpoint.saver import Saver
+from tests.record.checkpoint.keeper import Fake
+
+RANK = int(os.environ.get("RANK", 0))
+
+
+class Net(nn.Module):
+    """Sizes that no number of ranks divides, a tied weight, a buffer, and one empty tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 6)
+        self.inner = nn.Linear(6, 5)
+        self.norm = nn.BatchNorm1d(5)
+        self.narrow = nn.Linear(5, 6, bias=False)
+        self.head = nn.Linear(6, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.narrow(self.norm(self.inner(self.embed(x)))))
+        return out
+
+
+def state_of(seed: int, mesh: Any = None, *, steps: int = 0) -> State:
+    """A state after some steps of AdamW, shared over a mesh."""
+    torch.manual_seed(seed)
+    model = Net()
+    if mesh is not None:
+        fully_shard(model.inner, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    state = State(model, {WHOLE: optimizer}, torch.amp.GradScaler("cpu", enabled=False))
+    for step in range(steps):
+        x = torch.arange(14).view(2, 7).roll(step).flatten() % 7
+        nn.functional.cross_entropy(model(x), x.flip(0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    state.place = state.place._replace(step=steps, steps_taken=steps)
+    return state
+
+
+def whole(state: State) -> dict[str, Tensor]:
+    """Every tensor of the state, whole, on each rank."""
+    names = {id(each): name for name, each in state.model.named_parameters()}
+    found = {f"model/{name}": each for name, each in state.model.state_dict().items()}
+    for parameter, slots in state.optimizer.state.items():
+        found |= {f"{names[id(parameter)]}/{slot}": each for slot, each in slots.items()}
+    full = {n: e.full_tensor() if hasattr(e, "full_tensor") else e for n, e in found.items()}
+    return {name: each.detach().clone() for name, each in full.items()}
+
+
+def saved(folder: Path, state: State, world: World, *, background: bool = True) -> Any:
+    folder.mkdir(exist_ok=True)
+    dist.barrier(group=world.group)
+    saver = Saver(folder, lambda _: None, background=background, world=world)
+    saver.save(state)
+    saver.wait()
+    (outcome,) = saver.outcomes()
+    return outcome
+
+
+class Counted:
+    """Counts the elements that this rank reads from files of tensors."""
+
+    elements = 0
+
+    def __init__(self, *args: Any) -> None:
+        self.file = Counted.real(*args)
+
+    real = staticmethod(opened.safe_open)
+
+    def __enter__(self) -> "Counted":
+        self.file.__enter__()
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        self.file.__exit__(*args)
+
+    def get_tensor(self, name: str) -> Tensor:
+        found: Tensor = self.file.get_tensor(name)
+        Counted.elements += found.numel()
+        return found
+
+    def get_slice(self, name: str) -> Any:
+        return _CountedSlice(self.file.get_slice(name))
+
+
+class _CountedSlice:
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    def __getitem__(self, box: Any) -> Tensor:
+        found: Tensor = self.of[box]
+        Counted.elements += found.numel()
+        return found
+
+
+def loaded(path: Path, mesh: Any) -> dict[str, Any]:
+    """Load into another state; return it whole, and how much this rank read."""
+    found = open_checkpoint(path, verified=True)
+    other = state_of(1, mesh)
+    opened.safe_open, Counted.elements = Counted, 0
+    load_opened(found, other)
+    opened.safe_open = Counted.real
+    return {"whole": whole(other), "read": Counted.elements, "step": other.place.step}
+
+
+def fails(folder: Path, state: State, world: World, rank: int, error: Exception) -> str:
+    """Let a rank meet an error while it writes; return what it is told."""
+    real = together.write_parts
+
+    def raising(*args: Any) -> Any:
+        if rank == RANK:
+            raise error
+        return real(*args)
+
+    together.write_parts = raising
+    try:
+        outcome = saved(folder, state, world)
+    finally:
+        together.write_parts = real
+    assert outcome.path is None
+    assert isinstance(outcome.error, CheckpointError)
+    return str(outcome.error)
+
+
+def unlike(folder: Path, state: State, world: World) -> str:
+    """Let the last rank have a part that no file can hold."""
+    if RANK == 3:
+        state.declared["strange"] = _Strange()
+    try:
+        saved(folder, state, world)
+    except CheckpointError as error:
+        return str(error)
+    finally:
+        state.declared.clear()
+    return "saved"
+
+
+class _Strange:
+    def state_dict(self) -> Any:
+        return {"thing": object()}
+
+    def load_state_dict(self, state: Any) -> None:
+        raise AssertionError
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    groups = {n: [dist.new_group(list(range(n))) for _ in range(2)] for n in (4, 2)}
+    worlds = {n: World(RANK, n, *each) for n, each in groups.items()}
+    meshes: dict[str, Any] = {
+        "four": DeviceMesh("cpu", [0, 1, 2, 3]),
+        "hybrid": DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("copies", "cut")),
+        "two": DeviceMesh("cpu", [0, 1]),
+    }
+    found: dict[str, Any] = {"held": {}, "loaded": {}, "words": {}}
+    for name, mesh in meshes.items():
+        world = worlds[2 if name == "two" else 4]
+        if world.size <= RANK:
+            continue
+        state = state_of(0, mesh, steps=3)
+        found["held"][name] = whole(state)
+        outcome = saved(out / name, state, world)
+        assert outcome.error is None, outcome.error
+        if name == "four":
+            full = OSError(errno.ENOSPC, "No space left on device")
+            found["words"]["full"] = fails(out / "full", state, world, 2, full)
+            found["words"]["unlike"] = unlike(out / "unlike", state, world)
+            again = saved(out / "full", state, world, background=False)
+            found["again"] = str(again.path)
+    dist.barrier()
+    for source in [*meshes, "one"]:
+        path = out / source / "step-00000003"
+        for name, mesh in meshes.items():
+            if mesh.size() > RANK:
+                found["loaded"][source, name] = loaded(path, mesh)
+    found["kept"] = apart(out, worlds[4])
+    torch.save(found, out / f"rank-{RANK}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def apart(out: Path, world: World) -> dict[str, Any]:
+    """Save and load a state that a keeper has."""
+    state = state_of(0, steps=3)
+    expected = whole(state)
+    state.keeper = Fake(state, RANK, 4)
+    outcome = saved(out / "kept", state, world)
+    assert outcome.error is None, outcome.error
+    alive = state.keeper.most_alive
+    other = state_of(1)
+    other.keeper = Fake(other, RANK, 4)
+    load_opened(open_checkpoint(out / "four" / "step-00000003"), other)
+    return {"held": expected, "whole": other.keeper.whole(), "alive": alive}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,132 @@
+"""A state that ranks share is saved and loaded by all of them, each its own part.
+
+One launch of four ranks does all; two of them are a world of their own within it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from surestep.record.checkpoint.manifest import read_manifest, verify
+from surestep.record.checkpoint.opened import open_checkpoint
+from surestep.record.checkpoint.read import load_checkpoint
+from surestep.record.checkpoint.write import save_checkpoint
+from tests.record.checkpoint.ranks import state_of, whole
+
+ROWS = {"four": 4, "hybrid": 2, "two": 2}  # ranks that cut a tensor
+STEP = "step-00000003"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "one").mkdir()
+    save_checkpoint(folder / "one", state_of(0, steps=3))
+    words = ["--standalone", "--nproc-per-node", "4", "-m", "tests.record.checkpoint.ranks"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(folder):
+    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(4)]
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("source", [*ROWS, "one"])
+@pytest.mark.parametrize("target", ROWS)
+def test_a_checkpoint_is_loaded_by_any_number_of_ranks_bit_for_bit(folder, ranks, source, target):
+    held = whole(state_of(0, steps=3)) if source == "one" else ranks[0]["held"][source]
+    for rank in range(2 if target == "two" else 4):
+        found = ranks[rank]["loaded"][source, target]
+        assert found["step"] == 3
+        assert same(found["whole"], held)
+
+
+@pytest.mark.parametrize("source", ROWS)
+def test_one_process_loads_what_ranks_wrote(folder, ranks, source):
+    verify(folder / source / STEP)
+    state = state_of(1)
+    load_checkpoint(folder / source / STEP, state)
+    assert same(whole(state), ranks[0]["held"][source])
+
+
+@pytest.mark.parametrize("source", ROWS)
+def test_the_files_of_a_rank_hold_its_shard_alone(folder, source):
+    manifest = read_manifest(folder / source / STEP)
+    stored = manifest.tensors["model"]["inner.weight"]
+    cut = ROWS[source]
+    assert len(stored.slices) == min(cut, 3 if cut == 4 else cut)  # 5 rows: 2, 2, 1 and none
+    assert len({each.file for each in stored.slices}) == len(stored.slices)
+    assert all(each.shape[0] <= -(-5 // cut) for each in stored.slices)
+    (buffer,) = manifest.tensors["model"]["norm.running_mean"].slices
+    assert buffer.file == "model.rank-00000.safetensors"
+    sizes = {name: each.bytes for name, each in manifest.files.items() if "rank-" in name}
+    assert len(sizes) == 2 * cut
+
+
+def test_copies_are_written_once(folder):
+    files = read_manifest(folder / "hybrid" / STEP).files
+    assert {name for name in files if name.startswith("model")} == {
+        *("model.rank-00000.safetensors", "model.rank-00001.safetensors")
+    }
+
+
+@pytest.mark.parametrize("target", ROWS)
+def test_a_rank_reads_no_more_than_its_shard(ranks, target):
+    held = ranks[0]["held"]["four"]
+    total = sum(each.numel() for each in held.values()) - held["model/head.weight"].numel()
+    cut = ROWS[target]
+    for rank in range(2 if target == "two" else 4):
+        for source in [*ROWS, "one"]:
+            read = ranks[rank]["loaded"][source, target]["read"]
+            assert read <= total * 1.35 / cut + 40  # uneven rows, and what is not cut
+
+
+def test_the_trouble_of_one_rank_is_that_of_all_and_leaves_nothing(folder, ranks):
+    for each in ranks:
+        said = each["words"]["full"]
+        assert "rank 2: No space left on device. The checkpoints before it are as they" in said
+        assert "The state that strange declares" in each["words"]["unlike"]
+        assert each["again"] == str(folder / "full" / STEP)
+    assert [each.name for each in (folder / "full").iterdir()] == [STEP]
+    assert list((folder / "unlike").iterdir()) == []
+
+
+def test_a_way_that_keeps_its_tensors_apart_is_saved_and_loaded_one_by_one(folder, ranks):
+    for each in ranks:
+        assert each["kept"]["alive"] <= 2
+        found = each["kept"]["whole"]
+        held = ranks[0]["held"]["four"]
+        assert found.keys() <= held.keys()
+        assert all(torch.equal(found[name], held[name]) for name in found)
+    manifest = verify(folder / "kept" / STEP)
+    files = {stored.slices[0].file for stored in manifest.tensors["model"].values()}
+    assert len(files) == 4
+    assert all(len(stored.slices) == 1 for stored in manifest.tensors["model"].values())
+    state = state_of(1)
+    load_checkpoint(folder / "kept" / STEP, state)
+    assert same(whole(state), ranks[0]["kept"]["held"])
+
+
+def test_tied_weights_of_which_a_rank_has_nothing_are_known_as_tied(folder):
+    record = open_checkpoint(folder / "four" / STEP).record
+    assert record["aliases"] == {"head.weight": "embed.weight"}
+    text = (folder / "four" / STEP / "manifest.json").read_text()
+    assert json.loads(text)["format"] == 3
