@@ -13,6 +13,7 @@ import surestep
 from surestep.base.errors import Stopped
 from surestep.trainer.fit import fit
 from tests.multi_rank.cases import CASES, half, poisoned, result, task, trained
+from tests.multi_rank.on_parts import ON_PARTS, run
 from tests.multi_rank.ways import WAYS, cells
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -73,6 +74,8 @@ def main(out: Path) -> None:
     found = {name: case(out / name) for name, case in {**CASES, **OTHERS}.items()}
     for name, cell in cells(RANKS).items():
         found[name] = cell.run(out / "-".join(name), WAYS[cell.way])
+    for name, case in ON_PARTS.items() if RANKS == 2 else ():
+        found[name] = run(out / name, case, many=True)
     for begun in out.glob("begun by *"):
         found[begun.name] = trained(begun, task())
     torch.save(found, out / f"rank-{RANK}.pt")

@@ -17,6 +17,7 @@ import torch
 
 from tests.multi_rank import cases
 from tests.multi_rank.cases import CASES, SAMPLES, half, task, trained
+from tests.multi_rank.on_parts import ON_PARTS, run
 from tests.multi_rank.ways import CUTS, OPTIMIZERS, WAYS, Cell, cells
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -35,6 +36,8 @@ def one(tmp_path_factory) -> dict[str, Any]:
         for optimizer in OPTIMIZERS:
             cell = Cell("one process", cut, optimizer)
             found[cut, optimizer] = cell.run(folder / f"{cut}-{optimizer}", None)
+    for name, each in ON_PARTS.items():
+        found[name] = run(folder / name, each, many=False)
     torch.set_num_threads(threads)
     return found
 
@@ -61,7 +64,7 @@ def start(count: int, folder: Path) -> None:
         [*TORCHRUN, *words, "-m", "tests.multi_rank.child", str(folder)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         cwd=Path(__file__).parents[2],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
@@ -181,3 +184,23 @@ def test_a_way_is_what_it_says(ranks, way):
         if name[0] == way:
             for each in ranks:
                 WAYS[way].proves(each[name]["shown"], len(ranks))
+
+
+@pytest.mark.parametrize("name", ON_PARTS)
+def test_an_option_means_on_parts_what_it_means_on_the_whole(one, launch, name):
+    alone, case = one[name], ON_PARTS[name]
+    for rank in range(2):
+        found = torch.load(launch(2) / f"rank-{rank}.pt")[name]
+        assert distance(alone["weights"], found["weights"]) <= case.tolerance
+        assert found["shown"]["skipped"] == alone["shown"]["skipped"]
+        assert found["place"] == alone["place"]
+        near = {"rtol": 10 * case.tolerance, "atol": 10 * case.tolerance}
+        torch.testing.assert_close(
+            found["shown"]["predicted"], alone["shown"]["predicted"], **near, equal_nan=True
+        )
+
+
+def test_a_rank_that_overflows_lets_all_skip(one):
+    """What the cases above compare with: one step of six, and a step that is not finite."""
+    assert one["fp16, one rank overflows"]["shown"]["skipped"] == (1, 0)
+    assert one["skipping"]["shown"]["skipped"] == (0, 1)

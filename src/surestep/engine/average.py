@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.parallel.base import Outcome
+from surestep.engine.parallel.pieces import is_cut, part_of
 from surestep.engine.schedule.shape import Factor
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
@@ -88,8 +89,9 @@ class Average:
         now: dict[str, Tensor] = dict(self._weights)
         if self.averaging.buffers == "average":
             now |= self._own_buffers()
-        averaged = [self.tensors[name] for name in now]
-        values = [each.to(mine.dtype) for each, mine in zip(now.values(), averaged, strict=True)]
+        averaged = [part_of(self.tensors[name]) for name in now]
+        pairs = zip(map(part_of, now.values()), averaged, strict=True)
+        values = [each.to(mine.dtype) for each, mine in pairs]
         share = self.share(update)
         if outcome.poison is None:
             torch._foreach_lerp_(averaged, values, share)
@@ -100,17 +102,20 @@ class Average:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the model hold the averaged tensors, and hand its own back; nothing is copied."""
-        weights = {name: each.data for name, each in self._weights.items()}
+        """Let the model hold the averaged tensors, and hand its own back.
+
+        Nothing is copied but what is cut over ranks: it is gathered from where it lies.
+        """
+        weights = {name: _kept(each) for name, each in self._weights.items()}
         buffers = self._own_buffers()
         try:
             for name, parameter in self._weights.items():
-                parameter.data = self.tensors[name].to(parameter.dtype)
+                _put(parameter, self.tensors[name].to(parameter.dtype))
             self._set_buffers({name: self.tensors[name] for name in buffers})
             yield
         finally:
             for name, parameter in self._weights.items():
-                parameter.data = weights[name]
+                _put(parameter, weights[name])
             self._set_buffers(buffers)
 
     def load(self, tensors: dict[str, Tensor], steps_taken: int) -> None:
@@ -138,6 +143,17 @@ class Average:
         for name, each in tensors.items():
             owner, key = self._buffers[name]
             owner[key] = each
+
+
+def _kept(parameter: Tensor) -> Tensor:
+    return parameter.data.clone() if is_cut(parameter) else parameter.data
+
+
+def _put(parameter: Tensor, values: Tensor) -> None:
+    if is_cut(parameter):
+        part_of(parameter).copy_(part_of(values))
+    else:
+        parameter.data = values
 
 
 def _averaged_in(tensor: Tensor) -> torch.dtype:

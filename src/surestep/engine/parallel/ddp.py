@@ -6,7 +6,7 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.Distrib
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from surestep.engine.parallel.ranked import Ranked
@@ -33,6 +33,10 @@ class Ddp(Ranked):
     def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
         """Let gradients of all but the last backward stay on their rank."""
         return NOTHING if when else self.ddp.no_sync()
+
+    def backward(self, loss_sum: Tensor, items: float) -> None:
+        """Go backward from ranks / items, since torch divides by the ranks."""
+        super().backward(loss_sum, items / self.world.size)
 
 
 def synced_batchnorm(model: nn.Module) -> nn.Module:

@@ -27,7 +27,8 @@ from torch.distributed.tensor import DTensor
 from surestep.base.errors import TaskError
 from surestep.engine.parallel.base import GradNorm, Outcome
 from surestep.engine.parallel.blocks import in_order
-from surestep.engine.parallel.locally import locally, part_of
+from surestep.engine.parallel.locally import locally
+from surestep.engine.parallel.pieces import part_of
 from surestep.engine.parallel.ranked import Ranked
 from surestep.engine.parallel.single import NO_GRADIENTS, NOTHING
 from surestep.engine.parallel.world import World
@@ -53,11 +54,24 @@ def sharded(model: nn.Module, plan: Plan) -> nn.Module:
         # None is torch's own: all but the outermost are let go after their forward.
         "reshard_after_forward": False if keeps else None,
     }
+    for norm in _norms(model) if plan.precision in _HALF else ():
+        fully_shard(norm, **how | {"mp_policy": MixedPrecisionPolicy()})
     for block in in_order(model, plan.parallel_blocks):
-        fully_shard(block, **how)
+        if not isinstance(block, FSDPModule):
+            fully_shard(block, **how)
     fully_shard(model, **how)
+    for part in _cut_modules(model):  # gradients are added up as in one process, not averaged
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
     model.register_forward_hook(_let_go)
     return model
+
+
+def _norms(model: nn.Module) -> list[nn.Module]:
+    """Return the normalisation whose weights must be as precise as its running statistics."""
+    kind = nn.modules.batchnorm._NormBase
+    norms = [each for each in model.modules() if isinstance(each, kind)]
+    return [each for each in norms if any(True for _ in each.parameters())]
 
 
 def mesh_of(plan: Plan) -> DeviceMesh:
@@ -93,9 +107,12 @@ def _let_go(model: nn.Module, *_: object) -> None:
 
 def let_go(model: nn.Module) -> None:
     """Let all parameters be parts again, where some are still gathered."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    for part in _cut_modules(model):
+        part.reshard()
+
+
+def _cut_modules(model: nn.Module) -> list[FSDPModule]:
+    return [each for each in model.modules() if isinstance(each, FSDPModule)]
 
 
 class Fsdp(Ranked):

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+from surestep.engine.parallel.pieces import boxed_like, is_cut, part_of
 
 
 @contextmanager
@@ -36,14 +37,6 @@ def locally(optimizer: torch.optim.Optimizer) -> Iterator[None]:
                 _take_over(state, whole, slots)
 
 
-def part_of(value: Any) -> Any:
-    """Return this rank's part of a tensor that is cut; anything else as it is."""
-    if not isinstance(value, DTensor):
-        return value
-    whole: Any = value.data
-    return whole.to_local()
-
-
 def _part(whole: nn.Parameter) -> nn.Parameter:
     part = nn.Parameter(part_of(whole), requires_grad=whole.requires_grad)
     part.grad = part_of(whole.grad)
@@ -52,27 +45,10 @@ def _part(whole: nn.Parameter) -> nn.Parameter:
 
 def _take_over(state: Any, whole: nn.Parameter, slots: dict[str, Any]) -> None:
     """Take over the slots that are new, or were put in place of others, as parts of a whole."""
-    cut = whole.data
-    assert isinstance(cut, DTensor)
+    cut: Any = whole.detach()
     for name, value in slots.items():
         known = state[whole].get(name)
-        if part_of(known) is value or (isinstance(known, DTensor) and _same(known, value)):
+        if known is value or (is_cut(known) and part_of(known).data_ptr() == value.data_ptr()):
             continue
-        is_cut = isinstance(value, Tensor) and value.shape == cut.to_local().shape
-        state[whole][name] = _as(cut, value) if is_cut else value
-
-
-def _same(known: DTensor, value: Tensor) -> bool:
-    return known.to_local().data_ptr() == value.data_ptr()
-
-
-def _as(cut: DTensor, part: Tensor) -> DTensor:
-    made: DTensor = DTensor.from_local(
-        part,
-        cut.device_mesh,
-        cut.placements,
-        run_check=False,
-        shape=cut.shape,
-        stride=cut.stride(),
-    )
-    return made
+        is_box = isinstance(value, Tensor) and value.shape == cut.to_local().shape
+        state[whole][name] = boxed_like(cut, value) if is_box else value

@@ -137,6 +137,12 @@ def is_cut(tensor: Any) -> "TypeGuard[DTensor]":
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def part_of(value: Any) -> Any:
+    """Return this rank's box of a tensor that is cut, which is no copy; anything else as it is."""
+    cut: Any = value
+    return cut.detach().to_local() if is_cut(value) else value
+
+
 def boxed_like(like: "DTensor", local: Tensor) -> "DTensor":
     """Return a tensor laid out as another one, with this rank's box of it; nothing is sent."""
     from torch.distributed.tensor import DTensor

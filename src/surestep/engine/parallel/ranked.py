@@ -12,7 +12,7 @@ from surestep.engine.state import WHOLE, State
 
 
 class Ranked(Single):
-    """The verbs of a step whose gradients torch averages over ranks."""
+    """The verbs of a step whose gradients torch adds up over ranks."""
 
     def __init__(self, plan: Plan, state: State, world: World, name: str = WHOLE) -> None:
         super().__init__(plan, state, name)
@@ -27,7 +27,3 @@ class Ranked(Single):
         total = loss_sum.double()
         dist.all_reduce(total)
         return total.to(loss_sum.dtype)
-
-    def backward(self, loss_sum: Tensor, items: float) -> None:
-        """Go backward from ranks / items, since torch divides by the ranks."""
-        super().backward(loss_sum, items / self.world.size)
