@@ -363,3 +363,64 @@ def test_the_check_fails_where_the_law_is_broken(folder, monkeypatch, mutate, wo
     monkeypatch.setattr("surestep.trainer.planning.why_read_again", lambda _: "")
     with pytest.raises((AssertionError, DataError)):
         check_own_state(folder, stop_at=6, data={"num_workers": workers})
+
+
+def nodes_of(sample, *, threads=False):
+    """Nodes over samples, which may be read ahead by threads."""
+    nodes = needs("torchdata.nodes")
+
+    def read(index):
+        READ[index] += 1
+        return sample(index)
+
+    def make():
+        order = nodes.IterableWrapper(range(44))
+        if not threads:
+            return nodes.Loader(nodes.Mapper(order, read))
+        mapped = nodes.ParallelMapper(order, read, num_workers=2, method="thread")
+        return nodes.Loader(nodes.Prefetcher(mapped, prefetch_factor=2))
+
+    return make
+
+
+def stored(index):
+    data = Augmented(44)
+    return data.x[index], data.y[index]
+
+
+def stateful_loader(workers):
+    loader = needs("torchdata.stateful_dataloader").StatefulDataLoader
+    return loader(Counted(), 9, num_workers=workers)
+
+
+OF_TORCHDATA = {
+    "nodes": lambda: nodes_of(stored),
+    "nodes with threads": lambda: nodes_of(stored, threads=True),
+    "a loader": lambda: stateful_loader(0),
+    "a loader with workers": lambda: stateful_loader(2),
+}
+OF_ITS_OWN = [
+    # StatefulDataLoader calls a function of torch that is deprecated.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+    # torchdata's own threads, let go before they have begun.
+    pytest.mark.filterwarnings("ignore:Exception ignored in.*_ParallelMapperIter"),
+]
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=OF_ITS_OWN) for kind in OF_TORCHDATA])
+def test_torchdata_goes_on_in_the_middle_of_an_epoch(folder, kind, capsys):
+    make = OF_TORCHDATA[kind]
+    check_own_state(folder, make, stop_at=8)
+    said, plan = said_of(folder, capsys, make)
+    assert "the stream by its own state.\n" in said
+    assert plan.data_resume == "by its own state"
+
+
+def test_nodes_that_draw_are_read_again(folder, capsys):
+    # Where it goes on, torchdata reads a sample ahead, before that sample's place is seeded.
+    def make():
+        return nodes_of(Augmented(44).__getitem__)
+
+    check_own_state(folder, make, stop_at=8)
+    _, plan = said_of(folder, capsys, make)
+    assert "Loader goes on with others" in plan.reason("data.resume")
