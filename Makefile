@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
+# Processes that run the tests: as many cores as may be kept busy, each with 1 GB of memory.
+TESTERS ?= 2
 
 .PHONY: demo test torture bench clean
 
@@ -14,7 +16,7 @@ test: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TESTERS)
 
 # Every combination of what a run may be like, killed; 500 kills within a save; damage; full disks.
 # The last needs root.

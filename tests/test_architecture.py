@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ALONE
+
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src" / "surestep"
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -61,6 +63,10 @@ def sizes() -> dict[str, int]:
             if isinstance(node, ast.FunctionDef) and lines_of(node) > FUNCTION_LIMIT:
                 found[f"{name_of(path)}:{node.name}"] = lines_of(node)
     return found
+
+
+def test_files_that_run_alone_are_there():
+    assert [each for each in ALONE if not (HERE.parent / each).is_file()] == []
 
 
 def test_the_source_is_found():
