@@ -263,6 +263,11 @@ PARALLEL: list[Case] = [
     ({"logging.every": "2 minutes"}, LAUNCHED, "Say steps or epochs"),
     ({"checkpoint.every": "2 minutes"}, LAUNCHED, "Say steps or epochs"),
     ({"parallel.find_unused_parameters": True}, {}, "Start them with torchrun"),
+    (
+        {"parallel.start_timeout_s": 10, "parallel.timeout_s": 60},
+        {},
+        "start_timeout_s=10 is shorter than parallel.timeout_s=60",
+    ),
     ({"parallel.static_graph": True}, {}, "Start them with torchrun"),
     (
         {"parallel.static_graph": True, "parallel.find_unused_parameters": True},

@@ -133,6 +133,8 @@ class Loop:
         except (RuntimeError, MemoryError) as error:
             if self.out_of_memory is not None and ran_out(error):
                 raise self.out_of_memory(error) from error
+            if (said := self.world.explained(error)) is not error:
+                raise said from error
             raise
         self._pending.append(result)
         if self.world.agreed:

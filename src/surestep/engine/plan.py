@@ -96,6 +96,7 @@ class Plan:
     parallel_static_graph: bool
     parallel_sync_batchnorm: bool
     parallel_timeout_s: float
+    parallel_start_timeout_s: float
     precision: Literal["fp32", "tf32", "bf16", "fp16"]
     deterministic: bool
     seed: int

@@ -1,7 +1,11 @@
 """What happens when a session opens: where the run stands, what is watched."""
 
+from dataclasses import asdict
+from typing import Any
+
 from surestep.engine.data.resume import going_on
 from surestep.engine.measure.profiling import Profile
+from surestep.engine.parallel.world import World
 from surestep.record.checkpoint.declared import strangers
 from surestep.record.progress import Bar, Plain, Quiet, open_progress
 from surestep.record.recorder import Recorder
@@ -35,6 +39,17 @@ def begin(session: Session, recorder: Recorder, going: Going) -> None:
     if going.changes:
         session.say("\n".join(["What differs from before:", *table(going.changes)]))
     _watch_spikes(session, recorder)
+
+
+def followed(world: World, session: Session, recorder: Recorder) -> None:
+    """Let the watch over the ranks know the step, and keep in the events what it tells."""
+
+    def note(text: str, stands: list[Any]) -> None:
+        ranks = [{**asdict(each), "stack": list(map(str, each.stack))} for each in stands]
+        recorder.event("stall", step=session.state.place.step, text=text, ranks=ranks)
+
+    if world.watch is not None:
+        world.watch.follow(lambda: session.state.place.step, note)
 
 
 def _watch_profile(session: Session) -> None:

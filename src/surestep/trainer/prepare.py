@@ -14,14 +14,15 @@ from surestep.base.local import local_path
 from surestep.engine.callback import Callback
 from surestep.engine.model.initial import Started
 from surestep.engine.parallel.group import open_world
-from surestep.engine.parallel.world import World
+from surestep.engine.parallel.patience import Patience
+from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.precision import process_settings
 from surestep.engine.task import Task
 from surestep.record.files import disk_hint
 from surestep.record.recorder import Recorder
 from surestep.trainer.build import build
 from surestep.trainer.gauge import Gauge
-from surestep.trainer.opening import begin
+from surestep.trainer.opening import begin, followed
 from surestep.trainer.planning import Origin, Planned, feeds, plan_task, start
 from surestep.trainer.resuming import Going, Resume, going_on, wish
 from surestep.trainer.room import foresee
@@ -66,13 +67,15 @@ def prepare(
     planned = plan_task(task, config, origin=origin)
     if place is None:
         _check_restarts(planned.facts.launched.restarts)
-    settings, recorder = ExitStack(), None
+    settings, recorder, world = ExitStack(), None, ALONE
     try:
         world = settings.enter_context(_world(planned))
         recorder = hold = held(world, lambda: _folder(place, origin, world))
         settings.enter_context(process_settings(planned.plan))
         going = decided(world, lambda: going_on(hold, origin, planned, said))
-        session, started = _open(planned, going, recorder, settings, world, callbacks)
+        with world.explaining():
+            session, started = _open(planned, going, recorder, settings, world, callbacks)
+        followed(world, session, recorder)
         if not going.finished:
             begun = partial(_record_start, recorder, going, planned, session, started)
             first(world, begun, tell=lambda _: None, follow=lambda _: None)
@@ -80,7 +83,8 @@ def prepare(
         for line in _first_lines(planned, started):
             session.say(line)
         return session
-    except BaseException:
+    except BaseException as error:
+        world.failed(error)
         if recorder is not None:
             recorder.discard()
         settings.close()
@@ -89,8 +93,8 @@ def prepare(
 
 def _world(planned: Planned) -> AbstractContextManager[World]:
     plan = planned.plan
-    backend, timeout_s = plan.parallel_backend, plan.parallel_timeout_s
-    return open_world(planned.facts.launched, backend=backend, timeout_s=timeout_s)
+    patience = Patience(plan.parallel_start_timeout_s, plan.parallel_timeout_s)
+    return open_world(planned.facts.launched, backend=plan.parallel_backend, patience=patience)
 
 
 def _folder(place: Path | None, origin: Origin, world: World) -> Recorder:

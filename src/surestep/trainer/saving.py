@@ -10,7 +10,7 @@ from surestep.record.checkpoint.saver import Outcome
 from surestep.record.recorder import Recorder
 from surestep.trainer.gauge import Gauge
 from surestep.trainer.room import FILLS_UP, warning
-from surestep.trainer.together import of_first
+from surestep.trainer.together import of_first, wait_for_first
 
 
 class Saving:
@@ -115,6 +115,7 @@ class Saving:
         self._gauge.average()
         self._recorder.save(self._loop.state, self._loop.plan)
         self._under_way += 1
+        wait_for_first(self._loop.world)
         self.step = self._loop.state.place.step
 
     def _take_in(self, outcome: Outcome) -> None:

@@ -279,6 +279,7 @@ class Session:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.loop.world.failed(error)
         try:
             self.close()
         except SurestepError as late:
@@ -291,8 +292,7 @@ class Session:
         self._recorder.steps(point)
         self.saving.collect(together=not self.closed)
         self._progress.log(point)
-        if point.skips:
-            record_skips(self._recorder, self.loop.feed, point.skips)
+        record_skips(self._recorder, self.loop.feed, point.skips)
         for notice in self.loop.notices:
             if (text := notice()) is not None:
                 self._recorder.event("notice", step=point.place.step, text=text)

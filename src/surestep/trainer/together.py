@@ -1,6 +1,7 @@
 """Several ranks as one run: the first holds the folder and decides, and the others follow."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -91,7 +92,8 @@ def of_first(world: World, outcomes: list[Outcome]) -> list[Outcome]:
         (each.step, str(each.path or ""), str(each.error or ""), each.seconds, each.waited_s)
         for each in outcomes
     ]
-    said = world.of_first(told)
+    with _patient(world):
+        said = world.of_first(told)
     if world.is_first:
         return outcomes
     return [
@@ -104,6 +106,18 @@ def of_first(world: World, outcomes: list[Outcome]) -> list[Outcome]:
         )
         for step, path, error, seconds, waited_s in said
     ]
+
+
+def wait_for_first(world: World) -> None:
+    """Wait for the first rank as long as it writes, so that no step waits for it."""
+    if world.size > 1:
+        with _patient(world):
+            world.meet()
+
+
+def _patient(world: World) -> AbstractContextManager[None]:
+    """Return the context in which the others wait long for the first rank, and it not for them."""
+    return nullcontext() if world.is_first else world.patiently()
 
 
 def held(world: World, open_folder: Callable[[], Recorder]) -> Recorder:

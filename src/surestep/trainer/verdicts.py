@@ -75,6 +75,7 @@ VERDICTS: Mapping[str, Verdict] = {
     "profile": SHOWN,
     "parallel.": _rounds("sums and dropout are taken over other parts"),
     "parallel.timeout_s": _harmless("it says how long a rank waits for the others"),
+    "parallel.start_timeout_s": _harmless("it says how long a rank waits for the others"),
     "optim.": UPDATE,
     "schedule.": _refused("the rate would go on by another curve than until now"),
     "scaler.": _refused("the loss scale would move otherwise than until now"),

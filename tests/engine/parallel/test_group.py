@@ -7,6 +7,7 @@ from torch.distributed import HashStore
 
 from surestep.engine.parallel.group import agree_on_a_word, open_world
 from surestep.engine.parallel.launch import ALONE, Launched
+from surestep.engine.parallel.patience import Patience
 
 
 def start(store, size, timeout_s=5.0):
@@ -40,5 +41,5 @@ def test_a_rank_whose_first_does_not_come_says_so():
 
 
 def test_one_process_opens_no_group():
-    with open_world(ALONE, backend="gloo", timeout_s=1.0) as world:
+    with open_world(ALONE, backend="gloo", patience=Patience(1.0, 1.0)) as world:
         assert world.size == 1

@@ -49,5 +49,8 @@ class Parallel(Group):
         default=None, description="Take BatchNorm's statistics over the samples of all ranks."
     )
     timeout_s: Positive | None = Field(
-        default=None, description="Seconds that a rank waits for the others before it gives up."
+        default=None, description="Seconds that a rank waits for the others, after the first step."
+    )
+    start_timeout_s: Positive | None = Field(
+        default=None, description="The same until the first step is done, and while one rank saves."
     )

@@ -5,6 +5,7 @@ processes that are dead: of nine restarts three hung. So the processes that are 
 a word that no attempt before them had, and find each other under that.
 """
 
+import itertools
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,18 +14,21 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from surestep.base.errors import ParallelError
 from surestep.engine.parallel.launch import Launched
+from surestep.engine.parallel.patience import Patience
+from surestep.engine.parallel.watch import Watch
 from surestep.engine.parallel.world import ALONE, World
 
 _GLANCE_S = 0.02  # between two looks into the store
 _WRITING = timedelta(hours=1)
+_WATCHES = itertools.count()  # of this process: a group that is used again keeps its store
 
 
 @contextmanager
-def open_world(launched: Launched, *, backend: str, timeout_s: float) -> Iterator[World]:
+def open_world(launched: Launched, *, backend: str, patience: Patience) -> Iterator[World]:
     """Join the processes that were started together; leave them at the end, whatever happens.
 
     A process group that is there already is used, and left as it is.
@@ -32,7 +36,7 @@ def open_world(launched: Launched, *, backend: str, timeout_s: float) -> Iterato
     Args:
         launched: what the launcher said.
         backend: of the tensors: "gloo" or "nccl".
-        timeout_s: how long one waits for the others.
+        patience: how long one waits for the others.
 
     Raises:
         ParallelError: not all of them came.
@@ -40,21 +44,43 @@ def open_world(launched: Launched, *, backend: str, timeout_s: float) -> Iterato
     if launched.size == 1 and not dist.is_initialized():
         yield ALONE
         return
-    timeout = timedelta(seconds=timeout_s)
+    timeout = timedelta(seconds=patience.start_s)
     own = not dist.is_initialized()
-    if own:
-        _join(launched, backend, timeout)
+    store = _join(launched, backend, timeout) if own else _get_default_store()
     try:
         host = dist.new_group(backend="gloo", timeout=timeout)
         # Who writes waits for the slowest disk; that a rank hangs, the others notice in training.
         beside = dist.new_group(backend="gloo", timeout=max(timeout, _WRITING))
-        yield World(dist.get_rank(), dist.get_world_size(), host, beside)
+        patience.groups = [host, dist.group.WORLD]
+        world = World(dist.get_rank(), dist.get_world_size(), host, beside)
+        with _watched(world, store, patience, launched):
+            yield world
     finally:
         if own:
             dist.destroy_process_group()
 
 
-def _join(launched: Launched, backend: str, timeout: timedelta) -> None:
+@contextmanager
+def _watched(world: World, store: Store, patience: Patience, launched: Launched) -> Iterator[None]:
+    world.watch = watch = Watch(
+        world,
+        PrefixStore(f"surestep/watch/{next(_WATCHES)}", store),
+        patience,
+        where=f"{launched.address}:{launched.port}",
+        hosts=launched.rank == 0 and not launched.shares_store,
+        local_size=launched.local_size,
+    )
+    watch.start()
+    try:
+        yield
+    except BaseException as error:
+        world.failed(error)
+        raise
+    finally:
+        watch.stop()
+
+
+def _join(launched: Launched, backend: str, timeout: timedelta) -> Store:
     where = f"{launched.address}:{launched.port}"
     try:
         store: Store = TCPStore(
@@ -65,9 +91,10 @@ def _join(launched: Launched, backend: str, timeout: timedelta) -> None:
             timeout=timeout,
         )
         word = agree_on_a_word(store, launched, timeout.total_seconds())
+        own = PrefixStore(f"surestep/{word}", store)
         dist.init_process_group(
             backend,
-            store=PrefixStore(f"surestep/{word}", store),
+            store=own,
             rank=launched.rank,
             world_size=launched.size,
             timeout=timeout,
@@ -78,6 +105,7 @@ def _join(launched: Launched, backend: str, timeout: timedelta) -> None:
             f"{where} for the others: {error}. Look whether all of them were started, and reach "
             "that address; with several networks say GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME)."
         ) from error
+    return own
 
 
 def agree_on_a_word(store: Store, launched: Launched, timeout_s: float) -> str:

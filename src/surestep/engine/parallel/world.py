@@ -6,14 +6,39 @@ each of these answers at once.
 """
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 SIGNALS = ("Ctrl-C", "SIGTERM", "SIGUSR1")
 WORDS = ("stop", "save", "evaluate", *SIGNALS)
+
+
+class Watcher(Protocol):
+    """Who knows why another rank does not answer."""
+
+    def explained(self, error: Exception) -> Exception:
+        """Return what to raise for an error of the network."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """Let the others know why this rank ends."""
+        ...
+
+    def settle(self) -> bool:
+        """Wait a shorter time where the first step is done; say whether."""
+        ...
+
+    def long(self) -> AbstractContextManager[None]:
+        """Return the context of a wait that may take long."""
+        ...
+
+    def follow(self, steps: Callable[[], int], note: Callable[[str, list[Any]], None]) -> None:
+        """Take in what tells how many steps are done, and what keeps what is told."""
+        ...
 
 
 class World:
@@ -24,6 +49,8 @@ class World:
         size: how many processes there are.
         group: over which the host's values travel; None in a world of one.
         beside: another such group of the same ranks, for what a thread does meanwhile.
+        watch: over the others; None in a world of one.
+        talks: how often this rank began to exchange something.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None, beside: Any = None) -> None:
@@ -31,6 +58,9 @@ class World:
         self.size = size
         self.group = group
         self.beside = beside
+        self.watch: Watcher | None = None
+        self.talks = 0
+        self._is_settled = False
         self.wanted: set[str] = set()  # what this rank asks all for
         self.agreed: set[str] = set()  # what some rank asked for, at the last exchange
 
@@ -46,6 +76,8 @@ class World:
 
     def exchange(self, values: Sequence[float]) -> list[float]:
         """Add up the values of all ranks; what one rank wants is then agreed on all of them."""
+        if not self._is_settled and self.watch is not None:
+            self._is_settled = self.watch.settle()
         asked = [float(word in self.wanted) for word in WORDS]
         self.wanted.clear()
         sums = self.sums([*values, *asked])
@@ -70,7 +102,8 @@ class World:
         framed = bytearray(len(data).to_bytes(8, "little") + data)
         own[: len(framed)] = torch.frombuffer(framed, dtype=torch.uint8)
         each = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(each, own, group=self.group)
+        with self.explaining():
+            dist.all_gather(each, own, group=self.group)
         return [_text(one) for one in each]
 
     def of_first(self, value: Any) -> Any:
@@ -81,11 +114,41 @@ class World:
         """Wait until all ranks are here."""
         self.sums([0.0])
 
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Raise an error of the network as one that names the rank that is missing.
+
+        Raises:
+            ParallelError: another rank failed, is gone, or does not answer.
+        """
+        self.talks += 1
+        try:
+            yield
+        except RuntimeError as error:
+            said = self.explained(error)
+            if said is error:
+                raise
+            raise said from error
+
+    def explained(self, error: Exception) -> Exception:
+        """Return what to raise for an error that may be of the network."""
+        return error if self.watch is None else self.watch.explained(error)
+
+    def failed(self, error: BaseException | None) -> None:
+        """Let the other ranks know why this one ends, where it is an error."""
+        if self.watch is not None and isinstance(error, Exception):
+            self.watch.failed(error)
+
+    def patiently(self) -> AbstractContextManager[None]:
+        """Return the context in which one rank may let the others wait long."""
+        return nullcontext() if self.watch is None else self.watch.long()
+
     def _reduced(self, values: Sequence[float], how: Any) -> list[float]:
         if self.size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, op=how, group=self.group)
+        with self.explaining():
+            dist.all_reduce(tensor, op=how, group=self.group)
         return list(tensor.tolist())
 
 

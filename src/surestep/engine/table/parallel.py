@@ -1,12 +1,13 @@
 """How many processes make one step, and how."""
 
+import math
 from collections.abc import Callable
 
 from surestep.engine.plan import Known, Refusal, Row
 from surestep.engine.table.fsdp import shard_of
 from surestep.engine.table.rows import Refusals, Rows, default, plain, said
 
-TIMEOUT_S = 600.0
+TIMEOUT_S, START_TIMEOUT_S = 300.0, 1800.0
 _TORCHRUN = "torchrun --nproc-per-node 2 -m surestep train RECIPE"
 
 
@@ -102,7 +103,16 @@ ROWS: Rows = {
     ),
     "parallel.timeout_s": (
         said("parallel.timeout_s", float),
-        default(TIMEOUT_S, "long enough for a slow first step, short enough for a lost machine"),
+        default(TIMEOUT_S, "after the first step nobody is late for long, unless it hangs"),
+    ),
+    "parallel.start_timeout_s": (
+        said("parallel.start_timeout_s", float),
+        Row(
+            lambda k: k["parallel.timeout_s"] > START_TIMEOUT_S,
+            lambda k: k["parallel.timeout_s"],
+            "no shorter than parallel.timeout_s",
+        ),
+        default(START_TIMEOUT_S, "the first step compiles and reads anew; saving may take long"),
     ),
 }
 
@@ -151,6 +161,16 @@ REFUSALS: Refusals = {
             lambda _: (
                 "parallel.static_graph=True promises that each step uses the same parameters, and "
                 "parallel.find_unused_parameters=True that they change. Say one of them."
+            ),
+        ),
+    ),
+    "parallel.start_timeout_s": (
+        Refusal(
+            lambda k: k.said.get("parallel.start_timeout_s", math.inf) < k["parallel.timeout_s"],
+            lambda k: (
+                f"parallel.start_timeout_s={k.said['parallel.start_timeout_s']:g} is shorter than "
+                f"parallel.timeout_s={k['parallel.timeout_s']:g}, and no step takes longer than "
+                "the first one. Say at least as much, or leave it out."
             ),
         ),
     ),

@@ -1,0 +1,92 @@
+"""What is told of ranks that others wait for: who, in which step, and at which line."""
+
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
+
+from surestep.engine.parallel.stand import Stand
+
+_MOST = 16  # groups of ranks that are told one by one
+
+
+def missed(stands: Mapping[int, Stand], silent: Collection[int]) -> list[int]:
+    """Return the ranks that the others wait for, as far as that is known.
+
+    Those that say nothing; else those that do not wait themselves; else those behind. None where
+    all wait for each other.
+    """
+    if silent:
+        return sorted(silent)
+    busy = [rank for rank, each in stands.items() if not each.waits]
+    if busy:
+        return sorted(busy) if len(busy) < len(stands) else []
+    steps = {rank: each.step or 0 for rank, each in stands.items()}
+    last = max(steps.values(), default=0)
+    return sorted(rank for rank, step in steps.items() if step < last)
+
+
+def headline(stands: Mapping[int, Stand], silent: Collection[int], waited_s: float) -> str:
+    """Return the sentence that names the ranks that are missed."""
+    named = [stands[rank].name for rank in missed(stands, silent)]
+    step = max((each.step or 0 for each in stands.values()), default=0)
+    when = f"in step {step}" if step else "before the first step"
+    if not named:
+        return f"All ranks have waited for each other {when} for {waited_s:.3g} s."
+    who = capital(listed(named))
+    if silent:
+        verb = "does" if len(named) == 1 else "do"
+        return f"{who} {verb} not answer; the others have waited {when} for {waited_s:.3g} s."
+    verb = "keeps" if len(named) == 1 else "keep"
+    return f"{who} {verb} the others waiting {when} for {waited_s:.3g} s."
+
+
+def table(stands: Mapping[int, Stand], silent: Mapping[int, float | None]) -> list[str]:
+    """Return where each rank stands, a line for those that stand at the same one.
+
+    Args:
+        stands: of all ranks.
+        silent: since when a rank has said nothing, for those that say nothing.
+    """
+    first = missed(stands, silent)
+    groups: dict[tuple[str, bool], list[int]] = {}
+    for rank in [*first, *(rank for rank in sorted(stands) if rank not in first)]:
+        text = _place(stands[rank], rank in silent, silent.get(rank))
+        groups.setdefault((text, rank in first), []).append(rank)
+    lines = [
+        f"  {_who(ranks, stands)}, {text}" for (text, _), ranks in list(groups.items())[:_MOST]
+    ]
+    left = sum(len(ranks) for ranks in list(groups.values())[_MOST:])
+    return [*lines, f"  and {left} others"] if left else lines
+
+
+def _who(ranks: list[int], stands: Mapping[int, Stand]) -> str:
+    return stands[ranks[0]].name if len(ranks) == 1 else f"ranks {spans(ranks)}"
+
+
+def _place(stand: Stand, is_silent: bool, since: float | None) -> str:
+    step = "before the first step" if stand.step is None else f"step {stand.step}"
+    if is_silent:
+        at = "" if since is None else f" at {datetime.fromtimestamp(since):%H:%M:%S}"
+        return f"{step}, last heard of{at}: {stand.line}"
+    return f"{step}: {stand.line}{' (waits for others)' if stand.waits else ''}"
+
+
+def capital(text: str) -> str:
+    """Begin a sentence with a text."""
+    return text[:1].upper() + text[1:]
+
+
+def listed(words: Iterable[str]) -> str:
+    """Join words as a sentence does."""
+    *before, last = words
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def spans(ranks: Collection[int]) -> str:
+    """Return ranks as "0, 2-7"."""
+    found: list[list[int]] = []
+    for rank in sorted(ranks):
+        if found and found[-1][-1] == rank - 1:
+            found[-1][1:] = [rank]
+        else:
+            found.append([rank])
+    return ", ".join("-".join(map(str, each)) for each in found)

@@ -1,0 +1,284 @@
+"""A watch over ranks: who keeps the others waiting is named, with the line where each rank stands.
+
+Two threads a rank, beside the step, which they cost nothing. One says through the launcher's store,
+over a connection of its own, where the rank stands; the other looks whether the rank gets on, and
+where it does not, what the others say. They are two, because a store that is out of reach lets
+whoever asks it wait for ever.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+
+from torch.distributed.distributed_c10d import Store
+
+from surestep.base.errors import ParallelError
+from surestep.engine.parallel.network import is_of_network, timed_out
+from surestep.engine.parallel.patience import Patience
+from surestep.engine.parallel.stand import Line, Stand, lines_of, lines_to, machine_name
+from surestep.engine.parallel.told import capital, headline, missed, table
+from surestep.engine.parallel.world import World
+
+BEAT_S = 0.5  # between two words; 50 µs of this process each
+QUIET_S = 60.0  # that a rank stands still before it is asked why, or half of the timeout
+_GOODBYE_S = 2.0  # that the process which keeps the store waits for the others to have read it
+_FAILED = "failed"
+
+
+class Watch:
+    """Watches one rank, and tells of the others where it waits for them.
+
+    Args:
+        world: the ranks.
+        store: of this start alone, as the launcher keeps it.
+        patience: how long is waited.
+        where: the store is, to be told.
+        hosts: this very process keeps the store.
+        local_size: processes of a machine.
+
+    Attributes:
+        failure: the rank that failed first, and of what; None where none did.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        store: Store,
+        patience: Patience,
+        *,
+        where: str,
+        hosts: bool,
+        local_size: int,
+    ) -> None:
+        self.failure: tuple[int, str] | None = None
+        self.patience = patience
+        self._steps: Callable[[], int | None] = lambda: None
+        self._note: Callable[[str, list[Stand]], None] = lambda text, stands: None
+        self._first: int | None = None  # that was done before this process took one
+        self._world = world
+        # torch's stubs lack it: the same store over a connection of its own.
+        clone: Callable[[], Store] = store.clone  # type: ignore[attr-defined]
+        self._store, self._beating = clone(), clone()
+        self._where = where
+        self._hosts = hosts
+        self._node = world.rank // local_size
+        self._thread = threading.get_ident()
+        self._beat_s = min(BEAT_S, patience.later_s / 20)
+        self._over = threading.Event()
+        self._known = threading.Event()  # that a rank failed
+        self._count = 0
+        self._stack: tuple[Line, ...] = ()  # where this rank stood when it gave up
+        self._place: object = None
+        self._since = self._heard = time.monotonic()
+        self._asks = self._told = False
+        self._stands: dict[int, Stand] = {}
+        self._seen: dict[int, tuple[float, float]] = {}  # when a rank was last heard; by its clock
+        self._failed_at = 0.0
+
+    def start(self) -> None:
+        """Say where this rank stands, and watch from now on."""
+        self._say(self._beating)
+        self._world.texts("")  # each has said so once
+        self._read(self._beating)
+        for work in (self._beat, self._look):
+            threading.Thread(target=work, daemon=True, name="surestep-watch").start()
+
+    def stop(self) -> None:
+        """Watch no more; the process that keeps the store waits until the others know."""
+        self._over.set()
+        with suppress(RuntimeError):
+            self._store.set(f"knows/{self._world.rank}", "")
+            end = time.monotonic() + _GOODBYE_S
+            while self._hosts and time.monotonic() < end and not self._all_know():
+                time.sleep(0.01)
+
+    def follow(self, steps: Callable[[], int], note: Callable[[str, list[Stand]], None]) -> None:
+        """Take in what tells how many steps are done, and what keeps what is told."""
+        self._first = steps()
+        self._steps, self._note = steps, note
+
+    def settle(self) -> bool:
+        """Wait the shorter time where a step of this process is done; say whether."""
+        is_done = self._steps() != self._first
+        if is_done:
+            self.patience.settle()
+        return is_done
+
+    def long(self) -> AbstractContextManager[None]:
+        """Return the context of a wait that may take long."""
+        return self.patience.long()
+
+    def failed(self, error: BaseException) -> None:
+        """Let the others know why this rank ends, unless they ended first."""
+        if self.failure is None:
+            self.failure = self._world.rank, _sentence(error)
+            with suppress(RuntimeError):
+                self._store.set(_FAILED, json.dumps(self.failure))
+
+    def explained(self, error: Exception) -> Exception:
+        """Return what to raise for an error of the network: which rank is missing, and why."""
+        if not is_of_network(error):
+            return error
+        own, wait_s = self._world.rank, 4 * self._beat_s
+        self._stack = lines_to(error)
+        self._asks = True
+        self._known.wait(wait_s)
+        if self.failure is not None and self.failure[0] != own:
+            rank, text = self.failure
+            name = self._stands[rank].name
+            return ParallelError(f"Rank {own} cannot go on: {name} failed. {text}")
+        if timed_out(error):
+            waited = f"Rank {own} gave up after {self.patience.seconds:g} s of waiting."
+            return ParallelError(f"{waited} {self._blame()}")
+        self._over.wait(wait_s)
+        return ParallelError(f"Rank {own} cannot go on. {self._blame()}")
+
+    def _beat(self) -> None:
+        """Say again and again where this rank stands, and hear whether one failed."""
+        while not self._over.wait(self._beat_s):
+            try:
+                self._say(self._beating)
+                if self._asks:
+                    self._read(self._beating)
+                if not self._known.is_set() and self._beating.check([_FAILED]):
+                    rank, text = json.loads(self._beating.get(_FAILED))
+                    self.failure = self.failure or (rank, text)
+                    self._failed_at = time.monotonic()
+                    self._known.set()
+                    self._beating.set(f"knows/{self._world.rank}", "")
+            except RuntimeError:  # it is gone; the other thread tells, if that matters
+                return
+            self._heard = time.monotonic()
+
+    def _say(self, store: Store) -> None:
+        self._count += 1
+        store.set(f"stand/{self._world.rank}", self.stand().to_json())
+
+    def stand(self) -> Stand:
+        """Return where this rank stands."""
+        done = self._steps()
+        return Stand(
+            rank=self._world.rank,
+            node=self._node,
+            machine=machine_name(),
+            process=os.getpid(),
+            step=None if done is None else done + 1,
+            count=self._count,
+            still_s=time.monotonic() - self._since,
+            stack=self._stack or lines_of(self._thread),
+        )
+
+    def _read(self, store: Store) -> None:
+        """Read where all ranks stand, and note who has said something since the last time."""
+        ranks = range(self._world.size)
+        for text in store.multi_get([f"stand/{rank}" for rank in ranks]):
+            stand = Stand.of_json(text.decode())
+            before = self._stands.get(stand.rank)
+            if before is None or before.count != stand.count:
+                self._seen[stand.rank] = time.monotonic(), time.time()
+            self._stands[stand.rank] = stand
+
+    def _all_know(self) -> bool:
+        keys = [f"knows/{rank}" for rank in range(self._world.size)]
+        return bool(self._store.check(keys))
+
+    def _look(self) -> None:
+        """Look again and again whether this rank gets on."""
+        while not self._over.wait(self._beat_s):
+            now, steps = time.monotonic(), self._steps()
+            place = (steps, self._world.talks)
+            if place != self._place:
+                if self._told:
+                    self._tell(f"The ranks go on after {now - self._since:.3g} s.", [])
+                self._place, self._since, self._asks, self._told = place, now, False, False
+                continue
+            if self._known.is_set():
+                self._end_if_stuck(now)
+            quiet_s = min(QUIET_S, self.patience.seconds / 2)
+            self._asks = self._asks or now - self._since >= quiet_s
+            if not self._told and now - self._since >= 1.5 * quiet_s:
+                self._told = self._compare(now, quiet_s / 4)
+
+    def _silent(self, since: float) -> dict[int, float | None]:
+        """Return the ranks that were not heard of since then, and when they last were."""
+        own = self._world.rank
+        return {
+            rank: clock
+            for rank, (seen, clock) in self._seen.items()
+            if rank != own and seen < since
+        }
+
+    def _compare(self, now: float, late_s: float) -> bool:
+        """Tell who keeps the others waiting; say whether that is settled.
+
+        Args:
+            now: by the clock of this process.
+            late_s: after which who was not heard of is silent.
+        """
+        waited_s = now - self._since
+        ends = f"The run ends with an error after {self.patience.seconds:g} s of that."
+        if now - self._heard > late_s:
+            self._tell(f"{self._cut_off()} {ends}", [self.stand()])
+            return True
+        silent = self._silent(now - late_s)
+        stands = {**self._stands, self._world.rank: self.stand()}
+        if not silent and not any(each.waits for each in stands.values()):
+            return False  # all are at work
+        told_by = min(rank for rank in stands if rank not in silent)
+        if told_by == self._world.rank:
+            lines = [headline(stands, silent, waited_s), "Where each rank stands:"]
+            text = "\n".join([*lines, *table(stands, silent), ends])
+            self._tell(text, [stands[rank] for rank in sorted(stands)])
+        return True
+
+    def _cut_off(self) -> str:
+        """Say that nobody is heard, and who is out of reach."""
+        own = self.stand()
+        others = [each.name for rank, each in self._stands.items() if each.node != own.node]
+        far = f" Out of reach may be {', '.join(others[:8])}." if others else ""
+        step = "before the first step" if own.step is None else f"in step {own.step}"
+        return (
+            f"{capital(own.name)} hears nothing from the store of the launcher at "
+            f"{self._where} any more: the process there is stopped or gone, or the network is "
+            f"down.{far}\nIt stands {step}: {own.line}."
+        )
+
+    def _blame(self) -> str:
+        """Say in a sentence who is missing, for the error that ends this rank."""
+        late = time.monotonic() - 3 * self._beat_s
+        if self._heard < late:
+            return self._cut_off()
+        silent = self._silent(late)
+        stands = {**self._stands, self._world.rank: self.stand()}
+        ranks = missed(stands, silent)
+        if not ranks:
+            return "All ranks waited for each other."
+        verb = "is not heard of any more; it last stood" if silent else "did not come; it stands"
+        return " ".join(
+            f"{capital(stands[rank].name)} {verb} at {stands[rank].line}." for rank in ranks[:8]
+        )
+
+    def _tell(self, text: str, stands: list[Stand]) -> None:
+        print(text, file=sys.stderr, flush=True)
+        self._note(text, stands)
+
+    def _end_if_stuck(self, now: float) -> None:
+        """End this process where another rank failed, and this one does not come to hear of it."""
+        if now - max(self._failed_at, self._since) < self.patience.seconds:
+            return
+        assert self.failure is not None
+        stand = self.stand()
+        text = f"is ended: rank {self.failure[0]} failed. {self.failure[1]} It stands at"
+        print(f"{capital(stand.name)} {text} {stand.line}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def _sentence(error: BaseException) -> str:
+    """Return an error in one line, with the line of the user's where it came from."""
+    name = f"{type(error).__name__}: {error}".splitlines()[0]
+    lines = [each for each in lines_to(error) if each.is_of_user]
+    return f"{name} ({lines[0]})" if lines else name

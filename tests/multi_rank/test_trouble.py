@@ -1,0 +1,129 @@
+"""Trouble on one of two ranks explains itself on the other, and ends both.
+
+One launch runs all cases; each test looks at one of them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from surestep.record.run import Run
+from tests.multi_rank.cases import opened, task
+from tests.multi_rank.troubles import CASES, OPTIONS, TIMEOUT_S
+
+
+class Case(NamedTuple):
+    """How a case ended: of each rank its exit code, its seconds and what it wrote."""
+
+    codes: list[int]
+    seconds: list[float]
+    wrote: list[str]
+    run: Path
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory) -> dict[str, Case]:
+    folder = tmp_path_factory.mktemp("troubles")
+    subprocess.run(
+        [sys.executable, "-m", "tests.multi_rank.troubles", str(folder)],
+        timeout=600,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    found = json.loads((folder / "codes.json").read_text())
+    return {
+        name: Case(
+            [found[f"{name}-{rank}"]["code"] for rank in (0, 1)],
+            [found[f"{name}-{rank}"]["seconds"] for rank in (0, 1)],
+            [(folder / f"{name}-{rank}.txt").read_text() for rank in (0, 1)],
+            folder / name,
+        )
+        for name in CASES
+    }
+
+
+def test_a_run_without_trouble_is_told_nothing(ended):
+    case = ended["nothing"]
+    assert case.codes == [0, 0]
+    assert case.wrote == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "function"), [("asleep", 3, "__getitem__"), ("loops", 4, "loop")]
+)
+def test_a_rank_that_keeps_the_others_waiting_is_named_before_the_timeout(
+    ended, name, step, function
+):
+    case = ended[name]
+    told, _, error = case.wrote[0].partition("ParallelError")
+    assert f"Rank 1 (node 0 '{os.uname().nodename}', process " in told
+    assert f"keeps the others waiting in step {step} for" in told
+    (line,) = [each for each in told.splitlines() if each.startswith("  rank 1")]
+    assert f"step {step}: tests/multi_rank/troubles.py:" in line
+    assert f"in {function}: time.sleep(" in line
+    (line,) = [each for each in told.splitlines() if each.startswith("  rank 0")]
+    assert f"step {step}: " in line
+    assert "surestep/engine/parallel/world.py" in line
+    assert f": Rank 0 gave up after {TIMEOUT_S:g} s of waiting. Rank 1 (" in error
+    assert f"in {function}: time.sleep(" in error
+
+
+@pytest.mark.parametrize("name", ["asleep", "loops"])
+def test_a_rank_that_hangs_ends_too_when_the_others_have(ended, name):
+    case = ended[name]
+    assert case.codes == [1, 1]
+    assert "is ended: rank 0 failed. ParallelError: Rank 0 gave up after" in case.wrote[1]
+
+
+@pytest.mark.parametrize("name", ["asleep", "loops", "stopped"])
+def test_where_each_rank_stood_is_in_the_events(ended, name):
+    (stall,) = [each for each in Run(ended[name].run).events() if each["event"] == "stall"]
+    assert [each["rank"] for each in stall["ranks"]] == [0, 1]
+    assert all(each["stack"] for each in stall["ranks"])
+
+
+def test_a_rank_that_says_nothing_is_named_with_the_line_where_it_was_last(ended):
+    told, _, error = ended["stopped"].wrote[0].partition("ParallelError")
+    assert "does not answer; the others have waited in step 4 for" in told
+    (line,) = [each for each in told.splitlines() if each.startswith("  rank 1")]
+    assert "last heard of at" in line
+    assert "in stop: time.sleep(1)" in line
+    assert "is not heard of any more; it last stood at" in error
+    assert ended["stopped"].codes == [1, -9]
+
+
+def test_a_rank_that_cannot_reach_the_store_says_who_keeps_it(ended):
+    told, _, error = ended["first stopped"].wrote[1].partition("ParallelError")
+    for text in (told, error):
+        assert "hears nothing from the store of the launcher at 127.0.0.1:" in text
+        assert "It stands in step 4: " in text
+    assert ended["first stopped"].codes == [-9, 1]
+
+
+@pytest.mark.parametrize(("name", "failed"), [("fails", 1), ("first fails", 0)])
+def test_of_an_error_on_one_rank_the_other_tells_what_and_where(ended, name, failed):
+    case, other = ended[name], 1 - failed
+    assert case.codes == [1, 1]
+    assert "ValueError: the metrics cannot be sent" in case.wrote[failed]
+    assert f"ParallelError: Rank {other} cannot go on: rank {failed} (node 0" in case.wrote[other]
+    assert "failed. ValueError: the metrics cannot be sent (tests/" in case.wrote[other]
+    assert abs(case.seconds[0] - case.seconds[1]) < TIMEOUT_S
+
+
+def test_a_rank_that_was_killed_is_named(ended):
+    case = ended["killed"]
+    assert case.codes == [1, -9]
+    assert "ParallelError: Rank 0 cannot go on. Rank 1 (node 0" in case.wrote[0]
+    assert "it last stood at tests/multi_rank/troubles.py:" in case.wrote[0]
+
+
+def test_a_run_that_a_hanging_rank_ended_goes_on(ended):
+    with opened(ended["loops"].run, task(), **OPTIONS) as session:
+        assert session.state.place.step == 2
+        assert [each.step for each in session.steps()][-1] == 8
