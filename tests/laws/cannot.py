@@ -269,6 +269,7 @@ PARALLEL: list[Case] = [
         "start_timeout_s=10 is shorter than parallel.timeout_s=60",
     ),
     ({"parallel.static_graph": True}, {}, "Start them with torchrun"),
+    ({"parallel.check_every": "1 epoch"}, {}, "Start them with torchrun"),
     (
         {"parallel.static_graph": True, "parallel.find_unused_parameters": True},
         LAUNCHED,

@@ -233,6 +233,7 @@ WISHES: dict[str, Wish] = {
     "parallel.find_unused_parameters": Wish(True, parts=MANY),
     "parallel.static_graph": Wish(True, parts=MANY),
     "parallel.sync_batchnorm": Wish(False, parts=MANY),
+    "parallel.check_every": Wish("2 epochs", planned=Duration(2, "epochs"), parts=MANY),
     "parallel.timeout_s": Wish(30.0),
     "parallel.start_timeout_s": Wish(900.0),
     "logging.every": Wish("5 steps", planned=Duration(5, "steps")),

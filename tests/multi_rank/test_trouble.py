@@ -127,3 +127,40 @@ def test_a_run_that_a_hanging_rank_ended_goes_on(ended):
     with opened(ended["loops"].run, task(), **OPTIONS) as session:
         assert session.state.place.step == 2
         assert [each.step for each in session.steps()][-1] == 8
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_parameter_that_is_never_used_is_named_with_what_allows_it(ended, rank):
+    case = ended["unused"]
+    assert case.codes == [1, 1]
+    assert "TaskError: No gradient reaches spare.weight (rank 0-1), spare.bias" in case.wrote[rank]
+    assert "say parallel.find_unused_parameters=True." in case.wrote[rank]
+
+
+def test_a_parameter_that_is_never_used_may_be_allowed(ended):
+    assert ended["unused, allowed"].codes == [0, 0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_copies_that_drift_apart_are_found_at_the_same_step_on_all_ranks(ended, rank):
+    case = ended["pushed"]
+    assert case.codes == [1, 1]
+    assert "are no longer the same after step 3: " in case.wrote[rank]
+    assert "2.bias has other values on rank 1" in case.wrote[rank]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_were_asked_for_other_things_are_told_both(ended, rank):
+    case = ended["other options"]
+    assert case.codes == [1, 1]
+    assert "ParallelError: The ranks do not train the same:\n" in case.wrote[rank]
+    assert "  optim.lr: 0.01 on rank 0; 0.001 on rank 1\n" in case.wrote[rank]
+    assert "  data.train samples: 101 on rank 0; 100 on rank 1\n" in case.wrote[rank]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_weights_that_depend_on_the_rank_are_found_at_the_start(ended, rank):
+    case = ended["other weights"]
+    assert case.codes == [1, 1]
+    assert "begins with other weights on some ranks than on the rest:\n" in case.wrote[rank]
+    assert "  0.weight: other values on rank 1\n" in case.wrote[rank]

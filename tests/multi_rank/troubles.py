@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import surestep
 import surestep.trainer.trainer
-from tests.multi_rank.cases import data, task
+from tests.multi_rank.cases import SAMPLES, data, net, task
 
 TIMEOUT_S = 6.0
 OPTIONS: dict[str, Any] = {
@@ -29,7 +30,7 @@ OPTIONS: dict[str, Any] = {
     "checkpoint": {"every": "2 steps"},
     "optim": {"lr": 1e-2},
 }
-LIMIT_S, AT_ONCE = 60, 4
+LIMIT_S, AT_ONCE = 60, 5
 
 
 def rank() -> int:
@@ -81,7 +82,42 @@ def fail() -> None:
     raise ValueError("the metrics cannot be sent")
 
 
+class Pushes(surestep.Callback):
+    """Changes a parameter on the second rank after step 3."""
+
+    def on_step(self, state, outcome):
+        if rank() == 1 and outcome.step == 3:
+            with torch.no_grad():
+                state.model[2].bias[0] += 1e-3
+
+
+class Unused(nn.Module):
+    """Has a layer that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = net(), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+def of_rank() -> nn.Module:
+    torch.manual_seed(rank())
+    return net()
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "unused": Unused,
+    "unused, allowed": Unused,
+    "other weights": of_rank,
+}
+SAID: dict[str, dict[str, Any]] = {
+    "pushed": {"parallel": {"check_every": "1 step"}, "logging": {"every": "1 step"}},
+    "unused, allowed": {"parallel": {"find_unused_parameters": True}},
+}
 CALLBACKS: dict[str, Callable[[], surestep.Callback]] = {
+    "pushed": Pushes,
     "loops": lambda: AtStep3(loop),
     "stopped": lambda: AtStep3(stop),
     "first stopped": lambda: AtStep3(stop, on=0),
@@ -89,17 +125,29 @@ CALLBACKS: dict[str, Callable[[], surestep.Callback]] = {
     "fails": lambda: AtStep3(fail),
     "first fails": lambda: AtStep3(fail, on=0),
 }
-CASES = ("nothing", "killed", "fails", "first fails", "asleep", "loops", "stopped", "first stopped")
+CASES = (
+    *("nothing", "killed", "fails", "first fails", "pushed"),
+    *("unused", "unused, allowed", "other weights", "other options"),
+    *("asleep", "loops", "stopped", "first stopped"),
+)
 
 
 def train(folder: Path, name: str) -> None:
     torch.set_num_threads(1)
-    several = {"parallel": {"timeout_s": TIMEOUT_S}}
-    config = surestep.Config(batch_size=20, logging={"progress": "quiet"}, **OPTIONS, **several)
-    made = task()
+    said = SAID.get(name, {})
+    options = OPTIONS | {
+        "batch_size": 20,
+        "logging": {"progress": "quiet", **said.get("logging", {})},
+        "parallel": {"timeout_s": TIMEOUT_S, **said.get("parallel", {})},
+    }
+    if name == "other options" and rank() == 1:
+        options["optim"] = {"lr": 1e-3}
+    samples = SAMPLES - (name == "other options" and rank() == 1)
+    made = task(data(samples=samples), MODELS.get(name, net))
     if name == "asleep":
         made = surestep.Task(made.model, made.loss, train=Sleepy())
     watchers = [CALLBACKS[name]()] if name in CALLBACKS else []
+    config = surestep.Config(**options)
     surestep.Trainer(made, config, run=folder / name, callbacks=watchers).fit()
 
 

@@ -26,6 +26,7 @@ class Loop:
     Attributes:
         on_log: called with each log point.
         notices: asked at each log point whether there is something to tell.
+        compare: compares the copies of several ranks; called at each log point that is due.
         act: does what callbacks ask for, by request.
         out_of_memory: makes the error of a step that had not enough, where somebody can.
         explain: makes the error of a step that was not finite say why, where somebody can.
@@ -42,6 +43,7 @@ class Loop:
     callbacks: list[Callback] = field(default_factory=list)
     on_log: list[Callable[[LogPoint], None]] = field(default_factory=list)
     notices: list[Callable[[], str | None]] = field(default_factory=list)
+    compare: Callable[[], None] | None = None
     act: dict[Request, Callable[[], object]] = field(default_factory=dict)
     out_of_memory: Callable[..., Exception] | None = None
     explain: Callable[[NonFiniteError, StepResult, dict[int, Batch]], NonFiniteError] | None = None
@@ -113,8 +115,9 @@ class Loop:
                         return
                     asked = time.perf_counter()
                 else:
-                    if self.state.place.position:
-                        self._next_epoch()
+                    place = self.state.place
+                    if place.position:  # nothing is left of this epoch
+                        self.state.place = place._replace(epoch=place.epoch + 1, position=0)
 
     def _count_from_here(self) -> None:
         """Let the next log point be due as seen from this place."""
@@ -244,6 +247,8 @@ class Loop:
         due = self._cadence.due(place.step, place.items, time.monotonic()) or force
         if due:
             self.log_point()
+            if self.compare is not None:
+                self.compare()
         self._next_look = self._cadence.next_look(place.step)
         return due
 
@@ -291,7 +296,3 @@ class Loop:
 
     def _watcher(self, callback: Callback) -> Callable[[State], None]:
         return lambda state: self.ask(callback.on_backward(state))
-
-    def _next_epoch(self) -> None:
-        """Go to the next epoch where nothing is left of this one."""
-        self.state.place = self.state.place._replace(epoch=self.state.place.epoch + 1, position=0)

@@ -18,6 +18,7 @@ from surestep.engine.optim.freezing import Watch, freezing
 from surestep.engine.parallel.ways import laid_out
 from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.precision import autocast
+from surestep.trainer.alike import Drift
 from surestep.trainer.planning import Planned
 from surestep.trainer.together import settle
 from surestep.trainer.wire import parts_of
@@ -67,8 +68,10 @@ def build(
     for module, mode in modes:
         settings.callback(setattr, module, "training", mode)
     if world.size > 1:
-        settle(parts, training)
+        settle(parts, training, plan)
     loop = Loop(parts, training, plan, callbacks=list(callbacks), on_log=[Watch(model)])
+    if world.size > 1:
+        loop.compare = Drift(world, parts.state, plan)
     if plan.compile != "off":
         loop.notices.append(Graphs().notice)
     parts.freeze = freezing(model, plan, groups, parts.modes)

@@ -20,6 +20,7 @@ from surestep.engine.precision import process_settings
 from surestep.engine.task import Task
 from surestep.record.files import disk_hint
 from surestep.record.recorder import Recorder
+from surestep.trainer.alike import check_alike, check_same_weights
 from surestep.trainer.build import build
 from surestep.trainer.gauge import Gauge
 from surestep.trainer.opening import begin, followed
@@ -65,11 +66,11 @@ def prepare(
     said = wish(resume, allow, from_)
     place = None if run is None else local_path(run)
     planned = plan_task(task, config, origin=origin)
-    if place is None:
-        _check_restarts(planned.facts.launched.restarts)
+    _check_restarts(place, planned.facts.launched.restarts)
     settings, recorder, world = ExitStack(), None, ALONE
     try:
         world = settings.enter_context(_world(planned))
+        check_alike(world, origin, planned)
         recorder = hold = held(world, lambda: _folder(place, origin, world))
         settings.enter_context(process_settings(planned.plan))
         going = decided(world, lambda: going_on(hold, origin, planned, said))
@@ -115,6 +116,8 @@ def _open(
     leaves_out = checkpoint is not None and bool(checkpoint.record.get("base"))
     started = start(planned) if checkpoint is None or leaves_out else None
     fresh = checkpoint is None and started is None
+    if checkpoint is None:
+        check_same_weights(world, planned.model)
     loop = build(planned, settings, callbacks, fresh=fresh, world=world)
     plan, task = planned.plan, planned.task
     session = Session(plan, task, loop, Gauge(plan, task, loop, feeds(planned)), recorder, settings)
@@ -130,8 +133,8 @@ def _check_config(config: object) -> None:
         )
 
 
-def _check_restarts(restarts: int) -> None:
-    if restarts:
+def _check_restarts(place: Path | None, restarts: int) -> None:
+    if place is None and restarts:
         raise ConfigError(
             f"No run folder is said, and the launcher starts the processes up to {restarts} times "
             "again: each time would begin a new run. Say --run-folder runs/NAME (run= in Python)."

@@ -9,6 +9,7 @@ from surestep.base.errors import CheckpointError, ParallelError, SurestepError
 from surestep.engine.data.feed import Feed
 from surestep.engine.incident.again import untouched
 from surestep.engine.parallel.world import World
+from surestep.engine.plan import Plan
 from surestep.engine.state import State
 from surestep.engine.step import Parts, forward_backward
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
@@ -16,6 +17,7 @@ from surestep.record.checkpoint.read import fitting, load_opened
 from surestep.record.checkpoint.saver import Outcome
 from surestep.record.follower import Follower
 from surestep.record.recorder import Recorder
+from surestep.trainer.alike import check_all_used
 from surestep.trainer.resuming import Going
 
 T = TypeVar("T")
@@ -72,14 +74,19 @@ def loaded(world: World, checkpoint: Opened, state: State) -> None:
     load()
 
 
-def settle(parts: Parts, feed: Feed) -> None:
+def settle(parts: Parts, feed: Feed, plan: Plan) -> None:
     """Go forward and backward once, on several ranks, so that no later step is unlike the others.
 
     DDP puts the gradients into other buckets after its first backward, and where a gradient lies
     decides in which order it is added up. A run that goes on would add up its first step otherwise
     than one that never stopped. Everything is put back.
+
+    Raises:
+        TaskError: DDP would wait for a gradient that does not come.
     """
     batch = feed.move(next(feed.batches(0)))
+    if plan.parallel_kind == "ddp" and not plan.parallel_find_unused_parameters:
+        check_all_used(parts, batch)
     with untouched(parts):
         forward_backward(parts, batch, 1.0)
 

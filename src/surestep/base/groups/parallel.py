@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from surestep.base.groups.group import Group
-from surestep.base.values import BlockChoice, Count, Positive
+from surestep.base.values import BlockChoice, Count, Positive, StepPeriod
 
 Shard = Literal[
     "full",
@@ -47,6 +47,10 @@ class Parallel(Group):
     )
     sync_batchnorm: bool | None = Field(
         default=None, description="Take BatchNorm's statistics over the samples of all ranks."
+    )
+    check_every: StepPeriod | None = Field(
+        default=None,
+        description="How often copies of the parameters are compared, at log points: '1 epoch'.",
     )
     timeout_s: Positive | None = Field(
         default=None, description="Seconds that a rank waits for the others, after the first step."

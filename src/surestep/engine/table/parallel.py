@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+from surestep.base.duration import parse_duration
 from surestep.engine.plan import Known, Refusal, Row
 from surestep.engine.table.fsdp import shard_of
 from surestep.engine.table.rows import Refusals, Rows, default, plain, said
@@ -101,6 +102,12 @@ ROWS: Rows = {
     "parallel.sync_batchnorm": plain(
         "parallel.sync_batchnorm", False, "each rank takes statistics of its own samples"
     ),
+    "parallel.check_every": (
+        said("parallel.check_every", parse_duration),
+        default(
+            parse_duration("1000 steps"), "one pass over the parameters, at the log point after"
+        ),
+    ),
     "parallel.timeout_s": (
         said("parallel.timeout_s", float),
         default(TIMEOUT_S, "after the first step nobody is late for long, unless it hangs"),
@@ -164,6 +171,7 @@ REFUSALS: Refusals = {
             ),
         ),
     ),
+    "parallel.check_every": (_needs_many("parallel.check_every"),),
     "parallel.start_timeout_s": (
         Refusal(
             lambda k: k.said.get("parallel.start_timeout_s", math.inf) < k["parallel.timeout_s"],

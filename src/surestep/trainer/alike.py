@@ -1,0 +1,172 @@
+"""Ranks that train the same: what each was started with is compared before the first step."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from surestep.base.duration import multiples
+from surestep.base.errors import ParallelError, TaskError
+from surestep.engine.data.batch import Batch
+from surestep.engine.incident.again import untouched
+from surestep.engine.parallel.replicas import differing
+from surestep.engine.parallel.told import spans
+from surestep.engine.parallel.world import World
+from surestep.engine.plan import Plan
+from surestep.engine.state import State, named_trainable
+from surestep.engine.step import Parts, forward_backward
+from surestep.record.files import plain
+from surestep.trainer.changes import NOT_SAID
+from surestep.trainer.identity import identity
+from surestep.trainer.planning import Origin, Planned
+
+_MOST = 8  # lines of a message
+_OF_A_MACHINE = ("machine.device", "machine.threads", "recipe.path", "recipe.name")
+_OF_A_RANK = ("decided.parallel.rank",)
+_START = "Start all ranks by one command, with the same files, packages and data on each machine."
+
+
+def check_alike(world: World, origin: Origin, planned: Planned) -> None:
+    """Check that all ranks have the same config, code, data and model.
+
+    Raises:
+        ParallelError: they have not; what differs, and on which ranks.
+    """
+    if world.size == 1:
+        return
+    own = {name: _text(value) for name, value in _known(origin, planned)}
+    digest = hashlib.blake2b(json.dumps(own, sort_keys=True).encode(), digest_size=16)
+    if len(set(world.texts(digest.hexdigest()))) == 1:
+        return
+    each = [json.loads(text) for text in world.texts(json.dumps(own))]
+    lines = list(_differences(each))
+    left = f"\n  and {len(lines) - _MOST} more" if len(lines) > _MOST else ""
+    shown = "\n".join(lines[:_MOST])
+    raise ParallelError(f"The ranks do not train the same:\n{shown}{left}\n{_START}")
+
+
+def check_same_weights(world: World, model: nn.Module) -> None:
+    """Check that a model begins with the same values on all ranks.
+
+    Raises:
+        ParallelError: it does not; which parameters, and on which ranks.
+    """
+    found = {} if world.size == 1 else differing(world, model)
+    if found:
+        named = [f"  {name}: other values on rank {ranks}" for name, ranks in found.items()]
+        left = f"\n  and {len(named) - _MOST} more" if len(named) > _MOST else ""
+        raise ParallelError(
+            "The model begins with other weights on some ranks than on the rest:\n"
+            + "\n".join(named[:_MOST])
+            + f"{left}\nIts values must not depend on the rank, the time or the machine: let the "
+            "Task's model be a function, which is called after seeding."
+        )
+
+
+class Drift:
+    """Compares the copies of the parameters on all ranks, now and then, at a log point.
+
+    Args:
+        world: the ranks.
+        state: what is trained.
+        plan: says how often.
+    """
+
+    def __init__(self, world: World, state: State, plan: Plan) -> None:
+        self._world = world
+        self._state = state
+        every, per_epoch = plan.parallel_check_every, plan.steps_per_epoch
+        self._by_epoch = every.unit == "epochs" and per_epoch is None
+        scale = per_epoch if every.unit == "epochs" and per_epoch is not None else 1
+        self._period = every.amount * scale
+        self._done = -1
+
+    def __call__(self) -> None:
+        """Compare them where a period is over since the last time.
+
+        Raises:
+            ParallelError: on all ranks, where they differ on one.
+        """
+        place = self._state.place
+        periods = multiples(place.epoch if self._by_epoch else place.step, self._period)
+        if periods <= self._done:
+            return
+        self._done = periods
+        found = differing(self._world, self._state.model)
+        if found:
+            name, ranks = next(iter(found.items()))
+            more = f", and so have {len(found) - 1} more parameters" if len(found) > 1 else ""
+            raise ParallelError(
+                f"The copies of the model are no longer the same after step {place.step}: {name} "
+                f"has other values on rank {ranks}{more}. Something changes them on one rank "
+                "alone: a callback or a hook, or a machine that computes wrongly. Go on from a "
+                "checkpoint before that, with a smaller parallel.check_every to find the step."
+            )
+
+
+def check_all_used(parts: Parts, batch: Batch) -> None:
+    """Check that each parameter gets a gradient on each rank: DDP waits for those that do not.
+
+    Raises:
+        TaskError: one does not; which, and on which ranks.
+    """
+    parallel = parts.parallel
+    with untouched(parts), parallel.sync_grads(when=False):
+        forward_backward(parts, batch, 1.0)
+        trained = named_trainable(parts.state.model)
+        unused = [name for name, each in trained.items() if each.grad is None]
+    said = [json.loads(text) for text in parallel.world.texts(json.dumps(unused))]
+    ranks = {name: [r for r, one in enumerate(said) if name in one] for one in said for name in one}
+    if ranks:
+        named = [f"{name} (rank {spans(on)})" for name, on in ranks.items()]
+        left = f" and {len(ranks) - _MOST} more" if len(ranks) > _MOST else ""
+        raise TaskError(
+            f"No gradient reaches {', '.join(named[:_MOST])}{left} in the first step, and "
+            "DDP waits for the gradient of each parameter. Freeze what is never used "
+            "(requires_grad_(False)) or take it out of the model; where it is used in some steps "
+            "only, say parallel.find_unused_parameters=True."
+        )
+
+
+def _known(origin: Origin, planned: Planned) -> Iterator[tuple[str, Any]]:
+    """Yield what a rank is known by, as flat names."""
+    found = identity(origin, planned)
+    found.pop("model")  # told by its parameters
+    for name, value in _flat(found):
+        if name not in (*_OF_A_MACHINE, *_OF_A_RANK):
+            yield _SHOWN.get(name, name.removeprefix("decided.").removeprefix("config.")), value
+    for name, parameter in planned.model.named_parameters():
+        if not is_lazy(parameter):
+            yield f"parameter {name}", f"{tuple(parameter.shape)} {parameter.dtype}"
+
+
+_SHOWN = {"recipe.sha256": "recipe file", "machine.torch": "torch", "machine.surestep": "surestep"}
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _text(value: Any) -> str:
+    text = json.dumps(plain(value))
+    if len(text) <= 60:
+        return text
+    return f"{text[:40]}... ({hashlib.blake2b(text.encode(), digest_size=4).hexdigest()})"
+
+
+def _differences(each: list[dict[str, str]]) -> Iterator[str]:
+    """Yield a line for each thing that is not the same on all ranks."""
+    for name in dict.fromkeys(name for one in each for name in one):
+        values: dict[str, list[int]] = {}
+        for rank, one in enumerate(each):
+            values.setdefault(one.get(name, NOT_SAID), []).append(rank)
+        if len(values) > 1:
+            said = "; ".join(f"{value} on rank {spans(ranks)}" for value, ranks in values.items())
+            yield f"  {name}: {said}"
