@@ -270,6 +270,7 @@ PARALLEL: list[Case] = [
     ),
     ({"parallel.static_graph": True}, {}, "Start them with torchrun"),
     ({"parallel.check_every": "1 epoch"}, {}, "Start them with torchrun"),
+    ({"parallel.nccl_debug": True}, LAUNCHED, "talk over gloo and not NCCL"),
     (
         {"parallel.static_graph": True, "parallel.find_unused_parameters": True},
         LAUNCHED,

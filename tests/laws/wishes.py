@@ -88,6 +88,7 @@ EIGHT = {"facts": lambda: replace(read_facts(), launched=Launched(rank=1, size=8
 FSDP = {"parallel.kind": "fsdp"}
 ONLY_VALUE = (
     *("device", "data.pin_memory", "cudnn_benchmark", "parallel.kind", "parallel.sync_batchnorm"),
+    "parallel.nccl_debug",
 )  # no other is possible on a CPU
 SKIP = {"on_nonfinite": "skip"}
 FP16 = {"precision": "fp16"}
@@ -233,6 +234,7 @@ WISHES: dict[str, Wish] = {
     "parallel.find_unused_parameters": Wish(True, parts=MANY),
     "parallel.static_graph": Wish(True, parts=MANY),
     "parallel.sync_batchnorm": Wish(False, parts=MANY),
+    "parallel.nccl_debug": Wish(False, parts=MANY),
     "parallel.check_every": Wish("2 epochs", planned=Duration(2, "epochs"), parts=MANY),
     "parallel.timeout_s": Wish(30.0),
     "parallel.start_timeout_s": Wish(900.0),

@@ -95,6 +95,7 @@ class Plan:
     parallel_find_unused_parameters: bool
     parallel_static_graph: bool
     parallel_sync_batchnorm: bool
+    parallel_nccl_debug: bool
     parallel_check_every: Duration
     parallel_timeout_s: float
     parallel_start_timeout_s: float

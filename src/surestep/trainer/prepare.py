@@ -2,8 +2,8 @@
 
 import itertools
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from surestep.base.errors import ConfigError, RunError
 from surestep.base.local import local_path
 from surestep.engine.callback import Callback
 from surestep.engine.model.initial import Started
+from surestep.engine.parallel.debug import nccl_debug
 from surestep.engine.parallel.group import open_world
 from surestep.engine.parallel.patience import Patience
 from surestep.engine.parallel.world import ALONE, World
@@ -92,10 +93,16 @@ def prepare(
         raise
 
 
-def _world(planned: Planned) -> AbstractContextManager[World]:
+@contextmanager
+def _world(planned: Planned) -> Iterator[World]:
     plan = planned.plan
     patience = Patience(plan.parallel_start_timeout_s, plan.parallel_timeout_s)
-    return open_world(planned.facts.launched, backend=plan.parallel_backend, patience=patience)
+    launched, backend = planned.facts.launched, plan.parallel_backend
+    with (
+        nccl_debug(on=plan.parallel_nccl_debug),
+        open_world(launched, backend=backend, patience=patience) as world,
+    ):
+        yield world
 
 
 def _folder(place: Path | None, origin: Origin, world: World) -> Recorder:

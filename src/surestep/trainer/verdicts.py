@@ -74,6 +74,7 @@ VERDICTS: Mapping[str, Verdict] = {
     "sdpa_backend": KERNELS,
     "profile": SHOWN,
     "parallel.": _rounds("sums and dropout are taken over other parts"),
+    "parallel.nccl_debug": SHOWN,
     "parallel.check_every": _harmless("it compares, and moves no weight"),
     "parallel.timeout_s": _harmless("it says how long a rank waits for the others"),
     "parallel.start_timeout_s": _harmless("it says how long a rank waits for the others"),

@@ -48,6 +48,10 @@ class Parallel(Group):
     sync_batchnorm: bool | None = Field(
         default=None, description="Take BatchNorm's statistics over the samples of all ranks."
     )
+    nccl_debug: bool | None = Field(
+        default=None,
+        description="Let NCCL tell what it does, and torch record the last collectives (GPUs).",
+    )
     check_every: StepPeriod | None = Field(
         default=None,
         description="How often copies of the parameters are compared, at log points: '1 epoch'.",

@@ -102,6 +102,9 @@ ROWS: Rows = {
     "parallel.sync_batchnorm": plain(
         "parallel.sync_batchnorm", False, "each rank takes statistics of its own samples"
     ),
+    "parallel.nccl_debug": plain(
+        "parallel.nccl_debug", False, "nothing said: NCCL tells of errors only"
+    ),
     "parallel.check_every": (
         said("parallel.check_every", parse_duration),
         default(
@@ -168,6 +171,15 @@ REFUSALS: Refusals = {
             lambda _: (
                 "parallel.static_graph=True promises that each step uses the same parameters, and "
                 "parallel.find_unused_parameters=True that they change. Say one of them."
+            ),
+        ),
+    ),
+    "parallel.nccl_debug": (
+        Refusal(
+            lambda k: bool(k.said.get("parallel.nccl_debug")) and k["parallel.backend"] != "nccl",
+            lambda k: (
+                "parallel.nccl_debug=True, but the processes talk over "
+                f"{k['parallel.backend']} and not NCCL. Leave it out."
             ),
         ),
     ),
