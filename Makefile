@@ -18,8 +18,9 @@ test: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n $(TESTERS)
 
-# Every combination of what a run may be like, killed; 500 kills within a save; damage; full disks.
-# The last needs root.
+# Every combination of what a run may be like, killed; 500 kills within a save; damage; full disks;
+# restarts by torchrun.
+# The disks need root.
 torture: $(VENV)/.dev
 	$(BIN)/python -m tests.torture
 

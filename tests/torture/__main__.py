@@ -1,6 +1,7 @@
 """The long version: every case, many kills, damage in every file, full disks.
 
     python -m tests.torture [--kills 500] [--cases 10000] [--flips 40] [--disks 40] [--calls]
+                            [--restarts 20]
 
 What is left out is not run; without an argument all of it is. Ends with 1 where anything is lost.
 TMPDIR=/dev/shm makes it quicker: a kill does not ask for a real disk, a loss of power would.
@@ -81,11 +82,19 @@ def disks(folder: Path, wanted: int, seed: int) -> Found:
     return fill(folder, [150 + 60 * number for number in range(wanted)])
 
 
+def restarts(folder: Path, wanted: int, seed: int) -> Found:
+    """Kill the processes of torchrun in so many attempts."""
+    from tests.torture.restarts import restart
+
+    return restart(folder, wanted, seed)
+
+
 PARTS: dict[str, tuple[Callable[[Path, int, int], Found], int]] = {
     "kills": (kills, 500),
     "calls": (calls, 1),
     "flips": (flips, 40),
     "disks": (disks, 40),
+    "restarts": (restarts, 20),
     "cases": (cases, 10_000),
 }
 

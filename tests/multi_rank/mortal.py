@@ -1,0 +1,88 @@
+"""A recipe whose processes end themselves, each attempt of the launcher as it is told.
+
+DEATHS holds one word for each attempt: "1@5" kills rank 1 after step 5, "0+1@5" both, "save@6" the
+first rank as it is about to give the checkpoint of step 6 its name; "SIGTERM@5" sends that signal
+to the launcher; "cut@5" lets rank 1 cut the link that LINK names. SLOW_SAVES draws each save out by
+so many seconds, so that it is in flight at the next steps.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from torch import nn
+
+import surestep
+from tests.multi_rank.cases import accuracy, data
+
+config = surestep.Config(
+    max_steps=12,
+    batch_size=20,
+    optim={"lr": 1e-2},
+    checkpoint={"every": "2 steps"},
+    validation={"every": "4 steps"},
+    logging={"progress": "quiet", "every": "3 steps"},
+)
+
+
+def task(dropout: float = 0.2) -> surestep.Task:
+    """Tell three classes apart."""
+    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 3))
+    parts = {"train": data(), "val": data(), "metrics": {"accuracy": accuracy}}
+    return surestep.Task(net, nn.CrossEntropyLoss(), **parts)
+
+
+class Mortal(surestep.Callback):
+    """Sends a signal after a step, on some ranks, to their own process or to the launcher's."""
+
+    def __init__(self, who: str, step: int) -> None:
+        self.to_launcher = who.startswith("SIG")
+        self.signal = signal.Signals[who] if self.to_launcher else signal.SIGKILL
+        self.ranks = {0} if self.to_launcher else set(map(int, who.split("+")))
+        self.step = step
+
+    def on_step(self, state, result):
+        if result.step == self.step and int(os.environ["RANK"]) in self.ranks:
+            os.kill(os.getppid() if self.to_launcher else os.getpid(), self.signal)
+            time.sleep(2.0 if self.to_launcher else 0.0)  # until it has handed the signal on
+
+
+class Cut(surestep.Callback):
+    """Cuts the link to the other machine after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, state, result):
+        if result.step == self.step and os.environ["RANK"] == "1":
+            subprocess.run(["ip", "link", "set", os.environ["LINK"], "down"], check=True)
+
+
+def watch_saves(deadly: str) -> None:
+    """Draw out each save; end this process as the checkpoint of that name is published."""
+    slow_s = float(os.environ["SLOW_SAVES"])
+
+    def seen(event: str, about: tuple) -> None:
+        if event == "os.rename" and (name := Path(str(about[1])).name).startswith("step-"):
+            time.sleep(slow_s)
+            if name == deadly:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(seen)
+
+
+def doom() -> list[surestep.Callback]:
+    """Do what DEATHS says of this attempt."""
+    deaths = os.environ["DEATHS"].split()
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    who, _, step = deaths[attempt].partition("@") if attempt < len(deaths) else ("", "", "0")
+    watch_saves(f"step-{step:0>8}" if who == "save" else "")
+    if who in ("", "save"):
+        return []
+    return [Cut(int(step)) if who == "cut" else Mortal(who, int(step))]
+
+
+callbacks = doom() if "DEATHS" in os.environ else []

@@ -1,0 +1,43 @@
+"""Killed processes that torchrun starts again: the run comes to the weights of one never killed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from surestep.record.run import Run
+from tests.multi_rank.mortal import config
+from tests.multi_rank.torchrun import last_weights, launch, resumed_from
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory) -> Path:
+    """A run of two ranks: killed three times, stopped by SIGTERM, and gone on with."""
+    folder = tmp_path_factory.mktemp("restarts")
+    again = ["2", "--max-restarts", "3", "-m", "tests.multi_rank.restarted", str(folder)]
+    stopped = launch(*again, deaths="1@3 0+1@7 save@8 SIGTERM@9", slow_saves=0.3)
+    (folder / "status").write_text(Run(folder / "killed").status["status"])
+    assert stopped.returncode == 1, stopped.stderr[-4000:]
+    done = launch(*again)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+def test_a_run_killed_again_and_again_comes_to_the_weights_of_one_never_killed(killed):
+    assert Run(killed / "killed").status["step"] == config.max_steps
+    assert torch.equal(last_weights(killed / "killed"), last_weights(killed / "whole"))
+
+
+def test_a_save_in_flight_is_finished_where_another_rank_was_killed(killed):
+    assert resumed_from(killed / "killed")[0] == 2
+
+
+def test_each_restart_goes_on_from_the_newest_checkpoint(killed):
+    _, both_killed, killed_in_save, stopped = resumed_from(killed / "killed")
+    assert both_killed in (4, 6)  # the save of step 6 was in flight as both were killed
+    assert killed_in_save == 6
+    assert stopped in (9, 10)
+
+
+def test_sigterm_to_torchrun_saves_and_says_that_the_run_can_go_on(killed):
+    assert (killed / "status").read_text() == "stopped"
