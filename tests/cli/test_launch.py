@@ -3,7 +3,8 @@ from torch.distributed.run import get_args_parser
 
 from surestep.base.config import options
 from surestep.cli.launch import without_launchers_words, without_nproc
-from surestep.cli.train import EXTRAS
+from surestep.cli.train import EXTRAS, tell_how_to_go_on
+from surestep.engine.parallel.launch import Launched
 
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 
@@ -60,6 +61,19 @@ def test_without_a_run_folder_a_launcher_that_restarts_is_refused(surestep, reci
     assert answer.code == 2
     assert "up to 3 times again" in answer.err
     assert "--run-folder runs/NAME" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("launched", "told"),
+    [
+        (Launched(), "Go on with: surestep train x\n"),
+        (Launched(size=2, by="srun"), "Go on with: surestep train x (by srun, as before)\n"),
+        (Launched(rank=1, size=2, by="srun"), ""),
+    ],
+)
+def test_one_process_tells_how_to_go_on(capsys, launched, told):
+    tell_how_to_go_on("surestep train x", launched)
+    assert capsys.readouterr().err == told
 
 
 @pytest.mark.parametrize(("count", "words"), [("0", "--nproc 0 is not allowed"), ("-1", "--nproc")])

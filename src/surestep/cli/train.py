@@ -14,6 +14,7 @@ from surestep.cli import show
 from surestep.cli.launch import launch
 from surestep.cli.options import Asked, read_command_line
 from surestep.engine.metrics import Value
+from surestep.engine.parallel.launch import Launched, read_launched
 from surestep.engine.task import Task
 from surestep.record.files import dumps
 from surestep.record.run import Run
@@ -135,9 +136,16 @@ def train(
             done = fit(session)
         except (KeyboardInterrupt, Stopped):
             run = shlex.quote(str(session.run.path))
-            print(f"Go on with: {again.replace(shlex.quote('{run}'), run)}", file=sys.stderr)
+            tell_how_to_go_on(again.replace(shlex.quote("{run}"), run), read_launched())
             raise
         return done, None if task.test is None else session.measure("test", "best")
+
+
+def tell_how_to_go_on(command: str, launched: Launched) -> None:
+    """Print, once, the command that goes on, and what has to start it again."""
+    by = "" if launched.size == 1 else f" (by {launched.by}, as before)"
+    if launched.rank == 0:
+        print(f"Go on with: {command}{by}", file=sys.stderr)
 
 
 def _command(words: list[str]) -> str:
