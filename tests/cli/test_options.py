@@ -36,7 +36,7 @@ OTHERWISE = [
     {"max_steps": "7"},
     {"parallel.kind": "ddp", "parallel.static_graph": "True", "parallel.timeout_s": "30.0"},
     {"parallel.shard": "grad_op", "parallel.blocks": "class Linear", "parallel.offload": "all"},
-    {"parallel.shard": "hybrid", "parallel.shard_size": "2"},
+    {"parallel.shard": "hybrid", "parallel.shard_size": "2", "parallel.meta_start": "False"},
     {"parallel.nccl_debug": "False"},
     {"parallel.check_every": "2 epochs", "parallel.start_timeout_s": "900.0"},
     {"parallel.find_unused_parameters": "False", "parallel.sync_batchnorm": "False"},

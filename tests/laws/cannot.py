@@ -293,6 +293,8 @@ PARALLEL: list[Case] = [
     ({"parallel.shard": "hybrid", "parallel.shard_size": 3}, EIGHT, "parallel.shard_size=2"),
     ({"parallel.blocks": "class Linear"}, LAUNCHED, "Say parallel.kind='fsdp'"),
     ({**FSDP, "parallel.blocks": "class Linea"}, LAUNCHED, "Linear (2)"),
+    ({"parallel.meta_start": True}, LAUNCHED, "Say parallel.kind='fsdp'"),
+    ({**FSDP, "parallel.meta_start": True}, LAUNCHED, "model=lambda: Net()"),
     ({**FSDP, "parallel.offload": "optimizer"}, LAUNCHED, "Say parallel.offload='all'"),
     ({"parallel.offload": "all"}, LAUNCHED, "Say parallel.kind='fsdp'"),
     (

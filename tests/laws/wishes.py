@@ -230,6 +230,7 @@ WISHES: dict[str, Wish] = {
     "parallel.shard": Wish("SHARD_GRAD_OP", planned="grad_op", parts=MANY),
     "parallel.shard_size": Wish(2, along={"parallel.shard": "hybrid"}, parts=EIGHT),
     "parallel.blocks": Wish("class Linear", planned=("0.0", "1"), along=FSDP, parts=MANY),
+    "parallel.meta_start": Wish(True, along=FSDP, parts={**MANY, "model": mlp}),
     "parallel.offload": Wish("all", along=FSDP, parts=MANY),
     "parallel.find_unused_parameters": Wish(True, parts=MANY),
     "parallel.static_graph": Wish(True, parts=MANY),

@@ -16,7 +16,7 @@ ELEMENTWISE = (
 
 
 class Deep(nn.Module):
-    """Two blocks between an input and an output layer."""
+    """Two blocks between an input and an output layer, and a layer with the weight of one."""
 
     def __init__(self, norm: nn.Module | None = None) -> None:
         super().__init__()
@@ -24,13 +24,16 @@ class Deep(nn.Module):
         self.layers = nn.ModuleList(
             [nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(2)]
         )
+        self.register_buffer("scale", torch.rand(8), persistent=False)
+        self.tied = nn.Linear(8, 8)
+        self.tied.weight = self.layers[0][0].weight
         self.norm, self.last = norm or nn.Identity(), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         for layer in self.layers:
             x = x + layer(x)
-        return self.last(self.norm(x))
+        return self.last(self.norm(self.tied(x) * self.scale))
 
 
 class Case(NamedTuple):
@@ -51,6 +54,8 @@ ON_PARTS: dict[str, Case] = {
     "bf16": Case({"precision": "bf16"}, tolerance=5e-3),
     "bf16 with BatchNorm": Case({"precision": "bf16"}, tolerance=0.1, normed=True),
     "ema": Case({"average": {"kind": "ema", "decay": 0.9}}),
+    "as usual": Case({}),
+    "from meta": Case({}, {"meta_start": True}),
     "offload": Case({}, {"offload": "all"}),
     "clip_value": Case({"clip_value": 0.01, "micro_batch_size": 4}),
     "recomputed": Case({"activation_checkpointing": "on"}),
@@ -68,15 +73,19 @@ def run(folder: Path, case: Case, *, many: bool) -> dict[str, Any]:
     x[59] *= case.large
     norm = nn.BatchNorm1d(8) if case.normed else None
 
+    built = []
+
     def model() -> nn.Module:
         torch.manual_seed(3)
+        built.append(torch.empty(0).device.type)
         return Deep(norm)
 
     said = {"max_steps": 6, **case.said}
     if many:
         said["parallel"] = {"kind": "fsdp", **case.parallel}
     made = task((x, y), model)
-    return trained(folder, made, weights=whole_weights, shows=counted, **said)
+    found = trained(folder, made, weights=whole_weights, shows=counted, **said)
+    return {**found, "built": built}
 
 
 def counted(session: Any) -> dict[str, Any]:

@@ -204,3 +204,10 @@ def test_a_rank_that_overflows_lets_all_skip(one):
     """What the cases above compare with: one step of six, and a step that is not finite."""
     assert one["fp16, one rank overflows"]["shown"]["skipped"] == (1, 0)
     assert one["skipping"]["shown"]["skipped"] == (0, 1)
+
+
+def test_a_start_from_shapes_is_the_usual_one_bit_for_bit(launch):
+    for rank in range(2):
+        found = torch.load(launch(2) / f"rank-{rank}.pt")
+        assert found["from meta"]["built"] == ["meta" if rank else "cpu"]
+        assert same(found["as usual"]["weights"], found["from meta"]["weights"])

@@ -37,6 +37,7 @@ class Given:
         dense: some trained parameter is not one of those.
         called: the model is called with a batch, and not only its parts by a step of the user's.
         own_step: the Task brings the step.
+        is_built: the model was a module before there was a Task.
         blocks_by: which modules are gathered one at a time, by what was said of them.
     """
 
@@ -68,6 +69,7 @@ class Given:
     convolutions: bool = False
     batch_norm: bool = False
     adapters: bool = False
+    is_built: bool = True
     blocks_by: Callable[[str], Blocks] = no_blocks
 
 
@@ -88,6 +90,7 @@ class Plan:
     parallel_shard: Literal["full", "grad_op", "hybrid"] | None
     parallel_shard_size: int
     parallel_blocks: tuple[str, ...]
+    parallel_meta_start: bool
     parallel_offload: Literal["off", "optimizer", "all"]
     parallel_ranks: int
     parallel_rank: int

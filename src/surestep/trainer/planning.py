@@ -1,10 +1,12 @@
 """From a Task and a Config to a Plan, with the model built and nothing on a device yet."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from surestep.base.config import Config
@@ -101,7 +103,8 @@ def plan_task(
         check_unsampled(data, name)
     if not isinstance(task.model, nn.Module):
         set_seed(seed_of(config))
-    model = unwrapped(task.build_model())
+    with _on_meta(task, config, facts):
+        model = unwrapped(task.build_model())
     loss = task.build_loss(model)
     check_loss(task.loss)
     given = _given(task, config, model, loss, skips)
@@ -136,8 +139,17 @@ def _given(task: Task, config: Config, model: nn.Module, loss: Loss, skips: Skip
         loss=loss.called,
         loss_reason=reason,
         batch_norm=_has(model, BATCH_NORM),
+        is_built=isinstance(task.model, nn.Module),
         blocks_by=cache(partial(blocks_for, model)),
     )
+
+
+def _on_meta(task: Task, config: Config, facts: Facts) -> AbstractContextManager[Any]:
+    """Return a context for building shapes alone, where the values come from the first rank."""
+    parallel = config.parallel
+    others = facts.launched.rank > 0 and not isinstance(task.model, nn.Module)
+    meta = others and parallel is not None and bool(parallel.meta_start)
+    return torch.device("meta") if meta else nullcontext()
 
 
 def _of_data(task: Task) -> dict[str, Any]:

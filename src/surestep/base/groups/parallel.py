@@ -36,6 +36,9 @@ class Parallel(Group):
         default=None,
         description="Modules gathered at a time: 'class NAME', 'size 1e6', 'name PATTERN' (fsdp).",
     )
+    meta_start: bool | None = Field(
+        default=None, description="Let only the first process build the model's values (fsdp)."
+    )
     offload: Literal["off", "optimizer", "all"] | None = Field(
         default=None, description="What is kept in host memory; all: parameters too."
     )

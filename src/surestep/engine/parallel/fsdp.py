@@ -9,6 +9,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from surestep.base.errors import TaskError
 from surestep.engine.parallel.base import GradNorm, Outcome
 from surestep.engine.parallel.blocks import in_order
+from surestep.engine.parallel.filled import check_filled, fill
 from surestep.engine.parallel.locally import locally
 from surestep.engine.parallel.pieces import part_of
 from surestep.engine.parallel.ranked import Ranked
@@ -54,17 +56,26 @@ def sharded(model: nn.Module, plan: Plan) -> nn.Module:
         # None is torch's own: all but the outermost are let go after their forward.
         "reshard_after_forward": False if keeps else None,
     }
+    ready = partial(fill, device=plan.device) if plan.parallel_meta_start else _nothing
     for norm in _norms(model) if plan.precision in _HALF else ():
+        ready(norm)
         fully_shard(norm, **how | {"mp_policy": MixedPrecisionPolicy()})
     for block in in_order(model, plan.parallel_blocks):
         if not isinstance(block, FSDPModule):
+            ready(block)
             fully_shard(block, **how)
+    ready(model)
+    check_filled(model)
     fully_shard(model, **how)
     for part in _cut_modules(model):  # gradients are added up as in one process, not averaged
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
     model.register_forward_hook(_let_go)
     return model
+
+
+def _nothing(_: nn.Module) -> None:
+    """Do nothing: each rank has all values."""
 
 
 def _norms(model: nn.Module) -> list[nn.Module]:

@@ -99,6 +99,16 @@ ROWS: Rows = {
         ),
         Row(lambda _: True, lambda k: k.blocks.names, "auto: {k.blocks.text}"),
     ),
+    "parallel.meta_start": (
+        Row(
+            lambda k: bool(k.said.get("parallel.meta_start")),
+            lambda _: True,
+            "the first process builds the model on the host, the others its shapes; each block is "
+            "sent and cut before the next; said: {origin}",
+        ),
+        said("parallel.meta_start"),
+        default(False, "each process builds the whole model on the host"),
+    ),
     "parallel.offload": (
         said("parallel.offload"),
         default("off", "parameters and optimizer state stay on the device"),
@@ -172,6 +182,16 @@ REFUSALS: Refusals = {
         _cannot(
             lambda k: bool(k.blocks.problem),
             lambda k: k.blocks.problem,
+        ),
+    ),
+    "parallel.meta_start": (
+        _not_fsdp("parallel.meta_start"),
+        _cannot(
+            lambda k: bool(k.said.get("parallel.meta_start")) and k.given.is_built,
+            lambda _: (
+                "parallel.meta_start=True is for a model that is not built yet, and "
+                "Task(model=...) has a module. Give a function that makes it: model=lambda: Net()."
+            ),
         ),
     ),
     "parallel.offload": (
