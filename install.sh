@@ -18,5 +18,11 @@ if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then "$python" -m venv
 if ! "$venv/bin/python" -c "import torch" >/dev/null 2>&1; then
     "$venv/bin/python" -m pip install --quiet "$torch"
 fi
-"$venv/bin/python" -m pip install --quiet --editable ".[$extra]"
+if [ "$extra" = dev ]; then
+    # DeepSpeed's setup imports torch, setuptools and wheel: those that are here.
+    "$venv/bin/python" -m pip install --quiet "setuptools>=77" wheel
+    "$venv/bin/python" -m pip install --quiet --no-build-isolation --editable ".[$extra]"
+else
+    "$venv/bin/python" -m pip install --quiet --editable ".[$extra]"
+fi
 touch "$mark"

@@ -40,6 +40,7 @@ OTHERWISE = [
     {"parallel.nccl_debug": "False"},
     {"parallel.check_every": "2 epochs", "parallel.start_timeout_s": "900.0"},
     {"parallel.find_unused_parameters": "False", "parallel.sync_batchnorm": "False"},
+    {"parallel.kind": "deepspeed", "parallel.zero": "3", "parallel.offload": "all"},
     {"clip_value": "0.5", "profile": "2:3"},
     {"on_spike": "rollback", "max_rollbacks": "2"},
     {"compile": "max-autotune", "matmul_precision": "high", "sdpa_backend": "math"},

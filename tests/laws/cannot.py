@@ -12,6 +12,7 @@ import surestep
 from surestep.engine.facts import Facts, read_facts
 from surestep.engine.optim.catalog import OPTIMIZERS
 from surestep.engine.schedule.catalog import CATALOG
+from tests.laws.cannot_deepspeed import DEEPSPEED
 from tests.laws.tasks import rows
 from tests.laws.wishes import EIGHT, FSDP, MANY, WISHES
 from tests.tiny import GPU
@@ -304,6 +305,6 @@ PARALLEL: list[Case] = [
     ),
 ]
 CANNOT: list[Case] = [
-    *PARALLEL,
+    *(*PARALLEL, *DEEPSPEED),
     *(*RUN, *DATA, *OPTIM, *SCHEDULE, *STEP, *SPEED, *EVALUATION, *FOREIGN),
 ]

@@ -90,6 +90,7 @@ ONLY_VALUE = (
     *("device", "data.pin_memory", "cudnn_benchmark", "parallel.kind", "parallel.sync_batchnorm"),
     "parallel.nccl_debug",
 )  # no other is possible on a CPU
+ZERO = {"parallel.kind": "deepspeed"}
 SKIP = {"on_nonfinite": "skip"}
 FP16 = {"precision": "fp16"}
 COMPILE = {"compile": "default"}
@@ -235,6 +236,7 @@ WISHES: dict[str, Wish] = {
     "parallel.find_unused_parameters": Wish(True, parts=MANY),
     "parallel.static_graph": Wish(True, parts=MANY),
     "parallel.sync_batchnorm": Wish(False, parts=MANY),
+    "parallel.zero": Wish(3, along=ZERO, parts=MANY),
     "parallel.nccl_debug": Wish(False, parts=MANY),
     "parallel.check_every": Wish("2 epochs", planned=Duration(2, "epochs"), parts=MANY),
     "parallel.timeout_s": Wish(30.0),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from surestep.engine.parallel.world import WORDS
 from surestep.trainer.session import Session
-from tests.multi_rank import fsdp
+from tests.multi_rank import fsdp, zero
 from tests.multi_rank.cases import SGD, data, task, trained
 from tests.multi_rank.traffic import traffic_of_a_step
 
@@ -70,6 +70,16 @@ WAYS = {
     "fsdp-full": _fsdp("full"),
     "fsdp-grad_op": _fsdp("grad_op"),
     "fsdp-hybrid": _fsdp("hybrid", (4,), shard_size=2),
+    **{
+        f"zero-{stage}": Way(
+            {"parallel": {"kind": "deepspeed", "zero": stage}},
+            zero.is_stage(stage),
+            ranks=(2, 4) if stage == 3 else (2,),
+            weights=zero.whole_weights,
+            shows=zero.shown_by_engine,
+        )
+        for stage in range(4)
+    },
 }
 
 # Samples of an epoch and the size of a micro-batch, for batches of 20: on 2 ranks 10 a rank.

@@ -11,7 +11,7 @@ import torch
 
 from surestep.engine.parallel.launch import ALONE, Launched, read_launched
 
-EXTRAS = ("bitsandbytes",)
+EXTRAS = ("bitsandbytes", "deepspeed")
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class Plan:
     """Every option decided. Field names are the options' with `_` for the dot."""
 
     device: torch.device
-    parallel_kind: Literal["single", "ddp", "fsdp"]
+    parallel_kind: Literal["single", "ddp", "fsdp", "deepspeed"]
     parallel_shard: Literal["full", "grad_op", "hybrid"] | None
     parallel_shard_size: int
     parallel_blocks: tuple[str, ...]
@@ -102,6 +102,8 @@ class Plan:
     parallel_check_every: Duration
     parallel_timeout_s: float
     parallel_start_timeout_s: float
+    parallel_zero: int | None
+    parallel_deepspeed: Mapping[str, Any]
     precision: Literal["fp32", "tf32", "bf16", "fp16"]
     deterministic: bool
     seed: int

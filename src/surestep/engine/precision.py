@@ -47,14 +47,14 @@ def autocast(plan: Plan, *, cached: bool = True) -> AbstractContextManager[Any]:
 
 
 def grad_scaler(plan: Plan) -> torch.amp.GradScaler:
-    """Return the loss scale; disabled, and then passing everything through, unless fp16."""
+    """Return the loss scale; disabled, passing everything through, unless fp16 needs ours."""
     return torch.amp.GradScaler(
         plan.device.type,
         init_scale=plan.scaler_init_scale,
         growth_factor=plan.scaler_growth_factor,
         growth_interval=plan.scaler_growth_interval,
         backoff_factor=plan.scaler_backoff_factor,
-        enabled=plan.precision == "fp16",
+        enabled=plan.guard == "scaled",
     )
 
 

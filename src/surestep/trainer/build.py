@@ -67,7 +67,7 @@ def build(
     parts.transform = training.transform
     for module, mode in modes:
         settings.callback(setattr, module, "training", mode)
-    if world.size > 1:
+    if world.size > 1 and plan.parallel_kind != "deepspeed":
         settle(parts, training, plan)
     loop = Loop(parts, training, plan, callbacks=list(callbacks), on_log=[Watch(model)])
     if world.size > 1:

@@ -64,6 +64,7 @@ def parts_of(
         {name: _mover(plans[name], task, state, name, world) for name in optimizers}, state.scaler
     )
     first = next(iter(movers.by_name.values()))
+    settings.callback(first.parallel.leave)
     parts = Parts(
         state=state,
         loss=loss,

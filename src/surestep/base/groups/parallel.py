@@ -1,6 +1,6 @@
 """Options of many processes."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,7 +23,7 @@ class Parallel(Group):
     """How several processes make one step."""
 
     prefix: ClassVar[str] = "parallel."
-    kind: Literal["auto", "single", "ddp", "fsdp"] | None = Field(
+    kind: Literal["auto", "single", "ddp", "fsdp", "deepspeed"] | None = Field(
         default=None, description="How processes share a step; auto: ddp where there are several."
     )
     shard: Shard | None = Field(
@@ -50,6 +50,10 @@ class Parallel(Group):
     )
     sync_batchnorm: bool | None = Field(
         default=None, description="Take BatchNorm's statistics over the samples of all ranks."
+    )
+    zero: Annotated[int, Field(ge=0, le=3)] | None = Field(
+        default=None,
+        description="What is shared out (deepspeed): 1 the optimizer, 2 gradients, 3 parameters.",
     )
     nccl_debug: bool | None = Field(
         default=None,

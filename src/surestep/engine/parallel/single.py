@@ -118,6 +118,9 @@ class Single:
         """Let steps be taken again after one that was not finite."""
         self.guard.recover()
 
+    def leave(self) -> None:
+        """Let go of what was put around the model, when the session closes."""
+
 
 def _values(parameter: Tensor) -> Tensor:
     """Return the values of a gradient; of a sparse one, each row that was looked up once.

@@ -3,6 +3,7 @@
 from torch import nn
 
 from surestep.engine.parallel.ddp import Ddp, synced_batchnorm
+from surestep.engine.parallel.deepspeed import DeepSpeed
 from surestep.engine.parallel.single import Single
 from surestep.engine.parallel.world import World
 from surestep.engine.plan import Plan
@@ -29,4 +30,6 @@ def verbs(plan: Plan, state: State, name: str, world: World) -> Single:
         from surestep.engine.parallel.fsdp import Fsdp
 
         return Fsdp(plan, state, world, name)
+    if plan.parallel_kind == "deepspeed":
+        return DeepSpeed(plan, state, world, name)
     return Single(plan, state, name)

@@ -8,6 +8,7 @@ from surestep.engine.plan import Refusal, Row
 from surestep.engine.table import (
     average,
     data,
+    deepspeed,
     evaluation,
     fsdp,
     loss,
@@ -37,6 +38,7 @@ PARTS = (
     evaluation,
     average,
     record,
+    deepspeed,
 )
 TABLE: dict[str, tuple[Row, ...]] = {
     option: rows for part in PARTS for option, rows in part.ROWS.items()

@@ -203,7 +203,10 @@ REFUSALS: Refusals = {
             ),
         ),
         Refusal(
-            lambda k: k.said.get("parallel.offload", "off") != "off" and not _is_fsdp(k),
+            lambda k: (
+                k.said.get("parallel.offload", "off") != "off"
+                and k["parallel.kind"] not in ("fsdp", "deepspeed")
+            ),
             lambda k: (
                 f"parallel.offload={k.said['parallel.offload']!r} is for parameters in parts, and "
                 f"parallel.kind is {k['parallel.kind']}. Say parallel.kind='fsdp' with several "

@@ -129,7 +129,7 @@ ROWS: Rows = {
 REFUSALS: Refusals = {
     "parallel.kind": (
         Refusal(
-            lambda k: _kind(k) in ("ddp", "fsdp") and not _many(k),
+            lambda k: _kind(k) in ("ddp", "fsdp", "deepspeed") and not _many(k),
             lambda k: (
                 f"parallel.kind={_kind(k)!r} needs several processes, and here is one. Start them "
                 f"with {_TORCHRUN}, or leave it out."

@@ -61,6 +61,12 @@ ROWS: Rows = {
             "the host reads each evaluation of the batch; one that is not finite undoes the step",
         ),
         Row(
+            lambda k: k["parallel.kind"] == "deepspeed",
+            lambda _: "reading",
+            "DeepSpeed's step cannot be told to skip on the device: loss and norm are agreed on "
+            "and read before it, one read a step",
+        ),
+        Row(
             lambda k: k["precision"] == "fp16",
             lambda _: "scaled",
             "fp16 may overflow: the host reads the loss scale once a step",

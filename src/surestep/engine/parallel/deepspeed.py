@@ -1,0 +1,167 @@
+"""Many processes that share optimizer, gradients or parameters by DeepSpeed's ZeRO.
+
+DeepSpeed's engine moves gradients and parameters; ours is the division by the items of the whole
+batch, and the check that a step is finite, which all ranks agree on before it is taken.
+Source: https://deepspeed.readthedocs.io/en/latest/zero3.html
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, optim
+
+from surestep.base.errors import TaskError
+from surestep.engine.parallel.base import GradNorm, Outcome
+from surestep.engine.parallel.deepspeed_engine import made, unmade
+from surestep.engine.parallel.guard import finite
+from surestep.engine.parallel.ranked import Ranked
+from surestep.engine.parallel.single import NO_GRADIENT, NOTHING
+from surestep.engine.parallel.world import World
+from surestep.engine.plan import Plan
+from surestep.engine.state import WHOLE, State
+
+
+class DeepSpeed(Ranked):
+    """The verbs of a step on a DeepSpeed engine.
+
+    Attributes:
+        engine: DeepSpeed's own; what it says of itself is what it does.
+        stage: of ZeRO: 0 shares nothing, 1 the optimizer, 2 gradients too, 3 parameters too.
+    """
+
+    def __init__(self, plan: Plan, state: State, world: World, name: str = WHOLE) -> None:
+        super().__init__(plan, state, world, name)
+        if plan.parallel_zero:
+            _check(self.optimizer, self.parameters)
+            self.optimizer.state.clear()  # of whole tensors; DeepSpeed's are pieces
+        self.engine: Any = made(plan, state.model, self.optimizer)
+        self.stage = int(self.engine.zero_optimization_stage())
+        self.module = self.engine
+        self.max_norm = None  # DeepSpeed clips, by "gradient_clipping"
+        self.step = self._step
+        self.unscale = _nothing
+        self.offloads = plan.parallel_offload != "off"
+        self.scaled = plan.precision == "fp16"
+        self.device = plan.device
+
+    def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
+        """Say which backward is the last of a step: `no_sync` asserts under ZeRO 2 and 3."""
+        self.engine.set_gradient_accumulation_boundary(when)
+        return NOTHING
+
+    def backward(self, loss_sum: Tensor, items: float) -> None:
+        """Go backward from ranks / items, since DeepSpeed divides by the ranks.
+
+        Its own division by the steps of accumulation is left out: the items are those of all.
+        """
+        if not loss_sum.requires_grad:
+            raise TaskError(NO_GRADIENT)
+        self.engine.backward(loss_sum * (self.world.size / items), scale_wrt_gas=False)
+
+    def clip_grad_norm(self) -> GradNorm:
+        """Measure the norm over all ranks; DeepSpeed clips by it within its step.
+
+        Above stage 0 each rank holds pieces of gradients, so that of single parameters there is
+        no norm.
+        """
+        if not self.stage:
+            return super().clip_grad_norm()
+        squares = [torch.linalg.vector_norm(each).double() ** 2 for each in self._gradients()]
+        total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+        total = total.to(self.device)
+        dist.all_reduce(total)
+        norm = (total.sqrt() / self.engine.optimizer.loss_scale).float()
+        return GradNorm(norm, norm.new_empty(0), [])
+
+    def leave(self) -> None:
+        """Take DeepSpeed's hooks off the model."""
+        unmade(self.engine)
+
+    def _gradients(self) -> Iterator[Tensor]:
+        """Yield this rank's pieces of the gradients, averaged over the ranks."""
+        optimizer = self.engine.optimizer
+        if self.offloads:
+            flat = "fp32_partitioned_groups_flat" if self.stage == 3 else _FLAT
+            yield from (each.grad for each in getattr(optimizer, flat))
+        else:
+            for pieces in optimizer.averaged_gradients.values():
+                yield from (each for each in pieces or () if each is not None)
+
+    def _step(self, loss_sum: Tensor, grad_norm: Tensor) -> Outcome:
+        """Step where loss and norm are finite, which are the same on all ranks."""
+        if finite(loss_sum, grad_norm):
+            self.engine.step()
+            return Outcome(True)
+        if not self.stage:
+            self.engine.zero_grad()
+            return Outcome(False, nonfinite=True)
+        scaler = self.engine.optimizer.loss_scaler
+        overflow = self.scaled and finite(loss_sum) and scaler.cur_scale > 1
+        kept = dict(vars(scaler))
+        with _overflowing(self.engine.optimizer):
+            self.engine.step()
+        if not overflow:
+            vars(scaler).update(kept)
+        return Outcome(False, overflow=overflow, nonfinite=not overflow)
+
+
+def _check(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
+    """Check that the optimizer moves each element by itself, and that all are of fp32.
+
+    Raises:
+        TaskError: it does not, or they are not.
+    """
+    if not isinstance(optimizer, ELEMENT_BY_ELEMENT):
+        names = ", ".join(each.__name__ for each in ELEMENT_BY_ELEMENT)
+        raise TaskError(
+            f"ZeRO cuts what an optimizer moves anywhere, and whether {type(optimizer).__name__} "
+            f"moves each element by itself is not known. Use torch's {names}; or say "
+            "parallel.zero=0 or parallel.kind='ddp'."
+        )
+    other = {each.dtype for each in parameters} - {torch.float32}
+    if other:
+        raise TaskError(
+            f"ZeRO keeps parameters in fp32, and some are {', '.join(map(str, other))}. Build the "
+            "model with model.float(), or say parallel.kind='ddp'."
+        )
+
+
+# They move each element by itself, so that it does not matter where ZeRO cuts; torch's Adagrad
+# makes its state at once, of whole tensors.
+ELEMENT_BY_ELEMENT = (
+    *(optim.Adadelta, optim.Adam, optim.Adamax, optim.AdamW, optim.ASGD, optim.NAdam),
+    *(optim.RAdam, optim.RMSprop, optim.Rprop, optim.SGD),
+)
+_FLAT = "single_partition_of_fp32_groups"
+
+
+def _nothing() -> None:
+    """DeepSpeed takes its loss scale out of the gradients within its step."""
+
+
+@contextmanager
+def _overflowing(optimizer: Any) -> Iterator[None]:
+    """Let DeepSpeed's step meet a norm that overflowed: it moves nothing, and clears up.
+
+    Its own check masks NaN with fp32 and bf16 in some stages, so it is told what we know.
+    """
+    infinite = torch.tensor(math.inf)
+    told: dict[str, Callable[..., Any]] = {
+        "scaled_global_norm": lambda *_, **__: infinite,  # stages 1 and 2
+        "_get_norm_groups": lambda: [infinite],  # stage 3
+        "check_overflow": lambda *_, **__: None,
+    }
+    checks = getattr(optimizer, "check_grad_overflow", None)
+    try:
+        optimizer.check_grad_overflow = True
+        for name, tell in told.items():
+            setattr(optimizer, name, tell)
+        yield
+    finally:
+        for name in told:
+            delattr(optimizer, name)
+        optimizer.check_grad_overflow = checks

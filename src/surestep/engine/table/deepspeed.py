@@ -1,0 +1,165 @@
+"""DeepSpeed: which stage of ZeRO, what leaves the device, and the configuration it is given."""
+
+import math
+
+from surestep.base.groups.parameters import read_group
+from surestep.engine.parallel.deepspeed_config import generated
+from surestep.engine.plan import Known, Refusal, Row
+from surestep.engine.table.rows import Refusals, Rows, default, said
+
+# These move each element by itself, so that it does not matter how ZeRO cuts what they move.
+ELEMENT_BY_ELEMENT = (
+    *("adadelta", "adam", "adamax", "adamw", "asgd", "nadam", "own", "radam"),
+    *("rmsprop", "rprop", "sgd"),
+)
+
+
+def _here(k: Known) -> bool:
+    return bool(k["parallel.kind"] == "deepspeed")
+
+
+def _shares(k: Known) -> bool:
+    return _here(k) and k["parallel.zero"] > 0
+
+
+def _only_here(option: str) -> Refusal:
+    return Refusal(
+        lambda k: option in k.said and not _here(k),
+        lambda k: (
+            f"{option}={k.said[option]!r} is DeepSpeed's, and parallel.kind is "
+            f"{k['parallel.kind']!r}. Say parallel.kind='deepspeed', or leave it out."
+        ),
+    )
+
+
+def _thawing(k: Known) -> str | None:
+    """Return a group that is frozen for a time only."""
+    for text in k.said.get("optim.groups", ()):
+        if isinstance(read_group(text).freeze, str):
+            return str(text)
+    return None
+
+
+def _unfit_scaler(k: Known) -> str | None:
+    """Return an option of the loss scale that DeepSpeed's has not."""
+    fits = {
+        "scaler.init_scale": math.log2(k["scaler.init_scale"]).is_integer(),
+        "scaler.growth_factor": k["scaler.growth_factor"] == 2,
+        "scaler.backoff_factor": k["scaler.backoff_factor"] == 0.5,
+    }
+    return next((name for name, fit in fits.items() if not fit), None)
+
+
+ROWS: Rows = {
+    "parallel.zero": (
+        said("parallel.zero"),
+        Row(
+            _here,
+            lambda _: 2,
+            "optimizer and gradients are shared out; parameters too (3) costs a gathering of each "
+            "layer at each forward and backward",
+        ),
+        default(None, "parallel.kind is {k[parallel.kind]}"),
+    ),
+    "parallel.deepspeed": (
+        Row(
+            _here,
+            generated,
+            "made of this plan; a copy is in the run folder, as ds_config.json",
+        ),
+        default({}, "parallel.kind is {k[parallel.kind]}"),
+    ),
+}
+
+REFUSALS: Refusals = {
+    "parallel.zero": (_only_here("parallel.zero"),),
+    "parallel.deepspeed": (
+        Refusal(
+            lambda k: _here(k) and k["parallel.offload"] == "all" and k["parallel.zero"] != 3,
+            lambda k: (
+                "parallel.offload='all' moves parameters away too, and parallel.zero="
+                f"{k['parallel.zero']} keeps them whole. Say parallel.zero=3, or "
+                "parallel.offload='optimizer'."
+            ),
+        ),
+        Refusal(
+            lambda k: _here(k) and k["parallel.offload"] != "off" and not k["parallel.zero"],
+            lambda k: (
+                f"parallel.offload={k['parallel.offload']!r} needs parallel.zero=1, 2 or 3: stage "
+                "0 is DDP. Say one of them, or leave it out."
+            ),
+        ),
+        Refusal(
+            lambda k: _here(k) and "deepspeed" not in k.facts.extras,
+            lambda _: (
+                "parallel.kind='deepspeed' needs the package deepspeed, which is not here. Install "
+                "it: pip install setuptools wheel, then pip install --no-build-isolation "
+                "'surestep[deepspeed]'."
+            ),
+        ),
+        Refusal(
+            lambda k: _here(k) and k["clip_value"] is not None,
+            lambda k: (
+                f"clip_value={k['clip_value']}: DeepSpeed clips the norm only. Say max_grad_norm, "
+                "or another parallel.kind."
+            ),
+        ),
+        Refusal(
+            lambda k: _shares(k) and k["optim.name"] not in ELEMENT_BY_ELEMENT,
+            lambda k: (
+                f"optim.name={k['optim.name']!r} moves whole tensors, and parallel.zero="
+                f"{k['parallel.zero']} cuts them. Say one of "
+                f"{', '.join(repr(each) for each in ELEMENT_BY_ELEMENT if each != 'own')}; or "
+                "parallel.zero=0."
+            ),
+        ),
+        Refusal(
+            lambda k: _here(k) and bool(k.given.sparse),
+            lambda k: (
+                f"The gradient of {k.given.sparse[0]} is sparse, which DeepSpeed is not given. "
+                "Build the table with sparse=False, or say parallel.kind='ddp'."
+            ),
+        ),
+        Refusal(
+            lambda k: _here(k) and k["precision"] in ("bf16", "fp16") and not k["parallel.zero"],
+            lambda k: (
+                f"parallel.zero=0 computes in fp32, and precision is {k['precision']}: DeepSpeed "
+                "keeps parameters of 16 bits with their fp32 copies only where those are shared. "
+                "Say parallel.zero=1, or precision='fp32'."
+            ),
+        ),
+        Refusal(
+            lambda k: _here(k) and k["compile"] != "off",
+            lambda k: (
+                f"compile={k['compile']!r}: DeepSpeed's hooks stand in the model that would be "
+                "compiled. Say compile='off', or another parallel.kind."
+            ),
+        ),
+        Refusal(
+            lambda k: (
+                _here(k)
+                and k["average.kind"] != "none"
+                and (k["parallel.zero"] == 3 or k["precision"] in ("bf16", "fp16"))
+            ),
+            lambda k: (
+                f"average.kind={k['average.kind']!r} needs whole parameters in fp32 on each rank: "
+                "parallel.zero up to 2 with precision='fp32'. Say those, or leave the average out."
+            ),
+        ),
+        Refusal(
+            lambda k: _shares(k) and _thawing(k) is not None,
+            lambda k: (
+                f"optim.groups: {_thawing(k)!r} would be trained later, and parallel.zero="
+                f"{k['parallel.zero']} shares out what is trained from the start. Freeze it for "
+                "good, or say parallel.zero=0."
+            ),
+        ),
+        Refusal(
+            lambda k: _here(k) and k["precision"] == "fp16" and _unfit_scaler(k) is not None,
+            lambda k: (
+                f"{_unfit_scaler(k)}={k[str(_unfit_scaler(k))]}: DeepSpeed's loss scale starts at "
+                "a power of 2, doubles and halves. Leave it out, or say another parallel.kind."
+            ),
+        ),
+    ),
+}

@@ -1,0 +1,43 @@
+"""What DeepSpeed cannot do, with the words to type instead."""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from tests.laws.wishes import MANY
+
+Case = tuple[dict[str, Any], dict[str, Any], str]
+
+
+class Table(nn.Module):
+    """A table with sparse gradients and a layer behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3)
+
+
+HERE = {"facts": MANY["facts"]}
+BARE = {"facts": lambda: replace(MANY["facts"](), extras=())}
+ZERO = {"parallel.kind": "deepspeed"}
+WHOLE = {**ZERO, "parallel.zero": 0}
+CUT = {**ZERO, "parallel.zero": 3}
+COMPILED = {"facts": lambda: replace(MANY["facts"](), compiler=True)}
+
+DEEPSPEED: list[Case] = [
+    (ZERO, {}, "torchrun --nproc-per-node 2"),
+    (ZERO, BARE, "pip install --no-build-isolation 'surestep[deepspeed]'"),
+    ({"parallel.zero": 1}, HERE, "Say parallel.kind='deepspeed'"),
+    ({**ZERO, "parallel.offload": "all"}, HERE, "parallel.offload='optimizer'"),
+    ({**WHOLE, "parallel.offload": "optimizer"}, HERE, "parallel.zero=1, 2 or 3"),
+    ({**ZERO, "clip_value": 0.5}, HERE, "Say max_grad_norm"),
+    ({**ZERO, "optim.name": "adagrad"}, HERE, "parallel.zero=0"),
+    (WHOLE, HERE | {"model": Table()}, "sparse=False"),
+    ({**WHOLE, "precision": "bf16"}, HERE, "Say parallel.zero=1"),
+    ({**ZERO, "compile": "default"}, COMPILED, "Say compile='off'"),
+    ({**CUT, "average.kind": "ema"}, HERE, "parallel.zero up to 2"),
+    ({**ZERO, "precision": "bf16", "average.kind": "ema"}, HERE, "with precision='fp32'"),
+    ({**ZERO, "optim.groups": ("0.* freeze=1 step",), "epochs": 2}, HERE, "Freeze it for good"),
+    ({**ZERO, "precision": "fp16", "scaler.growth_factor": 3.0}, HERE, "doubles and halves"),
+]

@@ -1,0 +1,63 @@
+"""What DeepSpeed's engine says of itself, and what each rank has under it."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from surestep.engine.parallel.world import WORDS
+from surestep.trainer.session import Session
+from tests.multi_rank.cases import task
+from tests.multi_rank.traffic import traffic_of_a_step
+
+WHOLE = sum(each.numel() for each in task().build_model().parameters())
+
+
+def whole_weights(session: Session) -> dict[str, Tensor]:
+    """Gather each parameter by DeepSpeed's own accessor; under stage 0 it is whole."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    found = {}
+    for name, parameter in session.model.named_parameters():
+        gathered = safe_get_full_fp32_param(parameter)
+        found[name] = (parameter.detach() if gathered is None else gathered).clone()
+    return found
+
+
+def shown_by_engine(session: Session) -> dict[str, Any]:
+    """Say which stage the engine is in, and how much of optimizer and parameters is here."""
+    engine, loop = session.loop.parts.parallel.engine, session.loop
+    slots = [max(map(_numel, each.values())) for each in session.optimizer.state.values()]
+    pieces = [getattr(each, "ds_tensor", each) for each in session.model.parameters()]
+    return {
+        "stage": engine.zero_optimization_stage(),
+        "optimizer": sum(slots),
+        "held": sum(each.numel() for each in pieces),
+        "micro": len(next(loop.feed.batches(0)).micro_batches),
+        "traffic": traffic_of_a_step(session),
+    }
+
+
+def _numel(value: Any) -> int:
+    return value.numel() if isinstance(value, Tensor) else 0
+
+
+def is_stage(stage: int) -> Callable[[Mapping[str, Any], int], None]:
+    """Return a proof that ZeRO is in a stage: what a rank holds, and what travels in a step.
+
+    Stage 1 adds gradients up once a step, stages 2 and 3 with each micro-batch; those above 0
+    gather weights. Beside that travel norms and the loss, and what the host agrees on.
+    """
+
+    def proves(shown: Mapping[str, Any], ranks: int) -> None:
+        part = sum(math.ceil(each.numel() / ranks) for each in task().build_model().parameters())
+        assert shown["stage"] == stage
+        assert shown["optimizer"] == WHOLE if stage == 0 else shown["optimizer"] <= part
+        assert shown["held"] == part if stage == 3 else shown["held"] == WHOLE
+        sums = [n for n in shown["traffic"]["all_reduce"] if n not in (1, 1 + len(WORDS))]
+        assert len(sums) == (shown["micro"] if stage >= 2 else 1)
+        assert all(WHOLE <= each <= part * ranks for each in sums)
+        assert ("all_gather" in shown["traffic"]) == (stage > 0)
+
+    return proves
