@@ -17,6 +17,7 @@ from torch import Tensor, optim
 from surestep.base.errors import TaskError
 from surestep.engine.parallel.base import GradNorm, Outcome
 from surestep.engine.parallel.deepspeed_engine import made, unmade
+from surestep.engine.parallel.deepspeed_keeper import Shared
 from surestep.engine.parallel.guard import finite
 from surestep.engine.parallel.ranked import Ranked
 from surestep.engine.parallel.single import NO_GRADIENT, NOTHING
@@ -38,8 +39,15 @@ class DeepSpeed(Ranked):
         if plan.parallel_zero:
             _check(self.optimizer, self.parameters)
             self.optimizer.state.clear()  # of whole tensors; DeepSpeed's are pieces
+        names = dict(zip(map(id, self.parameters), self.names, strict=True))
+        groups = [
+            [names[id(each)] for each in group["params"] if id(each) in names]
+            for group in self.optimizer.param_groups
+        ]
         self.engine: Any = made(plan, state.model, self.optimizer)
         self.stage = int(self.engine.zero_optimization_stage())
+        if self.stage:
+            state.keeper = Shared(self.engine, state.model, groups, world)
         self.module = self.engine
         self.max_norm = None  # DeepSpeed clips, by "gradient_clipping"
         self.step = self._step
