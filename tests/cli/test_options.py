@@ -100,6 +100,7 @@ OTHERWISE = [
 ]
 LAUNCHED = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 OVER_A_STREAM = {"max_steps": "9", "data.shuffle_buffer": "100"}
+TABLE = {"parallel.deepspeed": '{"steps_per_print": 7}'}
 BY_INDEX = {"skip_samples": ("3", "17")}  # planned as how many they are
 PAIRS = ("betas", "etas", "step_sizes", "ns_coefficients", "eps")
 SEVERAL = ("milestones", "chain")
@@ -139,7 +140,9 @@ def decisions(answer):
 
 
 def test_every_option_of_the_config_can_be_typed(surestep, recipe):
-    assert {name for name, _ in options()} == set(SAID).union(*OTHERWISE, OVER_A_STREAM, BY_INDEX)
+    assert {name for name, _ in options()} == set(SAID).union(
+        *OTHERWISE, OVER_A_STREAM, BY_INDEX, TABLE
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,6 +162,22 @@ def test_what_is_typed_is_planned_and_said_to_be_typed(surestep, recipe, said, m
         decision = found["total_steps" if name == "max_steps" else name]
         assert shown(decision["value"]) in (value, f"val/{value}")
         assert decision["reason"].endswith("said: command line")
+
+
+def test_keys_of_deepspeed_are_typed_as_json_or_as_a_file(surestep, recipe, folder, monkeypatch):
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    (folder / "ds_config.json").write_text(TABLE["parallel.deepspeed"])
+    (folder / "run.toml").write_text("[parallel.deepspeed]\nsteps_per_print = 7\n")
+    kind = ("plan", recipe(), "--json", "--parallel.kind", "deepspeed")
+    for words in (
+        ("--parallel.deepspeed", TABLE["parallel.deepspeed"]),
+        ("--parallel.deepspeed", "ds_config.json"),
+        ("--config", "run.toml"),
+    ):
+        decided = decisions(surestep(*kind, *words))["parallel.deepspeed"]
+        assert decided["value"]["steps_per_print"] == 7
+        assert "said: " in decided["reason"]
 
 
 @pytest.mark.parametrize("words", [BY_INDEX["skip_samples"], ("bad.txt",)])

@@ -91,6 +91,7 @@ ONLY_VALUE = (
     "parallel.nccl_debug",
 )  # no other is possible on a CPU
 ZERO = {"parallel.kind": "deepspeed"}
+OTHER_KEY = {"parallel.deepspeed": '{"steps_per_print": 8}'}
 SKIP = {"on_nonfinite": "skip"}
 FP16 = {"precision": "fp16"}
 COMPILE = {"compile": "default"}
@@ -237,6 +238,9 @@ WISHES: dict[str, Wish] = {
     "parallel.static_graph": Wish(True, parts=MANY),
     "parallel.sync_batchnorm": Wish(False, parts=MANY),
     "parallel.zero": Wish(3, along=ZERO, parts=MANY),
+    "parallel.deepspeed": Wish(
+        '{"steps_per_print": 7}', "parallel_deepspeed.steps_per_print", 7, ZERO, MANY, OTHER_KEY
+    ),
     "parallel.nccl_debug": Wish(False, parts=MANY),
     "parallel.check_every": Wish("2 epochs", planned=Duration(2, "epochs"), parts=MANY),
     "parallel.timeout_s": Wish(30.0),

@@ -1,7 +1,9 @@
 """What an option's value may be, beyond its type."""
 
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -91,6 +93,25 @@ def _samples(value: Any) -> str | tuple[int, ...]:
     return samples
 
 
+def _table(value: Any) -> str:
+    """Read a table of JSON, from a file, a text or as it is; return it as text."""
+    if isinstance(value, Mapping):
+        return json.dumps(value)
+    text = os.fspath(value)
+    if not text.lstrip().startswith("{"):
+        try:
+            text = Path(text).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"the file cannot be read: {error.strerror}") from error
+    try:
+        table = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"it must be a table in JSON, and is none: {error}") from error
+    if not isinstance(table, dict):
+        raise ValueError("it must be a table in JSON, such as '{\"overlap_comm\": true}'")
+    return json.dumps(table)
+
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -105,4 +126,5 @@ Length = Annotated[str, AfterValidator(read_length)]
 Steps = Annotated[str, AfterValidator(_range)]
 SamplesOrFile = Annotated[str | tuple[int, ...], BeforeValidator(_samples)]
 BlockChoice = Annotated[str, AfterValidator(_block_choice)]
+TableOrFile = Annotated[str, BeforeValidator(_table)]
 Recomputed = Annotated[str, AfterValidator(_recomputed)]

@@ -107,7 +107,7 @@ def _merge(recipe: Recipe, parsed: Any, extras: Mapping[str, Any]) -> Asked:
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in nested.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and prefix + name != "parallel.deepspeed":
             flat |= _flat(value, f"{prefix}{name}.")
         else:
             flat[prefix + name] = value

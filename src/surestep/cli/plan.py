@@ -157,17 +157,23 @@ def applies(plan: Plan, decision: Decision) -> bool:
     return all(holds(plan) for name, holds in _ONLY_WHERE.items() if option.startswith(name))
 
 
+def _spelt(option: str, value: Any) -> Any:
+    """Return a value in words where it does not speak for itself."""
+    if option == "steps_per_epoch" and value is None:
+        return "not known"
+    return "see below" if option == "parallel.deepspeed" and value else value
+
+
 def _print_decisions(plan: Plan, asked: Asked) -> None:
     shown = [each for each in plan.decisions if applies(plan, each)]
-    rows = [
-        (option, "not known" if option == "steps_per_epoch" and value is None else value, reason)
-        for option, value, reason in shown
-    ]
+    rows = [(option, _spelt(option, value), reason) for option, value, reason in shown]
     for name, each in asked.recipe.parameters.items():
         said = asked.said.get(f"task.{name}")
         reason = f"said: {said}" if said else "the recipe's default"
         rows.append((f"task.{name}", asked.parameters.get(name, each.default), reason))
     show.table("Plan", ("option", "value", "reason"), rows)
+    if plan.parallel_deepspeed:
+        print("DeepSpeed's configuration:", dumps(dict(plan.parallel_deepspeed), indent=1))
     if len(shown) < len(plan.decisions):
         left = len(plan.decisions) - len(shown)
         print(f"{left} options mean nothing here and are not shown; --json lists them too.")

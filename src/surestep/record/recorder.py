@@ -109,6 +109,8 @@ class Recorder:
         self._try_out()
         decisions = [each._asdict() for each in plan.decisions]
         write_json(self.folder / "plan.json", decisions)
+        if plan.parallel_deepspeed:
+            write_json(self.folder / "ds_config.json", dict(plan.parallel_deepspeed))
         write_json(self.folder / "environment.json", environment(facts, cwd))
         judged = [plan.validation_metric, plan.validation_mode]
         self._status = {"judged_by": judged if plan.validation_metric else None}

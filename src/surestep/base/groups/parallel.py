@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from surestep.base.groups.group import Group
-from surestep.base.values import BlockChoice, Count, Positive, StepPeriod
+from surestep.base.values import BlockChoice, Count, Positive, StepPeriod, TableOrFile
 
 Shard = Literal[
     "full",
@@ -54,6 +54,10 @@ class Parallel(Group):
     zero: Annotated[int, Field(ge=0, le=3)] | None = Field(
         default=None,
         description="What is shared out (deepspeed): 1 the optimizer, 2 gradients, 3 parameters.",
+    )
+    deepspeed: TableOrFile | None = Field(
+        default=None,
+        description="Keys of DeepSpeed's own: its JSON, or the file that holds it (deepspeed).",
     )
     nccl_debug: bool | None = Field(
         default=None,

@@ -3,16 +3,103 @@
 Source: https://www.deepspeed.ai/docs/config-json/
 """
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from surestep.base.errors import near
+from surestep.engine.parallel.deepspeed_keys import AUTO, PASSED, REFUSED, TABLES
 from surestep.engine.plan import Known
 
 
 def generated(k: Known) -> dict[str, Any]:
     """Return DeepSpeed's configuration for what is planned."""
-    return nested({**_chosen(k), **{key: value for key, (value, _) in owned(k).items()}})
+    ours = {key: value for key, (value, _) in owned(k).items()}
+    own = {key: AUTO[key] if value == "auto" else value for key, value in said(k).items()}
+    passed = {key: value for key, value in own.items() if _passes(key)}
+    return nested({**_chosen(k), **passed, **ours})
+
+
+def said(k: Known) -> dict[str, Any]:
+    """Return the user's own keys by their paths; an "auto" that we decide is none."""
+    keys = dict(_flat(json.loads(k.said.get("parallel.deepspeed", "{}"))))
+    return {key: each for key, each in keys.items() if each != "auto" or key in AUTO}
+
+
+def problem(k: Known) -> str | None:
+    """Say which of the user's own keys cannot be taken, and what to type; None where all can."""
+    ours = _agreed(k) | owned(k)
+    for key, value in said(k).items():
+        if key in ours:
+            wanted, option = ours[key]
+            if not _same(value, wanted):
+                return (
+                    f"parallel.deepspeed says {key}={value!r}, and by {option} it is {wanted!r}. "
+                    f"Say {option} as you want it, and leave the key out."
+                )
+        elif why := next((REFUSED[name] for name in REFUSED if _is_in(key, name)), None):
+            return f"parallel.deepspeed says {key}={value!r}, which is not taken: {why}."
+        elif not _passes(key):
+            known = (*PASSED, *TABLES, *ours)
+            return f"parallel.deepspeed has no key {key!r}. {near(key, known)}"
+    return None
+
+
+def _agreed(k: Known) -> dict[str, tuple[Any, str]]:
+    """Return what a user's keys must agree with, and DeepSpeed is not told: it is ours to do."""
+    name, params = str(k["optim.name"]), "optimizer.params"
+    keys: dict[str, tuple[Any, str]] = {
+        f"{params}.{option.removeprefix('optim.')}": (value, option)
+        for option, value in k.chosen.items()
+        if option.startswith("optim.") and value is not None
+    }
+    for kind in ("optimizer", "param"):
+        keys[f"zero_optimization.offload_{kind}.device"] = ("none", "parallel.offload")
+    return keys | {
+        "train_batch_size": (k["batch_size"], "batch_size"),
+        "optimizer.type": (name, "optim.name"),
+        f"{params}.torch_adam": (True, "optim.implementation"),
+        f"{params}.adam_w_mode": (name == "adamw", "optim.name"),
+        "scheduler.type": (_SCHEDULERS.get(k["schedule.name"], "left out"), "schedule.name"),
+        "scheduler.params.warmup_min_lr": (0, "schedule.warmup_start"),
+        "scheduler.params.warmup_max_lr": (k["optim.lr"], "optim.lr"),
+        "scheduler.params.warmup_num_steps": (
+            round(k.length(k.chosen.get("schedule.warmup", "0%"))),
+            "schedule.warmup",
+        ),
+        "scheduler.params.total_num_steps": (k["total_steps"], "max_steps"),
+    }
+
+
+_SCHEDULERS = {"constant": "WarmupLR", "linear": "WarmupDecayLR", "cosine": "WarmupCosineLR"}
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    """Say whether two values are the same; DeepSpeed's names have capitals, JSON no tuples."""
+    if isinstance(value, str) and isinstance(wanted, str):
+        return value.lower() == wanted.lower()
+    if isinstance(value, list) and isinstance(wanted, tuple):
+        return value == list(wanted)
+    return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)
+
+
+def _passes(key: str) -> bool:
+    return key in PASSED or any(_is_in(key, table) for table in TABLES)
+
+
+def _is_in(key: str, table: str) -> bool:
+    return key == table or key.startswith(f"{table}.")
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each key by its path."""
+    for name, value in table.items():
+        path = f"{above}{name}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}.")
+        else:
+            yield path, value
 
 
 def owned(k: Known) -> dict[str, tuple[Any, str]]:

@@ -3,7 +3,7 @@
 import math
 
 from surestep.base.groups.parameters import read_group
-from surestep.engine.parallel.deepspeed_config import generated
+from surestep.engine.parallel.deepspeed_config import generated, problem
 from surestep.engine.plan import Known, Refusal, Row
 from surestep.engine.table.rows import Refusals, Rows, default, said
 
@@ -63,6 +63,11 @@ ROWS: Rows = {
     ),
     "parallel.deepspeed": (
         Row(
+            lambda k: "parallel.deepspeed" in k.said,
+            generated,
+            "made of this plan, with keys of your own; said: {origin}",
+        ),
+        Row(
             _here,
             generated,
             "made of this plan; a copy is in the run folder, as ds_config.json",
@@ -74,6 +79,7 @@ ROWS: Rows = {
 REFUSALS: Refusals = {
     "parallel.zero": (_only_here("parallel.zero"),),
     "parallel.deepspeed": (
+        _only_here("parallel.deepspeed"),
         Refusal(
             lambda k: _here(k) and k["parallel.offload"] == "all" and k["parallel.zero"] != 3,
             lambda k: (
@@ -161,5 +167,6 @@ REFUSALS: Refusals = {
                 "a power of 2, doubles and halves. Leave it out, or say another parallel.kind."
             ),
         ),
+        Refusal(lambda k: _here(k) and problem(k) is not None, lambda k: str(problem(k))),
     ),
 }

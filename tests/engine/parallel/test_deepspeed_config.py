@@ -1,0 +1,118 @@
+"""DeepSpeed's configuration: made of the Plan, with the user's own keys, and never two truths."""
+
+import json
+from typing import Any
+
+import pytest
+
+from surestep.base.errors import ConfigError
+from surestep.engine.parallel.deepspeed_keys import AUTO, PASSED
+from tests.laws.test_law_9_honest import plan_of
+from tests.laws.wishes import MANY, ZERO
+
+SAID = {**ZERO, "batch_size": 16, "micro_batch_size": 4, "max_grad_norm": 0.5, "optim.lr": 0.01}
+# As the guides of transformers write it.
+HF = {
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+    },
+    "scheduler": {
+        "type": "WarmupLR",
+        "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"},
+    },
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {
+        "stage": 2,
+        "offload_optimizer": {"device": "none", "pin_memory": True},
+        "allgather_partitions": True,
+        "allgather_bucket_size": 2e8,
+        "overlap_comm": True,
+        "reduce_bucket_size": "auto",
+        "contiguous_gradients": True,
+    },
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "wall_clock_breakdown": False,
+}
+
+
+def made(own: Any = None, **more: Any) -> dict[str, Any]:
+    keys = {} if own is None else {"parallel.deepspeed": own}
+    return dict(plan_of({**SAID, **keys, **more}, **MANY).parallel_deepspeed)
+
+
+def test_the_plan_is_put_into_deepspeeds_words():
+    found = made()
+    assert found["train_micro_batch_size_per_gpu"] == 4
+    assert found["gradient_accumulation_steps"] == 2
+    assert found["train_batch_size"] == 16
+    assert found["gradient_clipping"] == 0.5
+    assert found["zero_optimization"] == {"stage": 2}
+    assert not found["bf16"]["enabled"]
+
+
+def test_a_batch_that_does_not_divide_is_left_out():
+    assert "train_batch_size" not in made(micro_batch_size=3)
+
+
+def test_fp16_is_deepspeeds_with_our_loss_scale():
+    found = made(precision="fp16", **{"scaler.init_scale": 1024.0, "scaler.growth_interval": 7})
+    assert found["fp16"]["initial_scale_power"] == 10
+    assert found["fp16"]["loss_scale_window"] == 7
+
+
+def test_what_is_auto_is_filled_in_and_other_keys_pass():
+    found = made(HF)
+    assert found["gradient_clipping"] == 0.5
+    assert found["zero_optimization"]["overlap_comm"] is True
+    assert found["zero_optimization"]["allgather_bucket_size"] == 2e8
+    assert found["zero_optimization"]["reduce_bucket_size"] == 500_000_000
+    assert found["zero_optimization"]["offload_optimizer"] == {"pin_memory": True}
+    assert "auto" not in json.dumps(found)
+
+
+def test_a_file_is_taken_as_what_it_holds(tmp_path):
+    (tmp_path / "ds_config.json").write_text(json.dumps(HF))
+    assert made(str(tmp_path / "ds_config.json")) == made(HF)
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ({"gradient_clipping": 1.0}, "gradient_clipping=1.0, and by max_grad_norm it is 0.5"),
+        ({"train_batch_size": 32}, "by batch_size it is 16"),
+        ({"gradient_accumulation_steps": 8}, "by batch_size it is 2"),
+        ({"zero_optimization": {"stage": 3}}, "by parallel.zero it is 2"),
+        ({"bf16": {"enabled": True}}, "by precision it is False"),
+        ({"optimizer": {"type": "Lamb"}}, "by optim.name it is 'adamw'"),
+        ({"optimizer": {"params": {"lr": 0.1}}}, "by optim.lr it is 0.01"),
+        ({"optimizer": {"params": {"torch_adam": False}}}, "by optim.implementation"),
+        ({"scheduler": {"type": "OneCycle"}}, "by schedule.name it is 'WarmupLR'"),
+        ({"zero_optimization": {"offload_param": {"device": "cpu"}}}, "by parallel.offload"),
+        ({"zero_optimization": {"overlap_com": True}}, "'zero_optimization.overlap_comm'"),
+        ({"wall_clock_brakdown": True}, "'wall_clock_breakdown'"),
+        ({"checkpoint": {"load_universal": True}}, "hold no pickles"),
+        ({"torch_autocast": {"enabled": True}}, "precision='bf16'"),
+        ("ds.json", "cannot be read"),
+        ("{'a': 1}", "a table in JSON"),
+    ],
+)
+def test_keys_that_disagree_or_are_not_known_are_refused(own, words):
+    with pytest.raises(ConfigError) as caught:
+        made(own)
+    assert words in str(caught.value)
+
+
+def test_the_keys_that_pass_are_deepspeeds_own():
+    """Read as text: the import takes seconds."""
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    spec = find_spec("deepspeed")
+    runtime = Path(spec.origin).parent / "runtime"
+    files = ("zero/config.py", "zero/offload_config.py", "constants.py", "precision_config.py")
+    text = "".join((runtime / name).read_text() for name in files)
+    assert [key for key in (*PASSED, *AUTO) if key.split(".")[-1] not in text] == []
