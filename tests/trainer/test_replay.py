@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load, save
 from torch import nn
 
 import surestep
@@ -193,6 +195,20 @@ def test_a_damaged_incident_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(RunError, match="other bytes than were written"):
         surestep.replay(error.incident, task(DIVIDES))
+
+
+def test_a_batch_that_the_model_fails_on_is_told_as_that(tmp_path):
+    incident = Path(failed(tmp_path / "run", DIVIDES, {}).incident)
+    record = read_json(incident / "incident.json")
+    tensors = load((incident / "batch.safetensors").read_bytes())
+    cut = {name: each[:, :2].clone() for name, each in tensors.items() if each.dim() > 1}
+    forged = save(tensors | cut)
+    text = (incident / "incident.json").read_text()
+    text = text.replace(record["sha256"], sha256(forged).hexdigest())
+    (incident / "incident.json").write_text(text)
+    (incident / "batch.safetensors").write_bytes(forged)
+    with pytest.raises(RunError, match="the model failed on its batch with RuntimeError"):
+        surestep.replay(incident, task(DIVIDES))
 
 
 def test_another_model_is_not_bit_for_bit(tmp_path):

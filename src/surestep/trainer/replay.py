@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.config import Config
-from surestep.base.errors import ConfigError, RunError
+from surestep.base.errors import ConfigError, RunError, SurestepError
 from surestep.base.local import local_path
 from surestep.engine.data.batch import Batch
 from surestep.engine.data.feed import Feed
@@ -91,7 +91,8 @@ def replay(
             row.
 
     Raises:
-        RunError: no incident, or its batch was not kept and cannot be read again.
+        RunError: no incident, or its batch was not kept and cannot be read again, or the model
+            fails on it.
         ConfigError: a sample is not in the batch, or the batch cannot be cut.
         CheckpointError: the state before it is missing, or does not fit the Task.
     """
@@ -110,8 +111,7 @@ def replay(
         if without:
             batch = _without(batch, without, index, loop)
         batch = loop.feed.move(batch)
-        diagnosis = diagnose(loop.parts, batch, index=index)
-        result = train_step(loop.parts, batch)
+        diagnosis, result = _taken(found, loop, batch, index)
         now = _figures(result, diagnosis)
     changes = [] if precision is None else [f"precision {precision}"]
     changes += [f"without {', '.join(map(str, without))}"] if without else []
@@ -141,6 +141,20 @@ def _batch(incident: Incident, feed: Feed) -> Batch:
             f"has what could not be kept ({what}). Give tensors, numbers and text."
         )
     return batch_at(feed, place)
+
+
+def _taken(
+    incident: Incident, loop: Loop, batch: Batch, index: Any
+) -> tuple[Diagnosis, StepResult]:
+    try:
+        return diagnose(loop.parts, batch, index=index), train_step(loop.parts, batch)
+    except SurestepError:
+        raise
+    except Exception as error:  # of the user's model, which may raise anything
+        raise RunError(
+            f"{incident.path} cannot be taken again: the model failed on its batch with {error!r}. "
+            "Either its files were changed, or the Task is not the one of that run."
+        ) from error
 
 
 def _without(batch: Batch, without: Sequence[int], index: Any, loop: Loop) -> Batch:
