@@ -12,6 +12,7 @@ import torch
 import surestep
 from surestep.base.errors import Stopped
 from surestep.trainer.fit import fit
+from tests.multi_rank import zero
 from tests.multi_rank.cases import CASES, half, poisoned, result, task, trained
 from tests.multi_rank.on_parts import ON_PARTS, run
 from tests.multi_rank.ways import WAYS, cells
@@ -78,6 +79,9 @@ def main(out: Path) -> None:
         found[name] = run(out / name, case, many=True)
     for begun in out.glob("begun by *"):
         found[begun.name] = trained(begun, task())
+    for stage in range(4 if RANKS == 2 else 0):
+        found[f"zero-{stage} gone on"] = zero.gone_on(out / f"zero-{stage}", stage)
+        found[f"zero-{stage} skipped"] = zero.skipped(out / f"zero-{stage}-skipped", stage)
     torch.save(found, out / f"rank-{RANK}.pt")
 
 

@@ -211,3 +211,20 @@ def test_a_start_from_shapes_is_the_usual_one_bit_for_bit(launch):
         found = torch.load(launch(2) / f"rank-{rank}.pt")
         assert found["from meta"]["built"] == ["meta" if rank else "cpu"]
         assert same(found["as usual"]["weights"], found["from meta"]["weights"])
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_run_by_deepspeed_goes_on_bit_for_bit(ranks, stage):
+    for each in ranks if len(ranks) == 2 else ():
+        found = each[f"zero-{stage} gone on"]
+        assert same(found["at once"]["weights"], found["gone on"]["weights"])
+        assert found["gone on"]["losses"] == found["at once"]["losses"][7:]
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_deepspeed_skips_on_all_ranks_what_is_not_finite_on_one(ranks, stage):
+    for each in ranks if len(ranks) == 2 else ():
+        found = each[f"zero-{stage} skipped"]
+        assert found["took"] == [True, True, False, True]
+        assert same(found["weights"][1], found["weights"][2])
+        assert not same(found["weights"][2], found["weights"][3])

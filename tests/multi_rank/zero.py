@@ -2,16 +2,26 @@
 
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from surestep.engine.parallel.world import WORDS
 from surestep.trainer.session import Session
-from tests.multi_rank.cases import task
+from tests.multi_rank.cases import data, opened, task, trained
 from tests.multi_rank.traffic import traffic_of_a_step
 
 WHOLE = sum(each.numel() for each in task().build_model().parameters())
+
+
+# Else parameters as small as these stay whole on each rank under stage 3.
+ALL_CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+
+
+def options(stage: int) -> dict[str, Any]:
+    own = {"deepspeed": ALL_CUT} if stage == 3 else {}
+    return {"parallel": {"kind": "deepspeed", "zero": stage, **own}}
 
 
 def whole_weights(session: Session) -> dict[str, Tensor]:
@@ -61,3 +71,31 @@ def is_stage(stage: int) -> Callable[[Mapping[str, Any], int], None]:
         assert ("all_gather" in shown["traffic"]) == (stage > 0)
 
     return proves
+
+
+def gone_on(folder: Path, stage: int) -> dict[str, Any]:
+    """Train at once; and stop after 7 steps with a checkpoint, and go on from it."""
+    found = {}
+    for name in ("at once", "gone on"):
+        if name == "gone on":
+            with opened(folder / name, task(), **options(stage)) as session:
+                for each in session.steps():
+                    if each.step == 7:
+                        session.save()
+                        break
+        told = trained(folder / name, task(), weights=whole_weights, **options(stage))
+        found[name] = {"weights": told["weights"], "losses": told["losses"]}
+    return found
+
+
+def skipped(folder: Path, stage: int) -> dict[str, Any]:
+    """A sample of the last rank's share is NaN in step 3: all ranks skip it, and go on."""
+    x, y = data()
+    x[59] = float("nan")
+    more = {"data": {"shuffle": False}, "on_nonfinite": "skip", "max_steps": 4, **options(stage)}
+    with opened(folder, task((x, y)), **more) as session:
+        took, weights = [], []
+        for each in session.steps():
+            took.append(bool(each.took_step))
+            weights.append(whole_weights(session))
+        return {"took": took, "weights": weights}
