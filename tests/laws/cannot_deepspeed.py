@@ -37,6 +37,7 @@ DEEPSPEED: list[Case] = [
     ({**ZERO, "optim.name": "adagrad"}, HERE, "parallel.zero=0"),
     (WHOLE, HERE | {"model": Table()}, "sparse=False"),
     ({**WHOLE, "precision": "bf16"}, HERE, "Say parallel.zero=1"),
+    ({**ZERO, "parallel.zero": 1, "precision": "bf16"}, HERE, "Say parallel.zero=2 or 3"),
     ({**ZERO, "compile": "default"}, COMPILED, "Say compile='off'"),
     ({**CUT, "average.kind": "ema"}, HERE, "parallel.zero up to 2"),
     ({**ZERO, "precision": "bf16", "average.kind": "ema"}, HERE, "with precision='fp32'"),
