@@ -3,20 +3,21 @@
 Names, shapes and types are the model's own, so that `model.load_state_dict` takes what is read.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
 from surestep.base.errors import CheckpointError, ConfigError, near
 from surestep.base.local import local_path
+from surestep.engine.parallel.pieces import Described
 from surestep.record.checkpoint.listing import Saved
 from surestep.record.checkpoint.opened import Opened
-from surestep.record.checkpoint.tensors import write_tensors
+from surestep.record.checkpoint.tensors import stream_tensors
 from surestep.record.files import disk_hint, dumps, sync
 from surestep.record.leftovers import half_done
 
@@ -71,7 +72,7 @@ def export(
         CheckpointError: damaged, has no average, or the disk is full.
     """
     check_out(path, overwrite=overwrite)
-    saved, weights = found.saved, _weights(found, average=average)
+    saved, lies = found.saved, _sources(found, average=average)
     tied = {name: str(first) for name, first in found.record["aliases"].items()}
     lacks = tuple(sorted(found.record.get("base") or {}))
     about = {
@@ -82,15 +83,19 @@ def export(
         with _replacing(path, overwrite=overwrite) as temporary:
             if path.suffix == ".safetensors":
                 _check_plain(found)
-                write_tensors(temporary, weights, about)
+                with _reading(found, lies) as read:
+                    described = {name: each.described for name, each in lies.items()}
+                    stream_tensors(temporary, described, read, about)
             else:
+                with _reading(found, lies) as read:
+                    weights = _each_once(lies, read)
                 _write_state_dict(temporary, {**weights, **found.record["extra"]})
             size = temporary.stat().st_size
     except OSError as error:
         raise CheckpointError(
             f"{path} could not be written: {error.strerror or error}. {disk_hint(error, _OTHER)}"
         ) from error
-    return Exported(path, found.path, saved.step, average, len(weights), len(tied), size, lacks)
+    return Exported(path, found.path, saved.step, average, len(lies), len(tied), size, lacks)
 
 
 def check_out(path: Path, *, overwrite: bool) -> None:
@@ -117,24 +122,58 @@ def check_out(path: Path, *, overwrite: bool) -> None:
         )
 
 
-def _weights(found: Opened, *, average: bool) -> dict[str, Tensor]:
-    """Return the tensors of a model by name, those that are tied under each of their names."""
-    weights = found.tensors("model")
+class Lies(NamedTuple):
+    """Where the tensor of a name lies in a checkpoint, and what it is in the file."""
+
+    kind: str
+    name: str
+    described: Described
+
+
+def _sources(found: Opened, *, average: bool) -> dict[str, Lies]:
+    """Return where the tensors of a model lie, those that are tied under each of their names."""
+    lies = {
+        name: Lies("model", name, each.described) for name, each in found.stored("model").items()
+    }
     if average:
         if "average" not in found.manifest.tensors:
             raise CheckpointError(
                 f"{found.path} has no averaged weights. Train with average.kind='ema' or 'swa', "
                 "or leave out --average (average=True in Python)."
             )
-        for name, value in found.tensors("average").items():
+        for name, each in found.stored("average").items():
             # The average of half-precision weights is kept in fp32; the model holds them as before.
-            weights[name] = value.to(weights[name].dtype) if name in weights else value
+            dtype = lies[name].described.dtype if name in lies else each.described.dtype
+            lies[name] = Lies("average", name, Described(each.shape, dtype))
     try:
-        return weights | {name: weights[of] for name, of in found.record["aliases"].items()}
+        return lies | {name: lies[of] for name, of in found.record["aliases"].items()}
     except KeyError as error:
         raise CheckpointError(
             f"{found.path} cannot be read: it lacks the tensor {error}."
         ) from error
+
+
+@contextmanager
+def _reading(found: Opened, lies: Mapping[str, Lies]) -> Iterator[Callable[[str], Tensor]]:
+    """Yield what reads the tensor of a name."""
+    with ExitStack() as stack:
+        kinds = {each.kind for each in lies.values()}
+        reads = {kind: stack.enter_context(found.reading(kind)) for kind in sorted(kinds)}
+
+        def read(name: str) -> Tensor:
+            kind, of, described = lies[name]
+            return reads[kind](of, None).to(described.dtype)
+
+        yield read
+
+
+def _each_once(lies: Mapping[str, Lies], read: Callable[[str], Tensor]) -> dict[str, Tensor]:
+    """Read all tensors; those that are tied are one."""
+    once: dict[Lies, Tensor] = {}
+    for name, each in lies.items():
+        if each not in once:
+            once[each] = read(name)
+    return {name: once[each] for name, each in lies.items()}
 
 
 def _check_plain(found: Opened) -> None:

@@ -13,8 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError, RunError
-from surestep.engine.model.initial import Source, Started, as_init, some
+from surestep.engine.model.initial import Init, Source, Started, as_init, some
 from surestep.engine.start import start_from
+from surestep.record.checkpoint.manifest import MANIFEST
+from surestep.record.checkpoint.opened import Opened, open_checkpoint
 from surestep.record.run import Run
 
 TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
@@ -38,12 +40,25 @@ def load_initial(model: nn.Module, init: Source | None) -> Started | None:
     init = as_init(init)
     if isinstance(init.weights, Mapping):
         return start_from(model, _state_dict(init.weights, init.name), init)
-    files = _files(Path(init.weights).expanduser())
+    path = Path(init.weights).expanduser()
+    path = _best(path) if (path / "checkpoints").is_dir() else path
+    if (path / MANIFEST).is_file() and not (path / "model.safetensors").is_file():
+        return _of_ranks(model, open_checkpoint(path), init)
+    files = _files(path)
     tensors: dict[str, Tensor] = {}
     for file in files:
         tensors |= _read(file)
     started = start_from(model, tensors, init)
     started.files.update({str(file): _sha256(file) for file in files})
+    return started
+
+
+def _of_ranks(model: nn.Module, found: Opened, init: Init) -> Started:
+    """Load a checkpoint in which many ranks wrote the model, each its boxes of it."""
+    started = start_from(model, found.tensors("model"), init)
+    files = {each.file for stored in found.stored("model").values() for each in stored.slices}
+    known = {str(found.path / name): found.manifest.files[name].sha256 for name in sorted(files)}
+    started.files.update(known)
     return started
 
 
@@ -55,8 +70,6 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise CheckpointError(f"init={str(path)!r} is not there. Look at the path.")
-    if (path / "checkpoints").is_dir():
-        path = _best(path)
     for index, whole in _FOLDERS:
         if (path / whole).is_file():
             return [path / whole]

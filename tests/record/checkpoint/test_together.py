@@ -7,16 +7,23 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from surestep.base.errors import CheckpointError
+from surestep.record.checkpoint import opened
+from surestep.record.checkpoint.differences import differences
 from surestep.record.checkpoint.manifest import read_manifest, verify
 from surestep.record.checkpoint.opened import open_checkpoint
 from surestep.record.checkpoint.read import load_checkpoint
 from surestep.record.checkpoint.write import save_checkpoint
-from tests.record.checkpoint.ranks import state_of, whole
+from surestep.record.export import export
+from surestep.record.weights import load_initial
+from tests.record.checkpoint.ranks import Net, state_of, whole
 
 ROWS = {"four": 4, "hybrid": 2, "two": 2}  # ranks that cut a tensor
 STEP = "step-00000003"
@@ -130,3 +137,60 @@ def test_tied_weights_of_which_a_rank_has_nothing_are_known_as_tied(folder):
     assert record["aliases"] == {"head.weight": "embed.weight"}
     text = (folder / "four" / STEP / "manifest.json").read_text()
     assert json.loads(text)["format"] == 3
+
+
+@pytest.fixture
+def most_alive(monkeypatch):
+    """Count how many tensors that were read are there at once."""
+    alive, most, read = weakref.WeakSet(), [0], opened._Files.read
+
+    def counted(*args):
+        found = read(*args)
+        alive.add(found)
+        most[0] = max(most[0], len(alive))
+        return found
+
+    monkeypatch.setattr(opened._Files, "read", counted)
+    return most
+
+
+def test_an_export_is_the_whole_model_and_takes_one_tensor_at_a_time(
+    folder, ranks, tmp_path, most_alive
+):
+    exported = export(open_checkpoint(folder / "four" / STEP), tmp_path / "w.safetensors")
+    assert most_alive == [1]
+    held = {n: e for n, e in ranks[0]["held"]["four"].items() if n.startswith("model/")}
+    found = {f"model/{name}": each for name, each in load_file(exported.path).items()}
+    assert same(found, held)
+
+
+def test_two_are_compared_one_tensor_at_a_time(folder, most_alive):
+    pair = [open_checkpoint(folder / name / STEP) for name in ("four", "two")]
+    found = differences(*pair)
+    assert not found.only
+    assert not found.reshaped
+    assert most_alive[0] <= 4
+    assert differences(pair[0], pair[0]).same
+
+
+def test_another_run_starts_from_the_weights_alone(folder, ranks):
+    path = folder / "four" / STEP
+    model = Net()
+    started = load_initial(model, path)
+    held = ranks[0]["held"]["four"]
+    assert all(torch.equal(each, held[f"model/{n}"]) for n, each in model.state_dict().items())
+    assert Path(next(iter(started.files))).name == "model.rank-00000.safetensors"
+    assert len(started.files) == 4
+
+
+def test_another_optimizer_is_refused_with_what_to_type_for_the_weights(folder):
+    state = state_of(1)
+    state.optimizers["model"] = torch.optim.SGD(state.model.parameters(), lr=0.1)
+    with pytest.raises(CheckpointError, match=r"of AdamW, .* is SGD\. .*Task\(init='.*00003'\)"):
+        load_checkpoint(folder / "four" / STEP, state)
+
+
+def test_a_rank_that_is_gone_costs_the_save_and_leaves_nothing(folder, ranks):
+    for each in ranks[:3]:
+        assert "not every rank answered" in each["gone"]
+    assert list((folder / "gone").iterdir()) == []

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from surestep.base.errors import CheckpointError
-from surestep.record.checkpoint.manifest import RECORD
+from surestep.engine.parallel.pieces import Described
+from surestep.record.checkpoint.manifest import RECORD, Stored
 from surestep.record.checkpoint.opened import Opened
 
 _PARTS = (
@@ -108,26 +109,30 @@ def differences(before: Opened, now: Opened) -> Differences:
         ) from error
     equal = 0
     for kind in sorted(before.manifest.tensors.keys() | now.manifest.tensors.keys()):
-        old, new = _tensors(before, kind), _tensors(now, kind)
+        old, new = _stored(before, kind), _stored(now, kind)
         found.only.extend(Only(kind, name, "A") for name in sorted(old.keys() - new.keys()))
         found.only.extend(Only(kind, name, "B") for name in sorted(new.keys() - old.keys()))
-        for name in sorted(old.keys() & new.keys()):
-            a, b = old[name], new[name]
-            if a.shape != b.shape or a.dtype != b.dtype:
-                found.reshaped.append(Reshaped(kind, name, _shown(a), _shown(b)))
-            elif moved := _moved(kind, name, a, b):
-                found.moved.append(moved)
-            else:
-                equal += 1
+        both = sorted(old.keys() & new.keys())
+        if not both:
+            continue
+        with before.reading(kind) as read_old, now.reading(kind) as read_new:
+            for name in both:
+                a, b = old[name].described, new[name].described
+                if a != b:
+                    found.reshaped.append(Reshaped(kind, name, _shown(a), _shown(b)))
+                elif moved := _moved(kind, name, read_old(name, None), read_new(name, None)):
+                    found.moved.append(moved)
+                else:
+                    equal += 1
     found.moved.sort(key=lambda each: -_rank(each.relative))
     return replace(found, equal=equal)
 
 
-def _tensors(opened: Opened, kind: str) -> dict[str, Tensor]:
-    return opened.tensors(kind) if kind in opened.manifest.tensors else {}
+def _stored(opened: Opened, kind: str) -> Mapping[str, Stored]:
+    return opened.manifest.tensors.get(kind, {})
 
 
-def _shown(tensor: Tensor) -> str:
+def _shown(tensor: Described) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 

@@ -77,15 +77,16 @@ class Opened:
             CheckpointError: they are not what the manifest says.
         """
         stored = self.stored(kind)
-        with _reading(self.path, kind), ExitStack() as stack:
+        with ExitStack() as stack:
             files = _Files(self.path, stack)
 
             def read(name: str, like: Tensor | None) -> Tensor:
                 each = stored[name]
-                if is_cut(like) and tuple(like.shape) == each.shape:
-                    offset, shape, _ = box_of(like)
-                    return boxed_like(like, files.box(name, each, (offset, shape)))
-                return files.read(name, each)
+                with _reading(self.path, kind):
+                    if is_cut(like) and tuple(like.shape) == each.shape:
+                        offset, shape, _ = box_of(like)
+                        return boxed_like(like, files.box(name, each, (offset, shape)))
+                    return files.read(name, each)
 
             yield read
 

@@ -140,7 +140,8 @@ def _check_class(found: Opened, record: dict[str, Any], optimizer: torch.optim.O
     if record.get("class") != type(optimizer).__name__:
         raise CheckpointError(
             f"{found.name} holds the state of {record.get('class')}, and the optimizer here is "
-            f"{type(optimizer).__name__}. Use the one it was trained with."
+            f"{type(optimizer).__name__}. Use the one it was trained with, or begin another run "
+            f"with the weights alone: Task(init={str(found.path)!r})."
         )
 
 

@@ -9,9 +9,11 @@ Source: https://github.com/huggingface/safetensors#format
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 from surestep.base.errors import CheckpointError
+from surestep.engine.parallel.pieces import Described
 
 DTYPES = {
     "F64": torch.float64,
@@ -73,18 +76,57 @@ def lay_out(tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = Non
     Raises:
         CheckpointError: safetensors has no name for a tensor's type.
     """
+    described = {name: Described(tuple(t.shape), t.dtype) for name, t in tensors.items()}
+    header, ordered = _header(described, about)
+    plain = [_bytes(tensors[name]) for name in ordered if tensors[name].numel()]
+    return Block(tensors, [header, *plain])
+
+
+def _header(
+    tensors: Mapping[str, Described], about: Mapping[str, str] | None
+) -> tuple[bytes, list[str]]:
+    """Return the header of a file, and in which order the tensors follow it."""
     # Wide types first, as the library does: then each tensor lies at a multiple of its width.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
     header: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
     end = 0
-    for name, tensor in ordered:
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        shape, dtype = list(tensor.shape), name_of(name, tensor.dtype)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    for name, (shape, dtype) in ordered:
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        named = name_of(name, dtype)
+        header[name] = {"dtype": named, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNED)
-    plain = [each.reshape(-1).view(torch.uint8).numpy() for _, each in ordered if each.numel()]
-    return Block(tensors, [len(text).to_bytes(8, "little") + text, *plain])
+    return len(text).to_bytes(8, "little") + text, [name for name, _ in ordered]
+
+
+def _bytes(tensor: Tensor) -> Any:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def stream_tensors(
+    path: Path,
+    tensors: Mapping[str, Described],
+    read: Callable[[str], Tensor],
+    about: Mapping[str, str] | None = None,
+) -> None:
+    """Write tensors as a safetensors file, of which one at a time is in memory.
+
+    Args:
+        path: of the file, which is not there yet.
+        tensors: what they are, by name.
+        read: returns the tensor of a name, on the host.
+        about: what the header tells besides.
+
+    Raises:
+        OSError: the disk is full or cannot be written.
+        CheckpointError: safetensors has no name for a tensor's type.
+    """
+    header, ordered = _header(tensors, about)
+    with open(path, "xb", buffering=0) as file:
+        _write(file, [memoryview(header)])
+        for name in ordered:
+            if math.prod(tensors[name].shape):
+                _write(file, [memoryview(_bytes(read(name)))])
 
 
 def write_tensors(
@@ -120,16 +162,22 @@ def write_parts(path: Path, parts: Sequence[Any]) -> File:
     sha256 = hashlib.sha256()
     for part in left:
         sha256.update(part)
-    size, first = sum(part.nbytes for part in left), 0
+    size = sum(part.nbytes for part in left)
     with open(path, "xb", buffering=0) as file:
-        while first < len(left):
-            done = os.writev(file.fileno(), left[first : first + _AT_ONCE])
-            while first < len(left) and done >= left[first].nbytes:
-                done -= left[first].nbytes
-                first += 1
-            if done:
-                left[first] = left[first][done:]
+        _write(file, left)
     return File(size, sha256.hexdigest())
+
+
+def _write(file: RawIOBase, left: list[memoryview]) -> None:
+    """Write all of what lies in pieces of memory behind what is written."""
+    first = 0
+    while first < len(left):
+        done = os.writev(file.fileno(), left[first : first + _AT_ONCE])
+        while first < len(left) and done >= left[first].nbytes:
+            done -= left[first].nbytes
+            first += 1
+        if done:
+            left[first] = left[first][done:]
 
 
 def name_of(name: str, dtype: torch.dtype) -> str:
