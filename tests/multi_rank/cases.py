@@ -83,9 +83,11 @@ def trained(
         return {**found, "shown": None if shows is None else shows(session)}
 
 
-def half(folder: Path) -> dict[str, Any]:
+def half(
+    folder: Path, made: Callable[[], surestep.Task] | None = None, **options: Any
+) -> dict[str, Any]:
     """Stop after 7 steps with a checkpoint, for any number of ranks to go on with."""
-    with opened(folder, task()) as session:
+    with opened(folder, task() if made is None else made(), **options) as session:
         for each in session.steps():
             if each.step == 7:
                 session.save()

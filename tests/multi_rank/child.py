@@ -15,7 +15,7 @@ from surestep.trainer.fit import fit
 from tests.multi_rank import zero
 from tests.multi_rank.cases import CASES, half, poisoned, result, task, trained
 from tests.multi_rank.on_parts import ON_PARTS, run
-from tests.multi_rank.ways import WAYS, cells
+from tests.multi_rank.ways import WAYS, cells, goings_on
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -82,6 +82,12 @@ def main(out: Path) -> None:
     for stage in range(4 if RANKS == 2 else 0):
         found[f"zero-{stage} gone on"] = zero.gone_on(out / f"zero-{stage}", stage)
         found[f"zero-{stage} skipped"] = zero.skipped(out / f"zero-{stage}-skipped", stage)
+    for way, cell in goings_on(RANKS).items():
+        cell.half(out / f"half of {way}", WAYS[way])
+        cell.half(out / f"again {way}", WAYS[way])
+        found["again", way] = cell.run(out / f"again {way}", WAYS[way])
+        for begun in sorted(out.glob(f"* goes on as {way}")):
+            found["goes on", begun.name] = cell.run(begun, WAYS[way])
     torch.save(found, out / f"rank-{RANK}.pt")
 
 

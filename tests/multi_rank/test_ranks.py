@@ -18,7 +18,7 @@ import torch
 from tests.multi_rank import cases
 from tests.multi_rank.cases import CASES, SAMPLES, half, task, trained
 from tests.multi_rank.on_parts import ON_PARTS, run
-from tests.multi_rank.ways import CUTS, OPTIMIZERS, WAYS, Cell, cells
+from tests.multi_rank.ways import CUTS, GOES_ON, OPTIMIZERS, WAYS, Cell, cells, goings_on
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TOLERANCE = {"fp64": 1e-12}
@@ -52,6 +52,12 @@ def launch(tmp_path_factory) -> Callable[[int], Path]:
         half(folder / "begun by one")
         if count == 4:
             shutil.copytree(launched(2) / "half", folder / "begun by two")
+        for way, cell in goings_on(count).items():
+            cell.half(folder / f"one goes on as {way}", None)
+            if count == 4 and way in goings_on(2):
+                for two in dict.fromkeys(["ddp", way]):
+                    to = folder / f"two as {two} goes on as {way}"
+                    shutil.copytree(launched(2) / f"half of {two}", to)
         start(count, folder)
         return folder
 
@@ -156,6 +162,32 @@ def test_one_process_goes_on_with_the_run_of_several(one, launch, tmp_path, coun
 
 
 # A way that does not run on a number of ranks says so with its ranks; all else is a hole.
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_goes_on_with_as_many_ranks_bit_for_bit(ranks, way):
+    for each in ranks:
+        if len(ranks) in WAYS[way].ranks:
+            assert same(each["again", way]["weights"], each[way, *GOES_ON]["weights"])
+
+
+def test_every_way_goes_on_with_what_others_began(one, ranks):
+    begun = {name for name in ranks[0] if name[0] == "goes on"}
+    assert len(begun) >= len(goings_on(len(ranks)))
+    for name in begun:
+        far = [distance(one[GOES_ON]["weights"], each[name]["weights"]) for each in ranks]
+        print(f"{name[1]} on {len(ranks)} ranks: {max(far):.1e}")
+        assert max(far) <= 1e-6
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_process_goes_on_with_every_way(one, ranks, launch, way, tmp_path):
+    if len(ranks) not in WAYS[way].ranks:
+        return
+    shutil.copytree(launch(len(ranks)) / f"half of {way}", tmp_path / "half")
+    found = Cell("one process", *GOES_ON).run(tmp_path / "half", None)
+    assert distance(one[GOES_ON]["weights"], found["weights"]) <= 1e-6
+    assert found["losses"] == pytest.approx(one[GOES_ON]["losses"][7:], rel=1e-5)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_way_comes_to_the_weights_of_one_process_however_a_batch_is_cut(one, ranks, way, capsys):
     ran = {cell: name for name, cell in cells(len(ranks)).items() if name[0] == way}

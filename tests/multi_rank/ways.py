@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
+from surestep import Task
 from surestep.engine.parallel.world import WORDS
 from surestep.trainer.session import Session
 from tests.multi_rank import fsdp, zero
-from tests.multi_rank.cases import SGD, data, task, trained
+from tests.multi_rank.cases import SGD, data, half, task, trained
 from tests.multi_rank.traffic import traffic_of_a_step
 
 
@@ -89,6 +90,7 @@ CUTS: dict[str, tuple[int, int | None]] = {
     "leftover": (110, 4),
     "an empty rank": (101, None),
 }
+GOES_ON = ("uneven", "adamw")
 OPTIMIZERS: dict[str, dict[str, Any]] = {"adamw": {"lr": 1e-2}, "sgd": SGD}
 
 
@@ -99,13 +101,27 @@ class Cell:
     optimizer: str
 
     def run(self, folder: Path, way: Way | None) -> dict[str, Any]:
-        """Train 20 steps; in one process where there is no way."""
+        """Train 20 steps, or go on up to there; in one process where there is no way."""
+        made, options = self._made(way)
+        if way is None:
+            return trained(folder, made(), **options)
+        return trained(folder, made(), weights=way.weights, shows=way.shows, **options)
+
+    def half(self, folder: Path, way: Way | None) -> None:
+        """Stop after 7 steps with a checkpoint, written while the eighth is taken."""
+        made, options = self._made(way)
+        half(folder, made, **options, checkpoint={"async_save": True})
+
+    def _made(self, way: Way | None) -> tuple[Callable[[], Task], dict[str, Any]]:
         samples, size = CUTS[self.cut]
         options: dict[str, Any] = {"micro_batch_size": size, "optim": OPTIMIZERS[self.optimizer]}
-        made = task(data(samples=samples))
-        if way is None:
-            return trained(folder, made, **options)
-        return trained(folder, made, weights=way.weights, shows=way.shows, **options, **way.options)
+        more = {} if way is None else way.options
+        return lambda: task(data(samples=samples)), {**options, **more}
+
+
+def goings_on(ranks: int) -> dict[str, Cell]:
+    """Return the ways that runs go on in, on so many ranks: all of them, with one cell."""
+    return {way: Cell(way, *GOES_ON) for way, each in WAYS.items() if ranks in each.ranks}
 
 
 def cells(ranks: int) -> dict[tuple[str, str, str], Cell]:
