@@ -44,6 +44,8 @@ def test_an_option_of_one_of_several_optimizers_is_judged_as_the_option():
         *(("data.num_workers", "harmless"), ("torch", "not bit for bit")),
         *(("device", "not bit for bit"), ("threads", "not bit for bit")),
         *(("micro_batch_size", "not bit for bit"), ("compile", "not bit for bit")),
+        *(("parallel.kind", "not bit for bit"), ("parallel.ranks", "not bit for bit")),
+        *(("parallel.shard", "not bit for bit"), ("parallel.sync_batchnorm", "refused")),
         *(("optim.lr", "refused"), ("schedule.name", "refused"), ("task.hidden", "refused")),
         *(("recipe", "refused"), ("data", "refused"), ("model", "impossible")),
     ],
