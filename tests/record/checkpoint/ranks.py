@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from surestep.base.errors import CheckpointError
+from surestep.engine.model.frozen import fingerprint
 from surestep.engine.parallel.world import World
 from surestep.engine.state import WHOLE, State
 from surestep.record.checkpoint import opened, together
@@ -202,6 +203,7 @@ def main(out: Path) -> None:
         found["held"][name] = whole(state)
         outcome = saved(out / name, state, world)
         assert outcome.error is None, outcome.error
+        found["print"] = fingerprint(state.model.get_parameter("inner.weight"))
         if name == "four":
             full = OSError(errno.ENOSPC, "No space left on device")
             found["words"]["full"] = fails(out / "full", state, world, 2, full)

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from surestep.base.errors import CheckpointError
+from surestep.engine.model.frozen import fingerprint
 from surestep.record.checkpoint import opened
 from surestep.record.checkpoint.differences import differences
 from surestep.record.checkpoint.manifest import read_manifest, verify
@@ -181,6 +182,12 @@ def test_another_run_starts_from_the_weights_alone(folder, ranks):
     assert all(torch.equal(each, held[f"model/{n}"]) for n, each in model.state_dict().items())
     assert Path(next(iter(started.files))).name == "model.rank-00000.safetensors"
     assert len(started.files) == 4
+
+
+def test_a_frozen_tensor_that_ranks_share_has_the_fingerprint_of_the_whole(ranks):
+    for rank, name in ((0, "two"), (1, "two"), (2, "hybrid"), (3, "hybrid")):
+        held = ranks[0]["held"][name]["model/inner.weight"]
+        assert ranks[rank]["print"] == fingerprint(held)
 
 
 def test_another_optimizer_is_refused_with_what_to_type_for_the_weights(folder):

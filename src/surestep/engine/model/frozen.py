@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surestep.engine.parallel.pieces import whole_of
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
 
@@ -28,8 +29,11 @@ def fingerprints(model: nn.Module) -> dict[str, str]:
 
 
 def fingerprint(tensor: Tensor) -> str:
-    """Return the SHA-256 of a tensor's type, shape and values."""
-    plain = tensor.detach().cpu().contiguous()
+    """Return the SHA-256 of a tensor's type, shape and values.
+
+    Where ranks share it, all of them must ask for it together.
+    """
+    plain = whole_of(tensor.detach()).cpu().contiguous()
     values: Any = plain.reshape(-1).view(torch.uint8).numpy()
     digest = hashlib.sha256(f"{plain.dtype} {tuple(plain.shape)}".encode())
     digest.update(values)

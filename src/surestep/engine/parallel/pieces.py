@@ -143,6 +143,12 @@ def part_of(value: Any) -> Any:
     return cut.detach().to_local() if is_cut(value) else value
 
 
+def whole_of(tensor: Tensor) -> Tensor:
+    """Return the whole of a tensor; where ranks share it, all of them must ask for it together."""
+    whole: Any = tensor
+    return whole.full_tensor() if is_cut(tensor) else tensor
+
+
 def boxed_like(like: "DTensor", local: Tensor) -> "DTensor":
     """Return a tensor laid out as another one, with this rank's box of it; nothing is sent."""
     from torch.distributed.tensor import DTensor
