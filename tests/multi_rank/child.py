@@ -84,6 +84,7 @@ def main(out: Path) -> None:
         found[f"zero-{stage} skipped"] = zero.skipped(out / f"zero-{stage}-skipped", stage)
     for way, cell in goings_on(RANKS).items():
         cell.half(out / f"half of {way}", WAYS[way])
+        found["measured", way] = cell.measured(out / f"half of {way}", WAYS[way])
         cell.half(out / f"again {way}", WAYS[way])
         found["again", way] = cell.run(out / f"again {way}", WAYS[way])
         for begun in sorted(out.glob(f"* goes on as {way}")):

@@ -183,7 +183,13 @@ def test_one_process_goes_on_with_every_way(one, ranks, launch, way, tmp_path):
     if len(ranks) not in WAYS[way].ranks:
         return
     shutil.copytree(launch(len(ranks)) / f"half of {way}", tmp_path / "half")
-    found = Cell("one process", *GOES_ON).run(tmp_path / "half", None)
+    cell = Cell("one process", *GOES_ON)
+    measured = cell.measured(tmp_path / "half", None)["last"]
+    for each in ranks:  # they measure what was saved as one process does, and get their own back
+        there = each["measured", way]
+        assert there["last"] == pytest.approx(measured, rel=1e-5)
+        assert there["own"] == there["last"]
+    found = cell.run(tmp_path / "half", None)
     assert distance(one[GOES_ON]["weights"], found["weights"]) <= 1e-6
     assert found["losses"] == pytest.approx(one[GOES_ON]["losses"][7:], rel=1e-5)
 

@@ -14,7 +14,7 @@ from surestep import Task
 from surestep.engine.parallel.world import WORDS
 from surestep.trainer.session import Session
 from tests.multi_rank import fsdp, zero
-from tests.multi_rank.cases import SGD, data, half, task, trained
+from tests.multi_rank.cases import SGD, data, half, opened, task, trained
 from tests.multi_rank.traffic import traffic_of_a_step
 
 
@@ -111,6 +111,12 @@ class Cell:
         """Stop after 7 steps with a checkpoint, written while the eighth is taken."""
         made, options = self._made(way)
         half(folder, made, **options, checkpoint={"async_save": True})
+
+    def measured(self, folder: Path, way: Way | None) -> dict[str, Any]:
+        """Measure the weights of the last checkpoint, and then the model's own, put back."""
+        made, options = self._made(way)
+        with opened(folder, made(), **options) as session:
+            return {"last": session.measure("val", "last"), "own": session.evaluate("val")}
 
     def _made(self, way: Way | None) -> tuple[Callable[[], Task], dict[str, Any]]:
         samples, size = CUTS[self.cut]
