@@ -55,10 +55,11 @@ WHOLE = sum(each.numel() for each in task().build_model().parameters())
 def _is_ddp(shown: Mapping[str, Any], ranks: int) -> None:
     """A whole copy on each rank; in a step one bucket of gradients is added up, as by plain DDP.
 
-    Besides travel the loss, and what the host agrees on: the items and a flag for each word.
+    Besides travel the loss, and what the host agrees on: the items, a flag for each word, and the
+    time.
     """
     assert shown["held"] == WHOLE
-    assert shown["traffic"] == {"all_reduce": [1, 1 + len(WORDS), WHOLE]}
+    assert shown["traffic"] == {"all_reduce": [1, 2 + len(WORDS), WHOLE]}
 
 
 def _fsdp(shard: str, ranks: tuple[int, ...] = (2, 4), **more: Any) -> Way:

@@ -1,6 +1,8 @@
 """What the host reads of the steps since the last log point."""
 
+import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -8,10 +10,12 @@ import torch
 
 from surestep.base.errors import NonFiniteError
 from surestep.engine.data.batch import Batch
+from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.state import Place
 from surestep.engine.step import StepResult
 
 Reason = Literal["overflow", "nonfinite", "no_items", "spike"]
+Logged = dict[str, list[float | None]]  # by name, an entry for each step
 SKIP = "--on-nonfinite skip (on_nonfinite='skip' in Python)"  # what to type to go on over them
 
 
@@ -72,15 +76,36 @@ def read(values: list[torch.Tensor | None]) -> list[float | None]:
     return [None if value is None else next(host) for value in values]
 
 
-def read_logged(results: list[StepResult]) -> dict[str, list[float | None]]:
-    """Return what was logged by name, an entry for each step; None where a step logged none."""
+def read_logged(results: list[StepResult], world: World = ALONE, *, gone: bool = False) -> Logged:
+    """Return what was logged by name, an entry for each step; None where a step logged none.
+
+    Args:
+        results: of the steps.
+        world: the ranks, of which each has logged its share of the means.
+        gone: some may not be there any more; nothing is known then.
+    """
     flat = [(i, name, value) for i, result in enumerate(results) for name, value in result.logged]
     values = read([value for _, _, value in flat])
-    table: dict[str, list[float | None]] = {}
+    table: Logged = {}
     for (index, name, _), value in zip(flat, values, strict=True):
         row = table.setdefault(name, [None] * len(results))
         row[index] = (row[index] or 0.0) + (value or 0.0)
-    return table
+    return table if world.size == 1 else {} if gone else _of_all_ranks(world, table)
+
+
+def _of_all_ranks(world: World, table: Logged) -> Logged:
+    tables = [json.loads(text) for text in world.texts(json.dumps(table))]
+    names = dict.fromkeys(name for each in tables for name in each)
+    return {
+        name: [_sum(entries) for entries in zip(*rows, strict=True)]
+        for name in names
+        if (rows := [each[name] for each in tables if name in each])
+    }
+
+
+def _sum(entries: Iterable[float | None]) -> float | None:
+    there = [each for each in entries if each is not None]
+    return sum(there) if there else None
 
 
 def fails(result: StepResult, loss: float | None, norm: float | None) -> bool:

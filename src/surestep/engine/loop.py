@@ -35,6 +35,7 @@ class Loop:
         stopping: why the loop stops after this step; None while it goes on.
         interrupted: the signal that came, such as "Ctrl-C": leave as soon as the step is done.
         went_back: an earlier place was loaded at the last log point.
+        forsaken: this rank leaves by an error, of which the others may know nothing.
     """
 
     parts: Parts
@@ -59,7 +60,7 @@ class Loop:
         self.waited_s = self._told_s = 0.0  # for data: of all steps, and what was told of it
         self._cadence = Cadence(self.plan.logging_every, self.plan.steps_per_epoch)
         self._next_look = 0
-        self._started = self._doing = self.ends_epoch = self.went_back = False
+        self._started = self._doing = self.ends_epoch = self.went_back = self.forsaken = False
         self._asked: list[Request] = []
         self._find_watchers()
 
@@ -122,7 +123,7 @@ class Loop:
     def _count_from_here(self) -> None:
         """Let the next log point be due as seen from this place."""
         self.went_back = False
-        self._cadence.start(self.state.place.items, time.monotonic())
+        self._cadence.start(self.state.place.items, self.world.seconds)
         self._next_look = self._cadence.next_look(self.state.place.step)
 
     def step(self, batch: Batch) -> StepResult:
@@ -244,7 +245,7 @@ class Loop:
     def look(self, *, force: bool = False) -> bool:
         """Take a log point where one is due; say whether it was."""
         place = self.state.place
-        due = self._cadence.due(place.step, place.items, time.monotonic()) or force
+        due = self._cadence.due(place.step, place.items, self.world.seconds) or force
         if due:
             self.log_point()
             if self.compare is not None:
@@ -282,7 +283,7 @@ class Loop:
             loss=losses,
             grad_norm=norms,
             lr=[result.lr for result in results],
-            logged=read_logged(results),
+            logged=read_logged(results, self.world, gone=self.forsaken),
             samples=sum(result.samples for result in results),
             items=sum(result.items for result in results),
             seconds=seconds,

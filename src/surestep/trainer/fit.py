@@ -1,6 +1,5 @@
 """The whole run: steps with evaluations, checkpoints and early stopping."""
 
-import time
 from dataclasses import dataclass
 from functools import partial
 
@@ -82,7 +81,7 @@ def _train(session: Session) -> bool:
     seen = _Seen(session.state.place.step)
     loop.act[Request.SAVE] = partial(_save_as_asked, session, seen)
     for result in session.steps():
-        items, now = session.state.place.items, time.monotonic()
+        items, now = session.state.place.items, loop.world.seconds
         if result.step <= seen.step:  # the run went back
             evaluating.start(result.before.items, now)
             saving.start(result.before.items, now)
@@ -137,7 +136,7 @@ def _cadence(session: Session, duration: Duration) -> Cadence:
         duration,
         session.plan.steps_per_epoch,
         items=session.state.place.items,
-        seconds=time.monotonic(),
+        seconds=session.loop.world.seconds,
     )
 
 

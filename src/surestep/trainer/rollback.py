@@ -1,15 +1,18 @@
 """Loss spikes in a run: told, and where it is asked the run goes back and leaves a stretch out."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.log_point import LogPoint, Skip
 from surestep.engine.spikes import WINDOW, Spike
 from surestep.record.checkpoint.listing import list_checkpoints, step_of
+from surestep.record.checkpoint.opened import Opened, open_checkpoint
 from surestep.record.recorder import Recorder
 from surestep.trainer.session import Session
 from surestep.trainer.skipping import samples_of
+from surestep.trainer.together import first
 
 
 class SpikeWatch:
@@ -72,23 +75,39 @@ class SpikeWatch:
         if known.rollbacks >= most:
             return f"max_rollbacks={most} is used up: the run goes on."
         session.saving.collect(wait=True)  # the newest checkpoint may still be written
-        skipped = []
-        for path in reversed(list_checkpoints(self.recorder.checkpoints)):
-            if step_of(path) >= spike.step - 1:
-                continue
-            try:
-                session.go_back(path)
-            except CheckpointError as error:
-                skipped.append(str(error))
-                continue
-            break
-        else:
+        found, skipped = self._newest_before(spike)
+        if found is None:
             return " ".join([*skipped, "No checkpoint is from before it: the run goes on."])
+        session.go_back(found)
         now = session.state.spikes
         now.left_out, now.rollbacks = known.left_out, known.rollbacks
-        first, last = now.leave_out(spike)
-        self.recorder.drop_from(first)
+        begin, end = now.leave_out(spike)
+        session.loop.world.sums([0])  # none is deleted before all ranks have read theirs
+        self.recorder.drop_from(begin)
         step = session.state.place.step
-        self.recorder.event("rollback", step=step, left_out=[first, last], rollback=now.rollbacks)
-        told = f"Going back to step {step}; steps {first} to {last} are left out"
+        self.recorder.event("rollback", step=step, left_out=[begin, end], rollback=now.rollbacks)
+        told = f"Going back to step {step}; steps {begin} to {end} are left out"
         return " ".join([*skipped, f"{told} (rollback {now.rollbacks} of {most})."])
+
+    def _newest_before(self, spike: Spike) -> tuple[Opened | None, list[str]]:
+        """Return the newest good checkpoint before a spike, and why newer ones are passed over.
+
+        The first rank looks for it, and the others open the one that it found.
+        """
+
+        def look() -> tuple[Opened | None, list[str]]:
+            skipped: list[str] = []
+            for path in reversed(list_checkpoints(self.recorder.checkpoints)):
+                if step_of(path) < spike.step - 1:
+                    try:
+                        return open_checkpoint(path), skipped
+                    except CheckpointError as error:
+                        skipped.append(str(error))
+            return None, skipped
+
+        return first(
+            self.session.loop.world,
+            look,
+            tell=lambda found: (None if found[0] is None else str(found[0].path), found[1]),
+            follow=lambda said: (said[0] and open_checkpoint(Path(said[0])), said[1]),
+        )

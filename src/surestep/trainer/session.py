@@ -20,7 +20,8 @@ from surestep.engine.plan import Plan
 from surestep.engine.state import State
 from surestep.engine.step import StepResult
 from surestep.engine.task import Task
-from surestep.record.checkpoint.read import load_checkpoint
+from surestep.record.checkpoint.opened import Opened
+from surestep.record.checkpoint.read import load_opened
 from surestep.record.progress import Bar, Plain, Quiet
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run, Which
@@ -219,13 +220,9 @@ class Session:
         self.saving.finish()
         return self._recorder.checkpoints / f"step-{self.state.place.step:08d}"
 
-    def go_back(self, path: Path) -> None:
-        """Load an earlier checkpoint of this run, and go on from there.
-
-        Raises:
-            CheckpointError: damaged; the state is then as it was.
-        """
-        load_checkpoint(path, self.state)
+    def go_back(self, checkpoint: Opened) -> None:
+        """Load an earlier checkpoint of this run, and go on from there."""
+        load_opened(checkpoint, self.state)
         self.saving.step = None
         self.loop.go_back()
         self._progress.back(self.state.place.step)
@@ -280,6 +277,7 @@ class Session:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.loop.world.failed(error)
+        self.loop.forsaken = error is not None
         try:
             self.close()
         except SurestepError as late:

@@ -6,6 +6,7 @@ each of these answers at once.
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
@@ -63,6 +64,8 @@ class World:
         self._is_settled = False
         self.wanted: set[str] = set()  # what this rank asks all for
         self.agreed: set[str] = set()  # what some rank asked for, at the last exchange
+        self._began = time.monotonic()
+        self._seconds = 0.0
 
     @property
     def is_first(self) -> bool:
@@ -74,13 +77,22 @@ class World:
         """The same ranks, to be talked to by one thread beside the one that trains."""
         return World(self.rank, self.size, self.beside)
 
+    @property
+    def seconds(self) -> float:
+        """The one clock by which all ranks act; of several, the first one's at the last exchange.
+
+        Each rank's own would let them save or log at different steps.
+        """
+        return time.monotonic() if self.size == 1 else self._seconds
+
     def exchange(self, values: Sequence[float]) -> list[float]:
         """Add up the values of all ranks; what one rank wants is then agreed on all of them."""
         if not self._is_settled and self.watch is not None:
             self._is_settled = self.watch.settle()
         asked = [float(word in self.wanted) for word in WORDS]
         self.wanted.clear()
-        sums = self.sums([*values, *asked])
+        clock = time.monotonic() - self._began if self.is_first else 0.0
+        *sums, self._seconds = self.sums([*values, *asked, clock])
         self.agreed = {word for word, n in zip(WORDS, sums[len(values) :], strict=True) if n}
         return sums[: len(values)]
 
