@@ -246,6 +246,13 @@ class Known:
         return "" if self.given.order is None else self.given.order.explain(self.cut, self["seed"])
 
     @property
+    def on_each_rank(self) -> str:
+        """Say what it costs several ranks to share what must be read whole."""
+        ranks = self.facts.launched.size
+        shares = f"; each of {ranks} ranks loads all of it, and keeps its share of each batch"
+        return shares if ranks > 1 else ""
+
+    @property
     def skips_source(self) -> str:
         """Return which file names the samples that are left out, where one does."""
         source = "" if self.given.skips is None else self.given.skips.source

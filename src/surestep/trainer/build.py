@@ -20,7 +20,7 @@ from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.precision import autocast
 from surestep.trainer.alike import Drift
 from surestep.trainer.planning import Planned
-from surestep.trainer.together import settle
+from surestep.trainer.together import check_streams, settle
 from surestep.trainer.wire import parts_of
 
 
@@ -55,6 +55,8 @@ def build(
     settings.enter_context(rematerialised)  # within what gathers a block
     model = laid_out(planned.model, plan, world)
     loss.to(plan.device)
+    if world.size > 1:
+        check_streams(world, task, plan)
     training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     judged_by, casting = plan.validation_metric, autocast(plan)
     with eager(model):
@@ -67,7 +69,7 @@ def build(
     parts.transform = training.transform
     for module, mode in modes:
         settings.callback(setattr, module, "training", mode)
-    if world.size > 1 and plan.parallel_kind != "deepspeed":
+    if world.size > 1 and task.step is None and plan.parallel_kind != "deepspeed":
         settle(parts, training, plan)
     loop = Loop(parts, training, plan, callbacks=list(callbacks), on_log=[Watch(model)])
     if world.size > 1:

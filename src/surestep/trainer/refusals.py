@@ -25,10 +25,15 @@ def check_own(plan: Plan, micro_batches: Sequence[Any]) -> None:
     """Check that a step can be taken on batches of the user's own.
 
     Raises:
-        ConfigError: there are none, or the run may leave out those of the training data.
+        ConfigError: there are none, or the run needs those of the training data.
     """
     if not micro_batches:
         raise ConfigError("train_step() got no micro-batches. Give a list of at least one.")
+    if plan.batch_transform is not None and plan.parallel_ranks > 1:
+        raise ConfigError(
+            f"batch_transform={plan.batch_transform} mixes the batch of all {plan.parallel_ranks} "
+            "ranks, and train_step() is given that of one. Train by steps(), or start one process."
+        )
     if plan.on_spike == "rollback":
         raise ConfigError(
             "on_spike='rollback' leaves out batches of the training data, and train_step() is "

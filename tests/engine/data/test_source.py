@@ -109,6 +109,13 @@ def test_an_epoch_is_cut_into_batches_and_those_into_micro_batches():
     assert list(cut.micro_batches(16, 20)) == [(16, 19), (19, 20)]
 
 
+def test_a_rank_that_needs_the_whole_batch_reads_the_shares_of_all_in_order():
+    cut = Cut(samples=20, batch_size=8, micro_batch_size=3, rank=1, ranks=2)
+    shares = [list(cut._replace(rank=rank).micro_batches(8, 16)) for rank in (0, 1)]
+    assert shares == [[(8, 11), (11, 12)], [(12, 15), (15, 16)]]
+    assert list(cut._replace(whole=True).micro_batches(8, 16)) == shares[0] + shares[1]
+
+
 def test_drop_last_drops_the_smaller_batch_and_the_one_before_ends_the_epoch():
     cut = Cut(samples=20, batch_size=8, micro_batch_size=3, drop_last=True)
     assert list(cut.batches(0)) == [(0, 8, False), (8, 16, True)]

@@ -7,7 +7,7 @@ from torch import nn
 
 from surestep import seed_at, transforms
 from surestep.base.errors import TaskError
-from surestep.engine.data.batch import Batch, MicroBatch
+from surestep.engine.data.batch import Batch, MicroBatch, nothing_in
 from surestep.engine.data.transform import Transform, name_of
 from surestep.engine.loss import as_loss
 from tests import tiny
@@ -232,3 +232,23 @@ def test_a_transform_is_of_training_only(tmp_path):
         assert seen == [8, 8, 8, 4]
         session.train_step([tiny.data(6)])
         assert seen == [8, 8, 8, 4, 6]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_of_several_ranks_keeps_its_share_of_the_transformed_batch(rank):
+    mixup = transforms.mixup(0.4, classes=tiny.CLASSES)
+    whole = transform(mixup)(batch_of(*CUT), 5)
+    kept = transform(mixup, rank=rank, ranks=2)(batch_of(*CUT), 5)
+    (micro,) = kept.micro_batches
+    assert torch.equal(micro.args[0], whole.micro_batches[rank].args[0])
+    assert torch.equal(micro.targets, whole.micro_batches[rank].targets)
+    assert (kept.items, kept.samples) == (whole.micro_batches[rank].items, whole.samples)
+
+
+def test_a_rank_without_samples_keeps_a_row_that_does_not_count():
+    batch = batch_of(((X,), Y))
+    nothing = nothing_in(batch.micro_batches[0]._replace(position=7))
+    batch = batch._replace(micro_batches=(*batch.micro_batches, nothing))
+    (micro,) = transform(lambda x, y: (x.flip(0), y), rank=1, ranks=2)(batch, 0).micro_batches
+    assert (micro.items, micro.samples) == (0, 0)
+    assert len(micro.args[0])

@@ -118,7 +118,8 @@ def _check_transformed(
     if isinstance(transform.function, Mix):
         transform.function.check(feed.loss, micro.targets)
     try:
-        (changed,) = transform(feed.batch([micro], (0, 0, 0)), -1).micro_batches
+        whole = feed.batch([micro] * transform.ranks, (0, 0, 0))
+        (changed,) = transform(whole, -1).micro_batches
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise TaskError(f"batch_transform fails on the first batch: {error}") from error
     _try(model, feed.loss, changed)

@@ -22,7 +22,7 @@ from surestep.engine.data.batch import (
 )
 from surestep.engine.data.dataset import check_unsampled, loader_settings, samples_of
 from surestep.engine.data.open import open_source
-from surestep.engine.data.order import Cut, Order, order_of
+from surestep.engine.data.order import Cut, Order, order_of, read_for
 from surestep.engine.data.passes import Stream
 from surestep.engine.data.skips import order_without
 from surestep.engine.data.source import InMemory, Source
@@ -92,7 +92,7 @@ class Feed:
         order = self.order_at(epoch)
         cuts, ahead = tee(chain.from_iterable(self.cut.lists(start)))
         wanted = chain.from_iterable(map(itemgetter(3), ahead))
-        raw = self.source.read(epoch, order, map(_any_sample, wanted) if self.shared else wanted)
+        raw = self.source.read(epoch, order, map(read_for, wanted) if self.shared else wanted)
         for first, end, ends_epoch, ranges in cuts:
             micro_batches = []
             for where in ranges:
@@ -111,12 +111,13 @@ class Feed:
         return order_of(self.cut.samples, self.seed, epoch)
 
     def _read_stream(self, stream: Stream, epoch: int, start: int) -> Iterator[Batch]:
-        for pieces, ends_epoch in stream.batches(epoch, start):
-            micro_batches = [
-                self.micro_batch(raw, position, samples) for raw, position, samples in pieces
-            ]
-            place = (epoch, pieces[0].position, pieces[-1].position + pieces[-1].samples)
-            yield self.batch(micro_batches, place, ends_epoch=ends_epoch)
+        for pieces, (first, end), ends_epoch in stream.batches(epoch, start):
+            micro_batches = []
+            for raw, position, samples in pieces:
+                micro = self.micro_batch(raw, position, samples)
+                micro_batches.append(micro if samples else nothing_in(micro))
+            batch = self.batch(micro_batches, (epoch, first, end), ends_epoch=ends_epoch)
+            yield batch._replace(samples=end - first) if self.shared else batch
 
     def batch(
         self,
@@ -169,7 +170,7 @@ class Feed:
             return
         where = [range(*each) for each in self.cut.micro_batches(*next(self.cut.batches(0))[:2])]
         order = self.order_at(0)
-        read = self.source.read(0, order, map(_any_sample, where))
+        read = self.source.read(0, order, map(read_for, where))
         for raw, positions in zip(read, where, strict=True):
             yield raw, positions.start, len(positions)
 
@@ -255,6 +256,7 @@ def feed(
         drop_last=training and plan.data_drop_last,
         rank=plan.parallel_rank,
         ranks=plan.parallel_ranks,
+        whole=transform is not None,
     )
     source = open_source(data, part, cut, task=task, plan=plan, training=training)
     return Feed(
@@ -283,11 +285,6 @@ def _uniform_items(source: Source | Stream, task: Task, loss: Loss) -> float | N
     if not isinstance(targets, Tensor) or loss.items(source.tensors, targets) != targets.numel():
         return None
     return targets.numel() / len(targets)
-
-
-def _any_sample(where: range) -> range:
-    """Return the positions to read; for a rank that has none some other, which is not counted."""
-    return where or range(max(where.start - 1, 0), max(where.start, 1))
 
 
 def _pinned(tensor: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class Cut(NamedTuple):
 
     `samples` is None for a stream that does not say its length, which is cut as it is read. Each of
     several ranks has its share of every batch, in as many micro-batches as the others; one may be
-    empty.
+    empty. Where each of them needs the whole batch, `whole`, it has the shares of all, in order.
     """
 
     samples: int | None
@@ -41,6 +41,7 @@ class Cut(NamedTuple):
     drop_last: bool = False
     rank: int = 0
     ranks: int = 1
+    whole: bool = False
 
     def batches(self, start: int) -> Iterator[tuple[int, int, bool]]:
         """Yield (first position, end, is the last) of each batch from position `start` on."""
@@ -53,11 +54,12 @@ class Cut(NamedTuple):
     def micro_batches(self, first: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield (first position, end) of each micro-batch of this rank's share of a batch."""
         samples, size = end - first, self.micro_batch_size
-        begin = first + samples * self.rank // self.ranks
-        stop = first + samples * (self.rank + 1) // self.ranks
         largest = -(-samples // self.ranks)
-        for start in range(begin, begin + largest, size):
-            yield min(start, stop), min(start + size, stop)
+        for rank in range(self.ranks) if self.whole else (self.rank,):
+            begin = first + samples * rank // self.ranks
+            stop = first + samples * (rank + 1) // self.ranks
+            for start in range(begin, begin + largest, size):
+                yield min(start, stop), min(start + size, stop)
 
     def lists(self, start: int) -> Iterator[list[tuple[int, int, bool, list[range]]]]:
         """Yield lists of (first position, end, is the last, micro-batches) from `start` on.
@@ -71,6 +73,11 @@ class Cut(NamedTuple):
             for first, end, is_last in islice(batches, LISTED)
         ]:
             yield found
+
+
+def read_for(where: range) -> range:
+    """Return the positions to read; for a rank that has none some other, which is not counted."""
+    return where or range(max(where.start - 1, 0), max(where.start, 1))
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,14 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from surestep.base.errors import DataError
-from surestep.engine.data.order import Cut
+from surestep.engine.data.order import Cut, read_for
 from surestep.engine.data.own_state import Mark, Own, Part
 from surestep.engine.data.source import WorkerStart, as_it_is
 from surestep.engine.data.stream import Look, Reader, check_parts, empty
 from surestep.engine.seed import LoadingRandomness, forget_gaussian
 
 Collate = Callable[[list[Any]], Any]
+Span = tuple[int, int]  # the first position and the end
 _KEPT = 64  # marks
 
 
@@ -108,7 +109,8 @@ class _Pass(IterableDataset[Any]):
         raws = []
         for start, end in self.cut.micro_batches(0, len(samples)):
             self.reader.seed_place(epoch, first + start * workers)
-            raws.append(self.collate(samples[start:end]))
+            there = read_for(range(start, end))
+            raws.append(self.collate(samples[there.start : there.stop]))
         return raws
 
 
@@ -165,21 +167,23 @@ class Stream:
             check_parts(list(look), part)
         self._loader = self._make()
 
-    def batches(self, epoch: int, start: int) -> Iterator[tuple[list[Piece], bool]]:
-        """Yield the micro-batches of each batch from `start` on, and whether it is the last.
+    def batches(self, epoch: int, start: int) -> Iterator[tuple[list[Piece], Span, bool]]:
+        """Yield the micro-batches of each batch from `start` on, where it is, and if it is last.
+
+        Of several ranks each reads all of the stream, and collates its own share of each batch.
 
         Raises:
             DataError: there is nothing in it, or not what it said, or less than was read before.
         """
-        waiting: list[Piece] | None = None
+        waiting: tuple[list[Piece], Span] | None = None
         for batch in self._batches(epoch, start):
             if waiting is not None:
-                yield waiting, False
+                yield *waiting, False
             waiting = batch
         if waiting is not None:
-            yield waiting, True
+            yield *waiting, True
 
-    def _batches(self, epoch: int, start: int) -> Iterator[list[Piece]]:
+    def _batches(self, epoch: int, start: int) -> Iterator[tuple[list[Piece], Span]]:
         size, rests = self.cut.batch_size, []  # type: int, list[_Rest]
         mark = self._begin(epoch, start)
         position, parts = mark.position, list(mark.parts)
@@ -231,9 +235,10 @@ class Stream:
         self.close()  # workers that are alive do not see it
         return mark
 
-    def _pieces(self, raws: list[Any], first: int, samples: int) -> list[Piece]:
-        cuts = self.cut.micro_batches(first, first + samples)
-        return [Piece(raw, a, b - a) for raw, (a, b) in zip(raws, cuts, strict=True)]
+    def _pieces(self, raws: list[Any], first: int, samples: int) -> tuple[list[Piece], Span]:
+        span = (first, first + samples)
+        cuts = self.cut.micro_batches(*span)
+        return [Piece(raw, a, b - a) for raw, (a, b) in zip(raws, cuts, strict=True)], span
 
     def _check_longer(self, read: int) -> None:
         if self.cut.samples is not None and read > self.cut.samples:

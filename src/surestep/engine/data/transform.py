@@ -40,6 +40,9 @@ class Transform:
         counted: whether `loss` can count them: not where the user counts whole batches.
         seed: of the run.
         device: where batches are.
+        rank: of this process among those that share a batch. Each of them is given all of the
+            batch, as micro-batches of one rank after the other, and gets its own back.
+        ranks: how many there are.
     """
 
     def __init__(
@@ -50,12 +53,16 @@ class Transform:
         counted: bool,
         seed: int,
         device: torch.device,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         self.function = function
         self.loss = loss
         self.counted = counted
         self.seed = seed
         self.device = device
+        self.rank = rank
+        self.ranks = ranks
         self._generators = ModelRandomness(seed, device).generators
         self._wants_generator = "generator" in inspect.signature(function).parameters
 
@@ -68,7 +75,7 @@ class Transform:
         """
         if not batch.items:
             return batch
-        micros = batch.micro_batches
+        micros = tuple(each for each in batch.micro_batches if each.samples)
         inputs = _together([_inputs(each) for each in micros], micros)
         targets = _together([each.targets for each in micros], micros)
         before = _versions(targets)
@@ -79,17 +86,27 @@ class Transform:
         changed_targets = new_targets is not targets or _versions(targets) != before
         recount = self.counted and changed_targets
         changed, row = [], 0
-        for micro in micros:
-            rows = slice(row, row + micro.samples) if len(micros) > 1 else None
+        first, end = self._share(len(batch.micro_batches))
+        for index, micro in enumerate(batch.micro_batches):
+            start = min(row, batch.samples - 1)  # one without samples goes along with some row
+            rows = slice(start, start + max(micro.samples, 1)) if len(micros) > 1 else None
             row += micro.samples
-            changed.append(self._cut(micro, _rows(new_inputs, rows), _rows(new_targets, rows)))
-            if recount:
-                changed[-1] = counted(changed[-1], self.loss, None)
+            if not first <= index < end:
+                continue
+            micro = self._cut(micro, _rows(new_inputs, rows), _rows(new_targets, rows))
+            if recount and micro.samples:
+                micro = counted(micro, self.loss, None)
+            changed.append(micro)
         return batch._replace(
             micro_batches=tuple(changed),
             items=sum((each.items for each in changed), 0.0),
             part_items=part_items_of(changed),
         )
+
+    def _share(self, micro_batches: int) -> tuple[int, int]:
+        """Return which micro-batches this rank keeps: (first, end)."""
+        own = micro_batches // self.ranks
+        return self.rank * own, (self.rank + 1) * own
 
     def _call(self, inputs: Any, targets: Any, seed: int) -> tuple[Any, Any]:
         with LoadingRandomness():
@@ -181,6 +198,8 @@ def transform_of(task: Task, loss: Loss, plan: Plan) -> Transform | None:
         counted=task.items_are_of_targets(),
         seed=plan.seed,
         device=plan.device,
+        rank=plan.parallel_rank,
+        ranks=plan.parallel_ranks,
     )
 
 

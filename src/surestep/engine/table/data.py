@@ -114,7 +114,7 @@ ROWS: Rows = {
         Row(
             lambda k: k.given.is_stream,
             lambda _: "the stream's",
-            "samples come as the stream gives them; data.shuffle_buffer mixes",
+            "samples come as the stream gives them; data.shuffle_buffer mixes{k.on_each_rank}",
         ),
         Row(lambda k: k["data.shuffle"], lambda _: "shuffled", "each sample once: data.shuffle"),
         default("sequential", "each sample once, as stored: data.shuffle is off"),
@@ -131,7 +131,7 @@ ROWS: Rows = {
         Row(
             lambda k: k.given.batch_transform is not None,
             lambda k: k.given.batch_transform,
-            "the Task's: of each global batch in training, seeded by step",
+            "the Task's: of each global batch in training, seeded by step{k.on_each_rank}",
         ),
         default(None, "the Task has none"),
     ),
