@@ -9,6 +9,7 @@ from surestep.engine import metrics
 from surestep.engine.data.batch import Batch
 from surestep.engine.parallel.base import GradNorm
 from surestep.engine.parallel.many import Abandoned, Movers
+from surestep.engine.parallel.summed import of_first
 from surestep.engine.step import Parts, Update
 from surestep.engine.turn import Turn
 
@@ -32,9 +33,11 @@ class OwnStep:
         except Abandoned as abandoned:
             stopped = abandoned.outcome
             metrics.take_logged()
-        outcome = self.movers.end(stopped)
+        outcome, world = self.movers.end(stopped), parts.parallel.world
+        if world.size > 1:
+            of_first(parts.state.model, weights=False)
         losses = {name: _mean(values) for name, values in turn.losses.items()}
-        logged = [(f"{name}/loss", value) for name, value in losses.items()]
+        logged = [(f"{name}/loss", value) for name, value in losses.items() if world.is_first]
         logged += [(name, _mean(list(values.values()))) for name, values in turn.logged.items()]
         total = torch.stack([each.float() for each in losses.values()]).sum() * divisor
         return Update(outcome, _together(turn.norms), total, logged)

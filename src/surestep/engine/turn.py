@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError, near
 from surestep.engine import metrics
-from surestep.engine.checks.turn_loss import check_turn_loss
-from surestep.engine.data.batch import Batch, MicroBatch
+from surestep.engine.checks.turn_loss import check_turn_loss, check_walked
+from surestep.engine.data.batch import Batch, MicroBatch, for_company
 from surestep.engine.parallel.base import GradNorm
 from surestep.engine.parallel.many import Mover, Movers
 from surestep.engine.step import Parts
@@ -31,8 +31,9 @@ class Pass:
 
     index: int
     names: tuple[str, ...]
-    loss: Tensor | None = None
+    loss: Tensor | None = None  # at last of all ranks
     seen: set[int] = field(default_factory=set)
+    summed: bool = False
 
 
 class Turn:
@@ -57,6 +58,10 @@ class Turn:
         self._movers = movers
         self._batch = batch
         self._items = batch.items
+        self._world = parts.parallel.world
+        self._walked = [each for each in batch.micro_batches if each.items]
+        self._counts = bool(self._walked)
+        self._walked = self._walked or [for_company(batch.micro_batches[0])]
         self._passes = self._draws = 0
         self._micro: MicroBatch | None = None
         self._pass: Pass | None = None
@@ -77,12 +82,11 @@ class Turn:
         """
         walk = self._pass = self._begin(names or tuple(self._movers.by_name))
         step = self._parts.state.place.step
-        for micro in self._batch.micro_batches:
-            if micro.items:
-                self._parts.randomness.at(step, micro.position, walk.index)
-                self._micro, self._draws = micro, 0
-                yield micro
-                self._take_logged(walk.index, micro.items / self._items)
+        for micro in self._walked:
+            self._parts.randomness.at(step, micro.position, walk.index)
+            self._micro, self._draws = micro, 0
+            yield micro
+            self._take_logged(walk.index, self._share_of(micro))
         self._micro = self._pass = None
 
     def backward(
@@ -106,7 +110,11 @@ class Turn:
         """
         walk = self._check(loss, micro)
         loss = loss.float() if loss.dtype in (torch.bfloat16, torch.float16) else loss
-        share = micro.items / self._items
+        share = self._share_of(micro)
+        walk.seen.add(micro.position)
+        if not share:
+            walk.loss = torch.zeros_like(loss.detach())
+            return
         seed = torch.full((), share, dtype=loss.dtype, device=loss.device)
         with self._without_autocast():
             self._movers.add_gradient(
@@ -114,7 +122,6 @@ class Turn:
             )
         part = loss.detach() * share
         walk.loss = part if walk.loss is None else walk.loss + part
-        walk.seen.add(micro.position)
 
     @overload
     def grad(self, outputs: Tensor, inputs: Tensor, **graph: bool) -> Tensor: ...
@@ -170,12 +177,10 @@ class Turn:
         if not any(walk.loss is each for each in self.losses.get(label, ())):
             self.losses.setdefault(label, []).append(walk.loss)
         rate = self._movers.set_rate(name, self.index)
-        self._log(f"{name}/grad_norm", norm.total, walk.index)
-        self._log(
-            f"{name}/lr",
-            torch.full((), rate, dtype=torch.float64, device=norm.total.device),
-            walk.index,
-        )
+        if self._world.is_first:  # what is logged is added up over the ranks
+            self._log(f"{name}/grad_norm", norm.total, walk.index)
+            shown = torch.full((), rate, dtype=torch.float64, device=norm.total.device)
+            self._log(f"{name}/lr", shown, walk.index)
         self._movers.step(name, walk.loss, norm.total, pending=bool(self._ready))
 
     def log(self, name: str, value: Tensor) -> None:
@@ -210,7 +215,7 @@ class Turn:
                 "The step moved nothing: it called turn.step() for no optimizer. Known: "
                 f"{', '.join(self._movers.by_name)}."
             )
-        self._take_logged(-1, 1.0)
+        self._take_logged(-1, 1 / self._world.size)
 
     def _begin(self, names: tuple[str, ...]) -> Pass:
         for name in names:
@@ -245,17 +250,12 @@ class Turn:
 
     def _measure(self, name: str, max_norm: float | None) -> GradNorm:
         parallel, walk = self._mover(name).parallel, self._ready.get(name)
-        if walk is None:
-            raise TaskError(
-                f"There are no gradients of {name!r} to step by. Walk over "
-                f"turn.micro_batches({name!r}) and call turn.backward(loss, micro) for each."
-            )
-        wanted = sum(1 for micro in self._batch.micro_batches if micro.items)
-        if len(walk.seen) < wanted:
-            raise TaskError(
-                f"{name!r} has gradients of {len(walk.seen)} of the {wanted} micro-batches of this "
-                "batch. Walk over all of turn.micro_batches(...), with a turn.backward for each."
-            )
+        check_walked(name, None if walk is None else len(walk.seen), len(self._walked))
+        assert walk is not None
+        assert walk.loss is not None
+        if not walk.summed:
+            walk.loss, walk.summed = parallel.add_up(walk.loss), True
+        parallel.reduce_grads()
         parallel.unscale()
         for watch in self._parts.on_backward:
             watch(self._parts.state)
@@ -266,14 +266,18 @@ class Turn:
 
     def _drawn(self, draw: Any, micro: MicroBatch, size: tuple[int, ...]) -> Tensor:
         """Draw for the whole batch and take the rows of `micro`."""
-        generator = self._parts.randomness.generator_of_noise(
-            self._parts.state.place.step, self._passes - 1, self._draws
-        )
+        batch, step = self._batch, self._parts.state.place.step
+        generator = self._parts.randomness.generator_of_noise(step, self._passes - 1, self._draws)
         self._draws += 1
-        whole = self._batch.samples, *size
-        drawn: Tensor = draw(whole, generator=generator, device=generator.device)
-        first = micro.position - self._batch.micro_batches[0].position
+        drawn: Tensor = draw((batch.samples, *size), generator=generator, device=generator.device)
+        is_own = batch.end == batch.position  # of the user's own, which has no place
+        begin = batch.micro_batches[0].position if is_own else batch.position
+        first = min(micro.position - begin, batch.samples - micro.samples)
         return drawn[first : first + micro.samples].clone()
+
+    def _share_of(self, micro: MicroBatch) -> float:
+        """Return the micro-batch's share of the items of all ranks; 0 of company."""
+        return micro.items / self._items if self._counts else 0.0
 
     def _without_autocast(self) -> AbstractContextManager[Any]:
         """Return the context of a backward: torch advises against autocast there."""
@@ -284,7 +288,8 @@ class Turn:
 
     def _take_logged(self, walk: int, share: float) -> None:
         if metrics.logged:
-            for name, value in metrics.take_logged(share):
+            taken = metrics.take_logged(share)
+            for name, value in taken if share else ():
                 self._log(name, value, walk)
 
     def _log(self, name: str, value: Tensor, walk: int) -> None:

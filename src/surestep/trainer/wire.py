@@ -15,6 +15,7 @@ from surestep.engine.optim.learners import build_learners
 from surestep.engine.own_step import OwnStep
 from surestep.engine.parallel.many import Kept, Mover, Movers
 from surestep.engine.parallel.search import search
+from surestep.engine.parallel.summed import Summed, of_first
 from surestep.engine.parallel.ways import verbs
 from surestep.engine.parallel.world import World
 from surestep.engine.plan import Plan
@@ -63,6 +64,8 @@ def parts_of(
     movers = Movers(
         {name: _mover(plans[name], task, state, name, world) for name in optimizers}, state.scaler
     )
+    if task.step is not None and world.size > 1:
+        of_first(model, weights=True)
     first = next(iter(movers.by_name.values()))
     settings.callback(first.parallel.leave)
     parts = Parts(
@@ -98,8 +101,9 @@ def _mover(plan: Plan, task: Task, state: State, name: str, world: World) -> Mov
     optimizer = state.optimizers[name]
     peaks = [float(group["lr"]) for group in optimizer.param_groups]
     rate = annealed(rate_of(plan.schedule, state.plateau, task.schedule), plan.average, peaks[0])
+    own = task.step is not None and world.size > 1
     return Mover(
-        verbs(plan, state, name, world),
+        Summed(plan, state, world, name) if own else verbs(plan, state, name, world),
         rate,
         peaks,
         Kept(optimizer),

@@ -160,6 +160,14 @@ def nothing_in(micro: MicroBatch) -> MicroBatch:
     return micro._replace(items=0, samples=0, part_items=tuple(0 for _ in micro.part_items))
 
 
+def for_company(micro: MicroBatch) -> MicroBatch:
+    """Return what a rank without items walks over, as the others do; none of it counts.
+
+    It holds a sample, and says so, since the user's step may divide by what it is told.
+    """
+    return micro._replace(items=1, samples=max(micro.samples, 1))
+
+
 def nothing_of(outputs: Any) -> Tensor:
     """Return 0 that depends on outputs, so that a backward from it goes where theirs would go.
 

@@ -238,8 +238,9 @@ class Movers:
         """Return the loss; 0 where gradients within it overflowed, which is not its failure."""
         if not self._graph_grads or finite(loss):
             return loss
-        sums = [each.sum() for each in self._graph_grads]
-        return loss if finite(*sums) else torch.zeros_like(loss)
+        is_broken = not finite(*(each.sum() for each in self._graph_grads))
+        world = next(iter(self.by_name.values())).parallel.world
+        return torch.zeros_like(loss) if any(world.largest([is_broken])) else loss
 
     def _look_for_the_idle(self) -> None:
         """Warn of an optimizer that is never stepped, once."""

@@ -65,6 +65,9 @@ class Single:
         """Return the loss itself."""
         return loss_sum
 
+    def reduce_grads(self) -> None:
+        """Do nothing: no other rank has gradients."""
+
     def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
         """Return a context that does nothing."""
         return NOTHING
