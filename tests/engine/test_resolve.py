@@ -4,6 +4,7 @@ import pytest
 
 from surestep.base.config import Config, options
 from surestep.engine.optim.catalog import options_of
+from surestep.engine.parallel.launch import Launched
 from surestep.engine.plan import Plan
 from surestep.engine.resolve import seed_of
 from surestep.engine.table import REFUSALS, TABLE
@@ -41,6 +42,25 @@ def test_every_decision_has_a_reason(facts, given):
     }
     assert set(found.optim_options) == set(options_of(found.optim_name))
     assert all(each.reason and "{" not in each.reason for each in found.decisions)
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        ("data.order", replace(GIVEN, is_stream=True)),
+        ("batch_transform", replace(GIVEN, batch_transform="mixup(0.2)")),
+    ],
+)
+def test_what_each_rank_reads_whole_has_its_price_said(option, given):
+    ranks = replace(FACTS, launched=Launched(rank=1, size=2, local_size=2))
+    assert decide({}, ranks, given).reason(option).endswith("keeps its share of each batch")
+    assert "ranks" not in decide({}, FACTS, given).reason(option)
+
+
+def test_a_step_of_the_tasks_own_says_when_gradients_are_added_up():
+    ranks = replace(FACTS, launched=Launched(rank=1, size=2, local_size=2))
+    found = decide({}, ranks, replace(GIVEN, own_step=True))
+    assert found.reason("parallel.kind").endswith("turn.step adds up the gradients")
 
 
 def test_every_option_of_the_config_is_decided():

@@ -250,19 +250,11 @@ EVALUATION: list[Case] = [
     ({"average.buffers": "recompute", **SWA}, {}, "Leave it out"),
     ({"average.buffers": "recompute", **SWA}, OWN_STEP, "Say 'average', or Task(loss=...)"),
 ]
-MIXED = {"batch_transform": surestep.transforms.mixup(0.2)}
 LAUNCHED = {"facts": MANY["facts"]}
 PARALLEL: list[Case] = [
     ({"parallel.kind": "ddp"}, {}, "torchrun --nproc-per-node 2"),
     ({"parallel.kind": "fsdp"}, {}, "torchrun --nproc-per-node 2"),
     ({"parallel.kind": "single"}, LAUNCHED, "2 processes were started"),
-    ({"parallel.kind": "ddp", **STEPS}, LAUNCHED | ENDLESS, "data is a stream"),
-    ({"parallel.kind": "ddp"}, LAUNCHED | MIXED, "mixes the whole batch"),
-    ({"parallel.kind": "ddp"}, LAUNCHED | OWN_STEP, "its own step"),
-    (LBFGS, LAUNCHED, "evaluates the batch by itself"),
-    ({"on_spike": "rollback"}, LAUNCHED, "goes back"),
-    ({"logging.every": "2 minutes"}, LAUNCHED, "Say steps or epochs"),
-    ({"checkpoint.every": "2 minutes"}, LAUNCHED, "Say steps or epochs"),
     ({"parallel.find_unused_parameters": True}, {}, "Start them with torchrun"),
     (
         {"parallel.start_timeout_s": 10, "parallel.timeout_s": 60},
@@ -281,6 +273,8 @@ PARALLEL: list[Case] = [
     ({"parallel.sync_batchnorm": True}, LAUNCHED, "works on GPUs only"),
     ({"parallel.shard": "full"}, {}, "say parallel.kind='fsdp'"),
     ({"parallel.shard": "grad_op", "parallel.kind": "ddp"}, LAUNCHED, "say parallel.kind='fsdp'"),
+    (FSDP, LAUNCHED | OWN_STEP, "The Task brings its own step"),
+    ({**FSDP, **LBFGS}, LAUNCHED, "evaluates the batch by itself"),
     ({**FSDP, "optim.name": "muon"}, LAUNCHED, "Say optim.name='adamw'"),
     ({**FSDP, "optim.name": "adafactor"}, LAUNCHED, "Say optim.name='adamw'"),
     ({**FSDP, "optim.name": "adamw8bit"}, LAUNCHED, "Say optim.name='adamw'"),

@@ -14,6 +14,7 @@ from surestep.base.errors import Stopped
 from surestep.trainer.fit import fit
 from tests.multi_rank import zero
 from tests.multi_rank.cases import CASES, half, poisoned, result, task, trained
+from tests.multi_rank.kinds import KINDS, REFUSED, by_the_clock, half_of_a_stream, stream_gone_on
 from tests.multi_rank.on_parts import ON_PARTS, run
 from tests.multi_rank.ways import WAYS, cells, goings_on
 
@@ -66,13 +67,15 @@ def interrupted_and_gone_on(folder: Path) -> dict[str, Any]:
 
 OTHERS = {
     **{"poisoned": poisoned, "stopped": stopped, "signalled": signalled, "half": half},
-    **{"gone on": interrupted_and_gone_on},
+    **{"gone on": interrupted_and_gone_on, "clock": by_the_clock},
+    **{"half of a stream": half_of_a_stream},
 }
 
 
 def main(out: Path) -> None:
     torch.set_num_threads(1)
-    found = {name: case(out / name) for name, case in {**CASES, **OTHERS}.items()}
+    cases = {**CASES, **KINDS, **REFUSED, **OTHERS}
+    found: dict[Any, Any] = {name: case(out / name) for name, case in cases.items()}
     for name, cell in cells(RANKS).items():
         found[name] = cell.run(out / "-".join(name), WAYS[cell.way])
     for name, case in ON_PARTS.items() if RANKS == 2 else ():
@@ -89,6 +92,7 @@ def main(out: Path) -> None:
         found["again", way] = cell.run(out / f"again {way}", WAYS[way])
         for begun in sorted(out.glob(f"* goes on as {way}")):
             found["goes on", begun.name] = cell.run(begun, WAYS[way])
+    found["stream begun by one"] = stream_gone_on(out / "stream begun by one")
     torch.save(found, out / f"rank-{RANK}.pt")
 
 

@@ -30,23 +30,13 @@ def _needs_many(option: str) -> Refusal:
     )
 
 
-def _alone(when: Callable[[Known], bool], what: Callable[[Known], str]) -> Refusal:
-    """Refuse what one process can do and several cannot."""
+def _copies_only(when: Callable[[Known], bool], what: str) -> Refusal:
+    """Refuse what needs a copy of the model in each process, where there is none."""
     return Refusal(
-        lambda k: _many(k) and when(k),
+        lambda k: k["parallel.kind"] not in ("single", "ddp") and when(k),
         lambda k: (
-            f"{what(k)}, and parallel.kind={k['parallel.kind']!r} cannot share that among "
-            f"{k.facts.launched.size} processes. Start one, or leave it out."
-        ),
-    )
-
-
-def _by_the_clock(option: str) -> Refusal:
-    return Refusal(
-        lambda k: _many(k) and k.said.get(option, "").endswith(("minutes", "minute", "hours")),
-        lambda k: (
-            f"{option}={k.said[option]!r}, but the clocks of {k.facts.launched.size} processes "
-            "differ, and all must act at the same step. Say steps or epochs."
+            f"{what}, and needs a copy of the model in each process, which "
+            f"parallel.kind={k['parallel.kind']!r} does not keep. Say parallel.kind='ddp'."
         ),
     )
 
@@ -67,6 +57,12 @@ ROWS: Rows = {
             lambda k: _many(k) and shard_of(k) not in ("", "none"),
             lambda _: "fsdp",
             "auto: parallel.shard is said: {origins[parallel.shard]}",
+        ),
+        Row(
+            lambda k: _many(k) and k.given.own_step,
+            lambda _: "ddp",
+            "auto: {k.facts.launched.size} processes, started by {k.facts.launched.by}; each has "
+            "a copy of the model, and turn.step adds up the gradients",
         ),
         Row(
             _many,
@@ -144,22 +140,11 @@ REFUSALS: Refusals = {
         ),
     ),
     "parallel.ranks": (
-        _alone(lambda k: k.given.is_stream, lambda _: "The training data is a stream"),
-        _alone(
-            lambda k: k.given.batch_transform is not None,
-            lambda k: f"batch_transform={k.given.batch_transform} mixes the whole batch",
-        ),
-        _alone(lambda k: not k.given.called, lambda _: "The Task brings its own step"),
-        _alone(
+        _copies_only(lambda k: k.given.own_step, "The Task brings its own step"),
+        _copies_only(
             lambda k: k.said.get("optim.name") == "lbfgs",
-            lambda k: f"optim.name={k.said['optim.name']!r} evaluates the batch by itself",
+            "optim.name='lbfgs' evaluates the batch by itself",
         ),
-        _alone(
-            lambda k: k.said.get("on_spike") == "rollback",
-            lambda k: f"on_spike={k.said['on_spike']!r} goes back",
-        ),
-        _by_the_clock("logging.every"),
-        _by_the_clock("checkpoint.every"),
     ),
     "parallel.find_unused_parameters": (_needs_many("parallel.find_unused_parameters"),),
     "parallel.static_graph": (

@@ -1,0 +1,82 @@
+"""One launch by torchrun for each number of ranks runs all cases, for all tests to look at."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.multi_rank import cases
+from tests.multi_rank.cases import CASES, half
+from tests.multi_rank.kinds import KINDS, half_of_a_stream
+from tests.multi_rank.on_parts import ON_PARTS, run
+from tests.multi_rank.ways import CUTS, OPTIMIZERS, Cell, goings_on
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+@pytest.fixture(scope="session")
+def one(tmp_path_factory) -> dict[str, Any]:
+    """What one process comes to."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("one")
+    found = {name: case(folder / name) for name, case in {**CASES, **KINDS}.items()}
+    found["poisoned"] = cases.poisoned(folder / "poisoned")
+    for cut in CUTS:
+        for optimizer in OPTIMIZERS:
+            cell = Cell("one process", cut, optimizer)
+            found[cut, optimizer] = cell.run(folder / f"{cut}-{optimizer}", None)
+    for name, each in ON_PARTS.items():
+        found[name] = run(folder / name, each, many=False)
+    torch.set_num_threads(threads)
+    return found
+
+
+@pytest.fixture(scope="session")
+def launch(tmp_path_factory) -> Callable[[int], Path]:
+    """Run all cases on so many ranks, once; return the folder of what they came to."""
+
+    @cache
+    def launched(count: int) -> Path:
+        folder = tmp_path_factory.mktemp(f"ranks-{count}-")
+        half(folder / "begun by one")
+        half_of_a_stream(folder / "stream begun by one")
+        if count == 4:
+            shutil.copytree(launched(2) / "half", folder / "begun by two")
+        for way, cell in goings_on(count).items():
+            cell.half(folder / f"one goes on as {way}", None)
+            if count == 4 and way in goings_on(2):
+                for two in dict.fromkeys(["ddp", way]):
+                    to = folder / f"two as {two} goes on as {way}"
+                    shutil.copytree(launched(2) / f"half of {two}", to)
+        start(count, folder)
+        return folder
+
+    return launched
+
+
+def start(count: int, folder: Path) -> None:
+    words = ["--standalone", "--nproc-per-node", str(count)]
+    done = subprocess.run(
+        [*TORCHRUN, *words, "-m", "tests.multi_rank.child", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.fixture(scope="session", params=[2, 4])
+def ranks(request, launch) -> list[dict[str, Any]]:
+    """What each of several ranks comes to."""
+    folder = launch(request.param)
+    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(request.param)]

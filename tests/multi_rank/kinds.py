@@ -1,0 +1,222 @@
+"""Kinds of training besides the plain one: each in one process and on several ranks."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset
+
+import surestep
+from surestep import transforms
+from surestep.base.errors import SurestepError
+from surestep.engine.parallel import world
+from surestep.trainer.fit import fit
+from surestep.trainer.session import Session
+from tests.laws import spikes, turns
+from tests.multi_rank.cases import data, net, net64, opened, result, task, trained
+
+Found = dict[str, Any]
+
+
+class Rows(IterableDataset[Any]):
+    """A stream without a length, which draws its noise as it goes."""
+
+    def __init__(self) -> None:
+        self.x, self.y = data()
+
+    def __iter__(self) -> Iterator[Any]:
+        for x, y in zip(self.x, self.y, strict=True):
+            yield x + 0.1 * torch.randn(6), y
+
+
+class Going(Rows):
+    """A stream with a state of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < len(self.x):
+            self.at += 1
+            yield self.x[self.at - 1] + 0.1 * torch.randn(6), self.y[self.at - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class Split(Rows):
+    """A stream that splits itself among the ranks."""
+
+    def __iter__(self) -> Iterator[Any]:
+        dist = torch.distributed
+        first, step = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        yield from zip(self.x[first::step], self.y[first::step], strict=True)
+
+
+def streaming(stream: Any, **parts: Any) -> surestep.Task:
+    return surestep.Task(net, nn.CrossEntropyLoss(), train=stream, val=Rows(), **parts)
+
+
+def jitter(inputs: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Mix each sample with the one before it, which may be another rank's, and add noise."""
+    noise = torch.randn(inputs.shape, generator=generator)
+    return inputs + 0.3 * inputs.roll(1, 0) + 0.1 * noise, targets
+
+
+MIXUP = transforms.mixup(0.4, classes=3)
+
+
+def half_of_a_stream(folder: Path) -> Found:
+    """Stop a run over a stream with a state in the middle of an epoch."""
+    with opened(folder, streaming(Going())) as session:
+        for each in session.steps():
+            if each.step == 8:
+                session.save()
+                break
+    return result(session)
+
+
+def stream_gone_on(folder: Path) -> Found:
+    """Go on with a stream, or train it in one go where it was not begun."""
+    return trained(folder, streaming(Going()))
+
+
+def halved_stream(folder: Path) -> Found:
+    half_of_a_stream(folder)
+    return stream_gone_on(folder)
+
+
+def told(session: Session) -> list[Found]:
+    """Return what the events tell of the steps, but for the time they took."""
+    steps = [each for each in session.run.events() if each["event"] == "steps"]
+    timed = ("event", "time", "seconds", "waited_s")
+    return [{name: each[name] for name in each if name not in timed} for each in steps]
+
+
+def turned(make: Callable[..., surestep.Task], samples: Tensor) -> Callable[[Path], Found]:
+    """Take 20 turns of a Task's own step; the last batch of an epoch has one sample."""
+
+    def run(folder: Path) -> Found:
+        options = {"batch_size": turns.BATCH, "micro_batch_size": 3, "logging": {"every": "1 step"}}
+        session = opened(folder, make(train=(samples,)), **{"optim": {}, **options})
+        with session:
+            losses = [float(each.loss) for each in session.steps()]
+        return {**result(session), "losses": losses, "metrics": {}, "told": told(session)}
+
+    return run
+
+
+def rolled_back(folder: Path) -> Found:
+    """Train over a spike of the loss, and go back."""
+    options = {
+        **{"max_steps": 120, "batch_size": spikes.BATCH, "on_spike": "rollback"},
+        **{"optim": {"lr": spikes.LR, "weight_decay": spikes.DECAY}},
+        **{"checkpoint": {"every": "20 steps"}, "logging": {"every": "25 steps"}},
+    }
+    seen: list[float] = []
+    with opened(folder, spikes.task_of(), **options) as session:
+        session.loop.on_log.append(lambda point: seen.extend(each or 0.0 for each in point.loss))
+        fit(session)
+    return {
+        **result(session),
+        "losses": seen,
+        "metrics": {},
+        "back": session.state.spikes.rollbacks,
+    }
+
+
+@contextmanager
+def clock_of(rank: int) -> Iterator[None]:
+    """Let the clock of each rank go at a pace of its own, a tick each time somebody looks."""
+    now = iter(range(10**6))
+    kept = world.time
+    world.time = SimpleNamespace(monotonic=lambda: (1 + rank) * next(now))
+    try:
+        yield
+    finally:
+        world.time = kept
+
+
+def by_the_clock(folder: Path) -> Found:
+    """Log every 3 seconds and save every 7, by a clock that the ranks do not agree on."""
+    rank, logged = int(os.environ.get("RANK", "0")), []  # type: int, list[int]
+    every = {"logging": {"every": "0.05 minutes"}, "checkpoint": {"every": "0.12 minutes"}}
+    with clock_of(rank), opened(folder, task(), **every) as session:
+        session.loop.on_log.append(lambda point: logged.append(point.place.step))
+        fit(session)
+    return {**result(session), "logged": logged}
+
+
+def logging_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    surestep.log("largest", outputs.detach().amax(1).mean())
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def logs(folder: Path) -> Found:
+    """Log a value of each sample in the loss."""
+    made = surestep.Task(net, logging_loss, train=data(), items="samples")
+    options = {"logging": {"every": "3 steps"}, "micro_batch_size": 3}
+    with opened(folder, made, **options) as session:
+        losses = [float(each.loss) for each in session.steps()]
+    return {**result(session), "losses": losses, "metrics": {}, "told": told(session)}
+
+
+def refused(run: Callable[[], object]) -> str:
+    try:
+        run()
+    except SurestepError as error:
+        return f"{type(error).__name__}: {error}"
+    return "not refused"
+
+
+def step_by_rank(turn: surestep.Turn) -> None:
+    """Step another optimizer on each rank."""
+    name = ("critic", "generator")[torch.distributed.get_rank() % 2]
+    for micro in turn.micro_batches(name):
+        turn.backward(
+            turn.models["critic"](turn.models["generator"](micro.args[0][:, :3])).mean(), micro
+        )
+    turn.step(name)
+
+
+LBFGS = {"name": "lbfgs", "lr": 0.5, "max_iter": 4}
+DOUBLE = data(dtype=torch.float64)
+KINDS: dict[str, Callable[[Path], Found]] = {
+    "lbfgs": lambda folder: trained(
+        folder, task(DOUBLE, net64), optim=LBFGS, micro_batch_size=4, max_steps=6
+    ),
+    "stream": lambda folder: trained(folder, streaming(Rows()), micro_batch_size=3),
+    "buffered stream": lambda folder: trained(
+        folder, streaming(Rows()), data={"shuffle_buffer": 30}
+    ),
+    "own state": stream_gone_on,
+    "own state, gone on": halved_stream,
+    "mixup": lambda folder: trained(folder, task(batch_transform=MIXUP)),
+    "mixup of micro-batches": lambda folder: trained(
+        folder, task(batch_transform=MIXUP), micro_batch_size=3
+    ),
+    "own transform": lambda folder: trained(
+        folder, task(batch_transform=jitter), micro_batch_size=7
+    ),
+    "WGAN-GP": turned(turns.wgan_task, turns.real_samples(49)),
+    "actor-critic": turned(turns.actor_critic_task, turns.starts(49)),
+    "rollback": rolled_back,
+    "logs": logs,
+}
+REFUSED: dict[str, Callable[[Path], str]] = {
+    "split stream": lambda folder: refused(lambda: trained(folder, streaming(Split()))),
+    "another step": lambda folder: refused(
+        lambda: turned(lambda **parts: turns.wgan_task(step_by_rank, **parts), torch.ones(49, 4))(
+            folder
+        )
+    ),
+}

@@ -1,0 +1,75 @@
+"""Kinds of training besides the plain one, on several ranks as in one process."""
+
+import shutil
+
+import pytest
+
+from tests.multi_rank.kinds import KINDS, stream_gone_on
+from tests.multi_rank.test_ranks import distance, same
+
+TOLERANCE = {"lbfgs": 1e-12}  # in fp64, since its search makes a rounding larger
+TURNS = ("WGAN-GP", "actor-critic")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_ranks_come_to_the_weights_of_one_process(one, ranks, name):
+    for each in ranks:
+        assert distance(one[name]["weights"], each[name]["weights"]) <= TOLERANCE.get(name, 1e-6)
+        assert each[name]["place"] == one[name]["place"]
+        assert same(ranks[0][name]["weights"], each[name]["weights"])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_losses_and_metrics_are_those_of_the_whole_batch(one, ranks, name):
+    for each in ranks:
+        assert each[name]["losses"] == pytest.approx(one[name]["losses"], rel=1e-4)
+        assert each[name]["metrics"] == pytest.approx(one[name]["metrics"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", [*TURNS, "logs"])
+def test_what_is_logged_is_of_the_whole_batch(one, ranks, name):
+    alone, first = one[name]["told"], ranks[0][name]["told"]
+    for a, b in zip(alone, first, strict=True):
+        assert a["logged"].keys() == b["logged"].keys()
+        for key, values in a["logged"].items():
+            assert b["logged"][key] == pytest.approx(values, rel=1e-4, abs=1e-6)
+        assert set(a) > {"loss", "grad_norm", "lr", "items", "samples"}
+        for key in a.keys() - {"logged"}:
+            assert b[key] == pytest.approx(a[key], rel=1e-4, abs=1e-6)
+
+
+def test_all_ranks_log_and_save_by_the_clock_of_the_first(ranks):
+    logged = ranks[0]["clock"]["logged"]
+    assert 3 < len(logged) < 20
+    assert all(each["clock"]["logged"] == logged for each in ranks)
+
+
+def test_all_ranks_go_back_once(one, ranks):
+    assert one["rollback"]["back"] == 1
+    assert all(each["rollback"]["back"] == 1 for each in ranks)
+
+
+def test_a_stream_that_splits_itself_by_rank_is_refused_on_all(ranks):
+    for each in ranks:
+        assert "The train stream begins with other samples on rank 1" in each["split stream"]
+        assert "split_by_node" in each["split stream"]
+
+
+def test_ranks_that_step_different_optimizers_are_told_so(ranks):
+    for each in ranks:
+        assert "Decide by turn.index" in each["another step"]
+
+
+def test_a_run_over_a_stream_goes_on_with_as_many_ranks_bit_for_bit(ranks):
+    for each in ranks:
+        assert same(each["own state"]["weights"], each["own state, gone on"]["weights"])
+
+
+def test_a_run_over_a_stream_goes_on_with_another_number(one, ranks, launch, tmp_path):
+    shutil.copytree(launch(len(ranks)) / "half of a stream", tmp_path / "half")
+    found = stream_gone_on(tmp_path / "half")
+    assert distance(one["own state"]["weights"], found["weights"]) <= 1e-6
+    for each in ranks:
+        there = each["stream begun by one"]
+        assert distance(one["own state"]["weights"], there["weights"]) <= 1e-6
+        assert there["losses"] == pytest.approx(one["own state"]["losses"][8:], rel=1e-4)
