@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torchmetrics
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
@@ -170,12 +171,86 @@ def logs(folder: Path) -> Found:
     return {**result(session), "losses": losses, "metrics": {}, "told": told(session)}
 
 
+def metrics() -> dict[str, Any]:
+    """Metrics that are objects: sums, tables, lists of all scores, and statistics of their own."""
+    return {
+        "f1": torchmetrics.F1Score("multiclass", num_classes=3, average="macro"),
+        "auroc": torchmetrics.AUROC("multiclass", num_classes=3),
+        "table": surestep.metrics.confusion_matrix(3),
+        "error": surestep.metrics.calibration_error(3),
+        "spread": Spread(),
+    }
+
+
+class Spread(torchmetrics.Metric):
+    """The standard deviation of the largest output, by torchmetrics' list of states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("seen", [], dist_reduce_fx="cat")
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.seen.append(outputs)
+
+    def compute(self) -> Tensor:
+        return torchmetrics.utilities.dim_zero_cat(self.seen).amax(1).std()
+
+
+class Averaged(torchmetrics.Metric):
+    """A mean of means, which several ranks would weight wrongly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("mean", torch.zeros(()), dist_reduce_fx="mean")
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.mean = outputs.mean()
+
+    def compute(self) -> Tensor:
+        return self.mean
+
+
+class Own:
+    """A metric of the user's own, which knows nothing of ranks."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> float:
+        return 0.0
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None: ...
+    def compute(self) -> float:
+        return 0.0
+
+    def reset(self) -> None: ...
+
+
+def measured(folder: Path) -> Found:
+    """Measure 103 samples, and 3, of which one rank of four has none; and predict on both."""
+    sets = {"many": data(samples=103), "few": data(samples=3)}
+    made = surestep.Task(net, nn.CrossEntropyLoss(), train=data(), val=sets, metrics=metrics())
+    with opened(folder, made, max_steps=3, validation={"batch_size": 10}) as session:
+        losses = [float(each.loss) for each in session.steps()]
+        found = session.evaluate()
+        tables = {name: torch.tensor(found.pop(f"{name}/table")) for name in sets}
+        rows = {name: session.predict(name) for name in sets}
+    return {
+        **{**result(session), "losses": losses, "metrics": found, "tables": tables},
+        "predicted": {name: torch.tensor(each["output"]) for name, each in rows.items()},
+    }
+
+
 def refused(run: Callable[[], object]) -> str:
     try:
         run()
     except SurestepError as error:
         return f"{type(error).__name__}: {error}"
     return "not refused"
+
+
+def with_metric(folder: Path, metric: Any) -> Found:
+    made = surestep.Task(
+        net, nn.CrossEntropyLoss(), train=data(), val=data(), metrics={"own": metric}
+    )
+    return trained(folder, made)
 
 
 def step_by_rank(turn: surestep.Turn) -> None:
@@ -211,8 +286,11 @@ KINDS: dict[str, Callable[[Path], Found]] = {
     "actor-critic": turned(turns.actor_critic_task, turns.starts(49)),
     "rollback": rolled_back,
     "logs": logs,
+    "measured": measured,
 }
 REFUSED: dict[str, Callable[[Path], str]] = {
+    "mean of means": lambda folder: refused(lambda: with_metric(folder, Averaged())),
+    "own metric": lambda folder: refused(lambda: with_metric(folder, Own())),
     "split stream": lambda folder: refused(lambda: trained(folder, streaming(Split()))),
     "another step": lambda folder: refused(
         lambda: turned(lambda **parts: turns.wgan_task(step_by_rank, **parts), torch.ones(49, 4))(

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+import torch
 
 from tests.multi_rank.kinds import KINDS, stream_gone_on
 from tests.multi_rank.test_ranks import distance, same
@@ -73,3 +74,29 @@ def test_a_run_over_a_stream_goes_on_with_another_number(one, ranks, launch, tmp
         there = each["stream begun by one"]
         assert distance(one["own state"]["weights"], there["weights"]) <= 1e-6
         assert there["losses"] == pytest.approx(one["own state"]["losses"][8:], rel=1e-4)
+
+
+def test_metrics_that_are_objects_are_exact_over_ranks(one, ranks):
+    for each in ranks:
+        for name, samples in (("many", 103), ("few", 3)):
+            table = each["measured"]["tables"][name]
+            assert table.sum() == samples
+            assert torch.equal(table, one["measured"]["tables"][name])
+
+
+def test_each_rank_predicts_each_sample_in_the_order_of_the_data(one, ranks):
+    for each in ranks:
+        for name, samples in (("many", 103), ("few", 3)):
+            rows = each["measured"]["predicted"][name]
+            assert len(rows) == samples
+            assert torch.allclose(rows, one["measured"]["predicted"][name], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("mean of means", "the state 'mean' of Averaged"), ("own metric", "is a Own")],
+)
+def test_a_metric_that_ranks_cannot_put_together_is_refused(ranks, name, words):
+    for each in ranks:
+        assert words in each[name]
+        assert "returns (sum, count)" in each[name]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.data.batch import MicroBatch
+from surestep.engine.evaluation.ranks import shared
 from surestep.engine.parallel.world import ALONE, World
 
 Value = float | list[Any]  # a table is a list of lists
@@ -120,11 +121,9 @@ class ObjectMetric:
         self.metric.update(outputs, targets)
 
     def compute(self, world: World = ALONE) -> dict[str, Value]:
-        """Return its value, or its values by "name_key" where it has several.
-
-        torchmetrics puts the ranks together by itself.
-        """
-        value = self.metric.compute()
+        """Return its value over all ranks, or its values by "name_key" where it has several."""
+        with shared(self.metric, world):
+            value = self.metric.compute()
         if isinstance(value, Mapping):
             return {f"{self.name}_{key}": _plain(each) for key, each in value.items()}
         return {self.name: _plain(value)}

@@ -9,6 +9,7 @@ from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.parts import check_model, check_teacher
 from surestep.engine.data.feed import feed
 from surestep.engine.data.resume import declared_of
+from surestep.engine.evaluation.ranks import check_metrics
 from surestep.engine.loop import Loop
 from surestep.engine.model.checkpointing import activation_checkpointing
 from surestep.engine.model.compiled import Graphs, compiled, eager
@@ -57,6 +58,7 @@ def build(
     loss.to(plan.device)
     if world.size > 1:
         check_streams(world, task, plan)
+        check_metrics(task.metrics)
     training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     judged_by, casting = plan.validation_metric, autocast(plan)
     with eager(model):

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from surestep.engine.parallel.world import World
+
 
 class Seen(NamedTuple):
     """What a torchmetrics object is given: numbers, and whether there was a NaN among them."""
@@ -69,6 +71,12 @@ class Prepared(nn.Module):
                 metric.update(seen.preds, seen.targets)  # type: ignore[operator]
             so_far = self._broken
             self._broken = seen.broken if so_far is None else so_far | seen.broken
+
+    def agree(self, world: World) -> None:
+        """Know what all ranks know: whether there was a NaN, or nothing at all."""
+        own = -1.0 if self._broken is None else float(self._broken)
+        (seen,) = world.largest([own])
+        self._broken = None if seen < 0 else torch.tensor(seen > 0)
 
     def compute(self) -> Any:
         """Return a number, a table, or numbers by name; NaN where it is not known."""

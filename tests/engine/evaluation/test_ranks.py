@@ -1,0 +1,37 @@
+import pytest
+import torch
+import torchmetrics
+
+import surestep
+from surestep.base.errors import TaskError
+from surestep.engine.evaluation.ranks import check_metrics, shared
+from surestep.engine.parallel.world import ALONE
+from tests.multi_rank.kinds import Averaged, Own, Spread
+
+
+def test_metrics_whose_states_are_sums_lists_and_functions_pass():
+    check_metrics(
+        {
+            "f1": torchmetrics.F1Score("multiclass", num_classes=3),
+            "pearson": torchmetrics.PearsonCorrCoef(),
+            "table": surestep.metrics.confusion_matrix(3),
+            "spread": Spread(),
+            "mean": lambda outputs, targets: outputs.mean(),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"), [(Averaged(), "the state 'mean' of Averaged"), (Own(), "is a Own")]
+)
+def test_a_metric_that_ranks_cannot_put_together_is_named(metric, words):
+    with pytest.raises(TaskError, match=words):
+        check_metrics({"own": metric})
+
+
+def test_a_metric_of_one_process_is_computed_as_it_is():
+    spread = Spread()
+    spread.update(torch.tensor([[1.0], [3.0]]), torch.zeros(2))
+    with shared(spread, ALONE):
+        assert spread.compute() == pytest.approx(2**0.5)
+    assert spread.dist_sync_fn is None
