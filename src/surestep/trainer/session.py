@@ -21,7 +21,6 @@ from surestep.engine.state import State
 from surestep.engine.step import StepResult
 from surestep.engine.task import Task
 from surestep.record.checkpoint.opened import Opened
-from surestep.record.checkpoint.read import load_opened
 from surestep.record.progress import Bar, Plain, Quiet
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run, Which
@@ -33,6 +32,7 @@ from surestep.trainer.refusals import check_open, check_own
 from surestep.trainer.saving import Saving
 from surestep.trainer.shortage import out_of_memory
 from surestep.trainer.skipping import record_skips
+from surestep.trainer.together import loaded
 
 
 class Session:
@@ -222,7 +222,7 @@ class Session:
 
     def go_back(self, checkpoint: Opened) -> None:
         """Load an earlier checkpoint of this run, and go on from there."""
-        load_opened(checkpoint, self.state)
+        loaded(self.loop.world, checkpoint, self.state)
         self.saving.step = None
         self.loop.go_back()
         self._progress.back(self.state.place.step)

@@ -12,34 +12,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from surestep.base.errors import ParallelError
-from surestep.engine.parallel.single import Single
+from surestep.engine.parallel.ranked import Ranked
 from surestep.engine.parallel.world import World
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
 
 
-class Summed(Single):
+class Summed(Ranked):
     """The verbs of one of the optimizers of a step, on a copy of the model in each process."""
 
     def __init__(self, plan: Plan, state: State, world: World, name: str) -> None:
-        super().__init__(plan, state, name)
-        self.world = world
+        super().__init__(plan, state, world, name)
         self.name = name
         names = list(state.optimizers)
         counts = {each: _count(state.optimizers[each]) for each in names}
         self._own = names.index(name)
         self._first = len(names) + sum(counts[each] for each in names[: self._own])
         self._flags = len(names) + sum(counts.values())
-
-    def sum(self, *items: float) -> Sequence[float]:
-        """Add up the items of all ranks, over the host's group."""
-        return self.world.exchange(items)
-
-    def add_up(self, loss_sum: Tensor) -> Tensor:
-        """Add up the loss of all ranks, on the device; one that is not finite is so for all."""
-        total = loss_sum.double()
-        dist.all_reduce(total)
-        return total.to(loss_sum.dtype)
 
     @torch.no_grad()
     def reduce_grads(self) -> None:
