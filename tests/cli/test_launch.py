@@ -100,3 +100,19 @@ def test_two_processes_train_one_run_and_one_prints(surestep, recipe, tmp_path):
     answer = surestep("train", recipe(), "--nproc", "2", "--run", str(tmp_path / "run"))
     assert answer.code == 0
     assert answer.out.count("Best checkpoint:") == 1
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "replay"])
+def test_a_command_that_runs_in_one_process_says_so(surestep, monkeypatch, command):
+    for name, value in TWO.items():
+        monkeypatch.setenv(name, value)
+    found = surestep(command, "runs/x")
+    assert found.code == 2
+    assert f"surestep {command} runs in one process, and a launcher has started 2." in found.err
+
+
+def test_resume_starts_processes_too(surestep, monkeypatch):
+    seen = []
+    monkeypatch.setattr("surestep.cli.resume.launch", lambda *said: seen.append(said) or 0)
+    assert surestep("resume", "runs/x", "--nproc", "2").code == 0
+    assert seen == [(2, ["resume", "runs/x", "--nproc", "2"])]

@@ -14,7 +14,7 @@ from surestep.base.errors import Stopped
 from surestep.trainer.fit import fit
 from tests.multi_rank import zero
 from tests.multi_rank.cases import CASES, half, poisoned, result, task, trained
-from tests.multi_rank.kinds import KINDS, REFUSED, by_the_clock, half_of_a_stream, stream_gone_on
+from tests.multi_rank.kinds import KINDS, OF_RANKS, REFUSED, stream_gone_on
 from tests.multi_rank.on_parts import ON_PARTS, run
 from tests.multi_rank.ways import WAYS, cells, goings_on
 
@@ -67,14 +67,13 @@ def interrupted_and_gone_on(folder: Path) -> dict[str, Any]:
 
 OTHERS = {
     **{"poisoned": poisoned, "stopped": stopped, "signalled": signalled, "half": half},
-    **{"gone on": interrupted_and_gone_on, "clock": by_the_clock},
-    **{"half of a stream": half_of_a_stream},
+    **{"gone on": interrupted_and_gone_on},
 }
 
 
 def main(out: Path) -> None:
     torch.set_num_threads(1)
-    cases = {**CASES, **KINDS, **REFUSED, **OTHERS}
+    cases = {**CASES, **KINDS, **OF_RANKS, **REFUSED, **OTHERS}
     found: dict[Any, Any] = {name: case(out / name) for name, case in cases.items()}
     for name, cell in cells(RANKS).items():
         found[name] = cell.run(out / "-".join(name), WAYS[cell.way])

@@ -238,6 +238,20 @@ def measured(folder: Path) -> Found:
     }
 
 
+def normed(folder: Path) -> Found:
+    """Train with BatchNorm, whose statistics each rank takes of its own samples; measure."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+    with opened(folder, task(model=model, train=data(samples=100)), max_steps=4) as session:
+        for _ in session.steps():
+            pass
+        found, rows = session.evaluate(), session.predict("val")
+        session.save()
+    return {**result(session), "metrics": found, "predicted": torch.tensor(rows["output"])}
+
+
 def refused(run: Callable[[], object]) -> str:
     try:
         run()
@@ -288,6 +302,7 @@ KINDS: dict[str, Callable[[Path], Found]] = {
     "logs": logs,
     "measured": measured,
 }
+OF_RANKS = {"batch norm": normed, "clock": by_the_clock, "half of a stream": half_of_a_stream}
 REFUSED: dict[str, Callable[[Path], str]] = {
     "mean of means": lambda folder: refused(lambda: with_metric(folder, Averaged())),
     "own metric": lambda folder: refused(lambda: with_metric(folder, Own())),

@@ -4,7 +4,9 @@ import shutil
 
 import pytest
 import torch
+from torch import nn
 
+from tests.multi_rank.cases import data
 from tests.multi_rank.kinds import KINDS, stream_gone_on
 from tests.multi_rank.test_ranks import distance, same
 
@@ -100,3 +102,12 @@ def test_a_metric_that_ranks_cannot_put_together_is_refused(ranks, name, words):
     for each in ranks:
         assert words in each[name]
         assert "returns (sum, count)" in each[name]
+
+
+def test_all_ranks_measure_with_the_statistics_that_are_saved(ranks):
+    for each in ranks:
+        found = each["batch norm"]
+        assert same(ranks[0]["batch norm"]["weights"], found["weights"])
+        assert torch.equal(ranks[0]["batch norm"]["predicted"], found["predicted"])
+        loss = nn.functional.cross_entropy(found["predicted"], data()[1])
+        assert found["metrics"]["val/loss"] == pytest.approx(loss, rel=1e-6)

@@ -27,6 +27,8 @@ COMMANDS = {
     "losses": "losses [LOSS]: explain the losses there are",
 }
 
+_BY_ONE = ("evaluate", "predict", "replay")
+
 USAGE = """usage: surestep COMMAND ...
 
 {commands}
@@ -89,5 +91,10 @@ def _run(command: str, *rest: str) -> int:
     if command not in COMMANDS:
         print(f"surestep: no command {command!r}. {near(command, COMMANDS)}", file=sys.stderr)
         return 2
+    if command in _BY_ONE and read_launched().size > 1:
+        raise ConfigError(
+            f"surestep {command} runs in one process, and {read_launched().by} has started "
+            f"{read_launched().size}. Call it without a launcher."
+        )
     run: Callable[[list[str]], int] = import_module(f"surestep.cli.{command}").run
     return run(list(rest))

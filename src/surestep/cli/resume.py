@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from surestep.base.errors import ConfigError
+from surestep.cli.launch import launch
 from surestep.cli.rebuild import recorded, typed_as
 from surestep.cli.train import names, report, train
 from surestep.record.run import Run
@@ -22,11 +23,13 @@ class Options:
     Attributes:
         run: Run folder.
         allow: What may differ: recipe, where its file has changed; data, task.NAME, ...
+        nproc: Start so many processes of this machine.
         json: Print the results as JSON.
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     allow: Annotated[str | None, tyro.conf.arg(metavar="NAMES")] = None
+    nproc: int | None = None
     json: bool = False
 
 
@@ -41,6 +44,8 @@ def run(words: list[str]) -> int:
     )
     if unknown:
         raise _options_stay(Run(Path(parsed.run)), unknown)
+    if parsed.nproc is not None:
+        return launch(parsed.nproc, ["resume", *words])
     folder, allow = Run(Path(parsed.run)), names(parsed.allow)
     # Under --json nothing but the answer may stand on stdout; a recipe's callbacks print too.
     with redirect_stdout(sys.stderr) if parsed.json else nullcontext():

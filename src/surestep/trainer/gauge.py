@@ -12,6 +12,7 @@ from surestep.engine.evaluation.predict import Predictions, predict
 from surestep.engine.loop import Loop
 from surestep.engine.metrics import Value
 from surestep.engine.model.recompute import recompute_statistics
+from surestep.engine.parallel.summed import of_first
 from surestep.engine.plan import Plan
 from surestep.engine.task import Task
 from surestep.record.checkpoint.listing import Saved
@@ -51,6 +52,7 @@ class Gauge:
 
     def measure(self, part: str | None) -> dict[str, Value]:
         """Return the metrics of a part, or of all validation sets, by "part/metric"."""
+        self.take_buffers()
         parts = list(self.task.val_sets()) if part is None else [part]
         feeds = {part: self.feeds[part] for part in parts}
         with measuring(self.loop, max((each.cut.batch_size for each in feeds.values()), default=0)):
@@ -65,6 +67,7 @@ class Gauge:
 
     def predict(self, part: str, mc_dropout: int | None) -> Predictions:
         """Return what the model says of each sample of a part."""
+        self.take_buffers()
         feed = open_feed(self.task, self.plan, part)
         parts = self.loop.parts
         try:
@@ -77,6 +80,11 @@ class Gauge:
             )
         finally:
             feed.close()
+
+    def take_buffers(self) -> None:
+        """Hold the buffers of the first rank, which are saved and which DDP goes on with."""
+        if self.loop.world.size > 1:
+            of_first(self.loop.state.model, weights=False)
 
     @contextmanager
     def holding(self, run: Run, which: Which) -> Iterator[Saved]:

@@ -1,5 +1,7 @@
 """Measure a run that is not open: its checkpoint, on a part of its data."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -32,6 +34,7 @@ def measure_run(
         CheckpointError: there is no checkpoint, or it does not fit.
     """
     planned = plan_task(task, config)
+    planned = replace(planned, plan=planned.plan.alone())  # whoever else was started
     available = feeds(planned)
     names = list(task.val_sets()) if part == "val" else [part]
     for name in names or [part]:

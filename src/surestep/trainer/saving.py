@@ -112,6 +112,7 @@ class Saving:
 
     def _save(self) -> None:
         self._loop.log_point()
+        self._gauge.take_buffers()
         self._gauge.average()
         self._recorder.save(self._loop.state, self._loop.plan)
         self._under_way += 1
