@@ -1,0 +1,169 @@
+"""Time a step of surestep on several ranks against hand-written DDP loops, in one run.
+
+torchrun --standalone --nproc-per-node 2 -m benchmarks.ddp
+torchrun --standalone --nproc-per-node 2 -m benchmarks.ddp --rounds 5 --tasks mlp
+
+All loops live in the same processes and take turns, in a new order each round.
+"""
+
+import argparse
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import surestep
+from benchmarks.intervals import ratio
+from benchmarks.loops.fast_by_hand import clip
+from benchmarks.loops.surestep_loop import make_config
+from benchmarks.rules import LR, MAX_GRAD_NORM, READ_EVERY, WEIGHT_DECAY, lr_factor
+from benchmarks.tasks import TASKS, Task
+
+TOTAL = 10**6  # steps of the schedule; nobody comes to its end
+STEPS = {"mlp": 150, "conv": 60, "gpt": 12}  # of one turn
+Steps = Generator[None, None, None]
+
+
+def plain(task: Task) -> Steps:
+    """Train as the tutorials do: a sampler for the ranks, a DataLoader, DDP."""
+    model = DistributedDataParallel(task.build(), gradient_as_bucket_view=True)
+    dataset = TensorDataset(task.inputs, task.targets)
+    sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(dataset, shuffle=True)
+    share = task.batch_size // dist.get_world_size()
+    loader = DataLoader(dataset, batch_size=share, sampler=sampler, drop_last=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
+    scheduler = LambdaLR(optimizer, lambda step: lr_factor(step, TOTAL))
+    for step, (inputs, targets) in enumerate(_endless(loader, sampler), 1):
+        optimizer.zero_grad()
+        loss = task.loss(model(inputs), targets)
+        loss.backward()
+        clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+        optimizer.step()
+        scheduler.step()
+        if step % READ_EVERY == 0:
+            _read(loss.detach())
+        yield
+
+
+def _endless(
+    loader: DataLoader[tuple[Tensor, ...]], sampler: DistributedSampler[tuple[Tensor, ...]]
+) -> Iterator[tuple[Tensor, ...]]:
+    epoch = 0
+    while True:
+        sampler.set_epoch(epoch)
+        yield from loader
+        epoch += 1
+
+
+def fast(task: Task) -> Steps:
+    """Train with what can be made faster by hand: slices in memory, fused AdamW, short clipping."""
+    model = DistributedDataParallel(task.build(), gradient_as_bucket_view=True)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    share, step = task.batch_size // ranks, 0
+    for epoch in range(TOTAL):
+        generator = torch.Generator().manual_seed(epoch)
+        order = torch.randperm(len(task.inputs), generator=generator)
+        for first in range(0, len(order) - task.batch_size + 1, task.batch_size):
+            rows = order[first + rank * share : first + (rank + 1) * share]
+            inputs, targets = task.inputs.index_select(0, rows), task.targets.index_select(0, rows)
+            for parameter in parameters:
+                parameter.grad = None
+            loss = task.loss(model(inputs), targets)
+            loss.backward()
+            clip([each.grad for each in parameters if each.grad is not None])
+            optimizer.param_groups[0]["lr"] = LR * lr_factor(step, TOTAL)
+            optimizer.step()
+            step += 1
+            if step % READ_EVERY == 0:
+                _read(loss.detach())
+            yield
+
+
+def _read(loss: Tensor) -> float:
+    dist.all_reduce(loss)
+    return loss.item() / dist.get_world_size()
+
+
+def ours(task: Task) -> Steps:
+    """Train with surestep's defaults, as `benchmarks.run` does."""
+    wish = surestep.Task(
+        model=task.build(),
+        loss=task.loss,
+        items=task.items,
+        train=TensorDataset(task.inputs, task.targets),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        seen = [folder]
+        dist.broadcast_object_list(seen)
+        run = Path(seen[0]) / "run"
+        with surestep.prepare(wish, make_config(task, TOTAL), run=run) as session:
+            for _ in session.steps():
+                yield
+
+
+LOOPS: dict[str, Callable[[Task], Steps]] = {"plain": plain, "fast": fast, "surestep": ours}
+
+
+def timed(steps: Steps, count: int) -> float:
+    """Return the seconds of a step, until all ranks have taken theirs."""
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(count):
+        next(steps)
+    dist.barrier()
+    return (time.perf_counter() - start) / count
+
+
+def measure(name: str, rounds: int) -> dict[str, list[float]]:
+    """Let the loops take turns on a task."""
+    task = TASKS[name]()
+    loops = {each: loop(task) for each, loop in LOOPS.items()}
+    found: dict[str, list[float]] = {each: [] for each in loops}
+    order = random.Random(0)
+    for each in loops:
+        timed(loops[each], STEPS[name])
+    for _ in range(rounds):
+        for each in order.sample(list(loops), k=len(loops)):
+            found[each].append(timed(loops[each], STEPS[name]))
+    for steps in loops.values():
+        steps.close()
+    return found
+
+
+def main() -> None:
+    """Print a row for each task."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--tasks", default="mlp,conv,gpt")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for name in asked.tasks.split(","):
+        found = measure(name, asked.rounds)
+        if os.environ["RANK"] == "0":
+            print(_row(name, found), flush=True)
+    dist.destroy_process_group()
+
+
+def _row(name: str, found: dict[str, list[float]]) -> str:
+    cells = [f"{sorted(each)[len(each) // 2] * 1e6:,.0f} us" for each in found.values()]
+    for other in ("plain", "fast"):
+        of = ratio(found["surestep"], found[other])
+        cells.append(f"{of.middle:.3f} ({of.low:.3f} to {of.high:.3f})")
+    return f"| {name} | " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    main()
