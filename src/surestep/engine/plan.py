@@ -30,8 +30,7 @@ class Given:
     Attributes:
         draws: how the randomness of loading is seeded.
         why_read_again: what keeps a stream from going on by its own state.
-        tables: metrics that are no single number.
-        floating: no trained parameter is complex.
+        tables: metrics that are no single number; floating: no trained parameter is complex.
         hidden: names of the matrices between the first and the last layer, which Muon moves.
         sparse: names of the tables whose gradients are sparse.
         dense: some trained parameter is not one of those.
@@ -248,15 +247,13 @@ class Known:
     @property
     def on_each_rank(self) -> str:
         """Say what it costs several ranks to share what must be read whole."""
-        ranks = self.facts.launched.size
-        shares = f"; each of {ranks} ranks loads all of it, and keeps its share of each batch"
-        return shares if ranks > 1 else ""
+        return "; each rank loads all, and keeps its share" if self.facts.launched.size > 1 else ""
 
     @property
     def skips_source(self) -> str:
         """Return which file names the samples that are left out, where one does."""
-        source = "" if self.given.skips is None else self.given.skips.source
-        return f", {source}" if source else ""
+        skips = self.given.skips
+        return f", {skips.source}" if skips is not None and skips.source else ""
 
     def steps(self, duration: str) -> float:
         """Return a length in optimizer steps; not whole where "2.5 epochs" are not.

@@ -9,7 +9,6 @@ from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.parts import check_model, check_teacher
 from surestep.engine.data.feed import feed
 from surestep.engine.data.resume import declared_of
-from surestep.engine.evaluation.ranks import check_metrics
 from surestep.engine.loop import Loop
 from surestep.engine.model.checkpointing import activation_checkpointing
 from surestep.engine.model.compiled import Graphs, compiled, eager
@@ -21,7 +20,7 @@ from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.precision import autocast
 from surestep.trainer.alike import Drift
 from surestep.trainer.planning import Planned
-from surestep.trainer.together import check_streams, settle
+from surestep.trainer.together import check_shared, settle
 from surestep.trainer.wire import parts_of
 
 
@@ -56,9 +55,7 @@ def build(
     settings.enter_context(rematerialised)  # within what gathers a block
     model = laid_out(planned.model, plan, world)
     loss.to(plan.device)
-    if world.size > 1:
-        check_streams(world, task, plan)
-        check_metrics(task.metrics)
+    check_shared(world, task, plan)
     training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     judged_by, casting = plan.validation_metric, autocast(plan)
     with eager(model):
@@ -66,8 +63,7 @@ def build(
     settings.enter_context(compiled(model, plan))
     parts, groups = parts_of(plan, task, model, loss, settings, world)
     parts.state.base, parts.state.built = base_of(model, plan), built(model)
-    of_data = declared_of(training.source, plan, parts.state)
-    parts.state.declared = declared(callbacks) | of_data
+    parts.state.declared = declared(callbacks) | declared_of(training.source, plan, parts.state)
     parts.transform = training.transform
     for module, mode in modes:
         settings.callback(setattr, module, "training", mode)

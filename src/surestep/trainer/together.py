@@ -9,6 +9,7 @@ from surestep.base.errors import CheckpointError, DataError, ParallelError, Sure
 from surestep.engine.data.dataset import dataset_of
 from surestep.engine.data.feed import Feed
 from surestep.engine.data.stream import Reader, fingerprint, is_stream
+from surestep.engine.evaluation.ranks import check_metrics
 from surestep.engine.incident.again import untouched
 from surestep.engine.parallel.world import World
 from surestep.engine.plan import Plan
@@ -96,12 +97,16 @@ def settle(parts: Parts, feed: Feed, plan: Plan) -> None:
         forward_backward(parts, batch, 1.0)
 
 
-def check_streams(world: World, task: Task, plan: Plan) -> None:
-    """Check that all ranks read the same of each stream: each keeps its own share of it.
+def check_shared(world: World, task: Task, plan: Plan) -> None:
+    """Check that ranks can share the metrics and the streams, of which all must read the same.
 
     Raises:
-        DataError: one begins otherwise on another rank.
+        TaskError: what ranks have seen of a metric cannot be put together.
+        DataError: a stream begins otherwise on another rank.
     """
+    if world.size == 1:
+        return
+    check_metrics(task.metrics)
     for part, data in {"train": task.train, **task.val_sets()}.items():
         if not is_stream(data):
             continue
