@@ -53,8 +53,12 @@ def test_every_decision_has_a_reason(facts, given):
 )
 def test_what_each_rank_reads_whole_has_its_price_said(option, given):
     ranks = replace(FACTS, launched=Launched(rank=1, size=2, local_size=2))
-    assert decide({}, ranks, given).reason(option).endswith("keeps its share")
-    assert "each rank" not in decide({}, FACTS, given).reason(option)
+    assert (
+        decide({}, ranks, given)
+        .reason(option)
+        .endswith("; each of 2 ranks loads all of it, and keeps its share")
+    )
+    assert "ranks" not in decide({}, FACTS, given).reason(option)
 
 
 def test_a_step_of_the_tasks_own_says_when_gradients_are_added_up():

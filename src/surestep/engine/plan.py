@@ -245,11 +245,6 @@ class Known:
         return "" if self.given.order is None else self.given.order.explain(self.cut, self["seed"])
 
     @property
-    def on_each_rank(self) -> str:
-        """Say what it costs several ranks to share what must be read whole."""
-        return "; each rank loads all, and keeps its share" if self.facts.launched.size > 1 else ""
-
-    @property
     def skips_source(self) -> str:
         """Return which file names the samples that are left out, where one does."""
         skips = self.given.skips

@@ -3,7 +3,7 @@
 import math
 
 from surestep.engine.plan import Known, Refusal, Row
-from surestep.engine.table.rows import Refusals, Rows, always, default, is_said, said
+from surestep.engine.table.rows import Refusals, Rows, always, default, is_said, read_whole, said
 
 
 def _steps_per_epoch(k: Known) -> int:
@@ -111,10 +111,10 @@ ROWS: Rows = {
             lambda k: k.order_name,
             "{k.order_text}",
         ),
-        Row(
+        *read_whole(
             lambda k: k.given.is_stream,
             lambda _: "the stream's",
-            "samples come as the stream gives them; data.shuffle_buffer mixes{k.on_each_rank}",
+            "samples come as the stream gives them; data.shuffle_buffer mixes",
         ),
         Row(lambda k: k["data.shuffle"], lambda _: "shuffled", "each sample once: data.shuffle"),
         default("sequential", "each sample once, as stored: data.shuffle is off"),
@@ -128,10 +128,10 @@ ROWS: Rows = {
         default(None, "every sample is trained on"),
     ),
     "batch_transform": (
-        Row(
+        *read_whole(
             lambda k: k.given.batch_transform is not None,
             lambda k: k.given.batch_transform,
-            "the Task's: of each global batch in training, seeded by step{k.on_each_rank}",
+            "the Task's: of each global batch in training, seeded by step",
         ),
         default(None, "the Task has none"),
     ),

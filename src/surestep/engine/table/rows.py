@@ -35,6 +35,21 @@ def plain(option: str, value: Any, reason: str) -> tuple[Row, ...]:
     return (said(option), default(value, reason))
 
 
+def read_whole(
+    when: Callable[[Known], bool], choose: Callable[[Known], Any], reason: str
+) -> tuple[Row, Row]:
+    """Choose what several ranks can share only where each reads all of it, and say so."""
+    return (
+        Row(
+            lambda k: when(k) and k.facts.launched.size > 1,
+            choose,
+            f"{reason}; each of {{k.facts.launched.size}} ranks loads all of it, and keeps its "
+            "share",
+        ),
+        Row(when, choose, reason),
+    )
+
+
 def refuse_part_of_epoch(option: str) -> Refusal:
     """Refuse "0.5 epochs" where nobody knows how long an epoch is: only its end is seen."""
 
