@@ -10,6 +10,7 @@ from torch import nn
 
 from surestep.base.errors import CheckpointError, ConfigError, DamagedError, RunError, near
 from surestep.base.local import local_path
+from surestep.engine.parallel.pieces import Keeper
 from surestep.record.checkpoint.examine import Examined, examine_all
 from surestep.record.checkpoint.faults import GoneError
 from surestep.record.checkpoint.good import TRIES, newest_good, none_good, survey
@@ -41,13 +42,13 @@ class Chosen(NamedTuple):
         """Whether it lacks frozen parameters, which the model must have already."""
         return bool(self.opened.record.get("base"))
 
-    def load(self, model: nn.Module) -> None:
-        """Load the weights into a model.
+    def load(self, model: nn.Module, keeper: Keeper | None = None) -> None:
+        """Load the weights into a model, or to where a keeper has its parameters.
 
         Raises:
             CheckpointError: they do not fit.
         """
-        load_weights(self.opened, model, average=self.average)
+        load_weights(self.opened, model, average=self.average, keeper=keeper)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch import Tensor
+
 from surestep.base.errors import ConfigError, near
 from surestep.engine.average import Average
 from surestep.engine.data.feed import Feed
@@ -88,14 +90,26 @@ class Gauge:
 
     @contextmanager
     def holding(self, run: Run, which: Which) -> Iterator[Saved]:
-        """Let the model hold the weights of a checkpoint, and give its own back."""
-        model = self.loop.state.model
-        kept = copy.deepcopy(model.state_dict())
-        saved = run.load_model(model, which)
+        """Let the model hold the weights of a checkpoint, and give its own back.
+
+        What a keeper has and the model lacks is kept whole on each rank's host meanwhile.
+        """
+        model, keeper = self.loop.state.model, self.loop.state.keeper
+        kept, apart = copy.deepcopy(model.state_dict()), {}
+        if keeper is not None and any(not each.numel() for each in model.parameters()):
+            apart = {name: each.local.to("cpu", copy=True) for name, each in keeper.weights()}
+        chosen = run.choose(which)
+        chosen.load(model, keeper if apart else None)
         try:
-            yield saved
+            yield chosen.saved
         finally:
-            model.load_state_dict(kept)
+            tensors = {name: each for name, each in kept.items() if isinstance(each, Tensor)}
+            lacking = {name for name, each in tensors.items() if apart and not each.numel()}
+            here = {name: each for name, each in kept.items() if name not in lacking}
+            model.load_state_dict(here, strict=not lacking)
+            for name, whole in apart.items():
+                assert keeper is not None
+                keeper.put_weight(name, whole)
 
     def average(self) -> Average | None:
         """Return the average of the weights, ready to be used; None where there is none yet."""

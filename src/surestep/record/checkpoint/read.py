@@ -113,21 +113,28 @@ def load_model(path: Path, model: nn.Module, *, average: bool = False) -> None:
     load_weights(open_checkpoint(path), model, average=average)
 
 
-def load_weights(found: Opened, model: nn.Module, *, average: bool) -> None:
+def load_weights(
+    found: Opened, model: nn.Module, *, average: bool, keeper: Keeper | None = None
+) -> None:
     """Load the weights and buffers of a checkpoint that was verified, as `load_model` does.
 
     Raises:
         CheckpointError: names or shapes differ; nothing is loaded then.
     """
     model = opened(model)
-    weights = _fitting_weights(found, model)
+    weights = _fitting_weights(found, model, keeper=keeper)
+    if average and keeper is not None:
+        raise CheckpointError(
+            f"The average in {found.path} does not go where the processes keep their weights. "
+            "Load it in one process: surestep evaluate, or run.load_model(model)."
+        )
     if average:
         own = {name: v for name, v in model.state_dict().items() if isinstance(v, Tensor)}
         averaged, aliases = found.tensors("average", own), found.record["aliases"]
         averaged |= {name: averaged[of] for name, of in aliases.items() if of in averaged}
         _check_shapes(found, averaged, own)
         weights |= averaged
-    _load_weights(found, model, weights)
+    _load_weights(found, model, weights, keeper)
 
 
 def _fitting_weights(
