@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+import surestep
 from tests.laws.wishes import MANY
 
 Case = tuple[dict[str, Any], dict[str, Any], str]
@@ -23,6 +24,9 @@ BARE = {"facts": lambda: replace(MANY["facts"](), extras=())}
 ZERO = {"parallel.kind": "deepspeed"}
 WHOLE = {**ZERO, "parallel.zero": 0}
 CUT = {**ZERO, "parallel.zero": 3}
+OWN_STEP: dict[str, Any] = {"loss": None, "step": lambda turn: None}
+LEARNERS = {name: surestep.Learner(optim=surestep.Optim(name="sgd")) for name in ("0", "1")}
+SEVERAL = OWN_STEP | {"optimizers": LEARNERS}
 COMPILED = {"facts": lambda: replace(MANY["facts"](), compiler=True)}
 
 DEEPSPEED: list[Case] = [
@@ -43,4 +47,11 @@ DEEPSPEED: list[Case] = [
     ({**ZERO, "precision": "bf16", "average.kind": "ema"}, HERE, "with precision='fp32'"),
     ({**ZERO, "optim.groups": ("0.* freeze=1 step",), "epochs": 2}, HERE, "Freeze it for good"),
     ({**ZERO, "precision": "fp16", "scaler.growth_factor": 3.0}, HERE, "doubles and halves"),
+    ({**ZERO, "precision": "fp16"}, HERE, "Say precision='bf16'"),
+    ({**CUT, "checkpoint.weights": "trained"}, HERE, "Say checkpoint.weights='all'"),
+    ({**ZERO, "parallel.find_unused_parameters": True}, HERE, "say parallel.kind='ddp'"),
+    ({**ZERO, "parallel.static_graph": True}, HERE, "say parallel.kind='ddp'"),
+    (ZERO, HERE | OWN_STEP, "The Task brings its own step"),
+    (ZERO, HERE | SEVERAL, "The Task brings its own step"),
+    ({**ZERO, "optim.name": "lbfgs"}, HERE, "evaluates the batch by itself"),
 ]

@@ -1,6 +1,7 @@
 """DeepSpeed's configuration: made of the Plan, with the user's own keys, and never two truths."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from surestep.base.errors import ConfigError
 from surestep.engine.parallel.deepspeed_keys import AUTO, PASSED
 from tests.laws.test_law_9_honest import plan_of
 from tests.laws.wishes import MANY, ZERO
+from tests.tiny import GPU
 
 SAID = {**ZERO, "batch_size": 16, "micro_batch_size": 4, "max_grad_norm": 0.5, "optim.lr": 0.01}
+ON_GPUS = {"facts": lambda: replace(GPU, launched=MANY["facts"]().launched, extras=("deepspeed",))}
 # As the guides of transformers write it.
 HF = {
     "optimizer": {
@@ -39,9 +42,9 @@ HF = {
 }
 
 
-def made(own: Any = None, **more: Any) -> dict[str, Any]:
+def made(own: Any = None, facts: dict[str, Any] = MANY, **more: Any) -> dict[str, Any]:
     keys = {} if own is None else {"parallel.deepspeed": own}
-    return dict(plan_of({**SAID, **keys, **more}, **MANY).parallel_deepspeed)
+    return dict(plan_of({**SAID, **keys, **more}, **facts).parallel_deepspeed)
 
 
 def test_the_plan_is_put_into_deepspeeds_words():
@@ -59,7 +62,8 @@ def test_a_batch_that_does_not_divide_is_left_out():
 
 
 def test_fp16_is_deepspeeds_with_our_loss_scale():
-    found = made(precision="fp16", **{"scaler.init_scale": 1024.0, "scaler.growth_interval": 7})
+    said = {"precision": "fp16", "scaler.init_scale": 1024.0, "scaler.growth_interval": 7}
+    found = made(facts=ON_GPUS, **said)
     assert found["fp16"]["initial_scale_power"] == 10
     assert found["fp16"]["loss_scale_window"] == 7
 

@@ -3,8 +3,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from surestep.engine.parallel.launch import Launched
 from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, VALIDATED, decide
 
+GPUS = replace(GPU, launched=Launched(rank=0, size=2, local_size=2))
 SPARSE = replace(GIVEN, sparse=("table",))
 HIDDEN = replace(GIVEN, hidden=("a", "b"))
 MUON = {"optim.name": "muon", "optim.lr": 0.02}
@@ -126,6 +128,10 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         ("guard", {}, FACTS, GIVEN, "sticky", "kept on the device"),
         ("guard", {"precision": "bf16"}, FACTS, GIVEN, "sticky", "kept on the device"),
         ("guard", {"precision": "fp16"}, FACTS, GIVEN, "scaled", "fp16 may overflow"),
+        (
+            *("guard", {"parallel.kind": "fsdp", "parallel.offload": "all"}, GPUS, GIVEN),
+            *("reading", "parallel.offload keeps gradients and optimizer on the host"),
+        ),
         ("guard", {"on_nonfinite": "skip"}, FACTS, GIVEN, "reading", "skipping for good"),
         (
             "guard",

@@ -32,6 +32,16 @@ def _only_here(option: str) -> Refusal:
     )
 
 
+def _of_ddp(option: str) -> Refusal:
+    return Refusal(
+        lambda k: _here(k) and bool(k.said.get(option)),
+        lambda k: (
+            f"{option}={k.said[option]} is an option of DDP, and parallel.kind is deepspeed. Leave "
+            "it out, or say parallel.kind='ddp'."
+        ),
+    )
+
+
 def _thawing(k: Known) -> str | None:
     """Return a group that is frozen for a time only."""
     for text in k.said.get("optim.groups", ()):
@@ -175,6 +185,23 @@ REFUSALS: Refusals = {
                 "a power of 2, doubles and halves. Leave it out, or say another parallel.kind."
             ),
         ),
+        Refusal(
+            lambda k: _here(k) and k["precision"] == "fp16" and not k.on_gpu,
+            lambda _: (
+                "precision='fp16' is computed by DeepSpeed on GPUs only, and the device is the "
+                "CPU. Say precision='bf16', or parallel.kind='ddp'."
+            ),
+        ),
+        Refusal(
+            lambda k: _here(k) and k["parallel.zero"] == 3 and k["checkpoint.weights"] == "trained",
+            lambda _: (
+                "checkpoint.weights='trained' proves by fingerprints that what is frozen is the "
+                "same, and with parallel.zero=3 a rank has parts of it. Say "
+                "checkpoint.weights='all', or parallel.zero=2."
+            ),
+        ),
+        _of_ddp("parallel.find_unused_parameters"),
+        _of_ddp("parallel.static_graph"),
         Refusal(lambda k: _here(k) and problem(k) is not None, lambda k: str(problem(k))),
     ),
 }

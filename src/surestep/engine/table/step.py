@@ -67,6 +67,12 @@ ROWS: Rows = {
             "and read before it, one read a step",
         ),
         Row(
+            lambda k: k["parallel.kind"] == "fsdp" and k["parallel.offload"] != "off" and k.on_gpu,
+            lambda _: "reading",
+            "parallel.offload keeps gradients and optimizer on the host, and the loss is on the "
+            "device: one read a step",
+        ),
+        Row(
             lambda k: k["precision"] == "fp16",
             lambda _: "scaled",
             "fp16 may overflow: the host reads the loss scale once a step",
