@@ -84,6 +84,8 @@ def main(out: Path) -> None:
     for stage in range(4 if RANKS == 2 else 0):
         found[f"zero-{stage} gone on"] = zero.gone_on(out / f"zero-{stage}", stage)
         found[f"zero-{stage} skipped"] = zero.skipped(out / f"zero-{stage}-skipped", stage)
+    for kind in ("ddp", "deepspeed") if RANKS == 2 else ():
+        found["buffers", kind] = zero.buffers(out / f"buffers of {kind}", kind)
     for way, cell in goings_on(RANKS).items():
         cell.half(out / f"half of {way}", WAYS[way])
         found["measured", way] = cell.measured(out / f"half of {way}", WAYS[way])

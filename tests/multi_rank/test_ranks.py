@@ -195,3 +195,9 @@ def test_deepspeed_skips_on_all_ranks_what_is_not_finite_on_one(ranks, stage):
         assert found["took"] == [True, True, False, True]
         assert same(found["weights"][1], found["weights"][2])
         assert not same(found["weights"][2], found["weights"][3])
+
+
+def test_buffers_under_deepspeed_are_those_of_ddp(ranks):
+    for each in ranks if len(ranks) == 2 else ():
+        here, there = each["buffers", "deepspeed"], each["buffers", "ddp"]
+        assert distance(there, here) <= 1e-6

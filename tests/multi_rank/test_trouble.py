@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
+import surestep
 from surestep.record.run import Run
 from tests.multi_rank.cases import opened, task
-from tests.multi_rank.troubles import CASES, OPTIONS, TIMEOUT_S
+from tests.multi_rank.troubles import BROKEN, CASES, OPTIONS, TIMEOUT_S, broken
 
 
 class Case(NamedTuple):
@@ -135,6 +136,22 @@ def test_a_parameter_that_is_never_used_is_named_with_what_allows_it(ended, rank
     assert case.codes == [1, 1]
     assert "TaskError: No gradient reaches spare.weight (rank 0-1), spare.bias" in case.wrote[rank]
     assert "say parallel.find_unused_parameters=True." in case.wrote[rank]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_parameter_that_deepspeed_would_take_for_still_is_named(ended, rank):
+    case = ended["unused by DeepSpeed"]
+    assert case.codes == [1, 1]
+    assert "TaskError: No gradient reaches spare.weight, spare.bias in the" in case.wrote[rank]
+
+
+def test_a_step_that_is_not_finite_is_left_to_a_replay_in_one_process(ended):
+    case = ended["not finite"]
+    assert case.codes == [1, 1]
+    for wrote in case.wrote:
+        assert "is looked for in one process, by the replay below: each of 2 ranks" in wrote
+    (incident,) = (case.run / "incidents").iterdir()
+    assert surestep.replay(incident, broken()).now.samples == (BROKEN,)
 
 
 def test_a_parameter_that_is_never_used_may_be_allowed(ended):

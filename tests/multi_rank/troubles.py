@@ -30,6 +30,7 @@ OPTIONS: dict[str, Any] = {
     "checkpoint": {"every": "2 steps"},
     "optim": {"lr": 1e-2},
 }
+BROKEN = 59
 LIMIT_S, AT_ONCE = 60, 5
 
 
@@ -107,14 +108,24 @@ def of_rank() -> nn.Module:
     return net()
 
 
+def broken() -> surestep.Task:
+    """A sample of the second rank is NaN in step 3."""
+    x, y = data()
+    x[BROKEN] = torch.nan
+    return task((x, y))
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "unused": Unused,
     "unused, allowed": Unused,
+    "unused by DeepSpeed": Unused,
     "other weights": of_rank,
 }
 SAID: dict[str, dict[str, Any]] = {
     "pushed": {"parallel": {"check_every": "1 step"}, "logging": {"every": "1 step"}},
     "unused, allowed": {"parallel": {"find_unused_parameters": True}},
+    "unused by DeepSpeed": {"parallel": {"kind": "deepspeed"}},
+    "not finite": {"parallel": {"kind": "fsdp"}},
 }
 CALLBACKS: dict[str, Callable[[], surestep.Callback]] = {
     "pushed": Pushes,
@@ -128,6 +139,7 @@ CALLBACKS: dict[str, Callable[[], surestep.Callback]] = {
 CASES = (
     *("nothing", "killed", "fails", "first fails", "pushed"),
     *("unused", "unused, allowed", "other weights", "other options"),
+    *("unused by DeepSpeed", "not finite"),
     *("asleep", "loops", "stopped", "first stopped"),
 )
 
@@ -144,6 +156,8 @@ def train(folder: Path, name: str) -> None:
         options["optim"] = {"lr": 1e-3}
     samples = SAMPLES - (name == "other options" and rank() == 1)
     made = task(data(samples=samples), MODELS.get(name, net))
+    if name == "not finite":
+        made = broken()
     if name == "asleep":
         made = surestep.Task(made.model, made.loss, train=Sleepy())
     watchers = [CALLBACKS[name]()] if name in CALLBACKS else []

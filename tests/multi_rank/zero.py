@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from surestep.engine.parallel.world import WORDS
 from surestep.trainer.session import Session
@@ -99,3 +99,12 @@ def skipped(folder: Path, stage: int) -> dict[str, Any]:
             took.append(bool(each.took_step))
             weights.append(whole_weights(session))
         return {"took": took, "weights": weights}
+
+
+def buffers(folder: Path, kind: str) -> dict[str, Tensor]:
+    """Train with BatchNorm; return its statistics as the last step left them on this rank."""
+    made = task(model=lambda: nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)))
+    with opened(folder, made, max_steps=4, parallel={"kind": kind}) as session:
+        for _ in session.steps():
+            pass
+        return {name: each.clone() for name, each in session.model.named_buffers()}

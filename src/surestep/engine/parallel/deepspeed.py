@@ -20,7 +20,9 @@ from surestep.engine.parallel.deepspeed_engine import made, unmade
 from surestep.engine.parallel.deepspeed_keeper import Shared
 from surestep.engine.parallel.guard import finite
 from surestep.engine.parallel.ranked import Ranked
+from surestep.engine.parallel.reached import Reached
 from surestep.engine.parallel.single import NO_GRADIENT, NOTHING
+from surestep.engine.parallel.summed import of_first
 from surestep.engine.parallel.world import World
 from surestep.engine.plan import Plan
 from surestep.engine.state import WHOLE, State
@@ -55,10 +57,18 @@ class DeepSpeed(Ranked):
         self.offloads = plan.parallel_offload != "off"
         self.scaled = plan.precision == "fp16"
         self.device = plan.device
+        self.model = state.model
+        self.has_buffers = any(True for _ in state.model.buffers())
+        self.reached: Reached | None = Reached(self.names, self.parameters, world)
 
     def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
-        """Say which backward is the last of a step: `no_sync` asserts under ZeRO 2 and 3."""
+        """Say which backward is the last of a step: `no_sync` asserts under ZeRO 2 and 3.
+
+        As with DDP, the buffers of the first rank are those of all where gradients are added up.
+        """
         self.engine.set_gradient_accumulation_boundary(when)
+        if when and self.has_buffers:
+            of_first(self.model, weights=False)
         return NOTHING
 
     def backward(self, loss_sum: Tensor, items: float) -> None:
@@ -76,6 +86,9 @@ class DeepSpeed(Ranked):
         Above stage 0 each rank holds pieces of gradients, so that of single parameters there is
         no norm.
         """
+        if self.reached is not None:
+            self.reached.check()
+            self.reached = None
         if not self.stage:
             return super().clip_grad_norm()
         squares = [torch.linalg.vector_norm(each).double() ** 2 for each in self._gradients()]
