@@ -147,6 +147,13 @@ class Config(Group):
         merged.update({name: value for name, value in said.items() if value is not None})
         return Config.from_options(merged)
 
+    def alone(self) -> "Config":
+        """Return it without what is said of several processes, to look at their run in one."""
+        said = self.said().items()
+        return Config.from_options(
+            {name: value for name, value in said if not name.startswith("parallel.")}
+        )
+
     @classmethod
     def from_options(cls, said: Mapping[str, Any]) -> "Config":
         """Build a Config from full names, as they stand in `said()`."""

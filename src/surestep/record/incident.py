@@ -83,6 +83,11 @@ class Incident:
             raise unreadable(path, ValueError(said)) from error
 
 
+def folder_of(run: Path, step: int) -> Path:
+    """Return where the incident of a step of a run lies."""
+    return run / FOLDER / f"step-{step:08d}"
+
+
 def write_incident(
     run: Path, step: int, record: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> Path:
@@ -97,7 +102,7 @@ def write_incident(
     Raises:
         RunError: the disk is full or cannot be written.
     """
-    final = run / FOLDER / f"step-{step:08d}"
+    final = folder_of(run, step)
     temporary = half_done(final, "tmp")
     old = half_done(final, "old")
     try:

@@ -14,6 +14,7 @@ from surestep.base.errors import (
 from surestep.engine.callback import Request
 from surestep.engine.evaluate import Interrupted
 from surestep.engine.measure.memory import ran_out
+from surestep.engine.parallel.pieces import in_parts
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.step import StepResult
 from surestep.record.checkpoint.listing import list_checkpoints, step_of
@@ -174,6 +175,11 @@ def _end(session: Session, came: list[str]) -> str:
         reason = "all steps are done"
     session.end("finished", reason=reason)
     session.loop.world.meet()  # what the first rank wrote is what the others read next
+    if in_parts(session.model) and not session.run.config["recipe"]:
+        session.say(
+            "The model that was given holds parts of its parameters now. Load the weights into a "
+            f"new one: surestep.Run({str(session.run.path)!r}).load_model(model)."
+        )
     if not came:
         return ""
     late = f"{session.run.path} was finished when {came[0]} came."

@@ -20,7 +20,7 @@ from surestep.engine.loop import Loop
 from surestep.engine.state import Place
 from surestep.engine.step import StepResult
 from surestep.record.batches import Packed
-from surestep.record.incident import write_incident
+from surestep.record.incident import folder_of, write_incident
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run
 
@@ -54,22 +54,34 @@ class Incidents:
         self, error: NonFiniteError, result: StepResult, own: Mapping[int, Batch]
     ) -> NonFiniteError:
         """Save first, since the user's code runs again in what comes then."""
-        self.say(f"Step {error.step} was not finite: it is taken again to find out why.")
+        alone = self.loop.world.size == 1
+        if alone:
+            self.say(f"Step {error.step} was not finite: it is taken again to find out why.")
         where: Path | str = ""
         try:
             checkpoint = self.save() if self.keeps else Path()
         except SurestepError as failed:
             checkpoint, where = Path(), f"No incident is kept: {failed}"
-        seen = look(self.loop, result, own, self.recent)
+        if alone:
+            seen = look(self.loop, result, own, self.recent)
+        else:
+            seen = left_to_one(self.loop, own.get(result.before.step))
         if self.keeps and not where:
             try:
-                where = keep(self.recorder.run, result, seen, checkpoint, self.recent)
+                where = self._kept(result, seen, checkpoint)
                 self.recorder.event("incident", step=result.step, path=f"incidents/{where.name}")
             except SurestepError as failed:
                 where = f"No incident is kept: {failed}"
         return explained(
             error, result, seen, where, recipe=bool(self.recorder.run.config["recipe"])
         )
+
+    def _kept(self, result: StepResult, seen: "Seen", checkpoint: Path) -> Path:
+        """Write the incident, on the first rank; return its folder."""
+        run = self.recorder.run
+        if not self.loop.world.is_first:
+            return folder_of(run.path, result.step)
+        return keep(run, result, seen, checkpoint, self.recent)
 
 
 @dataclass(frozen=True)
@@ -102,6 +114,19 @@ def look(loop: Loop, result: StepResult, own: Mapping[int, Batch], recent: Recen
         text = f"What made it is not known: taking the step again failed ({_first_line(error)})."
         return Seen(batch, given is not None, None, text)
     return Seen(batch, given is not None, found, told(found, recent))
+
+
+def left_to_one(loop: Loop, given: Batch | None) -> Seen:
+    """Leave what made it to a replay, which reads the whole batch.
+
+    Here a rank has a share of the batch, finds other samples to blame than the next one, and would
+    go forward more or less often than that.
+    """
+    text = (
+        "What made it is looked for in one process, by the replay below: each of "
+        f"{loop.world.size} ranks has a share of the batch."
+    )
+    return Seen(given, given is not None, None, text)
 
 
 def keep(run: Run, result: StepResult, seen: Seen, checkpoint: Path, recent: Recent) -> Path:

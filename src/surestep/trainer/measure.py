@@ -33,7 +33,7 @@ def measure_run(
         ConfigError: there is no such part.
         CheckpointError: there is no checkpoint, or it does not fit.
     """
-    planned = plan_task(task, config)
+    planned = plan_task(task, config.alone())
     planned = replace(planned, plan=planned.plan.alone())  # whoever else was started
     available = feeds(planned)
     names = list(task.val_sets()) if part == "val" else [part]

@@ -49,7 +49,7 @@ def predict_run(
         CheckpointError: there is no checkpoint, or it does not fit.
     """
     check_passes(mc_dropout)
-    planned = plan_task(task, config)
+    planned = plan_task(task, config.alone())
     feed = open_feed(planned.task, planned.plan, part)
     model, saved = loaded(run, planned, which)
     total = samples_of(data_of(planned.task)[part], part) if watch is not None else None

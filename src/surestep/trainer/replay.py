@@ -124,7 +124,7 @@ def _config(incident: Incident, precision: str | None) -> Config:
         # The loss scale is fp16's alone, and would be refused.
         options = {name: each for name, each in options.items() if not name.startswith("scaler.")}
         options["precision"] = precision
-    return Config.from_options(options)
+    return Config.from_options(options).alone()
 
 
 def _batch(incident: Incident, feed: Feed) -> Batch:

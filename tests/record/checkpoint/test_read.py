@@ -30,6 +30,13 @@ def test_a_wrong_shape_is_named_and_nothing_is_loaded(path):
     assert torch.equal(tiny.weights(model), before)
 
 
+def test_a_model_that_is_left_in_parts_is_told_as_that(path):
+    model = net()
+    model[0].weight.ds_tensor = torch.zeros(16)  # as ZeRO 3 leaves it
+    with pytest.raises(CheckpointError, match="Build a new model, and load into that one"):
+        load_model(path, model)
+
+
 def test_another_model_is_named(path):
     with pytest.raises(CheckpointError, match=r"lacks \['4\.bias', '4\.weight'\] and has nothing"):
         load_model(path, nn.Sequential(*net(), nn.Linear(3, 3)))

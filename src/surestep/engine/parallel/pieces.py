@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surestep.base.errors import ParallelError
 
@@ -135,6 +135,11 @@ def is_cut(tensor: Any) -> "TypeGuard[DTensor]":
     """
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def in_parts(model: nn.Module) -> bool:
+    """Say whether a model holds parts of its parameters: torch's (FSDP) or DeepSpeed's (ZeRO 3)."""
+    return any(is_cut(each) or hasattr(each, "ds_tensor") for each in model.parameters())
 
 
 def part_of(value: Any) -> Any:

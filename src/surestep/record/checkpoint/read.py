@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
@@ -13,7 +14,7 @@ from surestep.engine.model.frozen import fingerprint
 from surestep.engine.model.initial import some
 from surestep.engine.model.nonpersistent import put
 from surestep.engine.optim.names import opened
-from surestep.engine.parallel.pieces import Described, Keeper
+from surestep.engine.parallel.pieces import Described, Keeper, in_parts
 from surestep.engine.spikes import Spikes
 from surestep.engine.state import Counts, Place, Standing, State
 from surestep.record.checkpoint.declared import restored
@@ -119,9 +120,16 @@ def load_weights(
     """Load the weights and buffers of a checkpoint that was verified, as `load_model` does.
 
     Raises:
-        CheckpointError: names or shapes differ; nothing is loaded then.
+        CheckpointError: names or shapes differ, or the model holds parts of its parameters;
+            nothing is loaded then.
     """
     model = opened(model)
+    if keeper is None and in_parts(model) and not dist.is_initialized():
+        raise CheckpointError(
+            f"{found.name} cannot be loaded into this model: it holds parts of its parameters, as "
+            "the processes that shared it left it, and those are gone. Build a new model, and load "
+            "into that one."
+        )
     weights = _fitting_weights(found, model, keeper=keeper)
     if average and keeper is not None:
         raise CheckpointError(
