@@ -65,7 +65,7 @@ def is_stage(stage: int) -> Callable[[Mapping[str, Any], int], None]:
         assert shown["stage"] == stage
         assert shown["optimizer"] == WHOLE if stage == 0 else shown["optimizer"] <= part
         assert shown["held"] == part if stage == 3 else shown["held"] == WHOLE
-        sums = [n for n in shown["traffic"]["all_reduce"] if n not in (1, 1 + len(WORDS))]
+        sums = [n for n in shown["traffic"]["all_reduce"] if n not in (1, 2 + len(WORDS))]
         assert len(sums) == (shown["micro"] if stage >= 2 else 1)
         assert all(WHOLE <= each <= part * ranks for each in sums)
         assert ("all_gather" in shown["traffic"]) == (stage > 0)
