@@ -247,4 +247,5 @@ WISHES: dict[str, Wish] = {
     "parallel.start_timeout_s": Wish(900.0),
     "logging.every": Wish("5 steps", planned=Duration(5, "steps")),
     "logging.progress": Wish("quiet"),
+    "logging.ranks": Wish("all"),
 }

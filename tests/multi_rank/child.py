@@ -1,19 +1,23 @@
 """What each rank does, started by torchrun: all cases, one after another, in one launch."""
 
+import io
 import os
 import signal
 import sys
 import time
+import warnings
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import surestep
 from surestep.base.errors import Stopped
 from surestep.trainer.fit import fit
 from tests.multi_rank import zero
-from tests.multi_rank.cases import CASES, half, poisoned, result, task, trained
+from tests.multi_rank.cases import CASES, half, net, poisoned, result, task, trained
 from tests.multi_rank.kinds import KINDS, OF_RANKS, REFUSED, stream_gone_on
 from tests.multi_rank.on_parts import ON_PARTS, run
 from tests.multi_rank.ways import WAYS, cells, goings_on
@@ -65,7 +69,37 @@ def interrupted_and_gone_on(folder: Path) -> dict[str, Any]:
     return trained(folder, task())
 
 
+class Warns(surestep.Callback):
+    """Warns on all ranks and on the last alone, and prints on each."""
+
+    def on_step(self, state, outcome):
+        if outcome.step == 2:
+            warnings.warn("each rank warns", stacklevel=1)
+            print(f"by hand on rank {RANK}", file=sys.stderr)
+        if outcome.step == 2 and RANK == RANKS - 1:
+            warnings.warn("one rank warns", stacklevel=1)
+
+
+def warning_net() -> nn.Module:
+    """Warn where the ranks do not know of each other yet."""
+    warnings.warn("each rank warns early", stacklevel=1)
+    return net()
+
+
+def told(folder: Path, **logging: Any) -> dict[str, Any]:
+    """Return what a rank prints on stderr while it trains."""
+    config = surestep.Config(max_steps=4, batch_size=20, logging={"progress": "plain", **logging})
+    printed = io.StringIO()
+    with redirect_stderr(printed), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        made = task(model=warning_net)
+        with surestep.prepare(made, config, run=folder, callbacks=[Warns()]) as session:
+            list(session.steps())
+    return {**result(session), "printed": printed.getvalue()}
+
+
 OTHERS = {
+    **{"told": told, "told to files": lambda folder: told(folder, ranks="all")},
     **{"poisoned": poisoned, "stopped": stopped, "signalled": signalled, "half": half},
     **{"gone on": interrupted_and_gone_on},
 }

@@ -69,6 +69,26 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(ranks):
     assert 4 <= place[0] <= 5
 
 
+def test_what_all_ranks_warn_of_is_shown_once_and_what_one_warns_of_too(ranks):
+    printed = [each["told"]["printed"] for each in ranks]
+    for text in ("each rank warns\n", "each rank warns early\n", "one rank warns\n"):
+        assert sum(each.count(text) for each in printed) == 1
+    assert f"UserWarning: rank {len(ranks) - 1}: one rank warns" in printed[-1]
+    assert "step 4/4" in printed[0]
+    assert not any("step 4/4" in each for each in printed[1:])
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_each_rank_may_have_its_file_and_only_the_first_one_prints(launch, count):
+    for rank in range(count):
+        found = torch.load(launch(count) / f"rank-{rank}.pt")["told to files"]
+        wrote = (launch(count) / "told to files" / "log" / f"rank-{rank:05d}.txt").read_text()
+        for text in ("step 4/4", "UserWarning: each rank warns", f"by hand on rank {rank}\n"):
+            assert text in wrote
+            assert (text in found["printed"]) == (rank == 0)
+        assert ("one rank warns" in wrote) == (rank == count - 1)
+
+
 def test_a_run_goes_on_with_as_many_ranks_bit_for_bit(ranks):
     for each in ranks:
         assert same(each["gone on"]["weights"], each["adamw"]["weights"])

@@ -22,6 +22,7 @@ from surestep.recipes.load import BUILT_IN, Recipe, load
 from surestep.trainer.planning import Origin, plan_task
 
 NOT_SAID = "\0"  # no text that a command line can hold
+ALIASES = {"logging.ranks": ("--log-ranks",)}
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ def _model(recipe: Recipe | None, hints: Mapping[str, str], extras: Mapping[str,
             help=option_field.description,
             metavar=_metavar(option_field.annotation),
             help_behavior_hint=hints.get(name, ""),
+            aliases=ALIASES.get(name),
         )
         not_said: Any = NOT_SAID if kind is str else ()
         groups.setdefault(group, {})[option] = (Annotated[kind, arg], not_said)

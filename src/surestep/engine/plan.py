@@ -166,6 +166,7 @@ class Plan:
     profile: str | None
     logging_every: Duration
     logging_progress: Literal["bar", "plain", "quiet"]
+    logging_ranks: Literal["first", "all"]
     decisions: tuple[Decision, ...] = ()
     optimizers: Mapping[str, "Plan"] = field(default_factory=dict)  # of a Task that names several
 

@@ -4,13 +4,14 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TextIO
 
 from tqdm.auto import tqdm
 
 from surestep.engine.callback import Callback, Request
 from surestep.engine.log_point import LogPoint
+from surestep.engine.parallel.rank_log import Fork
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
 from surestep.engine.step import StepResult
@@ -59,32 +60,43 @@ class Quiet:
 class Plain(Quiet):
     """Print a line now and then, where there is no terminal."""
 
-    def __init__(self, plan: Plan, every_s: float = 2.0) -> None:
+    def __init__(self, plan: Plan, every_s: float = 2.0, out: TextIO | Fork | None = None) -> None:
         self.total = plan.total_steps
         self.every_s = every_s
         self._last = -every_s
+        self._out = out
 
     def say(self, text: str) -> None:
         """Print a line."""
         logger.info(text)
-        print(text, file=sys.stderr, flush=True)
+        self.line(text)
+
+    def line(self, text: str) -> None:
+        """Print a line that is logged already."""
+        print(text, file=self._out or sys.stderr, flush=True)
 
     def log(self, point: LogPoint) -> None:
         """Print a line if the last one is old enough, or this is the end."""
+        self._line_of(point, self.say)
+
+    def _line_of(self, point: LogPoint, show: Callable[[str], None]) -> None:
         now = time.monotonic()
         step = point.first_step + len(point.loss) - 1
         if now - self._last >= self.every_s or step >= self.total:
             self._last = now
             shown = "  ".join(f"{k} {v}" for k, v in figures(point).items())
-            self.say(f"step {step}/{self.total}  epoch {point.epoch + 1}  {shown}")
+            show(f"step {step}/{self.total}  epoch {point.epoch + 1}  {shown}")
 
 
 class Bar(Callback):
     """A tqdm bar; it moves with the steps, and its figures at log points, without reading."""
 
-    def __init__(self, plan: Plan, start: int, every_s: float = 0.1) -> None:
+    def __init__(
+        self, plan: Plan, start: int, every_s: float = 0.1, out: TextIO | None = None
+    ) -> None:
+        self._out = out or sys.stderr
         self._bar = tqdm(
-            total=plan.total_steps, initial=start, unit="step", dynamic_ncols=True, file=sys.stderr
+            total=plan.total_steps, initial=start, unit="step", dynamic_ncols=True, file=self._out
         )
         self._every_s = every_s
         self._shown = time.monotonic()
@@ -102,7 +114,7 @@ class Bar(Callback):
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         logger.info(text)
-        self._bar.write(text, file=sys.stderr)
+        self._bar.write(text, file=self._out)
 
     def back(self, step: int) -> None:
         """Move the bar back."""
@@ -141,8 +153,40 @@ def figures(point: LogPoint) -> Mapping[str, str]:
     return {**text, "items/s": speed}
 
 
-def open_progress(plan: Plan, start: int) -> Quiet | Plain | Bar:
-    """Return the display that the Plan chose; `start` is the step the run goes on from."""
+class Filed(Plain):
+    """Writes plain lines into a rank's file, beside what is shown."""
+
+    def __init__(self, plan: Plan, shown: Quiet | Plain | Bar, out: Fork) -> None:
+        super().__init__(plan, out=out)
+        self.shown = shown
+
+    def say(self, text: str) -> None:
+        """Show a line, and write it."""
+        self.shown.say(text)
+        self.line(text)
+
+    def log(self, point: LogPoint) -> None:
+        """Show a log point, and write a line of it now and then."""
+        self.shown.log(point)
+        self._line_of(point, self.line)
+
+    def back(self, step: int) -> None:
+        """Show that the run went back to a step."""
+        self.shown.back(step)
+
+    def close(self) -> None:
+        """Leave the display as it is."""
+        self.shown.close()
+
+
+def open_progress(plan: Plan, start: int, out: TextIO | None = None) -> Quiet | Plain | Bar:
+    """Return the display that the Plan chose.
+
+    Args:
+        plan: what was decided.
+        start: the step the run goes on from.
+        out: where it is shown; None is stderr.
+    """
     if plan.logging_progress == "bar":
-        return Bar(plan, start)
-    return Plain(plan) if plan.logging_progress == "plain" else Quiet()
+        return Bar(plan, start, out=out)
+    return Plain(plan, out=out) if plan.logging_progress == "plain" else Quiet()

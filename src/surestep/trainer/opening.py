@@ -5,9 +5,10 @@ from typing import Any
 
 from surestep.engine.data.resume import going_on
 from surestep.engine.measure.profiling import Profile
+from surestep.engine.parallel.rank_log import Fork
 from surestep.engine.parallel.world import World
 from surestep.record.checkpoint.declared import strangers
-from surestep.record.progress import Bar, Plain, Quiet, open_progress
+from surestep.record.progress import Bar, Filed, Plain, Quiet, open_progress
 from surestep.record.recorder import Recorder
 from surestep.trainer.changes import table
 from surestep.trainer.resuming import Going
@@ -15,13 +16,10 @@ from surestep.trainer.rollback import SpikeWatch
 from surestep.trainer.session import Session
 
 
-def begin(session: Session, recorder: Recorder, going: Going) -> None:
+def begin(session: Session, recorder: Recorder, going: Going, log: Fork | None = None) -> None:
     """Show where a run stands that was just made or loaded, and what differs from before."""
     own = going.checkpoint if going.branch is None else None
-    progress: Quiet | Plain | Bar = Quiet()
-    if session.loop.world.is_first:
-        progress = open_progress(session.plan, session.state.place.step)
-    session.open(progress, None if own is None else own.path, finished=going.finished)
+    session.open(_display(session, log), None if own is None else own.path, finished=going.finished)
     session.loop.notices.append(recorder.notice)
     for text in recorder.told:
         recorder.event("notice", step=session.state.place.step, text=text)
@@ -39,6 +37,17 @@ def begin(session: Session, recorder: Recorder, going: Going) -> None:
     if going.changes:
         session.say("\n".join(["What differs from before:", *table(going.changes)]))
     _watch_spikes(session, recorder)
+
+
+def _display(session: Session, log: Fork | None) -> Quiet | Plain | Bar:
+    """Open what is shown: on the first rank, and in the file of each rank that has one."""
+    shown: Quiet | Plain | Bar = Quiet()
+    if session.loop.world.is_first:
+        out = None if log is None else log.terminal
+        shown = open_progress(session.plan, session.state.place.step, out)
+    if isinstance(shown, Bar):
+        session.loop.watch(shown)
+    return shown if log is None else Filed(session.plan, shown, log.alone())
 
 
 def followed(world: World, session: Session, recorder: Recorder) -> None:

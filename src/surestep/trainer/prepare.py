@@ -16,7 +16,10 @@ from surestep.engine.model.initial import Started
 from surestep.engine.parallel.debug import nccl_debug
 from surestep.engine.parallel.group import open_world
 from surestep.engine.parallel.patience import Patience
+from surestep.engine.parallel.rank_log import FOLDER, Fork, rank_log
+from surestep.engine.parallel.warned import Warned, warned_once
 from surestep.engine.parallel.world import ALONE, World
+from surestep.engine.plan import Plan
 from surestep.engine.precision import process_settings
 from surestep.engine.task import Task
 from surestep.record.files import disk_hint
@@ -66,24 +69,24 @@ def prepare(
     _check_config(config)
     said = wish(resume, allow, from_)
     place = None if run is None else local_path(run)
-    planned = plan_task(task, config, origin=origin)
-    _check_restarts(place, planned.facts.launched.restarts)
     settings, recorder, world = ExitStack(), None, ALONE
     try:
+        warned = settings.enter_context(warned_once())
+        planned = plan_task(task, config, origin=origin)
+        _check_restarts(place, planned.facts.launched.restarts)
         world = settings.enter_context(_world(planned))
         check_alike(world, origin, planned)
         recorder = hold = held(world, lambda: _folder(place, origin, world))
+        log = settings.enter_context(_logged(recorder.folder, planned.plan, world, warned))
         settings.enter_context(process_settings(planned.plan))
         going = decided(world, lambda: going_on(hold, origin, planned, said))
         with world.explaining():
             session, started = _open(planned, going, recorder, settings, world, callbacks)
-        followed(world, session, recorder)
         if not going.finished:
             begun = partial(_record_start, recorder, going, planned, session, started)
             first(world, begun, tell=lambda _: None, follow=lambda _: None)
-        begin(session, recorder, going)
-        for line in _first_lines(planned, started):
-            session.say(line)
+        begin(session, recorder, going, log)
+        _say_first(session, planned, started)
         return session
     except BaseException as error:
         world.failed(error)
@@ -103,6 +106,22 @@ def _world(planned: Planned) -> Iterator[World]:
         open_world(launched, backend=backend, patience=patience) as world,
     ):
         yield world
+
+
+@contextmanager
+def _logged(folder: Path, plan: Plan, world: World, warned: Warned | None) -> Iterator[Fork | None]:
+    """Let each rank write a file where it shall, and warn of what waited until there is one."""
+    each_its_own = plan.logging_ranks == "all"
+    with ExitStack() as stack:
+        try:
+            log = stack.enter_context(rank_log(folder, world, on=each_its_own))
+        except OSError as error:
+            raise RunError(
+                f"{folder / FOLDER} cannot be written: {error.strerror}. {disk_hint(error)}"
+            ) from error
+        if warned is not None:
+            warned.release(ALONE if each_its_own else world)
+        yield log
 
 
 def _folder(place: Path | None, origin: Origin, world: World) -> Recorder:
@@ -130,6 +149,7 @@ def _open(
     session = Session(plan, task, loop, Gauge(plan, task, loop, feeds(planned)), recorder, settings)
     if checkpoint is not None:
         loaded(world, checkpoint, session.state)
+    followed(world, session, recorder)
     return session, started
 
 
@@ -162,12 +182,12 @@ def _record_start(
         recorder.event("init", **asdict(started))
 
 
-def _first_lines(planned: Planned, started: Started | None) -> list[str]:
+def _say_first(session: Session, planned: Planned, started: Started | None) -> None:
     """Say what became of the first weights, and what was read from all of the data."""
-    lines = [] if started is None else [started.sentence()]
+    if started is not None:
+        session.say(started.sentence())
     if "balanced" in planned.loss.called:
-        lines.append(f"{planned.loss.called}: {planned.plan.reason('loss')}")
-    return lines
+        session.say(f"{planned.loss.called}: {planned.plan.reason('loss')}")
 
 
 def default_folder(name: str) -> Path:

@@ -78,8 +78,6 @@ class Session:
     ) -> None:
         """Begin to show what happens; `prepare()` calls this once."""
         self._progress, self.finished = progress, finished
-        if isinstance(progress, Bar):
-            self.loop.watch(progress)
         if checkpoint is not None:
             self.saving.step, self.saving.path = self.state.place.step, checkpoint
 

@@ -46,3 +46,7 @@ class Logging(Group):
     progress: Literal["auto", "bar", "plain", "quiet"] | None = Field(
         default=None, description="A bar, plain lines, or nothing."
     )
+    ranks: Literal["first", "all"] | None = Field(
+        default=None,
+        description="The first process prints, or each writes RUN/log/rank-RANK.txt too.",
+    )

@@ -8,17 +8,18 @@ whoever asks it wait for ever.
 
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from hashlib import sha256
 
 from torch.distributed.distributed_c10d import Store
 
 from surestep.base.errors import ParallelError
 from surestep.engine.parallel.network import is_of_network, timed_out
 from surestep.engine.parallel.patience import Patience
+from surestep.engine.parallel.rank_log import tell_everywhere
 from surestep.engine.parallel.stand import Line, Stand, lines_of, lines_to, machine_name
 from surestep.engine.parallel.told import capital, headline, missed, table
 from surestep.engine.parallel.world import World
@@ -111,6 +112,13 @@ class Watch:
     def long(self) -> AbstractContextManager[None]:
         """Return the context of a wait that may take long."""
         return self.patience.long()
+
+    def is_first_to(self, say: str) -> bool:
+        """Say whether no other rank has said this text before; where that is not known, yes."""
+        try:
+            return int(self._store.add(f"said/{sha256(say.encode()).hexdigest()}", 1)) == 1
+        except RuntimeError:
+            return True
 
     def failed(self, error: BaseException) -> None:
         """Let the others know why this rank ends, unless they ended first."""
@@ -263,7 +271,7 @@ class Watch:
         )
 
     def _tell(self, text: str, stands: list[Stand]) -> None:
-        print(text, file=sys.stderr, flush=True)
+        tell_everywhere(text)
         self._note(text, stands)
 
     def _end_if_stuck(self, now: float) -> None:
@@ -273,7 +281,7 @@ class Watch:
         assert self.failure is not None
         stand = self.stand()
         text = f"is ended: rank {self.failure[0]} failed. {self.failure[1]} It stands at"
-        print(f"{capital(stand.name)} {text} {stand.line}", file=sys.stderr, flush=True)
+        tell_everywhere(f"{capital(stand.name)} {text} {stand.line}")
         os._exit(1)
 
 

@@ -37,6 +37,10 @@ class Watcher(Protocol):
         """Return the context of a wait that may take long."""
         ...
 
+    def is_first_to(self, say: str) -> bool:
+        """Say whether no other rank has said this text before."""
+        ...
+
     def follow(self, steps: Callable[[], int], note: Callable[[str, list[Any]], None]) -> None:
         """Take in what tells how many steps are done, and what keeps what is told."""
         ...
@@ -150,6 +154,10 @@ class World:
         """Let the other ranks know why this one ends, where it is an error."""
         if self.watch is not None and isinstance(error, Exception):
             self.watch.failed(error)
+
+    def is_first_to(self, say: str) -> bool:
+        """Say whether no other rank has said this text before; it is taken as said now."""
+        return self.watch is None or self.watch.is_first_to(say)
 
     def patiently(self) -> AbstractContextManager[None]:
         """Return the context in which one rank may let the others wait long."""

@@ -54,6 +54,9 @@ ROWS: Rows = {
         Row(lambda k: k.facts.display != "none", lambda _: "bar", "a {k.facts.display} is here"),
         default("plain", "no terminal here"),
     ),
+    "logging.ranks": plain(
+        "logging.ranks", "first", "the first process prints, the others say the same"
+    ),
 }
 
 REFUSALS: Refusals = {
