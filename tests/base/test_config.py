@@ -21,6 +21,11 @@ def test_from_options_is_the_way_back():
     assert Config.from_options(config.said()) == config
 
 
+def test_alone_is_without_what_is_said_of_several_processes():
+    config = Config(epochs=2, parallel={"kind": "fsdp", "offload": "all"}, optim={"lr": 0.1})
+    assert config.alone() == Config(epochs=2, optim={"lr": 0.1})
+
+
 def test_every_option_has_a_description():
     assert [name for name, field in options() if not field.description] == []
 

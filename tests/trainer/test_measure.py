@@ -61,6 +61,13 @@ def test_a_closed_run_is_measured_as_an_open_one(tmp_path, which):
         assert saved == getattr(run, which)
 
 
+def test_a_run_of_ranks_that_shared_the_model_is_measured_in_one_process(tmp_path):
+    task, config = trained(tmp_path)
+    ranked = config.with_options({"parallel.kind": "fsdp", "parallel.shard": "grad_op"})
+    of_one = measure_run(Run(tmp_path), task, config, part="test", which="last")
+    assert measure_run(Run(tmp_path), task, ranked, part="test", which="last") == of_one
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -132,6 +132,12 @@ def nonfinite(result: StepResult, loss: float | None) -> NonFiniteError:
 
 def what_failed(result: StepResult, loss: float | None, names: list[str]) -> str:
     """Say which step was not finite, with its loss and the parameters it would have spoilt."""
+    if result.norms and not result.norms.names:  # ZeRO: ranks have pieces of gradients
+        norm = float(result.norms.total)
+        return (
+            f"Step {result.step} was not finite: its loss is {loss}, and the norm of its gradients "
+            f"is {norm}."
+        )
     where = f"{len(names)} of {len(result.norms.names)}" if result.norms else "no"
     shown = ", ".join(names[:6]) + (" ..." if len(names) > 6 else "")
     return (
