@@ -1,4 +1,4 @@
-from surestep.engine.parallel.world import ALONE, World
+from surestep.engine.parallel.world import ALONE, WORDS, World
 
 
 def test_a_world_of_one_answers_at_once():
@@ -16,3 +16,20 @@ def test_what_is_wanted_is_agreed_at_the_next_exchange_and_then_forgotten():
     assert world.agreed == {"save"}
     assert world.exchange([4.0]) == [4.0]
     assert world.agreed == set()
+
+
+def test_a_signal_that_comes_while_words_are_sent_is_agreed_at_the_next_exchange():
+    class Struck(set):
+        """A set in whose last look-up a signal comes."""
+
+        def __contains__(self, word):
+            if word == WORDS[-1]:
+                world.wanted.add("SIGTERM")
+            return super().__contains__(word)
+
+    world = World()
+    world.wanted = Struck()
+    world.exchange([])
+    assert world.agreed == set()
+    world.exchange([])
+    assert world.agreed == {"SIGTERM"}

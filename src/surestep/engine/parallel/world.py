@@ -93,8 +93,9 @@ class World:
         """Add up the values of all ranks; what one rank wants is then agreed on all of them."""
         if not self._is_settled and self.watch is not None:
             self._is_settled = self.watch.settle()
-        asked = [float(word in self.wanted) for word in WORDS]
-        self.wanted.clear()
+        # A signal may come at any of these lines: what it wants goes now or at the next exchange.
+        wanted, self.wanted = self.wanted, set()
+        asked = [float(word in wanted) for word in WORDS]
         clock = time.monotonic() - self._began if self.is_first else 0.0
         *sums, self._seconds = self.sums([*values, *asked, clock])
         self.agreed = {word for word, n in zip(WORDS, sums[len(values) :], strict=True) if n}
