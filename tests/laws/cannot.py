@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import surestep
 from surestep.engine.facts import Facts, read_facts
 from surestep.engine.optim.catalog import OPTIMIZERS
+from surestep.engine.parallel.accelerate_config import AccelerateConfig
+from surestep.engine.parallel.launch import Launched
 from surestep.engine.schedule.catalog import CATALOG
 from tests.laws.cannot_deepspeed import DEEPSPEED
 from tests.laws.tasks import rows
@@ -251,7 +253,35 @@ EVALUATION: list[Case] = [
     ({"average.buffers": "recompute", **SWA}, OWN_STEP, "Say 'average', or Task(loss=...)"),
 ]
 LAUNCHED = {"facts": MANY["facts"]}
+
+
+def by_accelerate(**config: Any) -> dict[str, Any]:
+    """Two processes that `accelerate launch` started with a config."""
+    launched = Launched(size=2, local_size=2, by="accelerate launch")
+    told = AccelerateConfig(**config)
+    return {"facts": lambda: replace(read_facts(), launched=launched, accelerate=told)}
+
+
+def on_gpu(parts: dict[str, Any]) -> dict[str, Any]:
+    """The same on a machine with a GPU."""
+    return {"facts": lambda: replace(parts["facts"](), cuda_devices=("H200",), cuda_memory=(1,))}
+
+
+DYNAMO = {"dynamo": "inductor", "dynamo_mode": "reduce-overhead"}
+OF_FSDP = {"engine": "FSDP", "words": "--parallel.kind fsdp --parallel.shard full"}
+BARE = {"facts": lambda: replace(read_facts(), extras=())}
+ACCELERATE: list[Case] = [
+    ({"parallel.kind": "accelerate"}, BARE, "surestep[accelerate]"),
+    ({"parallel.kind": "accelerate"}, by_accelerate(**OF_FSDP), OF_FSDP["words"]),
+    ({"parallel.kind": "accelerate"}, by_accelerate(engine="Megatron-LM"), "Choose multi-GPU"),
+    ({"precision": "fp16"}, by_accelerate(mixed_precision="bf16"), "says mixed_precision bf16"),
+    ({"precision": "bf16"}, by_accelerate(mixed_precision="fp8"), "--mixed_precision bf16"),
+    ({"device": "cuda"}, on_gpu(by_accelerate(use_cpu=True)), "Say it in one place"),
+    ({"compile": "default"}, by_accelerate(**DYNAMO), "Say it in one place"),
+    ({"compile": "default"}, by_accelerate(dynamo="ipex"), "--dynamo_backend no"),
+]
 PARALLEL: list[Case] = [
+    *ACCELERATE,
     ({"parallel.kind": "ddp"}, {}, "torchrun --nproc-per-node 2"),
     ({"parallel.kind": "fsdp"}, {}, "torchrun --nproc-per-node 2"),
     ({"parallel.kind": "single"}, LAUNCHED, "2 processes were started"),

@@ -67,6 +67,18 @@ def _fsdp(shard: str, ranks: tuple[int, ...] = (2, 4), **more: Any) -> Way:
     return Way(options, fsdp.proves(shard), ranks, fsdp.whole_weights, fsdp.shows(shard))
 
 
+def shown_by_accelerate(session: Session) -> dict[str, Any]:
+    accelerator = session.loop.parts.parallel.accelerator
+    told = {"type": str(accelerator.distributed_type), "processes": accelerator.num_processes}
+    return {**shown_by_all(session), **told}
+
+
+def _is_accelerate(shown: Mapping[str, Any], ranks: int) -> None:
+    assert shown["type"] == "DistributedType.MULTI_CPU"
+    assert shown["processes"] == ranks
+    _is_ddp(shown, ranks)
+
+
 WAYS = {
     "ddp": Way({"parallel": {"kind": "ddp"}}, _is_ddp),
     "fsdp-full": _fsdp("full"),
@@ -82,6 +94,9 @@ WAYS = {
         )
         for stage in range(4)
     },
+    "accelerate": Way(
+        {"parallel": {"kind": "accelerate"}}, _is_accelerate, shows=shown_by_accelerate
+    ),
 }
 
 # Samples of an epoch and the size of a micro-batch, for batches of 20: on 2 ranks 10 a rank.

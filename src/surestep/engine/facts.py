@@ -9,9 +9,10 @@ from typing import Literal
 
 import torch
 
+from surestep.engine.parallel.accelerate_config import AccelerateConfig, read_accelerate
 from surestep.engine.parallel.launch import ALONE, Launched, read_launched
 
-EXTRAS = ("bitsandbytes", "deepspeed")
+EXTRAS = ("bitsandbytes", "deepspeed", "accelerate")
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Facts:
 
     Attributes:
         launched: where this process stands among those that were started with it.
+        accelerate: what `accelerate launch` said; None where it started nothing.
         compiler: whether there is one for C++, which torch.compile needs on a CPU.
         extras: packages that are here and that only some options need.
     """
@@ -35,6 +37,7 @@ class Facts:
     extras: tuple[str, ...] = ()
     compiler: bool = True
     launched: Launched = ALONE
+    accelerate: AccelerateConfig | None = None
 
 
 def read_facts() -> Facts:
@@ -54,6 +57,7 @@ def read_facts() -> Facts:
         display=_display(),
         extras=tuple(name for name in EXTRAS if find_spec(name) is not None),
         launched=read_launched(),
+        accelerate=read_accelerate(),
         compiler=any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))),
     )
 

@@ -85,7 +85,7 @@ class Plan:
     """Every option decided. Field names are the options' with `_` for the dot."""
 
     device: torch.device
-    parallel_kind: Literal["single", "ddp", "fsdp", "deepspeed"]
+    parallel_kind: Literal["single", "ddp", "fsdp", "deepspeed", "accelerate"]
     parallel_shard: Literal["full", "grad_op", "hybrid"] | None
     parallel_shard_size: int
     parallel_blocks: tuple[str, ...]

@@ -23,8 +23,9 @@ class Parallel(Group):
     """How several processes make one step."""
 
     prefix: ClassVar[str] = "parallel."
-    kind: Literal["auto", "single", "ddp", "fsdp", "deepspeed"] | None = Field(
-        default=None, description="How processes share a step; auto: ddp where there are several."
+    kind: Literal["auto", "single", "ddp", "fsdp", "deepspeed", "accelerate"] | None = Field(
+        default=None,
+        description="How processes share a step; auto: accelerate where it started them, else ddp.",
     )
     shard: Shard | None = Field(
         default=None, description="What is cut over the ranks (fsdp): full is everything."

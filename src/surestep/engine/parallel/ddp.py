@@ -21,9 +21,13 @@ class Ddp(Ranked):
 
     def __init__(self, plan: Plan, state: State, world: World, name: str = WHOLE) -> None:
         super().__init__(plan, state, world, name)
+        self.module = self.wrapped(state.model, plan)
+
+    def wrapped(self, model: nn.Module, plan: Plan) -> nn.Module:
+        """Return the model with what adds up its gradients."""
         on_gpu = plan.device.type == "cuda"
-        self.module = self.ddp = DistributedDataParallel(
-            state.model,
+        return DistributedDataParallel(
+            model,
             device_ids=[plan.device] if on_gpu else None,
             gradient_as_bucket_view=True,
             find_unused_parameters=plan.parallel_find_unused_parameters,
@@ -32,7 +36,8 @@ class Ddp(Ranked):
 
     def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
         """Let gradients of all but the last backward stay on their rank."""
-        return NOTHING if when else self.ddp.no_sync()
+        module: Any = self.module
+        return NOTHING if when else module.no_sync()
 
     def backward(self, loss_sum: Tensor, items: float) -> None:
         """Go backward from ranks / items, since torch divides by the ranks."""

@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from surestep.engine.parallel.accelerated import Accelerated
 from surestep.engine.parallel.ddp import Ddp, synced_batchnorm
 from surestep.engine.parallel.deepspeed import DeepSpeed
 from surestep.engine.parallel.single import Single
@@ -24,6 +25,8 @@ def laid_out(model: nn.Module, plan: Plan, world: World) -> nn.Module:
 
 def verbs(plan: Plan, state: State, name: str, world: World) -> Single:
     """Return the verbs of a step for the optimizer of a name."""
+    if plan.parallel_kind == "accelerate":
+        return Accelerated(plan, state, world, name)
     if plan.parallel_kind == "ddp":
         return Ddp(plan, state, world, name)
     if plan.parallel_kind == "fsdp":

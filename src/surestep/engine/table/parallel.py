@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from surestep.base.duration import parse_duration
 from surestep.engine.plan import Known, Refusal, Row
+from surestep.engine.table import accelerate
 from surestep.engine.table.fsdp import shard_of
 from surestep.engine.table.rows import Refusals, Rows, default, plain, said
 
@@ -63,6 +64,11 @@ ROWS: Rows = {
             lambda _: "ddp",
             "auto: {k.facts.launched.size} processes, started by {k.facts.launched.by}; each has "
             "a copy of the model, and turn.step adds up the gradients",
+        ),
+        Row(
+            lambda k: _many(k) and k.facts.accelerate is not None,
+            lambda _: "accelerate",
+            "auto: accelerate launch started {k.facts.launched.size} processes",
         ),
         Row(
             _many,
@@ -138,8 +144,10 @@ REFUSALS: Refusals = {
                 "would train the whole run. Start one, or leave it out."
             ),
         ),
+        accelerate.KIND_REFUSAL,
     ),
     "parallel.ranks": (
+        *accelerate.ENGINE_REFUSALS,
         _copies_only(lambda k: k.given.own_step, "The Task brings its own step"),
         _copies_only(
             lambda k: k.said.get("optim.name") == "lbfgs",

@@ -3,6 +3,7 @@
 import torch
 
 from surestep.engine.plan import Known, Refusal, Row
+from surestep.engine.table import accelerate
 from surestep.engine.table.rows import Refusals, Rows, default, plain, said
 
 DEFAULT_SEED = 0
@@ -27,6 +28,7 @@ ROWS: Rows = {
     "deterministic": plain("deterministic", False, "torch's default; True is slower on a GPU"),
     "device": (
         said("device", torch.device),
+        accelerate.DEVICE,
         Row(
             lambda k: bool(k.facts.cuda_devices) and k.facts.launched.local_size > 1,
             lambda k: torch.device("cuda", k.facts.launched.local_rank),
@@ -45,6 +47,7 @@ ROWS: Rows = {
             lambda k: k.said["precision"],
             "said: {origin}",
         ),
+        accelerate.PRECISION,
         Row(
             lambda k: k.on_gpu and k.facts.bf16_native,
             lambda _: "bf16",
@@ -60,6 +63,7 @@ REFUSALS: Refusals = {
             _bad_device,
             lambda k: f"device={k.said['device']!r} is not here. This machine has: {_devices(k)}.",
         ),
+        accelerate.DEVICE_REFUSAL,
     ),
     "precision": (
         Refusal(
@@ -69,5 +73,6 @@ REFUSALS: Refusals = {
                 f"device is {k['device']}. Use precision='fp32' or 'bf16'."
             ),
         ),
+        *accelerate.PRECISION_REFUSALS,
     ),
 }

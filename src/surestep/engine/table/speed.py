@@ -1,7 +1,8 @@
 """What the machine may do faster: compiling, layout, products, attention."""
 
 from surestep.engine.plan import Known, Refusal, Row
-from surestep.engine.table.rows import Refusals, Rows, default, is_said, plain, said
+from surestep.engine.table import accelerate
+from surestep.engine.table.rows import Refusals, Rows, default, is_said, said
 
 _SDPA_ON_CPU = ("auto", "flash", "math")
 
@@ -13,7 +14,11 @@ def _matmul_differs(k: Known) -> bool:
 
 
 ROWS: Rows = {
-    "compile": plain("compile", "off", "nothing said: compiling takes minutes before it saves any"),
+    "compile": (
+        said("compile"),
+        accelerate.COMPILE,
+        default("off", "nothing said: compiling takes minutes before it saves any"),
+    ),
     "compile_blocks": (
         said("compile_blocks"),
         default(False, "the whole model at once: what can be fused is"),
@@ -53,6 +58,7 @@ REFUSALS: Refusals = {
                 "Install g++ (Debian: apt install g++), or leave it out."
             ),
         ),
+        *accelerate.COMPILE_REFUSALS,
     ),
     "compile_blocks": (
         Refusal(

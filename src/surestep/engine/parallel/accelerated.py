@@ -1,0 +1,40 @@
+"""Accelerate holds the model and its devices; the step is ours.
+
+Source: https://huggingface.co/docs/accelerate/package_reference/accelerator
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import nn
+
+from surestep.engine.parallel.ddp import Ddp
+from surestep.engine.parallel.single import NOTHING
+from surestep.engine.plan import Plan
+
+
+class Accelerated(Ddp):
+    """The verbs of a step on a model that Accelerate has prepared, in one process or in many."""
+
+    def wrapped(self, model: nn.Module, plan: Plan) -> nn.Module:
+        """Let Accelerate prepare the model; precision and compiling are the Plan's."""
+        from accelerate import Accelerator
+        from accelerate.utils import DistributedDataParallelKwargs, TorchDynamoPlugin
+
+        how = DistributedDataParallelKwargs(
+            gradient_as_bucket_view=True,
+            find_unused_parameters=plan.parallel_find_unused_parameters,
+            static_graph=plan.parallel_static_graph,
+        )
+        self.accelerator: Any = Accelerator(
+            cpu=plan.device.type == "cpu",
+            mixed_precision="no",
+            dynamo_plugin=TorchDynamoPlugin(backend="no"),
+            kwargs_handlers=[how],
+        )
+        prepared: nn.Module = self.accelerator.prepare_model(model, device_placement=False)
+        return prepared
+
+    def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
+        """Let gradients of all but the last backward stay on their rank."""
+        return NOTHING if when else self.accelerator.no_sync(self.module)

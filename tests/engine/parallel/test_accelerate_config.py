@@ -1,0 +1,81 @@
+"""What accelerate launch says in the environment, and what the Plan makes of it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from surestep.base.config import Config
+from surestep.base.errors import ConfigError
+from surestep.engine.parallel.accelerate_config import AccelerateConfig, read_accelerate
+from surestep.engine.parallel.launch import Launched
+from surestep.engine.plan import Plan
+from surestep.engine.resolve import resolve
+from tests import tiny
+
+SAID = {
+    **{"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO"},
+    **{"ACCELERATE_DYNAMO_MODE": "default", "ACCELERATE_USE_CPU": "False"},
+}
+
+
+def planned(config: AccelerateConfig, facts=tiny.GPU, **said: object) -> Plan:
+    launched = Launched(size=2, local_size=2, by="accelerate launch")
+    known = replace(facts, launched=launched, accelerate=config, extras=("accelerate",))
+    return resolve(Config.from_options({"epochs": 1, **said}), known, tiny.GIVEN)
+
+
+def test_nobody_asked_accelerate():
+    assert read_accelerate({"RANK": "0"}) is None
+
+
+def test_a_plain_config_says_nothing_else():
+    assert read_accelerate(SAID) == AccelerateConfig()
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"FSDP_SHARDING_STRATEGY": "SHARD_GRAD_OP"}, "--parallel.shard grad_op"),
+        ({"FSDP_SHARDING_STRATEGY": "4"}, "--parallel.shard hybrid"),
+        ({"FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}, "--parallel.shard full"),
+        ({"FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "false"}, "--parallel.shard grad_op"),
+    ],
+)
+def test_its_fsdp_is_told_in_our_words(said, words):
+    found = read_accelerate({**SAID, "ACCELERATE_USE_FSDP": "true", **said})
+    assert (found.engine, found.words) == ("FSDP", f"--parallel.kind fsdp {words}")
+
+
+def test_its_deepspeed_is_told_in_our_words():
+    on = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
+    found = read_accelerate({**SAID, **on})
+    assert found.words == "--parallel.kind deepspeed --parallel.zero 3"
+
+
+def test_precision_device_and_compiling_are_those_of_the_config():
+    config = AccelerateConfig("bf16", use_cpu=True, dynamo="inductor", dynamo_mode="max-autotune")
+    plan = planned(config)
+    assert (plan.precision, plan.device) == ("bf16", torch.device("cpu"))
+    assert (plan.compile, plan.parallel_kind) == ("max-autotune", "accelerate")
+    for option in ("precision", "device", "compile", "parallel.kind"):
+        assert "accelerate" in plan.reason(option)
+
+
+def test_no_mixed_precision_is_fp32_where_a_gpu_would_have_bf16():
+    assert planned(AccelerateConfig()).precision == "fp32"
+    assert planned(AccelerateConfig(), precision="bf16").precision == "bf16"
+
+
+def test_another_device_than_the_cpu_it_says_is_refused():
+    with pytest.raises(ConfigError, match=r"device='cuda:1', and accelerate's config says use_cpu"):
+        planned(
+            AccelerateConfig(use_cpu=True),
+            replace(tiny.GPU, cuda_devices=("a", "b")),
+            device="cuda:1",
+        )
+
+
+def test_other_ways_take_its_precision_too():
+    plan = planned(AccelerateConfig("fp16", engine="Megatron-LM"), **{"parallel.kind": "ddp"})
+    assert (plan.parallel_kind, plan.precision) == ("ddp", "fp16")
