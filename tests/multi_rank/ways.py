@@ -15,6 +15,7 @@ from surestep.engine.parallel.world import WORDS
 from surestep.trainer.session import Session
 from tests.multi_rank import fsdp, zero
 from tests.multi_rank.cases import SGD, data, half, opened, task, trained
+from tests.multi_rank.memory import held_bytes
 from tests.multi_rank.traffic import traffic_of_a_step
 
 
@@ -121,7 +122,11 @@ class Cell:
         made, options = self._made(way)
         if way is None:
             return trained(folder, made(), **options)
-        return trained(folder, made(), weights=way.weights, shows=way.shows, **options)
+
+        def shows(session: Session) -> dict[str, Any]:
+            return {**way.shows(session), "bytes": held_bytes(session)}
+
+        return trained(folder, made(), weights=way.weights, shows=shows, **options)
 
     def half(self, folder: Path, way: Way | None) -> None:
         """Stop after 7 steps with a checkpoint, written while the eighth is taken."""

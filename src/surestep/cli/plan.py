@@ -86,7 +86,7 @@ def run(words: list[str]) -> int:
     show_groups.show_tables(groups, planned.model, layers)
     _print_footprint(takes)
     if launched is not None:
-        _print_shares(each, launched)
+        _print_shares(each, plan, launched)
     if isinstance(measured, str):
         print(f"The activations are not known: {measured}.")
     return 0
@@ -127,9 +127,16 @@ def _rates(planned: Planned) -> Mapping[str, float | None] | None:
     return rates(plan.schedule, plan.optim_lr, planned.task.schedule)
 
 
-def _print_shares(each: list[Share], launched: Launched) -> None:
+def _print_shares(each: list[Share], plan: Plan, launched: Launched) -> None:
     kinds = ("weights", "gradients", "optimizer", "average", "passing", "activations", "total")
-    rows = [[share.way, *(byte_count(getattr(share, kind)) for kind in kinds)] for share in each]
+    chosen = " ".join(filter(None, (plan.parallel_kind, plan.parallel_shard)))
+    rows = [
+        [
+            f"{share.way} (chosen)" if share.way == chosen else share.way,
+            *(byte_count(getattr(share, kind)) for kind in kinds),
+        ]
+        for share in each
+    ]
     title = f"Memory on each of {launched.size} ranks, {launched.local_size} on a machine"
     show.table(title, ("way", *kinds), rows)
 

@@ -236,14 +236,16 @@ def activations(planned: Planned) -> Activations | str:
 
 def of_each_rank(planned: Planned, takes: Footprint) -> list[Share]:
     """Return what each rank would hold of the model's state, for every way to share it."""
-    launched, model = planned.facts.launched, planned.model
+    model, plan = planned.model, planned.plan
+    names = plan.parallel_blocks or blocks_for(model, "auto").names
+    hybrid = plan.parallel_shard_size if plan.parallel_shard == "hybrid" else 0
     return shares(
         model,
         takes,
-        blocks=list(blocks_of(model).values()),
-        ranks=launched.size,
-        local=launched.local_size,
-        precision=planned.plan.precision,
+        blocks=[model.get_submodule(name) for name in names],
+        ranks=plan.parallel_ranks,
+        local=hybrid or planned.facts.launched.local_size,
+        precision=plan.precision,
     )
 
 
