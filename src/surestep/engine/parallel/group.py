@@ -6,6 +6,7 @@ a word that no attempt before them had, and find each other under that.
 """
 
 import itertools
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ def open_world(launched: Launched, *, backend: str, patience: Patience) -> Itera
         return
     timeout = timedelta(seconds=patience.start_s)
     own = not dist.is_initialized()
+    hook = sys.excepthook  # torch wraps it with each group, and never takes the wrapping away
     store = _join(launched, backend, timeout) if own else _get_default_store()
     try:
         host = dist.new_group(backend="gloo", timeout=timeout)
@@ -58,6 +60,7 @@ def open_world(launched: Launched, *, backend: str, patience: Patience) -> Itera
     finally:
         if own:
             dist.destroy_process_group()
+            sys.excepthook = hook
 
 
 @contextmanager
