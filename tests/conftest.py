@@ -10,7 +10,7 @@ ALONE = (
     "tests/laws/test_law_2_rollback_kills.py",
     "tests/laws/test_law_7_kills.py",
     "tests/torture/test_torture.py",
-    "tests/multi_rank/test_ranks.py",
+    "tests/multi_rank/",  # all of it: its files share what a launch came to
     "tests/record/checkpoint/test_keep_together.py",
     "tests/cli/test_interrupt.py",
 )
@@ -19,7 +19,7 @@ ALONE = (
 def one_after_another(nodeid):
     """Name the tests that run in one process, in order: those of a file, or of all of ALONE."""
     file = nodeid.split("::")[0]
-    return "alone" if file in ALONE else file
+    return "alone" if file.startswith(ALONE) else file
 
 
 @pytest.hookimpl(tryfirst=True)
