@@ -1,6 +1,8 @@
 """Laws 1, 2 and 10 on several ranks: the same numbers, the same decisions, at the same step."""
 
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,31 +112,60 @@ def test_one_process_goes_on_with_the_run_of_several(one, launch, tmp_path, coun
     assert found["losses"] == pytest.approx(one["adamw"]["losses"][7:], rel=1e-5)
 
 
-# A way that does not run on a number of ranks says so with its ranks; all else is a hole.
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_goes_on_with_as_many_ranks_bit_for_bit(ranks, way):
-    for each in ranks:
-        if len(ranks) in WAYS[way].ranks:
-            assert same(each["again", way]["weights"], each[way, *GOES_ON]["weights"])
+# The ways and the numbers of ranks that must be there: written out, so that a hole shows.
+TABLE = [
+    *(("ddp", 2), ("ddp", 4), ("accelerate", 2), ("accelerate", 4)),
+    *(("fsdp-full", 2), ("fsdp-full", 4), ("fsdp-grad_op", 2), ("fsdp-grad_op", 4)),
+    *(("fsdp-hybrid", 4), ("zero-0", 2), ("zero-1", 2), ("zero-2", 2), ("zero-3", 2)),
+    ("zero-3", 4),
+]
+
+
+def of(launch: Callable[[int], Path], count: int) -> list[dict[str, Any]]:
+    return [torch.load(launch(count) / f"rank-{rank}.pt") for rank in range(count)]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_table_of_ways_cuts_and_optimizers_has_no_hole(launch, count):
+    wanted = {
+        (way, cut, optimizer)
+        for way, ranks in TABLE
+        for cut in ("one micro-batch", "uneven", "leftover", "an empty rank")
+        for optimizer in ("adamw", "sgd")
+        if ranks == count
+    }
+    for each in of(launch, count):
+        assert wanted == {name for name in each if name[0] in WAYS and len(name) == 3}
+
+
+@pytest.mark.parametrize(("way", "count"), TABLE)
+def test_every_way_goes_on_with_as_many_ranks_bit_for_bit(launch, way, count):
+    for each in of(launch, count):
+        assert same(each["again", way]["weights"], each[way, *GOES_ON]["weights"])
 
 
 def test_every_way_goes_on_with_what_others_began(one, ranks):
     begun = {name for name in ranks[0] if name[0] == "goes on"}
-    assert len(begun) >= len(goings_on(len(ranks)))
+    ways = goings_on(len(ranks))
+    wanted = {f"one goes on as {way}" for way in ways}
+    if len(ranks) == 4:
+        both = set(ways) & set(goings_on(2))
+        wanted |= {f"two as {two} goes on as {way}" for way in both for two in ("ddp", way)}
+    assert {name[1] for name in begun} == wanted
     for name in begun:
         far = [distance(one[GOES_ON]["weights"], each[name]["weights"]) for each in ranks]
         print(f"{name[1]} on {len(ranks)} ranks: {max(far):.1e}")
         assert max(far) <= 1e-6
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_one_process_goes_on_with_every_way(one, ranks, launch, way, tmp_path):
-    if len(ranks) not in WAYS[way].ranks:
-        return
-    shutil.copytree(launch(len(ranks)) / f"half of {way}", tmp_path / "half")
+@pytest.mark.parametrize(("way", "count"), TABLE)
+def test_one_process_goes_on_with_every_way(one, launch, way, count, tmp_path):
+    shutil.copytree(launch(count) / f"half of {way}", tmp_path / "half")
     cell = Cell("one process", *GOES_ON)
     measured = cell.measured(tmp_path / "half", None)["last"]
-    for each in ranks:  # they measure what was saved as one process does, and get their own back
+    for each in of(
+        launch, count
+    ):  # they measure what was saved as one process does, and get their own back
         there = each["measured", way]
         assert there["last"] == pytest.approx(measured, rel=1e-5)
         assert there["own"] == there["last"]
@@ -143,15 +174,16 @@ def test_one_process_goes_on_with_every_way(one, ranks, launch, way, tmp_path):
     assert found["losses"] == pytest.approx(one[GOES_ON]["losses"][7:], rel=1e-5)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_way_comes_to_the_weights_of_one_process_however_a_batch_is_cut(one, ranks, way, capsys):
-    ran = {cell: name for name, cell in cells(len(ranks)).items() if name[0] == way}
-    rows = {name: _worst(one, ranks, name) for name in ran.values()}
+@pytest.mark.parametrize(("way", "count"), TABLE)
+def test_a_way_comes_to_the_weights_of_one_process_however_a_batch_is_cut(
+    one, launch, way, count, capsys
+):
+    ranks = of(launch, count)
+    rows = {name: _worst(one, ranks, name) for name in cells(count) if name[0] == way}
     with capsys.disabled():
         for (_, cut, optimizer), far in rows.items():
-            print(f"\n{way} on {len(ranks)} ranks, {cut}, {optimizer}: {far:.1e}", end="")
-    wanted = len(CUTS) * len(OPTIMIZERS) if len(ranks) in WAYS[way].ranks else 0
-    assert len(rows) == wanted
+            print(f"\n{way} on {count} ranks, {cut}, {optimizer}: {far:.1e}", end="")
+    assert len(rows) == len(CUTS) * len(OPTIMIZERS)
     assert all(far <= WAYS[way].tolerance for far in rows.values())
 
 
@@ -165,12 +197,12 @@ def _worst(one: dict[str, Any], ranks: list[dict[str, Any]], name: tuple[str, st
     return max(distance(alone["weights"], each[name]["weights"]) for each in ranks)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_way_is_what_it_says(ranks, way):
-    for name in cells(len(ranks)):
-        if name[0] == way:
-            for each in ranks:
-                WAYS[way].proves(each[name]["shown"], len(ranks))
+@pytest.mark.parametrize(("way", "count"), TABLE)
+def test_a_way_is_what_it_says(launch, way, count):
+    for each in of(launch, count):
+        for name in cells(count):
+            if name[0] == way:
+                WAYS[way].proves(each[name]["shown"], count)
 
 
 @pytest.mark.parametrize("name", ON_PARTS)
@@ -201,23 +233,23 @@ def test_a_start_from_shapes_is_the_usual_one_bit_for_bit(launch):
 
 
 @pytest.mark.parametrize("stage", range(4))
-def test_a_run_by_deepspeed_goes_on_bit_for_bit(ranks, stage):
-    for each in ranks if len(ranks) == 2 else ():
+def test_a_run_by_deepspeed_goes_on_bit_for_bit(launch, stage):
+    for each in of(launch, 2):
         found = each[f"zero-{stage} gone on"]
         assert same(found["at once"]["weights"], found["gone on"]["weights"])
         assert found["gone on"]["losses"] == found["at once"]["losses"][7:]
 
 
 @pytest.mark.parametrize("stage", range(4))
-def test_deepspeed_skips_on_all_ranks_what_is_not_finite_on_one(ranks, stage):
-    for each in ranks if len(ranks) == 2 else ():
+def test_deepspeed_skips_on_all_ranks_what_is_not_finite_on_one(launch, stage):
+    for each in of(launch, 2):
         found = each[f"zero-{stage} skipped"]
         assert found["took"] == [True, True, False, True]
         assert same(found["weights"][1], found["weights"][2])
         assert not same(found["weights"][2], found["weights"][3])
 
 
-def test_buffers_under_deepspeed_are_those_of_ddp(ranks):
-    for each in ranks if len(ranks) == 2 else ():
+def test_buffers_under_deepspeed_are_those_of_ddp(launch):
+    for each in of(launch, 2):
         here, there = each["buffers", "deepspeed"], each["buffers", "ddp"]
         assert distance(there, here) <= 1e-6

@@ -135,7 +135,7 @@ def _wrong(model: nn.Module, choice: str, names: Sequence[str], tied: Sequence[s
     if tied and not names:
         return (
             f"parallel.blocks={choice!r}: {', '.join(tied)} shares a weight with another part, and "
-            "what is shared is gathered with the model. {advice}"
+            f"what is shared is gathered with the model. {advice}"
         )
     if not names:
         words = choice.partition(" ")[2]
