@@ -22,6 +22,7 @@ from surestep.record.files import plain
 from surestep.trainer.changes import NOT_SAID
 from surestep.trainer.identity import identity
 from surestep.trainer.planning import Origin, Planned
+from surestep.trainer.shared import check_shared
 
 _MOST = 8  # lines of a message
 _OF_A_MACHINE = ("machine.device", "machine.threads", "recipe.path", "recipe.name")
@@ -34,9 +35,11 @@ def check_alike(world: World, origin: Origin, planned: Planned) -> None:
 
     Raises:
         ParallelError: they have not; what differs, and on which ranks.
+        TaskError, DataError: a metric or a stream cannot be shared.
     """
     if world.size == 1:
         return
+    check_shared(world, planned.task, planned.plan)
     own = {name: _text(value) for name, value in _known(origin, planned)}
     digest = hashlib.blake2b(json.dumps(own, sort_keys=True).encode(), digest_size=16)
     if len(set(world.texts(digest.hexdigest()))) == 1:

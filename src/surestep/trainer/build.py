@@ -20,7 +20,7 @@ from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.precision import autocast
 from surestep.trainer.alike import Drift
 from surestep.trainer.planning import Planned
-from surestep.trainer.together import check_shared, settle
+from surestep.trainer.together import settle
 from surestep.trainer.wire import parts_of
 
 
@@ -55,7 +55,6 @@ def build(
     settings.enter_context(rematerialised)  # within what gathers a block
     model = laid_out(planned.model, plan, world)
     loss.to(plan.device)
-    check_shared(world, task, plan)
     training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     judged_by, casting = plan.validation_metric, autocast(plan)
     with eager(model):

@@ -5,17 +5,13 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
-from surestep.base.errors import CheckpointError, DataError, ParallelError, SurestepError
-from surestep.engine.data.dataset import dataset_of
+from surestep.base.errors import CheckpointError, ParallelError, SurestepError
 from surestep.engine.data.feed import Feed
-from surestep.engine.data.stream import Reader, fingerprint, is_stream
-from surestep.engine.evaluation.ranks import check_metrics
 from surestep.engine.incident.again import untouched
 from surestep.engine.parallel.world import World
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
 from surestep.engine.step import Parts, forward_backward
-from surestep.engine.task import Task
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
 from surestep.record.checkpoint.read import fitting, load_opened
 from surestep.record.checkpoint.saver import Outcome
@@ -95,30 +91,6 @@ def settle(parts: Parts, feed: Feed, plan: Plan) -> None:
         check_all_used(parts, batch)
     with untouched(parts):
         forward_backward(parts, batch, 1.0)
-
-
-def check_shared(world: World, task: Task, plan: Plan) -> None:
-    """Check that ranks can share the metrics and the streams, of which all must read the same.
-
-    Raises:
-        TaskError: what ranks have seen of a metric cannot be put together.
-        DataError: a stream begins otherwise on another rank.
-    """
-    if world.size == 1:
-        return
-    check_metrics(task.metrics)
-    for part, data in {"train": task.train, **task.val_sets()}.items():
-        if not is_stream(data):
-            continue
-        seen = world.texts(fingerprint(Reader(dataset_of(data, part), plan.seed)))
-        for rank, other in enumerate(seen):
-            if other != seen[0]:
-                raise DataError(
-                    f"The {part} stream begins with other samples on rank {rank} than on rank 0, "
-                    "so it is split among the ranks already. surestep shares out each batch, and "
-                    "every rank reads the whole stream: take out what looks at the rank, such as "
-                    "split_by_node, split_dataset_by_node or torch.distributed.get_rank()."
-                )
 
 
 def of_first(world: World, outcomes: list[Outcome]) -> list[Outcome]:
