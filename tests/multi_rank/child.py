@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from contextlib import redirect_stderr
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,14 @@ def told(folder: Path, **logging: Any) -> dict[str, Any]:
     return {**result(session), "printed": printed.getvalue()}
 
 
+def with_ddps_own(folder: Path, option: str) -> dict[str, Any]:
+    """Train with an option of DDP's own, on micro-batches of 3."""
+    return trained(folder, task(), micro_batch_size=3, parallel={option: True})
+
+
+DDPS_OWN = ("static_graph", "find_unused_parameters")
 OTHERS = {
+    **{name: partial(with_ddps_own, option=name) for name in DDPS_OWN},
     **{"told": told, "told to files": lambda folder: told(folder, ranks="all")},
     **{"poisoned": poisoned, "stopped": stopped, "signalled": signalled, "half": half},
     **{"gone on": interrupted_and_gone_on},

@@ -71,6 +71,12 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(ranks):
     assert 4 <= place[0] <= 5
 
 
+@pytest.mark.parametrize("option", ["static_graph", "find_unused_parameters"])
+def test_an_option_of_ddp_changes_no_number(one, ranks, option):
+    for each in ranks:
+        assert distance(one["micro-batches"]["weights"], each[option]["weights"]) <= 1e-6
+
+
 def test_what_all_ranks_warn_of_is_shown_once_and_what_one_warns_of_too(ranks):
     printed = [each["told"]["printed"] for each in ranks]
     for text in ("each rank warns\n", "each rank warns early\n", "one rank warns\n"):

@@ -87,7 +87,9 @@ def settle(parts: Parts, feed: Feed, plan: Plan) -> None:
     batch = feed.move(next(feed.batches(0)))
     if feed.transform is not None:
         batch = feed.transform(batch, 0)
-    if plan.parallel_kind == "ddp" and not plan.parallel_find_unused_parameters:
+    # With a static graph DDP learns from the first backward what is unused, and waits for none.
+    learns = plan.parallel_find_unused_parameters or plan.parallel_static_graph
+    if plan.parallel_kind == "ddp" and not learns:
         check_all_used(parts, batch)
     with untouched(parts):
         forward_backward(parts, batch, 1.0)

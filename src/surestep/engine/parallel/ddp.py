@@ -22,6 +22,7 @@ class Ddp(Ranked):
     def __init__(self, plan: Plan, state: State, world: World, name: str = WHOLE) -> None:
         super().__init__(plan, state, world, name)
         self.module = self.wrapped(state.model, plan)
+        self._learns_graph = plan.parallel_static_graph
 
     def wrapped(self, model: nn.Module, plan: Plan) -> nn.Module:
         """Return the model with what adds up its gradients."""
@@ -36,6 +37,11 @@ class Ddp(Ranked):
 
     def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
         """Let gradients of all but the last backward stay on their rank."""
+        if self._learns_graph:
+            # DDP learns a static graph from its first backward, and fails if that is not synced.
+            # It is the one that settles DDP, whose gradients nobody uses.
+            self._learns_graph = False
+            return NOTHING
         module: Any = self.module
         return NOTHING if when else module.no_sync()
 
