@@ -1,3 +1,6 @@
+import errno
+import fcntl
+
 import pytest
 import torch
 from torch import nn
@@ -59,6 +62,35 @@ def test_a_run_that_could_not_go_on_is_left_as_it_was(tmp_path):
 def test_a_closed_run_is_held_by_nobody(tmp_path):
     tiny.fit(tmp_path)
     Recorder(tmp_path).close()
+
+
+def half_done_elsewhere(run):
+    """Leave what a machine that was killed between the two renames of a checkpoint leaves."""
+    for name in (".old-step-00000002", ".tmp-step-00000002"):
+        (run / "checkpoints" / f"{name}-at-other-host-7").mkdir(parents=True)
+
+
+def held(run):
+    """Hold the folder; return the names in its checkpoints then."""
+    recorder = Recorder(run)
+    try:
+        return sorted(path.name for path in recorder.checkpoints.iterdir())
+    finally:
+        recorder.close()
+
+
+def test_who_holds_the_lock_gives_a_checkpoint_of_another_machine_its_name_back(tmp_path):
+    half_done_elsewhere(tmp_path)
+    assert held(tmp_path) == ["step-00000002"]
+
+
+def test_without_locks_what_another_machine_may_be_at_stays(tmp_path, monkeypatch):
+    def no_locks(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    half_done_elsewhere(tmp_path)
+    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    assert [name[:5] for name in held(tmp_path)] == [".old-", ".tmp-"]
 
 
 def test_a_disk_that_is_full_at_the_end_lets_the_folder_go(tmp_path):

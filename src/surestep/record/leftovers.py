@@ -21,16 +21,20 @@ def half_done(path: Path, kind: str) -> Path:
     return path.with_name(f".{kind}-{path.name}-at-{socket.gethostname()}-{os.getpid()}")
 
 
-def sweep(folder: Path) -> None:
+def sweep(folder: Path, *, alone: bool = False) -> None:
     """Delete what processes that died left half done; only the run folder's holder may.
 
     What a living process of this machine is at stays, and what another machine was at within a
     day: whether its process lives is not known here. A checkpoint that was making way for a newer
     one of the same step is given its name back, where the newer one has not got it.
+
+    Args:
+        folder: what lies in it is looked at.
+        alone: nobody but who calls this writes here, as a lock proves: nothing stays half done.
     """
     for path in list(folder.iterdir()) if folder.is_dir() else []:
         match = _HALF_DONE.fullmatch(path.name)
-        if match is None or _may_live(path, match[3], int(match[4])):
+        if match is None or (not alone and _may_live(path, match[3], int(match[4]))):
             continue
         final = folder / match[2]
         if match[1] == "old" and not final.exists():

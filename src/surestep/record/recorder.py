@@ -65,8 +65,9 @@ class Recorder:
         self._saver: Saver | None = None
         self._newest: Newest | None = None
         self.told: list[str] = []
-        for each in (folder, self.checkpoints, folder / INCIDENTS):
+        for each in (folder, folder / INCIDENTS):  # others may write predictions there
             sweep(each)
+        sweep(self.checkpoints, alone=self._hold.locked)
 
     @property
     def run(self) -> Run:
