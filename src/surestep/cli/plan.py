@@ -106,7 +106,8 @@ def _imagined(ranks: int | None, local: int | None) -> Launched | None:
             f"--ranks {ranks} with {local} on each machine is not allowed: as many on each. Say "
             f"--ranks {max(1, local)} or a multiple of it, or another --local-ranks."
         )
-    return Launched(size=ranks, local_size=local, by="--ranks")
+    last = ranks - 1  # the first builds the whole model where the others build its shapes
+    return Launched(rank=last, size=ranks, local_size=local, by="--ranks")
 
 
 def _planned(asked: Asked, launched: Launched | None) -> tuple[Planned, Started | None]:

@@ -221,6 +221,8 @@ def activations(planned: Planned) -> Activations | str:
     task, plan, loss = planned.task, planned.plan, planned.loss
     if task.step is not None:
         return "the Task's own step decides what is run"
+    if any(each.is_meta for each in planned.model.parameters()):
+        return "parallel.meta_start built the shapes of the model, and a forward needs its values"
     of_teacher = () if loss.teacher is None else tuple(loss.teacher.modules())
     with kept_modes(of_teacher):
         loss.to(plan.device)
