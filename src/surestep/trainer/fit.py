@@ -39,7 +39,8 @@ def fit(session: Session) -> Run:
             if not is_done and not came:  # the signal came to another rank
                 came.append(session.loop.interrupted)
             where = _end(session, came) if is_done else _stop(session, came[0])
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            session.loop.world.failed(error)  # what is still written waits for no rank for ever
             if session.run.status["status"] == "running":
                 _stop_at_once(session, came[0] if came else "Ctrl-C")
             raise
@@ -213,6 +214,7 @@ def _stop_at_once(session: Session, name: str) -> None:
 
 def _fail(session: Session, error: Exception, reason: str) -> None:
     """Write how the run ended; where that fails too, the error that ended it is what is told."""
+    session.loop.world.failed(error)  # first: the end waits for what all ranks are writing
     try:
         session.end("failed", reason=reason)
     except SurestepError as late:

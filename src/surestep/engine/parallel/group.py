@@ -19,13 +19,13 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_
 
 from surestep.base.errors import ParallelError
 from surestep.engine.parallel.launch import Launched
+from surestep.engine.parallel.meeting import Meeting
 from surestep.engine.parallel.patience import Patience
 from surestep.engine.parallel.watch import Watch
 from surestep.engine.parallel.world import ALONE, World
 
 _GLANCE_S = 0.02  # between two looks into the store
-_WRITING = timedelta(hours=1)
-_WATCHES = itertools.count()  # of this process: a group that is used again keeps its store
+_WORLDS = itertools.count()  # of this process: a group that is used again keeps its store
 
 
 @contextmanager
@@ -51,8 +51,7 @@ def open_world(launched: Launched, *, backend: str, patience: Patience) -> Itera
     store = _join(launched, backend, timeout) if own else _get_default_store()
     try:
         host = dist.new_group(backend="gloo", timeout=timeout)
-        # Who writes waits for the slowest disk; that a rank hangs, the others notice in training.
-        beside = dist.new_group(backend="gloo", timeout=max(timeout, _WRITING))
+        beside = dist.new_group(backend="gloo", timeout=timeout)
         patience.groups = [host, dist.group.WORLD]
         world = World(dist.get_rank(), dist.get_world_size(), host, beside)
         with _watched(world, store, patience, launched):
@@ -65,9 +64,15 @@ def open_world(launched: Launched, *, backend: str, patience: Patience) -> Itera
 
 @contextmanager
 def _watched(world: World, store: Store, patience: Patience, launched: Launched) -> Iterator[None]:
+    number = next(_WORLDS)
+    # torch's stubs lack it: the same store over a connection of its own.
+    beside = PrefixStore(f"surestep/beside/{number}", store).clone()  # type: ignore[attr-defined]
+    world.meeting = Meeting(
+        beside, rank=world.rank, size=world.size, patience=patience, ends=lambda: world.ends
+    ).wait
     world.watch = watch = Watch(
         world,
-        PrefixStore(f"surestep/watch/{next(_WATCHES)}", store),
+        PrefixStore(f"surestep/watch/{number}", store),
         patience,
         where=f"{launched.address}:{launched.port}",
         hosts=launched.rank == 0 and not launched.shares_store,

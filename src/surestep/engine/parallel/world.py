@@ -6,6 +6,7 @@ each of these answers at once.
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,6 +21,8 @@ WORDS = ("stop", "save", "evaluate", *SIGNALS)
 
 class Watcher(Protocol):
     """Who knows why another rank does not answer."""
+
+    failure: tuple[int, str] | None
 
     def explained(self, error: Exception) -> Exception:
         """Return what to raise for an error of the network."""
@@ -55,6 +58,7 @@ class World:
         group: over which the host's values travel; None in a world of one.
         beside: another such group of the same ranks, for what a thread does meanwhile.
         watch: over the others; None in a world of one.
+        meeting: of the threads that talk over `beside`, before they do; it ends with the run.
         talks: how often this rank began to exchange something.
     """
 
@@ -64,6 +68,9 @@ class World:
         self.group = group
         self.beside = beside
         self.watch: Watcher | None = None
+        self.meeting: Callable[[], None] | None = None
+        self._is_aside = False
+        self._leaves = threading.Event()  # this rank, by an error
         self.talks = 0
         self._is_settled = False
         self.wanted: set[str] = set()  # what this rank asks all for
@@ -79,7 +86,14 @@ class World:
     @property
     def aside(self) -> "World":
         """The same ranks, to be talked to by one thread beside the one that trains."""
-        return World(self.rank, self.size, self.beside)
+        world = World(self.rank, self.size, self.beside)
+        world.meeting, world._is_aside = self.meeting, True
+        return world
+
+    @property
+    def ends(self) -> bool:
+        """Whether this rank leaves by an error, or another one failed."""
+        return self._leaves.is_set() or (self.watch is not None and self.watch.failure is not None)
 
     @property
     def seconds(self) -> float:
@@ -140,6 +154,8 @@ class World:
         """
         self.talks += 1
         try:
+            if self._is_aside and self.meeting is not None:
+                self.meeting()
             yield
         except RuntimeError as error:
             said = self.explained(error)
@@ -153,6 +169,8 @@ class World:
 
     def failed(self, error: BaseException | None) -> None:
         """Let the other ranks know why this one ends, where it is an error."""
+        if error is not None and self.size > 1:
+            self._leaves.set()
         if self.watch is not None and isinstance(error, Exception):
             self.watch.failed(error)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from surestep.base.errors import CheckpointError
+from surestep.base.errors import CheckpointError, ParallelError
 from surestep.engine.parallel.world import World
 from surestep.record.checkpoint.listing import Saved, described, taken
 from surestep.record.checkpoint.manifest import (
@@ -109,7 +109,7 @@ def _agreed(world: World, final: Path, act: Callable[[], Any]) -> list[str]:
 def _texts(world: World, final: Path, told: Mapping[str, Any]) -> list[str]:
     try:
         return world.texts(json.dumps(told))
-    except RuntimeError as error:  # torch has no other for a group in which somebody is missing
+    except (RuntimeError, ParallelError) as error:  # torch has no other where somebody is missing
         raise CheckpointError(
             f"{final} could not be written: not every rank answered: {error}. The checkpoints "
             "before it are as they were."

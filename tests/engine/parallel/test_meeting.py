@@ -1,0 +1,61 @@
+"""Threads of ranks wait for each other, but not for one that does not come when the run ends."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from torch.distributed import HashStore
+
+from surestep.base.errors import ParallelError
+from surestep.engine.parallel.meeting import Meeting
+from surestep.engine.parallel.patience import Patience
+from surestep.engine.parallel.world import World
+
+
+def meeting(store, rank, ends=lambda: False):
+    return Meeting(store, rank=rank, size=2, patience=Patience(0.2, 0.2), ends=ends)
+
+
+def test_who_comes_first_waits_for_the_others_each_time():
+    store, came = HashStore(), []
+
+    def first():
+        meets = meeting(store, 0)
+        for _ in range(3):
+            meets.wait()
+            came.append(time.monotonic())
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(first)
+        late = meeting(store, 1)
+        for count in range(3):
+            time.sleep(0.05)
+            assert len(came) == count
+            late.wait()
+            while len(came) == count:
+                time.sleep(0.001)
+        done.result()
+
+
+def test_where_the_run_ends_nobody_waits_for_a_rank_that_does_not_come():
+    world = World(0, 2)
+    alone = meeting(HashStore(), 0, ends=lambda: world.ends)
+    world.failed(ValueError("here"))
+    start = time.monotonic()
+    with pytest.raises(ParallelError, match=r"waited in vain for ranks \[1\]"):
+        alone.wait()
+    with pytest.raises(ParallelError):  # the time is for all that is still to be written
+        alone.wait()
+    assert 0.1 <= time.monotonic() - start < 0.2
+
+
+def test_what_is_written_beside_meets_first_and_training_does_not():
+    def never():
+        raise ParallelError("not all came")
+
+    world = World(0, 2)
+    world.meeting = never
+    with pytest.raises(ParallelError), world.aside.explaining():
+        pass
+    with world.explaining():
+        pass
