@@ -111,14 +111,43 @@ CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 
-def poisoned(folder: Path) -> dict[str, Any]:
-    """A sample of the last rank's share is NaN in step 3: all ranks stop before it."""
-    x, y = data()
-    x[59] = float("nan")
-    with opened(folder, task((x, y)), data={"shuffle": False}) as session:
+def poisoned(
+    folder: Path,
+    poison: tuple[int, ...] = (59,),
+    train: Callable[[], tuple[Tensor, Tensor]] = data,
+    **parts: Any,
+) -> dict[str, Any]:
+    """Samples are NaN in step 3, the last rank's where none are given: all stop before it."""
+    x, y = train()
+    x[list(poison)] = float("nan")
+    made = task((x, y), **parts)
+    with opened(folder, made, data={"shuffle": False}, micro_batch_size=3) as session:
         try:
             for _ in session.steps():
                 pass
         except NonFiniteError as error:
-            return {**result(session), "failed": error.step}
+            found = {"failed": error.step, "samples": error.samples, "module": error.module}
+            found |= {"said": str(error), "incident": error.incident}
+            return {**result(session), **found}
         return {**result(session), "failed": None}
+
+
+class Meets(nn.Module):
+    """Waits for the other ranks in its forward, where there are some."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(value.detach().mean())
+        return value
+
+
+def meeting() -> nn.Module:
+    return nn.Sequential(Meets(), net())
+
+
+POISONED: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "poisoned": poisoned,
+    "poisoned on two": lambda folder: poisoned(folder, (41, 59)),
+    "poisoned and masked": lambda folder: poisoned(folder, train=masked),
+    "poisoned and met": lambda folder: poisoned(folder, model=meeting),
+}

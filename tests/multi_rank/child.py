@@ -18,7 +18,7 @@ import surestep
 from surestep.base.errors import Stopped
 from surestep.trainer.fit import fit
 from tests.multi_rank import zero
-from tests.multi_rank.cases import CASES, half, net, poisoned, result, task, trained
+from tests.multi_rank.cases import CASES, POISONED, half, net, result, task, trained
 from tests.multi_rank.kinds import KINDS, OF_RANKS, REFUSED, stream_gone_on
 from tests.multi_rank.on_parts import ON_PARTS, run
 from tests.multi_rank.ways import WAYS, cells, goings_on
@@ -108,7 +108,8 @@ DDPS_OWN = ("static_graph", "find_unused_parameters")
 OTHERS = {
     **{name: partial(with_ddps_own, option=name) for name in DDPS_OWN},
     **{"told": told, "told to files": lambda folder: told(folder, ranks="all")},
-    **{"poisoned": poisoned, "stopped": stopped, "signalled": signalled, "half": half},
+    **POISONED,
+    **{"stopped": stopped, "signalled": signalled, "half": half},
     **{"gone on": interrupted_and_gone_on},
 }
 

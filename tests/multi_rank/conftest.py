@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.multi_rank import cases
-from tests.multi_rank.cases import CASES, half
+from tests.multi_rank.cases import CASES, POISONED, half
 from tests.multi_rank.kinds import KINDS, half_of_a_stream
 from tests.multi_rank.on_parts import ON_PARTS, run
 from tests.multi_rank.ways import CUTS, OPTIMIZERS, Cell, goings_on
@@ -27,8 +26,7 @@ def one(tmp_path_factory) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("one")
-    found = {name: case(folder / name) for name, case in {**CASES, **KINDS}.items()}
-    found["poisoned"] = cases.poisoned(folder / "poisoned")
+    found = {name: case(folder / name) for name, case in {**CASES, **KINDS, **POISONED}.items()}
     for cut in CUTS:
         for optimizer in OPTIMIZERS:
             cell = Cell("one process", cut, optimizer)

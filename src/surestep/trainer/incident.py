@@ -14,6 +14,12 @@ from surestep.engine.data.feed import Feed
 from surestep.engine.data.passes import Stream
 from surestep.engine.incident.diagnose import Diagnosis, diagnose
 from surestep.engine.incident.recent import Recent
+from surestep.engine.incident.shares import (
+    as_text,
+    can_look_alone,
+    diagnose_share,
+    put_together,
+)
 from surestep.engine.incident.told import told
 from surestep.engine.log_point import SKIP, what_failed
 from surestep.engine.loop import Loop
@@ -54,8 +60,10 @@ class Incidents:
         self, error: NonFiniteError, result: StepResult, own: Mapping[int, Batch]
     ) -> NonFiniteError:
         """Save first, since the user's code runs again in what comes then."""
-        alone = self.loop.world.size == 1
-        if alone:
+        world, given = self.loop.world, own.get(result.before.step)
+        alone = world.size == 1
+        together = given is None and can_look_alone(self.loop.parts, self.loop.plan)
+        if alone or (together and world.is_first):
             self.say(f"Step {error.step} was not finite: it is taken again to find out why.")
         where: Path | str = ""
         try:
@@ -64,8 +72,10 @@ class Incidents:
             checkpoint, where = Path(), f"No incident is kept: {failed}"
         if alone:
             seen = look(self.loop, result, own, self.recent)
+        elif together:
+            seen = look_together(self.loop, result, self.recent)
         else:
-            seen = left_to_one(self.loop, own.get(result.before.step))
+            seen = left_to_one(self.loop, given)
         if self.keeps and not where:
             try:
                 where = self._kept(result, seen, checkpoint)
@@ -116,11 +126,31 @@ def look(loop: Loop, result: StepResult, own: Mapping[int, Batch], recent: Recen
     return Seen(batch, given is not None, found, told(found, recent))
 
 
+def look_together(loop: Loop, result: StepResult, recent: Recent) -> Seen:
+    """Let each rank take its share again for itself, and put together what they found.
+
+    The batch is not kept, since a share is not all of it: a replay reads the whole by its place.
+    """
+    place, world = result.before, loop.world
+    found, failed = None, ""
+    try:
+        batch, index = batch_at(loop.feed, place), index_at(loop.feed, place.epoch)
+        found = diagnose_share(loop.parts, loop.plan, batch, index=index, divisor=result.divisor)
+    # The user's code runs in it. Whatever it raises, the other ranks wait for an answer.
+    except Exception as error:
+        failed = _first_line(error)
+    with world.patiently():
+        diagnosis = put_together(world.texts(as_text(found, failed)))
+    if diagnosis is None:
+        return left_to_one(loop, None)
+    return Seen(None, False, diagnosis, told(diagnosis, recent))
+
+
 def left_to_one(loop: Loop, given: Batch | None) -> Seen:
     """Leave what made it to a replay, which reads the whole batch.
 
-    Here a rank has a share of the batch, finds other samples to blame than the next one, and would
-    go forward more or less often than that.
+    So it is where ranks hold parts of the model, which none can take a step with alone, and where
+    each share by itself is finite.
     """
     text = (
         "What made it is looked for in one process, by the replay below: each of "

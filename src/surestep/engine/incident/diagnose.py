@@ -42,7 +42,13 @@ class Diagnosis:
         return bool(self.bad)
 
 
-def diagnose(parts: Parts, batch: Batch, *, index: Tensor | range | None) -> Diagnosis:
+def diagnose(
+    parts: Parts,
+    batch: Batch,
+    *,
+    index: Tensor | range | None,
+    divisor: float | None = None,
+) -> Diagnosis:
     """Take the step of the state's place again, and follow what is not finite to where it began.
 
     Nothing is moved: weights, buffers, gradients, modes and generators are put back. It takes as
@@ -52,10 +58,12 @@ def diagnose(parts: Parts, batch: Batch, *, index: Tensor | range | None) -> Dia
         parts: whose state is the one before the step.
         batch: of the step, on the device, as it was read.
         index: of the sample at each position of the epoch; None where there is none.
+        divisor: of the loss, where the batch is a share; None counts its items.
     """
     step = parts.state.place.step
     batch = batch if parts.transform is None else parts.transform(batch, step)
-    divisor = batch.items if parts.loss.divides else 1.0
+    if divisor is None:
+        divisor = batch.items if parts.loss.divides else 1.0
     if parts.freeze is not None:
         parts.freeze(parts.state.place.steps_taken)
     loss, bad, causes = _followed(parts, batch, divisor)

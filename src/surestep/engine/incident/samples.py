@@ -10,6 +10,7 @@ from surestep.engine.losses.several import named_losses
 
 TRIES = 160  # steps that the search may take; each costs at most as much as the one that failed
 EACH = 8  # samples that are tried first: where all fail alone, it is none of them in particular
+ALONE, EACH_ALONE = "alone it is not finite", "each alone is not finite"
 Rows = tuple[tuple[int, ...], ...]
 
 
@@ -68,7 +69,8 @@ class Search:
         every = self._every()
         first = every[:: max(1, len(every) // EACH)][:EACH]
         if len(every) == 1:
-            return self._found(every, "it is the only one of the step")
+            only = self.batch.samples == 1  # else it is the only one of a rank's share
+            return self._found(every, "it is the only one of the step" if only else ALONE)
         if all(self._fails([each]) for each in first):
             return Found(how=f"each of {len(first)} that were tried is not finite alone")
         found: list[tuple[int, int]] = []
@@ -89,8 +91,7 @@ class Search:
             return self._found(found, f"the search ended after {self.tries} tries", known=False)
         if not found:
             return Found(how="each alone is finite, and several of them together are not")
-        alone = "alone it is not finite" if len(found) == 1 else "each alone is not finite"
-        return self._found(found, alone)
+        return self._found(found, ALONE if len(found) == 1 else EACH_ALONE)
 
     def without(self, suspects: Rows) -> Found:
         """Leave samples out: those without which the step is finite did it.

@@ -1,0 +1,117 @@
+"""Find on several ranks what made a step not finite: each looks at its share, for itself.
+
+Where each rank has a whole copy of the model, no other is needed to take a part of its share
+again. None may be: ranks look at different parts, and a different number of them. What they found
+is put together afterwards.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from surestep.engine.data.batch import Batch
+from surestep.engine.incident.cause import Cause, Values
+from surestep.engine.incident.diagnose import Diagnosis, diagnose
+from surestep.engine.incident.samples import ALONE, EACH_ALONE, Found, Sample
+from surestep.engine.parallel.single import Single
+from surestep.engine.plan import Plan
+from surestep.engine.step import Parts, update
+
+COLLECTIVES = ("c10d", "_c10d_functional")
+
+
+class Silent(TorchDispatchMode):
+    """Lets nothing through that waits for other ranks, as SyncBatchNorm does."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in COLLECTIVES:
+            raise RuntimeError(f"{func} waits for other ranks")
+        return func(*args, **(kwargs or {}))
+
+
+def can_look_alone(parts: Parts, plan: Plan) -> bool:
+    """Say whether a rank can take parts of its share again without the others."""
+    return plan.parallel_kind == "ddp" and parts.update is update
+
+
+def diagnose_share(
+    parts: Parts, plan: Plan, batch: Batch, *, index: Tensor | range | None, divisor: float
+) -> Diagnosis | None:
+    """Diagnose the share of one rank, which waits for no other; None where it has no items.
+
+    Args:
+        parts: of this rank, whose state is the one before the step.
+        plan: of this rank.
+        batch: its share, on the device, as it was read.
+        index: of the sample at each position of the epoch.
+        divisor: of the loss of the whole batch.
+
+    Raises:
+        RuntimeError: the model or the loss talks to other ranks.
+    """
+    if not batch.items:
+        return None
+    alone = replace(parts, parallel=Single(plan, parts.state))
+    with Silent():
+        return diagnose(alone, batch, index=index, divisor=divisor)
+
+
+def as_text(found: Diagnosis | None, failed: str = "") -> str:
+    """Return what a rank found, or why its search failed, for the others."""
+    return json.dumps({"found": None if found is None else asdict(found), "failed": failed})
+
+
+def put_together(texts: Sequence[str]) -> Diagnosis | None:
+    """Put together what the ranks found, in their order; None where none of them found anything.
+
+    The cause is that of the first rank that saw one.
+    """
+    told = [json.loads(each) for each in texts]
+    found = [_diagnosis(each["found"]) for each in told if each["found"] is not None]
+    bad = [each for each in found if each.reproduced]
+    if not bad:
+        return None
+    samples = sorted(
+        (sample for each in bad for sample in each.samples.samples),
+        key=lambda sample: sample.position,
+    )
+    named = [each.samples for each in bad if each.samples.samples] or [each.samples for each in bad]
+    ways = dict.fromkeys(each.how for each in named)
+    failed = [
+        f"rank {rank} could not look ({each['failed']})"
+        for rank, each in enumerate(told)
+        if each["failed"]
+    ]
+    if len(samples) > 1:
+        ways = dict.fromkeys(EACH_ALONE if way == ALONE else way for way in ways)
+    return Diagnosis(
+        sum(each.loss for each in found),
+        tuple(dict.fromkeys(name for each in bad for name in each.bad)),
+        next((each.cause for each in bad if each.cause is not None), None),
+        Found(
+            tuple(samples),
+            "; ".join([*ways, *failed]),
+            known=not failed and all(each.samples.known for each in bad),
+            of=bad[0].samples.of,
+        ),
+        bad[0].weights,
+    )
+
+
+def _diagnosis(record: dict[str, Any]) -> Diagnosis:
+    cause, samples = record["cause"], record["samples"]
+    if cause is not None:
+        inputs = tuple(map(_values, cause["inputs"]))
+        output = None if cause["output"] is None else _values(cause["output"])
+        cause = Cause(**{**cause, "inputs": inputs, "output": output, "rows": tuple(cause["rows"])})
+    each = tuple(Sample(**one) for one in samples["samples"])
+    found = Found(**{**samples, "samples": each})
+    return Diagnosis(record["loss"], tuple(record["bad"]), cause, found, record["weights"])
+
+
+def _values(record: dict[str, Any]) -> Values:
+    return Values(**{**record, "shape": tuple(record["shape"])})
