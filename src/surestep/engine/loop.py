@@ -142,7 +142,7 @@ class Loop:
             raise
         self._pending.append(result)
         if self.world.agreed:
-            self._agree()
+            self.agree()
         if not result.outcome.took_step:
             self._skips.append(skip_of(result, batch))
         if result.outcome.nonfinite:
@@ -181,7 +181,7 @@ class Loop:
             return
         self.interrupted, self.stopping = why, self.stopping or why
 
-    def _agree(self) -> None:
+    def agree(self) -> None:
         """Take in what one of the ranks asked all of them for."""
         agreed, self.world.agreed = self.world.agreed, set()
         for why in agreed.intersection(SIGNALS):
