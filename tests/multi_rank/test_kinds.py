@@ -110,4 +110,4 @@ def test_all_ranks_measure_with_the_statistics_that_are_saved(ranks):
         assert same(ranks[0]["batch norm"]["weights"], found["weights"])
         assert torch.equal(ranks[0]["batch norm"]["predicted"], found["predicted"])
         loss = nn.functional.cross_entropy(found["predicted"], data()[1])
-        assert found["metrics"]["val/loss"] == pytest.approx(loss, rel=1e-6)
+        assert found["metrics"]["val/loss"] == pytest.approx(float(loss), rel=1e-6)
