@@ -21,6 +21,7 @@ LARGER_IS_BETTER = frozenset(
 )
 SMALLER_IS_BETTER = frozenset(("loss", "error", "mse", "mae", "rmse", "perplexity", "wer", "cer"))
 Guard = Literal["sticky", "reading", "scaled", "searching"]
+COPIES = ("ddp", "accelerate")  # ways with a copy of the model in each process
 
 
 @dataclass(frozen=True)

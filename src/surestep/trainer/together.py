@@ -9,7 +9,7 @@ from surestep.base.errors import CheckpointError, ParallelError, SurestepError
 from surestep.engine.data.feed import Feed
 from surestep.engine.incident.again import untouched
 from surestep.engine.parallel.world import World
-from surestep.engine.plan import Plan
+from surestep.engine.plan import COPIES, Plan
 from surestep.engine.state import State
 from surestep.engine.step import Parts, forward_backward
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
@@ -89,7 +89,7 @@ def settle(parts: Parts, feed: Feed, plan: Plan) -> None:
         batch = feed.transform(batch, 0)
     # With a static graph DDP learns from the first backward what is unused, and waits for none.
     learns = plan.parallel_find_unused_parameters or plan.parallel_static_graph
-    if plan.parallel_kind == "ddp" and not learns:
+    if plan.parallel_kind in COPIES and not learns:
         check_all_used(parts, batch)
     with untouched(parts):
         forward_backward(parts, batch, 1.0)

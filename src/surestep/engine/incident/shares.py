@@ -18,7 +18,7 @@ from surestep.engine.incident.cause import Cause, Values
 from surestep.engine.incident.diagnose import Diagnosis, diagnose
 from surestep.engine.incident.samples import ALONE, EACH_ALONE, Found, Sample
 from surestep.engine.parallel.single import Single
-from surestep.engine.plan import Plan
+from surestep.engine.plan import COPIES, Plan
 from surestep.engine.step import Parts, update
 
 COLLECTIVES = ("c10d", "_c10d_functional")
@@ -35,7 +35,7 @@ class Silent(TorchDispatchMode):
 
 def can_look_alone(parts: Parts, plan: Plan) -> bool:
     """Say whether a rank can take parts of its share again without the others."""
-    return plan.parallel_kind == "ddp" and parts.update is update
+    return plan.parallel_kind in COPIES and parts.update is update
 
 
 def diagnose_share(

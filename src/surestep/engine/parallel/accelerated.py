@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from surestep.engine.parallel.ddp import Ddp
-from surestep.engine.parallel.single import NOTHING
 from surestep.engine.plan import Plan
 
 
@@ -35,6 +34,7 @@ class Accelerated(Ddp):
         prepared: nn.Module = self.accelerator.prepare_model(model, device_placement=False)
         return prepared
 
-    def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
-        """Let gradients of all but the last backward stay on their rank."""
-        return NOTHING if when else self.accelerator.no_sync(self.module)
+    def unsynced(self) -> AbstractContextManager[Any]:
+        """Return the context of a backward whose gradients stay on their rank."""
+        context: AbstractContextManager[Any] = self.accelerator.no_sync(self.module)
+        return context

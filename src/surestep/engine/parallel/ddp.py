@@ -42,8 +42,13 @@ class Ddp(Ranked):
             # It is the one that settles DDP, whose gradients nobody uses.
             self._learns_graph = False
             return NOTHING
+        return NOTHING if when else self.unsynced()
+
+    def unsynced(self) -> AbstractContextManager[Any]:
+        """Return the context of a backward whose gradients stay on their rank."""
         module: Any = self.module
-        return NOTHING if when else module.no_sync()
+        context: AbstractContextManager[Any] = module.no_sync()
+        return context
 
     def backward(self, loss_sum: Tensor, items: float) -> None:
         """Go backward from ranks / items, since torch divides by the ranks."""
