@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ from surestep.record.checkpoint import examine, keep, layout, opened, read, save
 from surestep.record.checkpoint.manifest import read_manifest
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run
-from surestep.trainer import identity, lengthening, wire
+from surestep.trainer import identity, lengthening, together, wire
 from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
 from tests.laws.test_law_1_several_losses import check_cut as check_several
 from tests.laws.test_law_1_transforms import check_mixed, check_own
@@ -70,7 +69,6 @@ from tests.torture.cases import Case
 from tests.trainer.test_replay import check_kept, check_replay
 
 # The package's attribute of that name is the function.
-prepare = import_module("surestep.trainer.prepare")
 Folder = Callable[[], Path]
 Patch = pytest.MonkeyPatch
 
@@ -281,7 +279,7 @@ MUTATIONS = [
         (
             "moments are not loaded",
             after(
-                prepare,
+                together,
                 "load_opened",
                 lambda _, found, state, *rest: state.optimizer.state.clear(),
             ),

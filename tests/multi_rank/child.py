@@ -121,7 +121,7 @@ def main(out: Path) -> None:
     for name, cell in cells(RANKS).items():
         found[name] = cell.run(out / "-".join(name), WAYS[cell.way])
     for name, case in ON_PARTS.items() if RANKS == 2 else ():
-        found[name] = run(out / name, case, many=True)
+        found["on parts", name] = run(out / f"on parts {name}", case, many=True)
     for begun in out.glob("begun by *"):
         found[begun.name] = trained(begun, task())
     for stage in range(4 if RANKS == 2 else 0):

@@ -32,7 +32,7 @@ def one(tmp_path_factory) -> dict[str, Any]:
             cell = Cell("one process", cut, optimizer)
             found[cut, optimizer] = cell.run(folder / f"{cut}-{optimizer}", None)
     for name, each in ON_PARTS.items():
-        found[name] = run(folder / name, each, many=False)
+        found["on parts", name] = run(folder / f"on parts {name}", each, many=False)
     torch.set_num_threads(threads)
     return found
 

@@ -242,9 +242,9 @@ def test_a_way_is_what_it_says(launch, way, count):
 
 @pytest.mark.parametrize("name", ON_PARTS)
 def test_an_option_means_on_parts_what_it_means_on_the_whole(one, launch, name):
-    alone, case = one[name], ON_PARTS[name]
+    alone, case = one["on parts", name], ON_PARTS[name]
     for rank in range(2):
-        found = torch.load(launch(2) / f"rank-{rank}.pt")[name]
+        found = torch.load(launch(2) / f"rank-{rank}.pt")["on parts", name]
         assert distance(alone["weights"], found["weights"]) <= case.tolerance
         assert found["shown"]["skipped"] == alone["shown"]["skipped"]
         assert found["place"] == alone["place"]
@@ -256,8 +256,8 @@ def test_an_option_means_on_parts_what_it_means_on_the_whole(one, launch, name):
 
 def test_a_rank_that_overflows_lets_all_skip(one):
     """What the cases above compare with: one step of six, and a step that is not finite."""
-    assert one["fp16, one rank overflows"]["shown"]["skipped"] == (1, 0)
-    assert one["skipping"]["shown"]["skipped"] == (0, 1)
+    assert one["on parts", "fp16, one rank overflows"]["shown"]["skipped"] == (1, 0)
+    assert one["on parts", "skipping"]["shown"]["skipped"] == (0, 1)
 
 
 def test_a_start_from_shapes_is_the_usual_one_bit_for_bit(launch):

@@ -14,6 +14,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import NonFiniteError
+from surestep.engine.parallel import world
 from surestep.record.checkpoint.listing import list_checkpoints, read_record
 from surestep.record.run import Run
 from surestep.trainer.fit import fit
@@ -211,8 +212,7 @@ def test_the_users_words_are_saved(tmp_path):
 
 def test_checkpoints_may_be_kept_by_the_clock(tmp_path, monkeypatch):
     clock = iter(range(0, 10_000, 40))
-    module = sys.modules["surestep.trainer.fit"]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(world, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     said = {"checkpoint": {"every": "1 minute", "keep_last": 9}, "logging": {"every": "1 step"}}
     run = tiny.fit(tmp_path, **said)
     assert len(list_checkpoints(run.checkpoints)) > 1

@@ -1,10 +1,10 @@
 """The steps at which a run saves are those that checkpoint.every says, and no others."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
 
+from surestep.engine.parallel import world
 from tests import tiny
 
 # 20 samples in batches of 4 and 4 epochs: 5 steps an epoch, 20 steps, 4 items a step.
@@ -30,8 +30,7 @@ def test_a_run_saves_at_just_these_steps(tmp_path, every, steps):
 
 def test_a_run_saves_at_each_minute_of_the_clock(tmp_path, monkeypatch):
     now = [0.0]
-    module = sys.modules["surestep.trainer.fit"]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(world, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def passes(*_):
         now[0] += 25
