@@ -104,6 +104,7 @@ def with_ddps_own(folder: Path, option: str) -> dict[str, Any]:
     return trained(folder, task(), micro_batch_size=3, parallel={option: True})
 
 
+LINEAR = torch.nn.functional.linear
 DDPS_OWN = ("static_graph", "find_unused_parameters")
 OTHERS = {
     **{name: partial(with_ddps_own, option=name) for name in DDPS_OWN},
@@ -137,6 +138,7 @@ def main(out: Path) -> None:
         for begun in sorted(out.glob(f"* goes on as {way}")):
             found["goes on", begun.name] = cell.run(begun, WAYS[way])
     found["stream begun by one"] = stream_gone_on(out / "stream begun by one")
+    found["linear is torch's own"] = torch.nn.functional.linear is LINEAR
     torch.save(found, out / f"rank-{RANK}.pt")
 
 

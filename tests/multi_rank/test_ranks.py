@@ -288,3 +288,8 @@ def test_buffers_under_deepspeed_are_those_of_ddp(launch):
     for each in of(launch, 2):
         here, there = each["buffers", "deepspeed"], each["buffers", "ddp"]
         assert distance(there, here) <= 1e-6
+
+
+def test_deepspeed_leaves_torch_as_it_was(launch):
+    for each in of(launch, 2):
+        assert each["linear is torch's own"]

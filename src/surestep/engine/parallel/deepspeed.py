@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, optim
+from torch.nn import functional
 
 from surestep.base.errors import TaskError
 from surestep.engine.parallel.base import GradNorm, Outcome
@@ -46,6 +47,7 @@ class DeepSpeed(Ranked):
             [names[id(each)] for each in group["params"] if id(each) in names]
             for group in self.optimizer.param_groups
         ]
+        self._linear = functional.linear  # ZeRO 3 puts its own in its place, for the whole process
         self.engine: Any = made(plan, state.model, self.optimizer)
         self.stage = int(self.engine.zero_optimization_stage())
         if self.stage:
@@ -99,8 +101,10 @@ class DeepSpeed(Ranked):
         return GradNorm(norm, norm.new_empty(0), [])
 
     def leave(self) -> None:
-        """Take DeepSpeed's hooks off the model."""
+        """Take DeepSpeed's hooks off the model, and its functions out of torch."""
         unmade(self.engine)
+        torch_functional: Any = functional
+        torch_functional.linear = self._linear
 
     def _gradients(self) -> Iterator[Tensor]:
         """Yield this rank's pieces of the gradients, averaged over the ranks."""
