@@ -263,8 +263,10 @@ def test_a_rank_that_overflows_lets_all_skip(one):
 def test_a_start_from_shapes_is_the_usual_one_bit_for_bit(launch):
     for rank in range(2):
         found = torch.load(launch(2) / f"rank-{rank}.pt")
-        assert found["from meta"]["built"] == ["meta" if rank else "cpu"]
-        assert same(found["as usual"]["weights"], found["from meta"]["weights"])
+        assert found["on parts", "from meta"]["built"] == ["meta" if rank else "cpu"]
+        assert same(
+            found["on parts", "as usual"]["weights"], found["on parts", "from meta"]["weights"]
+        )
 
 
 @pytest.mark.parametrize("stage", range(4))

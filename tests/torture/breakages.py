@@ -54,7 +54,7 @@ def _published_first() -> None:
         return own(folder.rename(final), snapshot)
 
     write._write, write.check_written, write.check_readable = under_its_name, _nothing, _nothing
-    write._publish = lambda _, final: write.sync(final.parent)
+    write.publish = lambda _, final: write.sync(final.parent)
 
 
 def _deleted_first() -> None:
