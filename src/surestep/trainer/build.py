@@ -53,7 +53,7 @@ def build(
     modes = [(module, module.training) for module in of_both]
     rematerialised = activation_checkpointing(planned.model, plan.activation_checkpointing)
     settings.enter_context(rematerialised)  # within what gathers a block
-    model = laid_out(planned.model, plan, world)
+    model = laid_out(planned.model, plan)
     loss.to(plan.device)
     training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     judged_by, casting = plan.validation_metric, autocast(plan)

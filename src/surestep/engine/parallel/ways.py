@@ -12,7 +12,7 @@ from surestep.engine.precision import placed
 from surestep.engine.state import State
 
 
-def laid_out(model: nn.Module, plan: Plan, world: World) -> nn.Module:
+def laid_out(model: nn.Module, plan: Plan) -> nn.Module:
     """Return the model as the ranks hold it, on the device, before it has an optimizer."""
     if plan.parallel_sync_batchnorm:
         model = synced_batchnorm(model)
