@@ -21,6 +21,7 @@ from tests.multi_rank import zero
 from tests.multi_rank.cases import CASES, POISONED, half, net, result, task, trained
 from tests.multi_rank.kinds import KINDS, OF_RANKS, REFUSED, stream_gone_on
 from tests.multi_rank.on_parts import ON_PARTS, run
+from tests.multi_rank.shards import CUT, SHARDS, shards
 from tests.multi_rank.ways import WAYS, cells, goings_on
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -123,6 +124,9 @@ def main(out: Path) -> None:
         found[name] = cell.run(out / "-".join(name), WAYS[cell.way])
     for name, case in ON_PARTS.items() if RANKS == 2 else ():
         found["on parts", name] = run(out / f"on parts {name}", case, many=True)
+    for cut, kind in shards(RANKS):
+        more = {"parallel": {"kind": "fsdp", **CUT[cut]}}
+        found["sharded", cut, kind] = SHARDS[kind](out / f"{cut} {kind}", **more)
     for begun in out.glob("begun by *"):
         found[begun.name] = trained(begun, task())
     for stage in range(4 if RANKS == 2 else 0):

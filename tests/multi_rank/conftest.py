@@ -15,6 +15,7 @@ import torch
 from tests.multi_rank.cases import CASES, POISONED, half
 from tests.multi_rank.kinds import KINDS, half_of_a_stream
 from tests.multi_rank.on_parts import ON_PARTS, run
+from tests.multi_rank.shards import SHARDS
 from tests.multi_rank.ways import CUTS, OPTIMIZERS, Cell, goings_on
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -33,6 +34,8 @@ def one(tmp_path_factory) -> dict[str, Any]:
             found[cut, optimizer] = cell.run(folder / f"{cut}-{optimizer}", None)
     for name, each in ON_PARTS.items():
         found["on parts", name] = run(folder / f"on parts {name}", each, many=False)
+    for name, kind in SHARDS.items():
+        found["sharded", name] = kind(folder / f"sharded {name}")
     torch.set_num_threads(threads)
     return found
 

@@ -1,0 +1,118 @@
+"""Kinds of training that must be on parts of parameters what they are on the whole: FSDP."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import surestep
+from surestep import orders, transforms
+from surestep.trainer.fit import fit
+from surestep.trainer.session import Session
+from tests.laws import spikes
+from tests.multi_rank.cases import data, net, opened, task, trained
+from tests.multi_rank.fsdp import whole_weights
+from tests.multi_rank.kinds import Found, Rows, clock_of, streaming
+from tests.multi_rank.on_parts import Deep
+
+Kind = Callable[..., Found]
+
+
+def of(make: Callable[[], surestep.Task], **said: Any) -> Kind:
+    """Return what trains a Task with options, to which some more may be said."""
+
+    def run(folder: Path, **more: Any) -> Found:
+        return trained(folder, make(), weights=whole_weights, **{"max_steps": 8, **said, **more})
+
+    return run
+
+
+def two_sources() -> surestep.Task:
+    x, y = data()
+    order = orders.mixed({"first": 0.3, "rest": 0.7})
+    train = {"first": (x[:30], y[:30]), "rest": (x[30:], y[30:])}
+    return surestep.Task(net, nn.CrossEntropyLoss(), train=train, val=(x, y), order=order)
+
+
+def poisoned() -> surestep.Task:
+    """A sample of the first epoch is NaN."""
+    x, y = data()
+    x[59] = float("nan")
+    return task((x, y))
+
+
+def deep() -> surestep.Task:
+    return task(model=Deep)
+
+
+def rolled_back(folder: Path, **more: Any) -> Found:
+    """Train over a spike of the loss, and go back."""
+    options = {
+        **{"max_steps": 120, "batch_size": spikes.BATCH, "on_spike": "rollback"},
+        **{"optim": {"lr": spikes.LR, "weight_decay": spikes.DECAY}},
+        **{"checkpoint": {"every": "20 steps"}, "logging": {"every": "25 steps"}},
+    }
+    with opened(folder, spikes.task_of(), **options, **more) as session:
+        fit(session)
+        found = done(session)
+    return {**found, "back": session.state.spikes.rollbacks}
+
+
+def by_the_clock(folder: Path, **more: Any) -> Found:
+    """Save by a clock that the ranks do not agree on."""
+    rank = int(os.environ.get("RANK", "0"))
+    every = {"checkpoint": {"every": "0.12 minutes", "keep_last": 50}}
+    with clock_of(rank), opened(folder, task(), **every, **more) as session:
+        fit(session)
+        found = done(session)
+    return {**found, "saved": len(list(folder.glob("checkpoints/step-*")))}
+
+
+def stopped_early(folder: Path, **more: Any) -> Found:
+    """Stop where an evaluation is no better than one before it."""
+    options = {"early_stop": {"patience": 2}, "validation": {"every": "2 steps"}}
+    said = {"max_steps": 60, "optim": {"lr": 0.2}, **options}
+    with opened(folder, task(), **said, **more) as session:
+        fit(session)
+        return done(session)
+
+
+def done(session: Session) -> Found:
+    return {"weights": whole_weights(session), "place": tuple(session.state.place)}
+
+
+MIXUP = transforms.mixup(0.4, classes=3)
+SHARDS: dict[str, Kind] = {
+    "stream": of(lambda: streaming(Rows()), micro_batch_size=3),
+    "two sources": of(two_sources, micro_batch_size=3),
+    "mixup": of(lambda: task(batch_transform=MIXUP), micro_batch_size=3),
+    "skipping": of(poisoned, on_nonfinite="skip"),
+    "ema": of(task, average={"kind": "ema", "decay": 0.9}),
+    "swa": of(task, average={"kind": "swa", "start": "5 steps"}),
+    "recomputed": of(deep, activation_checkpointing="on", micro_batch_size=3),
+    "rollback": rolled_back,
+    "clock": by_the_clock,
+    "early stop": stopped_early,
+}
+CUT: dict[str, dict[str, Any]] = {
+    "full": {"shard": "full"},
+    "grad_op": {"shard": "grad_op"},
+    "hybrid": {"shard": "hybrid", "shard_size": 2},
+    "offload": {"offload": "all"},
+}
+# The rollback takes 120 steps; what an evaluation keeps whole, a rollback must not keep.
+LONG = ("rollback", "clock", "early stop")
+OFFLOADED = ("recomputed", "skipping", "ema")
+
+
+def shards(ranks: int) -> list[tuple[str, str]]:
+    """List what is trained on so many ranks, as (cut, kind)."""
+    if ranks == 4:
+        return [("hybrid", kind) for kind in SHARDS]
+    return [
+        *(("grad_op", kind) for kind in SHARDS),
+        *(("full", kind) for kind in SHARDS if kind not in LONG),
+        *(("offload", kind) for kind in OFFLOADED),
+    ]

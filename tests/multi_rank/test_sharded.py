@@ -1,0 +1,27 @@
+"""Options and kinds of training on parts of parameters, as in one process."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.multi_rank.shards import shards
+from tests.multi_rank.test_ranks import distance
+
+
+def of_all(launch, ranks: int, cut: str, kind: str) -> list[dict[str, Any]]:
+    folder = launch(ranks)
+    return [torch.load(folder / f"rank-{rank}.pt")["sharded", cut, kind] for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cut", "kind"), [(n, *each) for n in (2, 4) for each in shards(n)]
+)
+def test_a_kind_of_training_is_on_parts_what_it_is_on_the_whole(one, launch, ranks, cut, kind):
+    alone = one["sharded", kind]
+    for each in of_all(launch, ranks, cut, kind):
+        assert distance(alone["weights"], each["weights"]) <= 1e-6
+        assert each["place"] == alone["place"]
+        assert each.get("metrics", {}) == pytest.approx(alone.get("metrics", {}), rel=1e-5)
+        assert each.get("back") == alone.get("back")
+        assert (each.get("saved", 9) > 2) is (alone.get("saved", 9) > 2) is True
