@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from tests.multi_rank.cases import data
+from tests.multi_rank.checks import distance, same
 from tests.multi_rank.kinds import KINDS, stream_gone_on
-from tests.multi_rank.test_ranks import distance, same
 
 TOLERANCE = {"lbfgs": 1e-12}  # in fp64, since its search makes a rounding larger
 TURNS = ("WGAN-GP", "actor-critic")

@@ -1,7 +1,7 @@
 """Laws 1, 2 and 10 on several ranks: the same numbers, the same decisions, at the same step."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,49 +10,45 @@ import torch
 
 import surestep
 from surestep.record.files import read_json
-from tests.multi_rank.cases import CASES, POISONED, SAMPLES, data, task, trained
+from tests.multi_rank.cases import CASES, POISONED, data, task, trained
+from tests.multi_rank.checks import (
+    check_copies,
+    check_gone_on,
+    check_losses,
+    check_measured,
+    check_stopped,
+    check_weights,
+    distance,
+    same,
+)
 from tests.multi_rank.on_parts import ON_PARTS
 from tests.multi_rank.ways import CUTS, GOES_ON, OPTIMIZERS, WAYS, Cell, cells, goings_on
 
 TOLERANCE = {"fp64": 1e-12}
 
 
-def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """Return |a - b| / |a| over all weights."""
-    first = torch.cat([each.double().flatten() for each in a.values()])
-    second = torch.cat([each.double().flatten() for each in b.values()])
-    return float((first - second).norm() / first.norm())
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+def of_case(ranks: Sequence[dict[Any, Any]], name: Any) -> list[dict[str, Any]]:
+    return [each[name] for each in ranks]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_come_to_the_weights_of_one_process(one, ranks, name):
-    for each in ranks:
-        assert distance(one[name]["weights"], each[name]["weights"]) <= TOLERANCE.get(name, 1e-6)
-        assert each[name]["place"] == one[name]["place"]
+    check_weights(one[name], of_case(ranks, name), TOLERANCE.get(name, 1e-6))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_all_ranks_hold_the_same_weights(ranks, name):
-    assert all(same(ranks[0][name]["weights"], each[name]["weights"]) for each in ranks)
+    check_copies(of_case(ranks, name))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_losses_are_those_of_the_whole_batch(one, ranks, name):
-    for each in ranks:
-        assert each[name]["losses"] == pytest.approx(one[name]["losses"], rel=1e-5, nan_ok=True)
+    check_losses(one[name], of_case(ranks, name))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_evaluation_counts_every_sample_once(one, ranks, name):
-    for each in ranks:
-        measured = each[name]["metrics"]
-        assert measured == pytest.approx(one[name]["metrics"], rel=1e-5)
-        right = measured["val/accuracy"] * SAMPLES
-        assert right == pytest.approx(round(right), abs=1e-4)
+    check_measured(one[name], of_case(ranks, name))
 
 
 @pytest.mark.parametrize("name", POISONED)
@@ -91,7 +87,7 @@ def test_a_model_that_waits_for_other_ranks_is_left_to_a_replay(one, ranks):
 
 
 def test_what_one_rank_asks_for_all_do_one_step_later(ranks):
-    assert [each["stopped"]["steps"] for each in ranks] == [list(range(1, 7))] * len(ranks)
+    check_stopped(of_case(ranks, "stopped"), asked_in=5)
 
 
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(ranks):
@@ -127,8 +123,7 @@ def test_each_rank_may_have_its_file_and_only_the_first_one_prints(launch, count
 
 
 def test_a_run_goes_on_with_as_many_ranks_bit_for_bit(ranks):
-    for each in ranks:
-        assert same(each["gone on"]["weights"], each["adamw"]["weights"])
+    check_gone_on(of_case(ranks, "gone on"), of_case(ranks, "adamw"))
 
 
 @pytest.mark.parametrize(("begun", "count"), [("one", 2), ("one", 4), ("two", 4)])
@@ -175,8 +170,8 @@ def test_the_table_of_ways_cuts_and_optimizers_has_no_hole(launch, count):
 
 @pytest.mark.parametrize(("way", "count"), TABLE)
 def test_every_way_goes_on_with_as_many_ranks_bit_for_bit(launch, way, count):
-    for each in of(launch, count):
-        assert same(each["again", way]["weights"], each[way, *GOES_ON]["weights"])
+    ranks = of(launch, count)
+    check_gone_on(of_case(ranks, ("again", way)), of_case(ranks, (way, *GOES_ON)))
 
 
 def test_every_way_goes_on_with_what_others_began(one, ranks):

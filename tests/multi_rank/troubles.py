@@ -8,10 +8,10 @@ leaves in the folder for each case what each rank wrote, its exit code and its s
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 import surestep
 import surestep.trainer.trainer
 from tests.multi_rank.cases import SAMPLES, data, net, task
+from tests.multi_rank.forked import run_forked
 
 TIMEOUT_S = 6.0
 OPTIONS: dict[str, Any] = {
@@ -31,7 +32,6 @@ OPTIONS: dict[str, Any] = {
     "optim": {"lr": 1e-2},
 }
 BROKEN = 59
-LIMIT_S, AT_ONCE = 60, 5
 
 
 def rank() -> int:
@@ -165,60 +165,9 @@ def train(folder: Path, name: str) -> None:
     surestep.Trainer(made, config, run=folder / name, callbacks=watchers).fit()
 
 
-def be_rank(number: int, port: int, folder: Path, name: str) -> None:
-    """Run a case as one rank, and end this process."""
-    size = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    of_rank = {"RANK": str(number), "LOCAL_RANK": str(number), "MASTER_PORT": str(port)}
-    os.environ.update(size | of_rank)
-    said = os.open(folder / f"{name}-{number}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
-    code = 0
-    try:
-        train(folder, name)
-    except BaseException as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        code = 1
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def main(folder: Path, names: list[str]) -> None:
-    codes: dict[str, Any] = {}
-    for start in range(0, len(names), AT_ONCE):
-        run(folder, names[start : start + AT_ONCE], codes)
-    (folder / "codes.json").write_text(json.dumps(codes))
-
-
-def run(folder: Path, names: list[str], codes: dict[str, Any]) -> None:
-    """Run cases at once, and note how each rank ended."""
-    running, begun = {}, time.monotonic()
-    for name in names:
-        port = free_port()
-        for number in (0, 1):
-            pid = os.fork()
-            if pid == 0:
-                be_rank(number, port, folder, name)
-            running[pid] = name, number
-    while running:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        seconds = time.monotonic() - begun
-        if pid:
-            name, number = running.pop(pid)
-            code = os.waitstatus_to_exitcode(status)
-            codes[f"{name}-{number}"] = {"code": code, "seconds": seconds}
-        else:
-            time.sleep(0.02)
-        for each, (name, number) in running.items():
-            left_alone = (name, 1 - number) not in running.values()
-            if seconds > LIMIT_S or (left_alone and "stopped" in name):
-                os.kill(each, signal.SIGKILL)  # as a launcher does
+    acts = {name: partial(train, folder, name) for name in names}
+    (folder / "codes.json").write_text(json.dumps(run_forked(folder, acts)))
 
 
 if __name__ == "__main__":

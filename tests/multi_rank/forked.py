@@ -1,0 +1,74 @@
+"""Two ranks, forked from one process that is warm: a start costs no import, and may end badly."""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+LIMIT_S, AT_ONCE = 60, 5
+Acts = Mapping[str, Callable[[], object]]
+
+
+def run_forked(folder: Path, acts: Acts) -> dict[str, Any]:
+    """Let two ranks do each of these, a few at once; return how each rank ended.
+
+    What a rank writes goes to `folder/NAME-RANK.txt`. A case is known as stopped by its name: of it
+    the rank that is left is killed, as a launcher does.
+    """
+    codes: dict[str, Any] = {}
+    names = list(acts)
+    for start in range(0, len(names), AT_ONCE):
+        _at_once(folder, {name: acts[name] for name in names[start : start + AT_ONCE]}, codes)
+    return codes
+
+
+def _at_once(folder: Path, acts: Acts, codes: dict[str, Any]) -> None:
+    running, begun = {}, time.monotonic()
+    for name, act in acts.items():
+        port = _free_port()
+        for number in (0, 1):
+            pid = os.fork()
+            if pid == 0:
+                _be_rank(number, port, folder / f"{name}-{number}.txt", act)
+            running[pid] = name, number
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        seconds = time.monotonic() - begun
+        if pid:
+            name, number = running.pop(pid)
+            code = os.waitstatus_to_exitcode(status)
+            codes[f"{name}-{number}"] = {"code": code, "seconds": seconds}
+        else:
+            time.sleep(0.02)
+        for each, (name, number) in running.items():
+            left_alone = (name, 1 - number) not in running.values()
+            if seconds > LIMIT_S or (left_alone and "stopped" in name):
+                os.kill(each, signal.SIGKILL)
+
+
+def _be_rank(number: int, port: int, wrote: Path, act: Callable[[], object]) -> None:
+    """Do it as one rank, and end this process."""
+    size = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    of_rank = {"RANK": str(number), "LOCAL_RANK": str(number), "MASTER_PORT": str(port)}
+    os.environ.update(size | of_rank)
+    said = os.open(wrote, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    code = 0
+    try:
+        act()
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -1,0 +1,283 @@
+"""Cases for two ranks, as they are and with a law broken, all forked from one process.
+
+A mutation is what a tired programmer might write, put in by monkeypatch on each rank.
+`test_mutations.py` holds the checks that must see them.
+
+    python -m tests.multi_rank.mutated FOLDER
+
+leaves in the folder what each rank came to.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import surestep
+from surestep.base.errors import SurestepError
+from surestep.engine.data import feed, order
+from surestep.engine.parallel import fsdp
+from surestep.engine.parallel.ddp import Ddp
+from surestep.engine.parallel.ranked import Ranked
+from surestep.engine.parallel.world import World
+from surestep.engine.seed import seed_at
+from surestep.record.checkpoint import opened, together
+from surestep.record.files import sync
+from surestep.trainer import alike
+from tests.multi_rank import troubles
+from tests.multi_rank.cases import accuracy, data, half, masked, net, task, trained
+from tests.multi_rank.forked import run_forked
+from tests.multi_rank.fsdp import whole_weights
+
+Patch = pytest.MonkeyPatch
+Found = dict[str, Any]
+
+MANY = 103  # samples to measure: on two ranks one has one more
+FSDP: Any = {"parallel": {"kind": "fsdp"}, "weights": whole_weights}
+DDP: Any = {"parallel": {}}
+SHORT = {"timeout_s": 3.0, "start_timeout_s": 20.0}  # where a rank waits in vain
+
+
+def ranked(options: Found) -> Found:
+    """Return the options of several ranks, where there are some."""
+    return options if "RANK" in os.environ else {}
+
+
+def cut(folder: Path) -> Found:
+    """Train on masked targets in uneven parts; of the last batch one rank has nothing."""
+    options = {"data": {"shuffle": False}, "micro_batch_size": 3, "max_steps": 6}
+    return trained(folder, task(masked()), **options, **ranked(DDP))
+
+
+def shuffled(folder: Path) -> Found:
+    return trained(folder, task(), max_steps=4, **ranked(DDP))
+
+
+def measured(folder: Path) -> Found:
+    """Measure samples that the ranks cannot share evenly."""
+    made = surestep.Task(
+        *(net, torch.nn.CrossEntropyLoss()),
+        **{"train": data(), "val": data(samples=MANY), "metrics": {"accuracy": accuracy}},
+    )
+    return trained(folder, made, max_steps=2, **ranked(DDP))
+
+
+def clipped_by_parts(folder: Path) -> Found:
+    return trained(folder, task(), max_grad_norm=0.01, max_steps=6, **ranked(FSDP))
+
+
+def gone_on_by_parts(folder: Path) -> Found:
+    """Save what the ranks share after 7 steps; go on in another session."""
+    dist.init_process_group("gloo")  # of both sessions
+    half(folder, parallel=FSDP["parallel"])
+    return trained(folder, task(), max_steps=9, **FSDP)
+
+
+def saved_by_parts(folder: Path) -> Found:
+    """Save what the ranks share; note when each file was synced and the folder got its name."""
+    noted: Found = {"synced": {}, "published": None}
+    own_sync, own_publish = os.fsync, together.publish
+
+    def synced(descriptor: int) -> None:
+        own_sync(descriptor)
+        noted["synced"][Path(os.readlink(f"/proc/self/fd/{descriptor}")).name] = time.monotonic()
+
+    def published(temporary: Path, final: Path) -> None:
+        noted["published"] = time.monotonic()
+        own_publish(temporary, final)
+
+    with Patch.context() as patch:
+        patch.setattr(os, "fsync", synced)
+        patch.setattr(together, "publish", published)
+        half(folder, parallel=FSDP["parallel"])
+    (path,) = (folder / "checkpoints").iterdir()
+    return {**noted, "files": sorted(each.name for each in path.glob("*.safetensors"))}
+
+
+class StopOnLast(surestep.Callback):
+    """Asks to stop after step 3, on the last rank alone."""
+
+    def on_step(self, state, outcome):
+        return surestep.Request.STOP if troubles.rank() == 1 and outcome.step == 3 else None
+
+
+def stopped(folder: Path) -> Found:
+    config = surestep.Config(max_steps=8, batch_size=20, logging={"progress": "quiet"}, **DDP)
+    with surestep.prepare(task(), config, run=folder, callbacks=[StopOnLast()]) as session:
+        return {"steps": [each.step for each in session.steps()]}
+
+
+def trouble(folder: Path, name: str) -> Found:
+    """Train with something that is wrong on one rank; return the error that all must end with."""
+    try:
+        troubles.train(folder, name)
+    except SurestepError as error:
+        return {"told": f"{type(error).__name__}: {error}"}
+    return {"told": "nothing"}
+
+
+CASES: dict[str, Callable[[Path], Found]] = {
+    **{"cut": cut, "shuffled": shuffled, "measured": measured, "stopped": stopped},
+    **{"clipped by parts": clipped_by_parts, "saved by parts": saved_by_parts},
+    "by parts": lambda folder: trained(folder, task(), max_steps=9, **FSDP),
+    "gone on by parts": gone_on_by_parts,
+    **{name: partial(trouble, name=name) for name in ("pushed", "other options")},
+}
+
+
+class Mutation(NamedTuple):
+    """A law broken on purpose.
+
+    Attributes:
+        law: its number.
+        case: what shows it.
+        mutate: breaks it on this rank.
+        ends: what an error says with which the run ends by it; "" where it goes on.
+    """
+
+    law: int
+    case: str
+    mutate: Callable[[Patch], None]
+    ends: str = ""
+
+
+def instead(owner: Any, name: str, other: Any) -> Callable[[Patch], None]:
+    return lambda patch: patch.setattr(owner, name, other)
+
+
+def of_this_rank(self: Ranked, *items: float) -> list[float]:
+    """Take the other ranks for as full as this one."""
+    sums = self.world.exchange(items)
+    return [n * self.world.size or total for n, total in zip(items, sums, strict=True)]
+
+
+def synced_but_last(patch: Patch, own: Callable = Ddp.sync_grads) -> None:
+    """Sync the wrong gradients; the copies, which then drift apart, are not compared."""
+    patch.setattr(Ddp, "sync_grads", lambda self, *, when: own(self, when=not when))
+    patch.setattr(alike, "differing", lambda *_: {})
+
+
+def of_something(self: Ddp, loss_sum: torch.Tensor, items: float, own: Any = Ddp.backward) -> None:
+    """Spare a rank without items its backward."""
+    if loss_sum.detach():
+        own(self, loss_sum, items)
+
+
+def padded(self: order.Cut, first: int, end: int) -> Any:
+    """Give all ranks equally many samples, some of them twice."""
+    samples, size = end - first, self.micro_batch_size
+    largest = -(-samples // self.ranks)
+    begin = min(first + largest * self.rank, end - largest)
+    for start in range(begin, begin + largest, size):
+        yield start, min(start + size, begin + largest)
+
+
+def order_of_ranks(samples: int, seed: int, epoch: int) -> torch.Tensor:
+    place = seed_at("order", seed, epoch, dist.get_world_size())
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(place))
+
+
+def asked_by_first(
+    self: World, values: Any, own: Callable[..., list[float]] = World.exchange
+) -> list[float]:
+    """Heed what the first rank wants alone."""
+    if not self.is_first:
+        self.wanted = set()
+    return own(self, values)
+
+
+def heeded_alone(
+    self: World, values: Any, own: Callable[..., list[float]] = World.exchange
+) -> list[float]:
+    """Heed on each rank what it wants itself."""
+    wanted = set(self.wanted)
+    found = own(self, values)
+    self.agreed = wanted
+    return found
+
+
+def of_first_alone(path: Path) -> bool:
+    return sync(path) if troubles.rank() == 0 else True
+
+
+def from_the_start(tensor: Any, own: Callable = opened.box_of) -> Any:
+    """Take each rank's box for the first one."""
+    offset, shape, is_first_copy = own(tensor)
+    return tuple(0 for _ in offset), shape, is_first_copy
+
+
+def blind_to(field: str, own: Callable = alike._known) -> Callable[..., Any]:
+    return lambda *args: ((name, value) for name, value in own(*args) if name != field)
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "the divisor is of this rank alone": Mutation(1, "cut", instead(Ranked, "sum", of_this_rank)),
+    "all backwards but the last are synced": Mutation(1, "cut", synced_but_last),
+    "a sample that a rank borrows counts": Mutation(
+        1, "cut", instead(feed, "nothing_in", lambda micro: micro)
+    ),
+    "an empty rank goes not backward": Mutation(
+        1, "cut", instead(Ddp, "backward", of_something), ends="collective mismatch"
+    ),
+    "each rank clips by the norm of its part": Mutation(
+        1,
+        "clipped by parts",
+        instead(
+            fsdp, "dist", SimpleNamespace(**{**vars(dist), "all_reduce": lambda *_, **__: None})
+        ),
+    ),
+    "the order depends on the number of ranks": Mutation(
+        1, "shuffled", instead(feed, "order_of", order_of_ranks)
+    ),
+    "an evaluation is padded": Mutation(1, "measured", instead(order.Cut, "micro_batches", padded)),
+    "each rank reads the first part": Mutation(
+        2, "gone on by parts", instead(opened, "box_of", from_the_start)
+    ),
+    "the others do not sync what they wrote": Mutation(
+        7, "saved by parts", instead(together, "sync", of_first_alone)
+    ),
+    "what the first rank wants is all that counts": Mutation(
+        10, "stopped", instead(World, "exchange", asked_by_first)
+    ),
+    "what a rank wants counts there alone": Mutation(
+        10,
+        "stopped",
+        instead(World, "exchange", heeded_alone),
+        ends="cannot go on|gave up|collective mismatch",
+    ),
+    "copies are never compared": Mutation(10, "pushed", instead(alike, "differing", lambda *_: {})),
+    "the start is blind to the learning rate": Mutation(
+        10, "other options", instead(alike, "_known", blind_to("optim.lr"))
+    ),
+}
+
+
+def run(folder: Path, name: str) -> None:
+    """Run a case, or one with a mutation; leave what this rank came to."""
+    torch.set_num_threads(1)
+    mutation = MUTATIONS.get(name)
+    with Patch.context() as patch:
+        if mutation is not None:
+            mutation.mutate(patch)
+            if mutation.ends:
+                DDP["parallel"].update(SHORT)
+        case = CASES[name if mutation is None else mutation.case]
+        torch.save(case(folder / name), folder / f"{name}-{troubles.rank()}.pt")
+
+
+def main(folder: Path) -> None:
+    acts = {name: partial(run, folder, name) for name in (*CASES, *MUTATIONS)}
+    (folder / "codes.json").write_text(json.dumps(run_forked(folder, acts)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

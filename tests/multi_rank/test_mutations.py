@@ -1,0 +1,119 @@
+"""Each law of ranks is broken on purpose, and the very check of its tests must fail.
+
+The cases and what breaks them are in `mutated.py`; one process forks them all.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from os import environ
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from tests.multi_rank.checks import (
+    check_copies,
+    check_differences_told,
+    check_drift_told,
+    check_gone_on,
+    check_losses,
+    check_measured,
+    check_stopped,
+    check_weights,
+)
+from tests.multi_rank.mutated import CASES, MANY, MUTATIONS
+
+ALONE = ("cut", "shuffled", "measured", "clipped by parts")  # that one process does too
+RATES = "optim.lr: 0.01 on rank 0; 0.001 on rank 1"
+
+
+class Came(NamedTuple):
+    """What two ranks came to: exit codes, what they wrote, what those found that ended well."""
+
+    codes: list[int]
+    wrote: list[str]
+    found: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def came(tmp_path_factory) -> dict[str, Came]:
+    folder = tmp_path_factory.mktemp("mutations")
+    subprocess.run(
+        [sys.executable, "-m", "tests.multi_rank.mutated", str(folder)],
+        timeout=600,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        env={**environ, "OMP_NUM_THREADS": "1"},
+    )
+    codes = json.loads((folder / "codes.json").read_text())
+    return {
+        name: Came(
+            [codes[f"{name}-{rank}"]["code"] for rank in (0, 1)],
+            [(folder / f"{name}-{rank}.txt").read_text() for rank in (0, 1)],
+            [torch.load(each) for each in sorted(folder.glob(f"{name}-[01].pt"))],
+        )
+        for name in (*CASES, *MUTATIONS)
+    }
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("alone")
+    return {name: CASES[name](folder / name) for name in ALONE}
+
+
+def check_trained(one: dict[str, Any], name: str, ranks: list[dict[str, Any]]) -> None:
+    check_weights(one[name], ranks)
+    check_copies(ranks)
+    check_losses(one[name], ranks)
+    check_measured(one[name], ranks)
+
+
+def check_synced(ranks: list[dict[str, Any]]) -> None:
+    """What is published was synced before, by the rank that wrote it (law 7)."""
+    synced: dict[str, float] = {}
+    for each in ranks:
+        synced |= {name: at for name, at in each["synced"].items() if name in each["files"]}
+    assert synced.keys() == set(ranks[0]["files"])
+    assert any("rank-00001" in name for name in synced)
+    assert max(synced.values()) < ranks[0]["published"]
+
+
+def check(one: dict[str, Any], came: dict[str, Came], case: str, name: str) -> None:
+    """Hold what ranks came to against the law that a case is for."""
+    codes, wrote, ranks = came[name]
+    assert codes == [0, 0], "\n".join(wrote)
+    checks: dict[str, Callable[[], None]] = {
+        **{each: lambda: check_trained(one, case, ranks) for each in ("cut", "shuffled")},
+        "clipped by parts": lambda: check_trained(one, case, ranks),
+        "measured": lambda: check_measured(one[case], ranks, MANY),
+        "stopped": lambda: check_stopped(ranks, asked_in=3),
+        "by parts": lambda: check_copies(ranks),
+        "gone on by parts": lambda: check_gone_on(ranks, came["by parts"].found),
+        "saved by parts": lambda: check_synced(ranks),
+        "pushed": lambda: [check_drift_told(each["told"], "2.bias") for each in ranks],
+        "other options": lambda: [check_differences_told(each["told"], RATES) for each in ranks],
+    }
+    checks[case]()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_keep_the_law(one, came, case):
+    check(one, came, case, case)
+
+
+@pytest.mark.parametrize(
+    "name", MUTATIONS, ids=[f"law {each.law}: {name}" for name, each in MUTATIONS.items()]
+)
+def test_check_of_a_law_fails_where_the_law_is_broken_on_ranks(one, came, name):
+    mutation = MUTATIONS[name]
+    with pytest.raises(AssertionError):
+        check(one, came, mutation.case, name)
+    if mutation.ends:
+        assert re.search(mutation.ends, "".join(came[name].wrote))
+    else:
+        assert came[name].codes == [0, 0]
