@@ -311,6 +311,7 @@ PARALLEL: list[Case] = [
     ({**FSDP, "optim.name": "sgd"}, LAUNCHED | SPARSE, "with sparse=False"),
     ({**FSDP, "compile": "default"}, LAUNCHED, "say parallel.kind='ddp'"),
     ({**FSDP, "channels_last": True}, LAUNCHED, "say parallel.kind='ddp'"),
+    ({**FSDP, "parallel.check_every": "1 epoch"}, LAUNCHED, "say parallel.shard='hybrid'"),
     ({**FSDP, "parallel.find_unused_parameters": True}, LAUNCHED, "say parallel.kind='ddp'"),
     ({**FSDP, "parallel.static_graph": True}, LAUNCHED, "say parallel.kind='ddp'"),
     ({**FSDP, "parallel.shard_size": 2}, LAUNCHED, "say parallel.shard='hybrid' with it"),

@@ -53,5 +53,7 @@ DEEPSPEED: list[Case] = [
     ({**ZERO, "parallel.static_graph": True}, HERE, "say parallel.kind='ddp'"),
     (ZERO, HERE | OWN_STEP, "The Task brings its own step"),
     (ZERO, HERE | SEVERAL, "The Task brings its own step"),
+    ({**CUT, "parallel.check_every": "1 epoch"}, HERE, "or say parallel.zero=2"),
+    ({**CUT, "parallel.meta_start": True}, HERE, "say parallel.kind='fsdp'"),
     ({**ZERO, "optim.name": "lbfgs"}, HERE, "evaluates the batch by itself"),
 ]

@@ -99,7 +99,7 @@ class Plan:
     parallel_static_graph: bool
     parallel_sync_batchnorm: bool
     parallel_nccl_debug: bool
-    parallel_check_every: Duration
+    parallel_check_every: Duration | None
     parallel_timeout_s: float
     parallel_start_timeout_s: float
     parallel_zero: int | None

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from surestep.base.duration import multiples
+from surestep.base.duration import Duration, multiples
 from surestep.base.errors import ParallelError, TaskError
 from surestep.engine.data.batch import Batch
 from surestep.engine.incident.again import untouched
@@ -75,13 +75,14 @@ class Drift:
     Args:
         world: the ranks.
         state: what is trained.
-        plan: says how often.
+        plan: knows how long an epoch is.
+        every: how often.
     """
 
-    def __init__(self, world: World, state: State, plan: Plan) -> None:
+    def __init__(self, world: World, state: State, plan: Plan, *, every: Duration) -> None:
         self._world = world
         self._state = state
-        every, per_epoch = plan.parallel_check_every, plan.steps_per_epoch
+        per_epoch = plan.steps_per_epoch
         self._by_epoch = every.unit == "epochs" and per_epoch is None
         scale = per_epoch if every.unit == "epochs" and per_epoch is not None else 1
         self._period = every.amount * scale

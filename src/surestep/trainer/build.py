@@ -69,8 +69,8 @@ def build(
     if world.size > 1 and task.step is None and plan.parallel_kind != "deepspeed":
         settle(parts, training, plan)
     loop = Loop(parts, training, plan, callbacks=list(callbacks), on_log=[Watch(model)])
-    if world.size > 1:
-        loop.compare = Drift(world, parts.state, plan)
+    if world.size > 1 and plan.parallel_check_every is not None:
+        loop.compare = Drift(world, parts.state, plan, every=plan.parallel_check_every)
     if plan.compile != "off":
         loop.notices.append(Graphs().notice)
     parts.freeze = freezing(model, plan, groups, parts.modes)

@@ -185,6 +185,15 @@ REFUSALS: Refusals = {
         ),
     ),
     "parallel.meta_start": (
+        Refusal(
+            lambda k: bool(k.said.get("parallel.meta_start")) and k["parallel.kind"] == "deepspeed",
+            lambda k: (
+                "parallel.meta_start=True: DeepSpeed cuts a model that each process has built "
+                f"whole in the memory of the host, {k.facts.launched.local_size} on a machine. "
+                "Leave it out where there is room for so many, or say parallel.kind='fsdp' and "
+                "parallel.shard='full'."
+            ),
+        ),
         _not_fsdp("parallel.meta_start"),
         _cannot(
             lambda k: bool(k.said.get("parallel.meta_start")) and k.given.is_built,

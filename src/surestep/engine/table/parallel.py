@@ -42,6 +42,12 @@ def _copies_only(when: Callable[[Known], bool], what: str) -> Refusal:
     )
 
 
+def _has_no_copies(k: Known) -> bool:
+    """Say whether no two ranks hold the same: FSDP cuts over all of them, or ZeRO 3 does."""
+    cut = k["parallel.kind"] == "fsdp" and shard_of(k) != "hybrid"
+    return cut or (k["parallel.kind"] == "deepspeed" and k.said.get("parallel.zero") == 3)
+
+
 ROWS: Rows = {
     "parallel.kind": (
         Row(
@@ -109,6 +115,12 @@ ROWS: Rows = {
     ),
     "parallel.check_every": (
         said("parallel.check_every", parse_duration),
+        Row(lambda k: not _many(k), lambda _: None, "one process has no copies to compare"),
+        Row(
+            _has_no_copies,
+            lambda _: None,
+            "parameters are cut over all ranks: no two hold the same, and nothing is compared",
+        ),
         default(
             parse_duration("1000 steps"), "one pass over the parameters, at the log point after"
         ),
@@ -176,7 +188,22 @@ REFUSALS: Refusals = {
             ),
         ),
     ),
-    "parallel.check_every": (_needs_many("parallel.check_every"),),
+    "parallel.check_every": (
+        _needs_many("parallel.check_every"),
+        Refusal(
+            lambda k: "parallel.check_every" in k.said and _has_no_copies(k),
+            lambda k: (
+                f"parallel.check_every={k.said['parallel.check_every']!r} compares copies of the "
+                "parameters, and here they are cut over all ranks: no two hold the same. Leave it "
+                "out, or say "
+                + (
+                    "parallel.shard='hybrid'."
+                    if k["parallel.kind"] == "fsdp"
+                    else "parallel.zero=2."
+                )
+            ),
+        ),
+    ),
     "parallel.start_timeout_s": (
         Refusal(
             lambda k: k.said.get("parallel.start_timeout_s", math.inf) < k["parallel.timeout_s"],
