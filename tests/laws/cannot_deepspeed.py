@@ -27,6 +27,7 @@ CUT = {**ZERO, "parallel.zero": 3}
 OWN_STEP: dict[str, Any] = {"loss": None, "step": lambda turn: None}
 LEARNERS = {name: surestep.Learner(optim=surestep.Optim(name="sgd")) for name in ("0", "1")}
 SEVERAL = OWN_STEP | {"optimizers": LEARNERS}
+OWN_ADAM = {**ZERO, "parallel.deepspeed": '{"optimizer": {"params": {"torch_adam": false}}}'}
 COMPILED = {"facts": lambda: replace(MANY["facts"](), compiler=True)}
 
 DEEPSPEED: list[Case] = [
@@ -39,6 +40,10 @@ DEEPSPEED: list[Case] = [
     ({**WHOLE, "parallel.offload": "optimizer"}, HERE, "parallel.zero=1, 2 or 3"),
     ({**ZERO, "clip_value": 0.5}, HERE, "Say max_grad_norm"),
     ({**ZERO, "optim.name": "adagrad"}, HERE, "parallel.zero=0"),
+    ({**OWN_ADAM, "optim.implementation": "fused"}, HERE, "Leave one of them out"),
+    ({**OWN_ADAM, "optim.name": "sgd"}, HERE, "Say 'adam' or 'adamw'"),
+    ({**OWN_ADAM, "optim.amsgrad": True}, HERE, "Leave optim.amsgrad out"),
+    ({**OWN_ADAM, "parallel.zero": 0}, HERE, "Say 1, 2 or 3"),
     (WHOLE, HERE | {"model": Table()}, "sparse=False"),
     ({**WHOLE, "precision": "bf16"}, HERE, "Say parallel.zero=1"),
     ({**ZERO, "parallel.zero": 1, "precision": "bf16"}, HERE, "Say parallel.zero=2 or 3"),
@@ -48,12 +53,12 @@ DEEPSPEED: list[Case] = [
     ({**ZERO, "optim.groups": ("0.* freeze=1 step",), "epochs": 2}, HERE, "Freeze it for good"),
     ({**ZERO, "precision": "fp16", "scaler.growth_factor": 3.0}, HERE, "doubles and halves"),
     ({**ZERO, "precision": "fp16"}, HERE, "Say precision='bf16'"),
+    ({**CUT, "parallel.check_every": "1 epoch"}, HERE, "or say parallel.zero=2"),
+    ({**CUT, "parallel.meta_start": True}, HERE, "say parallel.kind='fsdp'"),
     ({**CUT, "checkpoint.weights": "trained"}, HERE, "Say checkpoint.weights='all'"),
     ({**ZERO, "parallel.find_unused_parameters": True}, HERE, "say parallel.kind='ddp'"),
     ({**ZERO, "parallel.static_graph": True}, HERE, "say parallel.kind='ddp'"),
     (ZERO, HERE | OWN_STEP, "The Task brings its own step"),
     (ZERO, HERE | SEVERAL, "The Task brings its own step"),
-    ({**CUT, "parallel.check_every": "1 epoch"}, HERE, "or say parallel.zero=2"),
-    ({**CUT, "parallel.meta_start": True}, HERE, "say parallel.kind='fsdp'"),
     ({**ZERO, "optim.name": "lbfgs"}, HERE, "evaluates the batch by itself"),
 ]

@@ -126,7 +126,7 @@ class Plan:
     steps_per_epoch: int | None
     total_steps: int
     optim_name: str
-    optim_implementation: Literal["fused", "foreach", "plain", "own"]
+    optim_implementation: Literal["fused", "foreach", "plain", "own", "deepspeed"]
     optim_lr: float | None
     optim_weight_decay: float | None
     optim_options: Mapping[str, Any]

@@ -93,7 +93,7 @@ def test_a_file_is_taken_as_what_it_holds(tmp_path):
         ({"bf16": {"enabled": True}}, "by precision it is False"),
         ({"optimizer": {"type": "Lamb"}}, "by optim.name it is 'adamw'"),
         ({"optimizer": {"params": {"lr": 0.1}}}, "by optim.lr it is 0.01"),
-        ({"optimizer": {"params": {"torch_adam": False}}}, "by optim.implementation"),
+        ({"optimizer": {"params": {"bias_correction": False}}}, "by optim.name it is True"),
         ({"scheduler": {"type": "OneCycle"}}, "by schedule.name it is 'WarmupLR'"),
         ({"zero_optimization": {"offload_param": {"device": "cpu"}}}, "by parallel.offload"),
         ({"zero_optimization": {"overlap_com": True}}, "'zero_optimization.overlap_comm'"),

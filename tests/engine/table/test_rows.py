@@ -9,6 +9,10 @@ from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, VALIDATED, decide
 GPUS = replace(GPU, launched=Launched(rank=0, size=2, local_size=2))
 SPARSE = replace(GIVEN, sparse=("table",))
 HIDDEN = replace(GIVEN, hidden=("a", "b"))
+OWN_ADAM = {
+    "parallel.kind": "deepspeed",
+    "parallel.deepspeed": '{"optimizer": {"params": {"torch_adam": false}}}',
+}
 MUON = {"optim.name": "muon", "optim.lr": 0.02}
 
 
@@ -104,6 +108,10 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         ("optim.weight_decay", {}, FACTS, SPARSE, 0.01, "torch's default"),
         ("optim.weight_decay", {"optim.name": "lbfgs"}, FACTS, GIVEN, None, "lbfgs has none"),
         ("optim.lr", {"optim.name": "adadelta"}, FACTS, GIVEN, 1.0, "torch's default for adadelta"),
+        (
+            *("optim.implementation", OWN_ADAM, replace(GPUS, extras=("deepspeed",)), GIVEN),
+            *("deepspeed", "parallel.deepspeed says torch_adam=false"),
+        ),
         ("optim.implementation", MUON, FACTS, HIDDEN, "plain", "the only one there is of muon"),
         ("optim.implementation", {"optim.name": "sgd"}, GPU, SPARSE, "plain", "the gradient of"),
         (

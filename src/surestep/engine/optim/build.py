@@ -17,6 +17,7 @@ from surestep.engine.optim.groups import (
     scale_rates,
 )
 from surestep.engine.optim.kinds import hidden_matrices, sparse_tables
+from surestep.engine.parallel.deepspeed_adam import adam
 from surestep.engine.parallel.joint import Joint
 from surestep.engine.parallel.single import AdamW
 from surestep.engine.plan import Plan
@@ -94,6 +95,8 @@ def _named(plan: Plan, groups: ParameterGroups, model: nn.Module) -> torch.optim
             "gives them several rates. Leave those out, or say another optim.name."
         )
     _refuse_decayed_tables(groups, model, plan.optim_name)
+    if plan.optim_implementation == "deepspeed":
+        return adam(plan, groups)
     optimizer: torch.optim.Optimizer = _class(plan)(
         groups, lr=plan.optim_lr, **plan.optim_options, **_kernels(plan)
     )

@@ -40,7 +40,7 @@ class DeepSpeed(Ranked):
     def __init__(self, plan: Plan, state: State, world: World, name: str = WHOLE) -> None:
         super().__init__(plan, state, world, name)
         if plan.parallel_zero:
-            _check(self.optimizer, self.parameters)
+            _check(self.optimizer, self.parameters, plan)
             self.optimizer.state.clear()  # of whole tensors; DeepSpeed's are pieces
         names = dict(zip(map(id, self.parameters), self.names, strict=True))
         groups = [
@@ -134,13 +134,14 @@ class DeepSpeed(Ranked):
         return Outcome(False, overflow=overflow, nonfinite=not overflow)
 
 
-def _check(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
+def _check(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], plan: Plan) -> None:
     """Check that the optimizer moves each element by itself, and that all are of fp32.
 
     Raises:
         TaskError: it does not, or they are not.
     """
-    if not isinstance(optimizer, ELEMENT_BY_ELEMENT):
+    its_own = plan.optim_implementation == "deepspeed"
+    if not its_own and not isinstance(optimizer, ELEMENT_BY_ELEMENT):
         names = ", ".join(each.__name__ for each in ELEMENT_BY_ELEMENT)
         raise TaskError(
             f"ZeRO cuts what an optimizer moves anywhere, and whether {type(optimizer).__name__} "

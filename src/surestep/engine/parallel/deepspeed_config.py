@@ -27,6 +27,11 @@ def said(k: Known) -> dict[str, Any]:
     return {key: each for key, each in keys.items() if each != "auto" or key in AUTO}
 
 
+def own_adam(k: Known) -> bool:
+    """Say whether DeepSpeed's own Adam is asked for; where nothing is said it is torch's."""
+    return said(k).get("optimizer.params.torch_adam") is False
+
+
 def problem(k: Known) -> str | None:
     """Say which of the user's own keys cannot be taken, and what to type; None where all can."""
     ours = _agreed(k) | owned(k)
@@ -59,7 +64,8 @@ def _agreed(k: Known) -> dict[str, tuple[Any, str]]:
     return keys | {
         "train_batch_size": (k["batch_size"], "batch_size"),
         "optimizer.type": (name, "optim.name"),
-        f"{params}.torch_adam": (True, "optim.implementation"),
+        f"{params}.torch_adam": (not own_adam(k), "parallel.deepspeed"),
+        f"{params}.bias_correction": (True, "optim.name"),
         f"{params}.adam_w_mode": (name == "adamw", "optim.name"),
         "scheduler.type": (_SCHEDULERS.get(k["schedule.name"], "left out"), "schedule.name"),
         "scheduler.params.warmup_min_lr": (0, "schedule.warmup_start"),

@@ -24,7 +24,7 @@ def made(plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     Raises:
         ConfigError: DeepSpeed refuses what is asked.
     """
-    with _quiet(plan):
+    with quiet(plan):
         import deepspeed
 
         # Between processes of one machine it would rather compile an op of its own than use gloo:
@@ -66,7 +66,7 @@ def unmade(engine: Any) -> None:
 
 
 @contextmanager
-def _quiet(plan: Plan) -> Iterator[None]:
+def quiet(plan: Plan) -> Iterator[None]:
     """Keep DeepSpeed off our stdout, and tell it the device and which of a machine this is."""
     told = {"LOCAL_RANK": str(plan.device.index or 0)}
     if plan.device.type == "cpu":
@@ -82,4 +82,3 @@ def _quiet(plan: Plan) -> Iterator[None]:
         for name, kept in before.items():
             if kept is None:
                 del os.environ[name]
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

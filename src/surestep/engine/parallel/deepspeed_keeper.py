@@ -14,6 +14,10 @@ from torch import Tensor, nn
 from surestep.engine.parallel.pieces import Described, Piece
 from surestep.engine.parallel.world import World
 
+# What torch's optimizers keep one number of for all elements: of a parameter that is one number
+# itself, only the name tells.
+_NUMBERS = ("eta", "mu", "mu_product", "step")
+
 
 class Cut(NamedTuple):
     """Where this rank's piece of a parameter lies; both may be empty.
@@ -85,25 +89,32 @@ class Shared:
         for name in self.group_of:
             cut = self._cut(name)
             for slot, value in sorted(self._state.get(cut.flat, {}).items()):
-                if isinstance(value, Tensor):
-                    parameter = self.named[name]
-                    if value.shape == cut.flat.shape:
-                        yield name, slot, self._gathered(parameter, cut, value, turn)
-                    else:
-                        yield name, slot, self._piece(value, turn)
-                    turn += 1
+                if type(value) is int:
+                    yield name, slot, self._piece(torch.tensor(float(value)), turn)
+                elif isinstance(value, Tensor) and value.shape == cut.flat.shape:
+                    yield name, slot, self._gathered(self.named[name], cut, value, turn)
+                elif isinstance(value, Tensor):
+                    yield name, slot, self._piece(value, turn)
+                turn += 1
 
     def put_slots(self, optimizer: str, parameter: str, slots: Mapping[str, Tensor]) -> None:
         """Give a parameter's optimizer state its values, in state that may not be there yet."""
         cut = self._cut(parameter)
         state = self._state[cut.flat]
+        shape = self._shape(self.named[parameter])
         for slot, value in slots.items():
-            if tuple(value.shape) != self._shape(self.named[parameter]) or not value.dim():
-                state[slot] = value.to(cut.flat.device, copy=True)
+            if tuple(value.shape) != shape or (slot in _NUMBERS and not shape):
+                state[slot] = self._number(value, cut)
                 continue
             if slot not in state:
                 state[slot] = torch.zeros_like(cut.flat)
             self._put(cut, state[slot], value)
+
+    def _number(self, value: Tensor, cut: Cut) -> Tensor | int:
+        """Return a number as the optimizer keeps it: DeepSpeed's own count in Python's."""
+        if type(self.engine.basic_optimizer).__module__.startswith("deepspeed."):
+            return int(value)
+        return value.to(cut.flat.device, copy=True)
 
     @property
     def _state(self) -> Any:

@@ -3,7 +3,7 @@
 import math
 
 from surestep.base.groups.parameters import read_group
-from surestep.engine.parallel.deepspeed_config import generated, problem
+from surestep.engine.parallel.deepspeed_config import generated, own_adam, problem
 from surestep.engine.plan import Known, Refusal, Row
 from surestep.engine.table.rows import Refusals, Rows, default, said
 
@@ -47,6 +47,20 @@ def _thawing(k: Known) -> str | None:
     for text in k.said.get("optim.groups", ()):
         if isinstance(read_group(text).freeze, str):
             return str(text)
+    return None
+
+
+def _unfit_adam(k: Known) -> str | None:
+    """Say why DeepSpeed's own Adam is not had, and what to do; None where it is."""
+    wish = k.said.get("optim.implementation", "auto")
+    if wish != "auto":
+        return f"optim.implementation={wish!r} is torch's. Leave one of them out"
+    if k["optim.name"] not in ("adam", "adamw"):
+        return f"optim.name is {k['optim.name']!r}. Say 'adam' or 'adamw', or leave the key out"
+    if k["optim.amsgrad"]:
+        return "it has no amsgrad. Leave optim.amsgrad out, or the key"
+    if not k["parallel.zero"]:
+        return "parallel.zero=0 has no fp32 pieces for it. Say 1, 2 or 3, or leave the key out"
     return None
 
 
@@ -118,6 +132,13 @@ REFUSALS: Refusals = {
             lambda k: (
                 f"clip_value={k['clip_value']}: DeepSpeed clips the norm only. Say max_grad_norm, "
                 "or another parallel.kind."
+            ),
+        ),
+        Refusal(
+            lambda k: _here(k) and own_adam(k) and _unfit_adam(k) is not None,
+            lambda k: (
+                "parallel.deepspeed says torch_adam=false, which is DeepSpeed's own Adam, and "
+                f"{_unfit_adam(k)}."
             ),
         ),
         Refusal(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from surestep.engine.optim.catalog import OPTIMIZERS, default_of, options_of
+from surestep.engine.parallel.deepspeed_config import own_adam
 from surestep.engine.plan import Known, Row
 from surestep.engine.table.optim_refusals import REFUSALS as REFUSALS
 from surestep.engine.table.rows import Rows, default, plain, said
@@ -99,6 +100,11 @@ ROWS: Rows = {
     ),
     "optim.implementation": (
         Row(lambda k: k.given.own_optimizer, lambda _: "own", "the Task brings its optimizer"),
+        Row(
+            own_adam,
+            lambda _: "deepspeed",
+            "parallel.deepspeed says torch_adam=false: DeepSpeed's own, compiled at its first use",
+        ),
         Row(
             lambda k: k.said.get("optim.implementation", "auto") != "auto",
             lambda k: k.said["optim.implementation"],

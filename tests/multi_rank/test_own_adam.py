@@ -1,0 +1,67 @@
+"""DeepSpeed's own Adam on two ranks: that of torch in law 1's tolerance, and gone on with.
+
+It is compiled for minutes at its first use on a machine, which is done here in CI alone, and there
+for one of the two.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.cpp_extension import get_default_build_root
+
+from tests.multi_rank.cases import task, trained
+from tests.multi_rank.own_adam import SAID, STAGES
+from tests.multi_rank.test_ranks import distance, same
+from tests.multi_rank.torchrun import launch
+
+BUILDERS = {"cpu_adam": "CPUAdamBuilder", "fused_adam": "FusedAdamBuilder"}
+IN_CI = "cpu_adam"
+
+
+def compiled(op: str) -> None:
+    """Compile an op in CI, and skip the test where that is not to be, or cannot be, done."""
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR", get_default_build_root()))
+    if any(root.glob(f"**/{op}.so")):
+        return
+    if not (shutil.which("g++") and shutil.which("ninja")):
+        pytest.skip(f"no g++ or no ninja to compile DeepSpeed's {op} with")
+    words = f"from deepspeed.ops.op_builder import {BUILDERS[op]} as B; B().load()"
+    if op != IN_CI or "CI" not in os.environ:
+        pytest.skip(f"{op} takes minutes to compile; once: DS_ACCELERATOR=cpu python -c '{words}'")
+    said = {**os.environ, "DS_ACCELERATOR": "cpu"}
+    subprocess.run([sys.executable, "-c", words], env=said, timeout=900, check=True)
+
+
+def check(folder: Path, kind: str, *, device: str = "cpu", offload: str = "off") -> None:
+    one = trained(folder / "one", task(), **SAID)
+    done = launch("2", "-m", "tests.multi_rank.own_adam", str(folder), device, offload)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for found in [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]:
+        for stage in STAGES:
+            at_once, gone_on = found[stage, "at once"], found[stage, "gone on"]
+            assert at_once["shown"] == {"kind": kind}
+            assert distance(one["weights"], at_once["weights"]) <= 1e-6
+            assert same(at_once["weights"], gone_on["weights"])
+            assert gone_on["losses"] == at_once["losses"][7:]
+
+
+def test_with_offload_it_is_that_of_the_host(tmp_path):
+    compiled("cpu_adam")
+    check(tmp_path, "DeepSpeedCPUAdam", offload="optimizer")
+
+
+def test_without_offload_it_is_fused(tmp_path):
+    compiled("fused_adam")
+    check(tmp_path, "FusedAdam")
+
+
+@pytest.mark.gpu
+def test_on_gpus_it_is_fused(tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("two ranks want two GPUs")
+    check(tmp_path, "FusedAdam", device="cuda")
