@@ -132,6 +132,12 @@ def main(out: Path) -> None:
     for stage in range(4 if RANKS == 2 else 0):
         found[f"zero-{stage} gone on"] = zero.gone_on(out / f"zero-{stage}", stage)
         found[f"zero-{stage} skipped"] = zero.skipped(out / f"zero-{stage}-skipped", stage)
+    for stage in (1, 2) if RANKS == 2 else ():
+        name = f"zero-{stage} bf16"
+        found[f"{name} gone on"] = zero.gone_on(out / name, stage, **zero.BF16)
+        found[f"{name} skipped"] = zero.skipped(out / f"{name}-skipped", stage, **zero.BF16)
+    if RANKS == 2:
+        found["timed"] = zero.timed(out / "timed")
     for kind in ("ddp", "deepspeed") if RANKS == 2 else ():
         found["buffers", kind] = zero.buffers(out / f"buffers of {kind}", kind)
     for way, cell in goings_on(RANKS).items():

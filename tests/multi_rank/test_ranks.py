@@ -264,21 +264,35 @@ def test_a_start_from_shapes_is_the_usual_one_bit_for_bit(launch):
         )
 
 
-@pytest.mark.parametrize("stage", range(4))
-def test_a_run_by_deepspeed_goes_on_bit_for_bit(launch, stage):
+BY_ZERO = (*(f"zero-{stage}" for stage in range(4)), "zero-1 bf16", "zero-2 bf16")
+
+
+@pytest.mark.parametrize("way", BY_ZERO)
+def test_a_run_by_deepspeed_goes_on_bit_for_bit(launch, way):
     for each in of(launch, 2):
-        found = each[f"zero-{stage} gone on"]
+        found = each[f"{way} gone on"]
         assert same(found["at once"]["weights"], found["gone on"]["weights"])
         assert found["gone on"]["losses"] == found["at once"]["losses"][7:]
 
 
-@pytest.mark.parametrize("stage", range(4))
-def test_deepspeed_skips_on_all_ranks_what_is_not_finite_on_one(launch, stage):
+def test_bf16_is_the_same_in_each_stage_that_shares(launch):
+    """Stage 1 does it by another optimizer of DeepSpeed's."""
     for each in of(launch, 2):
-        found = each[f"zero-{stage} skipped"]
+        one, two = (each[f"zero-{stage} bf16 gone on"]["at once"] for stage in (1, 2))
+        assert distance(one["weights"], two["weights"]) <= 1e-6
+
+
+@pytest.mark.parametrize("way", BY_ZERO)
+def test_deepspeed_skips_on_all_ranks_what_is_not_finite_on_one(launch, way):
+    for each in of(launch, 2):
+        found = each[f"{way} skipped"]
         assert found["took"] == [True, True, False, True]
         assert same(found["weights"][1], found["weights"][2])
         assert not same(found["weights"][2], found["weights"][3])
+
+
+def test_deepspeed_tells_its_times_where_it_is_asked_for_them(launch):
+    assert any("optimizer_step" in line for line in of(launch, 2)[0]["timed"])
 
 
 def test_buffers_under_deepspeed_are_those_of_ddp(launch):

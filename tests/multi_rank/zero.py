@@ -1,5 +1,6 @@
 """What DeepSpeed's engine says of itself, and what each rank has under it."""
 
+import logging.handlers
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ WHOLE = sum(each.numel() for each in task().build_model().parameters())
 
 # Else parameters as small as these stay whole on each rank under stage 3.
 ALL_CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+
+BF16 = {"precision": "bf16", "micro_batch_size": 3}
 
 
 def options(stage: int) -> dict[str, Any]:
@@ -73,32 +76,46 @@ def is_stage(stage: int) -> Callable[[Mapping[str, Any], int], None]:
     return proves
 
 
-def gone_on(folder: Path, stage: int) -> dict[str, Any]:
+def gone_on(folder: Path, stage: int, **said: Any) -> dict[str, Any]:
     """Train at once; and stop after 7 steps with a checkpoint, and go on from it."""
-    found = {}
+    found, said = {}, {**options(stage), **said}
     for name in ("at once", "gone on"):
         if name == "gone on":
-            with opened(folder / name, task(), **options(stage)) as session:
+            with opened(folder / name, task(), **said) as session:
                 for each in session.steps():
                     if each.step == 7:
                         session.save()
                         break
-        told = trained(folder / name, task(), weights=whole_weights, **options(stage))
+        told = trained(folder / name, task(), weights=whole_weights, **said)
         found[name] = {"weights": told["weights"], "losses": told["losses"]}
     return found
 
 
-def skipped(folder: Path, stage: int) -> dict[str, Any]:
+def skipped(folder: Path, stage: int, **said: Any) -> dict[str, Any]:
     """A sample of the last rank's share is NaN in step 3: all ranks skip it, and go on."""
     x, y = data()
     x[59] = float("nan")
     more = {"data": {"shuffle": False}, "on_nonfinite": "skip", "max_steps": 4, **options(stage)}
-    with opened(folder, task((x, y)), **more) as session:
+    with opened(folder, task((x, y)), **more, **said) as session:
         took, weights = [], []
         for each in session.steps():
             took.append(bool(each.took_step))
             weights.append(whole_weights(session))
         return {"took": took, "weights": weights}
+
+
+def timed(folder: Path) -> list[str]:
+    """Ask DeepSpeed for its times; return what it tells."""
+    import deepspeed  # noqa: F401  (makes its logger)
+
+    logger, told = logging.getLogger("DeepSpeed"), logging.handlers.BufferingHandler(1000)
+    logger.addHandler(told)
+    try:
+        own = {"kind": "deepspeed", "deepspeed": {"wall_clock_breakdown": True}}
+        trained(folder, task(), max_steps=2, parallel=own)
+    finally:
+        logger.removeHandler(told)
+    return [each.getMessage() for each in told.buffer]
 
 
 def buffers(folder: Path, kind: str) -> dict[str, Tensor]:

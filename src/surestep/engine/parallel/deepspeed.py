@@ -56,6 +56,8 @@ class DeepSpeed(Ranked):
         self.max_norm = None  # DeepSpeed clips, by "gradient_clipping"
         self.step = self._step
         self.unscale = _nothing
+        # bf16 with stage 1 is an optimizer of its own: each rank keeps the gradients of all.
+        self.whole_grads = hasattr(self.engine.optimizer, "fp32_groups_gradient_flat_partition")
         self.offloads = plan.parallel_offload != "off"
         self.scaled = plan.precision == "fp16"
         self.device = plan.device
@@ -97,7 +99,8 @@ class DeepSpeed(Ranked):
         total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
         total = total.to(self.device)
         dist.all_reduce(total)
-        norm = (total.sqrt() / self.engine.optimizer.loss_scale).float()
+        scale = self.engine.optimizer.loss_scale if self.scaled else 1.0
+        norm = (total.sqrt() / scale).float()
         return GradNorm(norm, norm.new_empty(0), [])
 
     def leave(self) -> None:
@@ -109,7 +112,9 @@ class DeepSpeed(Ranked):
     def _gradients(self) -> Iterator[Tensor]:
         """Yield this rank's pieces of the gradients, averaged over the ranks."""
         optimizer = self.engine.optimizer
-        if self.offloads:
+        if self.whole_grads:
+            yield from optimizer.fp32_groups_gradient_flat_partition
+        elif self.offloads:
             flat = "fp32_partitioned_groups_flat" if self.stage == 3 else _FLAT
             yield from (each.grad for each in getattr(optimizer, flat))
         else:
@@ -123,6 +128,10 @@ class DeepSpeed(Ranked):
             return Outcome(True)
         if not self.stage:
             self.engine.zero_grad()
+            return Outcome(False, nonfinite=True)
+        if self.whole_grads:
+            self.engine.optimizer.clear_hp_grads()
+            self.engine.optimizer.clear_lp_grads()
             return Outcome(False, nonfinite=True)
         scaler = self.engine.optimizer.loss_scaler
         overflow = self.scaled and finite(loss_sum) and scaler.cur_scale > 1

@@ -134,7 +134,10 @@ class Shared:
             group, at, length = zero.grad_position[zero.get_param_id(parameter)]
             flat = zero.fp32_partitioned_groups_flat[group]
             return Cut(flat, at, length * self.world.rank, length)
-        flat = zero.single_partition_of_fp32_groups[self.group_of[name]]
+        flats: Any = getattr(zero, "fp32_groups_flat_partition", None)  # of bf16 with stage 1
+        if flats is None:
+            flats = zero.single_partition_of_fp32_groups
+        flat = flats[self.group_of[name]]
         mapping = parameter._hp_mapping
         if mapping is None:
             return Cut(flat, 0, 0, 0)

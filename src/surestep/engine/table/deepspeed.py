@@ -166,14 +166,6 @@ REFUSALS: Refusals = {
             ),
         ),
         Refusal(
-            lambda k: _here(k) and k["precision"] == "bf16" and k["parallel.zero"] == 1,
-            lambda k: (
-                "parallel.zero=1 with precision='bf16' is done by another optimizer of "
-                "DeepSpeed's, whose gradients cannot be looked into before a step. Say "
-                "parallel.zero=2 or 3."
-            ),
-        ),
-        Refusal(
             lambda k: _here(k) and k["compile"] != "off",
             lambda k: (
                 f"compile={k['compile']!r}: DeepSpeed's hooks stand in the model that would be "
