@@ -2,25 +2,60 @@
 
 import os
 
+import pytest
+import torch.distributed as dist
+
 from surestep.engine.parallel.debug import VARIABLES, nccl_debug
 
 
-def test_variables_are_set_meanwhile_and_gone_after(monkeypatch):
+@pytest.fixture
+def nothing_said(monkeypatch):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
+
+
+def test_what_nccl_and_torch_read_is_set_meanwhile_and_gone_after(nothing_said):
+    before = dict(os.environ)
     with nccl_debug(on=True):
-        assert {name: os.environ[name] for name in VARIABLES} == VARIABLES
-    assert not set(VARIABLES) & set(os.environ)
+        said = {name: value for name, value in os.environ.items() if name not in before}
+    assert said == {
+        **{"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,COLL"},
+        **{"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"},
+        **{"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_FR_BUFFER_SIZE": "2000"},
+        "TORCH_DISTRIBUTED_DEBUG": "INFO",
+    }
+    assert dict(os.environ) == before
 
 
-def test_what_the_user_has_set_stays(monkeypatch):
+def test_torch_is_told_though_it_has_read_its_variable_already(nothing_said):
+    before = dist.get_debug_level()
+    assert before == dist.DebugLevel.OFF
+    with nccl_debug(on=True):
+        assert dist.get_debug_level() == dist.DebugLevel.INFO
+    assert dist.get_debug_level() == before
+
+
+def test_a_level_that_was_set_in_the_process_is_put_back(nothing_said):
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        with nccl_debug(on=True):
+            assert dist.get_debug_level() == dist.DebugLevel.INFO
+        assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+
+
+def test_what_the_user_has_set_stays(nothing_said, monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG", "TRACE")
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     with nccl_debug(on=True):
         assert os.environ["NCCL_DEBUG"] == "TRACE"
+        assert dist.get_debug_level() == dist.DebugLevel.DETAIL
     assert os.environ["NCCL_DEBUG"] == "TRACE"
+    assert os.environ["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
 
 
-def test_nothing_is_set_where_nobody_asked(monkeypatch):
-    monkeypatch.delenv("NCCL_DEBUG", raising=False)
+def test_nothing_is_set_where_nobody_asked(nothing_said):
     with nccl_debug(on=False):
-        assert "NCCL_DEBUG" not in os.environ
+        assert not set(VARIABLES) & set(os.environ)
+        assert dist.get_debug_level() == dist.DebugLevel.OFF
