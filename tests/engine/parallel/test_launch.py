@@ -65,3 +65,38 @@ def test_slurm_says_where_a_process_stands():
 )
 def test_the_first_machine_of_slurms_list(nodes, first):
     assert first_host(nodes) == first
+
+
+MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+OPEN_MPI = {
+    **{"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"},
+    **{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+}
+INTEL_MPI = {
+    **{"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+}
+IN_A_JOB = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NODELIST": "gpu07"}
+
+
+@pytest.mark.parametrize("mpi", [OPEN_MPI, INTEL_MPI])
+@pytest.mark.parametrize("job", [{}, IN_A_JOB])
+def test_mpirun_says_where_a_process_stands(mpi, job):
+    found = read_launched({**mpi, **MASTER, **job})
+    assert (found.rank, found.size, found.local_rank, found.local_size) == (3, 4, 1, 2)
+    assert (found.nodes, found.by, found.address, found.port) == (2, "mpirun", "10.0.0.1", 29500)
+
+
+@pytest.mark.parametrize("mpi", [OPEN_MPI, INTEL_MPI])
+def test_mpirun_that_does_not_say_where_they_meet_is_no_run_of_each(mpi):
+    with pytest.raises(ConfigError, match=r"lacks MASTER_ADDR, MASTER_PORT.*mpirun -n 4 -x MASTER"):
+        read_launched(mpi)
+
+
+def test_one_process_of_mpirun_is_alone():
+    assert read_launched({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}) == ALONE
+    assert read_launched({**INTEL_MPI, "PMI_SIZE": "1"}) == ALONE
+
+
+def test_srun_that_speaks_to_mpi_is_srun():
+    said = {**INTEL_MPI, **IN_A_JOB, "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
+    assert read_launched(said).by == "srun"

@@ -1,8 +1,9 @@
-"""What a launcher tells a process: torchrun, accelerate, deepspeed or Slurm's srun.
+"""What a launcher tells a process: torchrun, accelerate, deepspeed, mpirun or Slurm's srun.
 
 Sources: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables,
-https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES; what accelerate and
-deepspeed set was read from processes that they started.
+https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES,
+https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html; what accelerate and deepspeed
+set was read from processes that they started.
 """
 
 import os
@@ -19,6 +20,14 @@ _MARKS = {
     "TORCHELASTIC_RUN_ID": "torchrun",
     "CROSS_SIZE": "deepspeed",
 }
+# Rank, size, and both on this machine, as Open MPI and as MPICH and Intel MPI name them.
+_MPI = (
+    (
+        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
 _PORTS = 15000  # from here on, for jobs of Slurm, which names none
 
 
@@ -67,6 +76,9 @@ def read_launched(said: Mapping[str, str] | None = None) -> Launched:
     said = os.environ if said is None else said
     if "RANK" in said or "WORLD_SIZE" in said:
         return _of_torchrun(said)
+    for names in _MPI:  # before Slurm's, which mpirun within a job of Slurm hands on to all alike
+        if int(said.get(names[1], "1")) > 1 and not _is_sruns(said, names[0]):
+            return _of_mpi(said, names)
     if "SLURM_PROCID" in said and int(said.get("SLURM_NTASKS", "1")) > 1:
         return _of_slurm(said)
     return ALONE
@@ -91,6 +103,34 @@ def _of_torchrun(said: Mapping[str, str]) -> Launched:
         port=int(said["MASTER_PORT"]),
         shares_store=said.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         restarts=int(said.get("TORCHELASTIC_MAX_RESTARTS", "0")),
+    )
+
+
+def _is_sruns(said: Mapping[str, str], rank: str) -> bool:
+    """Say whether srun set the variables of MPI, as it does with `--mpi=pmi2`."""
+    return "SLURM_PROCID" in said and said.get(rank) == said["SLURM_PROCID"]
+
+
+def _of_mpi(said: Mapping[str, str], names: tuple[str, ...]) -> Launched:
+    """Read what mpirun says; where the processes meet it does not know."""
+    rank, size, local_rank, local_size = names
+    lacks = [name for name in (rank, "MASTER_ADDR", "MASTER_PORT") if not said.get(name)]
+    if lacks:
+        raise ConfigError(
+            f"mpirun started {said[size]} processes, and the environment lacks {', '.join(lacks)}, "
+            "so that they cannot find each other: each would train a run of its own. Say where "
+            f"the first one is: mpirun -n {said[size]} -x MASTER_ADDR=HOST -x MASTER_PORT=29500 "
+            "python -m surestep train RECIPE, or start with torchrun or srun."
+        )
+    of_here = int(said.get(local_size) or said[size])
+    return Launched(
+        rank=int(said[rank]),
+        size=int(said[size]),
+        local_rank=int(said.get(local_rank) or int(said[rank]) % of_here),
+        local_size=of_here,
+        by="mpirun",
+        address=said["MASTER_ADDR"],
+        port=int(said["MASTER_PORT"]),
     )
 
 
