@@ -292,6 +292,8 @@ PARALLEL: list[Case] = [
         "start_timeout_s=10 is shorter than parallel.timeout_s=60",
     ),
     ({"parallel.static_graph": True}, {}, "Start them with torchrun"),
+    ({"parallel.find_unused_parameters": True}, LAUNCHED | OWN_STEP, "brings its own step"),
+    ({"parallel.static_graph": True}, LAUNCHED | OWN_STEP, "brings its own step"),
     ({"parallel.check_every": "1 epoch"}, {}, "Start them with torchrun"),
     ({"parallel.nccl_debug": True}, LAUNCHED, "talk over gloo and not NCCL"),
     (

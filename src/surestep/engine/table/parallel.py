@@ -31,6 +31,18 @@ def _needs_many(option: str) -> Refusal:
     )
 
 
+def _of_ddps_reducer(option: str) -> Refusal:
+    """Refuse what tells DDP how to wait for gradients, where DDP does not add them up."""
+    return Refusal(
+        lambda k: bool(k.said.get(option)) and k.given.own_step,
+        lambda k: (
+            f"{option}={k.said[option]} tells DDP which gradients to wait for, and the Task brings "
+            "its own step: turn.step adds up those of its optimizer, whichever there are. Leave "
+            "it out."
+        ),
+    )
+
+
 def _copies_only(when: Callable[[Known], bool], what: str) -> Refusal:
     """Refuse what needs a copy of the model in each process, where there is none."""
     return Refusal(
@@ -104,8 +116,14 @@ ROWS: Rows = {
     "parallel.find_unused_parameters": plain(
         "parallel.find_unused_parameters", False, "each step looks for none: they are an error"
     ),
-    "parallel.static_graph": plain(
-        "parallel.static_graph", False, "nothing said: another graph may come at any step"
+    "parallel.static_graph": (
+        Row(
+            lambda k: bool(k.said.get("parallel.static_graph")),
+            lambda _: True,
+            "each step uses the parameters of the first; of one that is not used any more torch "
+            "says nothing, and parallel.check_every finds it; said: {origin}",
+        ),
+        *plain("parallel.static_graph", False, "nothing said: another graph may come at any step"),
     ),
     "parallel.sync_batchnorm": plain(
         "parallel.sync_batchnorm", False, "each rank takes statistics of its own samples"
@@ -166,9 +184,13 @@ REFUSALS: Refusals = {
             "optim.name='lbfgs' evaluates the batch by itself",
         ),
     ),
-    "parallel.find_unused_parameters": (_needs_many("parallel.find_unused_parameters"),),
+    "parallel.find_unused_parameters": (
+        _needs_many("parallel.find_unused_parameters"),
+        _of_ddps_reducer("parallel.find_unused_parameters"),
+    ),
     "parallel.static_graph": (
         _needs_many("parallel.static_graph"),
+        _of_ddps_reducer("parallel.static_graph"),
         Refusal(
             lambda k: bool(
                 k.said.get("parallel.static_graph") and k["parallel.find_unused_parameters"]
