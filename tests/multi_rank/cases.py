@@ -1,6 +1,8 @@
 """What is run both in one process and on several ranks: tasks, options, and what came of them."""
 
+import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,19 +117,25 @@ def poisoned(
     folder: Path,
     poison: tuple[int, ...] = (59,),
     train: Callable[[], tuple[Tensor, Tensor]] = data,
+    value: float = float("nan"),
+    parallel: dict[str, Any] | None = None,
     **parts: Any,
 ) -> dict[str, Any]:
     """Samples are NaN in step 3, the last rank's where none are given: all stop before it."""
     x, y = train()
-    x[list(poison)] = float("nan")
+    x[list(poison)] = value
     made = task((x, y), **parts)
-    with opened(folder, made, data={"shuffle": False}, micro_batch_size=3) as session:
+    options: dict[str, Any] = {"data": {"shuffle": False}, "micro_batch_size": 3}
+    if parallel is not None:
+        options["parallel"] = parallel
+    with opened(folder, made, **options) as session:
         try:
             for _ in session.steps():
                 pass
         except NonFiniteError as error:
             found = {"failed": error.step, "samples": error.samples, "module": error.module}
             found |= {"said": str(error), "incident": error.incident}
+            found |= {"operation": error.operation}
             return {**result(session), **found}
         return {**result(session), "failed": None}
 
@@ -145,9 +153,60 @@ def meeting() -> nn.Module:
     return nn.Sequential(Meets(), net())
 
 
+class Squared(nn.Module):
+    """Overflows in the forward where a value is large."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value.square()
+
+
+class Rooted(nn.Module):
+    """Has a gradient that is not finite at 0, in the backward alone."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value.abs().sqrt()
+
+
+def with_inner(inner: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16, bias=False), inner, nn.Linear(16, 3))
+
+
+OVERFLOWS = partial(poisoned, value=1e30, model=lambda: with_inner(Squared()))
+BREAKS_BACKWARD = partial(poisoned, value=0.0, model=lambda: with_inner(Rooted()))
+
+
+def own_batches(folder: Path, parallel: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Take steps on batches of one's own, of which the third has a NaN in its fifteenth row."""
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    x, y = data()
+    x[54] = float("nan")
+    options = {} if parallel is None else {"parallel": parallel}
+    with opened(folder, task(), **options) as session:
+        try:
+            for rows in torch.arange(60).split(20):
+                share = rows.chunk(ranks)[rank]
+                session.train_step([(x[part], y[part]) for part in share.split(3)])
+            session.loop.log_point()
+        except NonFiniteError as error:
+            found = {"failed": error.step, "rows": error.positions, "incident": error.incident}
+            return {**found, "place": tuple(session.state.place)}
+    return {"failed": None}
+
+
+OF_PARTS: dict[str, Callable[..., dict[str, Any]]] = {
+    "poisoned": poisoned,
+    "poisoned on two": partial(poisoned, poison=(41, 59)),
+    "poisoned and masked": partial(poisoned, train=masked),
+    "overflows in the forward": OVERFLOWS,
+    "breaks in the backward": BREAKS_BACKWARD,
+    "poisoned and met": partial(poisoned, model=meeting),
+    "own batches": own_batches,
+}
 POISONED: dict[str, Callable[[Path], dict[str, Any]]] = {
     "poisoned": poisoned,
     "poisoned on two": lambda folder: poisoned(folder, (41, 59)),
     "poisoned and masked": lambda folder: poisoned(folder, train=masked),
+    "overflows in the forward": OVERFLOWS,
+    "breaks in the backward": BREAKS_BACKWARD,
     "poisoned and met": lambda folder: poisoned(folder, model=meeting),
 }

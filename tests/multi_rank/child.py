@@ -18,7 +18,17 @@ import surestep
 from surestep.base.errors import Stopped
 from surestep.trainer.fit import fit
 from tests.multi_rank import zero
-from tests.multi_rank.cases import CASES, POISONED, half, net, result, task, trained
+from tests.multi_rank.cases import (
+    CASES,
+    OF_PARTS,
+    POISONED,
+    half,
+    net,
+    own_batches,
+    result,
+    task,
+    trained,
+)
 from tests.multi_rank.kinds import KINDS, OF_RANKS, REFUSED, stream_gone_on
 from tests.multi_rank.on_parts import ON_PARTS, run
 from tests.multi_rank.shards import CUT, SHARDS, shards
@@ -127,6 +137,9 @@ def main(out: Path) -> None:
     for cut, kind in shards(RANKS):
         more = {"parallel": {"kind": "fsdp", **CUT[cut]}}
         found["sharded", cut, kind] = SHARDS[kind](out / f"{cut} {kind}", **more)
+    for name, failing in OF_PARTS.items() if RANKS == 2 else ():
+        found["in parts", name] = failing(out / f"{name} in parts", parallel={"kind": "fsdp"})
+    found["own batches"] = own_batches(out / "own batches")
     for begun in out.glob("begun by *"):
         found[begun.name] = trained(begun, task())
     for stage in range(4 if RANKS == 2 else 0):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.multi_rank.cases import CASES, POISONED, half
+from tests.multi_rank.cases import CASES, POISONED, half, own_batches
 from tests.multi_rank.kinds import KINDS, half_of_a_stream
 from tests.multi_rank.on_parts import ON_PARTS, run
 from tests.multi_rank.shards import SHARDS
@@ -36,6 +36,7 @@ def one(tmp_path_factory) -> dict[str, Any]:
         found["on parts", name] = run(folder / f"on parts {name}", each, many=False)
     for name, kind in SHARDS.items():
         found["sharded", name] = kind(folder / f"sharded {name}")
+    found["own batches"] = own_batches(folder / "own batches")
     torch.set_num_threads(threads)
     return found
 

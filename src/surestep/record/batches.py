@@ -16,20 +16,24 @@ _PLAIN = (bool, int, str, type(None))
 class Packed:
     """Micro-batches as they can be written.
 
+    Args:
+        micro_batches: what is packed.
+        prefix: of the names of tensors, where others are put beside them.
+
     Attributes:
         record: their form, as JSON can hold it.
         tensors: by name; on the host and contiguous.
         lost: what is not kept, each with its place.
     """
 
-    def __init__(self, micro_batches: tuple[MicroBatch, ...]) -> None:
+    def __init__(self, micro_batches: tuple[MicroBatch, ...], *, prefix: str = "") -> None:
         self.tensors: dict[str, Tensor] = {}
         self.lost: list[str] = []
         self.record = [
             {
-                "args": self._pack(micro.args, f"{index}.args"),
-                "kwargs": self._pack(dict(micro.kwargs), f"{index}.kwargs"),
-                "targets": self._pack(micro.targets, f"{index}.targets"),
+                "args": self._pack(micro.args, f"{prefix}{index}.args"),
+                "kwargs": self._pack(dict(micro.kwargs), f"{prefix}{index}.kwargs"),
+                "targets": self._pack(micro.targets, f"{prefix}{index}.targets"),
                 "items": micro.items,
                 "samples": micro.samples,
                 "position": micro.position,

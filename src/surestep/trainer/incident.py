@@ -2,33 +2,24 @@
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from surestep.base.errors import DataError, NonFiniteError, SurestepError
+from surestep.base.errors import NonFiniteError, SurestepError
 from surestep.engine.data.batch import Batch
-from surestep.engine.data.feed import Feed
-from surestep.engine.data.passes import Stream
-from surestep.engine.incident.diagnose import Diagnosis, diagnose
+from surestep.engine.incident.in_step import can_look_in_step
 from surestep.engine.incident.recent import Recent
-from surestep.engine.incident.shares import (
-    as_text,
-    can_look_alone,
-    diagnose_share,
-    put_together,
-)
-from surestep.engine.incident.told import told
+from surestep.engine.incident.shares import can_look_alone
 from surestep.engine.log_point import SKIP, what_failed
 from surestep.engine.loop import Loop
-from surestep.engine.state import Place
 from surestep.engine.step import StepResult
+from surestep.record.batch_of_ranks import packed_on_first
 from surestep.record.batches import Packed
 from surestep.record.incident import folder_of, write_incident
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run
+from surestep.trainer.looking import Seen, left_to_one, look, look_together
 
 
 class Incidents:
@@ -62,7 +53,8 @@ class Incidents:
         """Save first, since the user's code runs again in what comes then."""
         world, given = self.loop.world, own.get(result.before.step)
         alone = world.size == 1
-        together = given is None and can_look_alone(self.loop.parts, self.loop.plan)
+        parts, plan = self.loop.parts, self.loop.plan
+        together = can_look_alone(parts, plan) or can_look_in_step(parts, plan)
         if alone or (together and world.is_first):
             self.say(f"Step {error.step} was not finite: it is taken again to find out why.")
         where: Path | str = ""
@@ -70,12 +62,14 @@ class Incidents:
             checkpoint = self.save() if self.keeps else Path()
         except SurestepError as failed:
             checkpoint, where = Path(), f"No incident is kept: {failed}"
+        packed = None if alone or given is None else packed_on_first(world, given.micro_batches)
         if alone:
             seen = look(self.loop, result, own, self.recent)
         elif together:
-            seen = look_together(self.loop, result, self.recent)
+            seen = look_together(self.loop, result, given, self.recent)
         else:
             seen = left_to_one(self.loop, given)
+        seen = replace(seen, packed=packed)
         if self.keeps and not where:
             try:
                 where = self._kept(result, seen, checkpoint)
@@ -86,77 +80,12 @@ class Incidents:
             error, result, seen, where, recipe=bool(self.recorder.run.config["recipe"])
         )
 
-    def _kept(self, result: StepResult, seen: "Seen", checkpoint: Path) -> Path:
+    def _kept(self, result: StepResult, seen: Seen, checkpoint: Path) -> Path:
         """Write the incident, on the first rank; return its folder."""
         run = self.recorder.run
         if not self.loop.world.is_first:
             return folder_of(run.path, result.step)
         return keep(run, result, seen, checkpoint, self.recent)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A step that was not finite, and what was found out about it.
-
-    Attributes:
-        batch: of the step, as it was read; None where it could not be read again.
-        is_own: the batch was given by the user, so it has no place in the data.
-        diagnosis: None where there is none.
-        text: what is told of it.
-    """
-
-    batch: Batch | None
-    is_own: bool
-    diagnosis: Diagnosis | None
-    text: str
-
-
-def look(loop: Loop, result: StepResult, own: Mapping[int, Batch], recent: Recent) -> Seen:
-    """Take the step again where it can be, and say what made it not finite."""
-    place, given = result.before, own.get(result.before.step)
-    batch = given
-    try:
-        batch = batch_at(loop.feed, place) if given is None else loop.feed.move(given)
-        index = None if given is not None else index_at(loop.feed, place.epoch)
-        found = diagnose(loop.parts, batch, index=index)
-    # The user's code runs in it, which may raise anything; the run's own error must be told.
-    except Exception as error:
-        text = f"What made it is not known: taking the step again failed ({_first_line(error)})."
-        return Seen(batch, given is not None, None, text)
-    return Seen(batch, given is not None, found, told(found, recent))
-
-
-def look_together(loop: Loop, result: StepResult, recent: Recent) -> Seen:
-    """Let each rank take its share again for itself, and put together what they found.
-
-    The batch is not kept, since a share is not all of it: a replay reads the whole by its place.
-    """
-    place, world = result.before, loop.world
-    found, failed = None, ""
-    try:
-        batch, index = batch_at(loop.feed, place), index_at(loop.feed, place.epoch)
-        found = diagnose_share(loop.parts, loop.plan, batch, index=index, divisor=result.divisor)
-    # The user's code runs in it. Whatever it raises, the other ranks wait for an answer.
-    except Exception as error:
-        failed = _first_line(error)
-    with world.patiently():
-        diagnosis = put_together(world.texts(as_text(found, failed)))
-    if diagnosis is None:
-        return left_to_one(loop, None)
-    return Seen(None, False, diagnosis, told(diagnosis, recent))
-
-
-def left_to_one(loop: Loop, given: Batch | None) -> Seen:
-    """Leave what made it to a replay, which reads the whole batch.
-
-    So it is where ranks hold parts of the model, which none can take a step with alone, and where
-    each share by itself is finite.
-    """
-    text = (
-        "What made it is looked for in one process, by the replay below: each of "
-        f"{loop.world.size} ranks has a share of the batch."
-    )
-    return Seen(given, given is not None, None, text)
 
 
 def keep(run: Run, result: StepResult, seen: Seen, checkpoint: Path, recent: Recent) -> Path:
@@ -165,7 +94,7 @@ def keep(run: Run, result: StepResult, seen: Seen, checkpoint: Path, recent: Rec
     Raises:
         RunError: the disk is full or cannot be written.
     """
-    packed = Packed(() if seen.batch is None else seen.batch.micro_batches)
+    packed = seen.packed or Packed(() if seen.batch is None else seen.batch.micro_batches)
     norms: dict[str, Any] = {"total": None, "each": {}}
     if result.norms is not None:
         each = result.norms.each.tolist()
@@ -184,7 +113,7 @@ def keep(run: Run, result: StepResult, seen: Seen, checkpoint: Path, recent: Rec
         "text": seen.text,
         "diagnosis": None if seen.diagnosis is None else asdict(seen.diagnosis),
         "before": [each._asdict() for each in recent.steps],
-        "batch": packed.record if seen.batch is not None else None,
+        "batch": packed.record or None,
         "not_kept": packed.lost,
     }
     return write_incident(run.path, result.step, record, packed.tensors)
@@ -233,31 +162,3 @@ def explained(
         indices = [each.index for each in found.samples.samples]
         told.samples = tuple(each for each in indices if each is not None)
     return told
-
-
-def batch_at(feed: Feed, place: Place) -> Batch:
-    """Read the batch of a place again.
-
-    Raises:
-        DataError: there is none.
-    """
-    batches = feed.batches(place.epoch, place.position)
-    for batch in batches:
-        return batch
-    raise DataError(
-        f"Epoch {place.epoch + 1} of the training data has no batch at position {place.position}."
-    )
-
-
-def index_at(feed: Feed, epoch: int) -> Tensor | range | None:
-    """Return the index of the sample at each position of an epoch; None for a stream."""
-    if isinstance(feed.source, Stream):
-        return None
-    order = feed.order_at(epoch)
-    if order is not None:
-        return order
-    return None if feed.cut.samples is None else range(feed.cut.samples)
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -24,7 +24,7 @@ from surestep.record.checkpoint.opened import open_checkpoint
 from surestep.record.checkpoint.read import load_opened
 from surestep.record.incident import Incident, read_incident
 from surestep.trainer.build import build
-from surestep.trainer.incident import batch_at, index_at
+from surestep.trainer.looking import batch_at, index_at
 from surestep.trainer.planning import plan_task, start
 
 

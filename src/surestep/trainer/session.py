@@ -32,7 +32,7 @@ from surestep.trainer.refusals import check_open, check_own
 from surestep.trainer.saving import Saving
 from surestep.trainer.shortage import out_of_memory
 from surestep.trainer.skipping import record_skips
-from surestep.trainer.together import loaded
+from surestep.trainer.together import behind_others, loaded
 
 
 class Session:
@@ -136,6 +136,8 @@ class Session:
         check_own(self.plan, micro_batches)
         feed, place = self.loop.feed, self.state.place
         batch = feed.batch_of(micro_batches, (place.epoch, place.position, place.position))
+        if self.loop.world.size > 1:
+            batch = behind_others(self.loop.world, batch)
         self.loop.own[place.step] = batch
         result = self.loop.step(feed.move(batch))
         self.loop.look()

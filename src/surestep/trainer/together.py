@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from surestep.base.errors import CheckpointError, ParallelError, SurestepError
+from surestep.engine.data.batch import Batch
 from surestep.engine.data.feed import Feed
 from surestep.engine.incident.again import untouched
 from surestep.engine.parallel.world import World
@@ -93,6 +94,18 @@ def settle(parts: Parts, feed: Feed, plan: Plan) -> None:
         check_all_used(parts, batch)
     with untouched(parts):
         forward_backward(parts, batch, 1.0)
+
+
+def behind_others(world: World, batch: Batch) -> Batch:
+    """Return a rank's share of a batch of the user's own, with the positions that it has in all.
+
+    The ranks' shares stand one behind the other, as one process would be given them.
+    """
+    counts = [0.0] * world.size
+    counts[world.rank] = batch.samples
+    before = int(sum(world.sums(counts)[: world.rank]))
+    moved = [each._replace(position=each.position + before) for each in batch.micro_batches]
+    return batch._replace(micro_batches=tuple(moved))
 
 
 def of_first(world: World, outcomes: list[Outcome]) -> list[Outcome]:

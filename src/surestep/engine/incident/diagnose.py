@@ -1,6 +1,6 @@
 """Find what made a step not finite: the operation, its module, and the samples."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,13 +9,17 @@ from torch import Tensor
 
 from surestep.engine.average import BATCH_NORM
 from surestep.engine.data.batch import Batch, tensors_in
-from surestep.engine.incident.again import Ran, again, untouched
+from surestep.engine.incident.again import Ran, untouched
+from surestep.engine.incident.again import again as again_alone
 from surestep.engine.incident.cause import Cause
 from surestep.engine.incident.rows import CannotCutError
 from surestep.engine.incident.samples import Found, Rows, Sample, search
 from surestep.engine.incident.watch import Watch
 from surestep.engine.incident.where import Where
+from surestep.engine.parallel.pieces import part_of
 from surestep.engine.step import Parts, update
+
+Again = Callable[[Parts, Batch, float], Ran]
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ def diagnose(
     *,
     index: Tensor | range | None,
     divisor: float | None = None,
+    again: Again = again_alone,
 ) -> Diagnosis:
     """Take the step of the state's place again, and follow what is not finite to where it began.
 
@@ -59,6 +64,7 @@ def diagnose(
         batch: of the step, on the device, as it was read.
         index: of the sample at each position of the epoch; None where there is none.
         divisor: of the loss, where the batch is a share; None counts its items.
+        again: takes a batch again, up to its gradients; by itself where nothing else is said.
     """
     step = parts.state.place.step
     batch = batch if parts.transform is None else parts.transform(batch, step)
@@ -66,19 +72,19 @@ def diagnose(
         divisor = batch.items if parts.loss.divides else 1.0
     if parts.freeze is not None:
         parts.freeze(parts.state.place.steps_taken)
-    loss, bad, causes = _followed(parts, batch, divisor)
+    loss, bad, causes = _followed(parts, batch, divisor, again)
     known = [cause for cause in causes if cause is not None]
     cause = known[0] if known else None
     samples = Found(how="the step taken again is finite", known=False)
     if bad:
-        samples = _samples(parts, batch, divisor, causes)
+        samples = _samples(parts, batch, divisor, causes, again)
     found = tuple(Sample(each.position, _at(index, each.position)) for each in samples.samples)
     samples = replace(samples, samples=found, of=batch.samples)
-    return Diagnosis(loss, tuple(bad), cause, samples, _largest(parts))
+    return Diagnosis(loss, tuple(bad), cause, samples, largest_weights(parts))
 
 
 def _followed(
-    parts: Parts, batch: Batch, divisor: float
+    parts: Parts, batch: Batch, divisor: float, again: Again
 ) -> tuple[float, list[str], list[Cause | None]]:
     """Return the loss, what is not finite, and the cause in each micro-batch that is not.
 
@@ -93,18 +99,18 @@ def _followed(
             cause = None
             if micro.items:
                 part = batch._replace(micro_batches=(micro,))
-                ran, cause = _watched(parts, part, divisor)
+                ran, cause = _watched(parts, part, divisor, again)
                 bad |= dict.fromkeys(ran.bad)
                 total += float(ran.loss_sum) / divisor
             causes.append(cause)
         if not bad:
-            ran, cause = _watched(parts, batch, divisor)
+            ran, cause = _watched(parts, batch, divisor, again)
             bad, total = dict.fromkeys(ran.bad), float(ran.loss_sum) / divisor
             causes = [cause]
     return total, [name or "loss" for name in bad], causes
 
 
-def _watched(parts: Parts, batch: Batch, divisor: float) -> tuple[Ran, Cause | None]:
+def _watched(parts: Parts, batch: Batch, divisor: float, again: Again) -> tuple[Ran, Cause | None]:
     """Take a step on a batch, and return what it came to with the cause that was earliest."""
     model = parts.state.model
     where = Where({module: name for name, module in model.named_modules()})
@@ -130,13 +136,15 @@ def _there_before(parts: Parts, batch: Batch) -> dict[tuple[str, str], Tensor]:
                 found["batch", f"{name}, tensor {count}" if count else name] = tensor
     model = parts.state.model
     for name, parameter in model.named_parameters():
-        found["weights", name] = parameter.detach()
+        found["weights", name] = part_of(parameter.detach())
     for name, buffer in model.named_buffers():
         found["weights", name] = buffer
     return found
 
 
-def _samples(parts: Parts, batch: Batch, divisor: float, causes: list[Cause | None]) -> Found:
+def _samples(
+    parts: Parts, batch: Batch, divisor: float, causes: list[Cause | None], again: Again
+) -> Found:
     def is_bad(part: Batch) -> bool:
         try:
             with untouched(parts):
@@ -162,12 +170,10 @@ def _samples(parts: Parts, batch: Batch, divisor: float, causes: list[Cause | No
     return search(batch, parts.loss, is_bad, suspects=rows, independent=not alike)
 
 
-def _largest(parts: Parts, count: int = 3) -> dict[str, float]:
-    named = {
-        name: each.detach().abs().max()
-        for name, each in parts.state.model.named_parameters()
-        if each.numel()
-    }
+def largest_weights(parts: Parts, count: int = 3) -> dict[str, float]:
+    """Return the largest absolute values of parameters, or of what this rank has of them."""
+    held = {name: part_of(each.detach()) for name, each in parts.state.model.named_parameters()}
+    named = {name: each.abs().max() for name, each in held.items() if each.numel()}
     if not named:
         return {}
     values = torch.stack([each.float().cpu() for each in named.values()]).tolist()

@@ -98,8 +98,17 @@ def put_together(texts: Sequence[str]) -> Diagnosis | None:
             known=not failed and all(each.samples.known for each in bad),
             of=bad[0].samples.of,
         ),
-        bad[0].weights,
+        _largest([each.weights for each in found]),
     )
+
+
+def _largest(weights: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the largest of those of all ranks, of which each may have parts."""
+    together: dict[str, float] = {}
+    for name, value in (pair for each in weights for pair in each.items()):
+        together[name] = max(value, together.get(name, value))
+    ranked = sorted(together.items(), key=lambda each: -each[1])
+    return dict(ranked[: max(map(len, weights))])
 
 
 def _diagnosis(record: dict[str, Any]) -> Diagnosis:
