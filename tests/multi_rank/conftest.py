@@ -1,9 +1,6 @@
 """One launch by torchrun for each number of ranks runs all cases, for all tests to look at."""
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,9 +13,9 @@ from tests.multi_rank.cases import CASES, POISONED, half, own_batches
 from tests.multi_rank.kinds import KINDS, half_of_a_stream
 from tests.multi_rank.on_parts import ON_PARTS, run
 from tests.multi_rank.shards import SHARDS
+from tests.multi_rank.torchrun import check_ended_well
+from tests.multi_rank.torchrun import launch as torchrun
 from tests.multi_rank.ways import CUTS, OPTIMIZERS, Cell, goings_on
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 @pytest.fixture(scope="session")
@@ -58,23 +55,10 @@ def launch(tmp_path_factory) -> Callable[[int], Path]:
                 for two in dict.fromkeys(["ddp", way]):
                     to = folder / f"two as {two} goes on as {way}"
                     shutil.copytree(launched(2) / f"half of {two}", to)
-        start(count, folder)
+        check_ended_well(torchrun(str(count), "-m", "tests.multi_rank.child", str(folder)))
         return folder
 
     return launched
-
-
-def start(count: int, folder: Path) -> None:
-    words = ["--standalone", "--nproc-per-node", str(count)]
-    done = subprocess.run(
-        [*TORCHRUN, *words, "-m", "tests.multi_rank.child", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.fixture(scope="session", params=[2, 4])

@@ -1,29 +1,52 @@
 """Two ranks, forked from one process that is warm: a start costs no import, and may end badly."""
 
+import json
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-LIMIT_S, AT_ONCE = 60, 5
+LIMIT_S, AT_ONCE = 240, 5  # a guard against hanging: a busy machine takes its time
 Acts = Mapping[str, Callable[[], object]]
+CODES = "codes.json"
 
 
-def run_forked(folder: Path, acts: Acts) -> dict[str, Any]:
-    """Let two ranks do each of these, a few at once; return how each rank ended.
+class Ended(NamedTuple):
+    """How two ranks ended: of each its exit code, its seconds and what it wrote."""
 
-    What a rank writes goes to `folder/NAME-RANK.txt`. A case is known as stopped by its name: of it
+    codes: list[int]
+    seconds: list[float]
+    wrote: list[str]
+
+
+def run_forked(folder: Path, acts: Acts) -> None:
+    """Let two ranks do each of these, a few at once; leave in the folder how each rank ended.
+
+    What a rank writes goes to `NAME-RANK.txt`. A case is known as stopped by its name: of it
     the rank that is left is killed, as a launcher does.
     """
     codes: dict[str, Any] = {}
     names = list(acts)
     for start in range(0, len(names), AT_ONCE):
         _at_once(folder, {name: acts[name] for name in names[start : start + AT_ONCE]}, codes)
-    return codes
+    (folder / CODES).write_text(json.dumps(codes))
+
+
+def ended(folder: Path, names: Iterable[str]) -> dict[str, Ended]:
+    """Return how the ranks ended that `run_forked` was called for."""
+    found = json.loads((folder / CODES).read_text())
+    return {
+        name: Ended(
+            [found[f"{name}-{rank}"]["code"] for rank in (0, 1)],
+            [found[f"{name}-{rank}"]["seconds"] for rank in (0, 1)],
+            [(folder / f"{name}-{rank}.txt").read_text() for rank in (0, 1)],
+        )
+        for name in names
+    }
 
 
 def _at_once(folder: Path, acts: Acts, codes: dict[str, Any]) -> None:

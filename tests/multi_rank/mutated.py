@@ -8,7 +8,6 @@ A mutation is what a tired programmer might write, put in by monkeypatch on each
 leaves in the folder what each rank came to.
 """
 
-import json
 import os
 import sys
 import time
@@ -24,10 +23,10 @@ import torch.distributed as dist
 
 import surestep
 from surestep.base.errors import SurestepError
+from surestep.engine import step
 from surestep.engine.data import feed, order
 from surestep.engine.parallel import fsdp
 from surestep.engine.parallel.ddp import Ddp
-from surestep.engine.parallel.ranked import Ranked
 from surestep.engine.parallel.world import World
 from surestep.engine.seed import seed_at
 from surestep.record.checkpoint import opened, together
@@ -154,10 +153,9 @@ def instead(owner: Any, name: str, other: Any) -> Callable[[Patch], None]:
     return lambda patch: patch.setattr(owner, name, other)
 
 
-def of_this_rank(self: Ranked, *items: float) -> list[float]:
+def of_this_rank(_: Any, batch: Any) -> Any:
     """Take the other ranks for as full as this one."""
-    sums = self.world.exchange(items)
-    return [n * self.world.size or total for n, total in zip(items, sums, strict=True)]
+    return batch._replace(items=batch.items * dist.get_world_size() or 1.0)
 
 
 def synced_but_last(patch: Patch, own: Callable = Ddp.sync_grads) -> None:
@@ -186,23 +184,27 @@ def order_of_ranks(samples: int, seed: int, epoch: int) -> torch.Tensor:
     return torch.randperm(samples, generator=torch.Generator().manual_seed(place))
 
 
-def asked_by_first(
-    self: World, values: Any, own: Callable[..., list[float]] = World.exchange
-) -> list[float]:
-    """Heed what the first rank wants alone."""
-    if not self.is_first:
-        self.wanted = set()
-    return own(self, values)
+def asked_by_first(patch: Patch) -> None:
+    """Send what the first rank wants alone."""
+    kept = "wanted by this rank"
+    wanted = property(
+        lambda self: vars(self).setdefault(kept, set()) if self.is_first else set(),
+        lambda self, value: vars(self).update({kept: value}),
+    )
+    patch.setattr(World, "wanted", wanted, raising=False)
 
 
-def heeded_alone(
-    self: World, values: Any, own: Callable[..., list[float]] = World.exchange
-) -> list[float]:
-    """Heed on each rank what it wants itself."""
-    wanted = set(self.wanted)
-    found = own(self, values)
-    self.agreed = wanted
-    return found
+def heeded_alone(patch: Patch) -> None:
+    """Heed on each rank what it sent itself."""
+    kept, sent = "wanted by this rank", "sent by this rank"
+
+    def take(self: World, value: set[str]) -> None:
+        vars(self).update({sent: vars(self).get(kept, set()), kept: value})
+
+    wanted = property(lambda self: vars(self).setdefault(kept, set()), take)
+    agreed = property(lambda self: set(vars(self).get(sent, ())), lambda *_: None)
+    patch.setattr(World, "wanted", wanted, raising=False)
+    patch.setattr(World, "agreed", agreed, raising=False)
 
 
 def of_first_alone(path: Path) -> bool:
@@ -220,7 +222,9 @@ def blind_to(field: str, own: Callable = alike._known) -> Callable[..., Any]:
 
 
 MUTATIONS: dict[str, Mutation] = {
-    "the divisor is of this rank alone": Mutation(1, "cut", instead(Ranked, "sum", of_this_rank)),
+    "the divisor is of this rank alone": Mutation(
+        1, "cut", instead(step, "_of_all_ranks", of_this_rank)
+    ),
     "all backwards but the last are synced": Mutation(1, "cut", synced_but_last),
     "a sample that a rank borrows counts": Mutation(
         1, "cut", instead(feed, "nothing_in", lambda micro: micro)
@@ -245,13 +249,11 @@ MUTATIONS: dict[str, Mutation] = {
     "the others do not sync what they wrote": Mutation(
         7, "saved by parts", instead(together, "sync", of_first_alone)
     ),
-    "what the first rank wants is all that counts": Mutation(
-        10, "stopped", instead(World, "exchange", asked_by_first)
-    ),
+    "what the first rank wants is all that counts": Mutation(10, "stopped", asked_by_first),
     "what a rank wants counts there alone": Mutation(
         10,
         "stopped",
-        instead(World, "exchange", heeded_alone),
+        heeded_alone,
         ends="cannot go on|gave up|collective mismatch",
     ),
     "copies are never compared": Mutation(10, "pushed", instead(alike, "differing", lambda *_: {})),
@@ -276,7 +278,7 @@ def run(folder: Path, name: str) -> None:
 
 def main(folder: Path) -> None:
     acts = {name: partial(run, folder, name) for name in (*CASES, *MUTATIONS)}
-    (folder / "codes.json").write_text(json.dumps(run_forked(folder, acts)))
+    run_forked(folder, acts)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,9 @@
 The cases and what breaks them are in `mutated.py`; one process forks them all.
 """
 
-import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
-from os import environ
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,38 +21,28 @@ from tests.multi_rank.checks import (
     check_stopped,
     check_weights,
 )
+from tests.multi_rank.forked import Ended, ended
 from tests.multi_rank.mutated import CASES, MANY, MUTATIONS
+from tests.multi_rank.torchrun import called, check_ended_well
 
 ALONE = ("cut", "shuffled", "measured", "clipped by parts")  # that one process does too
 RATES = "optim.lr: 0.01 on rank 0; 0.001 on rank 1"
 
 
 class Came(NamedTuple):
-    """What two ranks came to: exit codes, what they wrote, what those found that ended well."""
+    """What two ranks came to: how they ended, and what those found that ended well."""
 
-    codes: list[int]
-    wrote: list[str]
+    ended: Ended
     found: list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def came(tmp_path_factory) -> dict[str, Came]:
     folder = tmp_path_factory.mktemp("mutations")
-    subprocess.run(
-        [sys.executable, "-m", "tests.multi_rank.mutated", str(folder)],
-        timeout=600,
-        check=True,
-        cwd=Path(__file__).parents[2],
-        env={**environ, "OMP_NUM_THREADS": "1"},
-    )
-    codes = json.loads((folder / "codes.json").read_text())
+    check_ended_well(called([sys.executable, "-m", "tests.multi_rank.mutated", str(folder)]))
     return {
-        name: Came(
-            [codes[f"{name}-{rank}"]["code"] for rank in (0, 1)],
-            [(folder / f"{name}-{rank}.txt").read_text() for rank in (0, 1)],
-            [torch.load(each) for each in sorted(folder.glob(f"{name}-[01].pt"))],
-        )
-        for name in (*CASES, *MUTATIONS)
+        name: Came(how, [torch.load(each) for each in sorted(folder.glob(f"{name}-[01].pt"))])
+        for name, how in ended(folder, [*CASES, *MUTATIONS]).items()
     }
 
 
@@ -85,8 +71,8 @@ def check_synced(ranks: list[dict[str, Any]]) -> None:
 
 def check(one: dict[str, Any], came: dict[str, Came], case: str, name: str) -> None:
     """Hold what ranks came to against the law that a case is for."""
-    codes, wrote, ranks = came[name]
-    assert codes == [0, 0], "\n".join(wrote)
+    how, ranks = came[name]
+    assert how.codes == [0, 0], "\n".join(how.wrote)
     checks: dict[str, Callable[[], None]] = {
         **{each: lambda: check_trained(one, case, ranks) for each in ("cut", "shuffled")},
         "clipped by parts": lambda: check_trained(one, case, ranks),
@@ -114,6 +100,6 @@ def test_check_of_a_law_fails_where_the_law_is_broken_on_ranks(one, came, name):
     with pytest.raises(AssertionError):
         check(one, came, mutation.case, name)
     if mutation.ends:
-        assert re.search(mutation.ends, "".join(came[name].wrote))
+        assert re.search(mutation.ends, "".join(came[name].ended.wrote))
     else:
-        assert came[name].codes == [0, 0]
+        assert came[name].ended.codes == [0, 0]

@@ -3,51 +3,33 @@
 One launch runs all cases; each test looks at one of them.
 """
 
-import json
 import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 import surestep
 from surestep.record.run import Run
+from tests.multi_rank import forked
 from tests.multi_rank.cases import opened, task
 from tests.multi_rank.checks import check_differences_told, check_drift_told
+from tests.multi_rank.forked import Ended
+from tests.multi_rank.torchrun import called, check_ended_well
 from tests.multi_rank.troubles import BROKEN, CASES, OPTIONS, TIMEOUT_S, broken
 
 
-class Case(NamedTuple):
-    """How a case ended: of each rank its exit code, its seconds and what it wrote."""
-
-    codes: list[int]
-    seconds: list[float]
-    wrote: list[str]
-    run: Path
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Each case has its run in here, by its name."""
+    folder = tmp_path_factory.mktemp("troubles")
+    check_ended_well(called([sys.executable, "-m", "tests.multi_rank.troubles", str(folder)]))
+    return folder
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory) -> dict[str, Case]:
-    folder = tmp_path_factory.mktemp("troubles")
-    subprocess.run(
-        [sys.executable, "-m", "tests.multi_rank.troubles", str(folder)],
-        timeout=600,
-        check=True,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    found = json.loads((folder / "codes.json").read_text())
-    return {
-        name: Case(
-            [found[f"{name}-{rank}"]["code"] for rank in (0, 1)],
-            [found[f"{name}-{rank}"]["seconds"] for rank in (0, 1)],
-            [(folder / f"{name}-{rank}.txt").read_text() for rank in (0, 1)],
-            folder / name,
-        )
-        for name in CASES
-    }
+def ended(folder) -> dict[str, Ended]:
+    return forked.ended(folder, CASES)
 
 
 def test_a_run_without_trouble_is_told_nothing(ended):
@@ -84,8 +66,8 @@ def test_a_rank_that_hangs_ends_too_when_the_others_have(ended, name):
 
 
 @pytest.mark.parametrize("name", ["asleep", "loops", "stopped"])
-def test_where_each_rank_stood_is_in_the_events(ended, name):
-    (stall,) = [each for each in Run(ended[name].run).events() if each["event"] == "stall"]
+def test_where_each_rank_stood_is_in_the_events(folder, name):
+    (stall,) = [each for each in Run(folder / name).events() if each["event"] == "stall"]
     assert [each["rank"] for each in stall["ranks"]] == [0, 1]
     assert all(each["stack"] for each in stall["ranks"])
 
@@ -125,8 +107,8 @@ def test_a_rank_that_was_killed_is_named(ended):
     assert "it last stood at tests/multi_rank/troubles.py:" in case.wrote[0]
 
 
-def test_a_run_that_a_hanging_rank_ended_goes_on(ended):
-    with opened(ended["loops"].run, task(), **OPTIONS) as session:
+def test_a_run_that_a_hanging_rank_ended_goes_on(folder):
+    with opened(folder / "loops", task(), **OPTIONS) as session:
         assert session.state.place.step == 2
         assert [each.step for each in session.steps()][-1] == 8
 
@@ -146,12 +128,12 @@ def test_a_parameter_that_deepspeed_would_take_for_still_is_named(ended, rank):
     assert "TaskError: No gradient reaches spare.weight, spare.bias in the" in case.wrote[rank]
 
 
-def test_a_step_that_is_not_finite_is_left_to_a_replay_in_one_process(ended):
+def test_a_step_that_is_not_finite_is_left_to_a_replay_in_one_process(folder, ended):
     case = ended["not finite"]
     assert case.codes == [1, 1]
     for wrote in case.wrote:
         assert "is looked for in one process, by the replay below: each of 2 ranks" in wrote
-    (incident,) = (case.run / "incidents").iterdir()
+    (incident,) = (folder / "not finite" / "incidents").iterdir()
     assert surestep.replay(incident, broken()).now.samples == (BROKEN,)
 
 

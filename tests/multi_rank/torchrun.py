@@ -1,6 +1,7 @@
-"""torchrun with processes that are to die, and what their run came to."""
+"""torchrun on this machine, and what the runs it made came to."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,20 +11,43 @@ import torch
 from surestep.record.run import Run
 from tests.multi_rank.mortal import task
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+UNHARMED = {"DEATHS": "", "SLOW_SAVES": "0"}  # what `mortal.py` is told of a run that nobody kills
 
 
-def launch(*words: str, deaths: str = "", slow_saves: float = 0.0, timeout_s: float = 300):
-    """Call torchrun on this machine; return what came of it."""
-    said = {"DEATHS": deaths, "SLOW_SAVES": str(slow_saves), "OMP_NUM_THREADS": "1"}
+def launch(*words: str, timeout_s: float = 600, **said: str) -> subprocess.CompletedProcess[str]:
+    """Call torchrun with a number of processes and a module; return what came of it.
+
+    Args:
+        words: the number, options, and what to run.
+        timeout_s: a guard against hanging.
+        said: to the processes, in their environment.
+    """
+    return called([*TORCHRUN, "--standalone", "--nproc-per-node", *words], timeout_s, **said)
+
+
+def called(
+    command: list[str], timeout_s: float = 600, **said: str
+) -> subprocess.CompletedProcess[str]:
+    """Call a launcher where the tests are found, one thread for each process."""
     return subprocess.run(
-        [*TORCHRUN, *words],
+        command,
         capture_output=True,
         text=True,
         timeout=timeout_s,
         cwd=Path(__file__).parents[2],
-        env={**os.environ, **said},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **said},
     )
+
+
+def check_ended_well(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def last_weights(folder: Path) -> torch.Tensor:

@@ -5,7 +5,6 @@
 leaves in the folder for each case what each rank wrote, its exit code and its seconds.
 """
 
-import json
 import os
 import signal
 import sys
@@ -166,8 +165,7 @@ def train(folder: Path, name: str) -> None:
 
 
 def main(folder: Path, names: list[str]) -> None:
-    acts = {name: partial(train, folder, name) for name in names}
-    (folder / "codes.json").write_text(json.dumps(run_forked(folder, acts)))
+    run_forked(folder, {name: partial(train, folder, name) for name in names})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tests.multi_rank.torchrun import last_weights, launch, resumed_from
+from tests.multi_rank.torchrun import UNHARMED, last_weights, launch, resumed_from
 
 # Rank 1 after a step, rank 0, both, and the first within a save.
 _WAYS = ("1@{0}", "0@{0}", "0+1@{0}", "save@{1}")
@@ -19,7 +19,7 @@ def restart(folder: Path, wanted: int, _: int) -> tuple[dict[str, Any], list[str
     whole = launch("2", *train, str(folder / "whole"))
     killed = launch(
         *("2", "--max-restarts", str(wanted), *train, str(folder / "killed")),
-        deaths=" ".join(deaths),
+        **{**UNHARMED, "DEATHS": " ".join(deaths)},
         timeout_s=60.0 * (wanted + 1),
     )
     wrong = [each.stderr[-2000:] for each in (whole, killed) if each.returncode]
