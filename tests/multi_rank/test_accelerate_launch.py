@@ -1,0 +1,46 @@
+"""`accelerate launch` with a config of its own trains what torchrun trains."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from surestep.record.run import Run
+from tests.multi_rank import mortal
+from tests.multi_rank.torchrun import called, check_ended_well, last_weights, launch
+
+# On a CPU alone it starts one process, unless it has MPI; told of GPUs it starts as many as asked.
+CONFIG = """
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+machine_rank: 0
+num_machines: 1
+num_processes: 2
+mixed_precision: 'no'
+use_cpu: true
+main_process_port: 0
+"""
+TRAIN = ["-m", "surestep", "train", str(Path(mortal.__file__)), "--run-folder"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    pytest.importorskip("accelerate")
+    folder = tmp_path_factory.mktemp("accelerate")
+    (folder / "config.yaml").write_text(CONFIG)
+    accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
+    command = [*accelerate, str(folder / "config.yaml"), *TRAIN, str(folder / "accelerate")]
+    check_ended_well(called(command))
+    check_ended_well(launch("2", *TRAIN, str(folder / "torchrun")))
+    return folder
+
+
+def test_it_comes_to_the_weights_of_torchrun(folder):
+    assert torch.equal(last_weights(folder / "accelerate"), last_weights(folder / "torchrun"))
+
+
+@pytest.mark.parametrize(("by", "kind"), [("accelerate", "accelerate"), ("torchrun", "ddp")])
+def test_each_runs_its_own_way_on_two_ranks(folder, by, kind):
+    decided = Run(folder / by).config["decided"]
+    assert (decided["parallel.kind"], decided["parallel.ranks"]) == (kind, 2)
