@@ -74,7 +74,8 @@ def proves(shard: str) -> Callable[[Mapping[str, Any], int], None]:
     def prove(shown: Mapping[str, Any], ranks: int) -> None:
         whole = sum(each.numel() for each in net().parameters())
         parts = 2 if shard == "hybrid" else ranks
-        assert shown["held"] <= whole / parts + 2 * 16  # rows of 16, of which a rank has one more
+        # Of rows of 16 a rank has one more.
+        assert 0 < shown["held"] <= whole / parts + 2 * 16
         assert shown["keeps"] is (shard == "grad_op")
         sent, plain = shown["traffic"], shown["plain"]
         assert sent["all_gather"] == plain["all_gather"]

@@ -32,6 +32,7 @@ def test_losses_and_metrics_are_those_of_the_whole_batch(one, ranks, name):
 @pytest.mark.parametrize("name", [*TURNS, "logs"])
 def test_what_is_logged_is_of_the_whole_batch(one, ranks, name):
     alone, first = one[name]["told"], ranks[0][name]["told"]
+    assert any(each["logged"] for each in alone)
     for a, b in zip(alone, first, strict=True):
         assert a["logged"].keys() == b["logged"].keys()
         for key, values in a["logged"].items():

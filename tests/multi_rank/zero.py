@@ -66,7 +66,7 @@ def is_stage(stage: int) -> Callable[[Mapping[str, Any], int], None]:
     def proves(shown: Mapping[str, Any], ranks: int) -> None:
         part = sum(math.ceil(each.numel() / ranks) for each in task().build_model().parameters())
         assert shown["stage"] == stage
-        assert shown["optimizer"] == WHOLE if stage == 0 else shown["optimizer"] <= part
+        assert shown["optimizer"] == WHOLE if stage == 0 else 0 < shown["optimizer"] <= part
         assert shown["held"] == part if stage == 3 else shown["held"] == WHOLE
         sums = [n for n in shown["traffic"]["all_reduce"] if n not in (1, 2 + len(WORDS))]
         assert len(sums) == (shown["micro"] if stage >= 2 else 1)
