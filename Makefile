@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
-# Processes that run the tests: as many cores as may be kept busy, each with 1 GB of memory.
+# Processes that run the tests: as many cores as may be kept busy, each with 1 GB of memory by a guess.
 TESTERS ?= 2
 
 .PHONY: demo test torture bench clean

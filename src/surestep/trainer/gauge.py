@@ -23,7 +23,7 @@ from surestep.record.run import Run, Which
 from surestep.trainer.predict import open_feed
 from surestep.trainer.shortage import measuring
 
-_EVERY = 16  # batches that are measured between two exchanges of the ranks: 0.1 to 1 ms each
+_EVERY = 16  # batches between two exchanges of the ranks; a judgement: their price was not measured
 
 
 def leaving(loop: Loop) -> Callable[[], bool]:
