@@ -5,7 +5,7 @@ import math
 from surestep.base.groups.parameters import read_group
 from surestep.engine.parallel.deepspeed_config import generated, own_adam, problem
 from surestep.engine.plan import Known, Refusal, Row
-from surestep.engine.table.rows import Refusals, Rows, default, said
+from surestep.engine.table.rows import Refusals, Rows, default, refuse_unless, said
 
 # These move each element by itself, so that it does not matter how ZeRO cuts what they move.
 ELEMENT_BY_ELEMENT = (
@@ -23,12 +23,8 @@ def _shares(k: Known) -> bool:
 
 
 def _only_here(option: str) -> Refusal:
-    return Refusal(
-        lambda k: option in k.said and not _here(k),
-        lambda k: (
-            f"{option}={k.said[option]!r} is DeepSpeed's, and parallel.kind is "
-            f"{k['parallel.kind']!r}. Say parallel.kind='deepspeed', or leave it out."
-        ),
+    return refuse_unless(
+        "deepspeed", option, belongs="is DeepSpeed's", say="Say parallel.kind='deepspeed'"
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from surestep.engine.plan import Known, Refusal, Row
-from surestep.engine.table.rows import Refusals, Rows, default, is_said, said
+from surestep.engine.table.rows import Refusals, Rows, default, is_said, refuse_unless, said
 
 WORDS = {
     "FULL_SHARD": "full",
@@ -36,13 +36,11 @@ def _is_fsdp(k: Known) -> bool:
 
 
 def _not_fsdp(option: str) -> Refusal:
-    return Refusal(
-        lambda k: option in k.said and not _is_fsdp(k),
-        lambda k: (
-            f"{option}={k.said[option]!r} is for parameters in parts, and parallel.kind is "
-            f"{k['parallel.kind']}. Say parallel.kind='fsdp' with several processes, or leave it "
-            "out."
-        ),
+    return refuse_unless(
+        "fsdp",
+        option,
+        belongs="is for parameters in parts",
+        say="Say parallel.kind='fsdp' with several processes",
     )
 
 

@@ -50,6 +50,24 @@ def read_whole(
     )
 
 
+def refuse_unless(kind: str, option: str, *, belongs: str, say: str) -> Refusal:
+    """Refuse an option that only one way of sharing a step knows.
+
+    Args:
+        kind: of that way, as in `parallel.kind`.
+        option: that was said.
+        belongs: what the option is, such as "is DeepSpeed's".
+        say: what to say instead.
+    """
+    return Refusal(
+        lambda k: option in k.said and k["parallel.kind"] != kind,
+        lambda k: (
+            f"{option}={k.said[option]!r} {belongs}, and parallel.kind is "
+            f"{k['parallel.kind']!r}. {say}, or leave it out."
+        ),
+    )
+
+
 def refuse_part_of_epoch(option: str) -> Refusal:
     """Refuse "0.5 epochs" where nobody knows how long an epoch is: only its end is seen."""
 
