@@ -1,9 +1,11 @@
 """`surestep replay INCIDENT` takes the step that stopped a run again."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from surestep.record.files import read_json, write_json
 from tests.cli.conftest import RECIPE
 
 BAD = RECIPE.replace("y = x", "x[20] = x[20] * 0 + torch.nan\ny = x")
@@ -24,6 +26,14 @@ def test_a_step_is_taken_again_bit_for_bit(surestep, incident):
     assert answer.code == 0
     assert "bit for bit as recorded" in answer.out
     assert "Sample 20 (position 20) did it: alone it is not finite." in " ".join(answer.out.split())
+
+
+def test_norms_that_the_ranks_did_not_have_are_not_compared(surestep, incident):
+    record = Path(incident) / "incident.json"
+    write_json(record, {**read_json(record), "norms": []})
+    answer = surestep("replay", incident)
+    assert "Gradient norms of parameters are not available" in answer.out
+    assert "Loss and gradient norms are bit for bit as recorded." in answer.out
 
 
 def test_without_its_sample_the_step_is_finite(surestep, incident):

@@ -70,12 +70,14 @@ def _print(done: Replay) -> None:
     columns = zip(names, _shown(done.recorded), _shown(done.now), strict=True)
     changed = f", {' and '.join(done.changes)}" if done.changes else ""
     show.table(f"Step {done.step}{changed}", ("", "in the run", "now"), list(columns))
+    if not done.has_each:
+        print("Gradient norms of parameters are not available: the ranks had pieces of gradients.")
     if done.as_recorded:
         print("Loss and gradient norms are bit for bit as recorded.")
     else:
         names_of = list(done.differing)
         shown = ", ".join(names_of[:6]) + (" ..." if len(names_of) > 6 else "")
-        print(f"Not bit for bit as recorded: {shown or 'the loss'}.")
+        print(f"Not bit for bit as recorded: {shown or 'the loss or the norm'}.")
     print(done.now.text)
 
 

@@ -62,6 +62,8 @@ class Replay:
         now: what it comes to now.
         differing: gradient norms that are not the same bit for bit, by parameter: (then, now).
         as_recorded: whether loss, gradient norm and each parameter's are the same bit for bit.
+        has_each: whether the incident has the norm of each parameter: under DeepSpeed above stage 0
+            the ranks have pieces of gradients, and there the others are compared alone.
     """
 
     step: int
@@ -70,6 +72,7 @@ class Replay:
     now: Figures
     differing: dict[str, tuple[float, float]]
     as_recorded: bool
+    has_each: bool
 
 
 def replay(
@@ -233,9 +236,11 @@ def _compared(
         for (name, before), (_, value) in zip(then, here, strict=False)
         if not _same(before, value)
     }
+    has_each = bool(then) or not here
     same = [name for name, _ in then] == [name for name, _ in here] and not differing
+    same = same or not has_each
     same = same and _same(recorded.loss, now.loss) and _same(recorded.grad_norm, now.grad_norm)
-    return Replay(incident.step, changes, recorded, now, differing, same)
+    return Replay(incident.step, changes, recorded, now, differing, same, has_each)
 
 
 def _same(one: float | None, other: float | None) -> bool:
