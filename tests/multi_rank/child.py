@@ -135,8 +135,7 @@ def main(out: Path) -> None:
     for name, case in ON_PARTS.items() if RANKS == 2 else ():
         found["on parts", name] = run(out / f"on parts {name}", case, many=True)
     for cut, kind in shards(RANKS):
-        more = {"parallel": {"kind": "fsdp", **CUT[cut]}}
-        found["sharded", cut, kind] = SHARDS[kind](out / f"{cut} {kind}", **more)
+        found["sharded", cut, kind] = SHARDS[kind](out / f"{cut} {kind}", parallel=CUT[cut])
     for name, failing in OF_PARTS.items() if RANKS == 2 else ():
         found["in parts", name] = failing(out / f"{name} in parts", parallel={"kind": "fsdp"})
     found["own batches"] = own_batches(out / "own batches")
@@ -151,6 +150,7 @@ def main(out: Path) -> None:
         found[f"{name} skipped"] = zero.skipped(out / f"{name}-skipped", stage, **zero.BF16)
     if RANKS == 2:
         found["timed"] = zero.timed(out / "timed")
+        found["one number"] = zero.of_one_number(out / "one number")
     for kind in ("ddp", "deepspeed") if RANKS == 2 else ():
         found["buffers", kind] = zero.buffers(out / f"buffers of {kind}", kind)
     for way, cell in goings_on(RANKS).items():

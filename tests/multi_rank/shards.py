@@ -1,23 +1,34 @@
-"""Kinds of training that must be on parts of parameters what they are on the whole: FSDP."""
+"""Kinds of training that must be on parts what they are on the whole: FSDP and ZeRO."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 import surestep
 from surestep import orders, transforms
 from surestep.trainer.fit import fit
 from surestep.trainer.session import Session
 from tests.laws import spikes
+from tests.multi_rank import fsdp, zero
 from tests.multi_rank.cases import data, net, opened, task, trained
-from tests.multi_rank.fsdp import whole_weights
 from tests.multi_rank.kinds import Found, Rows, clock_of, streaming
 from tests.multi_rank.on_parts import Deep
 
 Kind = Callable[..., Found]
+
+
+def whole_weights(session: Session) -> dict[str, Tensor]:
+    """Return what is whole, by each of its names."""
+    if session.plan.parallel_kind != "deepspeed":
+        return fsdp.whole_weights(session)
+    whole, first = zero.whole_weights(session), {}
+    for name, each in session.model.named_parameters():
+        first[id(each)] = name
+    state = session.model.state_dict(keep_vars=True).items()
+    return {name: whole[first[id(each)]] if id(each) in first else each for name, each in state}
 
 
 def of(make: Callable[[], surestep.Task], **said: Any) -> Kind:
@@ -97,13 +108,16 @@ SHARDS: dict[str, Kind] = {
     "early stop": stopped_early,
 }
 CUT: dict[str, dict[str, Any]] = {
-    "full": {"shard": "full"},
-    "grad_op": {"shard": "grad_op"},
-    "hybrid": {"shard": "hybrid", "shard_size": 2},
-    "offload": {"offload": "all"},
+    "full": {"kind": "fsdp", "shard": "full"},
+    "grad_op": {"kind": "fsdp", "shard": "grad_op"},
+    "hybrid": {"kind": "fsdp", "shard": "hybrid", "shard_size": 2},
+    "offload": {"kind": "fsdp", "offload": "all"},
+    **{f"zero-{stage}": zero.options(stage)["parallel"] for stage in (2, 3)},
+    "zero offload": {**zero.options(3)["parallel"], "offload": "all"},
 }
 # The rollback takes 120 steps; what an evaluation keeps whole, a rollback must not keep.
 LONG = ("rollback", "clock", "early stop")
+OF_COPIES = ("ema", "swa")  # refused under ZeRO 3, which has no whole parameters
 OFFLOADED = ("recomputed", "skipping", "ema")
 
 
@@ -115,4 +129,7 @@ def shards(ranks: int) -> list[tuple[str, str]]:
         *(("grad_op", kind) for kind in SHARDS),
         *(("full", kind) for kind in SHARDS if kind not in LONG),
         *(("offload", kind) for kind in OFFLOADED),
+        *(("zero-2", kind) for kind in SHARDS),
+        *(("zero-3", kind) for kind in SHARDS if kind not in OF_COPIES),
+        ("zero offload", "skipping"),
     ]

@@ -292,7 +292,12 @@ def test_deepspeed_skips_on_all_ranks_what_is_not_finite_on_one(launch, way):
 
 
 def test_deepspeed_tells_its_times_where_it_is_asked_for_them(launch):
-    assert any("optimizer_step" in line for line in of(launch, 2)[0]["timed"])
+    assert "optimizer_step" in of(launch, 2)[0]["timed"]
+
+
+def test_deepspeed_is_given_no_number_without_dimensions(launch):
+    for each in of(launch, 2):
+        assert "scale is one number without dimensions" in each["one number"]
 
 
 def test_buffers_under_deepspeed_are_those_of_ddp(launch):

@@ -14,10 +14,6 @@ from torch import Tensor, nn
 from surestep.engine.parallel.pieces import Described, Piece
 from surestep.engine.parallel.world import World
 
-# What torch's optimizers keep one number of for all elements: of a parameter that is one number
-# itself, only the name tells.
-_NUMBERS = ("eta", "mu", "mu_product", "step")
-
 
 class Cut(NamedTuple):
     """Where this rank's piece of a parameter lies; both may be empty.
@@ -103,7 +99,7 @@ class Shared:
         state = self._state[cut.flat]
         shape = self._shape(self.named[parameter])
         for slot, value in slots.items():
-            if tuple(value.shape) != shape or (slot in _NUMBERS and not shape):
+            if tuple(value.shape) != shape:
                 state[slot] = self._number(value, cut)
                 continue
             if slot not in state:
