@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from surestep.base.errors import ConfigError
-from surestep.engine.parallel.deepspeed_keys import TELLING
 from surestep.engine.plan import Plan
 
 
@@ -28,9 +27,8 @@ def made(plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     with quiet(plan):
         import deepspeed
 
-        # Its levels say more than errors where a key of the user's asks for it.
-        logger, own = logging.getLogger("DeepSpeed"), plan.parallel_deepspeed
-        logger.setLevel(logging.ERROR)
+        # Its own "log_level" says otherwise. What a key asks it to tell it prints, at any level.
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         # Between processes of one machine it would rather compile an op of its own than use gloo:
         # minutes, and a compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -45,8 +43,6 @@ def made(plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
                 f"DeepSpeed refuses its configuration: {error}. It was made of the options that "
                 "`surestep plan` shows."
             ) from error
-        if any(own.get(key) for key in TELLING) and "log_level" not in own:
-            logger.setLevel(logging.INFO)
     # DeepSpeed calls these by the names they had before torch 2.13, in every step.
     warnings.filterwarnings(
         "ignore", r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning

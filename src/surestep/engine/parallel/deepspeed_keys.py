@@ -31,11 +31,6 @@ TABLES = (
     *("comms_logger", "flops_profiler", "tensorboard", "wandb", "csv_monitor", "comet", "aio"),
     "timers",
 )
-# Those by which DeepSpeed is to tell something, which it does at the level of information.
-TELLING = (
-    *("wall_clock_breakdown", "memory_breakdown", "dump_state", "steps_per_print"),
-    *("comms_logger", "flops_profiler"),
-)
 # What "auto" means where no option of ours decides: DeepSpeed's own default.
 AUTO = {
     "zero_optimization.reduce_bucket_size": 500_000_000,
