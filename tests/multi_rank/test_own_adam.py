@@ -15,8 +15,8 @@ import torch
 from torch.utils.cpp_extension import get_default_build_root
 
 from tests.multi_rank.cases import task, trained
+from tests.multi_rank.checks import distance, same
 from tests.multi_rank.own_adam import SAID, STAGES
-from tests.multi_rank.test_ranks import distance, same
 from tests.multi_rank.torchrun import launch
 
 BUILDERS = {"cpu_adam": "CPUAdamBuilder", "fused_adam": "FusedAdamBuilder"}
