@@ -5,7 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 import surestep
 from surestep import orders, transforms
@@ -90,6 +92,25 @@ def stopped_early(folder: Path, **more: Any) -> Found:
         return done(session)
 
 
+def compiled(folder: Path, **more: Any) -> Found:
+    """Compile the blocks that are gathered, by a compiler that takes no time; plainly without."""
+    own, blocks, stats = torch.compile, [], counters["stats"]
+
+    def quick(call: Callable[..., Any], **options: Any) -> Any:
+        blocks.append(call)
+        return own(call, backend="aot_eager")
+
+    torch._dynamo.reset()
+    before = stats["calls_captured"]
+    said = {"compile": "default"} if more else {}
+    torch.compile = quick
+    try:
+        found = of(deep, micro_batch_size=5)(folder, **said, **more)
+    finally:
+        torch.compile = own
+    return {**found, "blocks": len(blocks), "operations": stats["calls_captured"] - before}
+
+
 def done(session: Session) -> Found:
     return {"weights": whole_weights(session), "place": tuple(session.state.place)}
 
@@ -106,6 +127,7 @@ SHARDS: dict[str, Kind] = {
     "rollback": rolled_back,
     "clock": by_the_clock,
     "early stop": stopped_early,
+    "compiled": compiled,
 }
 CUT: dict[str, dict[str, Any]] = {
     "full": {"kind": "fsdp", "shard": "full"},
@@ -118,6 +140,7 @@ CUT: dict[str, dict[str, Any]] = {
 # The rollback takes 120 steps; what an evaluation keeps whole, a rollback must not keep.
 LONG = ("rollback", "clock", "early stop")
 OF_COPIES = ("ema", "swa")  # refused under ZeRO 3, which has no whole parameters
+UNCOMPILED = ("compiled",)  # refused with DeepSpeed
 OFFLOADED = ("recomputed", "skipping", "ema")
 
 
@@ -129,7 +152,7 @@ def shards(ranks: int) -> list[tuple[str, str]]:
         *(("grad_op", kind) for kind in SHARDS),
         *(("full", kind) for kind in SHARDS if kind not in LONG),
         *(("offload", kind) for kind in OFFLOADED),
-        *(("zero-2", kind) for kind in SHARDS),
-        *(("zero-3", kind) for kind in SHARDS if kind not in OF_COPIES),
+        *(("zero-2", kind) for kind in SHARDS if kind not in UNCOMPILED),
+        *(("zero-3", kind) for kind in SHARDS if kind not in (*OF_COPIES, *UNCOMPILED)),
         ("zero offload", "skipping"),
     ]

@@ -25,3 +25,11 @@ def test_a_kind_of_training_is_on_parts_what_it_is_on_the_whole(one, launch, ran
         assert each.get("metrics", {}) == pytest.approx(alone.get("metrics", {}), rel=1e-5)
         assert each.get("back") == alone.get("back")
         assert (each.get("saved", 9) > 2) is (alone.get("saved", 9) > 2) is True
+
+
+@pytest.mark.parametrize(("ranks", "cut"), [(2, "full"), (2, "grad_op"), (4, "hybrid")])
+def test_what_a_block_computes_is_compiled(launch, ranks, cut):
+    """Of two blocks one shares a weight and stays with the rest; the other has three operations."""
+    for each in of_all(launch, ranks, cut, "compiled"):
+        assert each["blocks"] == 1
+        assert each["operations"] >= 3

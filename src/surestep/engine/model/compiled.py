@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from surestep.engine.optim.layers import blocks_of
+from surestep.engine.optim.names import plain_name
 from surestep.engine.plan import Plan
 
 
@@ -73,16 +74,54 @@ def compiled(model: nn.Module, plan: Plan) -> Iterator[None]:
     if plan.compile == "off":
         yield
         return
-    parts = list(blocks_of(model).values()) if plan.compile_blocks else [model]
+    in_parts = plan.parallel_kind == "fsdp"
+    parts = _gathered(model, plan) if in_parts else [model]
+    if plan.compile_blocks and not in_parts:
+        parts = list(blocks_of(model).values())
     before = [part._compiled_call_impl for part in parts]
     for part in parts:
         mode = None if plan.compile == "default" else plan.compile
-        part._compiled_call_impl = torch.compile(_framed(part), mode=mode)
+        part._compiled_call_impl = (
+            _within_hooks(part) if in_parts else torch.compile(_framed(part), mode=mode)
+        )
     try:
         yield
     finally:
         for part, own in zip(parts, before, strict=True):
             part._compiled_call_impl = own
+
+
+def _gathered(model: nn.Module, plan: Plan) -> list[nn.Module]:
+    """Return the blocks that FSDP gathers one at a time; the model where there are none."""
+    known = {plain_name(name): module for name, module in model.named_modules()}
+    return [known[name] for name in plan.parallel_blocks] or [model]
+
+
+def _within_hooks(module: nn.Module) -> Callable[..., Any]:
+    """Return the module's call with its forward compiled, and its hooks not.
+
+    FSDP gathers and lets go in hooks, at which a graph would end: nothing within would be left to
+    compile where the forward is torch's own.
+    """
+    forward = module.forward
+
+    def framed(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    quick = torch.compile(framed)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        own = vars(module).get("forward")
+        module.forward = quick
+        try:
+            return module._call_impl(*args, **kwargs)
+        finally:
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own
+
+    return call
 
 
 class Graphs:

@@ -139,17 +139,11 @@ REFUSALS: Refusals = {
             ),
         ),
         _cannot(
-            lambda k: k.said.get("compile", "off") != "off",
-            lambda k: (
-                f"compile={k.said['compile']!r} was not tried with parameters in parts. Leave it "
-                "out, or say parallel.kind='ddp'."
-            ),
-        ),
-        _cannot(
             lambda k: bool(k.said.get("channels_last")),
             lambda k: (
-                f"channels_last={k.said['channels_last']} lays parameters out in a way that cannot "
-                "be cut over ranks. Leave it out, or say parallel.kind='ddp'."
+                f"channels_last={k.said['channels_last']} lays parameters out in another way, and "
+                "torch cuts only those that lie in memory in their own. Leave it out, or say "
+                "parallel.kind='ddp'."
             ),
         ),
         _of_ddp("parallel.find_unused_parameters"),
@@ -233,6 +227,27 @@ REFUSALS: Refusals = {
         ),
     ),
 }
+
+
+# Looked at with the options of speed, which are decided later.
+COMPILE_REFUSALS = (
+    _cannot(
+        lambda k: k.said.get("compile", "off") not in ("off", "default"),
+        lambda k: (
+            f"compile={k.said['compile']!r} records what a GPU does at fixed addresses, and "
+            "parallel.kind='fsdp' gathers parameters to others each time. Say compile='default'."
+        ),
+    ),
+)
+BLOCKS_REFUSALS = (
+    _cannot(
+        lambda k: k["compile"] != "off" and k.said.get("compile_blocks") is False,
+        lambda _: (
+            "compile_blocks=False compiles the model at once, and a graph ends where "
+            "parallel.kind='fsdp' gathers a block. Leave it out."
+        ),
+    ),
+)
 
 
 def _sizes(ranks: int) -> str:

@@ -1,7 +1,7 @@
 """What the machine may do faster: compiling, layout, products, attention."""
 
 from surestep.engine.plan import Known, Refusal, Row
-from surestep.engine.table import accelerate
+from surestep.engine.table import accelerate, fsdp
 from surestep.engine.table.rows import Refusals, Rows, default, is_said, said
 
 _SDPA_ON_CPU = ("auto", "flash", "math")
@@ -20,6 +20,11 @@ ROWS: Rows = {
         default("off", "nothing said: compiling takes minutes before it saves any"),
     ),
     "compile_blocks": (
+        Row(
+            lambda k: k["compile"] != "off" and k["parallel.kind"] == "fsdp",
+            lambda _: True,
+            "each block that FSDP gathers by itself: a graph ends where one is gathered",
+        ),
         said("compile_blocks"),
         default(False, "the whole model at once: what can be fused is"),
     ),
@@ -59,8 +64,10 @@ REFUSALS: Refusals = {
             ),
         ),
         *accelerate.COMPILE_REFUSALS,
+        *fsdp.COMPILE_REFUSALS,
     ),
     "compile_blocks": (
+        *fsdp.BLOCKS_REFUSALS,
         Refusal(
             lambda k: bool(k.said.get("compile_blocks")) and k["compile"] == "off",
             lambda _: "compile_blocks=True says how to compile: say compile='default' with it.",
