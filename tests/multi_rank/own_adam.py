@@ -33,6 +33,7 @@ def main(out: Path, device: str, offload: str) -> None:
             **said,
         )
         half(out / f"gone on {stage}", **said)
+        half(out / f"to one {stage}", **said)
         found[stage, "gone on"] = trained(
             out / f"gone on {stage}", task(), weights=zero.whole_weights, **said
         )

@@ -41,6 +41,9 @@ def check(folder: Path, kind: str, *, device: str = "cpu", offload: str = "off")
     one = trained(folder / "one", task(), **SAID)
     done = launch("2", "-m", "tests.multi_rank.own_adam", str(folder), device, offload)
     assert done.returncode == 0, done.stderr[-4000:]
+    for stage in STAGES:
+        to_one = trained(folder / f"to one {stage}", task(), **SAID)
+        assert distance(one["weights"], to_one["weights"]) <= 1e-6
     for found in [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]:
         for stage in STAGES:
             at_once, gone_on = found[stage, "at once"], found[stage, "gone on"]

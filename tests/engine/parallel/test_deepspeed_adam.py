@@ -82,6 +82,12 @@ def test_it_moves_our_groups_with_our_options(ops):
     assert (two["lr"], two["weight_decay"]) == (0.01, 0.0)
 
 
+def test_it_is_kept_as_torchs(ops):
+    made = deepspeed_adam.adam(planned(), groups())
+    assert (made.stands_for, made.left_out) == ("AdamW", ("bias_correction", "step"))
+    assert made.param_groups[0].keys() >= torch.optim.AdamW([torch.zeros(1)]).defaults.keys()
+
+
 def test_before_each_step_on_the_host_its_powers_are_forgotten(ops):
     made = deepspeed_adam.adam(planned(**{"parallel.offload": "optimizer"}), groups())
     for _ in range(2):

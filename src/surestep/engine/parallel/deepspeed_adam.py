@@ -37,9 +37,19 @@ def adam(plan: Plan, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
                 "ninja, and on a GPU the CUDA compiler of torch's version. Install them, or leave "
                 "torch_adam out of parallel.deepspeed: the optimizer is then torch's."
             ) from error
+    _stand_for(made, torch.optim.AdamW if decoupled else torch.optim.Adam)
     if on_host:
         made.register_step_pre_hook(_forget_powers)
     return made
+
+
+def _stand_for(made: Any, kind: type[torch.optim.Adam]) -> None:
+    """Let checkpoints hold the state as torch's, which is the same by its meaning."""
+    made.stands_for = kind.__name__
+    made.left_out = ("bias_correction", "step")
+    for group in made.param_groups:
+        for option, value in kind([torch.zeros(1)]).defaults.items():
+            group.setdefault(option, value)
 
 
 def _forget_powers(optimizer: Any, *_: Any) -> None:

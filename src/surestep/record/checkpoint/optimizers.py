@@ -11,7 +11,7 @@ from surestep.engine.parallel.pieces import Keeper, is_cut
 from surestep.engine.state import State
 from surestep.record.checkpoint.opened import Opened
 from surestep.record.checkpoint.slots import names_in, restore
-from surestep.record.checkpoint.snapshot import LEFT_OUT
+from surestep.record.checkpoint.snapshot import LEFT_OUT, kind_of
 from surestep.record.kinds import shown
 
 _WALKED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum")
@@ -137,7 +137,7 @@ def _fitting_state(
 
 
 def _check_class(found: Opened, record: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    if record.get("class") != type(optimizer).__name__:
+    if record.get("class") != kind_of(optimizer):
         raise CheckpointError(
             f"{found.name} holds the state of {record.get('class')}, and the optimizer here is "
             f"{type(optimizer).__name__}. Use the one it was trained with, or begin another run "

@@ -199,7 +199,7 @@ def _kept_state(
     groups = [
         {"names": list(names), "options": _options(optimizer, group)} for names, group in named
     ]
-    return kept(slots), {"class": type(optimizer).__name__, "values": {}, "groups": groups}
+    return kept(slots), {"class": kind_of(optimizer), "values": {}, "groups": groups}
 
 
 def _options(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +207,13 @@ def _options(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[st
     made = [k for k, v in group.items() if isinstance(v, Tensor) and k not in optimizer.defaults]
     if made:
         raise _homeless(optimizer, f"a tensor in its options, {made[0]!r}")
-    return {k: v for k, v in group.items() if k not in LEFT_OUT and _is_json(v)}
+    left_out = (*LEFT_OUT, *getattr(optimizer, "left_out", ()))
+    return {k: v for k, v in group.items() if k not in left_out and _is_json(v)}
+
+
+def kind_of(optimizer: torch.optim.Optimizer) -> str:
+    """Return the class by which the state is known: torch's, where another one stands for it."""
+    return str(getattr(optimizer, "stands_for", type(optimizer).__name__))
 
 
 def _homeless(optimizer: torch.optim.Optimizer, what: str) -> CheckpointError:
