@@ -15,7 +15,9 @@ from typing import IO, NoReturn
 
 from surestep.base.errors import RunError
 from surestep.base.printable import printable
+from surestep.record.files import read_plain
 
+LOCK = "lock"
 _SHORT = 200  # characters: who holds it
 _HELD = (errno.EACCES, errno.EAGAIN)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -27,6 +29,7 @@ class Hold:
 
     Attributes:
         locked: whether the file system has locks; where it has none, nobody else is kept out.
+        said: what the file says of this holder.
 
     Raises:
         RunError: somebody else holds it; the message names them.
@@ -40,7 +43,7 @@ class Hold:
                 f"{folder} is held by another session of this process. Call its close(), or "
                 "choose another folder with run=."
             )
-        path = self.folder / "lock"
+        path = self.folder / LOCK
         self._file: IO[str] = open(  # noqa: SIM115  # closed by release()
             path, "a+", errors="replace", opener=_opened
         )
@@ -56,7 +59,8 @@ class Hold:
                 self._file.close()
                 raise
         self._file.truncate(0)
-        self._file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+        self.said = json.dumps({"host": socket.gethostname(), "pid": os.getpid()})
+        self._file.write(self.said)
         self._file.flush()
         _held.add(self.folder)
 
@@ -79,6 +83,17 @@ class Hold:
         if self.folder in _held and not self._file.closed:
             _held.discard(self.folder)
             self._file.close()
+
+
+def holder(folder: Path) -> str:
+    """Return what the lock of a folder says of who holds it, or held it; "" where there is none.
+
+    The process that holds it must not ask: to close the file would let the lock go.
+    """
+    try:
+        return read_plain(folder / LOCK).decode(errors="replace")
+    except (OSError, ValueError):
+        return ""
 
 
 def _opened(path: str, flags: int) -> int:

@@ -13,6 +13,7 @@ from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.plan import Plan
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.state import State
+from surestep.record.checkpoint.divided import checking
 from surestep.record.checkpoint.good import Newest, PassedOver, newest_good, put_aside
 from surestep.record.checkpoint.keep import Retention, delete, retain
 from surestep.record.checkpoint.listing import list_checkpoints, step_of
@@ -70,6 +71,11 @@ class Recorder:
         sweep(self.checkpoints, alone=self._hold.locked)
 
     @property
+    def held_by(self) -> str:
+        """What the folder's lock says of this process."""
+        return self._hold.said
+
+    @property
     def run(self) -> Run:
         """The folder, to read from."""
         return Run(self.folder)
@@ -77,13 +83,13 @@ class Recorder:
     def newest(self) -> Opened | None:
         """Return the newest checkpoint that is good; None before the first was saved.
 
-        It is looked for once, when the run is about to go on.
+        It is looked for once, when the run is about to go on. Several ranks verify it together.
 
         Raises:
             CheckpointError: there are some, or were, and none is good.
         """
         if self._newest is None:
-            found = newest_good(self.checkpoints)
+            found = newest_good(self.checkpoints, check=checking(self.world))
             if found.opened is None and has_saved(self.folder):
                 raise CheckpointError(none_saved(self.folder))
             self._newest = found

@@ -11,6 +11,7 @@ from torch import nn
 from surestep.base.errors import CheckpointError, ConfigError, DamagedError, RunError, near
 from surestep.base.local import local_path
 from surestep.engine.parallel.pieces import Keeper
+from surestep.record.checkpoint.divided import Check
 from surestep.record.checkpoint.examine import Examined, examine_all
 from surestep.record.checkpoint.faults import GoneError
 from surestep.record.checkpoint.good import TRIES, newest_good, none_good, survey
@@ -145,11 +146,15 @@ class Run:
         chosen.load(model)
         return chosen.saved
 
-    def choose(self, which: Which | int) -> Chosen:
+    def choose(self, which: Which | int, *, check: Check | None = None) -> Chosen:
         """Verify a checkpoint, every byte, and return it.
 
         In place of the last one, if it is damaged, comes the newest that is good, which is told.
         In place of the best, or of a step's, comes none.
+
+        Args:
+            which: as for load_model.
+            check: compares the bytes, where other ranks help to.
 
         Raises:
             ConfigError: none of those.
@@ -157,20 +162,20 @@ class Run:
             CheckpointError: there is none, or none that is good.
         """
         if which not in ("last", "average"):
-            return self._choose(which)
+            return self._choose(which, check)
         self.saved(which)
-        newest = newest_good(self.checkpoints)
+        newest = newest_good(self.checkpoints, check=check)
         for each in newest.passed_over:
             logger.warning("%s", each.reason)
         if newest.opened is None:
             raise CheckpointError(none_saved(self.path))
         return Chosen(newest.opened.saved, newest.opened, average=which == "average")
 
-    def _choose(self, which: Which | int) -> Chosen:
+    def _choose(self, which: Which | int, check: Check | None) -> Chosen:
         for _ in range(TRIES):
             found = self.saved(which)
             try:
-                opened = open_checkpoint(found.path)
+                opened = open_checkpoint(found.path, check=check)
             except GoneError:
                 continue
             except DamagedError as error:

@@ -22,6 +22,7 @@ from surestep.record.checkpoint.listing import Saved
 from surestep.record.run import Run, Which
 from surestep.trainer.predict import open_feed
 from surestep.trainer.shortage import measuring
+from surestep.trainer.together import chosen
 
 _EVERY = 16  # batches between two exchanges of the ranks; a judgement: their price was not measured
 
@@ -119,10 +120,10 @@ class Gauge:
         kept, apart = copy.deepcopy(model.state_dict()), {}
         if keeper is not None and any(not each.numel() for each in model.parameters()):
             apart = {name: each.local.to("cpu", copy=True) for name, each in keeper.weights()}
-        chosen = run.choose(which)
-        chosen.load(model, keeper if apart else None)
+        found = chosen(self.loop.world, run, which)
+        found.load(model, keeper if apart else None)
         try:
-            yield chosen.saved
+            yield found.saved
         finally:
             tensors = {name: each for name, each in kept.items() if isinstance(each, Tensor)}
             lacking = {name for name, each in tensors.items() if apart and not each.numel()}

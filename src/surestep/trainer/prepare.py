@@ -76,7 +76,7 @@ def prepare(
         _check_restarts(place, planned.facts.launched.restarts)
         world = settings.enter_context(_world(planned))
         check_alike(world, origin, planned)
-        recorder = hold = held(world, lambda: _folder(place, origin, world))
+        recorder = hold = held(world, lambda: _folder(place, origin, world), plan=planned.plan)
         log = settings.enter_context(_logged(recorder.folder, planned.plan, world, warned))
         settings.enter_context(process_settings(planned.plan))
         going = decided(world, lambda: going_on(hold, origin, planned, said))

@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.engine.state import Place
+from surestep.record.checkpoint.divided import checking
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
 from surestep.record.recorder import Recorder
 from surestep.trainer.branching import Branch, check_branch, comes_from, find_branch
@@ -190,7 +191,7 @@ def _started(recorder: Recorder, asked: dict[str, Any], planned: Planned, said: 
     if text is None:
         return Going(asked)
     branch = find_branch(text)
-    checkpoint = open_checkpoint(branch.saved.path)
+    checkpoint = open_checkpoint(branch.saved.path, check=checking(recorder.world))
     before, place = branch.run.config, _place(checkpoint)
     length = length_change(before, planned, place)
     changes = [*([] if length is None else [length]), *compare(before, asked)]

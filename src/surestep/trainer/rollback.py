@@ -1,18 +1,18 @@
 """Loss spikes in a run: told, and where it is asked the run goes back and leaves a stretch out."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.log_point import LogPoint, Skip
 from surestep.engine.spikes import WINDOW, Spike
+from surestep.record.checkpoint.divided import checking
 from surestep.record.checkpoint.listing import list_checkpoints, step_of
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
 from surestep.record.recorder import Recorder
 from surestep.trainer.session import Session
 from surestep.trainer.skipping import samples_of
-from surestep.trainer.together import first
+from surestep.trainer.together import first, reopened
 
 
 class SpikeWatch:
@@ -92,22 +92,23 @@ class SpikeWatch:
     def _newest_before(self, spike: Spike) -> tuple[Opened | None, list[str]]:
         """Return the newest good checkpoint before a spike, and why newer ones are passed over.
 
-        The first rank looks for it, and the others open the one that it found.
+        The first rank looks for it; all of them verify it, and open the one that it found.
         """
+        world = self.session.loop.world
 
         def look() -> tuple[Opened | None, list[str]]:
             skipped: list[str] = []
             for path in reversed(list_checkpoints(self.recorder.checkpoints)):
                 if step_of(path) < spike.step - 1:
                     try:
-                        return open_checkpoint(path), skipped
+                        return open_checkpoint(path, check=checking(world)), skipped
                     except CheckpointError as error:
                         skipped.append(str(error))
             return None, skipped
 
         return first(
-            self.session.loop.world,
+            world,
             look,
             tell=lambda found: (None if found[0] is None else str(found[0].path), found[1]),
-            follow=lambda said: (said[0] and open_checkpoint(Path(said[0])), said[1]),
+            follow=lambda said: (said[0] and reopened(said[0]), said[1]),
         )

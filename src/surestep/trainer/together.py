@@ -1,11 +1,13 @@
 """Several ranks as one run: the first holds the folder and decides, and the others follow."""
 
+import socket
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
-from surestep.base.errors import CheckpointError, ParallelError, SurestepError
+from surestep.base.errors import CheckpointError, ParallelError, RunError, SurestepError
 from surestep.engine.data.batch import Batch
 from surestep.engine.data.feed import Feed
 from surestep.engine.incident.again import untouched
@@ -13,21 +15,29 @@ from surestep.engine.parallel.world import World
 from surestep.engine.plan import COPIES, Plan
 from surestep.engine.state import State
 from surestep.engine.step import Parts, forward_backward
+from surestep.record.checkpoint.divided import answer_of_first, checking, unseen
+from surestep.record.checkpoint.manifest import read_manifest
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
 from surestep.record.checkpoint.read import fitting, load_opened
 from surestep.record.checkpoint.saver import Outcome
 from surestep.record.follower import Follower
+from surestep.record.hold import holder
 from surestep.record.recorder import Recorder
+from surestep.record.run import Chosen, Run, Which
 from surestep.trainer.alike import check_all_used
 from surestep.trainer.resuming import Going
 
 T = TypeVar("T")
+_LATE_S = 10.0  # what another machine wrote is seen by then
+_GLANCE_S = 0.05
 
 
 def first(
     world: World, act: Callable[[], T], *, tell: Callable[[T], Any], follow: Callable[[Any], T]
 ) -> T:
     """Let the first rank act, and the others follow what it tells; its errors are theirs too.
+
+    While it acts, the others verify their share of the checkpoints that it asks for.
 
     Args:
         world: the ranks.
@@ -48,10 +58,30 @@ def first(
             raise
         world.of_first({"said": tell(value)})
         return value
-    answer = world.of_first(None)
+    answer = answer_of_first(world)
     if "error" in answer:
         raise ParallelError(f"Rank 0 could not go on: {answer['error']}")
     return follow(answer["said"])
+
+
+def reopened(path: str) -> Opened:
+    """Open a checkpoint that all ranks have just verified together."""
+    return open_checkpoint(Path(path), check=read_manifest)
+
+
+def chosen(world: World, run: Run, which: Which) -> Chosen:
+    """Choose a checkpoint of a run on all ranks, which verify it together."""
+
+    def follow(said: dict[str, Any]) -> Chosen:
+        checkpoint = reopened(said["path"])
+        return Chosen(checkpoint.saved, checkpoint, said["average"])
+
+    return first(
+        world,
+        lambda: run.choose(which, check=checking(world)),
+        tell=lambda found: {"path": str(found.opened.path), "average": found.average},
+        follow=follow,
+    )
 
 
 def loaded(world: World, checkpoint: Opened, state: State) -> None:
@@ -144,14 +174,38 @@ def _patient(world: World) -> AbstractContextManager[None]:
     return nullcontext() if world.is_first else world.patiently()
 
 
-def held(world: World, open_folder: Callable[[], Recorder]) -> Recorder:
-    """Open the run folder on the first rank, which holds it; the others only read from it."""
+def held(world: World, open_folder: Callable[[], Recorder], *, plan: Plan) -> Recorder:
+    """Open the run folder on the first rank, which holds it; the others only read from it.
+
+    Args:
+        world: the ranks.
+        open_folder: for the first one.
+        plan: where ranks share the model each writes its part, and all must see the folder.
+
+    Raises:
+        RunError: this rank does not see it.
+    """
+
+    def follow(said: dict[str, str]) -> Recorder:
+        folder = Path(said["folder"])
+        if plan.parallel_kind not in COPIES and not sees(folder, said["held"]):
+            raise RunError(unseen(folder, world.rank, socket.gethostname()))
+        return Follower(folder, world)
+
     return first(
         world,
         open_folder,
-        tell=lambda recorder: str(recorder.folder),
-        follow=lambda folder: Follower(Path(folder), world),
+        tell=lambda recorder: {"folder": str(recorder.folder), "held": recorder.held_by},
+        follow=follow,
     )
+
+
+def sees(folder: Path, held_by: str) -> bool:
+    """Say whether this is the folder that the first rank holds; a network's may come late."""
+    end = time.monotonic() + _LATE_S
+    while not (found := holder(folder) == held_by) and time.monotonic() < end:
+        time.sleep(_GLANCE_S)
+    return found
 
 
 def decided(world: World, decide: Callable[[], Going]) -> Going:
@@ -159,7 +213,7 @@ def decided(world: World, decide: Callable[[], Going]) -> Going:
 
     def follow(said: dict[str, Any]) -> Going:
         path = said["checkpoint"]
-        checkpoint = None if path is None else open_checkpoint(Path(path), verified=True)
+        checkpoint = None if path is None else reopened(path)
         return Going({}, checkpoint, finished=said["finished"])
 
     return first(

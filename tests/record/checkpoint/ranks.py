@@ -13,14 +13,18 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from surestep.base.errors import CheckpointError
+from surestep.base.errors import CheckpointError, SurestepError
 from surestep.engine.model.frozen import fingerprint
 from surestep.engine.parallel.world import World
 from surestep.engine.state import WHOLE, State
-from surestep.record.checkpoint import opened, together
+from surestep.record.checkpoint import manifest, opened, together
+from surestep.record.checkpoint.divided import checking, share_out
+from surestep.record.checkpoint.good import newest_good
+from surestep.record.checkpoint.manifest import read_manifest
 from surestep.record.checkpoint.opened import open_checkpoint
 from surestep.record.checkpoint.read import load_opened
 from surestep.record.checkpoint.saver import Saver
+from surestep.trainer.together import first
 from tests.record.checkpoint.keeper import Fake
 
 RANK = int(os.environ.get("RANK", 0))
@@ -119,7 +123,7 @@ class _CountedSlice:
 
 def loaded(path: Path, mesh: Any) -> dict[str, Any]:
     """Load into another state; return it whole, and how much this rank read."""
-    found = open_checkpoint(path, verified=True)
+    found = open_checkpoint(path, check=read_manifest)
     other = state_of(1, mesh)
     opened.safe_open, Counted.elements = Counted, 0
     load_opened(found, other)
@@ -176,6 +180,57 @@ def gone(folder: Path, state: State, world: World) -> str:
     return str(saved(folder, state, world, background=False).error)
 
 
+def verified(out: Path, state: State, world: World) -> dict[str, Any]:
+    """Look for the newest good checkpoint together: each rank's share is damaged once, and all."""
+    folder = out / "verified"
+    for step in (4, 5):
+        state.place = state.place._replace(step=step)
+        newest = saved(folder, state, world).path or folder / "step-00000005"
+    shares = share_out(read_manifest(newest).files, 4)
+    found: dict[str, Any] = {"shares": [list(each) for each in shares]}
+    found["none"] = looked_for(folder, world)
+    for rank, share in enumerate(shares):
+        found[rank] = flipped([newest / next(iter(share))], folder, world)
+    found["all"] = flipped([newest / name for share in shares for name in share], folder, world)
+    os.chdir(out if RANK < 3 else out.parent)  # the last one is on another machine, so to say
+    found["unseen"] = looked_for(Path("verified"), world)
+    return found
+
+
+def flipped(files: list[Path], folder: Path, world: World) -> dict[str, Any]:
+    """Look where a bit of some files is another one."""
+    for last in (False, True):
+        for file in files if RANK == 0 else ():
+            file.write_bytes(file.read_bytes()[:-2] + bytes([file.read_bytes()[-2] ^ 1]) + b"}"[:1])
+        world.meet()
+        if not last:
+            found = looked_for(folder, world)
+    return found
+
+
+def looked_for(folder: Path, world: World) -> dict[str, Any]:
+    """Return what all ranks find, and what this one has read of it."""
+    read, real = [], manifest._sha256
+
+    def counted(path: str, *args: Any, **more: Any) -> str:
+        read.append("/".join(Path(path).parts[-2:]))
+        return real(path, *args, **more)
+
+    manifest._sha256 = counted
+    try:
+        said = first(
+            world,
+            lambda: newest_good(folder, check=checking(world)),
+            tell=lambda at: [at.opened.name, [each.reason for each in at.passed_over]],
+            follow=lambda said: said,
+        )
+    except SurestepError as error:
+        said = str(error)
+    finally:
+        manifest._sha256 = real
+    return {"said": said if isinstance(said, (str, list)) else None, "read": read}
+
+
 class _Strange:
     def state_dict(self) -> Any:
         return {"thing": object()}
@@ -217,6 +272,7 @@ def main(out: Path) -> None:
             if mesh.size() > RANK:
                 found["loaded"][source, name] = loaded(path, mesh)
     found["kept"] = apart(out, worlds[4])
+    found["verified"] = verified(out, state_of(0, meshes["four"], steps=3), worlds[4])
     found["gone"] = gone(out / "gone", state_of(0, meshes["four"]), worlds[4])
     torch.save(found, out / f"rank-{RANK}.pt")
     dist.barrier()

@@ -103,7 +103,7 @@ def test_one_that_is_deleted_while_it_is_read_is_no_damage(folder, monkeypatch):
 def test_a_folder_that_never_holds_still_is_told(folder, monkeypatch):
     import surestep.record.checkpoint.good as good
 
-    def gone(path):
+    def gone(path, check=None):
         raise GoneError("gone")
 
     monkeypatch.setattr(good, "open_checkpoint", gone)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from surestep.base.errors import CheckpointError, DamagedError
+from surestep.record.checkpoint.divided import Check
 from surestep.record.checkpoint.faults import GoneError
 from surestep.record.checkpoint.listing import Saved, list_checkpoints, saved, step_of
 from surestep.record.checkpoint.manifest import MANIFEST
@@ -54,8 +55,12 @@ class Survey(NamedTuple):
         return [each for each in self.damaged if each.step > newest]
 
 
-def newest_good(folder: Path) -> Newest:
+def newest_good(folder: Path, *, check: Check | None = None) -> Newest:
     """Verify the checkpoints of a folder, newest first, until one is good.
+
+    Args:
+        folder: of the checkpoints.
+        check: as for `open_checkpoint`.
 
     Raises:
         CheckpointError: there are some, and each is damaged; or one cannot be read for a reason
@@ -65,7 +70,7 @@ def newest_good(folder: Path) -> Newest:
         passed_over: list[PassedOver] = []
         for path in reversed(list_checkpoints(folder)):
             try:
-                return Newest(open_checkpoint(path), tuple(passed_over))
+                return Newest(open_checkpoint(path, check=check), tuple(passed_over))
             except GoneError:
                 break
             except DamagedError as error:

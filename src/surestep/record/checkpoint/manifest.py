@@ -173,7 +173,17 @@ def damages(path: Path) -> Iterator[CheckpointError]:
         DamagedError: the manifest is, so that nothing is known of the others.
         CheckpointError: kept from us, or of another surestep's format.
     """
-    for name, expected in read_manifest(path).files.items():
+    yield from damages_of(path, read_manifest(path).files)
+
+
+def damages_of(path: Path, files: Mapping[str, File]) -> Iterator[CheckpointError]:
+    """Read some files of a checkpoint; yield what `verify` would raise, for each that is damaged.
+
+    Args:
+        path: of the checkpoint.
+        files: what the manifest says of them.
+    """
+    for name, expected in files.items():
         try:
             _check_size(path, name, expected)
             _check_bytes(path, name, expected)

@@ -91,18 +91,19 @@ class Opened:
             yield read
 
 
-def open_checkpoint(path: Path, *, verified: bool = False) -> Opened:
+def open_checkpoint(path: Path, *, check: Callable[[Path], Manifest] | None = None) -> Opened:
     """Verify a checkpoint and read what it holds besides tensors.
 
     Args:
         path: its folder.
-        verified: another rank has just compared every byte.
+        check: reads its manifest, and compares every byte, as `verify` does where none is given;
+            `read_manifest` where the ranks have just done so together.
 
     Raises:
         DamagedError: not what was written.
         CheckpointError: kept from us, or of a newer surestep.
     """
-    manifest = read_manifest(path) if verified else verify(path)
+    manifest = (check or verify)(path)
     found = Opened(path, manifest, read_record(path, manifest))
     _check_headers(found)
     return found
