@@ -1,12 +1,14 @@
 """A recipe whose processes end themselves, each attempt of the launcher as it is told.
 
 DEATHS holds one word for each attempt: "1@5" kills rank 1 after step 5, "0+1@5" both, "save@6" the
-first rank as it is about to give the checkpoint of step 6 its name; "SIGTERM@5" sends that signal
+first rank as it is about to give the checkpoint of step 6 its name, "part@6" the second one as it
+writes its part of it; "SIGTERM@5" sends that signal
 to the launcher; "cut@5" lets rank 1 cut the link that LINK names. SLOW_SAVES draws each save out by
 so many seconds, so that it is in flight at the next steps.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,11 +63,20 @@ class Cut(surestep.Callback):
             subprocess.run(["ip", "link", "set", os.environ["LINK"], "down"], check=True)
 
 
-def watch_saves(deadly: str) -> None:
-    """Draw out each save; end this process as the checkpoint of that name is published."""
+def watch_saves(deadly: str, part: str = "") -> None:
+    """Draw out each save; end this process as one is published, or its part half written.
+
+    Args:
+        deadly: the name of the checkpoint that is published.
+        part: of which the weights are written, and the optimizer's state is about to be.
+    """
     slow_s = float(os.environ["SLOW_SAVES"])
+    dying = re.compile(rf".*-{part}-.*/optimizer\.rank-00001\.safetensors")
 
     def seen(event: str, about: tuple) -> None:
+        if event == "open" and part and dying.fullmatch(str(about[0])):
+            time.sleep(slow_s)
+            os.kill(os.getpid(), signal.SIGKILL)
         if event == "os.rename" and (name := Path(str(about[1])).name).startswith("step-"):
             time.sleep(slow_s)
             if name == deadly:
@@ -79,8 +90,9 @@ def doom() -> list[surestep.Callback]:
     deaths = os.environ["DEATHS"].split()
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     who, _, step = deaths[attempt].partition("@") if attempt < len(deaths) else ("", "", "0")
-    watch_saves(f"step-{step:0>8}" if who == "save" else "")
-    if who in ("", "save"):
+    name = f"step-{step:0>8}"
+    watch_saves(name if who == "save" else "", name if who == "part" else "")
+    if who in ("", "save", "part"):
         return []
     return [Cut(int(step)) if who == "cut" else Mortal(who, int(step))]
 

@@ -1,6 +1,7 @@
 """What each rank does: a run that nobody kills, then the same one with DEATHS, by the command line.
 
-One start of the launcher serves both; the later attempts find the first run finished.
+One start of the launcher serves both; the later attempts find the first run finished. Where
+PART_DEATHS are said there are two more runs, in which the ranks share the model, before those.
 """
 
 import os
@@ -13,11 +14,18 @@ RECIPE = str(Path(__file__).with_name("mortal.py"))
 
 
 def both(out: Path, *options: str) -> int:
-    """Train both; return the exit code of what went wrong first, or of the second."""
-    deaths = os.environ.pop("DEATHS")
-    code = main(["train", RECIPE, "--run", str(out / "whole"), *options])
-    os.environ["DEATHS"] = deaths
-    return code or main(["train", RECIPE, "--run", str(out / "killed"), *options])
+    """Train all; return the exit code of what went wrong first, or of the last."""
+    deaths, of_parts = os.environ.pop("DEATHS"), os.environ.pop("PART_DEATHS", "")
+    shared = ("--parallel.kind", "fsdp", *options)
+    runs = [("shared whole", None, shared), ("shared killed", of_parts, shared)]
+    runs = [*(runs if of_parts else []), ("whole", None, options), ("killed", deaths, options)]
+    for name, dies, said in runs:
+        os.environ.pop("DEATHS", None)
+        if dies is not None:
+            os.environ["DEATHS"] = dies
+        if code := main(["train", RECIPE, "--run", str(out / name), *said]):
+            return code
+    return 0
 
 
 if __name__ == "__main__":

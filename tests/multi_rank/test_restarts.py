@@ -18,10 +18,14 @@ from tests.multi_rank.torchrun import (
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory) -> Path:
-    """A run of two ranks: killed three times, stopped by SIGTERM, and gone on with."""
+    """A run of two ranks: killed three times, stopped by SIGTERM, and gone on with.
+
+    And one whose ranks share the model, killed once before the other begins.
+    """
     folder = tmp_path_factory.mktemp("restarts")
-    again = ["2", "--max-restarts", "3", "-m", "tests.multi_rank.restarted", str(folder)]
-    stopped = launch(*again, DEATHS="1@3 0+1@7 save@8 SIGTERM@9", SLOW_SAVES="0.3")
+    again = ["2", "--max-restarts", "4", "-m", "tests.multi_rank.restarted", str(folder)]
+    deaths = {"DEATHS": "- 1@3 0+1@7 save@8 SIGTERM@9", "PART_DEATHS": "part@6"}
+    stopped = launch(*again, **deaths, SLOW_SAVES="0.3")
     (folder / "status").write_text(Run(folder / "killed").status["status"])
     assert stopped.returncode == 1, stopped.stderr[-4000:]
     check_ended_well(launch(*again, **UNHARMED))
@@ -46,3 +50,10 @@ def test_each_restart_goes_on_from_the_newest_checkpoint(killed):
 
 def test_sigterm_to_torchrun_saves_and_says_that_the_run_can_go_on(killed):
     assert (killed / "status").read_text() == "stopped"
+
+
+def test_a_rank_killed_while_it_writes_its_part_costs_no_more_than_that_checkpoint(killed):
+    assert resumed_from(killed / "shared killed") == [4]
+    assert torch.equal(
+        last_weights(killed / "shared killed"), last_weights(killed / "shared whole")
+    )

@@ -16,7 +16,7 @@ from tests.multi_rank.cases import opened, task
 from tests.multi_rank.checks import check_differences_told, check_drift_told
 from tests.multi_rank.forked import Ended
 from tests.multi_rank.torchrun import called, check_ended_well
-from tests.multi_rank.troubles import BROKEN, CASES, OPTIONS, TIMEOUT_S, broken
+from tests.multi_rank.troubles import BROKEN, CASES, OPTIONS, TIMEOUT_S, WHILE_SAVING, broken
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,21 @@ def test_a_rank_that_was_killed_is_named(ended):
     assert case.codes == [1, -9]
     assert "ParallelError: Rank 0 cannot go on. Rank 1 (node 0" in case.wrote[0]
     assert "it last stood at tests/multi_rank/troubles.py:" in case.wrote[0]
+
+
+@pytest.mark.parametrize("name", WHILE_SAVING)
+def test_a_rank_that_goes_while_all_write_ends_the_run_and_leaves_the_checkpoint_before(
+    folder, ended, name
+):
+    case = ended[name]
+    assert case.codes == [1, -9]
+    assert "ParallelError: Rank 0 " in case.wrote[0]
+    assert "Rank 1 (node 0" in case.wrote[0]
+    assert "is not heard of any more; it last stood at" in case.wrote[0]
+    assert [(each.step, each.good) for each in Run(folder / name).verify()] == [(2, True)]
+    with opened(folder / name, task(), **OPTIONS) as session:
+        assert session.state.place.step == 2
+        assert [each.step for each in session.steps()][-1] == 8
 
 
 def test_a_run_that_a_hanging_rank_ended_goes_on(folder):

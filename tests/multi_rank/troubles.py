@@ -82,6 +82,22 @@ def fail() -> None:
     raise ValueError("the metrics cannot be sent")
 
 
+class WhileSaving(surestep.Callback):
+    """Sends the second rank a signal while it writes its part of step 4 and trains on."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
+
+    def on_start(self, state):
+        def seen(event: str, about: tuple) -> None:
+            if event == "open" and ".tmp-step-00000004" in str(about[0]):
+                time.sleep(1)
+                os.kill(os.getpid(), self.number)
+
+        if rank() == 1:
+            sys.addaudithook(seen)
+
+
 class Pushes(surestep.Callback):
     """Changes a parameter on the second rank after step 3."""
 
@@ -120,11 +136,16 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "unused by DeepSpeed": Unused,
     "other weights": of_rank,
 }
+WHILE_SAVING = {
+    "killed while saving": signal.SIGKILL,
+    "stopped while saving": signal.SIGSTOP,
+}
 SAID: dict[str, dict[str, Any]] = {
     "pushed": {"parallel": {"check_every": "1 step"}, "logging": {"every": "1 step"}},
     "unused, allowed": {"parallel": {"find_unused_parameters": True}},
     "unused by DeepSpeed": {"parallel": {"kind": "deepspeed"}},
     "not finite": {"parallel": {"kind": "fsdp"}},
+    **{name: {"parallel": {"kind": "fsdp"}} for name in WHILE_SAVING},
 }
 CALLBACKS: dict[str, Callable[[], surestep.Callback]] = {
     "pushed": Pushes,
@@ -134,12 +155,14 @@ CALLBACKS: dict[str, Callable[[], surestep.Callback]] = {
     "killed": lambda: AtStep3(kill),
     "fails": lambda: AtStep3(fail),
     "first fails": lambda: AtStep3(fail, on=0),
+    **{name: partial(WhileSaving, number) for name, number in WHILE_SAVING.items()},
 }
 CASES = (
     *("nothing", "killed", "fails", "first fails", "pushed"),
     *("unused", "unused, allowed", "other weights", "other options"),
     *("unused by DeepSpeed", "not finite"),
     *("asleep", "loops", "stopped", "first stopped"),
+    *WHILE_SAVING,
 )
 
 

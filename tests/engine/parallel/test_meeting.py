@@ -7,13 +7,15 @@ import pytest
 from torch.distributed import HashStore
 
 from surestep.base.errors import ParallelError
+from surestep.engine.parallel import meeting as meetings
 from surestep.engine.parallel.meeting import Meeting
 from surestep.engine.parallel.patience import Patience
 from surestep.engine.parallel.world import World
 
 
-def meeting(store, rank, ends=lambda: False):
-    return Meeting(store, rank=rank, size=2, patience=Patience(0.2, 0.2), ends=ends)
+def meeting(store, rank, ends=lambda: False, pulse=lambda rank: time.monotonic()):
+    patience = Patience(0.2, 0.2)
+    return Meeting(store, rank=rank, size=2, patience=patience, ends=ends, pulse=pulse)
 
 
 def test_who_comes_first_waits_for_the_others_each_time():
@@ -47,6 +49,28 @@ def test_where_the_run_ends_nobody_waits_for_a_rank_that_does_not_come():
     with pytest.raises(ParallelError):  # the time is for all that is still to be written
         alone.wait()
     assert 0.1 <= time.monotonic() - start < 0.2
+
+
+def test_a_rank_that_gives_no_sign_of_life_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(meetings, "_PULSE_S", 0.01)
+    start = time.monotonic()
+    with pytest.raises(ParallelError, match=r"Rank 0 hears nothing of ranks \[1\] any more"):
+        meeting(HashStore(), 0, pulse=lambda rank: "the same").wait()
+    assert 0.1 <= time.monotonic() - start < 0.2
+
+
+def test_who_comes_when_the_others_gave_up_gives_up_too_and_they_meet_again_at_the_next_place():
+    store, over = HashStore(), [True]
+    first, late = meeting(store, 0, ends=lambda: over[0]), meeting(store, 1)
+    with pytest.raises(ParallelError, match="waited in vain"):
+        first.wait()
+    with pytest.raises(ParallelError, match="Another rank gave up"):
+        late.wait()
+    over[0], first._end = False, None
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(first.wait)
+        late.wait()
+        done.result()
 
 
 def test_what_is_written_beside_meets_first_and_training_does_not():

@@ -21,7 +21,7 @@ from surestep.base.errors import ParallelError
 from surestep.engine.parallel.launch import Launched
 from surestep.engine.parallel.meeting import Meeting
 from surestep.engine.parallel.patience import Patience
-from surestep.engine.parallel.watch import Watch
+from surestep.engine.parallel.watch import Watch, stand_of
 from surestep.engine.parallel.world import ALONE, World
 
 _GLANCE_S = 0.02  # between two looks into the store
@@ -66,9 +66,15 @@ def open_world(launched: Launched, *, backend: str, patience: Patience) -> Itera
 def _watched(world: World, store: Store, patience: Patience, launched: Launched) -> Iterator[None]:
     number = next(_WORLDS)
     # torch's stubs lack it: the same store over a connection of its own.
-    beside = PrefixStore(f"surestep/beside/{number}", store).clone()  # type: ignore[attr-defined]
+    own = store.clone()  # type: ignore[attr-defined]
+    stands = PrefixStore(f"surestep/watch/{number}", own)
     world.meeting = Meeting(
-        beside, rank=world.rank, size=world.size, patience=patience, ends=lambda: world.ends
+        PrefixStore(f"surestep/beside/{number}", own),
+        rank=world.rank,
+        size=world.size,
+        patience=patience,
+        ends=lambda: world.ends,
+        pulse=lambda rank: stands.get(stand_of(rank)),
     ).wait
     world.watch = watch = Watch(
         world,

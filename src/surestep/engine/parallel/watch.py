@@ -164,7 +164,7 @@ class Watch:
 
     def _say(self, store: Store) -> None:
         self._count += 1
-        store.set(f"stand/{self._world.rank}", self.stand().to_json())
+        store.set(stand_of(self._world.rank), self.stand().to_json())
 
     def stand(self) -> Stand:
         """Return where this rank stands."""
@@ -183,7 +183,7 @@ class Watch:
     def _read(self, store: Store) -> None:
         """Read where all ranks stand, and note who has said something since the last time."""
         ranks = range(self._world.size)
-        for text in store.multi_get([f"stand/{rank}" for rank in ranks]):
+        for text in store.multi_get([stand_of(rank) for rank in ranks]):
             stand = Stand.of_json(text.decode())
             before = self._stands.get(stand.rank)
             if before is None or before.count != stand.count:
@@ -283,6 +283,11 @@ class Watch:
         text = f"is ended: rank {self.failure[0]} failed. {self.failure[1]} It stands at"
         tell_everywhere(f"{capital(stand.name)} {text} {stand.line}")
         os._exit(1)
+
+
+def stand_of(rank: int) -> str:
+    """Return the key of where a rank stands, which is another with each beat."""
+    return f"stand/{rank}"
 
 
 def _sentence(error: BaseException) -> str:
