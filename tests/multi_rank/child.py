@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import signal
 import sys
 import time
@@ -32,7 +33,7 @@ from tests.multi_rank.cases import (
 from tests.multi_rank.kinds import KINDS, OF_RANKS, REFUSED, stream_gone_on
 from tests.multi_rank.on_parts import ON_PARTS, run
 from tests.multi_rank.shards import CUT, SHARDS, shards
-from tests.multi_rank.ways import WAYS, cells, goings_on
+from tests.multi_rank.ways import CROSSED, WAYS, cells, goings_on
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -115,6 +116,14 @@ def with_ddps_own(folder: Path, option: str) -> dict[str, Any]:
     return trained(folder, task(), micro_batch_size=3, parallel={option: True})
 
 
+def crossed(out: Path, begun: str, way: str) -> dict[str, Any]:
+    """Go on in one way with what as many ranks began in another."""
+    folder = out / f"half of {begun} as {way}"
+    if RANK == 0:
+        shutil.copytree(out / f"half of {begun}", folder)
+    return goings_on(RANKS)[way].run(folder, WAYS[way])
+
+
 LINEAR = torch.nn.functional.linear
 DDPS_OWN = ("static_graph", "find_unused_parameters")
 OTHERS = {
@@ -160,6 +169,8 @@ def main(out: Path) -> None:
         found["again", way] = cell.run(out / f"again {way}", WAYS[way])
         for begun in sorted(out.glob(f"* goes on as {way}")):
             found["goes on", begun.name] = cell.run(begun, WAYS[way])
+    for begun, way in CROSSED if RANKS == 2 else ():
+        found["goes on", f"two as {begun} goes on as {way}"] = crossed(out, begun, way)
     found["stream begun by one"] = stream_gone_on(out / "stream begun by one")
     found["linear is torch's own"] = torch.nn.functional.linear is LINEAR
     torch.save(found, out / f"rank-{RANK}.pt")

@@ -22,7 +22,7 @@ from tests.multi_rank.checks import (
     same,
 )
 from tests.multi_rank.on_parts import ON_PARTS
-from tests.multi_rank.ways import CUTS, GOES_ON, OPTIMIZERS, WAYS, Cell, cells, goings_on
+from tests.multi_rank.ways import CROSSED, CUTS, GOES_ON, OPTIMIZERS, WAYS, Cell, cells, goings_on
 
 TOLERANCE = {"fp64": 1e-12}
 
@@ -181,6 +181,8 @@ def test_every_way_goes_on_with_what_others_began(one, ranks):
     if len(ranks) == 4:
         both = set(ways) & set(goings_on(2))
         wanted |= {f"two as {two} goes on as {way}" for way in both for two in ("ddp", way)}
+    if len(ranks) == 2:
+        wanted |= {f"two as {two} goes on as {way}" for two, way in CROSSED}
     assert {name[1] for name in begun} == wanted
     for name in begun:
         far = [distance(one[GOES_ON]["weights"], each[name]["weights"]) for each in ranks]

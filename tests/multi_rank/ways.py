@@ -108,6 +108,11 @@ CUTS: dict[str, tuple[int, int | None]] = {
     "an empty rank": (101, None),
 }
 GOES_ON = ("uneven", "adamw")
+# What goes on in another way that neither copies: what is cut in one way is cut in the other.
+CROSSED = [
+    *(("fsdp-full", "zero-1"), ("fsdp-full", "zero-3")),
+    *(("zero-1", "fsdp-full"), ("zero-3", "fsdp-full")),
+]
 OPTIMIZERS: dict[str, dict[str, Any]] = {"adamw": {"lr": 1e-2}, "sgd": SGD}
 
 
