@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 import surestep
@@ -17,6 +18,14 @@ class Table(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table, self.head = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3)
+
+
+class Scaled(nn.Linear):
+    """A layer with a parameter of no dimension."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 3)
+        self.scale = nn.Parameter(torch.tensor(1.5))
 
 
 HERE = {"facts": MANY["facts"]}
@@ -45,6 +54,7 @@ DEEPSPEED: list[Case] = [
     ({**OWN_ADAM, "optim.amsgrad": True}, HERE, "Leave optim.amsgrad out"),
     ({**OWN_ADAM, "parallel.zero": 0}, HERE, "Say 1, 2 or 3"),
     (WHOLE, HERE | {"model": Table()}, "sparse=False"),
+    (ZERO, HERE | {"model": Scaled()}, "torch.ones(1)"),
     ({**WHOLE, "precision": "bf16"}, HERE, "Say parallel.zero=1"),
     ({**ZERO, "compile": "default"}, COMPILED, "Say compile='off'"),
     ({**CUT, "average.kind": "ema"}, HERE, "parallel.zero up to 2"),

@@ -34,7 +34,7 @@ class Given:
         tables: metrics that are no single number; floating: no trained parameter is complex.
         hidden: names of the matrices between the first and the last layer, which Muon moves.
         sparse: names of the tables whose gradients are sparse.
-        dense: some trained parameter is not one of those.
+        dense: some trained parameter is not one of those. scalars: names of those of no dimension.
         called: the model is called with a batch, and not only its parts by a step of the user's.
         own_step: the Task brings the step.
         is_built: the model was a module before there was a Task.
@@ -60,6 +60,7 @@ class Given:
     hidden: tuple[str, ...] = ()
     sparse: tuple[str, ...] = ()
     dense: bool = True
+    scalars: tuple[str, ...] = ()
     called: bool = True
     own_step: bool = False
     not_splitting: tuple[str, ...] = ()

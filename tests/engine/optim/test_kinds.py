@@ -54,7 +54,10 @@ def test_what_a_plan_must_know_of_a_model():
         "hidden": ("first.weight",),
         "sparse": ("table.weight",),
         "dense": True,
+        "scalars": (),
     }
     alone = nn.Embedding(3, 2, sparse=True, dtype=torch.cfloat)
     assert kinds_of(alone)["dense"] is False
     assert kinds_of(alone)["floating"] is False
+    alone.register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
+    assert kinds_of(alone)["scalars"] == ("scale",)

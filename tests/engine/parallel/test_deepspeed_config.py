@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from surestep.base.errors import ConfigError
 from surestep.engine.parallel.deepspeed_keys import AUTO, PASSED
@@ -120,3 +121,10 @@ def test_the_keys_that_pass_are_deepspeeds_own():
     files = ("zero/config.py", "zero/offload_config.py", "constants.py", "precision_config.py")
     text = "".join((runtime / name).read_text() for name in files)
     assert [key for key in (*PASSED, *AUTO) if key.split(".")[-1] not in text] == []
+
+
+def test_a_parameter_without_a_dimension_is_refused_by_name():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3))
+    net[0].register_parameter("scale", torch.nn.Parameter(torch.tensor(1.5)))
+    with pytest.raises(ConfigError, match=r"0\.scale has no dimension.* torch\.ones\(1\)"):
+        plan_of({**ZERO, "batch_size": 16}, model=net, **MANY)

@@ -3,12 +3,14 @@
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from surestep.engine.optim.names import plain_name
 from surestep.engine.state import named_trainable
 
 
 def kinds_of(model: nn.Module) -> dict[str, Any]:
-    """Return what a Plan must know of the trained parameters, as fields of Given."""
+    """Return what a Plan must know of the parameters, as fields of Given."""
     trained = named_trainable(model)
     sparse = sparse_tables(model)
     return {
@@ -16,6 +18,11 @@ def kinds_of(model: nn.Module) -> dict[str, Any]:
         "hidden": tuple(hidden_matrices(model)),
         "sparse": tuple(sparse),
         "dense": len(sparse) < len(trained),
+        "scalars": tuple(
+            plain_name(name)
+            for name, each in model.named_parameters()
+            if not is_lazy(each) and not each.dim()
+        ),
     }
 
 

@@ -154,6 +154,13 @@ REFUSALS: Refusals = {
             ),
         ),
         Refusal(
+            lambda k: _here(k) and bool(k.given.scalars),
+            lambda k: (
+                f"{k.given.scalars[0]} has no dimension, and DeepSpeed cannot send it to the other "
+                "ranks. Make it of one, torch.ones(1), or say parallel.kind='ddp'."
+            ),
+        ),
+        Refusal(
             lambda k: _here(k) and k["precision"] in ("bf16", "fp16") and not k["parallel.zero"],
             lambda k: (
                 f"parallel.zero=0 computes in fp32, and precision is {k['precision']}: DeepSpeed "
