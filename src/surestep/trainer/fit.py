@@ -1,5 +1,6 @@
 """The whole run: steps with evaluations, checkpoints and early stopping."""
 
+import shlex
 from dataclasses import dataclass
 from functools import partial
 
@@ -177,9 +178,11 @@ def _end(session: Session, came: list[str]) -> str:
     session.end("finished", reason=reason)
     session.loop.world.meet()  # what the first rank wrote is what the others read next
     if in_parts(session.model) and not session.run.config["recipe"]:
+        path = str(session.run.path)
         session.say(
-            "The model that was given holds parts of its parameters now. Load the weights into a "
-            f"new one: surestep.Run({str(session.run.path)!r}).load_model(model)."
+            "The model that was given holds parts of its parameters now. Load the whole weights "
+            f"into a new one: surestep.Run({path!r}).load_model(model). Or write them as one file: "
+            f"surestep ckpt export {shlex.quote(path)} weights.safetensors"
         )
     if not came:
         return ""
