@@ -3,12 +3,13 @@
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.multi_rank.torchrun import free_port
 
 LIMIT_S, AT_ONCE = 240, 5  # a guard against hanging: a busy machine takes its time
 Acts = Mapping[str, Callable[[], object]]
@@ -52,7 +53,7 @@ def ended(folder: Path, names: Iterable[str]) -> dict[str, Ended]:
 def _at_once(folder: Path, acts: Acts, codes: dict[str, Any]) -> None:
     running, begun = {}, time.monotonic()
     for name, act in acts.items():
-        port = _free_port()
+        port = free_port()
         for number in (0, 1):
             pid = os.fork()
             if pid == 0:
@@ -89,9 +90,3 @@ def _be_rank(number: int, port: int, wrote: Path, act: Callable[[], object]) -> 
         code = 1
     sys.stderr.flush()
     os._exit(code)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

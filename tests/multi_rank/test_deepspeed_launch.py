@@ -1,8 +1,5 @@
 """The `deepspeed` launcher starts ranks, on a CPU too, and they train what one process trains."""
 
-import os
-import socket
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +7,7 @@ import torch
 
 import surestep
 from surestep.record.run import Run
+from tests.multi_rank.torchrun import called, check_ended_well, free_port
 
 RECIPE = """
 import torch
@@ -25,12 +23,6 @@ def task():
 """
 
 
-def free_port() -> int:
-    with socket.socket() as open_socket:
-        open_socket.bind(("127.0.0.1", 0))
-        return int(open_socket.getsockname()[1])
-
-
 def last(run: Run) -> torch.Tensor:
     net = torch.nn.Linear(4, 2)
     run.load_model(net, which="last")
@@ -43,14 +35,7 @@ def test_ranks_of_the_launcher_train_what_one_process_trains(tmp_path):
     recipe.write_text(RECIPE)
     started = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2"]
     started += ["--master_port", str(free_port()), "--module", "surestep", "train", str(recipe)]
-    done = subprocess.run(
-        [*started, "--run", str(tmp_path / "many")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    check_ended_well(called([*started, "--run", str(tmp_path / "many")], DS_ACCELERATOR="cpu"))
     made: dict[str, object] = {}
     exec(RECIPE, made)
     one = surestep.Trainer(made["task"](), made["config"], run=tmp_path / "one").fit()
