@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from surestep.base.errors import NonFiniteError
-from surestep.engine.step import Buffers, Modes
+from surestep.engine.model.kept import Buffers, Modes
 from tests import tiny
 
 X, Y = tiny.data()

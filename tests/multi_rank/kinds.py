@@ -162,9 +162,13 @@ def logging_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, targets)
 
 
+def two_of_each(batch: tuple[Tensor, Tensor]) -> int:
+    return 2 * len(batch[1])
+
+
 def logs(folder: Path) -> Found:
-    """Log a value of each sample in the loss."""
-    made = surestep.Task(net, logging_loss, train=data(), items="samples")
+    """Log a value of each sample in the loss, which is a mean over two items a sample."""
+    made = surestep.Task(net, logging_loss, train=data(), items=two_of_each)
     options = {"logging": {"every": "3 steps"}, "micro_batch_size": 3}
     with opened(folder, made, **options) as session:
         losses = [float(each.loss) for each in session.steps()]

@@ -53,7 +53,7 @@ def test_a_rank_that_keeps_the_others_waiting_is_named_before_the_timeout(
     assert f"in {function}: time.sleep(" in line
     (line,) = [each for each in told.splitlines() if each.startswith("  rank 0")]
     assert f"step {step}: " in line
-    assert "surestep/engine/parallel/world.py" in line
+    assert "surestep/engine/parallel/ddp.py" in line
     assert f": Rank 0 gave up after {TIMEOUT_S:g} s of waiting. Rank 1 (" in error
     assert f"in {function}: time.sleep(" in error
 

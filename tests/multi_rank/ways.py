@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from surestep import Task
-from surestep.engine.parallel.world import WORDS
+from surestep.engine.parallel.cargo import Carrier
+from surestep.engine.parallel.world import SAID
 from surestep.trainer.session import Session
 from tests.multi_rank import fsdp, zero
 from tests.multi_rank.cases import SGD, data, half, opened, task, trained
@@ -51,16 +52,17 @@ class Way:
 
 
 WHOLE = sum(each.numel() for each in task().build_model().parameters())
+CARGO = Carrier(task().build_model(), 1 + SAID).cargo.numel()
 
 
 def _is_ddp(shown: Mapping[str, Any], ranks: int) -> None:
     """A whole copy on each rank; in a step one bucket of gradients is added up, as by plain DDP.
 
-    Besides travel the loss, and what the host agrees on: the items, a flag for each word, and the
-    time.
+    Within it travel the loss, and what the host agrees on: the items, a flag for each word, and
+    the time.
     """
     assert shown["held"] == WHOLE
-    assert shown["traffic"] == {"all_reduce": [1, 2 + len(WORDS), WHOLE]}
+    assert shown["traffic"] == {"all_reduce": [WHOLE + CARGO]}
 
 
 def _fsdp(shard: str, ranks: tuple[int, ...] = (2, 4), **more: Any) -> Way:

@@ -6,20 +6,20 @@ for each micro-batch: forward -> loss summed over its items -> backward of loss 
 unscale -> clip -> step
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from surestep.base.errors import TaskError
 from surestep.engine import metrics
 from surestep.engine.data.batch import Batch, MicroBatch, nothing_of
 from surestep.engine.data.transform import Transform
 from surestep.engine.loss import Loss
 from surestep.engine.losses.several import weighted
+from surestep.engine.model.kept import Buffers, Modes
 from surestep.engine.parallel.base import GradNorm, Outcome, Parallel
 from surestep.engine.schedule.shape import Factor
 from surestep.engine.seed import ModelRandomness
@@ -75,62 +75,6 @@ class StepResult:
         return torch.tensor(self.outcome.took_step) if poison is None else poison == 0
 
 
-class Buffers:
-    """The buffers of a model, to be put back where a step is skipped.
-
-    A forward has moved BatchNorm's statistics before anybody knows that its step will not count.
-    They are found by owner and name, since some modules put a new tensor in place of the old.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.slots = [
-            (module._buffers, name)
-            for module in model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
-        self._kept: list[Tensor] = []
-
-    def keep(self) -> None:
-        """Keep a copy."""
-        self._kept = [_tensor(owner, name).detach().clone() for owner, name in self.slots]
-
-    @torch.no_grad()
-    def restore(self, outcome: Outcome) -> None:
-        """Put the copy back where the step was not taken; on the device where only it knows."""
-        if outcome.poison is None and outcome.took_step:
-            return
-        for (owner, name), kept in zip(self.slots, self._kept, strict=True):
-            now, bad = _tensor(owner, name), outcome.poison
-            if now.shape != kept.shape:  # a table that grew: only what it holds is new
-                owner[name] = kept if bad is None else now
-            else:
-                now.copy_(kept if bad is None else torch.where(bad == 0, now, kept))
-
-
-def _tensor(owner: Mapping[str, Tensor | None], name: str) -> Tensor:
-    buffer = owner[name]
-    assert buffer is not None
-    return buffer
-
-
-class Modes:
-    """The train or eval mode that each module should have in training."""
-
-    def __init__(self, model: nn.Module, keep_eval: tuple[nn.Module, ...] = ()) -> None:
-        # Asked of the model itself, since a module may keep a part in eval mode in its train().
-        model.train()
-        held = set(model.modules())
-        for module in keep_eval:
-            if module not in held:
-                raise TaskError(
-                    f"keep_eval has a {type(module).__name__} that is not a part of the model. "
-                    "Name a module of the model itself."
-                )
-            module.eval()
-        self.wanted = [(module, module.training) for module in model.modules()]
-
-
 class Update(NamedTuple):
     """What became of the parameters in a step; the fields are those of StepResult."""
 
@@ -138,12 +82,19 @@ class Update(NamedTuple):
     norms: GradNorm | None
     loss_sum: Tensor | None
     logged: list[tuple[str, Tensor]]
+    late: tuple[float, float] | None = None  # items and divisor, where they are known only now
 
 
 def update(parts: "Parts", batch: Batch, divisor: float, rate: float) -> Update:
     """Move the parameters by the gradient of the loss, added up over micro-batches / divisor."""
     parallel = parts.parallel
     loss_sum, logged = forward_backward(parts, batch, divisor)
+    items = None if parallel.world.size == 1 else parallel.landed()
+    late = None if items is None else (items, items)
+    if items is not None and items != divisor:
+        if not items:
+            return Update(Outcome(False), None, None, _NOTHING, late)
+        logged = _corrected(parallel, logged, divisor / items)
     parallel.unscale()
     for watch in parts.on_backward:
         watch(parts.state)
@@ -152,7 +103,16 @@ def update(parts: "Parts", batch: Batch, divisor: float, rate: float) -> Update:
         group["lr"] = peak * rate
     if parts.momentum is not None:
         parts.momentum(parts.state.place.steps_taken)
-    return Update(parallel.step(loss_sum, norms.total), norms, loss_sum, logged)
+    return Update(parallel.step(loss_sum, norms.total), norms, loss_sum, logged, late)
+
+
+def _corrected(
+    parallel: Parallel, logged: list[tuple[str, Tensor]], factor: float
+) -> list[tuple[str, Tensor]]:
+    """Bring gradients and what is logged to the divisor that turned out to be the right one."""
+    grads = [each.grad for each in parallel.parameters if each.grad is not None]
+    torch._foreach_mul_(grads, factor)
+    return [(name, value * factor) for name, value in logged]
 
 
 @dataclass
@@ -191,8 +151,7 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
     state, before = parts.state, parts.state.place
     rate = parts.rate(before.steps_taken)
     batch = parts.transform(batch, before.step) if parts.transform and batch.samples else batch
-    if parts.parallel.world.size > 1:
-        batch = _of_all_ranks(parts.parallel, batch)
+    batch = batch if parts.parallel.world.size == 1 else _of_all_ranks(parts, batch)
     items = batch.items
     divisor = items if parts.loss.divides else 1.0
     outcome, norms, loss_sum, logged = Outcome(False), None, None, _NOTHING
@@ -204,7 +163,8 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
                 module.training = training
         if parts.buffers.slots:
             parts.buffers.keep()
-        outcome, norms, loss_sum, logged = parts.update(parts, batch, divisor, rate)
+        outcome, norms, loss_sum, logged, late = parts.update(parts, batch, divisor, rate)
+        items, divisor = late or (items, divisor)
         if parts.buffers.slots:
             parts.buffers.restore(outcome)
         if state.average is not None:
@@ -213,12 +173,12 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
         state.counts.add(outcome, left_out=batch.left_out)
     step, steps_taken, epoch, _, seen = before
     there = (epoch + 1, 0) if batch.ends_epoch else (epoch, batch.end)
-    state.place = Place(step + 1, steps_taken + outcome.took_step, *there, seen + batch.items)
+    state.place = Place(step + 1, steps_taken + outcome.took_step, *there, seen + items)
     return StepResult(
         step=step + 1,
         epoch=batch.epoch,
         lr=parts.peak_rates[0] * rate,
-        items=batch.items,
+        items=items,
         divisor=divisor,
         samples=batch.samples,
         before=before,
@@ -229,8 +189,16 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
     )
 
 
-def _of_all_ranks(parallel: Parallel, batch: Batch) -> Batch:
-    """Return a rank's share of a batch with the items of all ranks."""
+def _of_all_ranks(parts: Parts, batch: Batch) -> Batch:
+    """Return a rank's share of a batch with the items of all ranks.
+
+    Or, where only the gradients' divisor is asked for and the gradients bring it, with a first
+    guess that is the same on all of them: the samples of the global batch, told by its place.
+    """
+    parallel, loss, samples = parts.parallel, parts.loss, batch.end - batch.position
+    guesses = parts.update is update and loss.divides and not loss.parts
+    if guesses and samples and batch.micro_batches and parallel.board(batch.items):
+        return batch._replace(items=float(samples))
     items, *part_items = parallel.sum(batch.items, *batch.part_items)
     return batch._replace(items=items, part_items=tuple(part_items))
 
@@ -242,7 +210,7 @@ def forward_backward(
 
     Of several ranks each goes forward and backward as often as the others, with items or without.
     """
-    for parameter in parts.parallel.parameters:
+    for parameter in parts.parallel.cleared:
         parameter.grad = None
     parallel, step = parts.parallel, parts.state.place.step
     alone = parallel.world.size == 1

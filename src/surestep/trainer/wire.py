@@ -8,6 +8,7 @@ from torch import nn
 from surestep.base.errors import ConfigError
 from surestep.engine.average import Average, annealed
 from surestep.engine.loss import Loss
+from surestep.engine.model.kept import Buffers, Modes
 from surestep.engine.optim.build import build_optimizer
 from surestep.engine.optim.freezing import frozen, frozen_norms
 from surestep.engine.optim.groups import ParameterGroup, arrange, parameters_of
@@ -23,7 +24,7 @@ from surestep.engine.precision import autocast, grad_scaler
 from surestep.engine.schedule.rate import momentum_writer, rate_of
 from surestep.engine.seed import ModelRandomness
 from surestep.engine.state import WHOLE, State, named_trainable
-from surestep.engine.step import Buffers, Modes, Parts
+from surestep.engine.step import Parts
 from surestep.engine.task import Task
 
 

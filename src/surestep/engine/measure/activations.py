@@ -20,11 +20,10 @@ from surestep.engine.model.checkpointing import (
     chosen,
     uses_own_checkpointing,
 )
-from surestep.engine.model.kept import kept_buffers, kept_modes
+from surestep.engine.model.kept import Modes, kept_buffers, kept_modes
 from surestep.engine.plan import Plan
 from surestep.engine.precision import autocast, placed
 from surestep.engine.seed import ModelRandomness, kept_generators
-from surestep.engine.step import Modes
 
 _SDPA = "scaled_dot_product_"
 

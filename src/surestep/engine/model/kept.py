@@ -1,12 +1,69 @@
-"""What a look at a model must leave as it was: modes and buffers."""
+"""What a step or a look at a model puts back: its modes and its buffers."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from surestep.base.errors import TaskError
 from surestep.engine.parallel.base import Outcome
-from surestep.engine.step import Buffers
+
+
+class Buffers:
+    """The buffers of a model, to be put back where a step is skipped.
+
+    A forward has moved BatchNorm's statistics before anybody knows that its step will not count.
+    They are found by owner and name, since some modules put a new tensor in place of the old.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.slots = [
+            (module._buffers, name)
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self._kept: list[Tensor] = []
+
+    def keep(self) -> None:
+        """Keep a copy."""
+        self._kept = [_tensor(owner, name).detach().clone() for owner, name in self.slots]
+
+    @torch.no_grad()
+    def restore(self, outcome: Outcome) -> None:
+        """Put the copy back where the step was not taken; on the device where only it knows."""
+        if outcome.poison is None and outcome.took_step:
+            return
+        for (owner, name), kept in zip(self.slots, self._kept, strict=True):
+            now, bad = _tensor(owner, name), outcome.poison
+            if now.shape != kept.shape:  # a table that grew: only what it holds is new
+                owner[name] = kept if bad is None else now
+            else:
+                now.copy_(kept if bad is None else torch.where(bad == 0, now, kept))
+
+
+def _tensor(owner: Mapping[str, Tensor | None], name: str) -> Tensor:
+    buffer = owner[name]
+    assert buffer is not None
+    return buffer
+
+
+class Modes:
+    """The train or eval mode that each module should have in training."""
+
+    def __init__(self, model: nn.Module, keep_eval: tuple[nn.Module, ...] = ()) -> None:
+        # Asked of the model itself, since a module may keep a part in eval mode in its train().
+        model.train()
+        held = set(model.modules())
+        for module in keep_eval:
+            if module not in held:
+                raise TaskError(
+                    f"keep_eval has a {type(module).__name__} that is not a part of the model. "
+                    "Name a module of the model itself."
+                )
+            module.eval()
+        self.wanted = [(module, module.training) for module in model.modules()]
 
 
 @contextmanager

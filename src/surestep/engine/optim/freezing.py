@@ -14,10 +14,10 @@ from torch import nn
 
 from surestep.base.errors import TaskError
 from surestep.base.groups.parameters import read_group
+from surestep.engine.model.kept import Modes
 from surestep.engine.optim.groups import ParameterGroup, first_step
 from surestep.engine.optim.names import matched, plain_name
 from surestep.engine.plan import Plan
-from surestep.engine.step import Modes
 
 NORMS = nn.modules.batchnorm._NormBase  # those with running statistics
 

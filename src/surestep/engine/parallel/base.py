@@ -41,9 +41,18 @@ class Parallel(Protocol):
     module: nn.Module
     optimizer: torch.optim.Optimizer
     parameters: list[nn.Parameter]
+    cleared: list[nn.Parameter]  # what a step begins without gradients of
 
     def sum(self, *items: float) -> Sequence[float]:
         """Add up the items of all ranks, and let them agree on what one of them wants."""
+        ...
+
+    def board(self, items: float) -> bool:
+        """Let the items of this rank travel with the gradients of the step; say whether they do."""
+        ...
+
+    def landed(self) -> float | None:
+        """Return the items of all ranks that travelled with the gradients; None where none did."""
         ...
 
     def add_up(self, loss_sum: Tensor) -> Tensor:

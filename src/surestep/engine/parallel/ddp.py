@@ -6,12 +6,15 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.Distrib
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from surestep.base.errors import TaskError
+from surestep.engine.parallel.cargo import Cargo, Carrier
 from surestep.engine.parallel.ranked import Ranked
-from surestep.engine.parallel.single import NOTHING
-from surestep.engine.parallel.world import World
+from surestep.engine.parallel.single import NO_GRADIENT, NOTHING
+from surestep.engine.parallel.world import SAID, World
 from surestep.engine.plan import Plan
 from surestep.engine.state import WHOLE, State
 
@@ -21,8 +24,17 @@ class Ddp(Ranked):
 
     def __init__(self, plan: Plan, state: State, world: World, name: str = WHOLE) -> None:
         super().__init__(plan, state, world, name)
-        self.module = self.wrapped(state.model, plan)
+        self._cargo: Cargo | None = None
+        model = state.model
+        # What is not reached from the outputs counts as unused there, and the cargo is not.
+        if world.size > 1 and not plan.parallel_find_unused_parameters:
+            model = Carrier(model, 1 + SAID)
+            self._cargo = Cargo(model.cargo, world.size)
+            self.cleared = [*self.parameters, model.cargo]
+        self.module = self.wrapped(model, plan)
         self._learns_graph = plan.parallel_static_graph
+        # To read what arrived would wait for a GPU; and a scale fits to the size of a mean loss.
+        self._brings_items = plan.device.type == "cpu" and plan.guard != "scaled"
 
     def wrapped(self, model: nn.Module, plan: Plan) -> nn.Module:
         """Return the model with what adds up its gradients."""
@@ -50,9 +62,35 @@ class Ddp(Ranked):
         context: AbstractContextManager[Any] = module.no_sync()
         return context
 
+    def board(self, items: float) -> bool:
+        """Send the items of this rank, and what else it says, with the gradients."""
+        if self._cargo is None or not self._brings_items:
+            return False
+        self.world.talks += 1
+        self._cargo.board([items, *self.world.said()])
+        return True
+
+    def landed(self) -> float | None:
+        """Return the items of all ranks, and take in what else they said."""
+        sums = None if self._cargo is None else self._cargo.landed()
+        return None if sums is None else self.world.heard(sums)[0]
+
+    def add_up(self, loss_sum: Tensor) -> Tensor:
+        """Return the loss of all ranks, as it came with the gradients."""
+        if self._cargo is None:
+            return super().add_up(loss_sum)
+        return self._cargo.loss_sum().to(loss_sum.dtype)
+
     def backward(self, loss_sum: Tensor, items: float) -> None:
-        """Go backward from ranks / items, since torch divides by the ranks."""
-        super().backward(loss_sum, items / self.world.size)
+        """Go backward from ranks / items, since torch divides by the ranks; the cargo goes too."""
+        if self._cargo is None:
+            super().backward(loss_sum, items / self.world.size)
+            return
+        if not loss_sum.requires_grad:
+            raise TaskError(NO_GRADIENT)
+        seed = self.scaler.scale(torch.full_like(loss_sum, self.world.size / items))
+        root, its_seed = self._cargo.root(loss_sum)
+        torch.autograd.backward((loss_sum, root), (seed, its_seed))
 
 
 def synced_batchnorm(model: nn.Module) -> nn.Module:

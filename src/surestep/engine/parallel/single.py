@@ -46,7 +46,7 @@ class Single:
             key: each for key, each in named_trainable(state.model).items() if id(each) in held
         }
         self.names = list(named)
-        self.parameters = list(named.values())
+        self.parameters = self.cleared = list(named.values())
         self.max_norm = plan.max_grad_norm
         self.clip_value = plan.clip_value
         self.scaler = state.scaler
@@ -64,6 +64,14 @@ class Single:
     def add_up(self, loss_sum: Tensor) -> Tensor:
         """Return the loss itself."""
         return loss_sum
+
+    def board(self, items: float) -> bool:
+        """Say no: nothing is sent."""
+        return False
+
+    def landed(self) -> float | None:
+        """Return None: nothing was sent."""
+        return None
 
     def reduce_grads(self) -> None:
         """Do nothing: no other rank has gradients."""

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 SIGNALS = ("Ctrl-C", "SIGTERM", "SIGUSR1")
 WORDS = ("stop", "save", "evaluate", *SIGNALS)
+SAID = len(WORDS) + 1  # numbers that a rank says at each exchange
 
 
 class Watcher(Protocol):
@@ -105,15 +106,23 @@ class World:
 
     def exchange(self, values: Sequence[float]) -> list[float]:
         """Add up the values of all ranks; what one rank wants is then agreed on all of them."""
+        return self.heard(self.sums([*values, *self.said()]))
+
+    def said(self) -> list[float]:
+        """Return what this rank says at an exchange besides the values: its wishes and the time."""
         if not self._is_settled and self.watch is not None:
             self._is_settled = self.watch.settle()
         # A signal may come at any of these lines: what it wants goes now or at the next exchange.
         wanted, self.wanted = self.wanted, set()
         asked = [float(word in wanted) for word in WORDS]
-        clock = time.monotonic() - self._began if self.is_first else 0.0
-        *sums, self._seconds = self.sums([*values, *asked, clock])
-        self.agreed = {word for word, n in zip(WORDS, sums[len(values) :], strict=True) if n}
-        return sums[: len(values)]
+        return [*asked, time.monotonic() - self._began if self.is_first else 0.0]
+
+    def heard(self, sums: Sequence[float]) -> list[float]:
+        """Take in what all ranks said, which follows on the sums of the values; return those."""
+        own = len(sums) - SAID
+        *counts, self._seconds = sums[own:]
+        self.agreed = {word for word, n in zip(WORDS, counts, strict=True) if n}
+        return list(sums[:own])
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Add up the values of all ranks, each in its place."""
