@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from surestep.base.errors import RunError
-from surestep.record.files import disk_hint, dumps, plain, read_json, write_json
+from surestep.record.files import disk_hint, dumps, parse_json, plain, read_json, write_json
 
 
 @pytest.mark.parametrize(
@@ -88,3 +88,16 @@ def test_others_may_read_a_file_as_the_umask_says(tmp_path):
     umask = os.umask(0)
     os.umask(umask)
     assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o666 & ~umask
+
+
+@pytest.mark.parametrize(
+    "text", ["1e999", "-1e0400", "9" * 400 + ".0", "9" * 250 + "e99", "NaN", "Infinity"]
+)
+def test_a_number_that_is_not_finite_is_no_number(text):
+    with pytest.raises(ValueError, match="is no number"):
+        parse_json(f'{{"a": [{text}]}}'.encode())
+
+
+@pytest.mark.parametrize("text", ["1e99", "1e-300", "1.5", "9" * 199 + "e99"])
+def test_a_number_that_is_finite_is_read(text):
+    assert parse_json(f"[{text}]".encode()) == [float(text)]

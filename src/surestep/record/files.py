@@ -8,6 +8,7 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +24,8 @@ DEEPEST = 100  # lists and dicts within each other
 _UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # what is asked for is not known there
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+# A number that has neither many digits nor a long exponent is finite, so Python need not look.
+_MAY_OVERFLOW = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{200}")
 _FOLDER = "folder", " with --run (run= in Python)"  # what else to choose, and how
 COPY_HINT = "Put a copy of it back, or start anew in another folder with --run (run= in Python)."
 
@@ -176,7 +179,7 @@ def parse_json(data: bytes) -> Any:
             data.decode("utf-8"),
             object_pairs_hook=_once,
             parse_constant=_number,
-            parse_float=_number,
+            parse_float=_number if _MAY_OVERFLOW.search(data) else None,
         )
     except RecursionError:
         raise ValueError("it is nested too deep") from None

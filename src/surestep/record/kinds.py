@@ -48,6 +48,8 @@ def number(value: Any, name: str) -> float:
 
 def finite(value: Any, name: str) -> float:
     """Take a number that is finite."""
+    if type(value) is float and math.isfinite(value):  # nearly all that there are
+        return value
     found = number(value, name)
     _check(math.isfinite(found), value, name, "a finite number")
     return found
@@ -94,7 +96,10 @@ def listed(kind: Kind) -> Kind:
 
     def take(value: Any, name: str) -> list[Any]:
         _check(isinstance(value, list), value, name, "a list")
-        return [kind(each, f"{name}[{i}]") for i, each in enumerate(value)]
+        try:
+            return [kind(each, name) for each in value]
+        except ValueError:  # so that only what is told of has its place put into words
+            return [kind(each, f"{name}[{i}]") for i, each in enumerate(value)]
 
     return take
 
