@@ -53,7 +53,7 @@ def _published_first() -> None:
         shutil.rmtree(final, ignore_errors=True)
         return own(folder.rename(final), snapshot)
 
-    write._write, write.check_written, write.check_readable = under_its_name, _nothing, _nothing
+    write._write, write.check_readable = under_its_name, _nothing
     write.publish = lambda _, final: write.sync(final.parent)
 
 

@@ -1,5 +1,6 @@
 """What is half done bears the name of who does it, so that it can be swept once they are dead."""
 
+import errno
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 
 _HALF_DONE = re.compile(r"\.(tmp|del|old)-(.+)-at-(.*)-(\d+)")
 _DAY_S = 86400
+TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # what is said of a name that is taken
 
 
 def half_done(path: Path, kind: str) -> Path:

@@ -133,18 +133,18 @@ def loaded(path: Path, mesh: Any) -> dict[str, Any]:
 
 def fails(folder: Path, state: State, world: World, rank: int, error: Exception) -> str:
     """Let a rank meet an error while it writes; return what it is told."""
-    real = together.write_parts
+    real = together.Written.write
 
     def raising(*args: Any) -> Any:
         if rank == RANK:
             raise error
         return real(*args)
 
-    together.write_parts = raising
+    together.Written.write = raising
     try:
         outcome = saved(folder, state, world)
     finally:
-        together.write_parts = real
+        together.Written.write = real
     assert outcome.path is None
     assert isinstance(outcome.error, CheckpointError)
     return str(outcome.error)
@@ -166,7 +166,7 @@ def unlike(folder: Path, state: State, world: World) -> str:
 def gone(folder: Path, state: State, world: World) -> str:
     """Let the last rank leave while the others write; the wait for it is short here."""
     world.beside = dist.new_group(timeout=timedelta(seconds=1))
-    real = together.write_parts
+    real = together.Written.write
 
     def leaving(*args: Any) -> Any:
         if RANK == 3:
@@ -176,7 +176,7 @@ def gone(folder: Path, state: State, world: World) -> str:
     def left(*args: Any) -> Any:
         raise CheckpointError("left")
 
-    together.write_parts = leaving
+    together.Written.write = leaving
     return str(saved(folder, state, world, background=False).error)
 
 

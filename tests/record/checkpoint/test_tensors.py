@@ -7,6 +7,7 @@ from safetensors.torch import load_file, save_file
 from surestep.base.errors import CheckpointError
 from surestep.record.checkpoint import write
 from surestep.record.checkpoint.tensors import DTYPES, write_tensors
+from surestep.record.checkpoint.written import Written
 from tests import tiny
 
 
@@ -50,16 +51,16 @@ def test_a_type_without_a_name_is_named(tmp_path):
 
 def test_the_hash_is_of_what_was_in_memory(tmp_path, monkeypatch):
     """A disk that gives back other bytes than it was given is found before the name is given."""
-    honest = write.write_parts
+    honest = Written.write
 
-    def forgetful(path, parts):
-        file = honest(path, parts)
-        with path.open("r+b") as damaged:
-            damaged.seek(-1, 2)
-            damaged.write(b"\xff")
-        return file
+    def forgetful(written, name, parts):
+        honest(written, name, parts)
+        if name == "model.safetensors":
+            with (written.folder / name).open("r+b") as damaged:
+                damaged.seek(-1, 2)
+                damaged.write(b"\xff")
 
-    monkeypatch.setattr(write, "write_parts", forgetful)
+    monkeypatch.setattr(Written, "write", forgetful)
     with pytest.raises(CheckpointError, match=r"damaged: model\.safetensors: it has other bytes"):
         write.save_checkpoint(tmp_path, tiny.state_of())
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from surestep.engine.metrics import number
 from surestep.record.checkpoint.good import Looked, remember, survey
 from surestep.record.checkpoint.listing import Saved
 from surestep.record.incident import referred
-from surestep.record.leftovers import half_done
+from surestep.record.leftovers import TAKEN, half_done
 
 
 def best_first(checkpoints: list[Saved], metric: str, mode: Literal["min", "max"]) -> list[Saved]:
@@ -125,16 +125,24 @@ def delete(checkpoints: Iterable[Path]) -> None:
     """Delete checkpoints; a name goes before its files, so that no half of one is under it."""
     for path in checkpoints:
         hidden = half_done(path, "del")
-        if os.path.lexists(hidden):
-            shutil.rmtree(hidden, ignore_errors=True)
         try:
-            path.rename(hidden)
+            _hide(path, hidden)
         except FileNotFoundError:  # somebody else took it first
             continue
-        _delete_files(hidden)
+        _delete_files(str(hidden))
 
 
-def _delete_files(folder: Path) -> None:
+def _hide(path: Path, hidden: Path) -> None:
+    try:
+        path.rename(hidden)
+    except OSError as error:
+        if error.errno not in TAKEN:
+            raise
+        shutil.rmtree(hidden, ignore_errors=True)
+        path.rename(hidden)
+
+
+def _delete_files(folder: str) -> None:
     """Delete a folder of files; `rmtree`, which takes thrice the time, where it has folders."""
     try:
         for name in os.listdir(folder):

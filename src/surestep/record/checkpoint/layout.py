@@ -5,24 +5,27 @@ What depends on nothing else is made once: training waits for the time that a sa
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from surestep.record.checkpoint.manifest import Slice, Stored, tensors_text
-from surestep.record.checkpoint.tensors import Block, lay_out, name_of
+from surestep.record.checkpoint.tensors import Block, memory_for, name_of
 
 Named = Mapping[str, Mapping[str, Tensor]]  # by kind ("model", "optimizer", ...) and name
+_NOTHING: Mapping[str, Block] = MappingProxyType({})
 
 
 class Layout:
     """Buffers on the host that tensors are copied into, and the files that are made of them.
 
     Args:
-        buffers: contiguous.
+        tensors: what they are for, by kind and name.
+        old: files of the layout before, whose memory is taken where it fits.
 
     Attributes:
-        buffers: by kind and name.
+        buffers: by kind and name; contiguous.
         blocks: what each file holds, by its name.
         known: a checkpoint that was laid out like this was read back, and would be opened.
 
@@ -30,13 +33,13 @@ class Layout:
         CheckpointError: safetensors has no name for a tensor's type.
     """
 
-    def __init__(self, buffers: Named) -> None:
-        self.buffers = buffers
+    def __init__(self, tensors: Named, old: Mapping[str, Block] = _NOTHING) -> None:
         self.blocks: Mapping[str, Block] = {
-            _file(kind): lay_out(named) for kind, named in buffers.items()
+            _file(kind): _block(named, old.get(_file(kind))) for kind, named in tensors.items()
         }
+        self.buffers: Named = {kind: self.of(kind).tensors for kind in tensors}
         self.known = False
-        self._like = list(_like(buffers))
+        self._like = list(_like(tensors))
 
     @cached_property
     def text(self) -> str:
@@ -64,6 +67,12 @@ class Layout:
                 torch._foreach_copy_(buffers, taken, non_blocking=True)
         if any(each.device.type != "cpu" for each in taken):
             torch.accelerator.synchronize()
+
+
+def _block(tensors: Mapping[str, Tensor], old: Block | None) -> Block:
+    if old is not None and list(_like({"": tensors})) == list(_like({"": old.tensors})):
+        return old
+    return memory_for(tensors)
 
 
 def _like(tensors: Named) -> Iterator[tuple[str, str, torch.Size, torch.dtype]]:

@@ -8,7 +8,6 @@ many processes can write one checkpoint and each can read what it needs.
 import hashlib
 import itertools
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -153,19 +152,6 @@ def verify(path: Path) -> Manifest:
     return manifest
 
 
-def check_written(path: Path, files: Mapping[str, File]) -> None:
-    """Read files that were just written and synced from the disk, and compare them.
-
-    What the system still holds of them in memory is let go first.
-
-    Raises:
-        DamagedError: one has other bytes than were written.
-        CheckpointError: kept from us.
-    """
-    for name, expected in files.items():
-        _check_bytes(path, name, expected, fresh=True)
-
-
 def damages(path: Path) -> Iterator[CheckpointError]:
     """Read every file of a checkpoint; yield what `verify` would raise, for each that is damaged.
 
@@ -210,21 +196,19 @@ def _check_size(path: Path, name: str, expected: File) -> None:
         raise fault(path, name, f"it has {size:,} bytes instead of {expected.bytes:,}")
 
 
-def _check_bytes(path: Path, name: str, expected: File, *, fresh: bool = False) -> None:
+def _check_bytes(path: Path, name: str, expected: File) -> None:
     try:
-        sha256 = _sha256(f"{path}/{name}", expected.bytes, fresh=fresh)
+        sha256 = _sha256(f"{path}/{name}", expected.bytes)
     except (OSError, ValueError) as error:
         raise fault(path, name, error) from error
     if sha256 != expected.sha256:
         raise fault(path, name, "it has other bytes than were written")
 
 
-def _sha256(path: str, size: int, *, fresh: bool) -> str:
+def _sha256(path: str, size: int) -> str:
     """Return the hash of a file; no more memory is taken than its expected size needs."""
     digest, at_once = hashlib.sha256(), min(size + 1, _PIECE)
     with open_plain(path) as file:
-        if fresh and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while piece := file.read(at_once):
             digest.update(piece)
     return digest.hexdigest()

@@ -106,26 +106,10 @@ class Staging:
     def _copied(self, tensors: Named) -> Layout:
         """Copy tensors to the host, into the buffers of the last time where they fit."""
         if not self._layout.fits(tensors):
-            old, self._layout = self._layout.buffers, Layout({})
-            self._layout = Layout(
-                {
-                    kind: {
-                        name: _buffer(each, old.get(kind, {}).get(name))
-                        for name, each in named.items()
-                    }
-                    for kind, named in tensors.items()
-                }
-            )
+            old, self._layout = self._layout.blocks, Layout({})
+            self._layout = Layout(tensors, old)
         self._layout.fill(tensors)
         return self._layout
-
-
-def _buffer(tensor: Tensor, old: Tensor | None) -> Tensor:
-    """Return memory of the host for a tensor: what it had the last time, where it fits."""
-    if old is not None and (old.shape, old.dtype) == (tensor.shape, tensor.dtype):
-        return old
-    pinned = tensor.device.type == "cuda"
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
 
 
 def _model_tensors(

@@ -13,7 +13,6 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from io import RawIOBase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +58,7 @@ class Block:
 
     Attributes:
         tensors: by name; on the host and contiguous.
-        parts: the header, and the bytes of each tensor.
+        parts: the header, and the bytes of the tensors, each alone or all together.
     """
 
     tensors: Mapping[str, Tensor]
@@ -80,6 +79,26 @@ def lay_out(tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = Non
     header, ordered = _header(described, about)
     plain = [_bytes(tensors[name]) for name in ordered if tensors[name].numel()]
     return Block(tensors, [header, *plain])
+
+
+def memory_for(tensors: Mapping[str, Tensor]) -> Block:
+    """Return memory of the host for tensors like these, in one piece as their file has it.
+
+    So a save hands two pieces over, however many tensors there are.
+
+    Raises:
+        CheckpointError: safetensors has no name for a tensor's type.
+    """
+    described = {name: Described(tuple(t.shape), t.dtype) for name, t in tensors.items()}
+    header, ordered = _header(described, None)
+    size = sum(each.nbytes for each in tensors.values())
+    pinned = any(each.device.type == "cuda" for each in tensors.values())
+    memory, end = torch.empty(size, dtype=torch.uint8, pin_memory=pinned), 0
+    lies: dict[str, Tensor] = {}
+    for name in ordered:
+        begin, end = end, end + tensors[name].nbytes
+        lies[name] = memory[begin:end].view(tensors[name].dtype).view(tensors[name].shape)
+    return Block({name: lies[name] for name in tensors}, [header, memory.numpy()])
 
 
 def _header(
@@ -123,10 +142,10 @@ def stream_tensors(
     """
     header, ordered = _header(tensors, about)
     with open(path, "xb", buffering=0) as file:
-        _write(file, [memoryview(header)])
+        _write(file.fileno(), [memoryview(header)])
         for name in ordered:
             if math.prod(tensors[name].shape):
-                _write(file, [memoryview(_bytes(read(name)))])
+                _write(file.fileno(), [memoryview(_bytes(read(name)))])
 
 
 def write_tensors(
@@ -158,21 +177,30 @@ def write_parts(path: Path, parts: Sequence[Any]) -> File:
     Raises:
         OSError: the disk is full or cannot be written.
     """
+    with open(path, "xb", buffering=0) as file:
+        return write_into(file.fileno(), parts)
+
+
+def write_into(descriptor: int, parts: Sequence[Any]) -> File:
+    """Write what lies in pieces of memory into an open file; return its size and hash.
+
+    Raises:
+        OSError: the disk is full or cannot be written.
+    """
     left = [memoryview(part) for part in parts]
     sha256 = hashlib.sha256()
     for part in left:
         sha256.update(part)
     size = sum(part.nbytes for part in left)
-    with open(path, "xb", buffering=0) as file:
-        _write(file, left)
+    _write(descriptor, left)
     return File(size, sha256.hexdigest())
 
 
-def _write(file: RawIOBase, left: list[memoryview]) -> None:
+def _write(descriptor: int, left: list[memoryview]) -> None:
     """Write all of what lies in pieces of memory behind what is written."""
     first = 0
     while first < len(left):
-        done = os.writev(file.fileno(), left[first : first + _AT_ONCE])
+        done = os.writev(descriptor, left[first : first + _AT_ONCE])
         while first < len(left) and done >= left[first].nbytes:
             done -= left[first].nbytes
             first += 1

@@ -15,20 +15,14 @@ from typing import Any
 from surestep.base.errors import CheckpointError, ParallelError
 from surestep.engine.parallel.world import World
 from surestep.record.checkpoint.listing import Saved, described, taken
-from surestep.record.checkpoint.manifest import (
-    MANIFEST,
-    RECORD,
-    Manifest,
-    Slice,
-    Stored,
-    check_written,
-)
+from surestep.record.checkpoint.manifest import MANIFEST, RECORD, Manifest, Slice, Stored
 from surestep.record.checkpoint.opened import check_readable
 from surestep.record.checkpoint.parts import Box
 from surestep.record.checkpoint.snapshot import Snapshot
-from surestep.record.checkpoint.tensors import File, name_of, write_parts, write_text
+from surestep.record.checkpoint.tensors import File, name_of
 from surestep.record.checkpoint.write import make, publish
-from surestep.record.files import disk_hint, sync
+from surestep.record.checkpoint.written import Written
+from surestep.record.files import disk_hint
 from surestep.record.leftovers import half_done
 
 _MOST = 3  # ranks whose trouble is told
@@ -148,21 +142,23 @@ def _made(temporary: Path) -> str:
 
 def _written(folder: Path, snapshot: Snapshot, rank: int) -> dict[str, Any]:
     """Write, sync and read back what this rank has; return what the manifest is to say of it."""
-    files: dict[str, File] = {}
     tensors: dict[str, dict[str, Any]] = {}
-    if rank == 0:
-        files[RECORD] = write_text(folder / RECORD, snapshot.record)
-    for kind, named in snapshot.layout.buffers.items():
-        file = _file(kind, rank)
-        files[file] = write_parts(folder / file, snapshot.layout.of(kind).parts)
-        tensors[kind] = {
-            name: [name_of(name, each.dtype), list(each.shape), *_place(snapshot.boxes[kind][name])]
-            for name, each in named.items()
-        }
-    for file in files:
-        sync(folder / file)
-    check_written(folder, files)
-    return {"files": files, "tensors": tensors}
+    with Written(folder) as written:
+        if rank == 0:
+            written.write(RECORD, [snapshot.record.encode()])
+        for kind, named in snapshot.layout.buffers.items():
+            written.write(_file(kind, rank), snapshot.layout.of(kind).parts)
+            tensors[kind] = {
+                name: [
+                    name_of(name, each.dtype),
+                    list(each.shape),
+                    *_place(snapshot.boxes[kind][name]),
+                ]
+                for name, each in named.items()
+            }
+        written.sync()
+        written.check()
+    return {"files": written.files, "tensors": tensors}
 
 
 def _file(kind: str, rank: int) -> str:
@@ -182,10 +178,10 @@ def _finished(
     parts = [json.loads(each)["said"] for each in texts]
     record = taken(temporary, snapshot.record.encode(), snapshot.step)
     text = merged(snapshot.step, parts).text()
-    files = {MANIFEST: write_text(temporary / MANIFEST, text)}
-    sync(temporary / MANIFEST)
-    sync(temporary)
-    check_written(temporary, files)
+    with Written(temporary) as written:
+        written.write(MANIFEST, [text.encode()])
+        written.sync()
+        written.check()
     check_readable(temporary, record)
     publish(temporary, final)
 

@@ -1,23 +1,17 @@
 """Write a checkpoint: a temporary folder, synced and read back, then one rename."""
 
-import os
 import shutil
 from pathlib import Path
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.state import State
 from surestep.record.checkpoint.listing import Saved, described, taken
-from surestep.record.checkpoint.manifest import (
-    MANIFEST,
-    RECORD,
-    check_written,
-    manifest_text,
-)
+from surestep.record.checkpoint.manifest import MANIFEST, RECORD, manifest_text
 from surestep.record.checkpoint.opened import check_readable
 from surestep.record.checkpoint.snapshot import Snapshot, Staging
-from surestep.record.checkpoint.tensors import File, write_parts, write_text
+from surestep.record.checkpoint.written import Written
 from surestep.record.files import disk_hint, sync
-from surestep.record.leftovers import half_done
+from surestep.record.leftovers import TAKEN, half_done
 
 
 def save_checkpoint(folder: Path, state: State, *, cycle: int | None = None) -> Path:
@@ -46,8 +40,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Saved:
     temporary = half_done(final, "tmp")
     try:
         make(temporary)
-        files = _write(temporary, snapshot)
-        check_written(temporary, files)
+        _write(temporary, snapshot)
         record = taken(temporary, snapshot.record.encode(), snapshot.step)
         if not snapshot.layout.known:
             check_readable(temporary, record)
@@ -66,37 +59,49 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Saved:
 
 def make(temporary: Path) -> None:
     """Make the folder that the files are written into, in place of what is left of one."""
-    temporary.parent.mkdir(exist_ok=True)  # its parent is there, or a mount has vanished
-    if os.path.lexists(temporary):
+    try:
+        temporary.mkdir()
+    except FileNotFoundError:
+        temporary.parent.mkdir(exist_ok=True)  # its parent is there, or a mount has vanished
+        temporary.mkdir()
+    except FileExistsError:
         shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
+        temporary.mkdir()
 
 
-def _write(folder: Path, snapshot: Snapshot) -> dict[str, File]:
-    """Write and sync the files, the manifest last; return what each must be."""
-    files = {RECORD: write_text(folder / RECORD, snapshot.record)}
-    for file, block in snapshot.layout.blocks.items():
-        files[file] = write_parts(folder / file, block.parts)
-    text = manifest_text(snapshot.step, files, snapshot.layout.text)
-    files[MANIFEST] = write_text(folder / MANIFEST, text)
-    for file in files:
-        sync(folder / file)
-    sync(folder)
-    return files
+def _write(folder: Path, snapshot: Snapshot) -> None:
+    """Write the files, the manifest last; sync them and read them back."""
+    with Written(folder) as written:
+        written.write(RECORD, [snapshot.record.encode()])
+        for file, block in snapshot.layout.blocks.items():
+            written.write(file, block.parts)
+        text = manifest_text(snapshot.step, written.files, snapshot.layout.text)
+        written.write(MANIFEST, [text.encode()])
+        written.sync()
+        written.check()
 
 
 def publish(temporary: Path, final: Path) -> None:
     """Give the folder its name; one that already bears it makes way until then."""
+    old: Path | None = None
+    try:
+        temporary.rename(final)
+    except OSError as error:
+        if error.errno not in TAKEN:
+            raise
+        old = _in_place_of(final, temporary)
+    sync(final.parent)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _in_place_of(final: Path, temporary: Path) -> Path:
+    """Give a folder a name that is taken; return where the one that bore it lies now."""
     old = half_done(final, "old")
-    is_again = final.exists()
-    if is_again:
-        final.rename(old)
+    final.rename(old)
     try:
         temporary.rename(final)
     except OSError:
-        if is_again:
-            old.rename(final)
+        old.rename(final)
         raise
-    sync(final.parent)
-    if is_again:
-        shutil.rmtree(old, ignore_errors=True)
+    return old

@@ -1,0 +1,35 @@
+import pytest
+
+from surestep.base.errors import DamagedError
+from surestep.record.checkpoint.written import Written
+
+
+@pytest.mark.parametrize("bytes_", [b"", b"five5", bytes(2**16)])
+def test_what_was_written_is_read_back(tmp_path, bytes_):
+    with Written(tmp_path) as written:
+        written.write("a", [bytes_[:2], bytes_[2:]])
+        written.sync()
+        written.check()
+    assert (tmp_path / "a").read_bytes() == bytes_
+    assert written.files["a"].bytes == len(bytes_)
+
+
+@pytest.mark.parametrize("other", [b"", b"fiv", b"fives", b"five55"])
+def test_other_bytes_shorter_or_longer_are_damage(tmp_path, other):
+    with Written(tmp_path) as written:
+        written.write("a", [b"five5"])
+        (tmp_path / "a").write_bytes(other)
+        written.sync()
+        with pytest.raises(DamagedError, match="a: it has other bytes than were written"):
+            written.check()
+
+
+def test_no_file_is_written_over_and_all_are_closed(tmp_path):
+    (tmp_path / "b").write_text("there")
+    with Written(tmp_path) as written:
+        written.write("a", [b"new"])
+        with pytest.raises(FileExistsError):
+            written.write("b", [b"new"])
+        assert written._open
+    assert not written._open
+    assert (tmp_path / "b").read_text() == "there"
