@@ -19,10 +19,12 @@ from surestep.record.checkpoint.write import save_checkpoint
 from surestep.record.events import FORMAT as EVENTS_FORMAT
 from surestep.record.events import read_events
 from surestep.record.skipped import gather
+from tests.record.checkpoint.fixtures import stream as own_state
 from tests.record.checkpoint.fixtures.make import HERE, fresh, moved, seen, write_events
 from tests.record.checkpoint.forge import manifest_of, seal
 
 CHECKPOINTS = sorted(HERE.glob("format-*/step-*"))
+STREAMS = sorted(HERE.glob("stream-*/step-*"))
 EVENTS = sorted(HERE.glob("events-*.jsonl"))
 
 
@@ -49,6 +51,25 @@ def test_a_checkpoint_of_a_released_format_is_loaded(path):
     assert seen(state) == expected
     assert torch.equal(state.model.first.weight, state.model.second.weight)
     assert state.model.seen == [1, "two"]
+
+
+@pytest.mark.parametrize("path", STREAMS, ids=lambda path: path.parent.name)
+def test_a_stream_goes_on_by_the_state_of_a_released_format(path):
+    state, stream = own_state.fresh()
+    load_checkpoint(path, state)
+    mark = stream.mark_at(state.place.epoch, state.place.position)
+    assert mark is not None
+    assert (mark.again, mark.parts[0].read) == (0, state.place.position)
+    expected = json.loads((path.parent / "expected.json").read_text())
+    assert own_state.following(stream, state.place) == expected
+
+
+def test_the_state_of_a_stream_has_the_keys_of_its_format(tmp_path):
+    (old,) = [each for each in STREAMS if each.parent.name == f"stream-{FORMAT}"]
+    new = own_state.written(tmp_path)[0]
+    was, now = (json.loads((each / RECORD).read_text())["declared"] for each in (old, new))
+    assert was
+    assert keys(now) == keys(was), "FORMAT is to be raised, or a fixture to be written"
 
 
 def test_what_is_written_now_has_the_keys_of_its_format(tmp_path):
