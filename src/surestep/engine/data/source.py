@@ -107,11 +107,11 @@ class Rows(Dataset[Any]):
 
 
 class Wanted(NamedTuple):
-    """A sample that a worker is asked for."""
+    """A micro-batch that a worker is asked for: its first position, and its samples in order."""
 
     epoch: int
     position: int
-    sample: int
+    samples: list[int]
 
 
 class Seeded(Dataset[Any]):
@@ -124,19 +124,19 @@ class Seeded(Dataset[Any]):
         self.seed = seed
         self._own: OwnGenerators | None = None  # found in the process that loads
 
-    def __getitem__(self, wanted: Wanted) -> Any:
-        return self.__getitems__([wanted])
+    def __getitem__(self, batch: Wanted) -> Any:
+        return self.__getitems__(batch)
 
-    def __getitems__(self, batch: list[Wanted]) -> Any:
+    def __getitems__(self, batch: Wanted) -> Any:
         """Load and collate one micro-batch."""
         if isinstance(self.dataset, InMemory):  # a slice draws nothing
-            return self.dataset.__getitems__([wanted.sample for wanted in batch])
+            return self.dataset.__getitems__(batch.samples)
         if get_worker_info() is not None:
             return self._load(batch)
         with LoadingRandomness():
             return self._load(batch)
 
-    def _load(self, batch: list[Wanted]) -> Any:
+    def _load(self, batch: Wanted) -> Any:
         own = self._own
         if own is None:
             own = self._own = OwnGenerators(dataset=self.dataset, collate_fn=self.collate)
@@ -144,23 +144,23 @@ class Seeded(Dataset[Any]):
         # What the load itself has made was not seeded for it.
         return self._collated(batch) if own.grew() else loaded
 
-    def _collated(self, batch: list[Wanted]) -> Any:
+    def _collated(self, batch: Wanted) -> Any:
+        epoch, first, wanted = batch
         many = loads_many(self.dataset)
         if many is None:
-            samples = [self._one(wanted) for wanted in batch]
+            samples = []
+            for position, sample in enumerate(wanted, first):
+                self._seed(epoch, position)
+                samples.append(self.dataset[sample])
         else:
-            self._seed(batch[0])
-            samples = many([wanted.sample for wanted in batch])
+            self._seed(epoch, first)
+            samples = many(list(wanted))
         if self.collate_draws:
-            self._seed(batch[0])
+            self._seed(epoch, first)
         return self.collate(samples)
 
-    def _one(self, wanted: Wanted) -> Any:
-        self._seed(wanted)
-        return self.dataset[wanted.sample]
-
-    def _seed(self, wanted: Wanted) -> None:
-        seed = seed_at("load", self.seed, wanted.epoch, wanted.position)
+    def _seed(self, epoch: int, position: int) -> None:
+        seed = seed_at("load", self.seed, epoch, position)
         seed_loading(seed)
         info = get_worker_info()
         if info is not None:
@@ -184,13 +184,12 @@ class _Places:
     def __init__(self) -> None:
         self.epoch, self.order, self.ranges = 0, None, ()  # type: int, Tensor | None, Iterable[range]
 
-    def __iter__(self) -> Iterator[list[Wanted]]:
+    def __iter__(self) -> Iterator[Any]:
         for where in self.ranges:
-            if self.order is None:
-                yield [Wanted(self.epoch, place, place) for place in where]
-            else:
-                indices = self.order[where.start : where.stop].tolist()
-                yield [Wanted(self.epoch, *each) for each in zip(where, indices, strict=True)]
+            order = self.order
+            rows = where if order is None else order[where.start : where.stop].tolist()
+            # Torch hands it on as it is, to workers too: less than a tuple for each sample.
+            yield Wanted(self.epoch, where.start, list(rows))
 
 
 @dataclass(frozen=True)
