@@ -79,7 +79,8 @@ def _kill(part: Part, draw: random.Random, lasts_s: float, count: Count) -> tupl
         count.lost += 1
         count.different.append(f"{part.folder.name} ended with {child.code}")
     start = read_trace(part.trace)[:1]
-    if known and not (start and start[0][0] >= known):
+    is_done = known == STEPS  # it was killed at its end: no step is left to be traced
+    if known and not is_done and not (start and start[0][0] >= known):
         count.lost += 1
         count.different.append(f"{part.folder.name}: step {known} was saved, then {start}")
     # A kill that came too late was drawn from too long a time, and the other way round.
