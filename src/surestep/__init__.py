@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from surestep.base.groups.evaluation import EarlyStop as EarlyStop
     from surestep.base.groups.evaluation import Validation as Validation
     from surestep.base.groups.optim import Optim as Optim
+    from surestep.base.groups.parallel import Parallel as Parallel
     from surestep.base.groups.parameters import Group as Group
     from surestep.base.groups.precision import Scaler as Scaler
     from surestep.base.groups.record import Checkpoint as Checkpoint
@@ -49,6 +50,7 @@ _HOMES = {
     "Group": "surestep.base.groups.parameters",
     "Logging": "surestep.base.groups.record",
     "Optim": "surestep.base.groups.optim",
+    "Parallel": "surestep.base.groups.parallel",
     "Scaler": "surestep.base.groups.precision",
     "Schedule": "surestep.base.groups.schedule",
     "Validation": "surestep.base.groups.evaluation",
