@@ -191,6 +191,37 @@ def test_a_finished_run_goes_on_for_longer(tmp_path):
         assert [result.step for result in session.steps()] == [4, 5, 6]
 
 
+ELSEWHERE = {
+    "fsdp": {"parallel.shard": "full"},
+    "zero": {"parallel.kind": "deepspeed", "parallel.zero": 2},
+    "batch norm": {"parallel.sync_batchnorm": True},
+    "gpu": {"device": "cuda:7", "data.pin_memory": True},
+    "profile": {"profile": "3:6"},
+}
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_a_run_of_other_ranks_or_devices_goes_on_for_longer(tmp_path, where):
+    tiny.fit(tmp_path, epochs=1)
+    path = tmp_path / "config.json"
+    known = json.loads(path.read_text())
+    known["config"].update(ELSEWHERE[where])  # which this process could not plan
+    path.write_text(json.dumps(known))
+    with prepare(tmp_path, epochs=2) as session:
+        assert [result.step for result in session.steps()] == [4, 5, 6]
+
+
+def test_a_longer_cosine_of_other_ranks_is_told_in_numbers(tmp_path):
+    cosine = {"schedule": {"name": "cosine"}, "optim": {"lr": 0.1}}
+    tiny.fit(tmp_path, max_steps=4, **cosine)
+    path = tmp_path / "config.json"
+    known = json.loads(path.read_text())
+    known["config"].update(ELSEWHERE["fsdp"])
+    path.write_text(json.dumps(known))
+    with pytest.raises(RunError, match=r"at step 4 it was 0\.0146, and it goes on at 0\.05"):
+        prepare(tmp_path, max_steps=8, **cosine)
+
+
 def test_a_run_that_stopped_early_goes_on_with_more_patience(tmp_path):
     never_better = {"val": tiny.data(4), "loss": lambda logits, y: logits.sum() * 0 + 1}
     first = tiny.fit(tmp_path, never_better, epochs=9, early_stop={"patience": 1})

@@ -17,7 +17,7 @@ from surestep.engine.schedule.shape import Factor, UserFunction
 from surestep.engine.state import Place
 from surestep.trainer.changes import Change
 from surestep.trainer.planning import Planned
-from surestep.trainer.verdicts import LENGTH, Verdict
+from surestep.trainer.verdicts import LENGTH, Verdict, verdict_of
 
 LOOKED_AT = 10_000  # steps at which two schedules are compared; a run of so many is compared whole
 
@@ -60,7 +60,7 @@ def _length(said: Mapping[str, Any], steps: int | None) -> str:
 def _verdict(before: Mapping[str, Any], planned: Planned, place: Place) -> Verdict:
     """Compare what was until now with what the new length would have made of it."""
     try:
-        old = planned.decide(Config.from_options(before["config"]))
+        old = planned.decide(_of_the_updates(before["config"]))
     except SurestepError:
         return Verdict("refused", "what the old length did to the schedule is not known")
     said = [
@@ -71,6 +71,19 @@ def _verdict(before: Mapping[str, Any], planned: Planned, place: Place) -> Verdi
     if said:
         return Verdict("refused", "; ".join(said))
     return Verdict("harmless", "until here the rate does not depend on the length of the run")
+
+
+def _of_the_updates(said: Mapping[str, Any]) -> Config:
+    """Leave out what was said of ranks, devices and the record.
+
+    No rate hangs on it, and another machine or one process may not be able to keep it.
+    """
+    kept = (
+        name
+        for name in said
+        if verdict_of(name).kind == "refused" and not name.startswith("parallel.")
+    )
+    return Config.from_options({name: said[name] for name in kept})
 
 
 def _pairs(old: Plan, new: Plan) -> dict[str, tuple[Plan, Plan]]:
