@@ -1,10 +1,18 @@
+import os
+import re
+import signal
+import subprocess
+import sys
+
 import pytest
 from torch.distributed.run import get_args_parser
 
 from surestep.base.config import options
-from surestep.cli.launch import without_launchers_words, without_nproc
+from surestep.cli.launch import _handing_on as handing_on
+from surestep.cli.launch import _wait as wait_for_all
+from surestep.cli.launch import as_typed, without_launchers_words, without_nproc
 from surestep.cli.train import EXTRAS, tell_how_to_go_on
-from surestep.engine.parallel.launch import Launched
+from surestep.engine.parallel.launch import Launched, environment
 
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 
@@ -69,6 +77,7 @@ def test_without_a_run_folder_a_launcher_that_restarts_is_refused(surestep, reci
         (Launched(), "Go on with: surestep train x\n"),
         (Launched(size=2, by="srun"), "Go on with: surestep train x (by srun, as before)\n"),
         (Launched(rank=1, size=2, by="srun"), ""),
+        (Launched(size=2, by="surestep --nproc"), "Go on with: surestep train x\n"),
     ],
 )
 def test_one_process_tells_how_to_go_on(capsys, launched, told):
@@ -76,7 +85,14 @@ def test_one_process_tells_how_to_go_on(capsys, launched, told):
     assert capsys.readouterr().err == told
 
 
-@pytest.mark.parametrize(("count", "words"), [("0", "--nproc 0 is not allowed"), ("-1", "--nproc")])
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        ("0", "--nproc 0 is not allowed"),
+        ("-1", "--nproc"),
+        ("two", "--nproc two is"),
+    ],
+)
 def test_less_than_one_process_is_refused(surestep, recipe, count, words):
     answer = surestep("train", recipe(), f"--nproc={count}")
     assert answer.code == 2
@@ -100,6 +116,62 @@ def test_two_processes_train_one_run_and_one_prints(surestep, recipe, tmp_path):
     answer = surestep("train", recipe(), "--nproc", "2", "--run", str(tmp_path / "run"))
     assert answer.code == 0
     assert answer.out.count("Best checkpoint:") == 1
+
+
+def test_an_error_that_all_processes_have_is_printed_once_with_its_exit_code(surestep, recipe):
+    answer = surestep("train", recipe(), "--nproc", "2", "--parallel.kind", "single")
+    assert answer.code == 2
+    assert answer.err.startswith("ConfigError: parallel.kind='single'")
+    assert answer.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "told"),
+    [
+        (["sys.exit(0)", "sys.exit(2)"], 2, ""),
+        (
+            ["os.kill(os.getpid(), 9)", "sys.exit(0)"],
+            137,
+            "Rank 0 was ended by SIGKILL.\n",
+        ),
+        (["sys.exit(1)", "time.sleep(600)"], 1, ""),
+    ],
+)
+def test_the_first_that_fails_says_how_all_end(monkeypatch, capsys, ends, code, told):
+    monkeypatch.setattr("surestep.cli.launch.GRACE_S", 0.5)
+    head = "import os, sys, time\n"
+    started = [subprocess.Popen([sys.executable, "-c", head + each]) for each in ends]
+    assert wait_for_all(started, []) == code
+    assert re.sub(r" \(process \d+\)", "", capsys.readouterr().err) == told
+
+
+def test_ctrl_c_is_handed_on_and_its_exit_code_returned(capsys):
+    waits = """
+import sys, time
+try:
+    print("here", flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+    with handing_on(started := []) as came:
+        for _ in range(2):
+            words = [sys.executable, "-c", waits]
+            started.append(subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True))
+        for each in started:
+            assert each.stdout.readline()
+            each.stdout.close()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert wait_for_all(started, came) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_processes_of_nproc_type_it_again(monkeypatch):
+    for name, value in environment(0, 2, 1).items():
+        monkeypatch.setenv(name, value)
+    assert as_typed(["x.py", "--run", "r"]) == ["x.py", "--run", "r", "--nproc", "2"]
+    monkeypatch.delenv("SURESTEP_NPROC")
+    assert as_typed(["x.py"]) == ["x.py"]
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "replay"])

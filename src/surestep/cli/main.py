@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout
@@ -12,7 +13,8 @@ import surestep
 from surestep.base.errors import ConfigError, RecipeError, Stopped, SurestepError, near
 from surestep.base.printable import printable
 from surestep.cli.launch import without_launchers_words
-from surestep.engine.parallel.launch import read_launched
+from surestep.engine.parallel.last_words import tell_last
+from surestep.engine.parallel.launch import Launched, read_launched
 
 COMMANDS = {
     "train": "train RECIPE: train a model by a recipe",
@@ -67,9 +69,8 @@ def _guarded(words: list[str]) -> int:
     except Stopped:  # where it stopped was said at once
         return os.EX_TEMPFAIL
     except SurestepError as error:
-        print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
-        for note in getattr(error, "__notes__", []):
-            print(note, file=sys.stderr)
+        notes = getattr(error, "__notes__", [])
+        _tell("\n".join([printable(f"{type(error).__name__}: {error}"), *notes]))
         wrong_use = isinstance(error, (ConfigError, RecipeError))
         return 2 if wrong_use or words[:2] == ["ckpt", "diff"] else 1
     except KeyboardInterrupt:
@@ -77,6 +78,24 @@ def _guarded(words: list[str]) -> int:
     except BrokenPipeError:  # who read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception:
+        if _launched().size == 1:
+            raise
+        _tell(traceback.format_exc().rstrip())
+        return 1
+
+
+def _tell(text: str) -> None:
+    """Print an error, of several processes one for all that have it."""
+    tell_last(text, _launched(), lambda said: print(said, file=sys.stderr, flush=True))
+
+
+def _launched() -> Launched:
+    """Return what the launcher said; what it said wrong is an error of its own."""
+    try:
+        return read_launched()
+    except ConfigError:
+        return Launched()
 
 
 def _run(command: str, *rest: str) -> int:

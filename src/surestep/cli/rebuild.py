@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError, RecipeError, RunError
+from surestep.engine.parallel.launch import read_launched
 from surestep.engine.task import Task
 from surestep.recipes.load import SHIPPED, Recipe, load, sha256
 from surestep.record.named import split_name
@@ -84,7 +85,8 @@ def _recipe(folder: Run, known: dict[str, str], *, allow_changed: bool) -> Recip
             f"{path} has changed since {folder.path} was trained. Say --allow recipe to run it "
             "all the same."
         )
-    print(f"Running {path}", file=sys.stderr)
+    if read_launched().rank == 0:
+        print(f"Running {path}", file=sys.stderr)
     return load(typed_as(known))
 
 

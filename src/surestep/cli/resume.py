@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from surestep.base.errors import ConfigError
-from surestep.cli.launch import launch
+from surestep.cli.launch import as_typed, how_many, launch
 from surestep.cli.rebuild import recorded, typed_as
 from surestep.cli.train import names, report, train
 from surestep.record.run import Run
@@ -29,7 +29,7 @@ class Options:
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     allow: Annotated[str | None, tyro.conf.arg(metavar="NAMES")] = None
-    nproc: int | None = None
+    nproc: Annotated[str | None, tyro.conf.arg(metavar="N")] = None
     json: bool = False
 
 
@@ -45,7 +45,7 @@ def run(words: list[str]) -> int:
     if unknown:
         raise _options_stay(Run(Path(parsed.run)), unknown)
     if parsed.nproc is not None:
-        return launch(parsed.nproc, ["resume", *words])
+        return launch(how_many(parsed.nproc), ["resume", *words])
     folder, allow = Run(Path(parsed.run)), names(parsed.allow)
     # Under --json nothing but the answer may stand on stdout; a recipe's callbacks print too.
     with redirect_stdout(sys.stderr) if parsed.json else nullcontext():
@@ -59,7 +59,7 @@ def run(words: list[str]) -> int:
             origin=found.recipe.origin(
                 found.parameters, dict.fromkeys(found.config.said(), f"{folder.path}/config.json")
             ),
-            again=shlex.join(["surestep", "resume", *words]),
+            again=shlex.join(["surestep", "resume", *as_typed(words)]),
         )
     return report(done, test, as_json=parsed.json)
 

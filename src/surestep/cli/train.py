@@ -11,10 +11,10 @@ import tyro
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError, Stopped
 from surestep.cli import show
-from surestep.cli.launch import launch
+from surestep.cli.launch import as_typed, how_many, launch
 from surestep.cli.options import Asked, read_command_line
 from surestep.engine.metrics import Value
-from surestep.engine.parallel.launch import Launched, read_launched
+from surestep.engine.parallel.launch import BY_NPROC, Launched, read_launched
 from surestep.engine.task import Task
 from surestep.record.files import dumps
 from surestep.record.run import Run
@@ -58,9 +58,7 @@ EXTRAS: dict[str, Any] = {
     ),
     "dry_run": _extra(bool, False, "One step, one evaluation, one save, one load, and no run."),
     "overfit": _extra(int | None, None, "The same N samples until the loss is near zero.", "N"),
-    "nproc": _extra(
-        int | None, None, "Processes on this machine that train together, by torchrun.", "N"
-    ),
+    "nproc": _extra(str | None, None, "Processes on this machine that train together.", "N"),
     "json": _extra(bool, False, "Print the results as JSON."),
 }
 
@@ -69,7 +67,7 @@ def run(words: list[str]) -> int:
     """Train; print the table of results, the best checkpoint, and what to type next."""
     asked = read_command_line("train", words, EXTRAS)
     if asked.extras["nproc"] is not None:
-        return launch(asked.extras["nproc"], ["train", *words])
+        return launch(how_many(asked.extras["nproc"]), ["train", *words])
     # Under --json nothing but the answer may stand on stdout; a recipe's callbacks print too.
     with redirect_stdout(sys.stderr) if asked.extras["json"] else nullcontext():
         answer = _act(asked, words)
@@ -143,13 +141,14 @@ def train(
 
 def tell_how_to_go_on(command: str, launched: Launched) -> None:
     """Print, once, the command that goes on, and what has to start it again."""
-    by = "" if launched.size == 1 else f" (by {launched.by}, as before)"
+    typed = launched.size == 1 or launched.by == BY_NPROC
+    by = "" if typed else f" (by {launched.by}, as before)"
     if launched.rank == 0:
         print(f"Go on with: {command}{by}", file=sys.stderr)
 
 
 def _command(words: list[str]) -> str:
-    return shlex.join(["surestep", "train", *words])
+    return shlex.join(["surestep", "train", *as_typed(words)])
 
 
 def report(done: Run, test: dict[str, Value] | None, *, as_json: bool) -> int:

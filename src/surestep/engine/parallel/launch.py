@@ -13,9 +13,12 @@ from dataclasses import dataclass
 
 from surestep.base.errors import ConfigError
 
+NPROC = "--nproc"
+BY_NPROC = f"surestep {NPROC}"
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # What only this launcher sets; accelerate starts through torchrun, so that it comes first.
 _MARKS = {
+    "SURESTEP_NPROC": BY_NPROC,
     "ACCELERATE_MIXED_PRECISION": "accelerate launch",
     "TORCHELASTIC_RUN_ID": "torchrun",
     "CROSS_SIZE": "deepspeed",
@@ -46,6 +49,7 @@ class Launched:
         shares_store: the launcher keeps the store in which they find each other, and keeps it when
             it starts them again.
         restarts: how often the launcher starts them again after one of them died.
+        attempt: how often it has.
     """
 
     rank: int = 0
@@ -57,6 +61,12 @@ class Launched:
     port: int = 0
     shares_store: bool = False
     restarts: int = 0
+    attempt: int = 0
+
+    @property
+    def node(self) -> int:
+        """The number of this process's machine, where each has as many processes."""
+        return self.rank // self.local_size
 
     @property
     def nodes(self) -> int:
@@ -84,6 +94,22 @@ def read_launched(said: Mapping[str, str] | None = None) -> Launched:
     return ALONE
 
 
+def environment(rank: int, size: int, port: int) -> dict[str, str]:
+    """Return what tells a process of this machine where it stands, as torchrun says it.
+
+    Args:
+        rank: of the process.
+        size: how many there are.
+        port: of the store, which whoever starts them keeps.
+    """
+    said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    # Several processes with a thread for each core would wait for each other; torchrun's value.
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} if size > 1 else {}
+    found = {**said, **where, **threads, "SURESTEP_NPROC": size}
+    return {name: str(value) for name, value in found.items()}
+
+
 def _of_torchrun(said: Mapping[str, str]) -> Launched:
     lacks = [name for name in _NEEDED if not said.get(name)]
     if lacks:
@@ -103,6 +129,7 @@ def _of_torchrun(said: Mapping[str, str]) -> Launched:
         port=int(said["MASTER_PORT"]),
         shares_store=said.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         restarts=int(said.get("TORCHELASTIC_MAX_RESTARTS", "0")),
+        attempt=int(said.get("TORCHELASTIC_RESTART_COUNT", "0")),
     )
 
 

@@ -73,7 +73,7 @@ class Stand:
     @property
     def name(self) -> str:
         """The rank, and where to find it."""
-        return f"rank {self.rank} (node {self.node} {self.machine!r}, process {self.process})"
+        return name_of(self.rank, self.node, self.machine, self.process)
 
     @property
     def line(self) -> str:
@@ -121,6 +121,11 @@ def _line(frame: FrameType, number: int | None) -> Line:
     file = frame.f_code.co_filename
     text = linecache.getline(file, number).strip() if number else ""
     return Line(file, number or 0, frame.f_code.co_name, text)
+
+
+def name_of(rank: int, node: int, machine: str, process: int) -> str:
+    """Return what a rank is called: its number, and where to find it."""
+    return f"rank {rank} (node {node} {machine!r}, process {process})"
 
 
 def machine_name() -> str:

@@ -1,0 +1,83 @@
+"""What a rank says of the error that ends it: once, where all ranks end by the same one."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from hashlib import sha256
+
+from surestep.engine.parallel.launch import Launched
+from surestep.engine.parallel.stand import machine_name, name_of
+from surestep.engine.parallel.told import capital, spans
+
+_MOMENT_S = 2.0  # between ranks that come to the same error; more than that, and both are named
+_REACH_S = 5.0  # for the launcher's store, which is there or is not
+_GLANCE_S = 0.02
+
+
+def tell_last(text: str, launched: Launched, tell: Callable[[str], None]) -> None:
+    """Tell of an error on one of the ranks that have it, and name them where some have not.
+
+    The launcher's store is asked, since most errors come before there is a process group. Where
+    the launcher keeps none each rank tells, with its name.
+
+    Args:
+        text: of the error.
+        launched: where this rank stands.
+        tell: prints it.
+    """
+    own = capital(name_of(launched.rank, launched.node, machine_name(), os.getpid()))
+    if launched.size == 1 or not launched.shares_store:
+        tell(text if launched.size == 1 else f"{own}: {text}")
+        return
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed.distributed_c10d import PrefixStore, Store
+
+    def having(store: Store) -> list[int]:
+        return [rank for rank in range(launched.size) if store.check([f"has/{rank}"])]
+
+    key = f"surestep/last/{launched.attempt}/{sha256(text.encode()).hexdigest()}"
+    try:
+        found = TCPStore(
+            launched.address,
+            launched.port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=_REACH_S),
+        )
+        store = PrefixStore(key, found)
+        store.set(f"has/{launched.rank}", "")
+        if int(store.add("tellers", 1)) > 1:  # an end of this process would end the one that tells
+            _until(lambda: store.check(["told"]), 2 * _MOMENT_S)
+            return
+        with _not_ended() as came:
+            _until(lambda: bool(came) or len(having(store)) == launched.size, _MOMENT_S)
+            ranks = having(store)
+            some = own if len(ranks) == 1 else f"Ranks {spans(ranks)}"
+            tell(text if len(ranks) == launched.size else f"{some}: {text}")
+            store.set("told", "")
+    except RuntimeError:  # it is gone, or cannot be reached
+        tell(f"{own}: {text}")
+
+
+def _until(is_so: Callable[[], bool], most_s: float) -> None:
+    end = time.monotonic() + most_s
+    while not is_so() and time.monotonic() < end:
+        time.sleep(_GLANCE_S)
+
+
+@contextmanager
+def _not_ended() -> Iterator[list[int]]:
+    """Let SIGTERM, which torchrun sends to all as one ends, not come before what is to be told."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGTERM, before)
