@@ -98,6 +98,7 @@ def half(
 
 
 SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
+TINY = nn.CrossEntropyLoss(weight=torch.tensor([3.0, 1.0, 2.0]) * 2**-22)  # below a millionth
 CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "adamw": lambda folder: trained(folder, task()),
     "micro-batches": lambda folder: trained(folder, task(), micro_batch_size=3),
@@ -107,6 +108,9 @@ CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
         folder, task(masked()), micro_batch_size=2, data={"shuffle": False}
     ),
     "average": lambda folder: trained(folder, task(), average={"kind": "ema", "decay": 0.9}),
+    "tiny weights": lambda folder: trained(
+        folder, surestep.Task(net, TINY, train=data(), val=data(), metrics={"accuracy": accuracy})
+    ),
     "fp64": lambda folder: trained(
         folder, task(data(dtype=torch.float64), net64), micro_batch_size=3
     ),

@@ -29,9 +29,11 @@ def test_whole_numbers_arrive_exactly_from_any_number_of_ranks(ranks):
     assert arrived(said).landed() == [sum(each) for each in zip(*said, strict=True)]
 
 
-def test_a_part_of_a_number_arrives_to_a_millionth():
-    cargo = arrived([[0.3, 1e6 + 0.7], [1e-3, 0.0], [12345.678, 0.0]])
-    assert cargo.landed() == pytest.approx([12345.979, 1e6 + 0.7], abs=2e-6, rel=0)
+@pytest.mark.parametrize("size", [1e-9, 1e-6, 1e-3, 1.0, 1e6])
+def test_a_number_of_any_size_keeps_its_digits(size):
+    said = [[0.3 * size, 7 / 9 * size], [1e-3 * size, 0.0], [123.45678 * size, 0.0]]
+    sums = [sum(each) for each in zip(*said, strict=True)]
+    assert arrived(said).landed() == pytest.approx(sums, rel=1e-11, abs=0)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -1.0, 2e12])
