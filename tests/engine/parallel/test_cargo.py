@@ -68,3 +68,8 @@ def test_a_carrier_answers_as_its_model_and_lies_in_the_same_bucket():
     assert torch.equal(carrier(input=x), model(x))
     assert carrier.cargo.dtype == torch.float64
     assert Carrier(model.to(torch.bfloat16), 1).cargo.dtype == torch.float32
+
+
+def test_beside_complex_parameters_real_numbers_travel():
+    model = nn.ParameterList([torch.zeros(2, dtype=torch.complex128)])
+    assert Carrier(model, 1).cargo.dtype == torch.float64

@@ -35,7 +35,8 @@ class Carrier(nn.Module):
         super().__init__()
         self.model = model
         first = next(model.parameters())
-        dtype = torch.promote_types(first.dtype, torch.float32)  # among fp32 in their bucket
+        real = first.dtype.to_real() if first.is_complex() else first.dtype
+        dtype = torch.promote_types(real, torch.float32)  # among fp32 in their bucket
         self.cargo = nn.Parameter(torch.zeros(1 + numbers * _LANES, dtype=dtype).to(first.device))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
