@@ -36,6 +36,15 @@ def test_a_number_of_any_size_keeps_its_digits(size):
     assert arrived(said).landed() == pytest.approx(sums, rel=1e-11, abs=0)
 
 
+def test_what_a_step_was_to_send_that_failed_is_forgotten():
+    carrier = Carrier(nn.Linear(2, 1), 1)
+    cargo = Cargo(carrier.cargo, 1)
+    cargo.board([5.0])
+    cargo.unload()
+    torch.autograd.backward(*cargo.root(torch.tensor(1.0)))
+    assert (float(cargo.loss_sum()), cargo.landed()) == (1.0, None)
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf, -1.0, 2e12])
 def test_what_cannot_be_sent_arrives_as_no_number_and_the_rest_as_it_is(number):
     sums = arrived([[number, 3.0], [1.0, 4.0]]).landed()

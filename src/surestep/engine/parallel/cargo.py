@@ -62,6 +62,10 @@ class Cargo:
         """Send numbers of the host, none negative, with the next backward."""
         self._aboard, self._travels = [lane for each in numbers for lane in _lanes(each)], True
 
+    def unload(self) -> None:
+        """Forget what was to be sent by a step that failed on its way."""
+        self._aboard, self._travels = None, False
+
     def root(self, loss_sum: Tensor) -> tuple[Tensor, Tensor]:
         """Return what to go backward from besides the loss, and from which gradient."""
         if self._aboard is None:

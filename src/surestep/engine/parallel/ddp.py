@@ -3,6 +3,7 @@
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -61,6 +62,12 @@ class Ddp(Ranked):
         module: Any = self.module
         context: AbstractContextManager[Any] = module.no_sync()
         return context
+
+    def sum(self, *items: float) -> Sequence[float]:
+        """Add up the items of all ranks, over the host's group."""
+        if self._cargo is not None:
+            self._cargo.unload()
+        return super().sum(*items)
 
     def board(self, items: float) -> bool:
         """Send the items of this rank, and what else it says, with the gradients."""
