@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from surestep.engine.data.source import Loaded
 
+BATCH = 16  # samples of a global batch, where its micro-batches are smaller
+
 
 class Rows(Dataset[tuple[Tensor, int]]):
     """Samples that cost next to nothing, so that what is around them shows."""
@@ -57,9 +59,11 @@ def plain(data: Rows, workers: int, size: int) -> None:
 def by_place(data: Rows, workers: int, size: int) -> None:
     """Read all as a run does."""
     source = Loaded(data, seed=0, collate=None, options={"num_workers": workers})
-    ranges = (range(a, min(a + size, len(data))) for a in range(0, len(data), size))
-    for _ in source.read(0, None, ranges):
-        pass
+    ranges = [range(a, min(a + size, len(data))) for a in range(0, len(data), size)]
+    found, each = source.read(0, None, ranges), max(BATCH // size, 1)
+    for left in range(len(ranges), 0, -each):
+        for _ in source.take(found, min(each, left)):
+            pass
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from surestep.engine.data.open import open_source
 from surestep.engine.data.order import Cut, Order, order_of, read_for
 from surestep.engine.data.passes import Stream
 from surestep.engine.data.skips import order_without
-from surestep.engine.data.source import InMemory, Source
+from surestep.engine.data.source import InMemory, Loaded, Source
 from surestep.engine.data.transform import Transform, transform_of
 from surestep.engine.loss import Loss
 from surestep.engine.losses.several import counted
@@ -93,10 +93,12 @@ class Feed:
         cuts, ahead = tee(chain.from_iterable(self.cut.lists(start)))
         wanted = chain.from_iterable(map(itemgetter(3), ahead))
         raw = self.source.read(epoch, order, map(read_for, wanted) if self.shared else wanted)
+        loaded = self.source if isinstance(self.source, Loaded) else None
         for first, end, ends_epoch, ranges in cuts:
+            pieces = raw if loaded is None else loaded.take(raw, len(ranges))
             micro_batches = []
             for where in ranges:
-                micro = self.micro_batch(next(raw), where.start, len(where))
+                micro = self.micro_batch(next(pieces), where.start, len(where))
                 micro_batches.append(micro if where else nothing_in(micro))
             batch = self.batch(micro_batches, (epoch, first, end), ends_epoch=ends_epoch)
             yield batch._replace(samples=end - first) if self.shared else batch
