@@ -159,7 +159,6 @@ def main(out: Path) -> None:
         found[f"{name} skipped"] = zero.skipped(out / f"{name}-skipped", stage, **zero.BF16)
     if RANKS == 2:
         found["timed"] = zero.timed(out / "timed")
-        found["one number"] = zero.of_one_number(out / "one number")
     for kind in ("ddp", "deepspeed") if RANKS == 2 else ():
         found["buffers", kind] = zero.buffers(out / f"buffers of {kind}", kind)
     for way, cell in goings_on(RANKS).items():

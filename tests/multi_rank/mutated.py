@@ -30,7 +30,7 @@ from surestep.engine.parallel.ddp import Ddp
 from surestep.engine.parallel.world import World
 from surestep.engine.seed import seed_at
 from surestep.record.checkpoint import opened, together
-from surestep.record.files import sync
+from surestep.record.checkpoint.written import Written
 from surestep.trainer import alike
 from tests.multi_rank import troubles
 from tests.multi_rank.cases import accuracy, data, half, masked, net, task, trained
@@ -207,8 +207,9 @@ def heeded_alone(patch: Patch) -> None:
     patch.setattr(World, "agreed", agreed, raising=False)
 
 
-def of_first_alone(path: Path) -> bool:
-    return sync(path) if troubles.rank() == 0 else True
+def of_first_alone(written: Written, own: Callable = Written.sync) -> None:
+    if troubles.rank() == 0:
+        own(written)
 
 
 def from_the_start(tensor: Any, own: Callable = opened.box_of) -> Any:
@@ -247,7 +248,7 @@ MUTATIONS: dict[str, Mutation] = {
         2, "gone on by parts", instead(opened, "box_of", from_the_start)
     ),
     "the others do not sync what they wrote": Mutation(
-        7, "saved by parts", instead(together, "sync", of_first_alone)
+        7, "saved by parts", instead(Written, "sync", of_first_alone)
     ),
     "what the first rank wants is all that counts": Mutation(10, "stopped", asked_by_first),
     "what a rank wants counts there alone": Mutation(

@@ -28,7 +28,7 @@ def compiled(op: str) -> None:
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR", get_default_build_root()))
     if any(root.glob(f"**/{op}.so")):
         return
-    if not (shutil.which("g++") and shutil.which("ninja")):
+    if "CI" not in os.environ and not (shutil.which("g++") and shutil.which("ninja")):
         pytest.skip(f"no g++ or no ninja to compile DeepSpeed's {op} with")
     words = f"from deepspeed.ops.op_builder import {BUILDERS[op]} as B; B().load()"
     if op != IN_CI or "CI" not in os.environ:

@@ -297,11 +297,6 @@ def test_deepspeed_tells_its_times_where_it_is_asked_for_them(launch):
     assert "optimizer_step" in of(launch, 2)[0]["timed"]
 
 
-def test_deepspeed_is_given_no_number_without_dimensions(launch):
-    for each in of(launch, 2):
-        assert "scale is one number without dimensions" in each["one number"]
-
-
 def test_buffers_under_deepspeed_are_those_of_ddp(launch):
     for each in of(launch, 2):
         here, there = each["buffers", "deepspeed"], each["buffers", "ddp"]

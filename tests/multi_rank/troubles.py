@@ -144,7 +144,7 @@ SAID: dict[str, dict[str, Any]] = {
     "pushed": {"parallel": {"check_every": "1 step"}, "logging": {"every": "1 step"}},
     "unused, allowed": {"parallel": {"find_unused_parameters": True}},
     "unused by DeepSpeed": {"parallel": {"kind": "deepspeed"}},
-    "not finite": {"parallel": {"kind": "fsdp"}},
+    "not finite": {"parallel": {"kind": "deepspeed"}},
     **{name: {"parallel": {"kind": "fsdp"}} for name in WHILE_SAVING},
 }
 CALLBACKS: dict[str, Callable[[], surestep.Callback]] = {

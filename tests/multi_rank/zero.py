@@ -7,13 +7,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from surestep.engine.parallel.world import WORDS
 from surestep.trainer.session import Session
-from tests.multi_rank.cases import data, net, opened, task, trained
-from tests.multi_rank.kinds import refused
+from tests.multi_rank.cases import data, opened, task, trained
 from tests.multi_rank.traffic import traffic_of_a_step
 
 WHOLE = sum(each.numel() for each in task().build_model().parameters())
@@ -79,17 +77,6 @@ def is_stage(stage: int) -> Callable[[Mapping[str, Any], int], None]:
     return proves
 
 
-class Scaled(nn.Module):
-    """A net with a parameter that is one number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.scale = net(), nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale * self.net(x)
-
-
 def gone_on(folder: Path, stage: int, **said: Any) -> dict[str, Any]:
     """Train at once; and stop after 7 steps with a checkpoint, and go on from it."""
     found, said = {}, {**options(stage), **said}
@@ -116,10 +103,6 @@ def skipped(folder: Path, stage: int, **said: Any) -> dict[str, Any]:
             took.append(bool(each.took_step))
             weights.append(whole_weights(session))
         return {"took": took, "weights": weights}
-
-
-def of_one_number(folder: Path) -> str:
-    return refused(lambda: trained(folder, task(model=Scaled), **options(2)))
 
 
 def timed(folder: Path) -> str:

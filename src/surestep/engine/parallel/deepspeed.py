@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn, optim
+from torch import Tensor, optim
 from torch.nn import functional
 
 from surestep.base.errors import TaskError
@@ -39,7 +39,6 @@ class DeepSpeed(Ranked):
 
     def __init__(self, plan: Plan, state: State, world: World, name: str = WHOLE) -> None:
         super().__init__(plan, state, world, name)
-        _check_shapes(state.model)
         if plan.parallel_zero:
             _check(self.optimizer, self.parameters, plan)
             self.optimizer.state.clear()  # of whole tensors; DeepSpeed's are pieces
@@ -142,20 +141,6 @@ class DeepSpeed(Ranked):
         if not overflow:
             vars(scaler).update(kept)
         return Outcome(False, overflow=overflow, nonfinite=not overflow)
-
-
-def _check_shapes(model: nn.Module) -> None:
-    """Check that no parameter is a number without dimensions, which DeepSpeed cannot send.
-
-    Raises:
-        TaskError: one is.
-    """
-    bare = [name for name, each in model.named_parameters() if not each.dim()]
-    if bare:
-        raise TaskError(
-            f"{bare[0]} is one number without dimensions, which DeepSpeed cannot send to the other "
-            "ranks. Make it torch.nn.Parameter(torch.zeros(1)), or say parallel.kind='ddp'."
-        )
 
 
 def _check(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], plan: Plan) -> None:
