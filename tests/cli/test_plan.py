@@ -214,7 +214,11 @@ def test_a_plan_for_ranks_that_are_not_there_says_what_each_would_hold(surestep,
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--ranks", "6", "--local-ranks", "4"], "--ranks 4 or a multiple of it"),
+        (
+            ["--ranks", "6", "--local-ranks", "4"],
+            "4 ranks each. Say --local-ranks 3, or --ranks 8",
+        ),
+        (["--ranks", "12"], "ranks each, as where --local-ranks is not said. Say --local-ranks 6"),
         (["--ranks", "0"], "--ranks 0"),
         (["--local-ranks", "4"], "--ranks 32"),
     ],

@@ -64,6 +64,14 @@ def test_an_option_is_refused_with_what_to_type(surestep, recipe, folder):
     assert surestep(*instead.split()[1:]).code == 0
 
 
+def test_what_to_type_holds_what_the_run_was_asked_and_how_many_processes(surestep, recipe, folder):
+    surestep("train", recipe(), "--run", "r", "--task.hidden", "5", "--epochs", "1")
+    answer = surestep("resume", "r", "--nproc", "2", "--epochs", "3")
+    told = f"surestep train {folder / 'mine.py'} --run r --nproc 2 --task.hidden 5 --epochs 3"
+    assert answer.err.endswith(f"To change its options: {told}\n")
+    assert surestep(*told.replace(" --nproc 2", "").split()[1:]).code == 0
+
+
 def test_what_is_no_run_is_refused(surestep, folder):
     answer = surestep("resume", "nowhere")
     assert (answer.code, answer.out) == (1, "")

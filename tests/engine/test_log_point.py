@@ -1,10 +1,12 @@
 """What is told of a step that was not finite."""
 
+import json
 import math
+from types import SimpleNamespace
 
 import torch
 
-from surestep.engine.log_point import what_failed
+from surestep.engine.log_point import read_logged, what_failed
 from surestep.engine.parallel.base import GradNorm, Outcome
 from surestep.engine.state import Place
 from surestep.engine.step import StepResult
@@ -17,3 +19,13 @@ def test_where_ranks_have_pieces_of_gradients_the_norm_of_all_is_told():
     assert what_failed(result, 0.5, []) == (
         "Step 3 was not finite: its loss is 0.5, and the norm of its gradients is inf."
     )
+
+
+def test_all_ranks_tell_the_speed_by_the_time_of_the_first():
+    def texts(own):
+        assert json.loads(own) == [{}, 0.5]
+        return [json.dumps([{"loss_a": [1.0]}, 2.0]), json.dumps([{"loss_a": [2.0]}, 0.5])]
+
+    world = SimpleNamespace(size=2, texts=texts)
+    assert read_logged([], 0.5, world) == ({"loss_a": [3.0]}, 2.0)
+    assert read_logged([], 0.5, world, gone=True) == ({}, 0.5)

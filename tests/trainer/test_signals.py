@@ -116,6 +116,17 @@ def test_more_signals_change_nothing_and_ctrl_c_stops_at_once(tmp_path, capsys):
     assert "Stopped at once after step 2; no checkpoint was written yet." in capsys.readouterr().err
 
 
+def test_where_torchrun_sends_sigterm_it_is_said_when(tmp_path, monkeypatch, capsys):
+    said = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    for name, value in {**said, "TORCHELASTIC_RUN_ID": "x"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Stopped):
+        fit(tmp_path, at("on_step", signal.SIGTERM), **SEEN)
+    assert "SIGTERM (torchrun sends it to all where a process has died): stopping" in (
+        capsys.readouterr().err
+    )
+
+
 def test_ctrl_c_twice_says_what_is_saved(tmp_path, capsys):
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path, at("on_step", signal.SIGINT, signal.SIGINT, step=5), **SEEN)

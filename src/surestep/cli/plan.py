@@ -100,11 +100,17 @@ def _imagined(ranks: int | None, local: int | None) -> Launched | None:
                 f"--local-ranks {local} is of --ranks. Say both: --ranks {8 * local}."
             )
         return None
+    taken = "" if local is not None else ", as where --local-ranks is not said"
     local = min(8, ranks) if local is None else local
-    if ranks < 1 or local < 1 or ranks % local:
+    if ranks < 1 or local < 1:
         raise ConfigError(
-            f"--ranks {ranks} with {local} on each machine is not allowed: as many on each. Say "
-            f"--ranks {max(1, local)} or a multiple of it, or another --local-ranks."
+            f"--ranks {ranks} with --local-ranks {local} is not allowed: both are 1 or more."
+        )
+    if ranks % local:
+        part = max(each for each in range(1, local) if ranks % each == 0)
+        raise ConfigError(
+            f"--ranks {ranks} does not fill machines of {local} ranks each{taken}. Say "
+            f"--local-ranks {part}, or --ranks {ranks - ranks % local + local}."
         )
     last = ranks - 1  # the first builds the whole model where the others build its shapes
     return Launched(rank=last, size=ranks, local_size=local, by="--ranks")

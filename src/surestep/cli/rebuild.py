@@ -1,6 +1,7 @@
 """The Task and the Config of a run, built again from the recipe it was trained by."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,3 +94,33 @@ def _recipe(folder: Run, known: dict[str, str], *, allow_changed: bool) -> Recip
 def typed_as(known: dict[str, str]) -> str:
     """Return how a recorded recipe is typed: by its name where it ships, else by its file."""
     return known["name"] if Path(known["path"]).parent == SHIPPED else known["path"]
+
+
+def as_asked(folder: Run, *, without: Sequence[str]) -> list[str]:
+    """Return what a run was asked beyond its recipe, as it is typed.
+
+    Args:
+        folder: of the run.
+        without: words that say some of it anew.
+
+    Raises:
+        RecipeError: its recipe cannot be read.
+    """
+    recipe = load(typed_as(folder.config["recipe"]))
+    own, asked = recipe.config.said(), Config.from_options(folder.config["config"]).said()
+    told = {name: value for name, value in asked.items() if own.get(name) != value}
+    for name, each in recipe.parameters.items():
+        value = folder.config["task"].get(name, each.default)
+        told |= {f"task.{name}": value} if value != each.default else {}
+    anew = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in without}
+    anew |= {"epochs", "max_steps"} if anew & {"epochs", "max_steps"} else set()
+    return [
+        word
+        for name, value in told.items()
+        if name not in anew and not isinstance(value, dict)
+        for word in (f"--{name.replace('_', '-')}", *_words(value))
+    ]
+
+
+def _words(value: Any) -> list[str]:
+    return [str(each) for each in (value if isinstance(value, list | tuple) else [value])]

@@ -11,8 +11,9 @@ import tyro
 
 from surestep.base.errors import ConfigError
 from surestep.cli.launch import as_typed, how_many, launch
-from surestep.cli.rebuild import recorded, typed_as
+from surestep.cli.rebuild import as_asked, recorded, typed_as
 from surestep.cli.train import names, report, train
+from surestep.engine.parallel.launch import NPROC
 from surestep.record.run import Run
 
 
@@ -43,7 +44,7 @@ def run(words: list[str]) -> int:
         return_unknown_args=True,
     )
     if unknown:
-        raise _options_stay(Run(Path(parsed.run)), unknown)
+        raise _options_stay(parsed, unknown)
     if parsed.nproc is not None:
         return launch(how_many(parsed.nproc), ["resume", *words])
     folder, allow = Run(Path(parsed.run)), names(parsed.allow)
@@ -64,14 +65,17 @@ def run(words: list[str]) -> int:
     return report(done, test, as_json=parsed.json)
 
 
-def _options_stay(folder: Run, unknown: list[str]) -> ConfigError:
+def _options_stay(parsed: Options, unknown: list[str]) -> ConfigError:
     """Return what to raise for options that `surestep resume` does not take."""
-    recipe, said = folder.config["recipe"], shlex.join(unknown)
+    folder, said = Run(Path(parsed.run)), shlex.join(unknown)
+    recipe = folder.config["recipe"]
     if not recipe:
         instead = f"surestep.Trainer(task, config, run={str(folder.path)!r}), in Python"
     else:
-        words = ["surestep", "train", typed_as(recipe), "--run", str(folder.path), *unknown]
-        instead = shlex.join(words)
+        words = ["surestep", "train", typed_as(recipe), "--run", str(folder.path)]
+        words += [NPROC, parsed.nproc] if parsed.nproc else []
+        words += ["--allow", parsed.allow] if parsed.allow else []
+        instead = shlex.join([*words, *as_asked(folder, without=unknown), *unknown])
     return ConfigError(
         f"surestep resume takes no {said}: a run goes on with what it was asked. To change its "
         f"options: {instead}"

@@ -76,11 +76,16 @@ def read(values: list[torch.Tensor | None]) -> list[float | None]:
     return [None if value is None else next(host) for value in values]
 
 
-def read_logged(results: list[StepResult], world: World = ALONE, *, gone: bool = False) -> Logged:
-    """Return what was logged by name, an entry for each step; None where a step logged none.
+def read_logged(
+    results: list[StepResult], seconds: float, world: World = ALONE, *, gone: bool = False
+) -> tuple[Logged, float]:
+    """Return what was logged by name, an entry for each step, and the time that all took.
+
+    None is for a step that logged none. The time is the first rank's, so that all tell one speed.
 
     Args:
         results: of the steps.
+        seconds: that they took, by the clock of this rank.
         world: the ranks, of which each has logged its share of the means.
         gone: some may not be there any more; nothing is known then.
     """
@@ -90,17 +95,21 @@ def read_logged(results: list[StepResult], world: World = ALONE, *, gone: bool =
     for (index, name, _), value in zip(flat, values, strict=True):
         row = table.setdefault(name, [None] * len(results))
         row[index] = (row[index] or 0.0) + (value or 0.0)
-    return table if world.size == 1 else {} if gone else _of_all_ranks(world, table)
+    if world.size == 1 or gone:
+        return table if world.size == 1 else {}, seconds
+    return _of_all_ranks(world, table, seconds)
 
 
-def _of_all_ranks(world: World, table: Logged) -> Logged:
-    tables = [json.loads(text) for text in world.texts(json.dumps(table))]
+def _of_all_ranks(world: World, table: Logged, seconds: float) -> tuple[Logged, float]:
+    told = [json.loads(text) for text in world.texts(json.dumps([table, seconds]))]
+    tables = [each for each, _ in told]
     names = dict.fromkeys(name for each in tables for name in each)
-    return {
+    summed = {
         name: [_sum(entries) for entries in zip(*rows, strict=True)]
         for name in names
         if (rows := [each[name] for each in tables if name in each])
     }
+    return summed, float(told[0][1])
 
 
 def _sum(entries: Iterable[float | None]) -> float | None:

@@ -275,7 +275,8 @@ class Loop:
                 for norm, result in zip(norms, results, strict=True)
             )
         now = time.perf_counter()
-        seconds, self._clock = now - self._clock, now
+        own_s, self._clock = now - self._clock, now
+        logged, seconds = read_logged(results, own_s, self.world, gone=self.forsaken)
         waited, self._told_s = self.waited_s - self._told_s, self.waited_s
         point = LogPoint(
             first_step=results[0].step,
@@ -283,7 +284,7 @@ class Loop:
             loss=losses,
             grad_norm=norms,
             lr=[result.lr for result in results],
-            logged=read_logged(results, self.world, gone=self.forsaken),
+            logged=logged,
             samples=sum(result.samples for result in results),
             items=sum(result.items for result in results),
             seconds=seconds,

@@ -5,8 +5,10 @@ from typing import Any
 
 from surestep.engine.data.resume import going_on
 from surestep.engine.measure.profiling import Profile
+from surestep.engine.parallel.launch import Launched, read_launched, too_few
 from surestep.engine.parallel.rank_log import Fork
 from surestep.engine.parallel.world import World
+from surestep.engine.plan import Plan
 from surestep.record.checkpoint.declared import strangers
 from surestep.record.progress import Bar, Filed, Plain, Quiet, open_progress
 from surestep.record.recorder import Recorder
@@ -24,6 +26,10 @@ def begin(session: Session, recorder: Recorder, going: Going, log: Fork | None =
     for text in recorder.told:
         recorder.event("notice", step=session.state.place.step, text=text)
         session.say(text)
+    if (told := too_few()) is not None:
+        session.say(told)
+    if (size := session.loop.world.size) > 1:
+        session.say(ranks(session.plan, size))
     _watch_profile(session)
     if going.branch is None:
         _tell_where_it_stands(session, recorder)
@@ -37,6 +43,13 @@ def begin(session: Session, recorder: Recorder, going: Going, log: Fork | None =
     if going.changes:
         session.say("\n".join(["What differs from before:", *table(going.changes)]))
     _watch_spikes(session, recorder)
+
+
+def ranks(plan: Plan, size: int) -> str:
+    """Say how many ranks train together, over what, and in which way."""
+    part = {"fsdp": f" {plan.parallel_shard}", "deepspeed": f" ZeRO {plan.parallel_zero}"}
+    way = f"{plan.parallel_kind}{part.get(plan.parallel_kind, '')}"
+    return f"{size} ranks ({plan.parallel_backend}, {plan.device.type}), {way}."
 
 
 def _display(session: Session, log: Fork | None) -> Quiet | Plain | Bar:
@@ -75,6 +88,7 @@ def _watch_profile(session: Session) -> None:
 
 def _tell_where_it_stands(session: Session, recorder: Recorder) -> None:
     place, folder = session.state.place, session.run.path
+    again = restarted(read_launched())
     if recorder.passed_over:
         reasons = "\n".join(each.reason for each in recorder.passed_over)
         session.say(f"{reasons} Going back to the newest that is good: step {place.step}.")
@@ -84,10 +98,18 @@ def _tell_where_it_stands(session: Session, recorder: Recorder) -> None:
         recorder.event("resume", step=place.step)
         where = f"step {place.step}, epoch {place.epoch + 1}"
         how = going_on(session.loop.feed.source, session.plan, place)
-        session.say(f"Going on in {folder} from {where}{how}.")
+        session.say(f"{again}{'going' if again else 'Going'} on in {folder} from {where}{how}.")
     elif recorder.known:
         recorder.event("restart", step=0)
-        session.say(f"Nothing was saved in {folder} yet: starting anew.")
+        nothing = "nothing" if again else "Nothing"
+        session.say(f"{again}{nothing} was saved in {folder} yet: starting anew.")
+
+
+def restarted(launched: Launched) -> str:
+    """Say which start of the launcher this is, before a sentence; nothing of the first."""
+    if not launched.attempt:
+        return ""
+    return f"Restart {launched.attempt} of {launched.restarts}: "
 
 
 def _watch_spikes(session: Session, recorder: Recorder) -> None:

@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
+from surestep.engine.parallel.launch import read_launched
 from surestep.engine.parallel.world import SIGNALS
 from surestep.trainer.session import Session
 
 _NAMES = dict(zip((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1), SIGNALS, strict=True))
+
+_FROM = " (torchrun sends it to all where a process has died)"
 
 
 @contextmanager
@@ -26,6 +29,7 @@ def interruptible(session: Session) -> Iterator[list[str]]:
     Python has no signals.
     """
     came: list[str] = []
+    is_torchruns = read_launched().by in ("torchrun", "accelerate launch")
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         name = _NAMES[signal.Signals(number)]
@@ -35,8 +39,9 @@ def interruptible(session: Session) -> Iterator[list[str]]:
             return
         came.append(name)
         session.loop.interrupt(name)
+        by = _FROM if is_torchruns and name == "SIGTERM" else ""
         again = "Once more" if name == "Ctrl-C" else "Ctrl-C"
-        _say(session, f"{name}: stopping after this step. {again} stops at once.")
+        _say(session, f"{name}{by}: stopping after this step. {again} stops at once.")
 
     with ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():

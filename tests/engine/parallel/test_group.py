@@ -35,6 +35,27 @@ def test_what_a_dead_process_left_is_not_taken_for_one_that_is_there():
     assert len(set(start(store, 2))) == 1
 
 
+@pytest.mark.parametrize(
+    ("rank", "size", "who"),
+    [(0, 2, "rank 1 of 2 (node 0)"), (0, 6, "ranks 1-5 of 6 (nodes 0-2)"), (1, 6, "rank 0 of 6")],
+)
+def test_it_is_told_once_which_ranks_have_not_come(capsys, rank, size, who):
+    store, launched = HashStore(), Launched(rank=rank, size=size, local_size=2)
+    with pytest.raises(TimeoutError):
+        agree_on_a_word(store, launched, 0.3, tell_s=0.05)
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert told.startswith(f"Rank {rank} has waited 0.05 s for {who}")
+
+
+def test_of_those_that_wait_for_the_first_rank_one_tells(capsys):
+    store = HashStore()
+    for rank in (1, 2):
+        with pytest.raises(TimeoutError):
+            agree_on_a_word(store, Launched(rank=rank, size=3), 0.1, tell_s=0.02)
+    assert capsys.readouterr().err.count("has waited") == 1
+
+
 def test_a_rank_whose_first_does_not_come_says_so():
     with pytest.raises(TimeoutError, match="rank 0 did not come"):
         agree_on_a_word(HashStore(), Launched(rank=1, size=2), 0.1)

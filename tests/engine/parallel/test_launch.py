@@ -1,7 +1,7 @@
 import pytest
 
 from surestep.base.errors import ConfigError
-from surestep.engine.parallel.launch import ALONE, first_host, read_launched
+from surestep.engine.parallel.launch import ALONE, first_host, read_launched, too_few
 
 TORCHRUN = {
     **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
@@ -100,3 +100,18 @@ def test_one_process_of_mpirun_is_alone():
 def test_srun_that_speaks_to_mpi_is_srun():
     said = {**INTEL_MPI, **IN_A_JOB, "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
     assert read_launched(said).by == "srun"
+
+
+@pytest.mark.parametrize("more", [{}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}])
+def test_accelerate_that_starts_fewer_than_it_was_asked_for_is_told_of(more):
+    one = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "True"}
+    several = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    assert too_few(one) is None
+    assert too_few(several) is None
+    assert (too_few({**one, **several, **more}) is None) == bool(more)
+
+
+def test_which_start_of_the_launcher_it_is():
+    said = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    assert read_launched(said).attempt == 0
+    assert read_launched({**said, "TORCHELASTIC_RESTART_COUNT": "2"}).attempt == 2

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from surestep.engine.parallel.stand import Line, Stand, lines_of, lines_to
-from surestep.engine.parallel.told import headline, missed, spans, table
+from surestep.engine.parallel.told import ended, headline, missed, spans, table
 
 WAITING = (
     Line("/x/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce", "work.wait()"),
@@ -59,6 +59,19 @@ def test_of_a_silent_rank_the_line_is_told_where_it_was_last_heard_of():
     (line, _) = table(stands(WAITING, BUSY), {1: 0.0})
     assert "step 5, last heard of at" in line
     assert "data.py:12" in line
+
+
+@pytest.mark.parametrize(
+    ("step", "silent", "told"),
+    [
+        (None, True, "is not heard of any more; it was starting."),
+        (5, True, "is not heard of any more; it last stood at /home/me/data.py:12 in"),
+        (5, False, "did not come; it stands at /home/me/data.py:12 in"),
+    ],
+)
+def test_of_a_rank_that_has_not_begun_its_steps_no_line_is_told(step, silent, told):
+    found = ended(stands(BUSY, steps=[step])[0], is_silent=silent)
+    assert found.startswith(f"Rank 0 (node 0 'n0', process 100) {told}")
 
 
 def test_spans_of_ranks():

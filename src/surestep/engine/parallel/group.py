@@ -21,7 +21,9 @@ from surestep.base.errors import ParallelError
 from surestep.engine.parallel.launch import Launched
 from surestep.engine.parallel.meeting import Meeting
 from surestep.engine.parallel.patience import Patience
-from surestep.engine.parallel.watch import Watch, stand_of
+from surestep.engine.parallel.rank_log import tell_everywhere
+from surestep.engine.parallel.told import spans
+from surestep.engine.parallel.watch import QUIET_S, Watch, stand_of
 from surestep.engine.parallel.world import ALONE, World
 
 _GLANCE_S = 0.02  # between two looks into the store
@@ -48,7 +50,7 @@ def open_world(launched: Launched, *, backend: str, patience: Patience) -> Itera
     timeout = timedelta(seconds=patience.start_s)
     own = not dist.is_initialized()
     hook = sys.excepthook  # torch wraps it with each group, and never takes the wrapping away
-    store = _join(launched, backend, timeout) if own else _get_default_store()
+    store = _join(launched, backend, patience) if own else _get_default_store()
     try:
         host = dist.new_group(backend="gloo", timeout=timeout)
         beside = dist.new_group(backend="gloo", timeout=timeout)
@@ -94,7 +96,9 @@ def _watched(world: World, store: Store, patience: Patience, launched: Launched)
         watch.stop()
 
 
-def _join(launched: Launched, backend: str, timeout: timedelta) -> Store:
+def _join(launched: Launched, backend: str, patience: Patience) -> Store:
+    timeout = timedelta(seconds=patience.start_s)
+    tell_s = min(QUIET_S, patience.later_s / 2)
     where = f"{launched.address}:{launched.port}"
     try:
         store: Store = TCPStore(
@@ -103,8 +107,9 @@ def _join(launched: Launched, backend: str, timeout: timedelta) -> Store:
             launched.size,
             is_master=launched.rank == 0 and not launched.shares_store,
             timeout=timeout,
+            wait_for_workers=False,  # the agreement waits, and tells for whom
         )
-        word = agree_on_a_word(store, launched, timeout.total_seconds())
+        word = agree_on_a_word(store, launched, timeout.total_seconds(), tell_s=tell_s)
         own = PrefixStore(f"surestep/{word}", store)
         dist.init_process_group(
             backend,
@@ -122,17 +127,26 @@ def _join(launched: Launched, backend: str, timeout: timedelta) -> Store:
     return own
 
 
-def agree_on_a_word(store: Store, launched: Launched, timeout_s: float) -> str:
+def agree_on_a_word(
+    store: Store, launched: Launched, timeout_s: float, *, tell_s: float = QUIET_S
+) -> str:
     """Return a word that the processes of this very start share, and no others.
 
     Each other rank leaves a word of its own, and waits for an answer to just that; what dead
     processes left there gets answers that nobody reads. The first rank goes on answering until all
     have thanked it for its word.
 
+    Args:
+        store: of the launcher.
+        launched: where this rank stands.
+        timeout_s: how long is waited.
+        tell_s: after which it is told, once, who has not come.
+
     Raises:
         TimeoutError: somebody did not come.
     """
-    end, own = time.monotonic() + timeout_s, uuid.uuid4().hex
+    began, own = time.monotonic(), uuid.uuid4().hex
+    end, late = began + timeout_s, began + tell_s
     if launched.rank == 0:
         missing = set(range(1, launched.size))
         while missing:
@@ -143,13 +157,32 @@ def agree_on_a_word(store: Store, launched: Launched, timeout_s: float) -> str:
                     missing.discard(rank)
             if missing and time.monotonic() > end:
                 raise TimeoutError(f"ranks {sorted(missing)} did not come")
+            if missing and time.monotonic() > late:
+                _tell_late(missing, launched, tell_s, timeout_s)
+                late = end
             time.sleep(_GLANCE_S if missing else 0)
         return own
     store.set(f"hello/{launched.rank}", own)
     while not store.check([f"answer/{own}"]):
         if time.monotonic() > end:
             raise TimeoutError("rank 0 did not come")
+        if time.monotonic() > late:
+            late = end
+            if int(store.add(f"late/{launched.attempt}", 1)) == 1:  # one tells
+                _tell_late({0}, launched, tell_s, timeout_s)
         time.sleep(_GLANCE_S)
     word = str(store.get(f"answer/{own}").decode())
     store.set(f"thanks/{word}/{launched.rank}", "")
     return word
+
+
+def _tell_late(late: set[int], launched: Launched, waited_s: float, timeout_s: float) -> None:
+    """Tell which ranks have not come, and on which machines they are to be."""
+    nodes = {rank // launched.local_size for rank in late}
+    who = f"{'rank' if len(late) == 1 else 'ranks'} {spans(late)}"
+    where = f"{'node' if len(nodes) == 1 else 'nodes'} {spans(nodes)}"
+    tell_everywhere(
+        f"Rank {launched.rank} has waited {waited_s:g} s for {who} of {launched.size} ({where}) to "
+        "come. A recipe may take long to read there, or its process may hang. The run ends with an "
+        f"error after {timeout_s:g} s of that."
+    )

@@ -133,6 +133,21 @@ def _of_torchrun(said: Mapping[str, str]) -> Launched:
     )
 
 
+def too_few(said: Mapping[str, str] | None = None) -> str | None:
+    """Return what to warn of where a launcher was asked for more than the one that it started.
+
+    On a CPU accelerate says where several processes meet, and starts one: it wants mpirun there.
+    """
+    said = os.environ if said is None else said
+    asked = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR", "MASTER_PORT"} <= said.keys()
+    if not asked or read_launched(said).size > 1 or "WORLD_SIZE" in said:
+        return None
+    return (
+        "accelerate launch was asked for several processes, and has started this one alone: on a "
+        "CPU it needs MPI. Say --multi_gpu, or start them with surestep train RECIPE --nproc 2."
+    )
+
+
 def _is_sruns(said: Mapping[str, str], rank: str) -> bool:
     """Say whether srun set the variables of MPI, as it does with `--mpi=pmi2`."""
     return "SLURM_PROCID" in said and said.get(rank) == said["SLURM_PROCID"]

@@ -70,6 +70,16 @@ def _place(stand: Stand, is_silent: bool, since: float | None) -> str:
     return f"{step}: {stand.line}{' (waits for others)' if stand.waits else ''}"
 
 
+def ended(stand: Stand, *, is_silent: bool) -> str:
+    """Return the sentence of a rank that the others could not go on without."""
+    verb = "is not heard of any more; it" if is_silent else "did not come; it"
+    if stand.step is None:
+        return f"{capital(stand.name)} {verb} was starting."
+    return (
+        f"{capital(stand.name)} {verb} {'last stood' if is_silent else 'stands'} at {stand.line}."
+    )
+
+
 def capital(text: str) -> str:
     """Begin a sentence with a text."""
     return text[:1].upper() + text[1:]

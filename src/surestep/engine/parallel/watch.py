@@ -21,7 +21,7 @@ from surestep.engine.parallel.network import is_of_network, timed_out
 from surestep.engine.parallel.patience import Patience
 from surestep.engine.parallel.rank_log import tell_everywhere
 from surestep.engine.parallel.stand import Line, Stand, lines_of, lines_to, machine_name
-from surestep.engine.parallel.told import capital, headline, missed, table
+from surestep.engine.parallel.told import capital, ended, headline, missed, table
 from surestep.engine.parallel.world import World
 
 BEAT_S = 0.5  # between two words; 50 µs of this process each
@@ -265,10 +265,7 @@ class Watch:
         ranks = missed(stands, silent)
         if not ranks:
             return "All ranks waited for each other."
-        verb = "is not heard of any more; it last stood" if silent else "did not come; it stands"
-        return " ".join(
-            f"{capital(stands[rank].name)} {verb} at {stands[rank].line}." for rank in ranks[:8]
-        )
+        return " ".join(ended(stands[rank], is_silent=bool(silent)) for rank in ranks[:8])
 
     def _tell(self, text: str, stands: list[Stand]) -> None:
         tell_everywhere(text)
@@ -280,8 +277,9 @@ class Watch:
             return
         assert self.failure is not None
         stand = self.stand()
-        text = f"is ended: rank {self.failure[0]} failed. {self.failure[1]} It stands at"
-        tell_everywhere(f"{capital(stand.name)} {text} {stand.line}")
+        text = f"{capital(stand.name)} is ended: rank {self.failure[0]} failed. {self.failure[1]}"
+        at = "" if stand.line in text else f" It stands at {stand.line}"
+        tell_everywhere(f"{text}{at}")
         os._exit(1)
 
 

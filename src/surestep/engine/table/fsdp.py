@@ -3,7 +3,15 @@
 from collections.abc import Callable
 
 from surestep.engine.plan import Known, Refusal, Row
-from surestep.engine.table.rows import Refusals, Rows, default, is_said, refuse_unless, said
+from surestep.engine.table.rows import (
+    SEVERAL,
+    Refusals,
+    Rows,
+    default,
+    is_said,
+    refuse_unless,
+    said,
+)
 
 WORDS = {
     "FULL_SHARD": "full",
@@ -113,14 +121,20 @@ ROWS: Rows = {
     ),
 }
 
+
+def _instead(k: Known) -> str:
+    if k.facts.launched.size == 1:
+        return f"here is one. Start several: {SEVERAL}."
+    return f"parallel.kind is {k['parallel.kind']}. Leave that out, or say parallel.kind='fsdp'."
+
+
 REFUSALS: Refusals = {
     "parallel.shard": (
         Refusal(
             lambda k: shard_of(k) not in ("", "none") and not _is_fsdp(k),
             lambda k: (
                 f"parallel.shard={k.said['parallel.shard']!r} cuts parameters over processes, and "
-                f"parallel.kind is {k['parallel.kind']}. Start several with torchrun "
-                "--nproc-per-node 2 -m surestep train RECIPE, and say parallel.kind='fsdp'."
+                + _instead(k)
             ),
         ),
         _cannot(

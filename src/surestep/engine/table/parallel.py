@@ -7,10 +7,9 @@ from surestep.base.duration import parse_duration
 from surestep.engine.plan import Known, Refusal, Row
 from surestep.engine.table import accelerate
 from surestep.engine.table.fsdp import shard_of
-from surestep.engine.table.rows import Refusals, Rows, default, plain, said
+from surestep.engine.table.rows import SEVERAL, Refusals, Rows, default, plain, said
 
 TIMEOUT_S, START_TIMEOUT_S = 300.0, 1800.0
-_TORCHRUN = "torchrun --nproc-per-node 2 -m surestep train RECIPE"
 
 
 def _many(k: Known) -> bool:
@@ -26,7 +25,7 @@ def _needs_many(option: str) -> Refusal:
         lambda k: option in k.said and k["parallel.kind"] == "single",
         lambda k: (
             f"{option}={k.said[option]!r} is for several processes, and here is one. Start them "
-            f"with {_TORCHRUN}, or leave it out."
+            f"with {SEVERAL}, or leave it out."
         ),
     )
 
@@ -164,7 +163,7 @@ REFUSALS: Refusals = {
             lambda k: _kind(k) in ("ddp", "fsdp", "deepspeed") and not _many(k),
             lambda k: (
                 f"parallel.kind={_kind(k)!r} needs several processes, and here is one. Start them "
-                f"with {_TORCHRUN}, or leave it out."
+                f"with {SEVERAL}, or leave it out."
             ),
         ),
         Refusal(

@@ -9,6 +9,11 @@ from surestep.engine.plan import Known, Refusal, Row
 Rows = Mapping[str, tuple[Row, ...]]
 Refusals = Mapping[str, tuple[Refusal, ...]]
 
+# What to type where there is one process, and several are needed.
+SEVERAL = (
+    "surestep train RECIPE --nproc 2 (or torchrun --nproc-per-node 2 -m surestep train RECIPE)"
+)
+
 
 def always(_: Known) -> bool:
     """Hold whatever is known."""
