@@ -19,7 +19,7 @@ from surestep.engine.plan import Plan
 from surestep.engine.state import State, named_trainable
 from surestep.engine.step import Parts, forward_backward
 from surestep.record.files import plain
-from surestep.trainer.changes import NOT_SAID
+from surestep.trainer.changes import FIRST, LOOKED_AT, NOT_SAID
 from surestep.trainer.identity import identity
 from surestep.trainer.planning import Origin, Planned
 from surestep.trainer.shared import check_shared
@@ -27,6 +27,11 @@ from surestep.trainer.shared import check_shared
 _MOST = 8  # lines of a message
 _OF_A_MACHINE = ("machine.device", "machine.threads", "recipe.path", "recipe.name")
 _OF_A_RANK = ("decided.parallel.rank",)
+_DIGESTS = (f"data.{LOOKED_AT}", f"data.{FIRST}")
+_DRAWN = (
+    "Data that is made at random must be the same on all ranks: call torch.manual_seed(0) before "
+    "it is made, or make it in a recipe's function, which is called after seeding."
+)
 _START = "Start all ranks by one command, with the same files, packages and data on each machine."
 
 
@@ -45,10 +50,21 @@ def check_alike(world: World, origin: Origin, planned: Planned) -> None:
     if len(set(world.texts(digest.hexdigest()))) == 1:
         return
     each = [json.loads(text) for text in world.texts(json.dumps(own))]
+    raise ParallelError(told(each))
+
+
+def told(each: list[dict[str, str]]) -> str:
+    """Return what is not the same, of what each rank is known by, and what to do.
+
+    Args:
+        each: of each rank in turn, values by name.
+    """
     lines = list(_differences(each))
     left = f"\n  and {len(lines) - _MOST} more" if len(lines) > _MOST else ""
     shown = "\n".join(lines[:_MOST])
-    raise ParallelError(f"The ranks do not train the same:\n{shown}{left}\n{_START}")
+    drawn = any(len({one.get(name) for one in each}) > 1 for name in _DIGESTS)
+    hint = f"{_DRAWN} {_START}" if drawn else _START
+    return f"The ranks do not train the same:\n{shown}{left}\n{hint}"
 
 
 def check_same_weights(world: World, model: nn.Module) -> None:
@@ -64,8 +80,9 @@ def check_same_weights(world: World, model: nn.Module) -> None:
         raise ParallelError(
             "The model begins with other weights on some ranks than on the rest:\n"
             + "\n".join(named[:_MOST])
-            + f"{left}\nIts values must not depend on the rank, the time or the machine: let the "
-            "Task's model be a function, which is called after seeding."
+            + f"{left}\nIts values must not depend on the rank, the time or the machine: call "
+            "torch.manual_seed(0) before it is made, or let the Task's model be a function, which "
+            "is called after seeding."
         )
 
 
@@ -171,6 +188,9 @@ def _differences(each: list[dict[str, str]]) -> Iterator[str]:
         values: dict[str, list[int]] = {}
         for rank, one in enumerate(each):
             values.setdefault(one.get(name, NOT_SAID), []).append(rank)
-        if len(values) > 1:
+        if len(values) > 1 and name in _DIGESTS:
+            others = [rank for rank, one in enumerate(each) if one.get(name) != each[0].get(name)]
+            yield f"  training data: other values on rank {spans(others)} than on rank 0"
+        elif len(values) > 1:
             said = "; ".join(f"{value} on rank {spans(ranks)}" for value, ranks in values.items())
             yield f"  {name}: {said}"
