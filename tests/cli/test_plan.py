@@ -204,11 +204,29 @@ def test_a_plan_for_ranks_that_are_not_there_says_what_each_would_hold(surestep,
     assert "Memory on each of 4 ranks, 2 on a machine" in found.out
     shown = json.loads(surestep("plan", recipe(), *words, "--json").out)
     decided = {each["option"]: each["value"] for each in shown["decisions"]}
-    assert decided["parallel.ranks"] == 4
+    assert (decided["parallel.ranks"], decided["parallel.rank"]) == (4, 0)
+    assert shown["footprint"]["activations"] > 0  # of a rank that has samples
     ddp, full = shown["ranks"][0], shown["ranks"][1]
     assert ddp["weights"] == shown["footprint"]["weights"] + shown["footprint"]["buffers"]
     assert full["way"] == "fsdp full"
     assert full["weights"] < ddp["weights"]
+
+
+def test_a_plan_for_ranks_builds_the_shapes_of_a_shipped_recipe_alone(surestep):
+    found = surestep(
+        "plan",
+        "chars",
+        "--ranks",
+        "64",
+        "--parallel.meta-start",
+        "True",
+        "--parallel.shard",
+        "full",
+        "--task.width",
+        "8",
+    )
+    assert found.code == 0
+    assert "The activations are not known: parallel.meta_start built the shapes" in found.out
 
 
 @pytest.mark.parametrize(

@@ -112,8 +112,7 @@ def _imagined(ranks: int | None, local: int | None) -> Launched | None:
             f"--ranks {ranks} does not fill machines of {local} ranks each{taken}. Say "
             f"--local-ranks {part}, or --ranks {ranks - ranks % local + local}."
         )
-    last = ranks - 1  # the first builds the whole model where the others build its shapes
-    return Launched(rank=last, size=ranks, local_size=local, by="--ranks")
+    return Launched(size=ranks, local_size=local, by="--ranks", imagined=True)
 
 
 def _planned(asked: Asked, launched: Launched | None) -> tuple[Planned, Started | None]:

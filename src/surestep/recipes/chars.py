@@ -145,7 +145,7 @@ def task(width: int = 160, layers: int = 3, heads: int = 4, length: int = 128) -
     """
     files = source_files()
     return surestep.Task(
-        model=GPT(width, layers, heads, length),
+        model=lambda: GPT(width, layers, heads, length),
         loss=nats,
         items="tokens",
         train=windows([file for i, file in enumerate(files) if i % 20 > 1], length),

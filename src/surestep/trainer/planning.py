@@ -147,8 +147,8 @@ def _given(task: Task, config: Config, model: nn.Module, loss: Loss, skips: Skip
 def _on_meta(task: Task, config: Config, facts: Facts) -> AbstractContextManager[Any]:
     """Return a context for building shapes alone, where the values come from the first rank."""
     parallel = config.parallel
-    others = facts.launched.rank > 0 and not isinstance(task.model, nn.Module)
-    meta = others and parallel is not None and bool(parallel.meta_start)
+    others = facts.launched.rank > 0 or facts.launched.imagined
+    meta = others and not isinstance(task.model, nn.Module) and bool(parallel.meta_start)
     return torch.device("meta") if meta else nullcontext()
 
 

@@ -42,6 +42,11 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
             *(replace(GIVEN, not_splitting=("dropout draws",)), "64 = 2 micro-batches x 32"),
             "cutting changes the numbers here: dropout draws",
         ),
+        (
+            *("cutting", {"batch_size": 1}, GPUS, GIVEN),
+            "1 = 2 ranks x at most 1 micro-batch x 1",
+            "ranks past the first 1 get no data: say batch_size=2",
+        ),
         ("data.shuffle", {}, FACTS, LOADED, False, "the DataLoader's own"),
         ("data.drop_last", {}, FACTS, LOADED, True, "the DataLoader's own"),
         ("on_spike", {}, FACTS, GIVEN, "tell", "a loss that jumps"),

@@ -50,6 +50,7 @@ class Launched:
             it starts them again.
         restarts: how often the launcher starts them again after one of them died.
         attempt: how often it has.
+        imagined: none of them is there; a plan is made for them.
     """
 
     rank: int = 0
@@ -62,6 +63,7 @@ class Launched:
     shares_store: bool = False
     restarts: int = 0
     attempt: int = 0
+    imagined: bool = False
 
     @property
     def node(self) -> int:

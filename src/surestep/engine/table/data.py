@@ -69,16 +69,21 @@ ROWS: Rows = {
     ),
     "cutting": (
         Row(
+            lambda k: k["batch_size"] < k["parallel.ranks"],
+            _cut_text,
+            "ranks past the first {k[batch_size]} get no data: say batch_size={k[parallel.ranks]}",
+        ),
+        Row(
             lambda k: k["micro_batch_size"] >= k["batch_size"],
             lambda k: f"{k['batch_size']} = 1 micro-batch",
             "not cut",
         ),
         Row(
             lambda k: bool(k.given.not_splitting),
-            lambda k: _cut_text(k),
+            _cut_text,
             "cutting changes the numbers here: {k.given.not_splitting[0]}",
         ),
-        Row(always, lambda k: _cut_text(k), "the same update as uncut"),
+        Row(always, _cut_text, "the same update as uncut"),
     ),
     "data.shuffle": (
         Row(

@@ -104,6 +104,11 @@ ROWS: Rows = {
         default(1, "nobody started more"),
     ),
     "parallel.rank": (
+        Row(
+            lambda k: _many(k) and k.facts.launched.imagined,
+            lambda _: 0,
+            "of the ranks that are planned for, the first: it holds the most",
+        ),
         Row(_many, lambda k: k.facts.launched.rank, "said by {k.facts.launched.by}"),
         default(0, "the only one"),
     ),
