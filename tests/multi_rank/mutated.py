@@ -26,6 +26,7 @@ from surestep.base.errors import SurestepError
 from surestep.engine import step
 from surestep.engine.data import feed, order
 from surestep.engine.parallel import fsdp
+from surestep.engine.parallel.cargo import Cargo
 from surestep.engine.parallel.ddp import Ddp
 from surestep.engine.parallel.world import World
 from surestep.engine.seed import seed_at
@@ -212,6 +213,13 @@ def of_first_alone(written: Written, own: Callable = Written.sync) -> None:
         own(written)
 
 
+def last_alone(cargo: Cargo, loss_sum: Any, own: Callable = Cargo.root) -> Any:
+    """Carry what the last micro-batch has to say, and nothing of those before it."""
+    root, seed = own(cargo, loss_sum)
+    cargo.parameter.grad = None
+    return root, seed
+
+
 def from_the_start(tensor: Any, own: Callable = opened.box_of) -> Any:
     """Take each rank's box for the first one."""
     offset, shape, is_first_copy = own(tensor)
@@ -225,6 +233,12 @@ def blind_to(field: str, own: Callable = alike._known) -> Callable[..., Any]:
 MUTATIONS: dict[str, Mutation] = {
     "the divisor is of this rank alone": Mutation(
         1, "cut", instead(step, "_of_all_ranks", of_this_rank)
+    ),
+    "the first guess of the items is the last": Mutation(
+        1, "cut", instead(step, "_corrected", lambda parallel, logged, factor: logged)
+    ),
+    "the loss of a micro-batch takes the place of the one before": Mutation(
+        1, "cut", instead(Cargo, "root", last_alone)
     ),
     "all backwards but the last are synced": Mutation(1, "cut", synced_but_last),
     "a sample that a rank borrows counts": Mutation(
