@@ -137,6 +137,13 @@ def test_a_parameter_that_is_never_used_is_named_with_what_allows_it(ended, rank
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+def test_a_graph_that_was_to_be_static_and_is_not_ends_the_step_on_both(ended, rank):
+    case = ended["not static"]
+    assert case.codes == [1, 1]
+    assert "TaskError: torch added up no gradients in this step" in case.wrote[rank]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_parameter_that_deepspeed_would_take_for_still_is_named(ended, rank):
     case = ended["unused by DeepSpeed"]
     assert case.codes == [1, 1]

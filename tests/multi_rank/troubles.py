@@ -118,6 +118,25 @@ class Unused(nn.Module):
         return self.used(x)
 
 
+class Leaving(nn.Module):
+    """Has a layer that is left out from some step on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.left, self.leaves = net(), nn.Linear(3, 3), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.used(x)
+        return outputs if self.leaves else self.left(outputs)
+
+
+class Leaves(surestep.Callback):
+    """Leaves the layer out after step 3."""
+
+    def on_step(self, state, outcome):
+        state.model.leaves = outcome.step >= 3
+
+
 def of_rank() -> nn.Module:
     torch.manual_seed(rank())
     return net()
@@ -135,6 +154,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "unused, allowed": Unused,
     "unused by DeepSpeed": Unused,
     "other weights": of_rank,
+    "not static": Leaving,
 }
 WHILE_SAVING = {
     "killed while saving": signal.SIGKILL,
@@ -143,12 +163,14 @@ WHILE_SAVING = {
 SAID: dict[str, dict[str, Any]] = {
     "pushed": {"parallel": {"check_every": "1 step"}, "logging": {"every": "1 step"}},
     "unused, allowed": {"parallel": {"find_unused_parameters": True}},
+    "not static": {"parallel": {"static_graph": True}},
     "unused by DeepSpeed": {"parallel": {"kind": "deepspeed"}},
     "not finite": {"parallel": {"kind": "deepspeed"}},
     **{name: {"parallel": {"kind": "fsdp"}} for name in WHILE_SAVING},
 }
 CALLBACKS: dict[str, Callable[[], surestep.Callback]] = {
     "pushed": Pushes,
+    "not static": Leaves,
     "loops": lambda: AtStep3(loop),
     "stopped": lambda: AtStep3(stop),
     "first stopped": lambda: AtStep3(stop, on=0),
@@ -160,7 +182,7 @@ CALLBACKS: dict[str, Callable[[], surestep.Callback]] = {
 CASES = (
     *("nothing", "killed", "fails", "first fails", "pushed"),
     *("unused", "unused, allowed", "other weights", "other options"),
-    *("unused by DeepSpeed", "not finite"),
+    *("unused by DeepSpeed", "not finite", "not static"),
     *("asleep", "loops", "stopped", "first stopped"),
     *WHILE_SAVING,
 )

@@ -19,6 +19,12 @@ from surestep.engine.parallel.world import SAID, World
 from surestep.engine.plan import Plan
 from surestep.engine.state import WHOLE, State
 
+_NOT_STATIC = (
+    "torch added up no gradients in this step: some parameter of the first step is not used any "
+    "more, and parallel.static_graph=True promises that each step uses the same. Leave it out; "
+    "where parameters are used in some steps only, say parallel.find_unused_parameters=True."
+)
+
 
 class Ddp(Ranked):
     """The verbs of a step on a copy of the model in each process."""
@@ -29,7 +35,10 @@ class Ddp(Ranked):
         model = state.model
         # What is not reached from the outputs counts as unused there, and the cargo is not.
         if world.size > 1 and not plan.parallel_find_unused_parameters:
-            model = Carrier(model, 1 + SAID)
+            # Of a graph that is not static torch adds up nothing, which a count of ranks tells.
+            self._present = [world.rank + 1.0] if plan.parallel_static_graph else []
+            self._all_present = [world.size * (world.size + 1) / 2] if self._present else []
+            model = Carrier(model, 1 + len(self._present) + SAID)
             self._cargo = Cargo(model.cargo, world.size)
             self.cleared = [*self.parameters, model.cargo]
         self.module = self.wrapped(model, plan)
@@ -74,13 +83,22 @@ class Ddp(Ranked):
         if self._cargo is None or not self._brings_items:
             return False
         self.world.talks += 1
-        self._cargo.board([items, *self.world.said()])
+        self._cargo.board([items, *self._present, *self.world.said()])
         return True
 
     def landed(self) -> float | None:
-        """Return the items of all ranks, and take in what else they said."""
+        """Return the items of all ranks, and take in what else they said.
+
+        Raises:
+            TaskError: nothing was added up, since the graph was not static.
+        """
         sums = None if self._cargo is None else self._cargo.landed()
-        return None if sums is None else self.world.heard(sums)[0]
+        if sums is None:
+            return None
+        items, *present = self.world.heard(sums)
+        if present != self._all_present:
+            raise TaskError(_NOT_STATIC)
+        return items
 
     def add_up(self, loss_sum: Tensor) -> Tensor:
         """Return the loss of all ranks, as it came with the gradients."""

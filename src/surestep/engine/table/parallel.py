@@ -125,7 +125,8 @@ ROWS: Rows = {
             lambda k: bool(k.said.get("parallel.static_graph")),
             lambda _: True,
             "each step uses the parameters of the first; of one that is not used any more torch "
-            "says nothing, and parallel.check_every finds it; said: {origin}",
+            "may say nothing, and the step finds it on a CPU, else parallel.check_every; said: "
+            "{origin}",
         ),
         *plain("parallel.static_graph", False, "nothing said: another graph may come at any step"),
     ),
