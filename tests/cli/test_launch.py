@@ -1,18 +1,16 @@
-import os
 import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from torch.distributed.run import get_args_parser
 
 from surestep.base.config import options
-from surestep.cli.launch import _handing_on as handing_on
-from surestep.cli.launch import _wait as wait_for_all
 from surestep.cli.launch import as_typed, without_launchers_words, without_nproc
 from surestep.cli.train import EXTRAS, tell_how_to_go_on
-from surestep.engine.parallel.launch import Launched, environment
+from surestep.engine.parallel.launch import Launched
 
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 
@@ -126,48 +124,40 @@ def test_an_error_that_all_processes_have_is_printed_once_with_its_exit_code(sur
 
 
 @pytest.mark.parametrize(
-    ("ends", "code", "told"),
+    ("body", "code", "told"),
     [
-        (["sys.exit(0)", "sys.exit(2)"], 2, ""),
-        (
-            ["os.kill(os.getpid(), 9)", "sys.exit(0)"],
-            137,
-            "Rank 0 was ended by SIGKILL.\n",
-        ),
-        (["sys.exit(1)", "time.sleep(600)"], 1, ""),
+        ("os.kill(os.getpid(), 9)", 137, "Rank 1 was ended by SIGKILL.\n"),
+        ("sys.exit(3)", 3, ""),
     ],
 )
-def test_the_first_that_fails_says_how_all_end(monkeypatch, capsys, ends, code, told):
-    monkeypatch.setattr("surestep.cli.launch.GRACE_S", 0.5)
-    head = "import os, sys, time\n"
-    started = [subprocess.Popen([sys.executable, "-c", head + each]) for each in ends]
-    assert wait_for_all(started, []) == code
-    assert re.sub(r" \(process \d+\)", "", capsys.readouterr().err) == told
+def test_the_first_that_fails_says_how_all_end(surestep, recipe, body, code, told):
+    path = Path(recipe())
+    ends = f"import os, sys\nif os.environ.get('RANK') == '1':\n    {body}\n"
+    path.write_text(ends + path.read_text(encoding="utf-8"), encoding="utf-8")
+    answer = surestep("train", str(path), "--nproc", "2", "--run", "run")
+    assert answer.code == code
+    assert told in re.sub(r" \(process \d+\)", "", answer.err)
+    assert "Traceback" not in answer.err
 
 
-def test_ctrl_c_is_handed_on_and_its_exit_code_returned(capsys):
-    waits = """
-import sys, time
-try:
-    print("here", flush=True)
-    time.sleep(600)
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
-    with handing_on(started := []) as came:
-        for _ in range(2):
-            words = [sys.executable, "-c", waits]
-            started.append(subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True))
-        for each in started:
-            assert each.stdout.readline()
-            each.stdout.close()
-        os.kill(os.getpid(), signal.SIGINT)
-        assert wait_for_all(started, came) == 130
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGUSR1, 75)])
+def test_a_signal_is_handed_on_and_the_processes_save(recipe, folder, number, code):
+    words = ["train", recipe(), "--nproc", "2", "--run", "run", "--max-steps", "1000000"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "surestep", *words], stderr=subprocess.PIPE, text=True
+    ) as started:
+        lines = iter(started.stderr.readline, "")
+        assert any(line.startswith("step ") for line in lines)
+        started.send_signal(number)
+        told = "".join(lines)
+    assert started.returncode == code
+    assert "Go on with:" in told
+    assert "Traceback" not in told
+    assert list((folder / "run" / "checkpoints").iterdir())
 
 
 def test_processes_of_nproc_type_it_again(monkeypatch):
-    for name, value in environment(0, 2, 1).items():
+    for name, value in {**TWO, "SURESTEP_NPROC": "2"}.items():
         monkeypatch.setenv(name, value)
     assert as_typed(["x.py", "--run", "r"]) == ["x.py", "--run", "r", "--nproc", "2"]
     monkeypatch.delenv("SURESTEP_NPROC")

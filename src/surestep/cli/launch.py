@@ -1,30 +1,29 @@
 """Start a command on several processes of this machine; read what launchers put before it."""
 
+import logging
 import os
 import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 from surestep.base.errors import ConfigError
-from surestep.engine.parallel.launch import BY_NPROC, NPROC, environment, read_launched
+from surestep.engine.parallel.launch import BY_NPROC, NPROC, NPROC_SAID, read_launched
 
-# A rank that hears that another failed says so and ends by itself; one that does not is ended.
-GRACE_S = 15.0
-_KILL_S = 30.0  # after that, as torchrun
-_GLANCE_S = 0.05
-_STOPPED = (0, os.EX_TEMPFAIL, 130)  # the others may still be saving, as long as that takes
-_HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGQUIT")
+_SAVING_S = "600"  # that a process which was asked to stop may take
+_AT_ONCE_S = 10.0  # that one may take which was asked twice
+_CODES = {signal.SIGINT: 130, signal.SIGTERM: os.EX_TEMPFAIL, signal.SIGUSR1: os.EX_TEMPFAIL}
 
 
 def launch(processes: int, words: list[str]) -> int:
-    """Run a command on so many processes; return the exit code of the first that failed.
+    """Let torchrun start a command on so many processes; return the code that one would exit with.
 
-    torchrun does as much and more; its own tracebacks would bury what our processes say, and it
-    kills those that take more than 30 s to save.
+    torchrun runs within this process, so that its own tracebacks do not bury what ours say.
 
     Raises:
         ConfigError: this process was started by a launcher already.
@@ -34,20 +33,30 @@ def launch(processes: int, words: list[str]) -> int:
             f"{NPROC} {processes}, but {read_launched().by} has started several processes already. "
             f"Say it in one place: leave {NPROC} out."
         )
-    from torch._C._distributed_c10d import TCPStore  # `surestep --help` needs no torch
+    # `surestep --help` needs no torch.
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    command = [sys.executable, "-m", "surestep", *without_nproc(words)]
-    with ExitStack() as stack:
-        started: list[subprocess.Popen[bytes]] = []
-        came = stack.enter_context(_handing_on(started))
-        for rank in range(processes):
-            said = {**os.environ, **environment(rank, processes, store.port)}
-            # A session of its own: Ctrl-C of a terminal comes from here alone, and so once.
-            child = subprocess.Popen(command, env=said, start_new_session=True)
-            started.append(child)
-            stack.callback(_end, child)
-        return _wait(started, came)
+    torchrun: Any = import_module("torch.distributed.run")  # which has no types
+    said = [
+        "--standalone",
+        "--nproc-per-node",
+        str(processes),
+        "--shutdown-timeout",
+        str(_SAVING_S),
+    ]
+    said += ["--signals-to-handle", ",".join(_SIGNALS), "-m", "surestep", "--"]
+    asked = torchrun.parse_args([*said, *without_nproc(words)])
+    with _quiet(processes):
+        try:
+            torchrun.run(asked)
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            return _code(rank, failure.pid, failure.exitcode)
+        except SignalException as stopped:
+            _stop_at_once(stopped.sigval)
+            return _CODES.get(stopped.sigval, 128 + stopped.sigval)
+    return 0
 
 
 def how_many(text: str) -> int:
@@ -63,58 +72,59 @@ def how_many(text: str) -> int:
 
 
 @contextmanager
-def _handing_on(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
-    """Hand the signals of this process on; yield those that came."""
-    came: list[int] = []
-
-    def on_signal(number: int, _: object) -> None:
-        came.append(number)
-        for each in started:
-            each.send_signal(number)
-
-    with ExitStack() as stack:
-        if threading.current_thread() is threading.main_thread():
-            for number in _HANDED_ON:
-                # nohup lets SIGHUP be ignored. Ctrl-C is meant all the same, see trainer/signals.
-                if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
-                    stack.callback(signal.signal, number, signal.signal(number, on_signal))
-        yield came
-
-
-def _wait(started: Sequence[subprocess.Popen[bytes]], came: Sequence[int]) -> int:
-    """Wait for all; where one fails, end those that do not come to hear of it."""
-    codes: dict[int, int] = {}
-    failed_at = told_at = 0.0
-    while len(codes) < len(started):
-        for rank, each in enumerate(started):
-            if rank not in codes and each.poll() is not None:
-                codes[rank] = each.returncode
-                _tell_of_signal(rank, each, by_us=bool(told_at or came))
-        now = time.monotonic()
-        failed = any(code not in _STOPPED for code in codes.values())
-        failed_at = failed_at or (now if failed else 0.0)
-        if failed_at and not told_at and now - failed_at > GRACE_S:
-            told_at = now
-            for each in started:
-                each.terminate()
-        if told_at and now - told_at > _KILL_S:
-            for each in started:
-                each.kill()
-        time.sleep(_GLANCE_S)
-    first = next((code for code in codes.values() if code), 0)
-    return first if first >= 0 else 128 - first
+def _quiet(processes: int) -> Iterator[None]:
+    """Let torchrun say nothing itself, and leave this process as it was."""
+    log = logging.getLogger("torch.distributed")
+    level, said = log.level, dict(os.environ)
+    before = {each: signal.getsignal(getattr(signal, each)) for each in _SIGNALS}
+    log.setLevel(logging.CRITICAL + 1)
+    # Several processes with a thread for each core would wait for each other; torchrun's value.
+    if processes > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ[NPROC_SAID] = str(processes)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        for name in os.environ.keys() - said.keys():
+            del os.environ[name]
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
 
 
-def _tell_of_signal(rank: int, ended: subprocess.Popen[bytes], *, by_us: bool) -> None:
-    if ended.returncode < 0 and not by_us:
-        name = signal.Signals(-ended.returncode).name
-        print(f"Rank {rank} (process {ended.pid}) was ended by {name}.", file=sys.stderr)
+def _code(rank: int, process: int, code: int) -> int:
+    """Return the exit code for that of a process, and tell of one that was killed."""
+    if code >= 0:
+        return code
+    name = signal.Signals(-code).name
+    print(f"Rank {rank} (process {process}) was ended by {name}.", file=sys.stderr)
+    return 128 - code
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:
-        child.kill()
-        child.wait()
+def _stop_at_once(number: int) -> None:
+    """Hand on a second signal, which torchrun has left by without its processes."""
+    end = time.monotonic() + _AT_ONCE_S
+    left = [pid for pid in _children() if _is_running(pid)]
+    for pid in left:
+        os.kill(pid, number)
+    while left and time.monotonic() < end:
+        left = [pid for pid in left if _is_running(pid)]
+        time.sleep(0.05)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _children() -> list[int]:
+    """Return the processes that this one started, where the system tells."""
+    listed = Path(f"/proc/self/task/{os.getpid()}/children")
+    return list(map(int, listed.read_text().split())) if listed.exists() else []
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG) == (0, 0)
+    except ChildProcessError:
+        return False
 
 
 def without_launchers_words(words: list[str]) -> list[str]:

@@ -15,10 +15,11 @@ from surestep.base.errors import ConfigError
 
 NPROC = "--nproc"
 BY_NPROC = f"surestep {NPROC}"
+NPROC_SAID = "SURESTEP_NPROC"  # in the environment of the processes that are started by it
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # What only this launcher sets; accelerate starts through torchrun, so that it comes first.
 _MARKS = {
-    "SURESTEP_NPROC": BY_NPROC,
+    NPROC_SAID: BY_NPROC,
     "ACCELERATE_MIXED_PRECISION": "accelerate launch",
     "TORCHELASTIC_RUN_ID": "torchrun",
     "CROSS_SIZE": "deepspeed",
@@ -94,22 +95,6 @@ def read_launched(said: Mapping[str, str] | None = None) -> Launched:
     if "SLURM_PROCID" in said and int(said.get("SLURM_NTASKS", "1")) > 1:
         return _of_slurm(said)
     return ALONE
-
-
-def environment(rank: int, size: int, port: int) -> dict[str, str]:
-    """Return what tells a process of this machine where it stands, as torchrun says it.
-
-    Args:
-        rank: of the process.
-        size: how many there are.
-        port: of the store, which whoever starts them keeps.
-    """
-    said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
-    # Several processes with a thread for each core would wait for each other; torchrun's value.
-    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} if size > 1 else {}
-    found = {**said, **where, **threads, "SURESTEP_NPROC": size}
-    return {name: str(value) for name, value in found.items()}
 
 
 def _of_torchrun(said: Mapping[str, str]) -> Launched:
