@@ -74,10 +74,9 @@ def how_many(text: str) -> int:
 @contextmanager
 def _quiet(processes: int) -> Iterator[None]:
     """Let torchrun say nothing itself, and leave this process as it was."""
-    log = logging.getLogger("torch.distributed")
-    level, said = log.level, dict(os.environ)
+    said = dict(os.environ)
     before = {each: signal.getsignal(getattr(signal, each)) for each in _SIGNALS}
-    log.setLevel(logging.CRITICAL + 1)
+    logging.disable()
     # Several processes with a thread for each core would wait for each other; torchrun's value.
     if processes > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -85,7 +84,7 @@ def _quiet(processes: int) -> Iterator[None]:
     try:
         yield
     finally:
-        log.setLevel(level)
+        logging.disable(logging.NOTSET)
         for name in os.environ.keys() - said.keys():
             del os.environ[name]
         for name, handler in before.items():
