@@ -137,22 +137,23 @@ CUT: dict[str, dict[str, Any]] = {
     **{f"zero-{stage}": zero.options(stage)["parallel"] for stage in (2, 3)},
     "zero offload": {**zero.options(3)["parallel"], "offload": "all"},
 }
-# The rollback takes 120 steps; what an evaluation keeps whole, a rollback must not keep.
+# The rollback takes 120 steps, and says the same of each way to cut.
 LONG = ("rollback", "clock", "early stop")
 OF_COPIES = ("ema", "swa")  # refused under ZeRO 3, which has no whole parameters
-UNCOMPILED = ("compiled",)  # refused with DeepSpeed
+UNCOMPILED = ("compiled",)  # refused with DeepSpeed; a block is the same in groups of ranks
+FULL = ("mixup", "skipping", "ema", "recomputed", "compiled")
 OFFLOADED = ("recomputed", "skipping", "ema")
 
 
 def shards(ranks: int) -> list[tuple[str, str]]:
     """List what is trained on so many ranks, as (cut, kind)."""
     if ranks == 4:
-        return [("hybrid", kind) for kind in SHARDS]
+        return [("hybrid", kind) for kind in SHARDS if kind not in (*LONG, *UNCOMPILED)]
     return [
         *(("grad_op", kind) for kind in SHARDS),
-        *(("full", kind) for kind in SHARDS if kind not in LONG),
+        *(("full", kind) for kind in FULL),
         *(("offload", kind) for kind in OFFLOADED),
         *(("zero-2", kind) for kind in SHARDS if kind not in UNCOMPILED),
-        *(("zero-3", kind) for kind in SHARDS if kind not in (*OF_COPIES, *UNCOMPILED)),
+        *(("zero-3", kind) for kind in SHARDS if kind not in (*LONG, *OF_COPIES, *UNCOMPILED)),
         ("zero offload", "skipping"),
     ]

@@ -27,9 +27,9 @@ def test_a_kind_of_training_is_on_parts_what_it_is_on_the_whole(one, launch, ran
         assert (each.get("saved", 9) > 2) is (alone.get("saved", 9) > 2) is True
 
 
-@pytest.mark.parametrize(("ranks", "cut"), [(2, "full"), (2, "grad_op"), (4, "hybrid")])
-def test_what_a_block_computes_is_compiled(launch, ranks, cut):
+@pytest.mark.parametrize("cut", ["full", "grad_op"])
+def test_what_a_block_computes_is_compiled(launch, cut):
     """Of two blocks one shares a weight and stays with the rest; the other has three operations."""
-    for each in of_all(launch, ranks, cut, "compiled"):
+    for each in of_all(launch, 2, cut, "compiled"):
         assert each["blocks"] == 1
         assert each["operations"] >= 3
