@@ -27,7 +27,7 @@ from surestep.engine.losses.several import weighted
 from surestep.engine.optim import freezing, groups
 from surestep.engine.optim.layers import layers_of
 from surestep.engine.parallel import guard, single
-from surestep.record.checkpoint import examine, keep, layout, opened, read, saver, snapshot
+from surestep.record.checkpoint import divided, examine, keep, layout, read, saver, snapshot
 from surestep.record.checkpoint.manifest import read_manifest
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run
@@ -452,7 +452,7 @@ MUTATIONS = [
         ),
         (
             "hashes are not compared",
-            instead(opened, "verify", read_manifest),
+            instead(divided, "verify", read_manifest),
             lambda folder: check_damage(folder, damage="a bit in its middle"),
         ),
         (

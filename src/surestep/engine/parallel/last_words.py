@@ -14,7 +14,7 @@ from surestep.engine.parallel.stand import machine_name, name_of
 from surestep.engine.parallel.told import capital, spans
 
 _MOMENT_S = 2.0  # between ranks that come to the same error; more than that, and both are named
-_REACH_S = 5.0  # for the launcher's store, which is there or is not
+_REACH_S = 1.0  # for the launcher's store; who waits longer is ended before it has told
 _GLANCE_S = 0.02
 
 
