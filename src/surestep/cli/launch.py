@@ -38,13 +38,7 @@ def launch(processes: int, words: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     torchrun: Any = import_module("torch.distributed.run")  # which has no types
-    said = [
-        "--standalone",
-        "--nproc-per-node",
-        str(processes),
-        "--shutdown-timeout",
-        str(_SAVING_S),
-    ]
+    said = ["--standalone", "--nproc-per-node", str(processes), "--shutdown-timeout", _SAVING_S]
     said += ["--signals-to-handle", ",".join(_SIGNALS), "-m", "surestep", "--"]
     asked = torchrun.parse_args([*said, *without_nproc(words)])
     with _quiet(processes):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -52,11 +53,11 @@ class Listening(TorchDispatchMode):
 
 def _gathers() -> bool:
     """Say whether FSDP is what runs, or what sends the buffers before it."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if any(each in frame.f_code.co_filename for each in _GATHERS):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 

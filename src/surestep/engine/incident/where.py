@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -94,7 +95,7 @@ class Where(TorchFunctionMode):
 
 def _line() -> str | None:
     """Return the line of the user's code that is nearest; None where there is none before ours."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith((_TORCH, "<")):
@@ -103,5 +104,5 @@ def _line() -> str | None:
                     return None
             else:
                 return f"{Path(file).name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
