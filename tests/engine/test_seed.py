@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 import torch
 
-from surestep.engine.seed import LoadingRandomness, ModelRandomness, seed_at, seed_loading, set_seed
+from surestep.engine.seed import (
+    LoadingRandomness,
+    ModelRandomness,
+    seed_at,
+    seed_loading,
+    seed_of_load,
+    set_seed,
+)
 
 
 def draw():
@@ -22,6 +29,11 @@ def test_seeds_have_63_bits_and_differ():
     seeds = {seed_at("load", 0, 0, position) for position in range(1000)}
     assert len(seeds) == 1000
     assert 0 <= min(seeds) <= max(seeds) < 2**63
+
+
+@pytest.mark.parametrize("place", [(0, 0, 0), (7, 2, 10_000_000), (2**63 - 1, 0, 12)])
+def test_the_seed_of_a_load_is_that_of_its_place(place):
+    assert seed_of_load(*place) == seed_at("load", *place)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ of workers does not matter, and any step can be run again.
 import os
 import random
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
@@ -35,6 +36,18 @@ def seed_at(*place: str | int) -> int:
     """
     words = " ".join(map(str, place)).encode()
     return int.from_bytes(blake2b(words, digest_size=8).digest(), "little") >> 1
+
+
+@lru_cache(maxsize=8)
+def _hash_of_epoch(seed: int, epoch: int) -> blake2b:
+    return blake2b(f"load {seed} {epoch} ".encode(), digest_size=8)
+
+
+def seed_of_load(seed: int, epoch: int, position: int) -> int:
+    """Return `seed_at("load", seed, epoch, position)` in half the time: it is asked each sample."""
+    hashed = _hash_of_epoch(seed, epoch).copy()
+    hashed.update(str(position).encode())
+    return int.from_bytes(hashed.digest(), "little") >> 1
 
 
 def set_seed(seed: int, *, deterministic: bool = False) -> None:

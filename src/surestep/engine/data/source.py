@@ -27,8 +27,8 @@ from surestep.engine.seed import (
     LoadingRandomness,
     forget_gaussian,
     own_bits,
-    seed_at,
     seed_loading,
+    seed_of_load,
 )
 
 
@@ -173,7 +173,7 @@ class Seeded(Dataset[Any]):
         return self.collate(samples)
 
     def _seed(self, epoch: int, position: int) -> None:
-        seed = seed_at("load", self.seed, epoch, position)
+        seed = seed_of_load(self.seed, epoch, position)
         seed_loading(seed)
         info = get_worker_info()
         if info is not None:

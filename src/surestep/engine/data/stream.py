@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from surestep.base.errors import DataError
 from surestep.engine.data.own_state import Own
-from surestep.engine.seed import LoadingRandomness, seed_at, seed_loading
+from surestep.engine.seed import LoadingRandomness, seed_at, seed_loading, seed_of_load
 
 LOOKED_AT = 16  # samples: two reads, or two workers, that agree on so many agree
 
@@ -95,7 +95,7 @@ class Reader:
 
     def seed_place(self, epoch: int, place: int) -> None:
         """Seed what the sample at a place may draw."""
-        seed_loading(seed_at("load", self.seed, epoch, place))
+        seed_loading(seed_of_load(self.seed, epoch, place))
 
     def _in_order(self, epoch: int, worker: int, workers: int, own: Own) -> Iterator[Any]:
         seed_loading(seed_at("stream", self.seed, epoch, worker))
