@@ -1,23 +1,25 @@
-"""What seeding each sample by its place costs, beside a plain DataLoader.
+"""What loading costs that seeds each sample by its place, beside a plain DataLoader.
 
     python -m benchmarks.loading [--samples N] [--rounds N]
 
-Both read the same Python dataset with the same workers and collate it the same way. Told is the
-processor time of this process and its workers together, which other programs disturb less than
-the clock, in microseconds a sample: the least of rounds in which both take turns.
+Both read the same Python dataset, shuffled, with the same workers and collate it the same way.
+Told is the processor time of this process and its workers together, which other programs disturb
+less than the clock, in microseconds a sample: the least of rounds in which both take turns.
 """
 
 import argparse
-import os
 from collections.abc import Callable
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from surestep.engine.data.order import order_of
 from surestep.engine.data.source import Loaded
 
-BATCH = 16  # samples of a global batch, where its micro-batches are smaller
+# Workers, samples of a micro-batch, and micro-batches of a global batch.
+CASES = ((0, 64, 1), (0, 16, 1), (0, 1, 16), (0, 1, 1), (2, 64, 1))
 
 
 class Rows(Dataset[tuple[Tensor, int]]):
@@ -41,46 +43,50 @@ class WithGenerator(Rows):
         self.generator = torch.Generator()
 
 
-def processor_us(read: Callable[..., object], data: Rows, *how: int) -> float:
+def processor_us(read: Callable[..., object], data: Rows, *case: int) -> float:
     """Return the processor time of a read, of this process and of workers that have ended."""
-    before = os.times()
-    read(data, *how)
-    after = os.times()
-    used = (b - a for a, b in zip(before[:4], after[:4], strict=True))
-    return sum(used) / len(data) * 1e6
+    before = _processor_s()
+    read(data, *case)
+    return (_processor_s() - before) / len(data) * 1e6
 
 
-def plain(data: Rows, workers: int, size: int) -> None:
+def _processor_s() -> float:
+    used = (getrusage(who) for who in (RUSAGE_SELF, RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def plain(data: Rows, workers: int, size: int, _: int) -> None:
     """Read all as torch does."""
-    for _ in DataLoader(data, size, num_workers=workers):
+    for _batch in DataLoader(data, size, shuffle=True, num_workers=workers):
         pass
 
 
-def by_place(data: Rows, workers: int, size: int) -> None:
+def by_place(data: Rows, workers: int, size: int, each: int) -> None:
     """Read all as a run does."""
     source = Loaded(data, seed=0, collate=None, options={"num_workers": workers})
     ranges = [range(a, min(a + size, len(data))) for a in range(0, len(data), size)]
-    found, each = source.read(0, None, ranges), max(BATCH // size, 1)
+    found = source.read(0, order_of(len(data), 0, 0), ranges)
     for left in range(len(ranges), 0, -each):
         for _ in source.take(found, min(each, left)):
             pass
 
 
 def main() -> None:
-    """Compare for some sizes of micro-batches."""
+    """Compare for some sizes of batches and micro-batches."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=16384)
     parser.add_argument("--rounds", type=int, default=5)
     said = parser.parse_args()
     for kind in (Rows, WithGenerator):
-        for workers, size in ((0, 64), (0, 16), (0, 1), (2, 64)):
+        for case in CASES:
             data = kind(said.samples)
             found: list[list[float]] = []
             for _ in range(said.rounds):
-                both = [processor_us(read, data, workers, size) for read in (plain, by_place)]
+                both = [processor_us(read, data, *case) for read in (plain, by_place)]
                 found.append(both)
             alone, ours = (min(each) for each in zip(*found, strict=True))
-            what = f"{kind.__name__:<14} workers {workers}  micro-batch {size:>2}"
+            workers, size, each = case
+            what = f"{kind.__name__:<14} workers {workers}  batch {size * each:>2} by {size:>2}"
             print(f"{what}  plain {alone:6.1f}  by place {ours:6.1f}  more {ours - alone:5.1f} us")
 
 
