@@ -84,6 +84,41 @@ def test_tensors_that_lie_otherwise_are_opened_before_they_are_relied_on(tmp_pat
     assert counts == [1, 1, 2, 3, 4, 4]
 
 
+def test_what_lies_beside_the_tensors_is_read_again_where_it_changed(tmp_path, monkeypatch):
+    read = []
+    own = write.taken
+    monkeypatch.setattr(write, "taken", lambda *given: read.append(given) or own(*given))
+    staging, state = Staging(), tiny.state_of()
+    counts = []
+    for change in (
+        lambda: None,
+        lambda: setattr(state.counts, "clipped", 3),
+        lambda: state.metadata.update(more=[1]),
+        lambda: state.metadata["more"].append(2),  # the same list, changed in its place
+        lambda: state.spikes.left_out.append((1, 2)),
+    ):
+        change()
+        path = write_checkpoint(tmp_path, staging.take(later(state))).path
+        counts.append(len(read))
+        record = open_checkpoint(path).record
+        assert record["metadata"] == state.metadata
+        assert record["counts"] == vars(state.counts)
+    assert counts == [1, 1, 2, 3, 3]
+
+
+def test_numbers_are_those_of_the_moment(tmp_path):
+    staging, state = Staging(), tiny.state_of()
+    snapshot = staging.take(state)
+    step = state.place.step
+    later(state).counts.clipped += 5
+    state.spikes.losses.append(1.0)
+    state.standing.latest["loss"] = 2.0
+    found = open_checkpoint(write_checkpoint(tmp_path, snapshot).path).record
+    assert found["place"]["step"] == step
+    assert (found["counts"]["clipped"], found["standing"]["latest"]) == (0, {})
+    assert found["spikes"]["losses"] == []
+
+
 def test_buffers_that_still_fit_are_kept(tmp_path):
     staging, state = Staging(), tiny.state_of()
     before = staging.take(state).layout.buffers["optimizer"]

@@ -27,7 +27,7 @@ class Layout:
     Attributes:
         buffers: by kind and name; contiguous.
         blocks: what each file holds, by its name.
-        known: a checkpoint that was laid out like this was read back, and would be opened.
+        known: what lay beside the tensors of one that was laid out like this, and could be opened.
 
     Raises:
         CheckpointError: safetensors has no name for a tensor's type.
@@ -38,7 +38,7 @@ class Layout:
             _file(kind): _block(named, old.get(_file(kind))) for kind, named in tensors.items()
         }
         self.buffers: Named = {kind: self.of(kind).tensors for kind in tensors}
-        self.known = False
+        self.known: str | None = None
         self._like = list(_like(tensors))
 
     @cached_property

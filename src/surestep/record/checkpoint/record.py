@@ -69,7 +69,9 @@ _RECORD: dict[str, Kind] = {
     "optimizers": named(parts(**_OPTIMIZER)),
     "declared": named(anything),
 }
+OF_ENGINE = ("place", "counts", "standing", "plateau", "spikes", "cycle", "scaler")
 _TAKE = parts(**_RECORD)
+_TAKE_OF_ENGINE = parts(**{key: _RECORD[key] for key in OF_ENGINE})
 
 
 def as_record(found: Any) -> dict[str, Any]:
@@ -79,3 +81,12 @@ def as_record(found: Any) -> dict[str, Any]:
         ValueError: with the name of what is not.
     """
     return dict(_TAKE(found, "it"))
+
+
+def as_numbers(found: Any) -> dict[str, Any]:
+    """Return what the engine itself keeps of a record, each value of its kind.
+
+    Raises:
+        ValueError: with the name of what is not.
+    """
+    return dict(_TAKE_OF_ENGINE(found, "it"))

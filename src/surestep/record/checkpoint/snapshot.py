@@ -35,14 +35,21 @@ class Snapshot:
     Attributes:
         step: global batches consumed.
         layout: of its tensors, by kind ("model", "optimizer", "average", "declared", "buffers").
-        record: the rest, as JSON.
+        numbers: of the rest, what the engine itself keeps: the place, the counts and the like.
+        others: of the rest, what the parts of a training put into it, as JSON.
         boxes: where each tensor lies in the whole one; nothing where each is whole.
     """
 
     step: int
     layout: Layout
-    record: str
+    numbers: Mapping[str, Any]
+    others: str
     boxes: Boxes = field(default_factory=dict)
+
+    @property
+    def record(self) -> bytes:
+        """All that is no tensor, as JSON."""
+        return f"{dumps(self.numbers)[:-1]}, {self.others[1:]}\n".encode()
 
 
 class Staging:
@@ -70,14 +77,7 @@ class Staging:
         model, aliases, extra = _model_tensors(state, base)
         optimizers = {name: _of_optimizer(name, state) for name in state.optimizers}
         declared, said = described(state.declared)
-        record = {
-            "place": state.place._asdict(),
-            "counts": vars(state.counts),
-            "standing": vars(state.standing),
-            "plateau": vars(state.plateau),
-            "spikes": vars(state.spikes),
-            "cycle": cycle,
-            "scaler": state.scaler.state_dict(),
+        others = {
             "metadata": state.metadata,
             "aliases": aliases,
             "extra": extra,
@@ -96,12 +96,12 @@ class Staging:
         average = state.average
         if average is not None and average.updates(state.place.steps_taken):
             tensors["average"] = average.tensors
-        text = dumps(record) + "\n"
-        if is_shared(state):
-            own, boxes = parted(tensors, is_first=self._is_first)
-            return Snapshot(state.place.step, self._copied(own), text, boxes)
+        boxes: Boxes = {}
         whole: Any = tensors
-        return Snapshot(state.place.step, self._copied(whole), text)
+        if is_shared(state):
+            whole, boxes = parted(tensors, is_first=self._is_first)
+        numbers = _numbers(state, cycle)
+        return Snapshot(state.place.step, self._copied(whole), numbers, dumps(others), boxes)
 
     def _copied(self, tensors: Named) -> Layout:
         """Copy tensors to the host, into the buffers of the last time where they fit."""
@@ -110,6 +110,23 @@ class Staging:
             self._layout = Layout(tensors, old)
         self._layout.fill(tensors)
         return self._layout
+
+
+def _numbers(state: State, cycle: int | None) -> dict[str, Any]:
+    """Return copies of what the engine keeps besides tensors: training goes on with its own."""
+    return {
+        "place": state.place._asdict(),
+        "counts": {**vars(state.counts)},
+        "standing": {**vars(state.standing), "latest": {**state.standing.latest}},
+        "plateau": {**vars(state.plateau)},
+        "spikes": {
+            **vars(state.spikes),
+            "losses": [*state.spikes.losses],
+            "left_out": [[*each] for each in state.spikes.left_out],
+        },
+        "cycle": cycle,
+        "scaler": state.scaler.state_dict(),
+    }
 
 
 def _model_tensors(

@@ -75,7 +75,7 @@ def write_together(folder: Path, snapshot: Snapshot, world: World) -> Saved:
         raise
     if not world.is_first:
         return Saved(snapshot.step, {}, final)
-    return described(final, taken(final, snapshot.record.encode(), snapshot.step))
+    return described(final, taken(final, snapshot.record, snapshot.step))
 
 
 def _agreed(world: World, final: Path, act: Callable[[], Any]) -> list[str]:
@@ -145,7 +145,7 @@ def _written(folder: Path, snapshot: Snapshot, rank: int) -> dict[str, Any]:
     tensors: dict[str, dict[str, Any]] = {}
     with Written(folder) as written:
         if rank == 0:
-            written.write(RECORD, [snapshot.record.encode()])
+            written.write(RECORD, [snapshot.record])
         for kind, named in snapshot.layout.buffers.items():
             written.write(_file(kind, rank), snapshot.layout.of(kind).parts)
             tensors[kind] = {
@@ -176,7 +176,7 @@ def _finished(
     if not world.is_first:
         return
     parts = [json.loads(each)["said"] for each in texts]
-    record = taken(temporary, snapshot.record.encode(), snapshot.step)
+    record = taken(temporary, snapshot.record, snapshot.step)
     text = merged(snapshot.step, parts).text()
     with Written(temporary) as written:
         written.write(MANIFEST, [text.encode()])

@@ -1,13 +1,17 @@
 """Write a checkpoint: a temporary folder, synced and read back, then one rename."""
 
 import shutil
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.state import State
 from surestep.record.checkpoint.listing import Saved, described, taken
 from surestep.record.checkpoint.manifest import MANIFEST, RECORD, manifest_text
 from surestep.record.checkpoint.opened import check_readable
+from surestep.record.checkpoint.record import as_numbers
 from surestep.record.checkpoint.snapshot import Snapshot, Staging
 from surestep.record.checkpoint.written import Written
 from surestep.record.files import disk_hint, sync
@@ -41,10 +45,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Saved:
     try:
         make(temporary)
         _write(temporary, snapshot)
-        record = taken(temporary, snapshot.record.encode(), snapshot.step)
-        if not snapshot.layout.known:
-            check_readable(temporary, record)
-            snapshot.layout.known = True
+        record = _taken(temporary, snapshot)
         publish(temporary, final)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -72,13 +73,30 @@ def make(temporary: Path) -> None:
 def _write(folder: Path, snapshot: Snapshot) -> None:
     """Write the files, the manifest last; sync them and read them back."""
     with Written(folder) as written:
-        written.write(RECORD, [snapshot.record.encode()])
+        written.write(RECORD, [snapshot.record])
         for file, block in snapshot.layout.blocks.items():
             written.write(file, block.parts)
         text = manifest_text(snapshot.step, written.files, snapshot.layout.text)
         written.write(MANIFEST, [text.encode()])
         written.sync()
         written.check()
+
+
+def _taken(folder: Path, snapshot: Snapshot) -> Mapping[str, Any]:
+    """Return what lies beside the tensors as it would be loaded, or what is new of it.
+
+    Only numbers of the engine's are new where all else was found to be readable the last time.
+
+    Raises:
+        DamagedError: it would be refused.
+    """
+    if snapshot.layout.known == snapshot.others:
+        with suppress(ValueError):  # the words for what is wrong come from what was written
+            return as_numbers(snapshot.numbers)
+    record = taken(folder, snapshot.record, snapshot.step)
+    check_readable(folder, record)
+    snapshot.layout.known = snapshot.others
+    return record
 
 
 def publish(temporary: Path, final: Path) -> None:
