@@ -141,35 +141,35 @@ def test_skipping_too_often_fails(tmp_path):
         assert session.state.counts.nonfinite == 1
 
 
-@pytest.mark.parametrize("leaving", ["end", "break", "error", "close"])
-def test_the_garbage_collector_is_given_back(tmp_path, leaving):
-    enabled = gc.isenabled()
+@pytest.fixture
+def collecting():
+    """Python's garbage collector as it is in a process of a user's."""
+    gc.unfreeze()
     gc.enable()
-    try:
-        with tiny.prepare(
-            tmp_path, poisoned(12) if leaving == "error" else {}, **ORDERED
-        ) as session:
-            steps = session.steps()
-            next(steps)
-            assert not gc.isenabled()
-            if leaving == "break":
-                steps.close()
-            elif leaving == "end":
+    yield
+    gc.disable()
+
+
+@pytest.mark.parametrize("leaving", ["end", "break", "error", "close"])
+def test_the_garbage_collector_is_given_back(tmp_path, leaving, collecting):
+    with tiny.prepare(tmp_path, poisoned(12) if leaving == "error" else {}, **ORDERED) as session:
+        steps = session.steps()
+        next(steps)
+        assert not gc.isenabled()
+        if leaving == "break":
+            steps.close()
+        elif leaving == "end":
+            list(steps)
+        elif leaving == "error":
+            with pytest.raises(NonFiniteError):
                 list(steps)
-            elif leaving == "error":
-                with pytest.raises(NonFiniteError):
-                    list(steps)
-        assert gc.isenabled()
-        assert gc.get_freeze_count() == 0
-    finally:
-        if not enabled:
-            gc.disable()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
 
 
 def test_the_garbage_collector_rests_in_the_steps_and_is_let_in_at_log_points(
-    tmp_path, monkeypatch
+    tmp_path, collecting, monkeypatch
 ):
-    monkeypatch.setattr(gc, "isenabled", lambda: True)
     seen = []
     own = gc.collect
     monkeypatch.setattr(gc, "collect", lambda *which: seen.append(which) or own(*which))

@@ -1,6 +1,5 @@
 """What every law is tried under: one thread, one seed, a folder for each run."""
 
-import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,18 +9,12 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Sums of one and of two threads differ in their last bits, and the machine is shared.
-
-    Python's garbage collector is off: a run collects at its start, 50 ms in a process with pytest.
-    """
-    threads, collecting = torch.get_num_threads(), gc.isenabled()
+    """Sums of one and of two threads differ in their last bits, and the machine is shared."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    gc.disable()
     yield
     torch.set_num_threads(threads)
-    if collecting:
-        gc.enable()
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What each rank does, started by torchrun: all cases, one after another, in one launch."""
 
+import gc
 import io
 import os
 import shutil
@@ -7,8 +8,10 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -135,42 +138,65 @@ OTHERS = {
 }
 
 
+Act = tuple[Any, Callable[[], Any]]
+
+
+def of_any_number(out: Path) -> Iterator[Act]:
+    """What any number of ranks does, by its name."""
+    for name, case in {**CASES, **KINDS, **OF_RANKS, **REFUSED, **OTHERS}.items():
+        yield name, partial(case, out / name)
+    for name, cell in cells(RANKS).items():
+        yield name, partial(cell.run, out / "-".join(name), WAYS[cell.way])
+    for cut, kind in shards(RANKS):
+        act = partial(SHARDS[kind], out / f"{cut} {kind}", parallel=CUT[cut])
+        yield ("sharded", cut, kind), act
+    yield "own batches", partial(own_batches, out / "own batches")
+    for begun in out.glob("begun by *"):
+        yield begun.name, partial(trained, begun, task())
+    yield "stream begun by one", partial(stream_gone_on, out / "stream begun by one")
+
+
+def of_two(out: Path) -> Iterator[Act]:
+    """What two ranks do alone."""
+    for name, case in ON_PARTS.items():
+        yield ("on parts", name), partial(run, out / f"on parts {name}", case, many=True)
+    for name, failing in OF_PARTS.items():
+        act = partial(failing, out / f"{name} in parts", parallel={"kind": "fsdp"})
+        yield ("in parts", name), act
+    by_zero = [(stage, f"zero-{stage}", {}) for stage in range(4)]
+    by_zero += [(stage, f"zero-{stage} bf16", zero.BF16) for stage in (1, 2)]
+    for stage, name, said in by_zero:
+        yield f"{name} gone on", partial(zero.gone_on, out / name, stage, **said)
+        yield f"{name} skipped", partial(zero.skipped, out / f"{name}-skipped", stage, **said)
+    yield "timed", partial(zero.timed, out / "timed")
+    for kind in ("ddp", "deepspeed"):
+        yield ("buffers", kind), partial(zero.buffers, out / f"buffers of {kind}", kind)
+
+
+def goes_on(out: Path) -> Iterator[Act]:
+    """Each way goes on with what it began itself, and with what others began."""
+    for name, cell in goings_on(RANKS).items():
+        way, own, again = WAYS[name], out / f"half of {name}", out / f"again {name}"
+        cell.half(own, way)
+        if RANK == 0:
+            shutil.copytree(own, again)
+        yield ("measured", name), partial(cell.measured, own, way)
+        yield ("again", name), partial(cell.run, again, way)
+        for begun in sorted(out.glob(f"* goes on as {name}")):
+            yield ("goes on", begun.name), partial(cell.run, begun, way)
+    for begun, way in CROSSED if RANKS == 2 else ():
+        yield ("goes on", f"two as {begun} goes on as {way}"), partial(crossed, out, begun, way)
+
+
 def main(out: Path) -> None:
     torch.set_num_threads(1)
-    cases = {**CASES, **KINDS, **OF_RANKS, **REFUSED, **OTHERS}
-    found: dict[Any, Any] = {name: case(out / name) for name, case in cases.items()}
-    for name, cell in cells(RANKS).items():
-        found[name] = cell.run(out / "-".join(name), WAYS[cell.way])
-    for name, case in ON_PARTS.items() if RANKS == 2 else ():
-        found["on parts", name] = run(out / f"on parts {name}", case, many=True)
-    for cut, kind in shards(RANKS):
-        found["sharded", cut, kind] = SHARDS[kind](out / f"{cut} {kind}", parallel=CUT[cut])
-    for name, failing in OF_PARTS.items() if RANKS == 2 else ():
-        found["in parts", name] = failing(out / f"{name} in parts", parallel={"kind": "fsdp"})
-    found["own batches"] = own_batches(out / "own batches")
-    for begun in out.glob("begun by *"):
-        found[begun.name] = trained(begun, task())
-    for stage in range(4 if RANKS == 2 else 0):
-        found[f"zero-{stage} gone on"] = zero.gone_on(out / f"zero-{stage}", stage)
-        found[f"zero-{stage} skipped"] = zero.skipped(out / f"zero-{stage}-skipped", stage)
-    for stage in (1, 2) if RANKS == 2 else ():
-        name = f"zero-{stage} bf16"
-        found[f"{name} gone on"] = zero.gone_on(out / name, stage, **zero.BF16)
-        found[f"{name} skipped"] = zero.skipped(out / f"{name}-skipped", stage, **zero.BF16)
-    if RANKS == 2:
-        found["timed"] = zero.timed(out / "timed")
-    for kind in ("ddp", "deepspeed") if RANKS == 2 else ():
-        found["buffers", kind] = zero.buffers(out / f"buffers of {kind}", kind)
-    for way, cell in goings_on(RANKS).items():
-        cell.half(out / f"half of {way}", WAYS[way])
-        found["measured", way] = cell.measured(out / f"half of {way}", WAYS[way])
-        cell.half(out / f"again {way}", WAYS[way])
-        found["again", way] = cell.run(out / f"again {way}", WAYS[way])
-        for begun in sorted(out.glob(f"* goes on as {way}")):
-            found["goes on", begun.name] = cell.run(begun, WAYS[way])
-    for begun, way in CROSSED if RANKS == 2 else ():
-        found["goes on", f"two as {begun} goes on as {way}"] = crossed(out, begun, way)
-    found["stream begun by one"] = stream_gone_on(out / "stream begun by one")
+    gc.disable()  # each run would walk every object of torch and DeepSpeed: 0.1 s, five times
+    found: dict[Any, Any] = {}
+    of_these = of_two(out) if RANKS == 2 else ()
+    for name, act in chain(of_any_number(out), of_these, goes_on(out)):
+        found[name] = act()
+        gc.collect()
+        gc.freeze()  # what was imported by now is not walked again
     found["linear is torch's own"] = torch.nn.functional.linear is LINEAR
     torch.save(found, out / f"rank-{RANK}.pt")
 

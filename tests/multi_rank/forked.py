@@ -1,5 +1,6 @@
 """Two ranks, forked from one process that is warm: a start costs no import, and may end badly."""
 
+import gc
 import json
 import os
 import signal
@@ -30,6 +31,9 @@ def run_forked(folder: Path, acts: Acts) -> None:
     What a rank writes goes to `NAME-RANK.txt`. A case is known as stopped by its name: of it
     the rank that is left is killed, as a launcher does.
     """
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # else each run walks every object of torch, again and again
     codes: dict[str, Any] = {}
     names = list(acts)
     for start in range(0, len(names), AT_ONCE):
