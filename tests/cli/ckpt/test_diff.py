@@ -1,5 +1,12 @@
 import json
 
+import torch
+from torch import nn
+
+from surestep import Callback, Trainer
+from surestep.record.checkpoint.manifest import read_manifest
+from tests import tiny
+
 
 def test_the_same_is_0(surestep, run):
     answer = surestep("ckpt", "diff", "r@3", "r/checkpoints/step-00000003")
@@ -15,6 +22,48 @@ def test_what_changed_is_1_and_named(surestep, run):
     assert "0.weight 32 of 32" in model
     assert "model/0.weight/exp_avg 32 of 32" in optimizer
     assert "0 tensors are bit for bit the same, 16 changed." in answer.out
+
+
+class Counting(nn.Linear):
+    """Counts its calls in a buffer that the state_dict leaves out."""
+
+    def __init__(self):
+        super().__init__(tiny.FEATURES, tiny.CLASSES)
+        self.register_buffer("calls", torch.zeros(1), persistent=False)
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+class Own(Callback):
+    """Declares a tensor and a number."""
+
+    steps = 0
+
+    def on_step(self, state, result):
+        self.steps += 1
+
+    def state_dict(self):
+        return {"steps": self.steps, "as_tensor": torch.full((2,), float(self.steps))}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_each_kind_of_tensor_is_shown(surestep, folder):
+    said = {"every": "3 steps", "keep_last": 9}
+    config = tiny.config(average={"kind": "ema"}, checkpoint=said)
+    Trainer(tiny.task(model=Counting()), config, run=folder / "r", callbacks=[Own()]).fit()
+    kinds = read_manifest(folder / "r/checkpoints/step-00000006").tensors
+    assert kinds.keys() == {"model", "average", "optimizer", "declared", "buffers"}
+    out = surestep("ckpt", "diff", "r@3", "r@6").out
+    titles = [line for line in out.splitlines() if line.startswith("Changed in the ")]
+    assert len(titles) == len(kinds)
+    for kind, stored in kinds.items():
+        assert any(kind in title for title in titles)
+        assert all(name in out for name in stored)
+    assert "declared.Own.steps 3 6" in out
 
 
 def test_as_json_by_the_largest_relative_change(surestep, run):

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -74,3 +75,22 @@ def test_options_of_the_optimizer_are_told_by_name(tmp_path):
     paths = [save_checkpoint(tmp_path / str(n), each) for n, each in enumerate((one, other))]
     found = differences(*map(open_checkpoint, paths))
     assert found.values == [("optimizer.model.groups.0.eps", 1e-08, 0.5)]
+
+
+def changed(value):
+    """Each value that differs from this one in one place."""
+    if isinstance(value, dict) and value:
+        for key, each in value.items():
+            yield from ({**value, key: other} for other in changed(each))
+    elif isinstance(value, list) and value:
+        for n, each in enumerate(value):
+            yield from ([*value[:n], other, *value[n + 1 :]] for other in changed(each))
+    else:
+        yield {"new": 1} if value == {} else "another"
+
+
+def test_each_value_of_the_record_is_compared(tmp_path):
+    found = open_checkpoint(save_checkpoint(tmp_path, tiny.state_of()))
+    for record in changed(found.record):
+        (value,) = differences(found, replace(found, record=record)).values
+        assert value.before != value.now

@@ -14,6 +14,7 @@ from surestep.record.named import find_folder
 
 ROWS = 20  # tensors that are shown unasked
 WIDTH = 60  # characters of a value that are shown
+CALLED = {"declared": "declared state", "buffers": "buffers that the state_dict leaves out"}
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,15 @@ def run(words: list[str]) -> int:
     print(f"A is {folders[0]}\nB is {folders[1]}", file=sys.stderr)
     if found.values:
         rows = [(each.name, _short(each.before), _short(each.now)) for each in found.values]
-        show.table("Place, counts and options", ("what", "A", "B"), rows)
+        show.table("What is no tensor", ("what", "A", "B"), rows)
     apart = [(each.kind, each.name, f"only in {each.side}", "") for each in found.only]
     apart += [(each.kind, each.name, each.before, each.now) for each in found.reshaped]
     if apart:
         show.table("Tensors that have no equal", ("kind", "tensor", "A", "B"), apart)
-    for kind in ("model", "average", "optimizer"):
+    kinds = {each.kind for each in found.moved}
+    for kind in sorted(kinds, key=lambda kind: (kind != "model", kind)):
         moved = [each for each in found.moved if each.kind == kind]
-        if moved:
-            _show(kind, moved, len(moved) if parsed.all else ROWS)
+        _show(kind, moved, len(moved) if parsed.all else ROWS)
     print(f"{found.equal} tensors are bit for bit the same, {len(found.moved)} changed.")
     return 0 if found.same else 1
 
@@ -70,7 +71,8 @@ def _show(kind: str, moved: list[Moved], limit: int) -> None:
         )
         for each in moved[:limit]
     ]
-    show.table(f"Changed in the {kind}: |B - A|, and its norm over that of A", columns, rows)
+    called = CALLED.get(kind, kind)
+    show.table(f"Changed in the {called}: |B - A|, and its norm over that of A", columns, rows)
     if limit < len(moved):
         print(f"and {len(moved) - limit} more: --all shows them", file=sys.stderr)
 

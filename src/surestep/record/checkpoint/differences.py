@@ -13,18 +13,6 @@ from surestep.engine.parallel.pieces import Described
 from surestep.record.checkpoint.manifest import RECORD, Stored
 from surestep.record.checkpoint.opened import Opened
 
-_PARTS = (
-    "place",
-    "counts",
-    "standing",
-    "plateau",
-    "scaler",
-    "metadata",
-    "extra",
-    "aliases",
-    "base",
-)
-
 
 class Value(NamedTuple):
     """A value of the record that differs; None where there is none."""
@@ -38,7 +26,7 @@ class Moved(NamedTuple):
     """A tensor whose elements differ.
 
     Attributes:
-        kind: model, optimizer or average.
+        kind: of the tensor, as the manifests have it: model, optimizer, declared and so on.
         name: of the tensor.
         elements: how many there are.
         changed: how many of them are not bit for bit the same.
@@ -160,8 +148,9 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 def _values(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Value]:
     """Yield what differs in the records, by the path to it."""
-    for part in _PARTS:
-        yield from _within(part, before.get(part), now.get(part))
+    for part in {**before, **now}:
+        if part != "optimizers":
+            yield from _within(part, before.get(part), now.get(part))
     yield from _within("optimizer", _optimizers(before), _optimizers(now))
 
 
