@@ -101,6 +101,7 @@ def test_a_file_is_taken_as_what_it_holds(tmp_path):
         ({"wall_clock_brakdown": True}, "'wall_clock_breakdown'"),
         ({"checkpoint": {"load_universal": True}}, "hold no pickles"),
         ({"torch_autocast": {"enabled": True}}, "precision='bf16'"),
+        ({"zero_optimization": {"round_robin_gradients": True}}, "under wrong names"),
         ("ds.json", "cannot be read"),
         ("{'a': 1}", "a table in JSON"),
     ],
@@ -109,6 +110,14 @@ def test_keys_that_disagree_or_are_not_known_are_refused(own, words):
     with pytest.raises(ConfigError) as caught:
         made(own)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("stage", "value"), [(1, False), (2, False), (3, True)])
+def test_gradients_go_round_robin_where_that_keeps_the_weights_apart(stage, value):
+    found = made(
+        {"zero_optimization": {"round_robin_gradients": value}}, **{"parallel.zero": stage}
+    )
+    assert found["zero_optimization"]["round_robin_gradients"] is value
 
 
 def test_the_keys_that_pass_are_deepspeeds_own():

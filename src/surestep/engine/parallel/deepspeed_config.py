@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from surestep.base.errors import near
-from surestep.engine.parallel.deepspeed_keys import AUTO, PASSED, REFUSED, TABLES
+from surestep.engine.parallel.deepspeed_keys import AUTO, LIMITS, PASSED, REFUSED, TABLES
 from surestep.engine.plan import Known
 
 
@@ -43,12 +43,19 @@ def problem(k: Known) -> str | None:
                     f"parallel.deepspeed says {key}={value!r}, and by {option} it is {wanted!r}. "
                     f"Say {option} as you want it, and leave the key out."
                 )
-        elif why := next((REFUSED[name] for name in REFUSED if _is_in(key, name)), None):
+        elif why := _why_not(key, value, k):
             return f"parallel.deepspeed says {key}={value!r}, which is not taken: {why}."
         elif not _passes(key):
             known = (*PASSED, *TABLES, *ours)
             return f"parallel.deepspeed has no key {key!r}. {near(key, known)}"
     return None
+
+
+def _why_not(key: str, value: Any, k: Known) -> str | None:
+    """Say why a key that DeepSpeed knows is not taken, or not with this value."""
+    if key in LIMITS:
+        return None if LIMITS[key].fits(value, k) else LIMITS[key].why
+    return next((REFUSED[name] for name in REFUSED if _is_in(key, name)), None)
 
 
 def _agreed(k: Known) -> dict[str, tuple[Any, str]]:

@@ -3,6 +3,11 @@
 Source: https://www.deepspeed.ai/docs/config-json/, and the fields of DeepSpeed 0.19.8 itself.
 """
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from surestep.engine.plan import Known
+
 _ZERO = (
     *("contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions"),
     *("allgather_bucket_size", "overlap_comm", "round_robin_gradients", "sub_group_size"),
@@ -38,6 +43,28 @@ AUTO = {
     "zero_optimization.stage3_prefetch_bucket_size": 50_000_000,
     "zero_optimization.stage3_param_persistence_threshold": 100_000,
     "zero_optimization.sub_group_size": 1_000_000_000,
+}
+
+
+class Limit(NamedTuple):
+    """Which values of a key pass.
+
+    Attributes:
+        fits: says whether one does, with what is planned.
+        why: the others do not.
+    """
+
+    fits: Callable[[Any, Known], bool]
+    why: str
+
+
+# Keys that pass with some of their values.
+LIMITS = {
+    "zero_optimization.round_robin_gradients": Limit(
+        lambda value, k: not value or k["parallel.zero"] not in (1, 2),
+        "in stages 1 and 2 DeepSpeed then loses which weights are whose, and a checkpoint would "
+        "hold them under wrong names. Leave the key out",
+    ),
 }
 # What is ours to do, or cannot be done beside it, with what to say instead.
 REFUSED = {
