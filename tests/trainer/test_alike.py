@@ -1,15 +1,46 @@
 """What ranks are told that do not train the same."""
 
+import pytest
+from torch.utils.data import Dataset, IterableDataset
+
 import surestep
 from surestep.trainer.alike import _known, told
 from surestep.trainer.planning import Origin, plan_task
 from tests import tiny
 
 
-def known(shift=0.0, **said):
+def known(shift=0.0, parts=None, **said):
     x, y = tiny.data()
-    planned = plan_task(tiny.task(train=(x + shift, y)), tiny.config(**said))
+    planned = plan_task(tiny.task(train=(x + shift, y), **(parts or {})), tiny.config(**said))
     return {name: str(value) for name, value in _known(Origin(), planned)}
+
+
+class Few(Dataset):
+    """Loads samples one by one."""
+
+    def __init__(self, data):
+        self.data, self.loads = data, 0
+
+    def __len__(self):
+        return len(self.data[0])
+
+    def __getitem__(self, index):
+        self.loads += 1
+        return self.data[0][index], self.data[1][index]
+
+
+class Endless(IterableDataset):
+    """A stream that does not say how long it is."""
+
+    def __iter__(self):
+        return iter(zip(*moved(), strict=True))
+
+
+class Counted(Endless):
+    """A stream that says it."""
+
+    def __len__(self):
+        return 12
 
 
 def test_other_data_is_told_in_words_with_what_to_type():
@@ -28,3 +59,41 @@ def test_other_options_are_told_with_their_values_and_no_word_of_data():
     said = told([known(optim=surestep.Optim(lr=0.1)), known(optim=surestep.Optim(lr=0.2))])
     assert "  optim.lr: 0.1 on rank 0; 0.2 on rank 1\n" in said
     assert "manual_seed" not in said
+
+
+def moved(samples=12, shift=0.0):
+    x, y = tiny.data(samples)
+    return x + shift, y
+
+
+@pytest.mark.parametrize("kind", [tuple, Few], ids=["tensors", "a dataset"])
+@pytest.mark.parametrize(
+    ("part", "given"),
+    [("val", lambda data: data), ("far", lambda data: {"far": data}), ("test", lambda data: data)],
+)
+def test_other_data_to_measure_by_is_told(part, given, kind):
+    name = "test" if part == "test" else "val"
+    same, fewer, other = (
+        known(parts={name: given(kind(data))}) for data in (moved(), moved(9), moved(shift=1.0))
+    )
+    assert same == known(parts={name: given(kind(moved()))})
+    assert f"  data.{part} samples: 12 on rank 0; 9 on rank 1\n" in told([same, fewer])
+    said = told([same, other])
+    assert f"\n  {part} data: other values on rank 1 than on rank 0\n" in said
+    assert f"data.{part} samples" not in said
+
+
+def test_data_that_one_rank_alone_measures_by_is_told():
+    said = told([known(), known(parts={"val": moved()})])
+    assert "  data.val samples: not said on rank 0; 12 on rank 1\n" in said
+
+
+def test_a_stream_to_measure_by_is_known_by_its_length_or_as_a_stream():
+    assert known(parts={"test": Endless()})["data.test samples"] == "a stream"
+    assert known(parts={"val": Counted()})["data.val samples"] == "12"
+
+
+def test_no_rank_reads_the_measured_data_where_there_is_one_process(tmp_path):
+    dataset = Few(moved())
+    tiny.prepare(tmp_path, {"test": dataset}).close()
+    assert dataset.loads == 0

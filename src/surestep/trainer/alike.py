@@ -11,6 +11,9 @@ from torch.nn.parameter import is_lazy
 from surestep.base.duration import Duration, multiples
 from surestep.base.errors import ParallelError, TaskError
 from surestep.engine.data.batch import Batch
+from surestep.engine.data.dataset import samples_of
+from surestep.engine.data.fingerprint import map_fingerprint
+from surestep.engine.data.stream import is_stream
 from surestep.engine.incident.again import untouched
 from surestep.engine.parallel.replicas import differing
 from surestep.engine.parallel.told import spans
@@ -21,13 +24,13 @@ from surestep.engine.step import Parts, forward_backward
 from surestep.record.files import plain
 from surestep.trainer.changes import FIRST, LOOKED_AT, NOT_SAID
 from surestep.trainer.identity import identity
-from surestep.trainer.planning import Origin, Planned
+from surestep.trainer.planning import Origin, Planned, data_of
 from surestep.trainer.shared import check_shared
 
 _MOST = 8  # lines of a message
 _OF_A_MACHINE = ("machine.device", "machine.threads", "recipe.path", "recipe.name")
 _OF_A_RANK = ("decided.parallel.rank",)
-_DIGESTS = (f"data.{LOOKED_AT}", f"data.{FIRST}")
+_DIGESTS = (f"data.{LOOKED_AT}", f"data.{FIRST}")  # of the training data
 _DRAWN = (
     "Data that is made at random must be the same on all ranks: call torch.manual_seed(0) before "
     "it is made, or make it in a recipe's function, which is called after seeding."
@@ -62,7 +65,8 @@ def told(each: list[dict[str, str]]) -> str:
     lines = list(_differences(each))
     left = f"\n  and {len(lines) - _MOST} more" if len(lines) > _MOST else ""
     shown = "\n".join(lines[:_MOST])
-    drawn = any(len({one.get(name) for one in each}) > 1 for name in _DIGESTS)
+    names = {name for one in each for name in one}
+    drawn = any(_digested(name) and len({one.get(name) for one in each}) > 1 for name in names)
     hint = f"{_DRAWN} {_START}" if drawn else _START
     return f"The ranks do not train the same:\n{shown}{left}\n{hint}"
 
@@ -159,9 +163,21 @@ def _known(origin: Origin, planned: Planned) -> Iterator[tuple[str, Any]]:
     for name, value in _flat(found):
         if name not in (*_OF_A_MACHINE, *_OF_A_RANK):
             yield _SHOWN.get(name, name.removeprefix("decided.").removeprefix("config.")), value
+    yield from _measured(planned)
     for name, parameter in planned.model.named_parameters():
         if not is_lazy(parameter):
             yield f"parameter {name}", f"{tuple(parameter.shape)} {parameter.dtype}"
+
+
+def _measured(planned: Planned) -> Iterator[tuple[str, Any]]:
+    """Yield what the data is known by that is measured; how a stream begins says `check_shared`."""
+    task, plan = planned.task, planned.plan
+    for part, data in data_of(task).items():
+        if part != "train":
+            samples = samples_of(data, part)
+            yield f"data.{part} samples", "a stream" if samples is None else samples
+            if not is_stream(data):
+                yield f"{part}/{LOOKED_AT}", map_fingerprint(data, part, task=task, plan=plan)
 
 
 _SHOWN = {"recipe.sha256": "recipe file", "machine.torch": "torch", "machine.surestep": "surestep"}
@@ -188,9 +204,16 @@ def _differences(each: list[dict[str, str]]) -> Iterator[str]:
         values: dict[str, list[int]] = {}
         for rank, one in enumerate(each):
             values.setdefault(one.get(name, NOT_SAID), []).append(rank)
-        if len(values) > 1 and name in _DIGESTS:
+        part = _digested(name)
+        if len(values) > 1 and part:
             others = [rank for rank, one in enumerate(each) if one.get(name) != each[0].get(name)]
-            yield f"  training data: other values on rank {spans(others)} than on rank 0"
+            yield f"  {part} data: other values on rank {spans(others)} than on rank 0"
         elif len(values) > 1:
             said = "; ".join(f"{value} on rank {spans(ranks)}" for value, ranks in values.items())
             yield f"  {name}: {said}"
+
+
+def _digested(name: str) -> str:
+    """Return which data a name holds a digest of; nothing where it holds something else."""
+    part, _, looked_at = name.rpartition("/")
+    return "training" if name in _DIGESTS else part if looked_at == LOOKED_AT else ""

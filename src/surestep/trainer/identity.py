@@ -61,7 +61,7 @@ def _data(planned: Planned) -> dict[str, Any]:
         skips = plan.skip_samples
         return {
             COUNT: train_samples(task, skips),
-            LOOKED_AT: map_fingerprint(task, plan),
+            LOOKED_AT: map_fingerprint(task.train, "train", task=task, plan=plan),
             SKIPPED: [] if skips is None else list(skips.samples),
         }
     reader = Reader(dataset_of(task.train, "train"), plan.seed)

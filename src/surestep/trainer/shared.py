@@ -9,6 +9,7 @@ from surestep.engine.evaluation.ranks import check_metrics
 from surestep.engine.parallel.world import World
 from surestep.engine.plan import Plan
 from surestep.engine.task import Task
+from surestep.trainer.planning import data_of
 
 
 def check_shared(world: World, task: Task, plan: Plan) -> None:
@@ -21,10 +22,9 @@ def check_shared(world: World, task: Task, plan: Plan) -> None:
     if world.size == 1:
         return
     check_metrics(task.metrics)
-    parts = {"train": task.train, **task.val_sets()}
     begins = {
         part: fingerprint(Reader(dataset_of(data, part), plan.seed))
-        for part, data in parts.items()
+        for part, data in data_of(task).items()
         if is_stream(data)
     }
     each = [json.loads(text) for text in world.texts(json.dumps(begins))]

@@ -25,9 +25,14 @@ class Samples(Dataset):
         return torch.full((4,), float(index)) + self.draw() + self.value, index % 3
 
 
+def fingerprint_of(planned):
+    task = planned.task
+    return map_fingerprint(task.train, "train", task=task, plan=planned.plan)
+
+
 def known(train, **said):
     planned = tiny.plan({"train": train}, **said)
-    return map_fingerprint(planned.task, planned.plan)
+    return fingerprint_of(planned)
 
 
 @pytest.mark.parametrize(
@@ -103,4 +108,4 @@ def loaded(loader):
         tiny.task(train=loader),
         surestep.Config(epochs=1, logging={"progress": "quiet"}),
     )
-    return map_fingerprint(planned.task, planned.plan)
+    return fingerprint_of(planned)

@@ -1,14 +1,15 @@
-"""What training data is known by: a digest of a few of its samples.
+"""What data is known by: a digest of a few of its samples.
 
 A stream is known by how it begins, everything else by samples spread over it. They are loaded under
 the seeds of their places, so a random augmentation gives the same digest in every process.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from surestep.engine.data.dataset import samples_of
+from surestep.engine.data.dataset import loader_settings, samples_of
 from surestep.engine.data.open import open_source, plain_tensors
 from surestep.engine.data.order import Cut
 from surestep.engine.data.passes import Stream
@@ -28,27 +29,28 @@ def places(samples: int, looked_at: int) -> list[int]:
     return sorted({round(each * (samples - 1) / (looked_at - 1)) for each in range(looked_at)})
 
 
-def map_fingerprint(task: Task, plan: Plan) -> str | None:
-    """Return a digest of samples of map-style training data; None where they are never the same.
+def map_fingerprint(data: Any, part: str, *, task: Task, plan: Plan) -> str | None:
+    """Return a digest of samples of a map-style part; None where they are never the same.
 
     Where there are workers, one of them loads: a dataset may open its files in the process that
     loads first, and a file that is open before a worker is forked is shared by all of them.
     """
-    samples = samples_of(task.train, "train")
+    samples = samples_of(data, part)
     assert samples is not None
-    memory = plain_tensors(task.train, task)
+    memory = plain_tensors(data, task)
     if memory is not None:  # with any number of workers: it is the same data
         rows = torch.tensor(places(samples, IN_MEMORY))
         return digest(next(memory.read(0, rows, [range(len(rows))])))
+    own = loader_settings(data) or {}
     one = replace(
         plan,
         seed=_SEED,
-        data_num_workers=min(plan.data_num_workers, 1),
+        data_num_workers=min(max(plan.data_num_workers, own.get("num_workers", 0)), 1),
         data_persistent_workers=False,
         data_pin_memory=False,
     )
     cut = Cut(samples, 1, 1)
-    source = open_source(task.train, "train", cut, task=task, plan=one, training=True)
+    source = open_source(data, part, cut, task=task, plan=one, training=True)
     assert not isinstance(source, Stream)
     where = [range(place, place + 1) for place in places(samples, LOADED)]
     try:
