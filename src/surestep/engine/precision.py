@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from surestep.engine.device import current
 from surestep.engine.plan import Plan
 from surestep.engine.seed import use_deterministic_algorithms
 
@@ -80,7 +81,7 @@ def process_settings(plan: Plan) -> Iterator[None]:
             torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
         if plan.device.type == "cuda":
             torch.backends.cudnn.benchmark = plan.cudnn_benchmark
-        with attention:
+        with attention, current(plan.device):
             yield
     finally:
         if torch.are_deterministic_algorithms_enabled() != deterministic:

@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import fields
 
+import torch
+
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError
 from surestep.engine.facts import Facts
@@ -32,9 +34,7 @@ def resolve(
     known = Known(config, facts, given)
     decisions = []
     for option, rows in TABLE.items():
-        for refusal in REFUSALS.get(option, ()):
-            if refusal.when(known):
-                raise ConfigError(refusal.message(known))
+        _check(known, option)
         row = next((row for row in rows if row.when(known)), None)
         if row is None:
             continue  # it does not apply here: an option of another optimizer
@@ -50,6 +50,24 @@ def resolve(
         average=known.averaging(),
         decisions=tuple(decisions),
     )
+
+
+def _check(known: Known, option: str) -> None:
+    for refusal in REFUSALS.get(option, ()):
+        if refusal.when(known):
+            raise ConfigError(refusal.message(known))
+
+
+def device_of(config: Config, facts: Facts) -> torch.device:
+    """Return the device that the Plan will have; what is built before a Plan may use it.
+
+    Raises:
+        ConfigError: a device was said that cannot be had.
+    """
+    known = Known(config, facts, Given(train_samples=None, in_memory=False))
+    _check(known, "device")
+    device: torch.device = next(row for row in TABLE["device"] if row.when(known)).choice(known)
+    return device
 
 
 def seed_of(config: Config) -> int:

@@ -21,7 +21,9 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from surestep.base.config import Config
 from surestep.base.errors import RecipeError, SurestepError, near
 from surestep.engine.callback import Callback
-from surestep.engine.resolve import seed_of
+from surestep.engine.device import current
+from surestep.engine.facts import read_facts
+from surestep.engine.resolve import device_of, seed_of
 from surestep.engine.seed import set_seed
 from surestep.engine.task import Task
 from surestep.trainer.planning import Origin
@@ -116,10 +118,13 @@ class Recipe:
 
         Raises:
             RecipeError: it raised, or returned no Task.
+            ConfigError: the device that was said cannot be had.
         """
         set_seed(seed_of(config))
+        device = device_of(config, read_facts())
         try:
-            task = self.function(**parameters)
+            with current(device):  # what a recipe puts on "cuda" is to lie on the Plan's device
+                task = self.function(**parameters)
         except SurestepError:
             raise
         except Exception as error:

@@ -28,6 +28,7 @@ from surestep.engine.data.stream import is_stream
 from surestep.engine.data.targets import learn_targets
 from surestep.engine.data.transform import name_of
 from surestep.engine.data.trial import why_read_again
+from surestep.engine.device import current
 from surestep.engine.facts import Facts, read_facts
 from surestep.engine.loss import Loss
 from surestep.engine.losses.several import named_losses
@@ -45,7 +46,7 @@ from surestep.engine.optim.learners import plan_learners
 from surestep.engine.parallel.blocks import blocks_for
 from surestep.engine.plan import Given, Plan
 from surestep.engine.precision import process_settings
-from surestep.engine.resolve import resolve, seed_of
+from surestep.engine.resolve import device_of, resolve, seed_of
 from surestep.engine.seed import set_seed
 from surestep.engine.task import Task
 from surestep.record.weights import load_initial
@@ -103,7 +104,7 @@ def plan_task(
         check_unsampled(data, name)
     if not isinstance(task.model, nn.Module):
         set_seed(seed_of(config))
-    with _on_meta(task, config, facts):
+    with current(device_of(config, facts)), _on_meta(task, config, facts):
         model = unwrapped(task.build_model())
     loss = task.build_loss(model)
     check_loss(task.loss)

@@ -74,11 +74,11 @@ def prepare(
         warned = settings.enter_context(warned_once())
         planned = plan_task(task, config, origin=origin)
         _check_restarts(place, planned.facts.launched.restarts)
+        settings.enter_context(process_settings(planned.plan))  # the device is NCCL's too
         world = settings.enter_context(_world(planned))
         check_alike(world, origin, planned)
         recorder = hold = held(world, lambda: _folder(place, origin, world), plan=planned.plan)
         log = settings.enter_context(_logged(recorder.folder, planned.plan, world, warned))
-        settings.enter_context(process_settings(planned.plan))
         going = decided(world, lambda: going_on(hold, origin, planned, said))
         with world.explaining():
             session, started = _open(planned, going, recorder, settings, world, callbacks)

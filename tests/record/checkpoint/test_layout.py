@@ -5,6 +5,7 @@ import torch
 
 from surestep.base.errors import DamagedError
 from surestep.record.checkpoint import write
+from surestep.record.checkpoint.layout import Layout
 from surestep.record.checkpoint.opened import open_checkpoint
 from surestep.record.checkpoint.read import load_checkpoint
 from surestep.record.checkpoint.snapshot import Staging
@@ -128,3 +129,21 @@ def test_buffers_that_still_fit_are_kept(tmp_path):
     after = taken["optimizer"]
     assert before
     assert all(after[name] is before[name] for name in before)
+
+
+class Elsewhere:
+    """A tensor as far as it is asked where it lies."""
+
+    def __init__(self, device):
+        self.device = torch.device(device)
+
+
+def test_each_device_that_tensors_lie_on_is_waited_for(monkeypatch):
+    """The current device alone may be another one: the bytes would be half copied."""
+    waited = []
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda *_, **__: None)
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    layout = Layout({"model": {name: torch.zeros(2) for name in "abcd"}})
+    places = {"a": "cuda:1", "b": "cpu", "c": "cuda:3", "d": "cuda:1"}
+    layout.fill({"model": {name: Elsewhere(place) for name, place in places.items()}})
+    assert sorted(map(str, waited)) == ["cuda:1", "cuda:3"]

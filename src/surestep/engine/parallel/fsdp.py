@@ -107,7 +107,7 @@ def _precision(plan: Plan) -> MixedPrecisionPolicy:
 def _offload(plan: Plan) -> OffloadPolicy:
     if plan.parallel_offload == "off":
         return OffloadPolicy()
-    return CPUOffloadPolicy(pin_memory=torch.accelerator.is_available())
+    return CPUOffloadPolicy(pin_memory=plan.device.type != "cpu")
 
 
 def _let_go(model: nn.Module, *_: object) -> None:

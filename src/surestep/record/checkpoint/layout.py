@@ -60,13 +60,14 @@ class Layout:
         return self._like == list(_like(tensors))
 
     def fill(self, tensors: Named) -> None:
-        """Copy tensors that fit into the buffers; waits for their device."""
+        """Copy tensors that fit into the buffers; waits for their devices."""
         taken, buffers = _all(tensors), _all(self.buffers)
         with torch.no_grad():
             if taken:
                 torch._foreach_copy_(buffers, taken, non_blocking=True)
-        if any(each.device.type != "cpu" for each in taken):
-            torch.accelerator.synchronize()
+        for device in {each.device for each in taken}:  # not the current one alone
+            if device.type != "cpu":
+                torch.accelerator.synchronize(device)
 
 
 def _block(tensors: Mapping[str, Tensor], old: Block | None) -> Block:
