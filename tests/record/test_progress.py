@@ -50,6 +50,13 @@ def test_plain_prints_the_last_step_however_soon(capsys):
     assert capsys.readouterr().err.splitlines()[-1].startswith("step 6/6")
 
 
+def test_plain_counts_a_step_after_the_end_out_of_nothing(capsys):
+    plain = Plain(tiny.plan().plan)
+    plain.log(point(first=plain.total))
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"step {plain.total + 1}, after the {plain.total} of the run  loss 1.5")
+
+
 def test_nothing_goes_to_stdout(tmp_path, capfd):
     for progress in ("bar", "plain", "quiet"):
         parts = {"val": tiny.data(4)}

@@ -82,10 +82,13 @@ class Plain(Quiet):
     def _line_of(self, point: LogPoint, show: Callable[[str], None]) -> None:
         now = time.monotonic()
         step = point.first_step + len(point.loss) - 1
-        if now - self._last >= self.every_s or step >= self.total:
+        if now - self._last >= self.every_s or step == self.total:
             self._last = now
             shown = "  ".join(f"{k} {v}" for k, v in figures(point).items())
-            show(f"step {step}/{self.total}  epoch {point.epoch + 1}  {shown}")
+            where = f"step {step}/{self.total}  epoch {point.epoch + 1}"
+            if step > self.total:  # by train_step(), after the end
+                where = f"step {step}, after the {self.total} of the run"
+            show(f"{where}  {shown}")
 
 
 class Bar(Callback):
