@@ -24,6 +24,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
+from torch.distributed.utils import _sync_params_and_buffers
 
 from surestep.base.errors import TaskError
 from surestep.engine.parallel.base import GradNorm, Outcome
@@ -155,7 +156,8 @@ class Fsdp(Ranked):
                 self.root.set_reshard_after_backward(when)
         if when and self.has_buffers:
             buffers = list(self.module.buffers())
-            _broadcast(buffers)
+            all_ranks: Any = dist.group.WORLD
+            _sync_params_and_buffers(all_ranks, buffers, _BUCKET, 0)  # sends them as DDP does
         return NOTHING
 
     def clip_grad_norm(self) -> GradNorm:
@@ -191,9 +193,3 @@ def mesh_of_parts(parameters: Sequence[nn.Parameter]) -> DeviceMesh:
     part = parameters[0].data
     assert isinstance(part, DTensor)
     return part.device_mesh
-
-
-def _broadcast(buffers: list[Tensor]) -> None:
-    """Let all ranks have the first one's buffers, sent as DDP sends them."""
-    send: Any = vars(dist)["_broadcast_coalesced"]
-    send(dist.group.WORLD, buffers, _BUCKET, 0)
