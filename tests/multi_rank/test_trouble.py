@@ -16,7 +16,15 @@ from tests.multi_rank.cases import opened, task
 from tests.multi_rank.checks import check_differences_told, check_drift_told
 from tests.multi_rank.forked import Ended
 from tests.multi_rank.torchrun import called, check_ended_well
-from tests.multi_rank.troubles import BROKEN, CASES, OPTIONS, TIMEOUT_S, WHILE_SAVING, broken
+from tests.multi_rank.troubles import (
+    BROKEN,
+    CASES,
+    OPTIONS,
+    START_TIMEOUT_S,
+    TIMEOUT_S,
+    WHILE_SAVING,
+    broken,
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,34 +46,45 @@ def test_a_run_without_trouble_is_told_nothing(ended):
     assert case.wrote == ["", ""]
 
 
-@pytest.mark.parametrize(
-    ("name", "step", "function"), [("asleep", 3, "__getitem__"), ("loops", 4, "loop")]
-)
+HANGS = [  # which rank, in which step, in which function, and what the other waits for
+    ("asleep", 1, 3, "__getitem__", "_engine_run_backward"),
+    ("asleep in step 1", 1, 1, "__getitem__", "_pre_forward"),
+    ("asleep with BatchNorm", 0, 3, "__getitem__", "_distributed_broadcast_coalesced"),
+    ("loops", 1, 4, "loop", "_engine_run_backward"),
+]
+
+
+@pytest.mark.parametrize(("name", "rank", "step", "function", "waits_in"), HANGS)
 def test_a_rank_that_keeps_the_others_waiting_is_named_before_the_timeout(
-    ended, name, step, function
+    ended, name, rank, step, function, waits_in
 ):
-    case = ended[name]
-    told, _, error = case.wrote[0].partition("ParallelError")
-    assert f"Rank 1 (node 0 '{os.uname().nodename}', process " in told
+    case, other = ended[name], 1 - rank
+    told, error = (case.wrote[each].partition("ParallelError") for each in (0, other))
+    told, error = told[0], error[2]
+    lines = [each for each in told.splitlines() if f"), step {step}: " in each]
+    assert f"Rank {rank} (node 0 '{os.uname().nodename}', process " in told
     assert f"keeps the others waiting in step {step} for" in told
-    (line,) = [each for each in told.splitlines() if each.startswith("  rank 1")]
-    assert f"step {step}: tests/multi_rank/troubles.py:" in line
+    (line,) = [each for each in lines if each.startswith(f"  rank {rank} ")]
+    assert ": tests/multi_rank/troubles.py:" in line
     assert f"in {function}: time.sleep(" in line
-    (line,) = [each for each in told.splitlines() if each.startswith("  rank 0")]
-    assert f"step {step}: " in line
-    assert "surestep/engine/parallel/ddp.py" in line
-    assert f": Rank 0 gave up after {TIMEOUT_S:g} s of waiting. Rank 1 (" in error
+    (line,) = [each for each in lines if each.startswith(f"  rank {other} ")]
+    assert f" in {waits_in}: " in line
+    assert ", called at surestep/engine/" in line
+    assert line.endswith(" (waits for others)")
+    waited_s = START_TIMEOUT_S if step == 1 else TIMEOUT_S
+    assert f": Rank {other} gave up after {waited_s:g} s of waiting. Rank {rank} (" in error
     assert f"in {function}: time.sleep(" in error
 
 
-@pytest.mark.parametrize("name", ["asleep", "loops"])
-def test_a_rank_that_hangs_ends_too_when_the_others_have(ended, name):
-    case = ended[name]
+@pytest.mark.parametrize(("name", "rank"), [(name, rank) for name, rank, *_ in HANGS])
+def test_a_rank_that_hangs_ends_too_when_the_others_have(ended, name, rank):
+    case, other = ended[name], 1 - rank
     assert case.codes == [1, 1]
-    assert "is ended: rank 0 failed. ParallelError: Rank 0 gave up after" in case.wrote[1]
+    told = f"is ended: rank {other} failed. ParallelError: Rank {other} gave up after"
+    assert told in case.wrote[rank]
 
 
-@pytest.mark.parametrize("name", ["asleep", "loops", "stopped"])
+@pytest.mark.parametrize("name", ["asleep", "asleep with BatchNorm", "loops", "stopped"])
 def test_where_each_rank_stood_is_in_the_events(folder, name):
     (stall,) = [each for each in Run(folder / name).events() if each["event"] == "stall"]
     assert [each["rank"] for each in stall["ranks"]] == [0, 1]

@@ -8,6 +8,7 @@ leaves in the folder for each case what each rank wrote, its exit code and its s
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +24,7 @@ import surestep.trainer.trainer
 from tests.multi_rank.cases import SAMPLES, data, net, task
 from tests.multi_rank.forked import run_forked
 
-TIMEOUT_S = 6.0
+TIMEOUT_S, START_TIMEOUT_S = 6.0, 12.0
 OPTIONS: dict[str, Any] = {
     "max_steps": 8,
     "data": {"shuffle": False},
@@ -31,6 +32,7 @@ OPTIONS: dict[str, Any] = {
     "optim": {"lr": 1e-2},
 }
 BROKEN = 59
+STEPPING = threading.Event()
 
 
 def rank() -> int:
@@ -38,18 +40,26 @@ def rank() -> int:
 
 
 class Sleepy(Dataset):
-    """Sleeps for ever at a sample that the second rank reads in step 3."""
+    """Sleeps for ever at a sample that one rank reads in some step."""
 
-    def __init__(self) -> None:
+    def __init__(self, at: int) -> None:
         self.x, self.y = data()
+        self.at = at
 
     def __len__(self) -> int:
         return len(self.x)
 
     def __getitem__(self, index):
-        if index == 59:
+        if index == self.at and STEPPING.is_set():
             time.sleep(1000)
         return self.x[index], self.y[index]
+
+
+class Begins(surestep.Callback):
+    """Says that what is read from now on is for the steps."""
+
+    def on_start(self, state):
+        STEPPING.set()
 
 
 class AtStep3(surestep.Callback):
@@ -137,6 +147,10 @@ class Leaves(surestep.Callback):
         state.model.leaves = outcome.step >= 3
 
 
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+
+
 def of_rank() -> nn.Module:
     torch.manual_seed(rank())
     return net()
@@ -149,7 +163,9 @@ def broken() -> surestep.Task:
     return task((x, y))
 
 
+SLEEPS_AT = {"asleep": 59, "asleep in step 1": 19, "asleep with BatchNorm": 49}  # the last: rank 0
 MODELS: dict[str, Callable[[], nn.Module]] = {
+    "asleep with BatchNorm": normed,
     "unused": Unused,
     "unused, allowed": Unused,
     "unused by DeepSpeed": Unused,
@@ -161,6 +177,7 @@ WHILE_SAVING = {
     "stopped while saving": signal.SIGSTOP,
 }
 SAID: dict[str, dict[str, Any]] = {
+    "asleep in step 1": {"parallel": {"start_timeout_s": START_TIMEOUT_S}},
     "pushed": {"parallel": {"check_every": "1 step"}, "logging": {"every": "1 step"}},
     "unused, allowed": {"parallel": {"find_unused_parameters": True}},
     "not static": {"parallel": {"static_graph": True}},
@@ -170,6 +187,7 @@ SAID: dict[str, dict[str, Any]] = {
 }
 CALLBACKS: dict[str, Callable[[], surestep.Callback]] = {
     "pushed": Pushes,
+    **dict.fromkeys(SLEEPS_AT, Begins),
     "not static": Leaves,
     "loops": lambda: AtStep3(loop),
     "stopped": lambda: AtStep3(stop),
@@ -183,7 +201,7 @@ CASES = (
     *("nothing", "killed", "fails", "first fails", "pushed"),
     *("unused", "unused, allowed", "other weights", "other options"),
     *("unused by DeepSpeed", "not finite", "not static"),
-    *("asleep", "loops", "stopped", "first stopped"),
+    *("loops", "stopped", "first stopped", *SLEEPS_AT),
     *WHILE_SAVING,
 )
 
@@ -202,8 +220,8 @@ def train(folder: Path, name: str) -> None:
     made = task(data(samples=samples), MODELS.get(name, net))
     if name == "not finite":
         made = broken()
-    if name == "asleep":
-        made = surestep.Task(made.model, made.loss, train=Sleepy())
+    if name in SLEEPS_AT:
+        made = surestep.Task(made.model, made.loss, train=Sleepy(SLEEPS_AT[name]))
     watchers = [CALLBACKS[name]()] if name in CALLBACKS else []
     config = surestep.Config(**options)
     surestep.Trainer(made, config, run=folder / name, callbacks=watchers).fit()

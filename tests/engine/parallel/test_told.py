@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from surestep.engine.parallel.network import is_of_network, timed_out
 from surestep.engine.parallel.stand import Line, Stand, lines_of, lines_to
 from surestep.engine.parallel.told import ended, headline, missed, spans, table
 
@@ -14,11 +15,27 @@ WAITING = (
 BUSY = (Line("/home/me/data.py", 12, "__getitem__", "time.sleep(9)"),)
 
 
-def stands(*stacks, steps=None):
-    steps = steps or [5] * len(stacks)
+OF_TORCH = "/x/site-packages/torch/"
+BUCKETS = (Line(f"{OF_TORCH}nn/parallel/distributed.py", 1775, "_pre_forward"),)
+GRADIENTS = (Line(f"{OF_TORCH}autograd/graph.py", 800, "_engine_run_backward"),)
+WITHIN = (  # of a model that is being checkpointed, under DDP
+    Line("/home/me/model.py", 7, "forward", "time.sleep(9)"),
+    Line(f"{OF_TORCH}distributed/algorithms/_checkpoint/checkpoint_wrapper.py", 1, "forward"),
+    *BUCKETS,
+)
+
+
+IMPORTING = (
+    Line(f"{OF_TORCH}distributed/tensor/_ops/_pointwise_ops.py", 9, "_get_pointwise_ops"),
+    Line(f"{OF_TORCH}distributed/tensor/_ops/_pointwise_ops.py", 99, "<module>"),
+)
+
+
+def stands(*stacks, steps=None, talks=None):
+    steps, talks = steps or [5] * len(stacks), talks or [9] * len(stacks)
     return {
-        rank: Stand(rank, rank // 2, f"n{rank // 2}", 100 + rank, steps[rank], 7, 3.0, stack)
-        for rank, stack in enumerate(stacks)
+        rank: Stand(rank, rank // 2, f"n{rank // 2}", 100 + rank, step, 7, 3.0, stack, talk)
+        for rank, (stack, step, talk) in enumerate(zip(stacks, steps, talks, strict=True))
     }
 
 
@@ -30,10 +47,55 @@ def stands(*stacks, steps=None):
         (stands(WAITING, WAITING, steps=[5, 4]), (), [1]),
         (stands(WAITING, WAITING), (), []),
         (stands(BUSY, BUSY), (), []),
+        (stands(BUSY, BUSY, talks=[9, 8]), (), [1]),
+        (stands(BUSY, WAITING, WAITING, talks=[9, 8, 9]), (), [1]),
+        (stands(WAITING, WAITING, BUSY, talks=[9, 8, 8]), (), [2]),
+        (stands(WAITING, BUSY, steps=[2, 5], talks=[9, 8]), (), [1]),  # went back to step 2
     ],
 )
-def test_the_silent_are_missed_else_those_at_work_else_those_behind(found, silent, ranks):
+def test_the_silent_are_missed_else_those_behind_else_those_at_work(found, silent, ranks):
     assert missed(found, silent) == ranks
+
+
+@pytest.mark.parametrize("stack", [WAITING, BUCKETS, GRADIENTS])
+def test_a_rank_within_torchs_messages_waits(stack):
+    assert stands(stack)[0].waits
+    assert missed(stands(stack, BUSY), ()) == [1]
+
+
+@pytest.mark.parametrize("stack", [BUSY, WITHIN, (), (BUSY[0], *BUCKETS), IMPORTING])
+def test_a_rank_at_a_line_of_the_user_or_at_an_import_does_not(stack):
+    assert not stands(stack)[0].waits
+
+
+def test_who_waits_is_not_known_without_looking_at_lines(monkeypatch):
+    monkeypatch.setattr(Stand, "waits", False)
+    with pytest.raises(AssertionError):
+        test_a_rank_within_torchs_messages_waits(BUCKETS)
+    assert "(waits for others)" not in " ".join(table(stands(BUCKETS, BUSY), {}))
+
+
+def test_ranks_that_are_behind_are_told_though_nobody_is_seen_waiting():
+    assert headline(stands(BUSY, BUSY, BUSY, talks=[9, 8, 9]), (), 4).endswith(
+        "is behind the others, which have stood in step 5 for 4 s."
+    )
+    assert "(node 0 'n0', process 100) and rank 1 (node 0 'n0', process 101) are behind" in (
+        headline(stands(BUSY, BUSY, BUSY, talks=[8, 8, 9]), (), 4)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "of_network", "late"),
+    [
+        ("Application timeout caused pair closure", True, True),
+        ("[/x/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 60ms for", True, True),
+        ("[/x/gloo/transport/tcp/pair.cc:525] Connection closed by peer", True, False),
+        ("mat1 and mat2 shapes cannot be multiplied", False, False),
+    ],
+)
+def test_errors_of_gloo_are_known(text, of_network, late):
+    assert is_of_network(RuntimeError(text)) is of_network
+    assert timed_out(RuntimeError(text)) is late
 
 
 def test_the_headline_names_rank_machine_and_step():

@@ -2,8 +2,14 @@
 
 import torch.distributed as dist
 
-_OF_GLOO = ("/gloo/", "gloo::", "Connection closed by peer", "Connection reset by peer")
-_TIMED_OUT = ("Timed out waiting", "Watchdog caught collective operation timeout", "timed out")
+_GIVEN_UP = "Application timeout caused pair closure"  # gloo, of what it sends from C++
+_OF_GLOO = ("/gloo/", "gloo::", "Connection closed by peer", "Connection reset by peer", _GIVEN_UP)
+_TIMED_OUT = (
+    "Timed out waiting",
+    "Watchdog caught collective operation timeout",
+    "timed out",
+    _GIVEN_UP,
+)
 
 
 def is_of_network(error: BaseException) -> bool:

@@ -7,6 +7,7 @@ import socket
 import sys
 import sysconfig
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 
@@ -14,7 +15,9 @@ _OURS = str(Path(__file__).parents[2])
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _OTHERS = "site-packages"
 _WAITING = os.path.join("torch", "distributed", "")
+_OF_DDP = os.path.join("torch", "nn", "parallel", "distributed.py")  # sends buckets and buffers
 _BACKWARD = "_engine_run_backward"  # in which DDP waits for the gradients of the others
+_IMPORT = "<module>"  # of a module of torch.distributed, which waits for nobody
 _ASKING = tuple(str(Path(__file__).with_name(name)) for name in ("stand.py", "watch.py"))
 _INNERMOST = 6  # frames in which a rank that waits for others is in torch.distributed
 
@@ -50,6 +53,7 @@ class Stand:
         step: which it is in, from 1; None before the first.
         count: goes up each time the rank says where it stands.
         still_s: for how long it has been in the same place of the loop.
+        talks: how often it began to exchange something with the others.
         stack: the lines it is at, the innermost first.
     """
 
@@ -61,13 +65,21 @@ class Stand:
     count: int
     still_s: float
     stack: tuple[Line, ...]
+    talks: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """How far it has come; all ranks go through the same places, in one order."""
+        return self.talks, self.step or 0
 
     @property
     def waits(self) -> bool:
         """Whether it is waiting for other ranks, as far as its lines tell."""
-        inner = self.stack[:_INNERMOST]
+        inner = list(takewhile(_is_of_others, self.stack[:_INNERMOST]))
+        if any(each.function == _IMPORT for each in inner):
+            return False
         return any(_WAITING in each.file for each in inner) or any(
-            each.function == _BACKWARD for each in inner[:1]
+            each.function == _BACKWARD or _OF_DDP in each.file for each in inner[:1]
         )
 
     @property
@@ -95,6 +107,11 @@ class Stand:
         """Read it from text."""
         found = json.loads(text)
         return cls(**{**found, "stack": tuple(Line(**each) for each in found["stack"])})
+
+
+def _is_of_others(line: Line) -> bool:
+    """Say whether a line is neither the user's nor ours."""
+    return not (line.is_of_user or line.file.startswith(_OURS))
 
 
 def lines_of(thread: int) -> tuple[Line, ...]:

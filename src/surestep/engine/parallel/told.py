@@ -11,17 +11,21 @@ _MOST = 16  # groups of ranks that are told one by one
 def missed(stands: Mapping[int, Stand], silent: Collection[int]) -> list[int]:
     """Return the ranks that the others wait for, as far as that is known.
 
-    Those that say nothing; else those that do not wait themselves; else those behind. None where
-    all wait for each other.
+    Those that say nothing; else those behind. Of these, or where none is behind of all, those that
+    do not wait themselves. None where all wait for each other, or all are at work.
     """
     if silent:
         return sorted(silent)
-    busy = [rank for rank, each in stands.items() if not each.waits]
-    if busy:
-        return sorted(busy) if len(busy) < len(stands) else []
-    steps = {rank: each.step or 0 for rank, each in stands.items()}
-    last = max(steps.values(), default=0)
-    return sorted(rank for rank, step in steps.items() if step < last)
+    last = behind(stands) or sorted(stands)
+    found = [rank for rank in last if not stands[rank].waits] or last
+    return found if len(found) < len(stands) else []
+
+
+def behind(stands: Mapping[int, Stand]) -> list[int]:
+    """Return the ranks that have not come as far as others, whatever lines they are at."""
+    places = {rank: each.place for rank, each in stands.items()}
+    least, most = min(places.values()), max(places.values())
+    return sorted(rank for rank, place in places.items() if place == least < most)
 
 
 def headline(stands: Mapping[int, Stand], silent: Collection[int], waited_s: float) -> str:
@@ -35,6 +39,9 @@ def headline(stands: Mapping[int, Stand], silent: Collection[int], waited_s: flo
     if silent:
         verb = "does" if len(named) == 1 else "do"
         return f"{who} {verb} not answer; the others have waited {when} for {waited_s:.3g} s."
+    if not any(each.waits for each in stands.values()):  # as far as their lines tell
+        verb = "is" if len(named) == 1 else "are"
+        return f"{who} {verb} behind the others, which have stood {when} for {waited_s:.3g} s."
     verb = "keeps" if len(named) == 1 else "keep"
     return f"{who} {verb} the others waiting {when} for {waited_s:.3g} s."
 

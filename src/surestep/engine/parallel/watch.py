@@ -21,7 +21,7 @@ from surestep.engine.parallel.network import is_of_network, timed_out
 from surestep.engine.parallel.patience import Patience
 from surestep.engine.parallel.rank_log import tell_everywhere
 from surestep.engine.parallel.stand import Line, Stand, lines_of, lines_to, machine_name
-from surestep.engine.parallel.told import capital, ended, headline, missed, table
+from surestep.engine.parallel.told import behind, capital, ended, headline, missed, table
 from surestep.engine.parallel.world import World
 
 BEAT_S = 0.5  # between two words; 50 µs of this process each
@@ -178,6 +178,7 @@ class Watch:
             count=self._count,
             still_s=time.monotonic() - self._since,
             stack=self._stack or lines_of(self._thread),
+            talks=self._world.talks,
         )
 
     def _read(self, store: Store) -> None:
@@ -234,7 +235,8 @@ class Watch:
             return True
         silent = self._silent(now - late_s)
         stands = {**self._stands, self._world.rank: self.stand()}
-        if not silent and not any(each.waits for each in stands.values()):
+        is_waited = behind(stands) or any(each.waits for each in stands.values())
+        if not silent and not is_waited:
             return False  # all are at work
         told_by = min(rank for rank in stands if rank not in silent)
         if told_by == self._world.rank:
