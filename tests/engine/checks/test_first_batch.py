@@ -191,6 +191,19 @@ def test_what_cannot_be_trained_is_refused_at_the_start(tmp_path, parts, error, 
     assert not (tmp_path / "run").exists()
 
 
+class Waiting(nn.Linear):
+    """Fails as a model does that waited for another rank in vain."""
+
+    def forward(self, x):
+        raise RuntimeError("[/x/gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 9ms")
+
+
+def test_a_rank_that_did_not_come_is_not_taken_for_a_fault_of_the_model(tmp_path):
+    with pytest.raises(RuntimeError, match="Timed out waiting") as caught:
+        tiny.prepare(tmp_path / "run", {"model": Waiting(4, 3)}).close()
+    assert not isinstance(caught.value, SurestepError)
+
+
 @pytest.mark.parametrize(
     "loss",
     [

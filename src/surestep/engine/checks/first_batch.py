@@ -22,6 +22,7 @@ from surestep.engine.loss import IGNORED, Loss, targets_for
 from surestep.engine.losses.several import Head, heads, its, named_losses, naming
 from surestep.engine.measure.memory import ran_out
 from surestep.engine.metrics import Value, open_metrics, seen_by, take_logged
+from surestep.engine.parallel.network import is_of_network
 from surestep.engine.seed import ModelRandomness, kept_generators
 from surestep.engine.task import Task
 
@@ -144,6 +145,8 @@ def _forward(model: nn.Module, micro: MicroBatch) -> Any:
     try:
         return model(*micro.args, **micro.kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, MemoryError) as error:
+        if is_of_network(error):  # the model waits for other ranks, as FSDP's does
+            raise
         shapes = [tuple(t.shape) for t in tensors_in((micro.args, dict(micro.kwargs)))]
         if ran_out(error):
             raise OutOfMemory(
