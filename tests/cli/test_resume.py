@@ -1,4 +1,5 @@
 import json
+import shlex
 
 import pytest
 
@@ -129,3 +130,15 @@ def test_a_rehearsal_keeps_no_run_to_branch_from(surestep, recipe):
     answer = surestep("train", recipe(), "--dry-run", "--from", "r@3")
     assert answer.code == 2
     assert "leave out --run, --resume, --allow and --from" in answer.err
+
+
+def test_what_a_longer_run_is_told_to_type_keeps_its_curve(surestep, recipe, folder):
+    words = ["train", recipe(), "--run", "r", "--schedule.name", "cosine"]
+    assert surestep(*words).code == 0
+    refused = surestep(*words, "--epochs", "3")
+    told = refused.err.split("another scale: ")[1].split(" (the same")[0]
+    answer = surestep(*words[:4], *shlex.split(told), "--epochs", "3")
+    assert (refused.code, answer.code) == (1, 0)
+    recorded = [each["lr"] for each in Run(folder / "r").events() if each["event"] == "steps"]
+    rates = [rate for each in recorded for rate in each]
+    assert rates[6:] == pytest.approx([rates[5]] * 3, rel=0.01)

@@ -59,18 +59,25 @@ def _length(said: Mapping[str, Any], steps: int | None) -> str:
 
 def _verdict(before: Mapping[str, Any], planned: Planned, place: Place) -> Verdict:
     """Compare what was until now with what the new length would have made of it."""
-    try:
-        old = planned.decide(_of_the_updates(before["config"]))
-    except SurestepError:
+    old = plan_before(before, planned)
+    if old is None:
         return Verdict("refused", "what the old length did to the schedule is not known")
     said = [
         text
         for name, (a, b) in _pairs(old, planned.plan).items()
-        for text in _differences(name, a, b, planned.task.schedule, place.steps_taken)
+        for text in differences(name, a, b, planned.task.schedule, place.steps_taken)
     ]
     if said:
         return Verdict("refused", "; ".join(said))
     return Verdict("harmless", "until here the rate does not depend on the length of the run")
+
+
+def plan_before(before: Mapping[str, Any], planned: Planned) -> Plan | None:
+    """Return the plan that the run was last gone on with; None where it cannot be made here."""
+    try:
+        return planned.decide(_of_the_updates(before["config"]))
+    except SurestepError:
+        return None
 
 
 def _of_the_updates(said: Mapping[str, Any]) -> Config:
@@ -93,12 +100,12 @@ def _pairs(old: Plan, new: Plan) -> dict[str, tuple[Plan, Plan]]:
     return {name: (old.optimizers[name], each) for name, each in new.optimizers.items()}
 
 
-def _differences(
+def differences(
     optimizer: str, old: Plan, new: Plan, own: UserFunction | None, taken: int
 ) -> list[str]:
     """Say what was otherwise until now, in numbers; nothing where all was the same."""
     of = f" of {optimizer}" if optimizer else ""
-    was, will = _rate(old, own), _rate(new, own)
+    was, will = planned_rate(old, own), planned_rate(new, own)
     found = []
     if not _alike(was, will, taken) or not _alike(
         momentum(old.schedule), momentum(new.schedule), taken
@@ -120,7 +127,8 @@ def _differences(
     return found
 
 
-def _rate(plan: Plan, own: UserFunction | None) -> Factor:
+def planned_rate(plan: Plan, own: UserFunction | None) -> Factor:
+    """Return the factor on the peak rate by the steps taken, as a plan has it."""
     rate = rate_of(plan.schedule, Plateau(), own)
     return annealed(rate, plan.average, plan.optim_lr or 1.0)
 

@@ -1,7 +1,8 @@
 """Whether the run in a folder goes on, from which checkpoint, and with which changes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, get_args
 
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
@@ -11,6 +12,7 @@ from surestep.record.checkpoint.opened import Opened, open_checkpoint
 from surestep.record.recorder import Recorder
 from surestep.trainer.branching import Branch, check_branch, comes_from, find_branch
 from surestep.trainer.changes import Change, check_allow, compare, judged, table
+from surestep.trainer.holding import how_to_hold
 from surestep.trainer.identity import identity
 from surestep.trainer.lengthening import length_change
 from surestep.trainer.planning import Origin, Planned
@@ -146,7 +148,7 @@ def _again(
         raise RunError(
             f"{recorder.folder} holds a run with another config:\n"
             + "\n".join(table(changes))
-            + f"\n{_what_to_type(bad)}"
+            + f"\n{_what_to_type(bad, partial(how_to_hold, before, planned, place))}"
         )
     if finished:  # nothing but another end makes it go on
         longer = length is not None and place.step < planned.plan.total_steps
@@ -158,7 +160,7 @@ def _place(checkpoint: Opened | None) -> Place:
     return Place() if checkpoint is None else Place(**checkpoint.record["place"])
 
 
-def _what_to_type(bad: list[Change]) -> str:
+def _what_to_type(bad: list[Change], hold: Callable[[list[str]], str]) -> str:
     folder = (
         "Choose another folder with --run (run= in Python), or go back to the config it was "
         "started with."
@@ -166,21 +168,12 @@ def _what_to_type(bad: list[Change]) -> str:
     if any(each.verdict.kind == "impossible" for each in bad):
         return folder
     names = list(dict.fromkeys(each.name for each in bad))
+    others = [name for name in names if name not in LENGTH]
+    is_longer = len(others) < len(names)
+    another = any(name.startswith("schedule.") for name in others)  # another curve is asked for
     return (
         f"{folder} To go on all the same: --allow {','.join(names)} (allow={tuple(names)!r} in "
-        f"Python).{_held(bad)}"
-    )
-
-
-def _held(bad: list[Change]) -> str:
-    """Say how a curve is kept in a longer run; nothing where another curve is asked for."""
-    longer = next((each for each in bad if each.name in LENGTH), None)
-    if longer is None or any(each.name.startswith("schedule.") for each in bad):
-        return ""
-    old = str(longer.before).split(",")[0]
-    return (
-        " Or keep the curve and hold its end: schedule.name=chain with the old length in it, such "
-        f'as schedule.chain="cosine {old}" "constant scale=0.1".'
+        f"Python).{hold(others) if is_longer and not another else ''}"
     )
 
 
