@@ -218,14 +218,16 @@ def test_sizes_stay_in_their_limits_or_say_why():
 
 IMPORT_EACH = textwrap.dedent(
     """
-    import importlib, logging, os, signal, sys, warnings
+    import gc, importlib, logging, os, signal, sys, warnings
     import numpy, pydantic, rich, safetensors.torch, torch, torch.utils.data, tqdm.auto
     try:
         import tyro, sklearn.datasets
     except ImportError:
         pass
 
-    sys.pycache_prefix = sys.argv[1]  # so that each module is compiled under -W error
+    sys.pycache_prefix = sys.argv[1]  # so that each module is compiled under -W error, once
+    sys.dont_write_bytecode = False  # what warns is an error there, of which nothing is kept
+    gc.freeze()  # else each child walks, and so copies, all that is imported
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGPIPE)
 
     def world():
@@ -256,6 +258,7 @@ IMPORT_EACH = textwrap.dedent(
 
 def test_each_module_imports_alone_without_a_warning_and_changes_nothing(tmp_path):
     modules = [module_of(path) for path in FILES if path.name != "__main__.py"]
+    (tmp_path / "pycache").mkdir()  # before the first module is looked at
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_EACH, str(tmp_path / "pycache"), *modules],
         env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
