@@ -52,6 +52,15 @@ def test_in_another_precision(surestep, incident):
     answer = surestep("replay", incident, "--precision", "bf16")
     assert answer.code == 0
     assert "precision bf16" in answer.out
+    assert "Not bit for bit as recorded: the loss, the norm or what modules return." in answer.out
+
+
+def test_where_all_that_was_recorded_is_nan_it_says_that_this_does_not_tell(surestep, incident):
+    record = Path(incident) / "incident.json"
+    known = read_json(record)
+    del known["diagnosis"]["outputs"]  # as an older version wrote it
+    write_json(record, known)
+    assert "which does not tell one step from another" in surestep("replay", incident).out
 
 
 def test_a_recipe_that_has_changed_is_run_where_that_is_allowed(surestep, recipe, incident):

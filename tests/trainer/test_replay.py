@@ -1,5 +1,6 @@
 """A run that stops at a step that is not finite says why, and the step can be taken again."""
 
+import json
 import math
 from collections.abc import Callable
 from hashlib import sha256
@@ -217,6 +218,36 @@ def test_another_model_is_not_bit_for_bit(tmp_path):
     done = surestep.replay(error.incident, task(other))
     assert done.now.finite
     assert not done.as_recorded
+
+
+def scaled(x):
+    return -7 * torch.tanh(x)
+
+
+NAN = {"model": lambda: model(torch.relu), "train": data(math.nan)}
+
+
+@pytest.mark.parametrize("precision", [None, "bf16"])
+def test_where_all_is_nan_what_modules_return_tells_one_step_from_another(tmp_path, precision):
+    error = failed(tmp_path / "run", NAN, {})
+    other = {**NAN, "model": lambda: model(scaled)} if precision is None else NAN
+    done = surestep.replay(error.incident, task(other), precision=precision)
+    assert math.isnan(done.recorded.loss)
+    assert math.isnan(done.now.loss)
+    assert not done.differing  # NaN is the same as NaN
+    assert not done.as_recorded
+    assert surestep.replay(error.incident, task(NAN)).as_recorded
+
+
+def test_an_incident_without_what_modules_return_tells_nothing_where_all_is_nan(tmp_path):
+    error = failed(tmp_path / "run", NAN, {})
+    path = Path(error.incident) / "incident.json"
+    record = read_json(path)
+    del record["diagnosis"]["outputs"]  # as an older version wrote it
+    path.write_text(json.dumps(record))
+    done = surestep.replay(error.incident, task(NAN))
+    assert not done.as_recorded
+    assert not done.can_tell
 
 
 class Fickle(torch.utils.data.Dataset):

@@ -74,10 +74,16 @@ def _print(done: Replay) -> None:
         print("Gradient norms of parameters are not available: the ranks had pieces of gradients.")
     if done.as_recorded:
         print("Loss and gradient norms are bit for bit as recorded.")
+    elif not done.can_tell and not done.differing:
+        print(
+            "All that was recorded is NaN or infinite, which does not tell one step from another."
+        )
     else:
         names_of = list(done.differing)
         shown = ", ".join(names_of[:6]) + (" ..." if len(names_of) > 6 else "")
-        print(f"Not bit for bit as recorded: {shown or 'the loss or the norm'}.")
+        print(
+            f"Not bit for bit as recorded: {shown or 'the loss, the norm or what modules return'}."
+        )
     print(done.now.text)
 
 

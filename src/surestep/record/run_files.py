@@ -86,7 +86,8 @@ _DIAGNOSIS = holding(
     {
         "cause": optional(holding(dict.fromkeys(("module", "operation", "name"), optional(text)))),
         "samples": holding({"samples": listed(_FLAGGED)}),
-    }
+    },
+    {"outputs": optional(text)},
 )
 _MICRO_BATCH = holding(
     {

@@ -1,5 +1,6 @@
 """Take the step of an incident again, as it was or with something changed."""
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class Figures:
         operation: what made it, or the tensor in which it stood.
         samples: those that do it alone: indices in the data set, else positions.
         text: all of it in words.
+        outputs: a fingerprint of what is finite of what the modules returned; None of an incident
+            that has none.
     """
 
     loss: float
@@ -49,6 +52,7 @@ class Figures:
     operation: str | None
     samples: tuple[int, ...]
     text: str
+    outputs: str | None
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,9 @@ class Replay:
         recorded: what it came to in the run.
         now: what it comes to now.
         differing: gradient norms that are not the same bit for bit, by parameter: (then, now).
-        as_recorded: whether loss, gradient norm and each parameter's are the same bit for bit.
+        as_recorded: whether loss, gradient norm, each parameter's and what the modules returned are
+            the same bit for bit, and not all of it NaN.
+        can_tell: whether something finite was recorded, since NaN is the same in any step.
         has_each: whether the incident has the norm of each parameter: under DeepSpeed above stage 0
             the ranks have pieces of gradients, and there the others are compared alone.
     """
@@ -72,6 +78,7 @@ class Replay:
     now: Figures
     differing: dict[str, tuple[float, float]]
     as_recorded: bool
+    can_tell: bool
     has_each: bool
 
 
@@ -200,6 +207,7 @@ def _figures(result: StepResult, diagnosis: Diagnosis) -> Figures:
         (cause.operation or cause.name) if cause else None,
         tuple(samples),
         "It is finite." if finite else told(diagnosis),
+        diagnosis.outputs,
     )
 
 
@@ -217,6 +225,7 @@ def _recorded(incident: Incident) -> Figures:
         cause.get("operation") or cause.get("name"),
         tuple(each["position"] if each["index"] is None else each["index"] for each in found),
         str(record["text"]),
+        diagnosis.get("outputs"),
     )
 
 
@@ -240,7 +249,12 @@ def _compared(
     same = [name for name, _ in then] == [name for name, _ in here] and not differing
     same = same or not has_each
     same = same and _same(recorded.loss, now.loss) and _same(recorded.grad_norm, now.grad_norm)
-    return Replay(incident.step, changes, recorded, now, differing, same, has_each)
+    same = same and recorded.outputs in (None, now.outputs)
+    numbers = [recorded.loss, *(value for _, value in then)]
+    can_tell = recorded.outputs is not None or any(map(math.isfinite, numbers))
+    return Replay(
+        incident.step, changes, recorded, now, differing, same and can_tell, can_tell, has_each
+    )
 
 
 def _same(one: float | None, other: float | None) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from surestep.engine.data.batch import Batch, tensors_in
 from surestep.engine.incident.again import Ran, untouched
 from surestep.engine.incident.again import again as again_alone
 from surestep.engine.incident.cause import Cause
+from surestep.engine.incident.outputs import Outputs
 from surestep.engine.incident.rows import CannotCutError
 from surestep.engine.incident.samples import Found, Rows, Sample, search
 from surestep.engine.incident.watch import Watch
@@ -20,6 +22,7 @@ from surestep.engine.parallel.pieces import part_of
 from surestep.engine.step import Parts, update
 
 Again = Callable[[Parts, Batch, float], Ran]
+Watched = Callable[[Parts, Batch, float], tuple[Ran, Cause | None]]
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Diagnosis:
         cause: what made the first value; None where that was not seen.
         samples: those that do it alone.
         weights: the largest absolute values of parameters, by name, largest first.
+        outputs: a fingerprint of what the modules returned; None of what ranks found together.
     """
 
     loss: float
@@ -39,6 +43,7 @@ class Diagnosis:
     cause: Cause | None
     samples: Found
     weights: dict[str, float]
+    outputs: str | None = None
 
     @property
     def reproduced(self) -> bool:
@@ -72,7 +77,8 @@ def diagnose(
         divisor = batch.items if parts.loss.divides else 1.0
     if parts.freeze is not None:
         parts.freeze(parts.state.place.steps_taken)
-    loss, bad, causes = _followed(parts, batch, divisor, again)
+    outputs = Outputs()
+    loss, bad, causes = _followed(parts, batch, divisor, partial(_watched, again, outputs))
     known = [cause for cause in causes if cause is not None]
     cause = known[0] if known else None
     samples = Found(how="the step taken again is finite", known=False)
@@ -80,11 +86,12 @@ def diagnose(
         samples = _samples(parts, batch, divisor, causes, again)
     found = tuple(Sample(each.position, _at(index, each.position)) for each in samples.samples)
     samples = replace(samples, samples=found, of=batch.samples)
-    return Diagnosis(loss, tuple(bad), cause, samples, largest_weights(parts))
+    weights = largest_weights(parts)
+    return Diagnosis(loss, tuple(bad), cause, samples, weights, outputs.fingerprint)
 
 
 def _followed(
-    parts: Parts, batch: Batch, divisor: float, again: Again
+    parts: Parts, batch: Batch, divisor: float, watched: Watched
 ) -> tuple[float, list[str], list[Cause | None]]:
     """Return the loss, what is not finite, and the cause in each micro-batch that is not.
 
@@ -99,21 +106,23 @@ def _followed(
             cause = None
             if micro.items:
                 part = batch._replace(micro_batches=(micro,))
-                ran, cause = _watched(parts, part, divisor, again)
+                ran, cause = watched(parts, part, divisor)
                 bad |= dict.fromkeys(ran.bad)
                 total += float(ran.loss_sum) / divisor
             causes.append(cause)
         if not bad:
-            ran, cause = _watched(parts, batch, divisor, again)
+            ran, cause = watched(parts, batch, divisor)
             bad, total = dict.fromkeys(ran.bad), float(ran.loss_sum) / divisor
             causes = [cause]
     return total, [name or "loss" for name in bad], causes
 
 
-def _watched(parts: Parts, batch: Batch, divisor: float, again: Again) -> tuple[Ran, Cause | None]:
+def _watched(
+    again: Again, outputs: Outputs, parts: Parts, batch: Batch, divisor: float
+) -> tuple[Ran, Cause | None]:
     """Take a step on a batch, and return what it came to with the cause that was earliest."""
     model = parts.state.model
-    where = Where({module: name for name, module in model.named_modules()})
+    where = Where({module: name for name, module in model.named_modules()}, outputs)
     watch = Watch(where, _there_before(parts, batch))
     with where.following(), watch:
         ran = again(parts, batch, divisor)

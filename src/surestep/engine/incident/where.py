@@ -16,6 +16,7 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode
 
 from surestep.engine.data.batch import tensors_in
+from surestep.engine.incident.outputs import Outputs
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[2])
@@ -35,11 +36,13 @@ class Where(TorchFunctionMode):
 
     Args:
         names: of the modules, by module; another one goes by its class.
+        outputs: takes in what each module returned.
     """
 
-    def __init__(self, names: dict[nn.Module, str]) -> None:
+    def __init__(self, names: dict[nn.Module, str], outputs: Outputs) -> None:
         super().__init__()
         self.names = names
+        self.outputs = outputs
         self._running: list[tuple[str | None, Any]] = []
         self._called: str | None = None
         self._nodes: dict[Any, At] = {}
@@ -78,8 +81,9 @@ class Where(TorchFunctionMode):
             name = self.names.get(module)
             self._running.append((name, torch._C._current_autograd_node()))
 
-        def leave(module: nn.Module, *_: Any) -> None:
-            self._running.pop()
+        def leave(module: nn.Module, _: Any, made: Any) -> None:
+            name, _ = self._running.pop()
+            self.outputs.add(name, made)
 
         hooks = [
             register_module_forward_pre_hook(enter),
