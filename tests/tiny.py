@@ -29,6 +29,7 @@ FACTS = Facts(
 )
 
 GPU = replace(FACTS, cuda_devices=("H200",), cuda_memory=(1,), bf16_native=True, tf32=True, cpus=8)
+TWO_GPUS = replace(GPU, cuda_devices=("H200", "H200"), cuda_memory=(1, 1))
 OLD_GPU = replace(GPU, bf16_native=False, tf32=False)
 GIVEN = Given(train_samples=100, in_memory=False)
 LOADER = {

@@ -17,9 +17,7 @@ from surestep.trainer.planning import plan_task
 from tests import tiny
 
 TWO = replace(
-    tiny.GPU,
-    cuda_devices=("H200", "H200"),
-    cuda_memory=(1, 1),
+    tiny.TWO_GPUS,
     launched=Launched(rank=1, size=2, local_rank=1, local_size=2, by="torchrun"),
 )
 

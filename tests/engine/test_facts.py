@@ -1,6 +1,7 @@
 import sys
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from surestep.engine.facts import read_facts
@@ -21,7 +22,10 @@ def test_no_bf16_without_a_gpu(monkeypatch):
 
 
 def gpus(monkeypatch, *generations):
-    cards = [SimpleNamespace(name="card", total_memory=1, major=major) for major in generations]
+    cards = [
+        SimpleNamespace(name="card", total_memory=1, major=major, uuid=f"card-{index}")
+        for index, major in enumerate(generations)
+    ]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
     monkeypatch.setattr(torch.cuda, "get_device_properties", cards.__getitem__)
@@ -31,6 +35,36 @@ def gpus(monkeypatch, *generations):
 def test_bf16_is_native_where_all_cards_have_it(monkeypatch):
     assert gpus(monkeypatch, 9, 8).bf16_native
     assert not gpus(monkeypatch, 9, 7).bf16_native
+
+
+def test_cards_are_told_apart_by_what_no_other_has(monkeypatch):
+    assert gpus(monkeypatch, 9, 9).cuda_ids == ("card-0", "card-1")
+
+
+TORCHRUN = {
+    **{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+    **{"MASTER_ADDR": "here", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x"},
+}
+SRUN = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("said", "count", "own"),
+    [
+        (SRUN, 1, True),  # --gpus-per-task=1
+        (SRUN, 2, False),
+        (TORCHRUN, 1, False),
+        (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "1"}, 1, True),  # set for each process
+        (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "0,1"}, 2, False),
+        # surestep starts all of them in one environment: it is the same GPU.
+        (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "0", "SURESTEP_NPROC": "2"}, 1, False),
+    ],
+)
+def test_whether_the_one_gpu_that_is_seen_may_be_this_processs_own(monkeypatch, said, count, own):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    assert gpus(monkeypatch, *[9] * count).one_gpu_each is own
 
 
 def test_the_display_is_what_stderr_is(monkeypatch):

@@ -17,7 +17,7 @@ from surestep.engine.schedule.catalog import CATALOG
 from tests.laws.cannot_deepspeed import DEEPSPEED
 from tests.laws.tasks import rows
 from tests.laws.wishes import EIGHT, FSDP, MANY, WISHES
-from tests.tiny import GPU
+from tests.tiny import GPU, TWO_GPUS
 
 Said = dict[str, Any]
 Case = tuple[Said, dict[str, Any], str]
@@ -267,6 +267,13 @@ def on_gpu(parts: dict[str, Any]) -> dict[str, Any]:
     return {"facts": lambda: replace(parts["facts"](), cuda_devices=("H200",), cuda_memory=(1,))}
 
 
+def cards(count: int, *, of: int) -> dict[str, Any]:
+    """So many GPUs here for so many processes."""
+    seen = {"cuda_devices": ("H200",) * count, "cuda_memory": (1,) * count}
+    launched = Launched(rank=1, size=of, local_rank=1, local_size=of, by="torchrun")
+    return {"facts": lambda: replace(GPU, launched=launched, **seen)}
+
+
 DYNAMO = {"dynamo": "inductor", "dynamo_mode": "reduce-overhead"}
 OF_FSDP = {"engine": "FSDP", "words": "--parallel.kind fsdp --parallel.shard full"}
 BARE = {"facts": lambda: replace(read_facts(), extras=())}
@@ -307,6 +314,10 @@ PARALLEL: list[Case] = [
     ),
     ({"parallel.sync_batchnorm": True}, {}, "with surestep train RECIPE --nproc 2"),
     ({"parallel.sync_batchnorm": True}, LAUNCHED, "works on GPUs only"),
+    ({"parallel.sync_batchnorm": True, "device": "cpu"}, cards(2, of=2), "works on GPUs only"),
+    ({"device": "cuda:0"}, cards(2, of=2), "Say device='cuda', with CUDA_VISIBLE_DEVICES=0,1"),
+    ({"device": "cuda"}, cards(1, of=2), "one GPU is here: on device='cuda' each needs its own"),
+    ({"device": "cuda"}, cards(2, of=4), "Say --nproc 2 (torchrun --nproc-per-node 2), or device="),
     (
         {"parallel.shard": "full"},
         {},
@@ -336,7 +347,7 @@ PARALLEL: list[Case] = [
     ({"parallel.offload": "all"}, LAUNCHED, "Say parallel.kind='fsdp'"),
     (
         {**FSDP, "parallel.offload": "all", "precision": "fp16"},
-        {"facts": lambda: replace(GPU, launched=MANY["facts"]().launched)},
+        {"facts": lambda: replace(TWO_GPUS, launched=MANY["facts"]().launched)},
         "Say precision='bf16'",
     ),
 ]

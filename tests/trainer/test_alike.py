@@ -1,10 +1,14 @@
 """What ranks are told that do not train the same."""
 
+from dataclasses import replace
+
 import pytest
 from torch.utils.data import Dataset, IterableDataset
 
 import surestep
-from surestep.trainer.alike import _known, told
+from surestep.base.errors import ParallelError
+from surestep.engine.parallel.launch import Launched
+from surestep.trainer.alike import _known, check_alike, told
 from surestep.trainer.planning import Origin, plan_task
 from tests import tiny
 
@@ -97,3 +101,33 @@ def test_no_rank_reads_the_measured_data_where_there_is_one_process(tmp_path):
     dataset = Few(moved())
     tiny.prepare(tmp_path, {"test": dataset}).close()
     assert dataset.loads == 0
+
+
+class Others:
+    """A world in which the other rank says what it is given to say."""
+
+    size, rank = 2, 0
+
+    def __init__(self, gpu):
+        self.gpu = gpu
+
+    def texts(self, text):
+        return [text, f"{text.split()[0]} {self.gpu}"]
+
+
+def check_beside(monkeypatch, gpu):
+    """Compare a rank on the GPU "a", the one that it sees, with a rank on another."""
+    monkeypatch.setattr("surestep.trainer.alike.check_shared", lambda *_: None)
+    launched = Launched(size=2, local_size=2, by="srun")
+    facts = replace(tiny.GPU, launched=launched, cuda_ids=("a",), one_gpu_each=True)
+    planned = plan_task(tiny.task(), tiny.config(), facts=facts)
+    check_alike(Others(gpu), Origin(), planned)
+
+
+def test_two_ranks_on_one_gpu_are_told_before_nccl_meets_it(monkeypatch):
+    with pytest.raises(ParallelError, match=r"Ranks 0-1 would .* one GPU \(a\).*--gpus-per-task=1"):
+        check_beside(monkeypatch, "a")
+
+
+def test_ranks_that_see_a_gpu_of_their_own_each_may_train(monkeypatch):
+    check_beside(monkeypatch, "b")

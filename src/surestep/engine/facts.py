@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from surestep.engine.parallel.accelerate_config import AccelerateConfig, read_accelerate
-from surestep.engine.parallel.launch import ALONE, Launched, read_launched
+from surestep.engine.parallel.launch import ALONE, BY_NPROC, Launched, read_launched
 
 EXTRAS = ("bitsandbytes", "deepspeed", "accelerate")
 
@@ -20,6 +20,8 @@ class Facts:
     """The machine, as far as a Plan depends on it. Memory is in bytes.
 
     Attributes:
+        cuda_ids: of the GPUs; no two in the world have the same, whatever a process calls them.
+        one_gpu_each: one GPU is seen here, and others that were started may each see another.
         launched: where this process stands among those that were started with it.
         accelerate: what `accelerate launch` said; None where it started nothing.
         compiler: whether there is one for C++, which torch.compile needs on a CPU.
@@ -34,6 +36,8 @@ class Facts:
     cpus: int
     threads: int
     display: Literal["terminal", "notebook", "none"]
+    cuda_ids: tuple[str, ...] = ()
+    one_gpu_each: bool = False
     extras: tuple[str, ...] = ()
     compiler: bool = True
     launched: Launched = ALONE
@@ -45,18 +49,21 @@ def read_facts() -> Facts:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     properties = [torch.cuda.get_device_properties(index) for index in range(count)]
     # Ampere (8.0) is the first generation with TF32 and bf16 units; older ones emulate bf16.
+    launched = read_launched()
     ampere = bool(properties) and all(each.major >= 8 for each in properties)
     return Facts(
         torch_version=torch.__version__,
         cuda_devices=tuple(each.name for each in properties),
         cuda_memory=tuple(each.total_memory for each in properties),
+        cuda_ids=tuple(str(each.uuid) for each in properties),
+        one_gpu_each=count == 1 and _may_be_its_own(launched),
         bf16_native=ampere,
         tf32=ampere,
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         threads=torch.get_num_threads(),
         display=_display(),
         extras=tuple(name for name in EXTRAS if find_spec(name) is not None),
-        launched=read_launched(),
+        launched=launched,
         accelerate=read_accelerate(),
         compiler=any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))),
     )
@@ -67,6 +74,15 @@ def device_name(facts: Facts, device: torch.device) -> str:
     if device.type == "cuda":
         return facts.cuda_devices[device.index or 0]
     return f"{device.type} ({torch.backends.cpu.get_cpu_capability()})"
+
+
+def _may_be_its_own(launched: Launched) -> bool:
+    """Say whether the one GPU that is seen may be this process's alone.
+
+    As by `srun --gpus-per-task=1`, or where CUDA_VISIBLE_DEVICES is set for each process.
+    """
+    visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+    return launched.by in ("srun", "mpirun") or (launched.by != BY_NPROC and len(visible) == 1)
 
 
 def _display() -> Literal["terminal", "notebook", "none"]:

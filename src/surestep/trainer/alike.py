@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -42,7 +42,7 @@ def check_alike(world: World, origin: Origin, planned: Planned) -> None:
     """Check that all ranks have the same config, code, data and model.
 
     Raises:
-        ParallelError: they have not; what differs, and on which ranks.
+        ParallelError: they have not; what differs, and on which ranks. Or two have one GPU.
         TaskError, DataError: a metric or a stream cannot be shared.
     """
     if world.size == 1:
@@ -50,10 +50,42 @@ def check_alike(world: World, origin: Origin, planned: Planned) -> None:
     check_shared(world, planned.task, planned.plan)
     own = {name: _text(value) for name, value in _known(origin, planned)}
     digest = hashlib.blake2b(json.dumps(own, sort_keys=True).encode(), digest_size=16)
-    if len(set(world.texts(digest.hexdigest()))) == 1:
+    each_said = [
+        text.split(" ", 1) for text in world.texts(f"{digest.hexdigest()} {_gpu(planned)}")
+    ]
+    check_own_gpus([gpu for _, gpu in each_said])
+    if len({known for known, _ in each_said}) == 1:
         return
     each = [json.loads(text) for text in world.texts(json.dumps(own))]
     raise ParallelError(told(each))
+
+
+def _gpu(planned: Planned) -> str:
+    """Return which GPU this rank computes on; nothing where it is the CPU."""
+    device, known = planned.plan.device, planned.facts.cuda_ids
+    return known[device.index or 0] if device.type == "cuda" and known else ""
+
+
+def check_own_gpus(gpus: Sequence[str]) -> None:
+    """Check that no two ranks compute on one GPU, which NCCL cannot do.
+
+    Args:
+        gpus: of each rank in turn, by what no other has; empty on a CPU.
+
+    Raises:
+        ParallelError: two do; which.
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, gpu in enumerate(gpus):
+        ranks.setdefault(gpu, []).append(rank)
+    for gpu, which in ranks.items():
+        if gpu and len(which) > 1:
+            raise ParallelError(
+                f"Ranks {spans(which)} would all compute on one GPU ({gpu}), since each sees that "
+                "one alone. Start as many processes as there are GPUs (--nproc 1 for one), give "
+                "each its own (srun --gpus-per-task=1), or let CUDA_VISIBLE_DEVICES name all of "
+                "them."
+            )
 
 
 def told(each: list[dict[str, str]]) -> str:

@@ -19,7 +19,7 @@ SAID = {
 }
 
 
-def planned(config: AccelerateConfig, facts=tiny.GPU, **said: object) -> Plan:
+def planned(config: AccelerateConfig, facts=tiny.TWO_GPUS, **said: object) -> Plan:
     launched = Launched(size=2, local_size=2, by="accelerate launch")
     known = replace(facts, launched=launched, accelerate=config, extras=("accelerate",))
     return resolve(Config.from_options({"epochs": 1, **said}), known, tiny.GIVEN)
@@ -71,7 +71,7 @@ def test_another_device_than_the_cpu_it_says_is_refused():
     with pytest.raises(ConfigError, match=r"device='cuda:1', and accelerate's config says use_cpu"):
         planned(
             AccelerateConfig(use_cpu=True),
-            replace(tiny.GPU, cuda_devices=("a", "b")),
+            tiny.TWO_GPUS,
             device="cuda:1",
         )
 

@@ -11,10 +11,12 @@ from surestep.base.errors import ConfigError
 from surestep.engine.parallel.deepspeed_keys import AUTO, PASSED
 from tests.laws.test_law_9_honest import plan_of
 from tests.laws.wishes import MANY, ZERO
-from tests.tiny import GPU
+from tests.tiny import TWO_GPUS
 
 SAID = {**ZERO, "batch_size": 16, "micro_batch_size": 4, "max_grad_norm": 0.5, "optim.lr": 0.01}
-ON_GPUS = {"facts": lambda: replace(GPU, launched=MANY["facts"]().launched, extras=("deepspeed",))}
+ON_GPUS = {
+    "facts": lambda: replace(TWO_GPUS, launched=MANY["facts"]().launched, extras=("deepspeed",))
+}
 # As the guides of transformers write it.
 HF = {
     "optimizer": {

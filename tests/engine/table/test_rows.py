@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from surestep.engine.parallel.launch import Launched
-from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, VALIDATED, decide
+from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, TWO_GPUS, VALIDATED, decide
 
-GPUS = replace(GPU, launched=Launched(rank=0, size=2, local_size=2))
+GPUS = replace(TWO_GPUS, launched=Launched(rank=0, size=2, local_size=2))
+SECOND = replace(GPUS, launched=Launched(rank=1, size=2, local_rank=1, local_size=2))
+BOUND = replace(SECOND, cuda_devices=("H200",), cuda_memory=(1,), one_gpu_each=True)
 SPARSE = replace(GIVEN, sparse=("table",))
 HIDDEN = replace(GIVEN, hidden=("a", "b"))
 OWN_ADAM = {
@@ -21,6 +23,12 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
     [
         ("device", {}, GPU, GIVEN, torch.device("cuda"), "this machine has H200"),
         ("device", {}, FACTS, GIVEN, torch.device("cpu"), "no CUDA device here"),
+        ("device", {}, SECOND, GIVEN, torch.device("cuda:1"), "each of 2 processes of"),
+        ("device", {"device": "cuda"}, SECOND, GIVEN, torch.device("cuda:1"), "said: Python; each"),
+        ("device", {}, BOUND, GIVEN, torch.device("cuda:0"), "each of 2 processes of"),
+        ("device", {"device": "cuda"}, BOUND, GIVEN, torch.device("cuda:0"), "said: Python; each"),
+        ("device", {"device": "cuda:0"}, BOUND, GIVEN, torch.device("cuda:0"), "said: Python"),
+        ("device", {"device": "cpu"}, SECOND, GIVEN, torch.device("cpu"), "said: Python"),
         ("precision", {}, GPU, GIVEN, "bf16", "auto: this GPU has bf16 natively"),
         ("precision", {}, OLD_GPU, GIVEN, "fp32", "auto: bf16 only where"),
         ("precision", {"device": "cpu"}, GPU, GIVEN, "fp32", "auto: bf16 only where"),

@@ -16,9 +16,12 @@ def _precision(k: Known) -> str:
     return "fp32" if said == "no" else said
 
 
-DEVICE = Row(
-    lambda k: _config(k).use_cpu, lambda _: torch.device("cpu"), "accelerate's config: use_cpu"
-)
+def uses_cpu(k: Known) -> bool:
+    """Say whether accelerate's config wants the CPU, whatever else is here."""
+    return _config(k).use_cpu
+
+
+DEVICE = Row(uses_cpu, lambda _: torch.device("cpu"), "accelerate's config: use_cpu")
 PRECISION = Row(
     lambda k: k.facts.accelerate is not None,
     _precision,
@@ -31,7 +34,7 @@ COMPILE = Row(
 )
 
 DEVICE_REFUSAL = Refusal(
-    lambda k: _config(k).use_cpu and not k.said.get("device", "cpu").startswith("cpu"),
+    lambda k: uses_cpu(k) and not k.said.get("device", "cpu").startswith("cpu"),
     lambda k: (
         f"device={k.said['device']!r}, and accelerate's config says use_cpu. Say it in one place."
     ),

@@ -244,10 +244,11 @@ REFUSALS: Refusals = {
     "parallel.sync_batchnorm": (
         _needs_many("parallel.sync_batchnorm"),
         Refusal(
-            lambda k: bool(k.said.get("parallel.sync_batchnorm")) and not k.facts.cuda_devices,
+            lambda k: bool(k.said.get("parallel.sync_batchnorm")) and not k.on_gpu,
             lambda k: (
-                f"parallel.sync_batchnorm={k.said['parallel.sync_batchnorm']} works on GPUs only. "
-                "Leave it out, or use GroupNorm, which needs no statistics of the batch."
+                f"parallel.sync_batchnorm={k.said['parallel.sync_batchnorm']} works on GPUs only, "
+                f"and the device is {k['device']}. Leave it out, or use GroupNorm, "
+                "which needs no statistics of the batch."
             ),
         ),
     ),

@@ -19,6 +19,64 @@ def _bad_device(k: Known) -> bool:
     return device.type != "cpu"
 
 
+def _each_has_one(k: Known) -> bool:
+    """Say whether several processes of this machine compute on GPUs, one each."""
+    on_gpus = bool(k.facts.cuda_devices) and not accelerate.uses_cpu(k)
+    return on_gpus and k.said.get("device", "cuda") == "cuda" and k.facts.launched.local_size > 1
+
+
+def _is_one_for_all(k: Known) -> bool:
+    """Say whether a number was said, by which several processes would share one GPU."""
+    own = k.facts.one_gpu_each  # each calls its own cuda:0
+    many = k.facts.launched.local_size > 1 and not own
+    return many and torch.device(k.said.get("device", "cpu")).index is not None and _says_gpu(k)
+
+
+def _says_gpu(k: Known) -> bool:
+    return str(k.said.get("device", "cpu")).startswith("cuda")
+
+
+def _too_many(k: Known) -> bool:
+    here = k.facts.launched
+    enough = here.imagined or k.facts.one_gpu_each
+    return _each_has_one(k) and not enough and here.local_size > len(k.facts.cuda_devices)
+
+
+def _too_many_told(k: Known) -> str:
+    here, gpus = k.facts.launched.local_size, len(k.facts.cuda_devices)
+    return (
+        f"{here} processes were started on this machine, and {_gpus(gpus)} here: on "
+        f"device='cuda' each needs its own. Say --nproc {gpus} (torchrun --nproc-per-node {gpus}), "
+        "or device='cpu'."
+    )
+
+
+def _gpus(count: int) -> str:
+    return "one GPU is" if count == 1 else f"{count} GPUs are"
+
+
+def _its_own(*, said: bool) -> tuple[Row, Row]:
+    """Give each of several processes a GPU of its own, by what was said or by itself."""
+
+    def when(k: Known) -> bool:
+        return _each_has_one(k) and ("device" in k.said) is said
+
+    before = "said: {origin}; " if said else ""
+    who = f"{before}each of {{k.facts.launched.local_size}} processes of this machine"
+    return (
+        Row(
+            lambda k: when(k) and k.facts.one_gpu_each,
+            lambda _: torch.device("cuda", 0),
+            f"{who} sees one GPU; they look whether it is another for each when they meet",
+        ),
+        Row(
+            when,
+            lambda k: torch.device("cuda", k.facts.launched.local_rank),
+            f"{who} has a GPU of its own",
+        ),
+    )
+
+
 def _devices(k: Known) -> str:
     return ", ".join(["cpu", *(f"cuda:{index}" for index in range(len(k.facts.cuda_devices)))])
 
@@ -27,13 +85,10 @@ ROWS: Rows = {
     "seed": plain("seed", DEFAULT_SEED, "nothing said: every run starts from the same seed"),
     "deterministic": plain("deterministic", False, "torch's default; True is slower on a GPU"),
     "device": (
+        *_its_own(said=True),
         said("device", torch.device),
         accelerate.DEVICE,
-        Row(
-            lambda k: bool(k.facts.cuda_devices) and k.facts.launched.local_size > 1,
-            lambda k: torch.device("cuda", k.facts.launched.local_rank),
-            "each of {k.facts.launched.local_size} processes of this machine has a GPU of its own",
-        ),
+        *_its_own(said=False),
         Row(
             lambda k: bool(k.facts.cuda_devices),
             lambda _: torch.device("cuda"),
@@ -64,6 +119,15 @@ REFUSALS: Refusals = {
             lambda k: f"device={k.said['device']!r} is not here. This machine has: {_devices(k)}.",
         ),
         accelerate.DEVICE_REFUSAL,
+        Refusal(
+            _is_one_for_all,
+            lambda k: (
+                f"device={k.said['device']!r} is one GPU for the "
+                f"{k.facts.launched.local_size} processes of this machine, and each needs its own. "
+                "Say device='cuda', with CUDA_VISIBLE_DEVICES=0,1 for which of them."
+            ),
+        ),
+        Refusal(_too_many, _too_many_told),
     ),
     "precision": (
         Refusal(
