@@ -1,5 +1,7 @@
+import os
 import re
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,9 +10,10 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import CheckpointError, RunError
+from surestep.engine.parallel.world import ALONE
 from surestep.record.run import Run
 from surestep.trainer.planning import Origin, plan_task
-from surestep.trainer.prepare import default_folder
+from surestep.trainer.prepare import _logged, default_folder
 from tests import tiny
 
 X, Y = tiny.data()
@@ -171,3 +174,13 @@ def test_what_changes_the_numbers_of_a_cut_batch_is_said(build, parts, reason):
 def test_a_dropout_of_zero_changes_nothing():
     planned = plan_task(tiny.task(model=tiny.model(dropout=0.0)), tiny.config(micro_batch_size=4))
     assert planned.plan.reason("cutting") == "the same update as uncut"
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_what_torch_records_of_nccl_is_kept_with_the_run(tmp_path, monkeypatch, backend):
+    monkeypatch.delenv("TORCH_FR_DUMP_TEMP_FILE", raising=False)
+    plan = replace(tiny.plan().plan, parallel_backend=backend)
+    with _logged(tmp_path, plan, ALONE, None):
+        place = os.environ.get("TORCH_FR_DUMP_TEMP_FILE")
+    assert place == (f"{tmp_path}/log/nccl-rank-" if backend == "nccl" else None)
+    assert "TORCH_FR_DUMP_TEMP_FILE" not in os.environ

@@ -13,7 +13,7 @@ from surestep.base.errors import ConfigError, RunError
 from surestep.base.local import local_path
 from surestep.engine.callback import Callback
 from surestep.engine.model.initial import Started
-from surestep.engine.parallel.debug import nccl_debug
+from surestep.engine.parallel.debug import flight_recorder, nccl_debug
 from surestep.engine.parallel.group import open_world
 from surestep.engine.parallel.patience import Patience
 from surestep.engine.parallel.rank_log import FOLDER, Fork, rank_log
@@ -114,6 +114,7 @@ def _logged(folder: Path, plan: Plan, world: World, warned: Warned | None) -> It
     each_its_own = plan.logging_ranks == "all"
     with ExitStack() as stack:
         try:
+            stack.enter_context(flight_recorder(folder, on=plan.parallel_backend == "nccl"))
             log = stack.enter_context(rank_log(folder, world, on=each_its_own))
         except OSError as error:
             raise RunError(

@@ -1,16 +1,19 @@
 """The variables of NCCL are set while the group is open, and the user's own stay."""
 
 import os
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from surestep.engine.parallel.debug import VARIABLES, nccl_debug
+from surestep.engine.parallel.debug import DUMP_TO, VARIABLES, flight_recorder, nccl_debug
 
 
 @pytest.fixture
 def nothing_said(monkeypatch):
-    for name in VARIABLES:
+    for name in (*VARIABLES, *DUMP_TO):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -59,3 +62,34 @@ def test_nothing_is_set_where_nobody_asked(nothing_said):
     with nccl_debug(on=False):
         assert not set(VARIABLES) & set(os.environ)
         assert dist.get_debug_level() == dist.DebugLevel.OFF
+
+
+def test_the_flight_recorder_writes_into_the_run_folder(nothing_said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with flight_recorder(Path("run"), on=False):
+        assert not set(DUMP_TO) & set(os.environ)
+    Path("run").mkdir()
+    with flight_recorder(Path("run"), on=True):
+        begin = os.environ["TORCH_FR_DUMP_TEMP_FILE"]
+        assert begin == f"{tmp_path}/run/log/nccl-rank-"
+        Path(f"{begin}0").touch()
+    assert not set(DUMP_TO) & set(os.environ)
+
+
+@pytest.mark.parametrize("name", DUMP_TO)
+def test_a_place_of_the_users_own_for_it_stays(nothing_said, tmp_path, monkeypatch, name):
+    monkeypatch.setenv(name, "/mine/rank-")
+    with flight_recorder(tmp_path, on=True):
+        assert {each: os.environ.get(each) for each in DUMP_TO if each in os.environ} == {
+            name: "/mine/rank-"
+        }
+    assert os.environ[name] == "/mine/rank-"
+
+
+def test_the_installed_torch_knows_where_the_flight_recorder_writes_to():
+    """Its names have changed before, and one that torch does not know is passed over in silence."""
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if not library.exists():
+        pytest.skip("torch is built otherwise here")
+    with library.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as found:
+        assert all(found.find(name.encode()) >= 0 for name in DUMP_TO)
