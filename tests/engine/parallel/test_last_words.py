@@ -1,4 +1,4 @@
-"""An error that all ranks have is told once; one that some have, with their names."""
+"""An error that all ranks have is told once a machine; one that some have, with their names."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +16,14 @@ def store():
     return TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 
 
-def told_of(texts, store, *, size, attempt=0):
+def told_of(texts, store, *, size, attempt=0, local_size=None):
     """Return what ranks tell that end by these errors, by rank."""
     told = {rank: [] for rank in texts}
 
     def end(rank):
         where = {"address": "localhost", "port": store.port, "shares_store": True}
-        launched = Launched(rank=rank, size=size, local_size=size, attempt=attempt, **where)
+        where |= {"local_size": local_size or size}
+        launched = Launched(rank=rank, size=size, attempt=attempt, **where)
         tell_last(texts[rank], launched, told[rank].append)
 
     with ThreadPoolExecutor(len(texts)) as pool:
@@ -34,6 +35,11 @@ def test_what_all_ranks_have_is_told_once_and_anew_by_a_restart(store):
     texts = dict.fromkeys(range(3), "ConfigError: no.")
     assert told_of(texts, store, size=3) == ["ConfigError: no."]
     assert told_of(texts, store, size=3, attempt=1) == ["ConfigError: no."]
+
+
+def test_each_machine_tells_once(store):
+    texts = dict.fromkeys(range(4), "ConfigError: no.")
+    assert told_of(texts, store, size=4, local_size=2) == ["ConfigError: no."] * 2
 
 
 def test_what_some_ranks_have_is_told_with_who_has_it(store, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a rank says of the error that ends it: once, where all ranks end by the same one."""
+"""What a rank says of the error that ends it: once a machine, where all end by the same one."""
 
 import os
 import signal
@@ -21,8 +21,9 @@ _GLANCE_S = 0.02
 def tell_last(text: str, launched: Launched, tell: Callable[[str], None]) -> None:
     """Tell of an error on one of the ranks that have it, and name them where some have not.
 
-    The launcher's store is asked, since most errors come before there is a process group. Where
-    the launcher keeps none each rank tells, with its name.
+    One of each machine tells, since each has a terminal or a file of its own. The launcher's store
+    is asked, since most errors come before there is a process group. Where the launcher keeps none
+    each rank tells, with its name.
 
     Args:
         text: of the error.
@@ -50,15 +51,17 @@ def tell_last(text: str, launched: Launched, tell: Callable[[str], None]) -> Non
         )
         store = PrefixStore(key, found)
         store.set(f"has/{launched.rank}", "")
-        if int(store.add("tellers", 1)) > 1:  # an end of this process would end the one that tells
-            _until(lambda: store.check(["told"]), 2 * _MOMENT_S)
+        told = f"told/{launched.node}"
+        if int(store.add(f"tellers/{launched.node}", 1)) > 1:
+            # An end of this process would end the one that tells.
+            _until(lambda: store.check([told]), 2 * _MOMENT_S)
             return
         with _not_ended() as came:
             _until(lambda: bool(came) or len(having(store)) == launched.size, _MOMENT_S)
             ranks = having(store)
             some = own if len(ranks) == 1 else f"Ranks {spans(ranks)}"
             tell(text if len(ranks) == launched.size else f"{some}: {text}")
-            store.set("told", "")
+            store.set(told, "")
     except RuntimeError:  # it is gone, or cannot be reached
         tell(f"{own}: {text}")
 
