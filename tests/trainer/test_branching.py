@@ -7,6 +7,7 @@ import surestep
 from surestep.base.errors import CheckpointError, ConfigError, RunError
 from surestep.record.run import Run
 from tests import tiny
+from tests.trainer.test_fit import SCORE, scored
 
 
 @pytest.fixture
@@ -101,3 +102,38 @@ def test_a_model_of_another_shape_cannot_start_there(tmp_path, first):
         surestep.prepare(
             tiny.task(model=wider), tiny.config(), run=tmp_path / "b", from_=f"{first.path}@3"
         )
+
+
+def scored_branch(tmp_path, which, values, **said):
+    """Branch off a run that measured 0.9, 0.1 and 0.3 at steps 3, 6 and 9."""
+    config = {"validation": SCORE, "checkpoint": {"every": "9 epochs", "keep_last": 1}, **said}
+    parent = tiny.fit(tmp_path / "first", scored([0.9, 0.1, 0.3]), epochs=3, **config)
+    assert parent.best.step == 3
+    source = f"{parent.path}@{which}"
+    longer = tiny.config(epochs={"last": 3, "best": 1}[which] + len(values), **config)
+    task = tiny.task(**scored(values))
+    return surestep.Trainer(task, longer, run=tmp_path / "second", from_=source)
+
+
+def test_a_branch_keeps_its_own_best(tmp_path):
+    run = scored_branch(tmp_path, "last", [0.5, 0.7, 0.6, 0.2]).fit()
+    assert (run.best.step, run.best.metrics["val/score"]) == (15, pytest.approx(0.7))
+    assert [each.step for each in run.verify()] == [15, 21]
+
+
+def test_a_branch_judges_by_what_its_first_step_measured(tmp_path):
+    with scored_branch(tmp_path, "last", [0.2]).session as session:
+        standing = session.state.standing
+        assert (standing.best, standing.best_step) == (pytest.approx(0.3), 9)
+        assert standing.since_best == 0
+
+
+def test_a_branch_off_the_best_keeps_it(tmp_path):
+    run = scored_branch(tmp_path, "best", [0.5, 0.7]).fit()
+    assert (run.best.step, run.best.metrics["val/score"]) == (3, pytest.approx(0.9))
+
+
+def test_the_patience_of_a_branch_is_its_own(tmp_path):
+    said = {"early_stop": {"patience": 3}}
+    run = scored_branch(tmp_path, "last", [0.4, 0.3, 0.2, 0.1, 0.0], **said).fit()
+    assert run.status["step"] == 9 + 3 * 4

@@ -12,6 +12,7 @@ import surestep
 from surestep.base.errors import ConfigError, RunError
 from surestep.record.run import Run
 from tests import tiny
+from tests.trainer.test_fit import SCORE, scored
 
 PLAIN = {"logging": {"progress": "plain"}}
 
@@ -313,3 +314,31 @@ def test_a_curve_that_no_chain_can_hold_is_not_said_to_be_kept(tmp_path):
     with pytest.raises(RunError, match="To go on all the same: --allow max_steps") as caught:
         prepare(tmp_path, max_steps=8, **cycle)
     assert "keep the curve" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [({}, SCORE), ({"metric": "score", "mode": "min"}, SCORE)],
+    ids=["another metric", "the other way round"],
+)
+def test_what_another_metric_said_is_no_best(tmp_path, before, now):
+    more = {"epochs": 4, "checkpoint": {"every": "9 epochs"}}
+    falls = {"schedule": {"name": "reduce_on_plateau", "warmup": "0%"}}
+    with prepare(tmp_path, scored([0.1, 0.4]), validation=before, **more, **falls) as session:
+        for result in session.steps():
+            if result.step % 3 == 0:
+                session.evaluate()
+            if result.step == 6:
+                session.save()
+                break
+    names = ("validation.metric", "validation.mode")
+    for _ in range(2):  # a run that is killed at once goes on the same way
+        said = {"validation": now, **more, **falls}
+        with prepare(tmp_path, scored([0.7]), allow=names, **said) as session:
+            standing = session.state.standing
+            assert (standing.metric, standing.best_step) == ("val/score", 6)
+            assert (standing.best, standing.since_best) == (pytest.approx(0.4), 0)
+            assert session.state.plateau.best is None
+        names = ()
+    run = tiny.fit(tmp_path, scored([0.7, 0.6]), **said)
+    assert (run.best.step, run.best.metrics["val/score"]) == (9, pytest.approx(0.7))

@@ -68,6 +68,11 @@ class Standing:
     measured: Literal["weights", "average"] = "weights"
     is_due: bool = False
 
+    def forget_best(self) -> None:
+        """Forget the best one, and how many came since."""
+        self.best = self.best_step = None
+        self.since_best = 0
+
     def judge(self, value: float, step: int, *, mode: Literal["min", "max"], delta: float) -> bool:
         """Take in a new value of the metric; say whether it is the best so far.
 

@@ -36,6 +36,22 @@ def judge(plan: Plan, state: State, metrics: dict[str, Value], lr: float) -> Ite
         yield f"{metric} is on a plateau: the rate falls to {left:.4g} of its peak."
 
 
+def judge_anew(plan: Plan, state: State) -> None:
+    """Let the best so far be what this very step measured, where it did.
+
+    Args:
+        plan: by which metric.
+        state: loaded, with a standing that another metric or another folder told.
+    """
+    metric, standing, step = plan.validation_metric, state.standing, state.place.step
+    standing.forget_best()
+    if metric is None or standing.latest_step != step or metric not in standing.latest:
+        return
+    standing.metric, value = metric, number(standing.latest[metric])
+    standing.judge(value, step, mode=plan.validation_mode, delta=0.0)
+    standing.since_best = 0
+
+
 def shown(metrics: dict[str, Value]) -> str:
     """Return metrics as a line of text; tables are left to the events."""
     figures = {name: value for name, value in metrics.items() if not isinstance(value, list)}

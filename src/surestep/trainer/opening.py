@@ -36,7 +36,8 @@ def begin(session: Session, recorder: Recorder, going: Going, log: Fork | None =
     else:
         where, path = session.state.place, going.branch.run.path
         session.say(f"{session.run.path} starts from step {where.step} of {path}.")
-        session.save()  # the other run may delete its own
+    if going.judges_anew and not going.finished:
+        session.save()  # what is judged anew; and the other run may delete its own
     if going.checkpoint is not None and not going.finished:
         for line in strangers(going.checkpoint.record, session.state):
             session.say(line)

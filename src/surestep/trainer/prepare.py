@@ -27,6 +27,7 @@ from surestep.record.recorder import Recorder
 from surestep.trainer.alike import check_alike, check_same_weights
 from surestep.trainer.build import build
 from surestep.trainer.gauge import Gauge
+from surestep.trainer.judge import judge_anew
 from surestep.trainer.opening import begin, followed
 from surestep.trainer.planning import Origin, Planned, feeds, plan_task, start
 from surestep.trainer.resuming import Going, Resume, going_on, wish
@@ -150,6 +151,10 @@ def _open(
     session = Session(plan, task, loop, Gauge(plan, task, loop, feeds(planned)), recorder, settings)
     if checkpoint is not None:
         loaded(world, checkpoint, session.state)
+    if going.other_metric:
+        session.state.plateau.forget()
+    if going.judges_anew:
+        judge_anew(plan, session.state)
     followed(world, session, recorder)
     return session, started
 

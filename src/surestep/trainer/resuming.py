@@ -46,6 +46,7 @@ class Going:
         finished: there is nothing left to do.
         changes: what differs from before.
         branch: the other run that it starts from now.
+        other_metric: the best so far was told by another metric, or the other way round.
     """
 
     asked: dict[str, Any]
@@ -53,6 +54,12 @@ class Going:
     finished: bool = False
     changes: list[Change] = field(default_factory=list)
     branch: Branch | None = None
+    other_metric: bool = False
+
+    @property
+    def judges_anew(self) -> bool:
+        """Whether the best so far counts no more: it lies elsewhere, or is another metric's."""
+        return self.branch is not None or self.other_metric
 
     def events(self) -> list[tuple[str, dict[str, Any]]]:
         """Return what the events are to say of it, before the first step."""
@@ -153,7 +160,7 @@ def _again(
     if finished:  # nothing but another end makes it go on
         longer = length is not None and place.step < planned.plan.total_steps
         finished = not longer and not any(c.name.startswith("early_stop.") for c in changes)
-    return Going(asked, checkpoint, finished, changes)
+    return Going(asked, checkpoint, finished, changes, other_metric=_has_other_metric(changes))
 
 
 def _place(checkpoint: Opened | None) -> Place:
@@ -197,4 +204,9 @@ def _started(recorder: Recorder, asked: dict[str, Any], planned: Planned, said: 
             f"{planned.plan.total_steps}. Say more: --epochs or --max-steps."
         )
     asked["from"] = branch.as_json()
-    return Going(asked, checkpoint, changes=changes, branch=branch)
+    other = _has_other_metric(changes)
+    return Going(asked, checkpoint, changes=changes, branch=branch, other_metric=other)
+
+
+def _has_other_metric(changes: list[Change]) -> bool:
+    return any(each.name in ("validation.metric", "validation.mode") for each in changes)

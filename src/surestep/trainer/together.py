@@ -25,6 +25,7 @@ from surestep.record.hold import holder
 from surestep.record.recorder import Recorder
 from surestep.record.run import Chosen, Run, Which
 from surestep.trainer.alike import check_all_used
+from surestep.trainer.branching import Branch
 from surestep.trainer.resuming import Going
 
 T = TypeVar("T")
@@ -212,9 +213,19 @@ def decided(world: World, decide: Callable[[], Going]) -> Going:
     """Let the first rank decide how the run goes on, and from which checkpoint."""
 
     def follow(said: dict[str, Any]) -> Going:
-        path = said["checkpoint"]
+        path, branch = said["checkpoint"], None
         checkpoint = None if path is None else reopened(path)
-        return Going({}, checkpoint, finished=said["finished"])
+        if said["branch"] is not None:
+            assert checkpoint is not None
+            folder, which = said["branch"]
+            branch = Branch(Run(Path(folder)), which, checkpoint.saved)
+        return Going(
+            {},
+            checkpoint,
+            finished=said["finished"],
+            branch=branch,
+            other_metric=said["other_metric"],
+        )
 
     return first(
         world,
@@ -222,6 +233,8 @@ def decided(world: World, decide: Callable[[], Going]) -> Going:
         tell=lambda going: {
             "checkpoint": None if going.checkpoint is None else str(going.checkpoint.path),
             "finished": going.finished,
+            "branch": going.branch and [str(going.branch.run.path), going.branch.which],
+            "other_metric": going.other_metric,
         },
         follow=follow,
     )

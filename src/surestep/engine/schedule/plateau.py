@@ -60,6 +60,10 @@ class Plateau:
         self.scale = lower
         return True
 
+    def forget(self) -> None:
+        """Forget what was measured, which says nothing of another metric; the rate stays."""
+        self.best, self.bad = None, 0
+
     def _is_better(self, value: float, own: Mapping[str, Any], mode: str) -> bool:
         if self.best is None:
             return value == value
