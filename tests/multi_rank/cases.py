@@ -49,10 +49,12 @@ def task(train: Any = None, model: Callable[[], nn.Module] = net, **parts: Any) 
     return surestep.Task(model, loss, train=train, val=val, metrics=metrics, **parts)
 
 
-def opened(folder: Path, made: surestep.Task, **options: Any) -> Session:
+def opened(
+    folder: Path, made: surestep.Task, *, from_: str | None = None, **options: Any
+) -> Session:
     usual = {"max_steps": 20, "batch_size": 20, "optim": {"lr": 1e-2}}
     config = surestep.Config(**{**usual, "logging": {"progress": "quiet"}, **options})
-    return surestep.prepare(made, config, run=folder)
+    return surestep.prepare(made, config, run=folder, from_=from_)
 
 
 def result(session: Session) -> dict[str, Any]:

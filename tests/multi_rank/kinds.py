@@ -166,6 +166,19 @@ def two_of_each(batch: tuple[Tensor, Tensor]) -> int:
     return 2 * len(batch[1])
 
 
+def branched(folder: Path) -> Found:
+    """Start from a checkpoint of another run, which had its best before."""
+    options = {"validation": {"every": "2 steps", "metric": "loss", "mode": "max"}}
+    with opened(folder / "parent", task(), max_steps=10, **options) as session:
+        fit(session)
+        assert session.state.standing.best_step != 10
+    source = f"{folder / 'parent'}@last"
+    with opened(folder / "branch", task(), from_=source, **options) as session:
+        begun = session.state.standing.best_step
+        fit(session)
+    return {**result(session), "losses": [], "metrics": {}, "begun": begun}
+
+
 def logs(folder: Path) -> Found:
     """Log a value of each sample in the loss, which is a mean over two items a sample."""
     made = surestep.Task(net, logging_loss, train=data(), items=two_of_each)
@@ -304,6 +317,7 @@ KINDS: dict[str, Callable[[Path], Found]] = {
     "WGAN-GP": turned(turns.wgan_task, turns.real_samples(49)),
     "actor-critic": turned(turns.actor_critic_task, turns.starts(49)),
     "rollback": rolled_back,
+    "branch": branched,
     "logs": logs,
     "measured": measured,
 }

@@ -53,6 +53,10 @@ def test_all_ranks_go_back_once(one, ranks):
     assert all(each["rollback"]["back"] == 1 for each in ranks)
 
 
+def test_all_ranks_of_a_branch_judge_by_its_own_best(one, ranks):
+    assert all(each["branch"]["begun"] == 10 for each in [one, *ranks])
+
+
 def test_a_stream_that_splits_itself_by_rank_is_refused_on_all(ranks):
     for each in ranks:
         assert "The train stream begins with other samples on rank 1" in each["split stream"]
