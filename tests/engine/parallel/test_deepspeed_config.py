@@ -104,6 +104,15 @@ def test_a_file_is_taken_as_what_it_holds(tmp_path):
         ({"checkpoint": {"load_universal": True}}, "hold no pickles"),
         ({"torch_autocast": {"enabled": True}}, "precision='bf16'"),
         ({"zero_optimization": {"round_robin_gradients": True}}, "under wrong names"),
+        ({"flops_profiler": {"enabeld": True}}, "'flops_profiler.enabled'"),
+        ({"tensorboard": {"outputpath": "x"}}, "'tensorboard.output_path'"),
+        ({"csv_monitor": {"jobname": "x"}}, "'csv_monitor.job_name'"),
+        ({"wandb": {"projet": "x"}}, "'wandb.project'"),
+        ({"comet": {"on_line": True}}, "'comet.online'"),
+        ({"comms_logger": {"verbos": True}}, "'comms_logger.verbose'"),
+        ({"aio": {"blocksize": 1}}, "'aio.block_size'"),
+        ({"timers": {"throughput": {"enable": True}}}, "'timers.throughput.enabled'"),
+        ({"tensorboard": True}, "no key 'tensorboard'"),
         ("ds.json", "cannot be read"),
         ("{'a': 1}", "a table in JSON"),
     ],
@@ -128,9 +137,13 @@ def test_the_keys_that_pass_are_deepspeeds_own():
     from pathlib import Path
 
     spec = find_spec("deepspeed")
-    runtime = Path(spec.origin).parent / "runtime"
-    files = ("zero/config.py", "zero/offload_config.py", "constants.py", "precision_config.py")
-    text = "".join((runtime / name).read_text() for name in files)
+    root = Path(spec.origin).parent
+    runtime = ("zero/config", "zero/offload_config", "constants", "precision_config")
+    files = (
+        *(f"runtime/{name}" for name in (*runtime, "swap_tensor/constants")),
+        *("comm/config", "monitor/config", "profiling/constants", "utils/config"),
+    )
+    text = "".join((root / f"{name}.py").read_text() for name in files)
     assert [key for key in (*PASSED, *AUTO) if key.split(".")[-1] not in text] == []
 
 

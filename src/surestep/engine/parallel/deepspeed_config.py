@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from surestep.base.errors import near
-from surestep.engine.parallel.deepspeed_keys import AUTO, LIMITS, PASSED, REFUSED, TABLES
+from surestep.engine.parallel.deepspeed_keys import AUTO, LIMITS, PASSED, REFUSED
 from surestep.engine.plan import Known
 
 
@@ -17,7 +17,7 @@ def generated(k: Known) -> dict[str, Any]:
     """Return DeepSpeed's configuration for what is planned."""
     ours = {key: value for key, (value, _) in owned(k).items()}
     own = {key: AUTO[key] if value == "auto" else value for key, value in said(k).items()}
-    passed = {key: value for key, value in own.items() if _passes(key)}
+    passed = {key: value for key, value in own.items() if key in PASSED}
     return nested({**_chosen(k), **passed, **ours})
 
 
@@ -45,8 +45,8 @@ def problem(k: Known) -> str | None:
                 )
         elif why := _why_not(key, value, k):
             return f"parallel.deepspeed says {key}={value!r}, which is not taken: {why}."
-        elif not _passes(key):
-            known = (*PASSED, *TABLES, *ours)
+        elif key not in PASSED:
+            known = (*PASSED, *ours)
             return f"parallel.deepspeed has no key {key!r}. {near(key, known)}"
     return None
 
@@ -95,10 +95,6 @@ def _same(value: Any, wanted: Any) -> bool:
     if isinstance(value, list) and isinstance(wanted, tuple):
         return value == list(wanted)
     return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)
-
-
-def _passes(key: str) -> bool:
-    return key in PASSED or any(_is_in(key, table) for table in TABLES)
 
 
 def _is_in(key: str, table: str) -> bool:
