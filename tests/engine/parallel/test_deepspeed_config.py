@@ -91,7 +91,7 @@ def test_a_file_is_taken_as_what_it_holds(tmp_path):
     [
         ({"gradient_clipping": 1.0}, "gradient_clipping=1.0, and by max_grad_norm it is 0.5"),
         ({"train_batch_size": 32}, "by batch_size it is 16"),
-        ({"gradient_accumulation_steps": 8}, "by batch_size it is 2"),
+        ({"gradient_accumulation_steps": 8}, "by batch_size or micro_batch_size it is 2"),
         ({"zero_optimization": {"stage": 3}}, "by parallel.zero it is 2"),
         ({"bf16": {"enabled": True}}, "by precision it is False"),
         ({"optimizer": {"type": "Lamb"}}, "by optim.name it is 'adamw'"),
@@ -104,6 +104,16 @@ def test_a_file_is_taken_as_what_it_holds(tmp_path):
         ({"checkpoint": {"load_universal": True}}, "hold no pickles"),
         ({"torch_autocast": {"enabled": True}}, "precision='bf16'"),
         ({"zero_optimization": {"round_robin_gradients": True}}, "under wrong names"),
+        ({"communication_data_type": "fp16"}, "precision is fp32, and sums of 16 bits"),
+        ({"communication_data_type": "bf16"}, "or say precision='bf16'"),
+        ({"data_types": {"grad_accum_dtype": "bf16"}}, "precision is fp32, and sums of 16 bits"),
+        ({"zero_optimization": {"zero_quantized_weights": True}}, "of 4 or 8 bits"),
+        ({"zero_optimization": {"zero_quantized_gradients": True}}, "of 4 or 8 bits"),
+        ({"zero_optimization": {"zero_quantized_nontrainable_weights": True}}, "of 4 or 8 bits"),
+        (
+            {"zero_optimization": {"stage3_module_granularity_threshold": 100}},
+            "before its backward",
+        ),
         ({"flops_profiler": {"enabeld": True}}, "'flops_profiler.enabled'"),
         ({"tensorboard": {"outputpath": "x"}}, "'tensorboard.output_path'"),
         ({"csv_monitor": {"jobname": "x"}}, "'csv_monitor.job_name'"),
@@ -123,12 +133,29 @@ def test_keys_that_disagree_or_are_not_known_are_refused(own, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("own", "tells"),
+    [
+        ({"communication_data_type": "bf16"}, True),
+        ({"data_types": {"grad_accum_dtype": "bf16"}}, True),
+        ({"communication_data_type": "fp32"}, False),
+    ],
+)
+def test_sums_in_16_bits_are_had_in_16_bits_alone_and_told_with_their_price(own, tells):
+    plan = plan_of({**SAID, "precision": "bf16", "parallel.deepspeed": own}, **MANY)
+    assert ("differs with the number of ranks" in plan.reason("parallel.deepspeed")) is tells
+
+
 @pytest.mark.parametrize(("stage", "value"), [(1, False), (2, False), (3, True)])
 def test_gradients_go_round_robin_where_that_keeps_the_weights_apart(stage, value):
     found = made(
         {"zero_optimization": {"round_robin_gradients": value}}, **{"parallel.zero": stage}
     )
     assert found["zero_optimization"]["round_robin_gradients"] is value
+
+
+def test_what_is_fp32_already_may_be_said():
+    assert made({"communication_data_type": "fp32"})["communication_data_type"] == "fp32"
 
 
 def test_the_keys_that_pass_are_deepspeeds_own():

@@ -32,6 +32,12 @@ def own_adam(k: Known) -> bool:
     return said(k).get("optimizer.params.torch_adam") is False
 
 
+def sums_in_16_bits(k: Known) -> bool:
+    """Say whether the user's keys let gradients be added up in 16 bits, where we choose fp32."""
+    keys = ("communication_data_type", "data_types.grad_accum_dtype")
+    return any(said(k).get(key, "fp32") != "fp32" for key in keys)
+
+
 def problem(k: Known) -> str | None:
     """Say which of the user's own keys cannot be taken, and what to type; None where all can."""
     ours = _agreed(k) | owned(k)
@@ -117,7 +123,7 @@ def owned(k: Known) -> dict[str, tuple[Any, str]]:
     steps = math.ceil(k["batch_size"] / (ranks * micro))
     keys: dict[str, tuple[Any, str]] = {
         "train_micro_batch_size_per_gpu": (micro, "micro_batch_size"),
-        "gradient_accumulation_steps": (steps, "batch_size"),
+        "gradient_accumulation_steps": (steps, "batch_size or micro_batch_size"),
         "gradient_clipping": (k["max_grad_norm"] or 0.0, "max_grad_norm"),
         "zero_optimization.stage": (k["parallel.zero"], "parallel.zero"),
         "bf16.enabled": (k["precision"] == "bf16", "precision"),

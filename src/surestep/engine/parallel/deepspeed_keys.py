@@ -74,8 +74,33 @@ class Limit(NamedTuple):
     why: str
 
 
+def _of_precision(value: Any, k: Known) -> bool:
+    """Say whether gradients may be added up in a type: in fp32 in that alone."""
+    return k["precision"] in ("bf16", "fp16") or value in (None, "fp32")
+
+
+_SUMS = Limit(
+    _of_precision,
+    "precision is fp32, and sums of 16 bits would not be those of one process. Leave the key out, "
+    "or say precision='bf16'",
+)
+_QUANTIZED = Limit(
+    lambda value, k: not value,
+    "numbers of 4 or 8 bits would travel in the place of the values, and the update would not be "
+    "that of one process. Leave the key out",
+)
 # Keys that pass with some of their values.
 LIMITS = {
+    "communication_data_type": _SUMS,
+    "data_types.grad_accum_dtype": _SUMS,
+    "zero_optimization.zero_quantized_weights": _QUANTIZED,
+    "zero_optimization.zero_quantized_nontrainable_weights": _QUANTIZED,
+    "zero_optimization.zero_quantized_gradients": _QUANTIZED,
+    "zero_optimization.stage3_module_granularity_threshold": Limit(
+        lambda value, k: not value,
+        "DeepSpeed fetches a fine-grained module as one, and lets go of its parameters before its "
+        "backward where the module's input needs no gradient. Leave the key out",
+    ),
     "zero_optimization.round_robin_gradients": Limit(
         lambda value, k: not value or k["parallel.zero"] not in (1, 2),
         "in stages 1 and 2 DeepSpeed then loses which weights are whose, and a checkpoint would "

@@ -3,7 +3,7 @@
 import math
 
 from surestep.base.groups.parameters import read_group
-from surestep.engine.parallel.deepspeed_config import generated, own_adam, problem
+from surestep.engine.parallel.deepspeed_config import generated, own_adam, problem, sums_in_16_bits
 from surestep.engine.plan import Known, Refusal, Row
 from surestep.engine.table.rows import Refusals, Rows, default, refuse_unless, said
 
@@ -82,6 +82,12 @@ ROWS: Rows = {
         default(None, "parallel.kind is {k[parallel.kind]}"),
     ),
     "parallel.deepspeed": (
+        Row(
+            lambda k: _here(k) and sums_in_16_bits(k),
+            generated,
+            "made of this plan, with keys of your own, by which gradients are added up in 16 bits: "
+            "the rounding differs with the number of ranks; said: {origin}",
+        ),
         Row(
             lambda k: "parallel.deepspeed" in k.said,
             generated,
