@@ -288,6 +288,20 @@ def test_a_run_by_deepspeed_goes_on_bit_for_bit(launch, way):
         assert found["gone on"]["losses"] == found["at once"]["losses"][7:]
 
 
+@pytest.mark.parametrize("way", BY_ZERO)
+def test_deepspeed_saves_each_weight_that_the_model_computes_with(launch, way):
+    for each in of(launch, 2):
+        live, saved = each[f"{way} gone on"]["live"], each[f"{way} gone on"]["saved"]
+        assert same(live, {name: saved[name].to(kept) for name, kept in live.items()})
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_deepspeeds_keys_of_how_it_is_done_change_no_number(one, launch, stage):
+    for each in of(launch, 2):
+        found = each[f"zero-{stage} gone on"]["at once"]
+        assert distance(one["adamw"]["weights"], found["weights"]) <= 1e-6
+
+
 def test_bf16_is_the_same_in_each_stage_that_shares(launch):
     """Stage 1 does it by another optimizer of DeepSpeed's."""
     for each in of(launch, 2):

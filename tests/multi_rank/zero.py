@@ -7,11 +7,13 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from surestep.engine.parallel.world import WORDS
+from surestep.record.run import Run
 from surestep.trainer.session import Session
-from tests.multi_rank.cases import data, opened, task, trained
+from tests.multi_rank.cases import data, net, opened, task, trained
 from tests.multi_rank.traffic import traffic_of_a_step
 
 WHOLE = sum(each.numel() for each in task().build_model().parameters())
@@ -19,6 +21,29 @@ WHOLE = sum(each.numel() for each in task().build_model().parameters())
 
 # Else parameters as small as these stay whole on each rank under stage 3.
 ALL_CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+
+# What says how it is done, and changes no number, for each stage.
+_ALL = {"reduce_bucket_size": 50, "overlap_comm": True, "contiguous_gradients": False}
+_FLAT = {
+    **_ALL,
+    **{"reduce_scatter": False, "allgather_partitions": False, "allgather_bucket_size": 16},
+    **{"use_multi_rank_bucket_allreduce": False, "parameter_alignment": True},
+}
+NEUTRAL: dict[int, dict[str, Any]] = {
+    0: {"gradient_predivide_factor": 4.0, "prescale_gradients": True},
+    1: {"zero_optimization": {**_FLAT, "round_robin_gradients": False}},
+    2: {"zero_optimization": {**_FLAT, "ignore_unused_parameters": False}},
+    3: {
+        "zero_optimization": {
+            **_ALL,
+            **{"sub_group_size": 40, "round_robin_gradients": True, "enable_sanity_checks": True},
+            **{"stage3_param_persistence_threshold": 10, "stage3_prefetch_bucket_size": 20},
+            **{"stage3_max_live_parameters": 10, "stage3_max_reuse_distance": 1},
+            **{"stage3_use_all_reduce_for_fetch_params": True, "memory_efficient_linear": False},
+            **{"zero_hpz_partition_size": 2},
+        }
+    },
+}
 
 BF16 = {"precision": "bf16", "micro_batch_size": 3}
 
@@ -28,15 +53,33 @@ def options(stage: int) -> dict[str, Any]:
     return {"parallel": {"kind": "deepspeed", "zero": stage, **own}}
 
 
+def live_weights(session: Session) -> dict[str, Tensor]:
+    """Return each parameter as the model computes with it, gathered where it is cut."""
+    from deepspeed import zero
+
+    found = {}
+    for name, parameter in session.model.named_parameters():
+        with zero.GatheredParameters([parameter]):
+            found[name] = parameter.detach().clone()
+    return found
+
+
 def whole_weights(session: Session) -> dict[str, Tensor]:
-    """Gather each parameter by DeepSpeed's own accessor; under stage 0 it is whole."""
+    """Return the weights in fp32: the live ones where they are whole, else DeepSpeed's own."""
     from deepspeed.utils import safe_get_full_fp32_param
 
     found = {}
     for name, parameter in session.model.named_parameters():
-        gathered = safe_get_full_fp32_param(parameter)
-        found[name] = (parameter.detach() if gathered is None else gathered).clone()
+        is_live = parameter.dtype == torch.float32 and not hasattr(parameter, "ds_tensor")
+        whole = parameter.detach() if is_live else safe_get_full_fp32_param(parameter)
+        found[name] = whole.clone()
     return found
+
+
+def saved_weights(folder: Path) -> dict[str, Tensor]:
+    model = net()
+    Run(folder).load_model(model, which="last")
+    return dict(model.state_dict())
 
 
 def shown_by_engine(session: Session) -> dict[str, Any]:
@@ -78,15 +121,21 @@ def is_stage(stage: int) -> Callable[[Mapping[str, Any], int], None]:
 
 
 def gone_on(folder: Path, stage: int, **said: Any) -> dict[str, Any]:
-    """Train at once; and stop after 7 steps with a checkpoint, and go on from it."""
-    found, said = {}, {**options(stage), **said}
+    """Train at once; and stop after 7 steps with a checkpoint, measure it, and go on from it."""
+    parallel = {"kind": "deepspeed", "zero": stage, "deepspeed": NEUTRAL[stage]}
+    found: dict[str, Any] = {}
+    said = {"parallel": parallel, **said}
     for name in ("at once", "gone on"):
         if name == "gone on":
             with opened(folder / name, task(), **said) as session:
                 for each in session.steps():
                     if each.step == 7:
                         session.save()
+                        found["live"] = live_weights(session)
+                        session.evaluate()
+                        session.measure("val", "last")
                         break
+            found["saved"] = saved_weights(folder / name)
         told = trained(folder / name, task(), weights=whole_weights, **said)
         found[name] = {"weights": told["weights"], "losses": told["losses"]}
     return found

@@ -165,4 +165,8 @@ class Shared:
     def _whole(self, parameter: Tensor, *, modified: bool = False) -> Any:
         from deepspeed import zero
 
+        cut: list[Any] = list(self.named.values()) if self.is_cut else []
+        if any(each.ds_status.name == "INFLIGHT" for each in cut):
+            # An evaluation ends with the fetches for a backward under way.
+            self.engine.empty_partition_cache()
         return zero.GatheredParameters([parameter], modifier_rank=0 if modified else None)
