@@ -1,22 +1,35 @@
 """What ranks are told that do not train the same."""
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 import surestep
 from surestep.base.errors import ParallelError
 from surestep.engine.parallel.launch import Launched
-from surestep.trainer.alike import _known, check_alike, told
+from surestep.trainer.alike import _known, _text, check_alike, told
 from surestep.trainer.planning import Origin, plan_task
 from tests import tiny
 
 
-def known(shift=0.0, parts=None, **said):
+def planned(shift=0.0, parts=None, **said):
     x, y = tiny.data()
-    planned = plan_task(tiny.task(train=(x + shift, y), **(parts or {})), tiny.config(**said))
-    return {name: str(value) for name, value in _known(Origin(), planned)}
+    return plan_task(tiny.task(train=(x + shift, y), **(parts or {})), tiny.config(**said))
+
+
+def known(shift=0.0, parts=None, **said):
+    return {name: _text(value) for name, value in _known(Origin(), planned(shift, parts, **said))}
+
+
+def two(other):
+    """Two ranks, of which the second is known by this."""
+    return SimpleNamespace(
+        size=2, texts=lambda text: [text, json.dumps(other) if text.startswith("{") else "other "]
+    )
 
 
 class Few(Dataset):
@@ -31,6 +44,13 @@ class Few(Dataset):
     def __getitem__(self, index):
         self.loads += 1
         return self.data[0][index], self.data[1][index]
+
+
+class Own(nn.Module):
+    """Has no parameters."""
+
+    def extra_repr(self):
+        raise NotImplementedError
 
 
 class Endless(IterableDataset):
@@ -93,7 +113,7 @@ def test_data_that_one_rank_alone_measures_by_is_told():
 
 
 def test_a_stream_to_measure_by_is_known_by_its_length_or_as_a_stream():
-    assert known(parts={"test": Endless()})["data.test samples"] == "a stream"
+    assert known(parts={"test": Endless()})["data.test samples"] == '"a stream"'
     assert known(parts={"val": Counted()})["data.val samples"] == "12"
 
 
@@ -131,3 +151,38 @@ def test_two_ranks_on_one_gpu_are_told_before_nccl_meets_it(monkeypatch):
 
 def test_ranks_that_see_a_gpu_of_their_own_each_may_train(monkeypatch):
     check_beside(monkeypatch, "b")
+
+
+def test_another_file_of_a_module_is_told():
+    one, other = (known() | {"code of mymodel": text} for text in "ab")
+    said = told([one, other, other])
+    assert "\n  code of mymodel: another file on rank 1-2 than on rank 0\n" in said
+
+
+def test_a_rank_may_have_imported_more_than_another():
+    mine = {"code of tracker": "a"}
+    check_alike(two(known() | mine), Origin(), planned())
+    with pytest.raises(ParallelError, match=r"optim\.lr: 0\.\d+ on rank 0; 0\.1 on rank 1"):
+        check_alike(two(known(optim=surestep.Optim(lr=0.1)) | mine), Origin(), planned())
+
+
+@pytest.mark.parametrize(
+    ("other", "line"),
+    [
+        (nn.ReLU(), 'module 1: "Tanh()" on rank 0; "ReLU()" on rank 1'),
+        (Own(), 'module 1: "Tanh()" on rank 0; "Own()" on rank 1'),
+    ],
+)
+def test_a_model_of_the_same_parameters_and_other_code_is_told(other, line):
+    model = tiny.model()
+    model[1] = other
+    assert f"  {line}\n" in told([known(), known(parts={"model": model})])
+
+
+def test_other_options_of_a_layer_are_told():
+    said = told([known(), known(parts={"model": tiny.model(dropout=0.5)})])
+    assert '  module 2: "Dropout(p=0.0, inplace=False)" on rank 0; "Dropout(p=0.5' in said
+
+
+def test_code_of_the_user_is_compared():
+    assert f"code of {__name__}" in known()

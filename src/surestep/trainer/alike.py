@@ -23,6 +23,7 @@ from surestep.engine.state import State, named_trainable
 from surestep.engine.step import Parts, forward_backward
 from surestep.record.files import plain
 from surestep.trainer.changes import FIRST, LOOKED_AT, NOT_SAID
+from surestep.trainer.code import own_code
 from surestep.trainer.identity import identity
 from surestep.trainer.planning import Origin, Planned, data_of
 from surestep.trainer.shared import check_shared
@@ -57,7 +58,8 @@ def check_alike(world: World, origin: Origin, planned: Planned) -> None:
     if len({known for known, _ in each_said}) == 1:
         return
     each = [json.loads(text) for text in world.texts(json.dumps(own))]
-    raise ParallelError(told(each))
+    if any(_differences(each)):  # not where one rank only has imported more than another
+        raise ParallelError(told(each))
 
 
 def _gpu(planned: Planned) -> str:
@@ -195,10 +197,21 @@ def _known(origin: Origin, planned: Planned) -> Iterator[tuple[str, Any]]:
     for name, value in _flat(found):
         if name not in (*_OF_A_MACHINE, *_OF_A_RANK):
             yield _SHOWN.get(name, name.removeprefix("decided.").removeprefix("config.")), value
+    for name, known in own_code(origin.recipe.get("path")).items():
+        yield f"{_CODE}{name}", known
     yield from _measured(planned)
+    for name, module in planned.model.named_modules():
+        yield f"module {name}" if name else "model", _kind(module)
     for name, parameter in planned.model.named_parameters():
         if not is_lazy(parameter):
             yield f"parameter {name}", f"{tuple(parameter.shape)} {parameter.dtype}"
+
+
+def _kind(module: nn.Module) -> str:
+    """Return what a module is; with its options where it is one of torch's, which tell no more."""
+    kind = type(module)
+    of_torch = kind.__module__.startswith("torch.nn.modules.")
+    return f"{kind.__qualname__}({module.extra_repr() if of_torch else ''})"
 
 
 def _measured(planned: Planned) -> Iterator[tuple[str, Any]]:
@@ -212,6 +225,7 @@ def _measured(planned: Planned) -> Iterator[tuple[str, Any]]:
                 yield f"{part}/{LOOKED_AT}", map_fingerprint(data, part, task=task, plan=plan)
 
 
+_CODE = "code of "
 _SHOWN = {"recipe.sha256": "recipe file", "machine.torch": "torch", "machine.surestep": "surestep"}
 
 
@@ -235,11 +249,16 @@ def _differences(each: list[dict[str, str]]) -> Iterator[str]:
     for name in dict.fromkeys(name for one in each for name in one):
         values: dict[str, list[int]] = {}
         for rank, one in enumerate(each):
-            values.setdefault(one.get(name, NOT_SAID), []).append(rank)
+            if name in one or not name.startswith(_CODE):  # a rank may import more than others
+                values.setdefault(one.get(name, NOT_SAID), []).append(rank)
         part = _digested(name)
         if len(values) > 1 and part:
             others = [rank for rank, one in enumerate(each) if one.get(name) != each[0].get(name)]
             yield f"  {part} data: other values on rank {spans(others)} than on rank 0"
+        elif len(values) > 1 and name.startswith(_CODE):
+            (first, *_), *rest = values.values()
+            others = [rank for ranks in rest for rank in ranks]
+            yield f"  {name}: another file on rank {spans(others)} than on rank {first}"
         elif len(values) > 1:
             said = "; ".join(f"{value} on rank {spans(ranks)}" for value, ranks in values.items())
             yield f"  {name}: {said}"
