@@ -38,6 +38,8 @@ INSIDE = ("layers.0.attention", "layers.0.wide", "layers.1.attention", "layers.1
         ("size 90", ("layers.0", "layers.1")),
         ("size 18", ("table", *INSIDE, "head")),
         ("name layers.*.wide", ("layers.0.wide", "layers.1.wide")),
+        ("name layers.*", ("layers.0", "layers.1")),
+        ("name layers.* layers.1.w*", ("layers.0", "layers.1", "layers.1.wide")),
     ],
 )
 def test_blocks_are_chosen_by_class_size_and_name(choice, names):
@@ -51,6 +53,13 @@ def test_blocks_are_chosen_by_class_size_and_name(choice, names):
     [
         ("class Blok", "Block (2)"),
         ("class Net", "matches only the whole Net"),
+        (
+            "class Linear Blokk",
+            "'Blokk' matches no part of the model. Did you mean 'Block'? Its classes are: ",
+        ),
+        ("class Block Net", "'Net' matches only the whole Net"),
+        ("name layers.* heat", "'heat' matches no part of the model. Did you mean 'head'? Its"),
+        ("name layers.* foo.*", "'foo.*' matches no part of the model"),
         ("size 1e9", "matches no part of the model"),
         ("name layer.*", "Did you mean"),
         ("name layers", "matches no part"),

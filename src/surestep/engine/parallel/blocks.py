@@ -44,7 +44,8 @@ def blocks_for(model: nn.Module, choice: str) -> Blocks:
         model: whose modules; nothing is changed.
         choice: "auto" for what is repeated in it; "class NAMES" for modules of these classes;
             "size N" for the smallest modules with N parameters that no inner block holds; or
-            "name PATTERNS" for modules whose names match.
+            "name PATTERNS" for modules whose names match. Of what one pattern matches those count
+            that lie in no other; its stars match dots too.
     """
     problem = _unfit(model)
     if problem:
@@ -70,9 +71,8 @@ def _wanted(model: nn.Module, able: dict[str, nn.Module], choice: str) -> tuple[
             name for name, each in able.items() if type(each).__name__ in words.split()
         ], f"of class {words}"
     if how == "name":
-        patterns = words.split()
-        found = [name for name in able if any(fnmatchcase(name, each) for each in patterns)]
-        return found, f"named {words}"
+        found = {name for each in words.split() for name in _outermost(able, each)}
+        return [name for name in able if name in found], f"named {words}"
     if how == "size":
         return _of_size(able, float(words)), f"of at least {float(words):,.0f} parameters"
     repeated = [name for name in blocks_of(model) if name in able]
@@ -80,6 +80,12 @@ def _wanted(model: nn.Module, able: dict[str, nn.Module], choice: str) -> tuple[
         return repeated, "blocks that are repeated in the model"
     size = SHARE * sum(each.numel() for each in model.parameters())
     return _of_size(able, size), f"parts with at least a tenth of the parameters ({size:,.0f})"
+
+
+def _outermost(able: dict[str, nn.Module], pattern: str) -> list[str]:
+    """Return the names that a pattern matches and that lie in none which it matches too."""
+    found = [name for name in able if fnmatchcase(name, pattern)]
+    return [name for name in found if not any(name.startswith(f"{each}.") for each in found)]
 
 
 def _able(model: nn.Module) -> dict[str, nn.Module]:
@@ -137,19 +143,32 @@ def _wrong(model: nn.Module, choice: str, names: Sequence[str], tied: Sequence[s
             f"parallel.blocks={choice!r}: {', '.join(tied)} shares a weight with another part, and "
             f"what is shared is gathered with the model. {advice}"
         )
+    unmatched = _unmatched(model, choice)
+    if unmatched:
+        return f"parallel.blocks={choice!r}: {unmatched} {advice}"
     if not names:
-        words = choice.partition(" ")[2]
-        hint = f" {near(words, _able(model))}" if choice.startswith("name") else ""
-        own = type(model).__name__
-        whole = choice.startswith("class") and own in words.split()
-        what = f"matches only the whole {own}" if whole else "matches no part of the model"
-        return f"parallel.blocks={choice!r} {what}.{hint} {advice}"
+        return f"parallel.blocks={choice!r} matches no part of the model. {advice}"
     whole_size = sum(each.numel() for each in model.parameters())
     largest = max(
         sum(each.numel() for each in model.get_submodule(name).parameters()) for name in names
     )
     if len(names) == 1 and largest == whole_size:
         return f"parallel.blocks={choice!r} matches {names[0]}, which is the whole model. {advice}"
+    return ""
+
+
+def _unmatched(model: nn.Module, choice: str) -> str:
+    """Say which word of a choice matches nothing, with those near it; empty where all do."""
+    how, _, words = choice.partition(" ")
+    able = _able(model)
+    for word in words.split() if how in ("class", "name") else ():
+        if not _wanted(model, able, f"{how} {word}")[0]:
+            own = type(model).__name__
+            if how == "class" and word == own:
+                return f"{word!r} matches only the whole {own}."
+            classes = dict.fromkeys(type(each).__name__ for each in able.values())
+            known = near(word, able if how == "name" else classes)
+            return f"{word!r} matches no part of the model. {known}"
     return ""
 
 
