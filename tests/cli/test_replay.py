@@ -28,6 +28,15 @@ def test_a_step_is_taken_again_bit_for_bit(surestep, incident):
     assert "Sample 20 (position 20) did it: alone it is not finite." in " ".join(answer.out.split())
 
 
+@pytest.mark.parametrize("up", [0, 1])
+def test_a_step_is_taken_again_from_within_its_folder(surestep, incident, monkeypatch, up):
+    path = Path(incident)
+    monkeypatch.chdir([path, path.parent][up])
+    answer = surestep("replay", [".", path.name][up])
+    assert answer.code == 0
+    assert "bit for bit as recorded" in answer.out
+
+
 def test_norms_that_the_ranks_did_not_have_are_not_compared(surestep, incident):
     record = Path(incident) / "incident.json"
     write_json(record, {**read_json(record), "norms": []})

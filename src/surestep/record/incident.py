@@ -49,8 +49,8 @@ class Incident:
 
     @property
     def run(self) -> Path:
-        """The folder of its run."""
-        return self.path.parent.parent
+        """The folder of its run; the path to the incident may be as short as a dot."""
+        return self.path.resolve().parent.parent
 
     @property
     def step(self) -> int:
