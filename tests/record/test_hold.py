@@ -1,4 +1,5 @@
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 
 from surestep.base.errors import RunError
 from surestep.record.hold import Hold
+from surestep.record.recorder import Recorder
 
 HOLDER = textwrap.dedent(
     """
@@ -37,6 +39,18 @@ def holder(tmp_path):
         yield process, child
         process.kill()
         os.kill(child, signal.SIGKILL)
+
+
+def test_a_start_that_the_disk_refuses_leaves_nothing_behind(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for folder in (tmp_path, tmp_path / "new"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # no file may have a byte
+        try:
+            with pytest.raises(RunError, match="cannot be a run folder: File too large"):
+                Recorder(folder)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_a_second_process_is_refused_and_told_who_holds(tmp_path, holder):

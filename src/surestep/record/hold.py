@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -44,6 +45,7 @@ class Hold:
                 "choose another folder with run=."
             )
         path = self.folder / LOCK
+        is_new = not os.path.lexists(path)
         self._file: IO[str] = open(  # noqa: SIM115  # closed by release()
             path, "a+", errors="replace", opener=_opened
         )
@@ -58,10 +60,17 @@ class Hold:
             else:
                 self._file.close()
                 raise
-        self._file.truncate(0)
         self.said = json.dumps({"host": socket.gethostname(), "pid": os.getpid()})
-        self._file.write(self.said)
-        self._file.flush()
+        try:
+            self._file.truncate(0)
+            self._file.write(self.said)
+            self._file.flush()
+        except OSError:
+            with suppress(OSError):
+                self._file.close()
+            if is_new:
+                path.unlink(missing_ok=True)
+            raise
         _held.add(self.folder)
 
     def _refuse(self, folder: Path) -> NoReturn:

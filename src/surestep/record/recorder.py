@@ -51,6 +51,9 @@ class Recorder:
             folder.mkdir(parents=True, exist_ok=True)
             self._hold = Hold(folder)
         except OSError as error:
+            if self._made:
+                with suppress(OSError):
+                    folder.rmdir()
             is_file = isinstance(error, (FileExistsError, NotADirectoryError))
             hint = (
                 "It is a file: choose a folder with --run (run= in Python)."
