@@ -130,12 +130,43 @@ def test_an_end_that_cannot_be_written_loses_only_its_telling(tmp_path, monkeypa
 
 
 def test_an_error_that_is_no_disk_trouble_ends_the_run(tmp_path, monkeypatch):
-    def broken(*_):
-        raise ZeroDivisionError
+    write, first = saver.write_checkpoint, [True]
+
+    def broken(folder, snapshot):
+        if first:
+            first.clear()
+            raise ZeroDivisionError
+        return write(folder, snapshot)
 
     monkeypatch.setattr(saver, "write_checkpoint", broken)
+    said = {**SAVES, "checkpoint": {**SAVES["checkpoint"], "async_save": False}}
     with pytest.raises(ZeroDivisionError):
-        tiny.fit(tmp_path, **SAVES)
+        tiny.fit(tmp_path, **said)
+    assert Run(tmp_path).status["step"] == 1
+
+
+def test_an_end_without_a_checkpoint_says_from_where_it_goes_on(tmp_path, monkeypatch):
+    run = tmp_path / "r"
+    with tiny.prepare(run) as session:
+        next(session.steps())
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", lambda self, target: os.stat(tmp_path / "none"))
+            with pytest.raises(
+                UntoldError, match=r"it has no checkpoint; .* again: it starts anew\."
+            ):
+                session.end("failed")
+
+
+def test_an_end_in_a_folder_that_is_gone_says_to_bring_it_back(tmp_path):
+    run = tmp_path / "r"
+    with tiny.prepare(run) as session:
+        next(session.steps())
+        session.save()
+        run.rename(tmp_path / "away")
+        with pytest.raises(
+            UntoldError, match=r"its folder is gone; .* the newest checkpoint in it"
+        ):
+            session.end("failed")
 
 
 @pytest.fixture

@@ -69,11 +69,24 @@ def write_end(recorder: Recorder, status: str, figures: Mapping[str, Any]) -> No
     except RunError as error:
         why = error.__cause__
         said = why.strerror if isinstance(why, OSError) else None
-        there = list_checkpoints(recorder.checkpoints)
-        saved = f"its newest checkpoint is {there[-1]}" if there else "it has no checkpoint"
+        saved, hint = _left(recorder)
         raise UntoldError(
             f"{recorder.folder / 'status.json'} could not be written: {said or error}. The run "
-            f"{status} at step {figures['step']}, and {saved}; only how it ended is not told. Make "
-            "the folder writable again (a full disk: free some space), and type the same again: "
-            "it goes on from that checkpoint."
+            f"{status} at step {figures['step']}, and {saved}; only how it ended is not told. "
+            f"{hint}."
         ) from error
+
+
+def _left(recorder: Recorder) -> tuple[str, str]:
+    """Say what is left of a run whose end could not be written, and how it goes on."""
+    if not recorder.folder.is_dir():
+        return "its folder is gone", (
+            "Bring the folder back (a disk: mount it again), and type the same again: it goes on "
+            "from the newest checkpoint in it"
+        )
+    there = list_checkpoints(recorder.checkpoints)
+    saved = f"its newest checkpoint is {there[-1]}" if there else "it has no checkpoint"
+    return saved, (
+        "Make the folder writable again (a full disk: free some space), and type the same again: "
+        f"it {'goes on from that checkpoint' if there else 'starts anew'}"
+    )
