@@ -26,3 +26,10 @@ def test_with_nothing_near_all_are_listed():
 def test_a_nonfinite_error_tells_step_loss_and_parameters():
     error = NonFiniteError("bad", step=3, loss=1.5, parameters=["head.weight"])
     assert (error.step, error.loss, error.parameters) == (3, 1.5, ["head.weight"])
+
+
+def test_of_many_names_only_the_nearest_are_said():
+    known = [f"group.option_{n}" for n in range(99)] + ["loop"]
+    said = near("foo", known)
+    assert said.startswith("The nearest of 100: loop, ")
+    assert said.count(",") == 4

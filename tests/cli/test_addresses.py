@@ -21,7 +21,15 @@ def test_a_run_at_an_address_is_refused(surestep, command):
     answer = surestep(*words, *COMMANDS[command])
     trouble = 2 if command == "ckpt diff" else 1  # as of diff and cmp, where 1 says "different"
     assert (answer.code, answer.out) == (trouble, "")
-    assert "is an address, and only folders of a file system" in answer.err
+    assert f"'{COMMANDS[command][0]}' is an address, and only folders of a file" in answer.err
+
+
+@pytest.mark.parametrize("words", [["ckpt", "export", "r@best"], ["predict", "r", "--out"]])
+def test_to_write_to_an_address_is_refused(surestep, recipe, words):
+    surestep("train", recipe(), "--run", "r")
+    answer = surestep(*words, "s3://box/a.npz")
+    assert answer.code == 1
+    assert "RunError: 's3://box/a.npz' is an address" in answer.err
 
 
 def test_to_train_into_an_address_is_refused_and_makes_no_folder(surestep, recipe, folder):

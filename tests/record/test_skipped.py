@@ -147,5 +147,7 @@ def test_files_without_indices_are_refused(tmp_path, text, message):
 
 
 def test_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere.*cannot be read: No such file"):
+    with pytest.raises(
+        ConfigError, match=r"nowhere.*cannot be read: No such file .*: --skip-samples 17 42"
+    ):
         read_samples(tmp_path / "nowhere")

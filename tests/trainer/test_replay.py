@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 import surestep
-from surestep.base.errors import ConfigError, NonFiniteError, RunError
+from surestep.base.errors import CheckpointError, ConfigError, NonFiniteError, RunError
 from surestep.record.checkpoint.listing import list_checkpoints
 from surestep.record.files import read_json
 from tests import tiny
@@ -188,6 +188,14 @@ def test_samples_that_are_not_there_are_refused(tmp_path):
     error = failed(tmp_path / "run", DIVIDES, {})
     with pytest.raises(ConfigError, match=r"Samples \[99\] are not in the batch"):
         surestep.replay(error.incident, task(DIVIDES), without=[99])
+
+
+def test_where_the_state_before_is_gone_it_is_said_what_to_do(tmp_path):
+    error = failed(tmp_path / "run", DIVIDES, {})
+    (gone,) = list_checkpoints(tmp_path / "run/checkpoints")
+    gone.rename(tmp_path / "away")
+    with pytest.raises(CheckpointError, match=r"was deleted or moved\. .* Put a copy of it back"):
+        surestep.replay(error.incident, task(DIVIDES))
 
 
 def test_a_damaged_incident_is_refused(tmp_path):

@@ -95,6 +95,9 @@ class NonFiniteError(SurestepError):
         self.parameters = parameters
 
 
+_MANY = 60  # names that a message lists; nobody reads more
+
+
 def near(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Say which of the known names are close to `name`, as the end of an error message."""
     known = list(known)
@@ -103,4 +106,7 @@ def near(name: str, known: Iterable[str], prefix: str = "") -> str:
         return f"Did you mean {' or '.join(repr(prefix + each) for each in close)}?"
     if not known:
         return "There are none here."
+    if len(known) > _MANY:
+        nearest = difflib.get_close_matches(name, known, n=5, cutoff=0.0)
+        return f"The nearest of {len(known)}: {', '.join(prefix + each for each in nearest)}."
     return f"Known: {', '.join(prefix + each for each in known)}."

@@ -4,12 +4,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 from tqdm import tqdm
 
+from surestep.base.local import local_path
 from surestep.cli.rebuild import asked_for, called, rebuilt
 from surestep.record.files import dumps
 from surestep.record.predictions import writing
@@ -48,7 +48,11 @@ def run(words: list[str]) -> int:
         Options, args=words, prog="surestep predict", config=(tyro.conf.FlagCreatePairsOff,)
     )
     folder, which = asked_for(parsed.run, parsed.which)
-    out = folder.path / f"predictions-{parsed.part}.npz" if parsed.out is None else Path(parsed.out)
+    out = (
+        folder.path / f"predictions-{parsed.part}.npz"
+        if parsed.out is None
+        else local_path(parsed.out)
+    )
     with writing(out, overwrite=parsed.overwrite) as write:
         task, config = rebuilt(folder, allow_changed=parsed.allow == "recipe")
         with _bar() as watch:

@@ -4,12 +4,12 @@ import shlex
 import sys
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from surestep.base.errors import ConfigError
+from surestep.base.local import local_path
 from surestep.cli.launch import as_typed, how_many, launch
 from surestep.cli.rebuild import as_asked, recorded, typed_as
 from surestep.cli.train import names, report, train
@@ -47,7 +47,7 @@ def run(words: list[str]) -> int:
         raise _options_stay(parsed, unknown)
     if parsed.nproc is not None:
         return launch(how_many(parsed.nproc), ["resume", *words])
-    folder, allow = Run(Path(parsed.run)), names(parsed.allow)
+    folder, allow = Run(local_path(parsed.run)), names(parsed.allow)
     # Under --json nothing but the answer may stand on stdout; a recipe's callbacks print too.
     with redirect_stdout(sys.stderr) if parsed.json else nullcontext():
         found = recorded(folder, allow_changed="recipe" in allow)
@@ -67,7 +67,7 @@ def run(words: list[str]) -> int:
 
 def _options_stay(parsed: Options, unknown: list[str]) -> ConfigError:
     """Return what to raise for options that `surestep resume` does not take."""
-    folder, said = Run(Path(parsed.run)), shlex.join(unknown)
+    folder, said = Run(local_path(parsed.run)), shlex.join(unknown)
     recipe = folder.config["recipe"]
     if not recipe:
         instead = f"surestep.Trainer(task, config, run={str(folder.path)!r}), in Python"

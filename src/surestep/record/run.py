@@ -60,6 +60,8 @@ class Run:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", local_path(self.path))  # text is as good
+        if not self.path.exists():
+            raise RunError(f"There is no {self.path}. Look at the path: a run folder.")
         if not (self.path / "config.json").exists():
             raise RunError(
                 f"{self.path} is no run folder: it has no config.json. Look at the path; if it was "

@@ -74,7 +74,10 @@ def read_samples(path: Path) -> list[int]:
     except (OSError, ValueError, RuntimeError) as error:
         binary = "it is no text" if isinstance(error, UnicodeDecodeError) else error
         reason = getattr(error, "strerror", None) or binary
-        raise ConfigError(f"skip_samples={str(path)!r} cannot be read: {reason}.") from error
+        raise ConfigError(
+            f"skip_samples={str(path)!r} cannot be read: {reason}. Name a file such as a run's "
+            "skipped.json, or say the indices: --skip-samples 17 42 (skip_samples=[17, 42])."
+        ) from error
     try:
         found = parse_json(data) if text.lstrip().startswith(("{", "[")) else text.split()
     except ValueError as error:

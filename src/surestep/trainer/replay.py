@@ -21,7 +21,8 @@ from surestep.engine.state import Place
 from surestep.engine.step import StepResult, train_step
 from surestep.engine.task import Task
 from surestep.record.batches import unpacked
-from surestep.record.checkpoint.opened import open_checkpoint
+from surestep.record.checkpoint.faults import GoneError
+from surestep.record.checkpoint.opened import Opened, open_checkpoint
 from surestep.record.checkpoint.read import load_opened
 from surestep.record.incident import Incident, read_incident
 from surestep.trainer.build import build
@@ -107,7 +108,7 @@ def replay(
         CheckpointError: the state before it is missing, or does not fit the Task.
     """
     found = read_incident(local_path(incident))
-    checkpoint = open_checkpoint(found.checkpoint)
+    checkpoint = _state_before(found)
     planned = plan_task(task, _config(found, precision))
     with ExitStack() as settings:
         settings.enter_context(process_settings(planned.plan))
@@ -126,6 +127,16 @@ def replay(
     changes = [] if precision is None else [f"precision {precision}"]
     changes += [f"without {', '.join(map(str, without))}"] if without else []
     return _compared(found, tuple(changes), now, result)
+
+
+def _state_before(incident: Incident) -> Opened:
+    try:
+        return open_checkpoint(incident.checkpoint)
+    except GoneError as error:
+        raise GoneError(
+            f"{error} It is the state before step {incident.step}. Put a copy of it back there, or "
+            "train the same in another folder (--run, run= in Python): it comes to the same step."
+        ) from error
 
 
 def _config(incident: Incident, precision: str | None) -> Config:

@@ -17,6 +17,12 @@ def rows(surestep, *words):
     return json.loads(answer.out)
 
 
+def test_a_run_that_is_not_there_is_told_as_that(surestep):
+    answer = surestep("ckpt", "list", "runs/none")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err == "RunError: There is no runs/none. Look at the path: a run folder.\n"
+
+
 def test_a_row_for_each_tells_how_far_how_good_and_why_it_is_kept(surestep, run):
     os.utime(run.last.path / "manifest.json", (time.time() - 7200,) * 2)
     answer = surestep("ckpt", "list", "r")
@@ -109,6 +115,7 @@ def test_a_run_without_checkpoints_says_so(surestep, run):
 
 
 def test_what_is_no_run_is_refused(surestep, folder):
+    (folder / "gone").mkdir()
     answer = surestep("ckpt", "list", "gone")
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.startswith("RunError: gone is no run folder")

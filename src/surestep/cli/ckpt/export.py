@@ -2,11 +2,11 @@
 
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from surestep.base.local import local_path
 from surestep.base.printable import printable
 from surestep.base.sizes import byte_count
 from surestep.record.export import Exported, check_out, export
@@ -39,7 +39,7 @@ def run(words: list[str]) -> int:
     parsed = tyro.cli(
         Options, args=words, prog="surestep ckpt export", config=(tyro.conf.FlagCreatePairsOff,)
     )
-    out = Path(parsed.out)
+    out = local_path(parsed.out)
     check_out(out, overwrite=parsed.overwrite)
     chosen, folder = choose_checkpoint(parsed.checkpoint)
     exported = export(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 
 from surestep.base.errors import RunError
+from surestep.base.local import local_path
 from surestep.base.printable import printable
 from surestep.base.sizes import byte_count
 from surestep.cli import show
@@ -42,7 +43,7 @@ def run(words: list[str]) -> int:
     parsed = tyro.cli(
         Options, args=words, prog="surestep ckpt list", config=(tyro.conf.FlagCreatePairsOff,)
     )
-    folder = Run(Path(parsed.run))
+    folder = Run(local_path(parsed.run))
     size = sum(map(size_on_disk, every_folder(folder.checkpoints)))
     every_byte = parsed.verify or size <= READ_AT_ONCE
     found = examine_all(folder.checkpoints, every_byte=every_byte)
