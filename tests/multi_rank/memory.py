@@ -13,9 +13,13 @@ def held_bytes(session: Session) -> dict[str, int]:
     loop = session.loop
     loop.step(loop.feed.move(next(loop.feed.batches(0))))  # leaves its gradients
     parameters = list(session.model.parameters())
-    slots = [value for slots in session.optimizer.state.values() for value in slots.values()]
+    parts = [each.ds_tensor for each in parameters if hasattr(each, "ds_tensor")]  # of ZeRO 3
+    state = session.optimizer.state
+    slots = [value for slots in state.values() for value in slots.values()]
+    known = set(map(id, parameters))
+    slots += [each for each in state if id(each) not in known]  # fp32 weights of DeepSpeed's
     return {
-        "weights": _size(parameters),
+        "weights": _size(parameters) + _size(parts),
         "gradients": _size(each.grad for each in parameters if each.grad is not None),
         "optimizer": _size(each for each in slots if isinstance(each, Tensor)),
     }

@@ -1,10 +1,12 @@
 """The formula of `surestep plan --ranks`, beside the bytes that ranks really hold."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from surestep.engine.measure.footprint import Footprint, size_of
-from surestep.engine.measure.shares import shares
+from surestep.engine.measure.shares import Share, shares
 from tests.multi_rank.cases import task
 from tests.multi_rank.ways import WAYS
 
@@ -18,15 +20,34 @@ CALLED = {
 }
 
 
-@pytest.mark.parametrize(("way", "count"), [(w, n) for w in CALLED for n in WAYS[w].ranks])
-def test_the_first_rank_holds_what_the_formula_says(launch, way, count):
-    first = torch.load(launch(count) / "rank-0.pt")
+STAGES = ("zero-1", "zero-2", "zero-3")
+FLATS, COPIES = 2, 3  # decayed or not; weights and two moments of each
+
+
+def compared(folder: Path, way: str, called: str, count: int) -> tuple[dict[str, int], Share]:
+    """Return the bytes that the first rank holds, and what the formula says."""
+    first = torch.load(folder / "rank-0.pt")
     model = task().build_model()
     size = size_of(model.parameters())
     takes = Footprint([], 0, 0, size, 0, size, 2 * size, 0)
     how = {"blocks": [], "ranks": count, "local": 2, "precision": "fp32"}
-    told = {each.way: each for each in shares(model, takes, **how)}[CALLED[way]]
-    held = first[way, "one micro-batch", "adamw"]["shown"]["bytes"]
-    steps = 4 * len(list(model.parameters()))  # torch's count for each parameter
+    told = {each.way: each for each in shares(model, takes, **how)}[called]
+    return first[way, "one micro-batch", "adamw"]["shown"]["bytes"], told
+
+
+@pytest.mark.parametrize(("way", "count"), [(w, n) for w in CALLED for n in WAYS[w].ranks])
+def test_the_first_rank_holds_what_the_formula_says(launch, way, count):
+    held, told = compared(launch(count), way, CALLED[way], count)
+    steps = 4 * len(list(task().build_model().parameters()))  # torch's count for each parameter
     assert (held["weights"], held["gradients"]) == (told.weights, told.gradients)
     assert held["optimizer"] == told.optimizer + steps
+
+
+@pytest.mark.parametrize(("way", "count"), [(w, n) for w in STAGES for n in WAYS[w].ranks])
+def test_the_first_rank_of_zero_holds_that_and_what_fills_up_its_parts(launch, way, count):
+    """Stages 1 and 2 fill up each flat piece, to twice the ranks; stage 3 each parameter's."""
+    held, told = compared(launch(count), way, f"deepspeed {way.replace('-', ' ')}", count)
+    parts = len(list(task().build_model().parameters())) if way == "zero-3" else 2 * FLATS
+    assert 0 <= held["weights"] - told.weights <= (4 * parts if way == "zero-3" else 0)
+    steps = 4 * FLATS
+    assert 0 <= held["optimizer"] - steps - told.optimizer <= 4 * parts * COPIES

@@ -249,6 +249,7 @@ def of_each_rank(planned: Planned, takes: Footprint) -> list[Share]:
         ranks=plan.parallel_ranks,
         local=hybrid or planned.facts.launched.local_size,
         precision=plan.precision,
+        deepspeed=plan.parallel_deepspeed,
     )
 
 

@@ -59,7 +59,8 @@ def test_state_is_divided_by_the_ranks_that_share_it(llama):
     assert many["deepspeed zero 1"].gradients == zero.gradients
     assert many["deepspeed zero 2"].gradients == zero.gradients // 64
     assert many["deepspeed zero 2"].weights == zero.weights
-    assert many["deepspeed zero 3"].weights == zero.weights // 64
+    norms = 65 * 4096 * 2  # each rank has them whole too
+    assert many["deepspeed zero 3"].weights == zero.weights // 64 + norms
 
 
 def test_what_is_gathered_are_two_blocks_a_gradient_and_the_root(llama):
@@ -76,6 +77,23 @@ def test_the_first_rank_holds_the_rows_that_torch_cuts_for_it(ranks):
     model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3), nn.LayerNorm(3))
     held = sum(each.chunk(ranks)[0].numel() * 4 for each in model.parameters())
     assert cut(model.parameters(), ranks) == held
+
+
+@pytest.mark.parametrize(
+    ("keys", "whole"),
+    [
+        ({}, 6 * 5 + 5 + 5 * 3 + 3 + 3 + 3),
+        ({"stage3_param_persistence_threshold": 15}, 5 + 5 * 3 + 3 + 3 + 3),
+        ({"stage3_param_persistence_threshold": 0}, 0),
+        ({"stage3_model_persistence_threshold": 9}, 5 + 3),
+    ],
+)
+def test_zero_3_keeps_small_parameters_whole_beside_their_parts(keys, whole):
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3), nn.LayerNorm(3))
+    how = {"blocks": [], "ranks": 2, "local": 2, "precision": "fp32"}
+    found = shares(model, adamw(model), **how, deepspeed={"zero_optimization": keys})
+    told = {each.way: each for each in found}["deepspeed zero 3"]
+    assert told.weights == size_of(model.parameters()) // 2 + 4 * whole
 
 
 def test_what_is_not_known_is_not_counted_as_nothing():

@@ -9,12 +9,15 @@ https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
 import math
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
 from surestep.engine.measure.footprint import Footprint, size_of
+from surestep.engine.parallel.deepspeed_keys import AUTO
 
 HALF = ("bf16", "fp16")
 
@@ -69,6 +72,7 @@ def shares(
     ranks: int,
     local: int,
     precision: str,
+    deepspeed: Mapping[str, Any] | None = None,
 ) -> list[Share]:
     """Return what the first rank holds, for each way to share the state.
 
@@ -79,14 +83,17 @@ def shares(
         ranks: all of them.
         local: of them on one machine, among which hybrid shards.
         precision: in which it computes.
+        deepspeed: its configuration, which says what ZeRO 3 keeps whole.
     """
+    whole = size_of(_persistent(model, (deepspeed or {}).get("zero_optimization", {})))
     return [
         _copied(takes, precision),
         *(
             _sharded(model, takes, blocks, (name, n), precision)
             for name, n in (("full", ranks), ("grad_op", ranks), ("hybrid", local))
         ),
-        *(_zero(takes, blocks, stage, ranks, precision) for stage in (1, 2, 3)),
+        *(_zero(takes, blocks, stage, ranks, precision) for stage in (1, 2)),
+        _zero(takes, blocks, 3, ranks, precision, whole),
     ]
 
 
@@ -131,12 +138,30 @@ def _sharded(
     )
 
 
+def _persistent(model: nn.Module, keys: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield what each rank of ZeRO 3 has whole beside its part, since it is small."""
+    of_model = keys.get("stage3_model_persistence_threshold", sys.maxsize)
+    of_one = keys.get(_THRESHOLD, AUTO[f"zero_optimization.{_THRESHOLD}"])
+    for each in model.parameters():
+        if each.numel() <= min(of_one, of_model):
+            of_model -= each.numel()
+            yield each
+
+
+_THRESHOLD = "stage3_param_persistence_threshold"
+
+
 def _zero(
-    takes: Footprint, blocks: Sequence[nn.Module], stage: int, ranks: int, precision: str
+    takes: Footprint,
+    blocks: Sequence[nn.Module],
+    stage: int,
+    ranks: int,
+    precision: str,
+    whole: int = 0,
 ) -> Share:
     """DeepSpeed: flat parts; in half precision the fp32 weights are the optimizer's.
 
-    The optimizer's part is cut first, then gradients, then weights.
+    The optimizer's part is cut first, then gradients, then weights, but for some.
     """
     half = 2 if precision in HALF else 1
     weights, gradients = takes.weights // half, takes.gradients // half
@@ -144,7 +169,7 @@ def _zero(
     state = None if takes.optimizer is None else (takes.optimizer + takes.gradients) // ranks
     return Share(
         f"deepspeed zero {stage}",
-        (weights // ranks if stage == 3 else weights) + takes.buffers,
+        (weights // ranks + whole // half if stage == 3 else weights) + takes.buffers,
         gradients // ranks if stage >= 2 else gradients,
         state,
         takes.average,
