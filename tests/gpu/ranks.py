@@ -32,9 +32,7 @@ def made(model: Callable[[], nn.Module] = net) -> surestep.Task:
 
 def gathered(session: Session) -> dict[str, Tensor]:
     """Return the whole weights of parts that lie on the host, where NCCL does not reach."""
-    device = session.plan.device
-    state = session.model.state_dict().items()
-    return {name: whole_of(each.to(device)) for name, each in state}
+    return {name: whole_of(each) for name, each in session.model.state_dict().items()}
 
 
 # Model, options, and what returns the whole weights.

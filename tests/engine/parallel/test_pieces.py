@@ -2,6 +2,7 @@
 
 import itertools
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from surestep.base.errors import ParallelError
-from surestep.engine.parallel.pieces import box_of, boxed_like, is_cut, piece_of
+from surestep.engine.parallel import pieces
+from surestep.engine.parallel.pieces import box_of, boxed_like, is_cut, piece_of, whole_of
 
 LAYOUTS = {
     "cut": ((4,), (Shard(0),)),
@@ -94,3 +96,27 @@ def test_what_is_no_box_is_refused():
         tensor = DTensor.from_local(torch.ones(2), mesh, (Partial(),), run_check=False)
         with pytest.raises(ParallelError, match=r"P\(sum\).*no box.*Cut each dimension once"):
             piece_of(tensor, is_first=False)
+
+
+class OnTheHost:
+    """A part that was put on the host, of a tensor whose ranks compute on GPUs."""
+
+    device, device_mesh = "cpu", SimpleNamespace(device_type="cuda")
+
+    def to(self, device):
+        self.device = device
+        return self
+
+    def full_tensor(self):
+        return f"gathered on {self.device}"
+
+
+def test_parts_on_the_host_are_gathered_by_the_devices(monkeypatch):
+    """NCCL sends nothing that lies on the host."""
+    monkeypatch.setattr(pieces, "is_cut", lambda _: True)
+    assert whole_of(OnTheHost()) == "gathered on cuda"
+
+
+def test_a_tensor_that_nobody_shares_is_the_whole():
+    alone = torch.ones(2)
+    assert whole_of(alone) is alone

@@ -149,9 +149,15 @@ def part_of(value: Any) -> Any:
 
 
 def whole_of(tensor: Tensor) -> Tensor:
-    """Return the whole of a tensor; where ranks share it, all of them must ask for it together."""
-    whole: Any = tensor
-    return whole.full_tensor() if is_cut(tensor) else tensor
+    """Return the whole of a tensor; where ranks share it, all of them must ask for it together.
+
+    Parts that lie on the host travel from the device: NCCL does not reach them.
+    """
+    if not is_cut(tensor):
+        return tensor
+    parts: Any = tensor
+    whole: Tensor = parts.to(parts.device_mesh.device_type).full_tensor()
+    return whole
 
 
 def boxed_like(like: "DTensor", local: Tensor) -> "DTensor":
