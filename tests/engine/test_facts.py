@@ -51,6 +51,7 @@ SRUN = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}
 @pytest.mark.parametrize(
     ("said", "count", "own"),
     [
+        ({"CUDA_VISIBLE_DEVICES": "0"}, 1, False),  # nobody else is here
         (SRUN, 1, True),  # --gpus-per-task=1
         (SRUN, 2, False),
         (TORCHRUN, 1, False),

@@ -81,6 +81,8 @@ def _may_be_its_own(launched: Launched) -> bool:
 
     As by `srun --gpus-per-task=1`, or where CUDA_VISIBLE_DEVICES is set for each process.
     """
+    if launched.local_size == 1:
+        return False
     visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
     return launched.by in ("srun", "mpirun") or (launched.by != BY_NPROC and len(visible) == 1)
 
