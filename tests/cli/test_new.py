@@ -29,6 +29,7 @@ SCONTROL = """#!/bin/sh
 echo "$*" >> calls
 [ "$1" = show ] && echo localhost
 """
+FSDP = ("--parallel.shard", "full")
 # In its fourth step, where it began anew, the time is up soon: Slurm signals the step's processes.
 WARNED = (
     RECIPE
@@ -114,6 +115,12 @@ def test_the_file_asks_slurm_for_what_was_said(surestep, recipe, folder):
     assert subprocess.run(["bash", "-n", "job"]).returncode == 0
 
 
+def test_options_of_gpus_are_taken_where_there_are_none_before_the_job(surestep, recipe):
+    words = ["--slurm", recipe(), "--nproc", "4", "--gpus", "--device", "cuda"]
+    answer = surestep("new", *words, "--parallel.sync_batchnorm", "True", "--data.pin_memory", "1")
+    assert answer.code == 0, answer.err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -124,6 +131,10 @@ def test_the_file_asks_slurm_for_what_was_said(surestep, recipe, folder):
         (["--slurm", "--out", "nowhere/job"], "nowhere/job cannot be written"),
         (["--slurm", "--out", "mine.py"], "mine.py is there already"),
         (["--slurm", "--batch-size", "many"], "batch_size='many'"),
+        (["--slurm", *FSDP, "--nproc", "4", "--optim.name", "muon"], "optim.name='muon'"),
+        (["--slurm", *FSDP, "--parallel.blocks", "class Blok", "--nodes", "2"], "class Blok"),
+        (["--slurm", "--nproc", "2", "--parallel.offload", "all"], "parallel.offload='all'"),
+        (["--slurm", *FSDP], "and here is one"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_it_waits_in_a_queue(

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,9 @@ from surestep.base.errors import ConfigError
 from surestep.cli.options import read_command_line
 from surestep.cli.sbatch import WARNING_S, Job
 from surestep.cli.train import EXTRAS
+from surestep.engine.facts import Facts, read_facts
+from surestep.engine.parallel.launch import Launched
+from surestep.trainer.planning import plan_task
 
 # Minutes, or [days-]hours[:minutes[:seconds]], as sbatch reads them.
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
@@ -55,6 +58,9 @@ def run(words: list[str]) -> int:
     )
     _check(said)
     asked = read_command_line("train", [said.recipe, *more], EXTRAS)
+    facts = _of_the_job(said, on_gpus=said.gpus or str(asked.config.device).startswith("cuda"))
+    task = asked.recipe.build(asked.parameters, asked.config, facts=facts)
+    plan_task(task, asked.config, origin=asked.origin, facts=facts)
     name = asked.recipe.name
     out = Path(said.out or f"{name}.sbatch")
     job = Job(
@@ -71,6 +77,22 @@ def run(words: list[str]) -> int:
     print(f"{out} is written: SIGUSR1 comes {WARNING_S} s before the time is up.")
     print(f"Next: sbatch {out}")
     return 0
+
+
+def _of_the_job(said: Options, *, on_gpus: bool) -> Facts:
+    """Return what a process of the job will find, of which this machine knows only a part."""
+    size = said.nodes * said.nproc
+    launched = Launched(size=size, local_size=said.nproc, by="srun", imagined=True)
+    facts = replace(read_facts(), launched=launched, one_gpu_each=False)
+    gpus = (said.nproc if said.gpus else 8) if on_gpus else 0
+    return replace(
+        facts,
+        cuda_devices=("a GPU",) * gpus,
+        cuda_memory=(0,) * gpus,
+        cuda_ids=(),
+        bf16_native=on_gpus,
+        tf32=on_gpus,
+    )
 
 
 def _check(said: Options) -> None:

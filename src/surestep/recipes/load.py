@@ -22,7 +22,7 @@ from surestep.base.config import Config
 from surestep.base.errors import RecipeError, SurestepError, near
 from surestep.engine.callback import Callback
 from surestep.engine.device import current
-from surestep.engine.facts import read_facts
+from surestep.engine.facts import Facts, read_facts
 from surestep.engine.resolve import device_of, seed_of
 from surestep.engine.seed import set_seed
 from surestep.engine.task import Task
@@ -113,15 +113,22 @@ class Recipe:
                 raise RecipeError(f"{self.name}'s task needs {name}: say --task.{name} VALUE.")
         return values
 
-    def build(self, parameters: Mapping[str, Any], config: Config) -> Task:
+    def build(
+        self, parameters: Mapping[str, Any], config: Config, *, facts: Facts | None = None
+    ) -> Task:
         """Call the recipe's function, after seeding.
+
+        Args:
+            parameters: what it is called with.
+            config: what is asked.
+            facts: of the machine that is planned for; of this one where not said.
 
         Raises:
             RecipeError: it raised, or returned no Task.
             ConfigError: the device that was said cannot be had.
         """
         set_seed(seed_of(config))
-        device = device_of(config, read_facts())
+        device = device_of(config, facts or read_facts())
         try:
             with current(device):  # what a recipe puts on "cuda" is to lie on the Plan's device
                 task = self.function(**parameters)
