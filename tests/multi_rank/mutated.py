@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -33,7 +32,7 @@ from surestep.engine.seed import seed_at
 from surestep.record.checkpoint import opened, together
 from surestep.record.checkpoint.written import Written
 from surestep.trainer import alike
-from tests.multi_rank import troubles
+from tests.multi_rank import mutated_zero, troubles
 from tests.multi_rank.cases import accuracy, data, half, masked, net, task, trained
 from tests.multi_rank.forked import run_forked
 from tests.multi_rank.fsdp import whole_weights
@@ -130,6 +129,7 @@ CASES: dict[str, Callable[[Path], Found]] = {
     **{"clipped by parts": clipped_by_parts, "saved by parts": saved_by_parts},
     "by parts": lambda folder: trained(folder, task(), max_steps=9, **FSDP),
     "gone on by parts": gone_on_by_parts,
+    "by zero": mutated_zero.by_zero,
     **{name: partial(trouble, name=name) for name in ("pushed", "other options")},
 }
 
@@ -248,11 +248,7 @@ MUTATIONS: dict[str, Mutation] = {
         1, "cut", instead(Ddp, "backward", of_something), ends="mismatch|Error"
     ),
     "each rank clips by the norm of its part": Mutation(
-        1,
-        "clipped by parts",
-        instead(
-            fsdp, "dist", SimpleNamespace(**{**vars(dist), "all_reduce": lambda *_, **__: None})
-        ),
+        1, "clipped by parts", partial(mutated_zero.unsummed, module=fsdp)
     ),
     "the order depends on the number of ranks": Mutation(
         1, "shuffled", instead(feed, "order_of", order_of_ranks)
@@ -275,6 +271,7 @@ MUTATIONS: dict[str, Mutation] = {
     "the start is blind to the learning rate": Mutation(
         10, "other options", instead(alike, "_known", blind_to("optim.lr"))
     ),
+    **{name: Mutation(law, "by zero", how) for name, (law, how) in mutated_zero.BROKEN.items()},
 }
 
 
@@ -293,6 +290,7 @@ def run(folder: Path, name: str) -> None:
 
 def main(folder: Path) -> None:
     acts = {name: partial(run, folder, name) for name in (*CASES, *MUTATIONS)}
+    mutated_zero.warm()
     run_forked(folder, acts)
 
 

@@ -23,9 +23,10 @@ from tests.multi_rank.checks import (
 )
 from tests.multi_rank.forked import Ended, ended
 from tests.multi_rank.mutated import CASES, MANY, MUTATIONS
+from tests.multi_rank.mutated_zero import check_zero
 from tests.multi_rank.torchrun import called, check_ended_well
 
-ALONE = ("cut", "shuffled", "measured", "clipped by parts")  # that one process does too
+ALONE = ("cut", "shuffled", "measured", "clipped by parts", "by zero")  # that one process does too
 RATES = "optim.lr: 0.01 on rank 0; 0.001 on rank 1"
 
 
@@ -77,6 +78,7 @@ def check(one: dict[str, Any], came: dict[str, Came], case: str, name: str) -> N
         **{each: lambda: check_trained(one, case, ranks) for each in ("cut", "shuffled")},
         "clipped by parts": lambda: check_trained(one, case, ranks),
         "measured": lambda: check_measured(one[case], ranks, MANY),
+        "by zero": lambda: check_zero(one[case], ranks),
         "stopped": lambda: check_stopped(ranks, asked_in=3),
         "by parts": lambda: check_copies(ranks),
         "gone on by parts": lambda: check_gone_on(ranks, came["by parts"].found),

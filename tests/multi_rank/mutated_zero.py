@@ -1,0 +1,85 @@
+"""What two ranks come to by DeepSpeed, and ways to break it, for `mutated.py`."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch import Tensor
+
+from surestep.engine.parallel import deepspeed
+from surestep.engine.parallel.deepspeed import DeepSpeed
+from surestep.engine.parallel.deepspeed_keeper import Cut, Shared
+from tests.multi_rank import zero
+from tests.multi_rank.cases import SGD, opened, task
+from tests.multi_rank.checks import distance, same
+
+Patch = pytest.MonkeyPatch
+SAID: dict[str, Any] = {"optim": SGD, "micro_batch_size": 3, "max_steps": 4}
+ZERO: dict[str, Any] = {"parallel": {"kind": "deepspeed", "zero": 2}}
+
+
+def warm() -> None:
+    """Import DeepSpeed once, for all that are forked."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed  # noqa: F401
+
+
+def by_zero(folder: Path) -> dict[str, Any]:
+    """Train in uneven parts, and save; return norms, the live weights and those saved."""
+    with opened(folder, task(), **SAID, **(ZERO if "RANK" in os.environ else {})) as session:
+        norms = [float(each.grad_norm) for each in session.steps()]
+        session.save()
+        live = {name: each.detach().clone() for name, each in session.model.named_parameters()}
+    return {"norms": norms, "live": live, "saved": zero.saved_weights(folder)}
+
+
+def check_zero(one: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
+    """Norms and weights are those of one process, and what is saved is what is live."""
+    for each in ranks:
+        assert each["norms"] == pytest.approx(one["norms"], rel=1e-5)
+        assert distance(one["live"], each["live"]) <= 1e-6
+        assert same(each["live"], each["saved"])
+
+
+def unsummed(patch: Patch, module: Any) -> None:
+    """Leave out of a norm the pieces of the other ranks."""
+    alone = {**vars(dist), "all_reduce": lambda *_, **__: None}
+    patch.setattr(module, "dist", SimpleNamespace(**alone))
+
+
+def from_the_start(self: Shared, name: str, own: Callable[..., Cut] = Shared._cut) -> Cut:
+    """Take each rank's piece for the first one."""
+    return own(self, name)._replace(begin=0)
+
+
+def of_a_sum(self: DeepSpeed, loss_sum: Tensor, items: float) -> None:
+    """Go backward from the sum, as if DeepSpeed divided by the items."""
+    self.engine.backward(loss_sum, scale_wrt_gas=False)
+
+
+def always_last(self: DeepSpeed, *, when: bool, own: Callable = DeepSpeed.sync_grads) -> Any:
+    """Take each backward for the last of its step."""
+    return own(self, when=True)
+
+
+# Each with the number of the law that it breaks.
+BROKEN: dict[str, tuple[int, Callable[[Patch], None]]] = {
+    "each rank saves its piece as the first one": (
+        2,
+        lambda patch: patch.setattr(Shared, "_cut", from_the_start),
+    ),
+    "DeepSpeed goes backward from a sum": (
+        1,
+        lambda patch: patch.setattr(DeepSpeed, "backward", of_a_sum),
+    ),
+    "each backward by DeepSpeed is the last": (
+        1,
+        lambda patch: patch.setattr(DeepSpeed, "sync_grads", always_last),
+    ),
+    "DeepSpeed's norm is that of one rank's pieces": (1, partial(unsummed, module=deepspeed)),
+}
