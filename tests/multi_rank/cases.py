@@ -59,7 +59,8 @@ def opened(
 
 def result(session: Session) -> dict[str, Any]:
     weights = {name: each.clone() for name, each in session.model.state_dict().items()}
-    return {"weights": weights, "place": tuple(session.state.place)}
+    talks = session.loop.world.talks
+    return {"weights": weights, "place": tuple(session.state.place), "talks": talks}
 
 
 def trained(

@@ -31,8 +31,9 @@ def check_weights(one: Found, ranks: Sequence[Found], tolerance: float = 1e-6) -
 
 
 def check_copies(ranks: Sequence[Found]) -> None:
-    """All ranks hold the same weights, bit for bit."""
+    """All ranks hold the same weights, bit for bit, and went through the same places."""
     assert all(same(ranks[0]["weights"], each["weights"]) for each in ranks)
+    assert all(ranks[0]["talks"] == each["talks"] > 0 for each in ranks)
 
 
 def check_losses(one: Found, ranks: Sequence[Found]) -> None:
