@@ -97,7 +97,7 @@ def test_a_recipe_that_ships_is_found_again(surestep, folder):
         (["r", "--part", "tset"], 2, "The task has no tset data. Did you mean 'test'?"),
         (["r", "--which", "newest"], 2, "Expected one of ('best', 'last', 'average')"),
         (["r", "--prt", "test"], 2, "Perhaps you meant: --part STR"),
-        (["nowhere"], 1, "nowhere is no run folder: it has no config.json."),
+        (["nowhere"], 1, "There is no nowhere. Look at the path: a run folder."),
         (["mine.py"], 1, "mine.py is no run folder"),
         ([], 2, "Run folder."),
     ],
