@@ -1,0 +1,24 @@
+"""How DDP is asked to work."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from surestep.engine.parallel.ddp import Ddp
+from tests import tiny
+
+
+@pytest.fixture
+def group():
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_gradients_are_views_of_the_buckets_and_take_no_memory_beside_them(group):
+    model = tiny.model()
+    wrapped = Ddp.wrapped(object.__new__(Ddp), model, tiny.plan().plan)
+    wrapped(torch.ones(2, tiny.FEATURES)).sum().backward()
+    storages = {each.grad.untyped_storage().data_ptr() for each in model.parameters()}
+    assert len(storages) == 1
