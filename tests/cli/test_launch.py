@@ -178,3 +178,13 @@ def test_resume_starts_processes_too(surestep, monkeypatch):
     monkeypatch.setattr("surestep.cli.resume.launch", lambda *said: seen.append(said) or 0)
     assert surestep("resume", "runs/x", "--nproc", "2").code == 0
     assert seen == [(2, ["resume", "runs/x", "--nproc", "2"])]
+
+
+@pytest.mark.parametrize("command", ["train", "resume"])
+@pytest.mark.parametrize("again", [["--nproc", "3"], ["--nproc=3"]])
+def test_to_say_twice_how_many_is_refused(surestep, recipe, command, again):
+    answer = surestep(command, recipe(), "--nproc", "2", *again)
+    assert (answer.code, "--nproc is said 2 times. Say it once: --nproc 3." in answer.err) == (
+        2,
+        True,
+    ), answer.err

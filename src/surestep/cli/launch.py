@@ -26,8 +26,11 @@ def launch(processes: int, words: list[str]) -> int:
     torchrun runs within this process, so that its own tracebacks do not bury what ours say.
 
     Raises:
-        ConfigError: this process was started by a launcher already.
+        ConfigError: this process was started by a launcher already, or --nproc is said twice.
     """
+    said = [word for word in words if word == NPROC or word.startswith(f"{NPROC}=")]
+    if len(said) > 1:
+        raise ConfigError(f"{NPROC} is said {len(said)} times. Say it once: {NPROC} {processes}.")
     if read_launched().size > 1:
         raise ConfigError(
             f"{NPROC} {processes}, but {read_launched().by} has started several processes already. "
@@ -38,9 +41,9 @@ def launch(processes: int, words: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     torchrun: Any = import_module("torch.distributed.run")  # which has no types
-    said = ["--standalone", "--nproc-per-node", str(processes), "--shutdown-timeout", _SAVING_S]
-    said += ["--signals-to-handle", ",".join(_SIGNALS), "-m", "surestep", "--"]
-    asked = torchrun.parse_args([*said, *without_nproc(words)])
+    options = ["--standalone", "--nproc-per-node", str(processes), "--shutdown-timeout", _SAVING_S]
+    options += ["--signals-to-handle", ",".join(_SIGNALS), "-m", "surestep", "--"]
+    asked = torchrun.parse_args([*options, *without_nproc(words)])
     with _quiet(processes):
         try:
             torchrun.run(asked)
