@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import surestep
-from surestep.base.errors import NonFiniteError
+from surestep.base.errors import NonFiniteError, Stopped
 from surestep.engine.parallel import world
 from surestep.record.checkpoint.listing import list_checkpoints, read_record
 from surestep.record.run import Run
@@ -120,6 +120,41 @@ def test_the_end_saves_what_its_evaluation_changed(tmp_path):
         assert again.finished
         assert vars(again.state.standing) == ended
     assert Run(tmp_path).last.metrics["val/score"] == pytest.approx(0.3)
+
+
+# Of ten evaluations, one at every second step; saves of their own are elsewhere.
+RANKED = [0.9, 0.1, 0.2, 0.8, 0.3, 0.15, 0.7, 0.2, 0.1, 0.05]
+THREE = {
+    **{"validation": {"every": "2 steps", **SCORE}, "max_steps": 20},
+    **{"checkpoint": {"every": "5 steps", "keep_last": 1, "keep_best": 3}},
+}
+
+
+def test_the_best_of_all_evaluations_stay(tmp_path):
+    run = tiny.fit(tmp_path, scored(RANKED), **THREE)
+    assert [each.step for each in run.verify()] == [2, 8, 14, 20]
+
+
+@pytest.mark.parametrize("stop", [6, 9, 13])
+def test_a_run_that_goes_on_keeps_the_best_of_all_evaluations(tmp_path, stop):
+    class Stops(surestep.Callback):
+        def on_step(self, state, result):
+            if result.step == stop:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+    task, config = tiny.task(**scored(RANKED)), tiny.config(**THREE)
+    with pytest.raises(Stopped):
+        surestep.Trainer(task, config, run=tmp_path, callbacks=[Stops()]).fit()
+    asked = (stop - 1) // 2  # an evaluation that was due is left, and done first
+    run = tiny.fit(tmp_path, scored(RANKED[asked:]), **THREE)
+    assert [each.step for each in run.verify()] == [2, 8, 14, 20]
+
+
+def test_the_best_stays_however_little_better_it_is(tmp_path):
+    """The delta is of early stopping."""
+    said = {"early_stop": {"patience": 9, "min_delta": 0.5}, "checkpoint": {"every": "9 epochs"}}
+    run = tiny.fit(tmp_path, scored([0.5, 0.6, 0.1]), epochs=3, validation=SCORE, **said)
+    assert run.best.step == 6
 
 
 def asks_to_save(moment, step):

@@ -1,6 +1,7 @@
 """The whole run: steps with evaluations, checkpoints and early stopping."""
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +21,7 @@ from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.step import StepResult
 from surestep.record.checkpoint.listing import list_checkpoints, step_of
 from surestep.record.run import Run
+from surestep.trainer.ranking import Ranking
 from surestep.trainer.session import Session
 from surestep.trainer.signals import interruptible
 
@@ -76,8 +78,9 @@ def _train(session: Session) -> bool:
     plan, loop = session.plan, session.loop
     has_val = bool(session.task.val_sets())
     if has_val:
-        loop.act[Request.EVALUATE] = partial(_evaluate, session)
-        _take_up(session)
+        evaluate = partial(_evaluate, session, Ranking(session))
+        loop.act[Request.EVALUATE] = evaluate
+        _take_up(session, evaluate)
     evaluating = _cadence(session, plan.validation_every)
     saving = _cadence(session, plan.checkpoint_every)
     cycles = frozenset(cycle_ends(plan.schedule))
@@ -95,11 +98,11 @@ def _train(session: Session) -> bool:
         if (evaluates or saves) and not _stays(session):
             continue
         if evaluates:
-            _evaluate(session)
+            evaluate()
         if saves and not session.is_saved:
             session.saving.begin()
     if has_val and not loop.interrupted:
-        _evaluate(session)
+        evaluate()
     if loop.interrupted:
         return False
     session.saving.finish()
@@ -114,10 +117,10 @@ def _save_as_asked(session: Session, seen: _Seen) -> None:
         seen.asked = True
 
 
-def _take_up(session: Session) -> None:
+def _take_up(session: Session, evaluate: Callable[[], None]) -> None:
     """Do first what was due when the run was stopped."""
     if session.state.standing.is_due:
-        _evaluate(session)
+        evaluate()
     elif session.is_evaluated:
         _stop_early(session)
 
@@ -143,8 +146,8 @@ def _cadence(session: Session, duration: Duration) -> Cadence:
     )
 
 
-def _evaluate(session: Session) -> None:
-    """Evaluate, once a step; keep the best; stop where nothing got better for long enough."""
+def _evaluate(session: Session, ranking: Ranking) -> None:
+    """Evaluate, once a step; save what is among the best; stop early where that is due."""
     if session.is_evaluated:
         return
     session.state.standing.is_due = True
@@ -153,7 +156,7 @@ def _evaluate(session: Session) -> None:
     except Interrupted:
         session.say("The evaluation was left; the run does it first when it goes on.")
         return
-    if session.is_best and session.plan.checkpoint_keep_best:
+    if ranking.takes_in():
         session.saving.begin()
     _stop_early(session)
 

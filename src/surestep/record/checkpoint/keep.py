@@ -3,7 +3,7 @@
 import math
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,10 +21,16 @@ def best_first(checkpoints: list[Saved], metric: str, mode: Literal["min", "max"
 
     Of equals the earlier stands first; a metric that is not a number is no measurement.
     """
-    values = [(number(each.metrics.get(metric, math.nan)), each) for each in checkpoints]
-    known = [(value, each) for value, each in values if not math.isnan(value)]
+    by_step = {each.step: each for each in checkpoints}
+    values = {each.step: number(each.metrics.get(metric, math.nan)) for each in checkpoints}
+    return [by_step[step] for step in best_steps(values, mode)]
+
+
+def best_steps(values: Mapping[int, float], mode: Literal["min", "max"]) -> list[int]:
+    """List the steps at which something was measured, best first, by the value of each."""
     sign = 1 if mode == "min" else -1
-    return [each for _, each in sorted(known, key=lambda one: (sign * one[0], one[1].step))]
+    known = [(sign * value, step) for step, value in values.items() if not math.isnan(value)]
+    return [step for _, step in sorted(known)]
 
 
 def cycle_checkpoints(checkpoints: list[Saved]) -> list[Saved]:
