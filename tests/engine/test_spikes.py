@@ -32,6 +32,12 @@ def test_jump_is_a_spike_with_its_robust_z_score():
     assert spike.z > 10
 
 
+@pytest.mark.parametrize(("before", "counted"), [(33, 33), (80, 80), (400, WINDOW)])
+def test_spike_knows_of_how_many_losses_its_median_is(before, counted):
+    (spike,) = Spikes().find(1, [*noisy(before), 9.0])
+    assert spike.n_losses == counted
+
+
 @pytest.mark.parametrize(
     "losses",
     [
@@ -84,7 +90,7 @@ def test_same_spikes_are_found_wherever_the_log_points_are(cut):
 
 def test_stretch_begins_before_the_spike_and_doubles():
     spikes = Spikes()
-    spike = Spike(40, 9.0, 99.0, 1.0)
+    spike = Spike(40, 9.0, 99.0, 1.0, 39)
     assert [spikes.leave_out(spike) for _ in range(3)] == [
         (39, 39 + STRETCH - 1),
         (39, 39 + 2 * STRETCH - 1),

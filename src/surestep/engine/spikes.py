@@ -24,12 +24,13 @@ STRETCH = 8  # steps that the first rollback leaves out; each further one double
 
 
 class Spike(NamedTuple):
-    """A loss far above those before it."""
+    """A loss far above those before it: `median` is of so many of them, `n_losses`."""
 
     step: int
     loss: float
     z: float
     median: float
+    n_losses: int
 
 
 @dataclass
@@ -58,7 +59,7 @@ class Spikes:
             if count >= LEAST and loss > ordered[count * 9 // 10]:
                 median, scale = _spread(ordered)
                 if scale and loss - median > THRESHOLD * scale:
-                    found.append(Spike(step, loss, (loss - median) / scale, median))
+                    found.append(Spike(step, loss, (loss - median) / scale, median, count))
             kept.append(loss)
             insort(ordered, loss)
             if count == WINDOW:

@@ -5,7 +5,7 @@ from typing import Any
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.log_point import LogPoint, Skip
-from surestep.engine.spikes import WINDOW, Spike
+from surestep.engine.spikes import Spike
 from surestep.record.checkpoint.divided import checking
 from surestep.record.checkpoint.listing import list_checkpoints, step_of
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
@@ -41,7 +41,7 @@ class SpikeWatch:
         more = f" ({after} more after it)" if after else ""
         said = (
             f"Loss spike: {spike.loss:.4g} in step {spike.step}{more} is {spike.z:.0f} deviations "
-            f"above {spike.median:.4g}, the median of the last {WINDOW} losses."
+            f"above {spike.median:.4g}, the median of the last {spike.n_losses} losses."
         )
         if plan.on_spike == "rollback":
             said = f"{said} {self._go_back(spike)}"
