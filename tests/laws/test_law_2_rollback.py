@@ -5,7 +5,7 @@ goes back and leaves the steps 70 to 77 out.
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ import pytest
 import torch
 
 import surestep
+from surestep.engine.state import State
+from surestep.engine.step import StepResult
 from surestep.trainer.fit import fit
 from surestep.trainer.session import Session
 from tests.laws.plain import order_of
@@ -154,6 +156,42 @@ def test_what_evaluations_said_after_the_checkpoint_is_undone(folder):
     one, other = fitted(folder(), **often), fitted(folder(), **late)
     assert one.state.standing == other.state.standing
     assert one.run.best.metrics == other.run.best.metrics
+
+
+class Scores:
+    """A metric that has a value for each step, and nothing to do with the weights."""
+
+    def __init__(self, values: dict[int, float]) -> None:
+        self.values, self.step = values, 0
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return self.values.get(self.step, 0.0)
+
+
+class Tells(surestep.Callback):
+    """Tells a metric the step, whose value is measured there once."""
+
+    def __init__(self, scores: Scores) -> None:
+        self.scores = scores
+
+    def on_step(self, state: State, result: StepResult) -> None:
+        self.scores.step = result.step
+
+    def on_evaluate(self, state: State, metrics: Mapping[str, Any]) -> None:
+        self.scores.values.pop(state.place.step, None)
+
+
+def test_best_from_before_the_way_that_is_undone_is_still_there(folder):
+    """A better one right before the spike took its place, and is deleted with that way."""
+    scores = Scores({10: 0.7, 70: 0.9, 80: 0.5})
+    task = replace(task_of(), metrics={"score": scores})
+    often = {"validation": {"every": "10 steps", "metric": "score", "mode": "max"}}
+    with session_of(task, folder(), callbacks=[Tells(scores)], **OPTIONS | often) as session:
+        fit(session)
+    assert len(events_of(session, "rollback")) == 1
+    assert session.state.standing.best_step == 10
+    assert session.run.best.step == 10
+    assert len(session.run.verify()) == 3  # the last two and the best
 
 
 def test_second_spike_leaves_out_twice_as_much_and_the_last_is_only_told(folder):

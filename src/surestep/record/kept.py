@@ -32,6 +32,7 @@ def why_kept(run: Run, checkpoints: list[Saved]) -> dict[Path, list[str]]:
         mode=mode,
         keep_every=keep_every,
         cycles=True,
+        goes_back=plan.get("on_spike") == "rollback",
     )
     return reasons(checkpoints, retention)
 

@@ -278,4 +278,5 @@ def retention_of(plan: Plan) -> Retention:
         mode=plan.validation_mode,
         keep_every=None if every is None else every.steps(plan.steps_per_epoch),
         cycles=bool(cycle_ends(plan.schedule)),
+        goes_back=plan.on_spike == "rollback",
     )

@@ -17,6 +17,7 @@ class Ranking:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.values: dict[int, float] = {}  # by step
+        self.gone_back = len(session.state.spikes.left_out)
         if session.plan.validation_metric is not None and session.plan.checkpoint_keep_best:
             self.values = first(
                 session.loop.world,
@@ -31,8 +32,10 @@ class Ranking:
         step, metric = state.place.step, plan.validation_metric
         if metric is None or not plan.checkpoint_keep_best:
             return False
-        for later in [each for each in self.values if each >= step]:  # the run went back
-            del self.values[later]
+        stretches = state.spikes.left_out
+        undone = min([step, *(begin for begin, _ in stretches[self.gone_back :])])
+        self.gone_back = len(stretches)
+        self.values = {at: value for at, value in self.values.items() if at < undone}
         self.values[step] = number(state.standing.latest[metric])
         return step in best_steps(self.values, plan.validation_mode)[: plan.checkpoint_keep_best]
 

@@ -78,9 +78,11 @@ def expected_bytes(plan: Plan, state: State) -> int:
 def _most(plan: Plan) -> dict[str, int]:
     """Return how many lie on the disk at once at most, by why; no more than steps can be saved."""
     every = plan.checkpoint_keep_every
+    best = plan.checkpoint_keep_best if plan.validation_metric else 0
     counts = {
         "last": plan.checkpoint_keep_last,
-        "best": plan.checkpoint_keep_best if plan.validation_metric else 0,
+        "best": best,
+        "best before": 1 if best and plan.on_spike == "rollback" else 0,
         "milestones": 0
         if every is None
         else int(plan.total_steps / every.steps(plan.steps_per_epoch)),

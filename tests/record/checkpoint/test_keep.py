@@ -47,6 +47,22 @@ def test_the_last_and_the_best_stay(tmp_path, metrics, keep_last, keep_best, mod
     assert len(deleted) == len(metrics) - len(kept)
 
 
+@pytest.mark.parametrize(
+    ("metrics", "keep_best", "kept"),
+    [
+        ([2, 3, 3, 1], 1, [1, 3, 4]),  # the newest is the best
+        ([2, 1, 3, 4], 1, [2, 3, 4]),  # it is not
+        ([4, 2, 3, 9, 1], 2, [2, 3, 4, 5]),
+    ],
+)
+def test_where_a_run_may_go_back_the_best_before_the_newest_stays(
+    tmp_path, metrics, keep_best, kept
+):
+    saved_with(tmp_path, metrics)
+    retain(tmp_path, Retention(2, keep_best, "val/a", "min", goes_back=True))
+    assert steps(tmp_path) == kept
+
+
 def test_without_a_metric_only_the_last_stay(tmp_path):
     saved_with(tmp_path, [1, 2, 3])
     retain(tmp_path, Retention(1, 1, None, "min"))

@@ -49,6 +49,8 @@ class Retention:
         mode: whether less of it is better, or more.
         keep_every: so many steps: the first that was saved at or after each multiple stays.
         cycles: those at the end of a cycle of the schedule stay too.
+        goes_back: the run may go back from the newest, which is deleted then: so what was the best
+            before it stays too.
     """
 
     keep_last: int
@@ -57,6 +59,7 @@ class Retention:
     mode: Literal["min", "max"]
     keep_every: float | None = None
     cycles: bool = False
+    goes_back: bool = False
 
 
 def milestones(checkpoints: list[Saved], keep_every: float) -> list[Saved]:
@@ -87,6 +90,10 @@ def reasons(checkpoints: list[Saved], retention: Retention) -> dict[Path, list[s
         best = best_first(checkpoints, retention.metric, retention.mode)[: retention.keep_best]
         for rank, each in enumerate(best, 1):
             found.setdefault(each.path, []).append("best" if rank == 1 else f"best {rank}")
+        if retention.goes_back:
+            before = best_first(checkpoints[:-1], retention.metric, retention.mode)
+            for each in before[: retention.keep_best]:
+                found.setdefault(each.path, ["best before"])
     for rank, each in enumerate(reversed(checkpoints[-retention.keep_last :]), 1):
         found.setdefault(each.path, []).append("last" if rank == 1 else f"last {rank}")
     if retention.keep_every is not None:
