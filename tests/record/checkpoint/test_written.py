@@ -33,19 +33,3 @@ def test_no_file_is_written_over_and_all_are_closed(tmp_path):
         assert written._open
     assert not written._open
     assert (tmp_path / "b").read_text() == "there"
-
-
-def test_what_is_read_in_pieces_is_compared_with_what_lies_in_others(tmp_path, monkeypatch):
-    monkeypatch.setattr("surestep.record.checkpoint.written._PIECE", 3)
-    with Written(tmp_path) as written:
-        written.write("a", [b"ab", b"", b"cdefg", memoryview(b"h")])
-        written.sync()
-        written.check()
-        for at in range(8):
-            with (tmp_path / "a").open("rb+") as file:
-                file.seek(at)
-                file.write(b"X")
-            with pytest.raises(DamagedError, match="a: it has other bytes"):
-                written.check()
-            (tmp_path / "a").write_bytes(b"abcdefgh")
-        written.check()
