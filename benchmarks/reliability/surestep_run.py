@@ -31,7 +31,9 @@ class Watch(surestep.Callback):
 def _tell_saves(seen: Seen, event: str, args: tuple[Any, ...]) -> None:
     if event not in ("os.mkdir", "os.rename"):
         return
-    if os.path.basename(os.fspath(args[0])).startswith(".tmp-step-"):
+    folder, name = os.path.split(os.fspath(args[0]))
+    # The first save tries before there is a folder of checkpoints, and again when there is one.
+    if name.startswith(".tmp-step-") and os.path.isdir(folder):
         (seen.begin_save if event == "os.mkdir" else seen.end_save)()
 
 
