@@ -89,6 +89,8 @@ def test_what_lies_beside_the_tensors_is_read_again_where_it_changed(tmp_path, m
     read = []
     own = write.taken
     monkeypatch.setattr(write, "taken", lambda *given: read.append(given) or own(*given))
+    opened, check = [], write.check_readable
+    monkeypatch.setattr(write, "check_readable", lambda *given: opened.append(check(*given)))
     staging, state = Staging(), tiny.state_of()
     counts = []
     for change in (
@@ -105,6 +107,7 @@ def test_what_lies_beside_the_tensors_is_read_again_where_it_changed(tmp_path, m
         assert record["metadata"] == state.metadata
         assert record["counts"] == vars(state.counts)
     assert counts == [1, 1, 2, 3, 3]
+    assert len(opened) == 1  # the tensors lie as they did
 
 
 def test_numbers_are_those_of_the_moment(tmp_path):

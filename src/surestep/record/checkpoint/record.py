@@ -69,9 +69,9 @@ _RECORD: dict[str, Kind] = {
     "optimizers": named(parts(**_OPTIMIZER)),
     "declared": named(anything),
 }
-OF_ENGINE = ("place", "counts", "standing", "plateau", "spikes", "cycle", "scaler")
+_OF_ENGINE = ("place", "counts", "standing", "plateau", "spikes", "cycle", "scaler")
 _TAKE = parts(**_RECORD)
-_TAKE_OF_ENGINE = parts(**{key: _RECORD[key] for key in OF_ENGINE})
+_TAKE_OF_ENGINE = parts(**{key: _RECORD[key] for key in _OF_ENGINE})
 
 
 def as_record(found: Any) -> dict[str, Any]:
