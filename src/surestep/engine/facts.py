@@ -48,8 +48,8 @@ def read_facts() -> Facts:
     """Read the machine; the CUDA context is made only where there is a CUDA device."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     properties = [torch.cuda.get_device_properties(index) for index in range(count)]
-    # Ampere (8.0) is the first generation with TF32 and bf16 units; older ones emulate bf16.
     launched = read_launched()
+    # Ampere (8.0) is the first generation with TF32 and bf16 units; older ones emulate bf16.
     ampere = bool(properties) and all(each.major >= 8 for each in properties)
     return Facts(
         torch_version=torch.__version__,
