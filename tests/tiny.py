@@ -85,6 +85,16 @@ def fit(run: Path, parts: dict[str, Any] | None = None, **said: Any) -> surestep
     return surestep.Trainer(task(**(parts or {})), config(**said), run=run).fit()
 
 
+def evaluate_twice(session: Session) -> None:
+    """Take six steps, evaluate after each third, and save the last."""
+    for result in session.steps():
+        if result.step % 3 == 0:
+            session.evaluate()
+        if result.step == 6:
+            session.save()
+            break
+
+
 def weights(module: nn.Module) -> Tensor:
     """All parameters and buffers in one row."""
     tensors = [each for each in module.state_dict().values() if isinstance(each, Tensor)]

@@ -96,12 +96,7 @@ def test_patience_is_kept_over_a_resume(tmp_path):
     said = {"epochs": 5, "validation": SCORE, "early_stop": {"patience": 2}}
     values = [0.5, 0.4, 0.3, 0.2, 0.1]
     with tiny.prepare(tmp_path, scored(values), **said) as session:
-        for result in session.steps():
-            if result.step % 3 == 0:
-                session.evaluate()
-            if result.step == 6:
-                session.save()
-                break
+        tiny.evaluate_twice(session)
     run = tiny.fit(tmp_path, scored(values[2:]), **said)
     assert run.status["step"] == 9
 

@@ -325,12 +325,7 @@ def test_what_another_metric_said_is_no_best(tmp_path, before, now):
     more = {"epochs": 4, "checkpoint": {"every": "9 epochs"}}
     falls = {"schedule": {"name": "reduce_on_plateau", "warmup": "0%"}}
     with prepare(tmp_path, scored([0.1, 0.4]), validation=before, **more, **falls) as session:
-        for result in session.steps():
-            if result.step % 3 == 0:
-                session.evaluate()
-            if result.step == 6:
-                session.save()
-                break
+        tiny.evaluate_twice(session)
     names = ("validation.metric", "validation.mode")
     for _ in range(2):  # a run that is killed at once goes on the same way
         said = {"validation": now, **more, **falls}
