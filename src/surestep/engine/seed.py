@@ -27,6 +27,8 @@ import torch
 # numpy's stubs do not export them.
 from numpy.random import get_bit_generator, set_bit_generator  # type: ignore[attr-defined]
 
+from surestep.engine import twister
+
 
 def seed_at(*place: str | int) -> int:
     """Return the 63-bit seed of a place, such as `seed_at("order", seed, epoch)`.
@@ -111,13 +113,13 @@ class LoadingRandomness:
         self._bits = get_bit_generator()
         self._own = _SPARE.pop() if _SPARE else np.random.MT19937(0)
         set_bit_generator(self._own)
-        self._kept = (torch.default_generator.get_state(), random.getstate())
+        self._kept = (torch.default_generator.get_state(), twister.keep())
 
     def __exit__(self, *_: object) -> None:
         set_bit_generator(self._bits)
         _SPARE.append(self._own)
         torch.default_generator.set_state(self._kept[0])
-        random.setstate(self._kept[1])
+        twister.put_back(self._kept[1])
 
 
 def kept_generators(device: torch.device) -> AbstractContextManager[None]:

@@ -1,0 +1,48 @@
+"""The state of Python's global generator, kept and put back in a fraction of a microsecond.
+
+`random.getstate` makes 625 numbers of it in 11 µs, and `random.setstate` takes 4 µs to read them.
+A dataset that is read a sample at a time would pay more for that than for all its seeding.
+
+In CPython the state lies in one piece behind the head of the object: where the next word stands,
+and 624 words. That is compared with what `getstate` says when this module is imported; where it is
+not so, `getstate` and `setstate` are used.
+
+Source: https://github.com/python/cpython/blob/main/Modules/_randommodule.c
+"""
+
+import random
+import sys
+from ctypes import c_char
+from struct import Struct
+from typing import Any
+
+_ALL: Any = random.random.__self__  # type: ignore[attr-defined]
+_LAYOUT = Struct("@i624I")
+
+
+def _memory() -> memoryview | None:
+    """Return where the state lies; None where it lies otherwise than we know."""
+    head = object.__basicsize__
+    if sys.implementation.name != "cpython" or type(_ALL).__basicsize__ < head + _LAYOUT.size:
+        return None
+    lies = memoryview((c_char * _LAYOUT.size).from_address(id(_ALL) + head)).cast("B")
+    *words, at = random.getstate()[1]
+    return lies if lies == _LAYOUT.pack(at, *words) else None
+
+
+_MEMORY = _memory()
+
+
+def keep() -> Any:
+    """Return the state, for `put_back`."""
+    if _MEMORY is None:
+        return random.getstate()
+    return _MEMORY.tobytes(), _ALL.gauss_next  # the second half of a pair of gaussians
+
+
+def put_back(kept: Any) -> None:
+    """Give the generator a state that `keep` returned."""
+    if _MEMORY is None:
+        random.setstate(kept)
+    else:
+        _MEMORY[:], _ALL.gauss_next = kept

@@ -1,0 +1,64 @@
+"""Python's generator is kept and put back exactly, by its memory and without."""
+
+import random
+
+import pytest
+
+from surestep.engine import twister
+
+
+def draws(count: int) -> list[float]:
+    return [random.random() for _ in range(count)]
+
+
+@pytest.fixture(params=["by its memory", "by its numbers"])
+def way(request, monkeypatch):
+    if request.param == "by its numbers":
+        monkeypatch.setattr(twister, "_MEMORY", None)
+    else:
+        assert twister._MEMORY is not None, "this Python's generator lies otherwise than we know"
+
+
+@pytest.mark.parametrize("before", [0, 1, 311, 312, 313, 624, 1000])
+def test_what_is_drawn_goes_on_where_it_was_kept(way, before):
+    random.seed(before)
+    draws(before)
+    kept = twister.keep()
+    expected = draws(1000)
+    random.seed(7)
+    draws(3)
+    twister.put_back(kept)
+    assert draws(1000) == expected
+    twister.put_back(kept)  # which nobody wrote into meanwhile
+    assert draws(1000) == expected
+
+
+def test_the_second_half_of_a_pair_of_gaussians_is_kept(way):
+    random.seed(0)
+    random.gauss(0, 1)
+    kept = twister.keep()
+    expected = [random.gauss(0, 1) for _ in range(3)]
+    random.seed(1)
+    twister.put_back(kept)
+    assert [random.gauss(0, 1) for _ in range(3)] == expected
+
+
+def test_the_memory_is_the_state_that_python_tells(way):
+    random.seed(3)
+    draws(5)
+    told = random.getstate()
+    kept = twister.keep()
+    random.seed(4)
+    twister.put_back(kept)
+    assert random.getstate() == told
+
+
+def test_a_generator_that_lies_otherwise_is_not_touched(monkeypatch):
+    random.seed(3)
+    monkeypatch.setattr(random, "getstate", random.Random(4).getstate)
+    assert twister._memory() is None
+
+
+def test_another_python_is_asked_for_its_numbers(monkeypatch):
+    monkeypatch.setattr(twister.sys.implementation, "name", "pypy")
+    assert twister._memory() is None
