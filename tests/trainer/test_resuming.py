@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.utils.data import Dataset
 import surestep
 from surestep.base.errors import ConfigError, RunError
 from surestep.record.run import Run
+from surestep.trainer.changes import MODULES
 from tests import tiny
 from tests.trainer.test_fit import SCORE, scored
 
@@ -72,6 +75,34 @@ def test_another_machine_is_noticed(tmp_path, part, name, value):
     known[part][name] = value
     path.write_text(json.dumps(known))
     assert recorded(went_on(tmp_path)) == [(name, "not bit for bit")]
+
+
+def imports(monkeypatch, folder, text, names):
+    """Be a process that has imported these modules."""
+    for name in names:
+        path = folder / f"{name}.py"
+        path.write_text(text)
+        module = ModuleType(name)
+        module.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_what_a_recipe_imports_and_was_changed_is_told(tmp_path, monkeypatch):
+    imports(monkeypatch, tmp_path, "x = 1", ["my_model", "my_data"])
+    unfinished(tmp_path / "run")
+    imports(monkeypatch, tmp_path, "x = 2", ["my_model", "my_plots"])
+    assert recorded(went_on(tmp_path / "run")) == [("code of my_model", "not bit for bit")]
+    assert went_on(tmp_path / "run")[1:] == []  # now it is what the run is
+
+
+def test_many_changed_modules_take_a_few_lines(tmp_path, monkeypatch):
+    names = [f"my_{number:02d}" for number in range(20)]
+    imports(monkeypatch, tmp_path, "x = 1", names)
+    unfinished(tmp_path / "run")
+    imports(monkeypatch, tmp_path, "x = 2", names)
+    told = [name for name, _ in recorded(went_on(tmp_path / "run"))]
+    assert len(told) == MODULES
+    assert told[-2:] == ["code of my_06", "code of 13 more"]
 
 
 @pytest.mark.parametrize(

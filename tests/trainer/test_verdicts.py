@@ -28,7 +28,17 @@ def test_an_option_that_nobody_thought_of_is_refused():
 
 def test_no_verdict_is_left_over():
     groups = {name.partition(".")[0] + "." for name in NAMES if "." in name}
-    of_a_run = {"task.", "recipe", "recipe.path", "data", "loss", "model", "torch", "surestep"}
+    of_a_run = {
+        "task.",
+        "recipe",
+        "recipe.path",
+        "code",
+        "data",
+        "loss",
+        "model",
+        "torch",
+        "surestep",
+    }
     decided = {"threads", "data.order", "batch_transform", "optim.implementation"}
     assert set(VERDICTS) <= {*NAMES, *groups, *of_a_run, *decided}
 
@@ -48,6 +58,7 @@ def test_an_option_of_one_of_several_optimizers_is_judged_as_the_option():
         *(("parallel.shard", "not bit for bit"), ("parallel.sync_batchnorm", "refused")),
         *(("optim.lr", "refused"), ("schedule.name", "refused"), ("task.hidden", "refused")),
         *(("recipe", "refused"), ("data", "refused"), ("model", "impossible")),
+        ("code", "not bit for bit"),
     ],
 )
 def test_what_is_promised(name, kind):

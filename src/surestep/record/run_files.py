@@ -37,6 +37,7 @@ CONFIG = holding(
     {"recipe": _recipe, "task": named(anything), "config": _OPTIONS},
     {
         "format": version(CONFIG_FORMAT),
+        "code": named(text),
         "decided": holding({}, {"total_steps": optional(count)}),
         "data": holding({}, {"skip_samples": listed(count)}),
         "machine": named(anything),

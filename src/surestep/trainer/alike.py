@@ -23,7 +23,6 @@ from surestep.engine.state import State, named_trainable
 from surestep.engine.step import Parts, forward_backward
 from surestep.record.files import plain
 from surestep.trainer.changes import FIRST, LOOKED_AT, NOT_SAID
-from surestep.trainer.code import own_code
 from surestep.trainer.identity import identity
 from surestep.trainer.planning import Origin, Planned, data_of
 from surestep.trainer.shared import check_shared
@@ -194,10 +193,11 @@ def _known(origin: Origin, planned: Planned) -> Iterator[tuple[str, Any]]:
     """Yield what a rank is known by, as flat names."""
     found = identity(origin, planned)
     found.pop("model")  # told by its parameters
+    code = found.pop("code")
     for name, value in _flat(found):
         if name not in (*_OF_A_MACHINE, *_OF_A_RANK):
             yield _SHOWN.get(name, name.removeprefix("decided.").removeprefix("config.")), value
-    for name, known in own_code(origin.recipe.get("path")).items():
+    for name, known in code.items():
         yield f"{_CODE}{name}", known
     yield from _measured(planned)
     for name, module in planned.model.named_modules():

@@ -9,6 +9,7 @@ from surestep.trainer.verdicts import COUNTED, LENGTH, PARTS, VERDICTS, Verdict,
 
 NOT_SAID = "not said"
 COUNT, LOOKED_AT, SKIPPED = "train samples", "some samples", "skip_samples"  # of map-style data
+MODULES = 8  # whose code changed: so many lines tell of it
 WORKERS, FIRST = "data.num_workers", "first samples"  # of a stream
 
 
@@ -39,6 +40,7 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """List what differs between two identities, except for the length of the run."""
     return [
         *_recipe(before.get("recipe") or {}, now["recipe"]),
+        *_code(before.get("code") or {}, now["code"]),
         *_values("task", before.get("task") or {}, now["task"], prefix="task."),
         *_options(before, now),
         *_data(before.get("data") or {}, now["data"]),
@@ -55,6 +57,16 @@ def _recipe(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Chang
         yield _change("recipe", *(changed if old == new else (old, new)), shown="recipe file")
     elif before.get("path") != now.get("path"):
         yield _change("recipe.path", before.get("path"), now.get("path"))
+
+
+def _code(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+    """List modules whose files are others; what only one of them imported is nothing."""
+    differ = [name for name in now if name in before and before[name] != now[name]]
+    named = [f"code of {name}" for name in differ[:MODULES]]
+    if len(differ) > MODULES:
+        named[-1] = f"code of {len(differ) - MODULES + 1} more"
+    for shown in named:
+        yield _change("code", "as it was", "changed", shown=shown)
 
 
 def _values(

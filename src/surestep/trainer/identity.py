@@ -17,6 +17,7 @@ from surestep.engine.loss import Loss
 from surestep.record.files import plain
 from surestep.record.run_files import CONFIG_FORMAT
 from surestep.trainer.changes import COUNT, FIRST, LOOKED_AT, SKIPPED, WORKERS
+from surestep.trainer.code import own_code
 from surestep.trainer.planning import Origin, Planned, train_samples
 
 # Decisions that follow from others, or that another part says better.
@@ -37,6 +38,7 @@ def identity(origin: Origin, planned: Planned) -> dict[str, Any]:
     return {
         "format": CONFIG_FORMAT,
         "recipe": plain(dict(origin.recipe)),
+        "code": own_code(origin.recipe.get("path")),
         "task": plain(dict(origin.parameters)),
         "config": plain(planned.config.said()),
         "decided": {
