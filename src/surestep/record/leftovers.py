@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import time
+from functools import cache
 from pathlib import Path
 
 _HALF_DONE = re.compile(r"\.(tmp|del|old)-(.+)-at-(.*)-(\d+)")
@@ -20,7 +21,7 @@ def half_done(path: Path, kind: str) -> Path:
         path: what it is about.
         kind: "tmp" (to become it), "old" (makes way) or "del" (is being deleted).
     """
-    return path.with_name(f".{kind}-{path.name}-at-{socket.gethostname()}-{os.getpid()}")
+    return path.with_name(f".{kind}-{path.name}-at-{_here()}-{os.getpid()}")
 
 
 def sweep(folder: Path, *, alone: bool = False) -> None:
@@ -48,9 +49,14 @@ def sweep(folder: Path, *, alone: bool = False) -> None:
 
 
 def _may_live(path: Path, host: str, pid: int) -> bool:
-    if host != socket.gethostname():
+    if host != _here():
         return time.time() - path.lstat().st_mtime < _DAY_S
     return pid != os.getpid() and _lives(pid)
+
+
+@cache  # asking lets the training go first, whose turn may last a millisecond
+def _here() -> str:
+    return socket.gethostname()
 
 
 def _lives(pid: int) -> bool:

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from surestep.base.errors import DamagedError
@@ -33,3 +35,26 @@ def test_no_file_is_written_over_and_all_are_closed(tmp_path):
         assert written._open
     assert not written._open
     assert (tmp_path / "b").read_text() == "there"
+
+
+def test_all_are_on_their_way_to_the_disk_before_one_is_waited_for(tmp_path, monkeypatch):
+    called = []
+    for name in ("posix_fadvise", "fsync"):
+        own = getattr(os, name)
+        monkeypatch.setattr(
+            os, name, lambda *args, name=name, own=own: called.append(name) or own(*args)
+        )
+    with Written(tmp_path) as written:
+        written.write("a", [b"one"])
+        written.write("b", [b"two"])
+        written.sync()
+    assert called == ["posix_fadvise"] * 2 + ["fsync"] * 3
+
+
+def test_a_system_without_advice_writes_and_reads_back_too(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "posix_fadvise")
+    with Written(tmp_path) as written:
+        written.write("a", [b"five5"])
+        written.sync()
+        written.check()
+    assert (tmp_path / "a").read_bytes() == b"five5"

@@ -40,11 +40,14 @@ class Written:
     def write(self, name: str, parts: Sequence[Any]) -> None:
         """Write what lies in pieces of memory as a file, which is not there yet.
 
+        It is on its way to the disk while the next one is hashed.
+
         Raises:
             OSError: the disk is full or cannot be written.
         """
         self._open[name] = os.open(f"{self.folder}/{name}", _NEW, 0o666)
         self.files[name] = write_into(self._open[name], parts)
+        _let_go(self._open[name])
 
     def sync(self) -> None:
         """Make the bytes of the files, and then their names, survive a power cut.
@@ -74,10 +77,15 @@ class Written:
                 raise fault(self.folder, name, "it has other bytes than were written")
 
 
-def _sha256(descriptor: int, size: int) -> str:
-    """Return the hash of an open file, read from the disk; of a longer one another."""
+def _let_go(descriptor: int) -> None:
+    """Ask the system to keep no copy of a file; what is not on the disk yet it begins to write."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _sha256(descriptor: int, size: int) -> str:
+    """Return the hash of an open file, read from the disk; of a longer one another."""
+    _let_go(descriptor)
     digest, at = hashlib.sha256(), 0
     while at < size and (piece := os.pread(descriptor, min(size + 1 - at, _PIECE), at)):
         digest.update(piece)
