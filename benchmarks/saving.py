@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ ROUNDS = 5
 EVERY = 200  # steps between two saves, in the figures
 # Steps of a stretch: at least as long as a save takes to write, so that it is paid for within it.
 STRETCH = {"mlp": 200, "conv": 50, "gpt": 20}
-PAIRS = {"mlp": 100, "conv": 40, "gpt": 20}
+ROUNDS_OF = {"mlp": 100, "conv": 40, "gpt": 20}
 
 
 def session_of(folder: Path, *, background: bool) -> Session:
@@ -71,19 +71,34 @@ class Spent(NamedTuple):
     cpu: float  # of all threads
 
 
-def stretch(session: Session, steps: Iterator[object], count: int, *, saves: bool) -> Spent:
+Way = Literal["with a save", "without", "torch.save"]
+
+
+def stretch(session: Session, steps: Iterator[object], count: int, way: Way) -> Spent:
     """Take some steps, with a save at their beginning, until it is written, or without one."""
     wall, cpu = time.perf_counter(), time.process_time()
-    if saves:
+    if way == "with a save":
         session.saving.begin()
+    elif way == "torch.save":
+        by_hand(session, session.run.path / "by_hand.pt")
     for _ in range(count):
         next(steps)
     session.saving.collect(wait=True)
     return Spent(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def pairs_of(name: str, pairs: int) -> tuple[list[Spent], list[Spent]]:
-    """Take pairs of stretches in one run, one of each with a save; the order is drawn."""
+def by_hand(session: Session, path: Path) -> None:
+    """Save as a loop written by hand does; nothing is synced, hashed or read back."""
+    held = {
+        "model": session.state.model.state_dict(),
+        "optimizer": session.optimizer.state_dict(),
+    }
+    torch.save(held, path.with_suffix(".tmp"))
+    path.with_suffix(".tmp").replace(path)
+
+
+def rounds_of(name: str, rounds: int) -> dict[Way, list[Spent]]:
+    """Take a stretch of each way in one run, again and again; the order is drawn."""
     task, count, draw = TASKS[name](), STRETCH[name], random.Random(0)
     wish = surestep.Task(
         model=task.build(),
@@ -91,39 +106,44 @@ def pairs_of(name: str, pairs: int) -> tuple[list[Spent], list[Spent]]:
         items=task.items,
         train=TensorDataset(task.inputs, task.targets),
     )
-    found: dict[bool, list[Spent]] = {True: [], False: []}
+    found: dict[Way, list[Spent]] = {way: [] for way in get_args(Way)}
     with (
         tempfile.TemporaryDirectory(dir=".") as folder,
         surestep.prepare(wish, make_config(task, 10**6), run=Path(folder) / "run") as session,
     ):
         steps = iter(session.steps())
         for _ in range(3):  # the first save makes the buffers, the third deletes the first
-            stretch(session, steps, count, saves=True)
-        for _ in range(pairs):
-            for saves in draw.sample([True, False], k=2):
-                found[saves].append(stretch(session, steps, count, saves=saves))
-    return found[True], found[False]
+            stretch(session, steps, count, "with a save")
+        for _ in range(rounds):
+            for way in draw.sample(list(found), k=len(found)):
+                found[way].append(stretch(session, steps, count, way))
+    return found
 
 
-def slowdown(name: str, pairs: int) -> str:
-    """Say how much longer a task takes with a save every 200 steps: the median of pairs."""
-    with_save, without = pairs_of(name, pairs)
-    usual = EVERY / STRETCH[name] * statistics.median(each.wall for each in without)
-    wall = difference([each.wall for each in with_save], [each.wall for each in without])
-    cpu = difference([each.cpu for each in with_save], [each.cpu for each in without])
-    share = Interval(*(1.0 + each / usual for each in (wall.middle, wall.low, wall.high)))
-    return (
-        f"  {name:5}{usual / EVERY * 1e6:9,.0f} us a step{wall.middle * 1e3:7.1f} ms a save "
-        f"[{wall.low * 1e3:.1f}, {wall.high * 1e3:.1f}]: {share.middle:.3f} times the time without "
-        f"[{share.low:.3f}, {share.high:.3f}]; {cpu.middle * 1e3:.1f} ms of processors"
-    )
+def slowdown(name: str, rounds: int) -> str:
+    """Say how much longer a task takes with a save every 200 steps: the median of the rounds."""
+    found = rounds_of(name, rounds)
+    walls = {way: [each.wall for each in spent] for way, spent in found.items()}
+    cpus = {way: [each.cpu for each in spent] for way, spent in found.items()}
+    usual = EVERY / STRETCH[name] * statistics.median(walls["without"])
+    lines = [f"  {name:5}{usual / EVERY * 1e6:9,.0f} us a step"]
+    for way in ("with a save", "torch.save"):
+        wall = difference(walls[way], walls["without"])
+        cpu = difference(cpus[way], cpus["without"])
+        share = Interval(*(1.0 + each / usual for each in (wall.middle, wall.low, wall.high)))
+        lines.append(
+            f"    {way:12}{wall.middle * 1e3:5.1f} ms a save [{wall.low * 1e3:.1f}, "
+            f"{wall.high * 1e3:.1f}]: {share.middle:.3f} times the time without "
+            f"[{share.low:.3f}, {share.high:.3f}]; {cpu.middle * 1e3:.1f} ms of processors"
+        )
+    return "\n".join(lines)
 
 
 def main() -> None:
     """Print the stall of both ways, and the slowdown of each task."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--tasks", default="", help=f"of {','.join(TASKS)}; only their slowdown")
-    parser.add_argument("--pairs", type=int, help="stretches with a save, and as many without")
+    parser.add_argument("--rounds", type=int, help="stretches of each way")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if not arguments.tasks:
@@ -132,9 +152,9 @@ def main() -> None:
         print(f"a save of 200 MB, median of {ROUNDS}:")
         print(f"  written at once      {at_once * 1e3:7.1f} ms")
         print(f"  in the background    {behind * 1e3:7.1f} ms of waiting ({behind / at_once:.1%})")
-    print(f"with a save every {EVERY} steps, median of pairs and its 95% interval:")
+    print(f"with a save every {EVERY} steps, median of rounds and its 95% interval:")
     for name in pick(arguments.tasks, list(TASKS), "task"):
-        print(slowdown(name, arguments.pairs or PAIRS[name]), flush=True)
+        print(slowdown(name, arguments.rounds or ROUNDS_OF[name]), flush=True)
 
 
 if __name__ == "__main__":
