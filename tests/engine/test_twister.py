@@ -1,6 +1,8 @@
 """Python's generator is kept and put back exactly, by its memory and without."""
 
+import importlib
 import random
+import sys
 
 import pytest
 
@@ -57,6 +59,16 @@ def test_a_generator_that_lies_otherwise_is_not_touched(monkeypatch):
     random.seed(3)
     monkeypatch.setattr(random, "getstate", random.Random(4).getstate)
     assert twister._memory() is None
+
+
+def test_where_several_threads_run_at_once_python_is_asked_for_its_numbers(monkeypatch):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    assert twister._memory() is None
+
+
+def test_functions_that_somebody_has_replaced_are_no_trouble(monkeypatch):
+    monkeypatch.setattr(random, "random", lambda: 0.5)
+    assert importlib.reload(twister)._MEMORY is not None
 
 
 def test_another_python_is_asked_for_its_numbers(monkeypatch):

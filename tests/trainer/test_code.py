@@ -2,6 +2,8 @@
 
 import importlib
 import sys
+from importlib.util import LazyLoader, module_from_spec, spec_from_file_location
+from types import ModuleType
 
 import pytest
 
@@ -52,3 +54,42 @@ def test_a_file_that_is_gone_is_left_out(module, tmp_path):
     module("a", "x = 1\n")
     (tmp_path / "a" / "mymodel.py").unlink()
     assert "mymodel" not in own_code()
+
+
+def test_a_file_of_several_names_is_known_by_one(module, tmp_path, monkeypatch):
+    script = tmp_path / "own.py"
+    script.write_text("x = 1\n")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["__main__"])  # multiprocessing does
+    found = own_code()
+    assert "__main__" in found
+    assert "__mp_main__" not in found
+
+
+def test_what_an_installed_package_has_made_elsewhere_is_not_of_the_user(tmp_path, monkeypatch):
+    made = ModuleType("torch._inductor.runtime.compile_tasks.kernel")
+    made.__file__ = str(tmp_path / "kernel.py")
+    (tmp_path / "kernel.py").write_text("x = 1\n")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    assert made.__name__ not in own_code()
+
+
+def test_a_module_that_is_loaded_when_it_is_used_stays_unloaded(tmp_path, monkeypatch):
+    path = tmp_path / "lazy.py"
+    path.write_text("raise ImportError('no such optional thing')\n")
+    spec = spec_from_file_location("lazy", path)
+    spec.loader = LazyLoader(spec.loader)
+    lazy = module_from_spec(spec)
+    spec.loader.exec_module(lazy)
+    monkeypatch.setitem(sys.modules, "lazy", lazy)
+    assert "lazy" in own_code()
+
+
+@pytest.mark.parametrize("name", [7, "lone \ud800", "nul"])
+def test_what_is_no_usual_module_is_left_out(name, tmp_path, monkeypatch):
+    odd = ModuleType("odd")
+    odd.__file__ = "\0.py" if name == "nul" else str(tmp_path / "odd.py")
+    (tmp_path / "odd.py").write_text("x = 1\n")
+    monkeypatch.setitem(sys.modules, name, odd)
+    monkeypatch.setitem(sys.modules, "nothing", None)
+    assert name not in own_code()

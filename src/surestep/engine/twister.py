@@ -16,14 +16,19 @@ from ctypes import c_char
 from struct import Struct
 from typing import Any
 
-_ALL: Any = random.random.__self__  # type: ignore[attr-defined]
+_ALL: Any = getattr(random, "_inst", None)  # whose methods the functions of the module are
 _LAYOUT = Struct("@i624I")
 
 
 def _memory() -> memoryview | None:
-    """Return where the state lies; None where it lies otherwise than we know."""
-    head = object.__basicsize__
-    if sys.implementation.name != "cpython" or type(_ALL).__basicsize__ < head + _LAYOUT.size:
+    """Return where the state lies; None where it lies otherwise than we know.
+
+    What copies it holds the interpreter's lock. Where there is none, `getstate` takes the object's.
+    """
+    head, has_lock = object.__basicsize__, getattr(sys, "_is_gil_enabled", lambda: True)
+    if sys.implementation.name != "cpython" or not has_lock():
+        return None
+    if type(_ALL).__basicsize__ < head + _LAYOUT.size:
         return None
     lies = memoryview((c_char * _LAYOUT.size).from_address(id(_ALL) + head)).cast("B")
     *words, at = random.getstate()[1]

@@ -22,7 +22,7 @@ from surestep.engine.plan import Plan
 from surestep.engine.state import State, named_trainable
 from surestep.engine.step import Parts, forward_backward
 from surestep.record.files import plain
-from surestep.trainer.changes import FIRST, LOOKED_AT, NOT_SAID
+from surestep.trainer.changes import CODE, FIRST, LOOKED_AT, NOT_SAID
 from surestep.trainer.identity import identity
 from surestep.trainer.planning import Origin, Planned, data_of
 from surestep.trainer.shared import check_shared
@@ -198,7 +198,7 @@ def _known(origin: Origin, planned: Planned) -> Iterator[tuple[str, Any]]:
         if name not in (*_OF_A_MACHINE, *_OF_A_RANK):
             yield _SHOWN.get(name, name.removeprefix("decided.").removeprefix("config.")), value
     for name, known in code.items():
-        yield f"{_CODE}{name}", known
+        yield f"{CODE}{name}", known
     yield from _measured(planned)
     for name, module in planned.model.named_modules():
         yield f"module {name}" if name else "model", _kind(module)
@@ -225,7 +225,6 @@ def _measured(planned: Planned) -> Iterator[tuple[str, Any]]:
                 yield f"{part}/{LOOKED_AT}", map_fingerprint(data, part, task=task, plan=plan)
 
 
-_CODE = "code of "
 _SHOWN = {"recipe.sha256": "recipe file", "machine.torch": "torch", "machine.surestep": "surestep"}
 
 
@@ -249,13 +248,13 @@ def _differences(each: list[dict[str, str]]) -> Iterator[str]:
     for name in dict.fromkeys(name for one in each for name in one):
         values: dict[str, list[int]] = {}
         for rank, one in enumerate(each):
-            if name in one or not name.startswith(_CODE):  # a rank may import more than others
+            if name in one or not name.startswith(CODE):  # a rank may import more than others
                 values.setdefault(one.get(name, NOT_SAID), []).append(rank)
         part = _digested(name)
         if len(values) > 1 and part:
             others = [rank for rank, one in enumerate(each) if one.get(name) != each[0].get(name)]
             yield f"  {part} data: other values on rank {spans(others)} than on rank 0"
-        elif len(values) > 1 and name.startswith(_CODE):
+        elif len(values) > 1 and name.startswith(CODE):
             (first, *_), *rest = values.values()
             others = [rank for ranks in rest for rank in ranks]
             yield f"  {name}: another file on rank {spans(others)} than on rank {first}"

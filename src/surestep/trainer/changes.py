@@ -9,6 +9,7 @@ from surestep.trainer.verdicts import COUNTED, LENGTH, PARTS, VERDICTS, Verdict,
 
 NOT_SAID = "not said"
 COUNT, LOOKED_AT, SKIPPED = "train samples", "some samples", "skip_samples"  # of map-style data
+CODE = "code of "  # a module
 MODULES = 8  # whose code changed: so many lines tell of it
 WORKERS, FIRST = "data.num_workers", "first samples"  # of a stream
 
@@ -62,9 +63,9 @@ def _recipe(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Chang
 def _code(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
     """List modules whose files are others; what only one of them imported is nothing."""
     differ = [name for name in now if name in before and before[name] != now[name]]
-    named = [f"code of {name}" for name in differ[:MODULES]]
+    named = [f"{CODE}{name}" for name in differ[:MODULES]]
     if len(differ) > MODULES:
-        named[-1] = f"code of {len(differ) - MODULES + 1} more"
+        named[-1] = f"{CODE}{len(differ) - MODULES + 1} more"
     for shown in named:
         yield _change("code", "as it was", "changed", shown=shown)
 

@@ -107,7 +107,7 @@ VERDICTS: Mapping[str, Verdict] = {
     "task.": _refused("the recipe would be called with another value"),
     "recipe": _refused("other code would go on with the run"),
     "recipe.path": _harmless("the same file in another place"),
-    "code": _rounds("what was imported may compute otherwise than until now"),
+    "code": _rounds("it may compute otherwise than until now"),
     "skip_samples": _refused("other samples would be left out than until now"),
     "data": _refused("it would train on other samples"),
     "loss": _refused("another function would be minimised"),
