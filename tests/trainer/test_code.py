@@ -56,7 +56,7 @@ def test_a_file_that_is_gone_is_left_out(module, tmp_path):
     assert "mymodel" not in own_code()
 
 
-def test_a_file_of_several_names_is_known_by_one(module, tmp_path, monkeypatch):
+def test_a_file_of_several_names_is_known_by_one(tmp_path, monkeypatch):
     script = tmp_path / "own.py"
     script.write_text("x = 1\n")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)

@@ -16,7 +16,7 @@ from ctypes import c_char
 from struct import Struct
 from typing import Any
 
-_ALL: Any = getattr(random, "_inst", None)  # whose methods the functions of the module are
+GLOBAL: Any = getattr(random, "_inst", None)  # whose methods the functions of the module are
 _LAYOUT = Struct("@i624I")
 
 
@@ -28,9 +28,9 @@ def _memory() -> memoryview | None:
     head, has_lock = object.__basicsize__, getattr(sys, "_is_gil_enabled", lambda: True)
     if sys.implementation.name != "cpython" or not has_lock():
         return None
-    if type(_ALL).__basicsize__ < head + _LAYOUT.size:
+    if type(GLOBAL).__basicsize__ < head + _LAYOUT.size:
         return None
-    lies = memoryview((c_char * _LAYOUT.size).from_address(id(_ALL) + head)).cast("B")
+    lies = memoryview((c_char * _LAYOUT.size).from_address(id(GLOBAL) + head)).cast("B")
     *words, at = random.getstate()[1]
     return lies if lies == _LAYOUT.pack(at, *words) else None
 
@@ -42,7 +42,7 @@ def keep() -> Any:
     """Return the state, for `put_back`."""
     if _MEMORY is None:
         return random.getstate()
-    return _MEMORY.tobytes(), _ALL.gauss_next  # the second half of a pair of gaussians
+    return _MEMORY.tobytes(), GLOBAL.gauss_next  # the second half of a pair of gaussians
 
 
 def put_back(kept: Any) -> None:
@@ -50,4 +50,4 @@ def put_back(kept: Any) -> None:
     if _MEMORY is None:
         random.setstate(kept)
     else:
-        _MEMORY[:], _ALL.gauss_next = kept
+        _MEMORY[:], GLOBAL.gauss_next = kept

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from surestep.engine import twister
+
 HOOK = "set_sample_seed"
 # A walk ends here, however large the data is: it takes some milliseconds at the most.
 OBJECTS, MEMBERS, DEPTH = 2000, 64, 8
@@ -30,7 +32,7 @@ _INSTALLED = tuple(
 )
 _SEEDED: tuple[Any, ...] = (  # with the global functions, whose methods they have
     torch.default_generator,
-    random.random.__self__,  # type: ignore[attr-defined]
+    twister.GLOBAL,
     np.random.random.__self__,  # type: ignore[attr-defined]
 )
 
