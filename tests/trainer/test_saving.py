@@ -232,11 +232,13 @@ def test_a_mount_that_vanishes_leaves_a_run_that_goes_on(mounted):
     def vanish():
         subprocess.run(["umount", "-l", str(mounted)], check=True)
 
-    with tiny.prepare(run, **SAVES) as session:
-        for result in session.steps():
-            if result.step == 3:
-                vanish()
-            session.saving.begin()
-            session.saving.collect(wait=True)
-        assert session.state.place.step == 6
+    session = tiny.prepare(run, **SAVES)
+    for result in session.steps():
+        if result.step == 3:
+            vanish()
+        session.saving.begin()
+        session.saving.collect(wait=True)
+    assert session.state.place.step == 6
+    with pytest.raises(UntoldError, match=r"The run finished at step 6, and its folder is gone"):
+        session.close()
     assert list(mounted.iterdir()) == []

@@ -2,7 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.base.errors import ConfigError, RunError
+import surestep
+from surestep.base.errors import ConfigError, NonFiniteError, RunError
+from surestep.record.run import Run
 from tests import tiny
 
 X, Y = tiny.data()
@@ -185,3 +187,109 @@ def test_a_run_that_was_ended_by_its_own_loop_says_so_and_is_finished(tmp_path):
     assert session.run.status["reason"] == "session.end('finished')"
     with tiny.prepare(tmp_path) as again:
         assert again.finished
+
+
+def status_of(path):
+    status = Run(path).status
+    return status["status"], status.get("reason"), status.get("can_go_on")
+
+
+def test_a_loop_that_took_all_steps_leaves_a_finished_run(tmp_path):
+    with tiny.prepare(tmp_path) as session:
+        list(session.steps())
+        session.save()
+    assert status_of(tmp_path) == ("finished", "all steps are done", None)
+    assert Run(tmp_path).status["step"] == 6
+    with tiny.prepare(tmp_path) as again:
+        assert again.finished
+    assert status_of(tmp_path) == ("finished", "all steps are done", None)
+
+
+def test_a_loop_that_never_saved_is_trained_again_by_the_next_session(tmp_path):
+    for _ in range(2):
+        with tiny.prepare(tmp_path) as session:
+            assert len(list(session.steps())) == 6
+        assert status_of(tmp_path) == ("finished", "all steps are done", None)
+
+
+def test_a_loop_that_was_left_early_leaves_a_stopped_run_that_can_be_resumed(tmp_path):
+    with tiny.prepare(tmp_path) as session:
+        for result in session.steps():
+            if result.step == 4:
+                break
+        session.save()
+    assert status_of(tmp_path) == ("stopped", "the session was closed after step 4 of 6", True)
+    last = list(Run(tmp_path).events())[-1]
+    assert (last["event"], last["status"], last["step"]) == ("end", "stopped", 4)
+    with tiny.prepare(tmp_path) as again:
+        assert [result.step for result in again.steps()] == [5, 6]
+
+
+def test_batches_given_by_the_caller_never_finish_a_run(tmp_path):
+    with tiny.prepare(tmp_path, epochs=None, max_steps=1) as session:
+        session.train_step([(X[:8], Y[:8])])
+    assert status_of(tmp_path) == ("stopped", "the session was closed after step 1 of 1", True)
+
+
+def test_a_callback_that_stops_a_loop_finishes_the_run(tmp_path):
+    class StopAtTwo(surestep.Callback):
+        def on_step(self, state, result):
+            return surestep.Request.STOP if result.step == 2 else None
+
+    with surestep.prepare(
+        tiny.task(), tiny.config(), run=tmp_path, callbacks=[StopAtTwo()]
+    ) as session:
+        assert len(list(session.steps())) == 2
+    assert status_of(tmp_path) == ("finished", "a callback asked to stop", None)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ZeroDivisionError("by hand"), ("failed", "ZeroDivisionError: by hand", None)),
+        (KeyboardInterrupt(), ("stopped", "KeyboardInterrupt after step 1 of 6", True)),
+        (SystemExit(3), ("stopped", "SystemExit after step 1 of 6", True)),
+    ],
+    ids=["error", "ctrl-c", "exit"],
+)
+def test_a_loop_that_raises_leaves_the_reason_in_the_status(tmp_path, error, expected):
+    def train():
+        with tiny.prepare(tmp_path) as session:
+            next(iter(session.steps()))
+            raise error
+
+    with pytest.raises(type(error)):
+        train()
+    assert status_of(tmp_path) == expected
+
+
+def test_a_step_that_is_found_not_finite_while_closing_fails_the_run(tmp_path):
+    x = X.clone()
+    x[-1, 0] = 1e38
+    config = {"epochs": None, "max_steps": 1, "logging": {"every": "1000 steps"}}
+    with (
+        pytest.raises(NonFiniteError),
+        tiny.prepare(tmp_path, {"model": Overflow()}, **config) as session,
+    ):
+        session.train_step([(x, Y)])
+    status, reason, _ = status_of(tmp_path)
+    assert status == "failed"
+    assert reason.startswith("Step 1 was not finite")
+
+
+class Overflow(nn.Module):
+    """Not finite if an input is large."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(torch.where(x > 1e30, torch.inf, x))
+
+
+def test_the_end_that_a_loop_wrote_stays(tmp_path):
+    with tiny.prepare(tmp_path) as session:
+        next(iter(session.steps()))
+        session.end("failed", reason="the caller said so")
+    assert status_of(tmp_path) == ("failed", "the caller said so", None)

@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surestep.base.errors import RunError, UntoldError
+from surestep.base.errors import NonFiniteError, RunError, UntoldError
 from surestep.engine.log_point import LogPoint
+from surestep.engine.loop import Loop
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
 from surestep.record.checkpoint.listing import list_checkpoints
 from surestep.record.recorder import Recorder
+
+ALL_DONE = "all steps are done"
 
 
 @dataclass
@@ -55,6 +58,27 @@ def figures_of(plan: Plan, state: State, timed: Timed, status: str) -> dict[str,
         **vars(counts),
         "clipped": None if plan.max_grad_norm is None else counts.clipped,
     }
+
+
+def end_of_loop(loop: Loop, error: BaseException | None, *, own: bool) -> tuple[str, str]:
+    """Return status and reason of a run whose session closes and whose loop wrote no end.
+
+    Args:
+        loop: of the session.
+        error: what left the session's block; None if it was left normally.
+        own: the caller gave batches to `train_step()`, so only the caller knows the last one.
+    """
+    step, total = loop.state.place.step, loop.plan.total_steps
+    if isinstance(error, NonFiniteError):
+        return "failed", str(error)
+    if isinstance(error, Exception):
+        return "failed", f"{type(error).__name__}: {error}"
+    if error is not None:
+        return "stopped", f"{type(error).__name__} after step {step} of {total}"
+    stopped_by = "" if loop.interrupted else loop.stopping
+    if not own and (step >= total or stopped_by):
+        return "finished", stopped_by or ALL_DONE
+    return "stopped", f"the session was closed after step {step} of {total}"
 
 
 def write_end(recorder: Recorder, status: str, figures: Mapping[str, Any]) -> None:

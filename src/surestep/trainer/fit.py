@@ -21,6 +21,7 @@ from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.step import StepResult
 from surestep.record.checkpoint.listing import list_checkpoints, step_of
 from surestep.record.run import Run
+from surestep.trainer.ending import ALL_DONE
 from surestep.trainer.ranking import Ranking
 from surestep.trainer.session import Session
 from surestep.trainer.signals import interruptible
@@ -177,7 +178,7 @@ def _stop_early(session: Session) -> None:
 def _end(session: Session, came: list[str]) -> str:
     reason = session.loop.stopping
     if reason is None or reason in came:
-        reason = "all steps are done"
+        reason = ALL_DONE
     session.end("finished", reason=reason)
     session.loop.world.meet()  # what the first rank wrote is what the others read next
     if in_parts(session.model) and not session.run.config["recipe"]:

@@ -107,7 +107,7 @@ def going_on(recorder: Recorder, origin: Origin, planned: Planned, said: Wish) -
     before = recorder.run.config if recorder.known else {}
     _check_origin(recorder, before, said)
     asked["from"] = before.get("from")
-    if checkpoint is not None or is_finished(recorder):
+    if checkpoint is not None:
         return _again(recorder, before, asked, planned, said)
     return _started(recorder, asked, planned, said)
 
@@ -118,11 +118,14 @@ def newest(recorder: Recorder) -> Opened | None:
 
 
 def is_finished(recorder: Recorder) -> bool:
-    """Say whether the folder holds a run that is done, and its last checkpoint is good."""
+    """Say whether the folder holds a run that is done, and its last checkpoint is good.
+
+    A run that never saved is not finished here: the model would keep its first weights.
+    """
     if not recorder.known or recorder.run.status.get("status") != "finished":
         return False
     found = recorder.newest()
-    return found is None or found.manifest.step >= recorder.run.status.get("step", 0)
+    return found is not None and found.manifest.step >= recorder.run.status.get("step", 0)
 
 
 def _check_origin(recorder: Recorder, before: dict[str, Any], said: Wish) -> None:

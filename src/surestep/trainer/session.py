@@ -24,7 +24,7 @@ from surestep.record.checkpoint.opened import Opened
 from surestep.record.progress import Bar, Plain, Quiet
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run, Which
-from surestep.trainer.ending import Timed, figures_of, write_end
+from surestep.trainer.ending import Timed, end_of_loop, figures_of, write_end
 from surestep.trainer.gauge import Gauge
 from surestep.trainer.incident import Incidents
 from surestep.trainer.judge import judge, shown
@@ -61,6 +61,8 @@ class Session:
         self.task = task
         self.loop = loop
         self.finished = self.closed = False
+        self._has_end = self._has_own_steps = False
+        self._error: BaseException | None = None  # that left the `with` block
         self.timed = Timed()
         self._gauge = gauge
         self._recorder = recorder
@@ -139,6 +141,7 @@ class Session:
         if self.loop.world.size > 1:
             batch = behind_others(self.loop.world, batch)
         self.loop.own[place.step] = batch
+        self._has_own_steps = True
         result = self.loop.step(feed.move(batch))
         self.loop.look()
         return result
@@ -247,13 +250,21 @@ class Session:
         self._progress.say(text)
 
     def end(self, status: str, **more: Any) -> None:
-        """Write how the run ended: finished, stopped or failed."""
+        """Write how the run ended: finished, stopped or failed.
+
+        Without this call, `close()` writes it.
+        """
+        self._has_end = True
         self.saving.leave()
         figures = {**figures_of(self.plan, self.state, self.timed, status), **more}
         write_end(self._recorder, status, figures)
 
     def close(self) -> None:
-        """Let the run folder go and put back every module's mode; a second call does nothing."""
+        """Let the run folder go and put back every module's mode; a second call does nothing.
+
+        It first writes how the run ended, unless `end()` did: "finished" if all steps are done,
+        "failed" if an error left the `with` block, "stopped" and resumable in all other cases.
+        """
         if self.closed:
             return
         self.closed = True
@@ -265,6 +276,7 @@ class Session:
             stack.callback(self.loop.feed.close)
             stack.callback(self._gauge.close)
             stack.callback(self._progress.close)
+            stack.push(self._end_once)
             stack.callback(self.saving.leave)
             for callback in self.loop.callbacks:
                 stack.callback(callback.on_end, self.state)
@@ -278,12 +290,20 @@ class Session:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.loop.world.failed(error)
         self.loop.forsaken = error is not None
+        self._error = error
         try:
             self.close()
         except SurestepError as late:
             if error is None:
                 raise
             error.add_note(f"While closing: {late}")  # what ended the run is what to be told
+
+    def _end_once(self, kind: object, late: BaseException | None, traceback: object) -> None:
+        """Write how the run ended if nothing else did; `late` was raised while closing."""
+        if self._has_end or self.finished:
+            return
+        status, reason = end_of_loop(self.loop, self._error or late, own=self._has_own_steps)
+        self.end(status, reason=reason, **({"can_go_on": True} if status == "stopped" else {}))
 
     def _log(self, point: LogPoint) -> None:
         self.timed.add(point)
