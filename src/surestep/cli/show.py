@@ -12,7 +12,7 @@ from rich.table import Table
 from surestep.base.printable import printable
 
 if TYPE_CHECKING:  # the guides of schedules and losses are printed without torch
-    from surestep.engine.metrics import Value
+    from surestep.engine.value import Value
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:

@@ -13,9 +13,9 @@ from surestep.base.errors import ConfigError, Stopped
 from surestep.cli import show
 from surestep.cli.launch import as_typed, how_many, launch
 from surestep.cli.options import Asked, read_command_line
-from surestep.engine.metrics import Value
 from surestep.engine.parallel.launch import BY_NPROC, Launched, read_launched
 from surestep.engine.task import Task
+from surestep.engine.value import Value
 from surestep.record.files import dumps
 from surestep.record.run import Run
 from surestep.trainer.fit import fit

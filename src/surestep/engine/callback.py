@@ -25,9 +25,9 @@ from surestep.base.errors import TaskError
 
 if TYPE_CHECKING:
     from surestep.engine.data.batch import Batch
-    from surestep.engine.metrics import Value
     from surestep.engine.state import State, Stateful
     from surestep.engine.step import StepResult
+    from surestep.engine.value import Value
 
 
 class Request(Enum):

@@ -15,7 +15,6 @@ from surestep.engine.losses.several import heads, naming
 from surestep.engine.metrics import (
     MeanMetric,
     ObjectMetric,
-    Value,
     open_metrics,
     seen_by,
     take_logged,
@@ -23,6 +22,7 @@ from surestep.engine.metrics import (
 from surestep.engine.model.kept import kept_modes
 from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.seed import ModelRandomness, kept_generators
+from surestep.engine.value import Value
 
 
 class Interrupted(Exception):

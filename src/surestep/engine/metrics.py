@@ -12,8 +12,8 @@ from surestep.base.errors import TaskError
 from surestep.engine.data.batch import MicroBatch
 from surestep.engine.evaluation.ranks import shared
 from surestep.engine.parallel.world import ALONE, World
+from surestep.engine.value import Value
 
-Value = float | list[Any]  # a table is a list of lists
 logged: list[tuple[str, Tensor]] = []
 
 
@@ -160,11 +160,6 @@ def directions(name: str, metric: Any) -> dict[str, Literal["min", "max"] | None
     if isinstance(metric, nn.ModuleDict):
         return {f"{name}_{key}": _direction(each) for key, each in metric.items()}
     return {name: _direction(metric)}
-
-
-def number(value: Value) -> float:
-    """Return a value that is a number; NaN for a table, by which nothing can be judged."""
-    return float("nan") if isinstance(value, list) else value
 
 
 def tables(metrics: Mapping[str, Any]) -> tuple[str, ...]:

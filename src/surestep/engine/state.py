@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.average import Average
-from surestep.engine.metrics import Value
 from surestep.engine.parallel.base import Outcome
 from surestep.engine.parallel.pieces import Keeper
 from surestep.engine.schedule.plateau import Plateau
 from surestep.engine.spikes import Spikes
+from surestep.engine.value import Value
 
 WHOLE = "model"  # what the only optimizer of a task is called
 

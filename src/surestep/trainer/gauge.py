@@ -13,11 +13,11 @@ from surestep.engine.data.feed import Feed
 from surestep.engine.evaluate import evaluate_parts
 from surestep.engine.evaluation.predict import Predictions, predict
 from surestep.engine.loop import Loop
-from surestep.engine.metrics import Value
 from surestep.engine.model.recompute import recompute_statistics
 from surestep.engine.parallel.summed import of_first
 from surestep.engine.plan import Plan
 from surestep.engine.task import Task
+from surestep.engine.value import Value
 from surestep.record.checkpoint.listing import Saved
 from surestep.record.run import Run, Which
 from surestep.trainer.predict import open_feed

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from surestep.engine.metrics import Value, number
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
+from surestep.engine.value import Value, number
 
 
 def judge(plan: Plan, state: State, metrics: dict[str, Value], lr: float) -> Iterator[str]:
@@ -50,9 +50,3 @@ def judge_anew(plan: Plan, state: State) -> None:
     standing.metric, value = metric, number(standing.latest[metric])
     standing.judge(value, step, mode=plan.validation_mode, delta=0.0)
     standing.since_best = 0
-
-
-def shown(metrics: dict[str, Value]) -> str:
-    """Return metrics as a line of text; tables are left to the events."""
-    figures = {name: value for name, value in metrics.items() if not isinstance(value, list)}
-    return "  ".join(f"{name} {value:.4g}" for name, value in figures.items())

@@ -7,9 +7,9 @@ from torch import nn
 
 from surestep.base.config import Config
 from surestep.engine.evaluate import evaluate_parts
-from surestep.engine.metrics import Value
 from surestep.engine.precision import autocast, placed, process_settings
 from surestep.engine.task import Task
+from surestep.engine.value import Value
 from surestep.record.checkpoint.listing import Saved
 from surestep.record.run import Run, Which
 from surestep.trainer.planning import Planned, check_part, feeds, plan_task, start

@@ -1,7 +1,7 @@
 """Whether an evaluation is among the best ones, whose weights stay."""
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.metrics import number
+from surestep.engine.value import number
 from surestep.record.checkpoint.good import survey
 from surestep.record.checkpoint.keep import best_first, best_steps
 from surestep.trainer.session import Session

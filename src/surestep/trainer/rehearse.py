@@ -19,10 +19,10 @@ from surestep.base.sizes import byte_count
 from surestep.engine.callback import Callback, Request
 from surestep.engine.data.dataset import first_samples, samples_of
 from surestep.engine.data.targets import with_targets_learned
-from surestep.engine.metrics import Value, number
 from surestep.engine.resolve import seed_of
 from surestep.engine.state import State
 from surestep.engine.task import Task
+from surestep.engine.value import Value, number
 from surestep.record.checkpoint.examine import size_on_disk
 from surestep.trainer.fit import fit
 from surestep.trainer.prepare import prepare

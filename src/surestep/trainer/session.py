@@ -15,11 +15,11 @@ from surestep.engine.callback import Request
 from surestep.engine.evaluation.predict import Predictions
 from surestep.engine.log_point import LogPoint
 from surestep.engine.loop import Loop
-from surestep.engine.metrics import Value
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
 from surestep.engine.step import StepResult
 from surestep.engine.task import Task
+from surestep.engine.value import Value, shown
 from surestep.record.checkpoint.opened import Opened
 from surestep.record.progress import Bar, Plain, Quiet
 from surestep.record.recorder import Recorder
@@ -27,7 +27,7 @@ from surestep.record.run import Run, Which
 from surestep.trainer.ending import Timed, end_of_loop, figures_of, write_end
 from surestep.trainer.gauge import Gauge
 from surestep.trainer.incident import Incidents
-from surestep.trainer.judge import judge, shown
+from surestep.trainer.judge import judge
 from surestep.trainer.refusals import check_open, check_own
 from surestep.trainer.saving import Saving
 from surestep.trainer.shortage import out_of_memory

@@ -7,8 +7,8 @@ from pathlib import Path
 from surestep.base.config import Config
 from surestep.engine.callback import Callback
 from surestep.engine.evaluation.predict import Predictions
-from surestep.engine.metrics import Value
 from surestep.engine.task import Task
+from surestep.engine.value import Value
 from surestep.record.run import Run, Which
 from surestep.trainer.fit import fit
 from surestep.trainer.planning import Origin

@@ -13,12 +13,12 @@ from surestep.base.local import local_path
 from surestep.base.printable import printable
 from surestep.base.sizes import byte_count
 from surestep.cli import show
+from surestep.engine.value import shown
 from surestep.record.checkpoint.examine import Examined, every_folder, examine_all, size_on_disk
 from surestep.record.files import dumps
 from surestep.record.kept import why_kept
 from surestep.record.none_saved import none_saved
 from surestep.record.run import Run
-from surestep.trainer.judge import shown
 
 READ_AT_ONCE = 2 * 2**30  # bytes: what is read within about a second
 

@@ -21,10 +21,11 @@ from surestep.engine.evaluate import count_of, eval_mode
 from surestep.engine.loss import IGNORED, Loss, targets_for
 from surestep.engine.losses.several import Head, heads, its, named_losses, naming
 from surestep.engine.measure.memory import ran_out
-from surestep.engine.metrics import Value, open_metrics, seen_by, take_logged
+from surestep.engine.metrics import open_metrics, seen_by, take_logged
 from surestep.engine.parallel.network import is_of_network
 from surestep.engine.seed import ModelRandomness, kept_generators
 from surestep.engine.task import Task
+from surestep.engine.value import Value
 
 
 def check_first_batch(

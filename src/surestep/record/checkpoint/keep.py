@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from surestep.base.duration import multiples
-from surestep.engine.metrics import number
+from surestep.engine.value import number
 from surestep.record.checkpoint.good import Looked, remember, survey
 from surestep.record.checkpoint.listing import Saved
 from surestep.record.incident import referred

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.metrics import Value
+from surestep.engine.value import Value
 from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.manifest import RECORD, Manifest, check_sizes, read_manifest
 from surestep.record.checkpoint.record import as_record
