@@ -43,7 +43,11 @@ class Packed:
         ]
 
     def _pack(self, value: Any, name: str) -> Any:
-        if isinstance(value, Tensor) and value.dtype in NAMES and value.layout == torch.strided:
+        if (
+            isinstance(value, Tensor)
+            and str(value.dtype) in NAMES
+            and value.layout == torch.strided
+        ):
             self.tensors[name] = value.detach().cpu().contiguous()
             return {"tensor": name}
         if type(value) in (tuple, list):

@@ -5,17 +5,17 @@ seen, which checkpoint is the state before) and `batch.safetensors`. The checkpo
 as the incident does.
 """
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load
-from torch import Tensor
 
 from surestep.base.errors import RunError
 from surestep.base.version import VERSION
@@ -31,6 +31,9 @@ from surestep.record.files import (
 )
 from surestep.record.leftovers import half_done
 from surestep.record.run_files import INCIDENT, INCIDENT_FORMAT
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FOLDER, RECORD, BATCH = "incidents", "incident.json", "batch.safetensors"
 
@@ -68,6 +71,8 @@ class Incident:
         Raises:
             RunError: they are missing, or other bytes than were written.
         """
+        from safetensors.torch import load
+
         path = self.path / BATCH
         try:
             data = read_plain(path, most=self.record["bytes"])

@@ -1,30 +1,33 @@
 """A Run, as everybody reads it: config, events, best and last checkpoint."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from surestep.base.errors import CheckpointError, ConfigError, DamagedError, RunError, near
 from surestep.base.local import local_path
-from surestep.engine.parallel.pieces import Keeper
-from surestep.record.checkpoint.divided import Check
 from surestep.record.checkpoint.examine import Examined, examine_all
 from surestep.record.checkpoint.faults import GoneError
 from surestep.record.checkpoint.good import TRIES, newest_good, none_good, survey
 from surestep.record.checkpoint.keep import best_first, cycle_checkpoints
 from surestep.record.checkpoint.listing import Saved, list_checkpoints, saved, step_of
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
-from surestep.record.checkpoint.read import load_weights
 from surestep.record.events import read_events
-from surestep.record.export import Exported, check_out, export
 from surestep.record.files import read_json
 from surestep.record.none_saved import none_saved
 from surestep.record.run_files import CONFIG, status
 from surestep.record.skipped import Skipped, gather
+
+if TYPE_CHECKING:  # a run can be looked at without torch
+    from torch import nn
+
+    from surestep.engine.parallel.pieces import Keeper
+    from surestep.record.checkpoint.divided import Check
+    from surestep.record.export import Exported
 
 Which = Literal["best", "last", "average"]
 NO_SECOND = "Put a copy of it back, or take the newest that is good: which='last' (--which last)."
@@ -49,6 +52,8 @@ class Chosen(NamedTuple):
         Raises:
             CheckpointError: they do not fit.
         """
+        from surestep.record.checkpoint.read import load_weights
+
         load_weights(self.opened, model, average=self.average, keeper=keeper)
 
 
@@ -226,6 +231,8 @@ class Run:
             ConfigError: another ending, no such folder, or a file is there already.
             CheckpointError: there is none, it is damaged or has no average, or the disk is full.
         """
+        from surestep.record.export import check_out, export
+
         check_out(Path(path), overwrite=overwrite)
         chosen = self.choose(which)
         return export(

@@ -339,7 +339,7 @@ def test_a_tensor_that_does_not_fit_is_refused(path, kind, name, value, match):
     write_tensors(file, tensors)
     manifest = manifest_of(path)
     entry = manifest["tensors"][kind][name]
-    entry.update(dtype=DTYPE_NAMES[value.dtype], shape=list(value.shape))
+    entry.update(dtype=DTYPE_NAMES[str(value.dtype)], shape=list(value.shape))
     entry["slices"][0].update(shape=list(value.shape), offset=[0] * value.dim())
     seal(path, manifest)
     refused(path, match)

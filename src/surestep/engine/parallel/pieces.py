@@ -5,16 +5,17 @@ DTensor (FSDP) each rank holds a box. A way that keeps weights and optimizer sta
 model nor in the optimizer says through a `Keeper` what it has.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
-import torch
-from torch import Tensor, nn
-
 from surestep.base.errors import ParallelError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # this is read by commands that start without torch
+    import torch
+    from torch import Tensor, nn
     from torch.distributed.tensor import DTensor
 
 Sizes = tuple[int, ...]
@@ -97,7 +98,7 @@ def piece_of(tensor: Tensor, *, is_first: bool) -> Piece:
     return Piece(whole, tuple(0 for _ in whole), tensor, is_first)
 
 
-def box_of(tensor: "DTensor") -> tuple[Sizes, Sizes, bool]:
+def box_of(tensor: DTensor) -> tuple[Sizes, Sizes, bool]:
     """Return where this rank's box begins, its shape, and whether it is the first copy of it.
 
     A dimension is cut as `torch.chunk` does it, once for each dimension of the mesh that cuts it:
@@ -128,7 +129,7 @@ def box_of(tensor: "DTensor") -> tuple[Sizes, Sizes, bool]:
     return tuple(offset), tuple(shape), is_first_copy
 
 
-def is_cut(tensor: Any) -> "TypeGuard[DTensor]":
+def is_cut(tensor: Any) -> TypeGuard[DTensor]:
     """Say whether a tensor is laid out over ranks by torch.
 
     Without import: it takes half a second, and who has such a tensor has imported it.
@@ -160,7 +161,7 @@ def whole_of(tensor: Tensor) -> Tensor:
     return whole
 
 
-def boxed_like(like: "DTensor", local: Tensor) -> "DTensor":
+def boxed_like(like: DTensor, local: Tensor) -> DTensor:
     """Return a tensor laid out as another one, with this rank's box of it; nothing is sent."""
     from torch.distributed.tensor import DTensor
 

@@ -3,16 +3,17 @@
 The first rank asks, and the others answer while they wait for what it decides.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surestep.base.errors import CheckpointError, DamagedError
-from surestep.engine.parallel.world import World
 from surestep.record.checkpoint.faults import GoneError, fault
 from surestep.record.checkpoint.manifest import (
     MANIFEST,
@@ -24,6 +25,9 @@ from surestep.record.checkpoint.manifest import (
 )
 from surestep.record.checkpoint.tensors import File
 from surestep.record.files import read_plain
+
+if TYPE_CHECKING:
+    from surestep.engine.parallel.world import World
 
 Check = Callable[[Path], Manifest]
 _ASKED = "verify"

@@ -19,7 +19,7 @@ from surestep.base.errors import CheckpointError
 from surestep.base.version import VERSION
 from surestep.engine.parallel.pieces import Described
 from surestep.record.checkpoint.faults import fault
-from surestep.record.checkpoint.tensors import DTYPES, File
+from surestep.record.checkpoint.tensors import DTYPES, File, dtype_of
 from surestep.record.files import dumps, open_plain, parse_json, read_plain, size_of
 from surestep.record.kinds import shown
 
@@ -51,7 +51,7 @@ class Stored(NamedTuple):
     @property
     def described(self) -> Described:
         """What the tensor is, as torch says it."""
-        return Described(self.shape, DTYPES[self.dtype])
+        return Described(self.shape, dtype_of(self.dtype))
 
 
 Tensors = Mapping[str, Mapping[str, Stored]]  # by kind, by name

@@ -1,22 +1,25 @@
 """A checkpoint that was verified, and its tensors, put together from the slices they lie in."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.parallel.pieces import Sizes, box_of, boxed_like, is_cut
 from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.listing import Saved, described, read_record
 from surestep.record.checkpoint.manifest import MANIFEST, Manifest, Stored, read_manifest, verify
-from surestep.record.checkpoint.tensors import DTYPES
+from surestep.record.checkpoint.tensors import dtype_of
 from surestep.record.kinds import shown
+
+if TYPE_CHECKING:  # commands that only look at a checkpoint start without torch
+    from torch import Tensor
 
 _NOTHING: Mapping[str, Tensor] = {}
 
@@ -180,8 +183,10 @@ class _Files:
 
     def box(self, name: str, stored: Stored, box: tuple[Sizes, Sizes]) -> Tensor:
         """Read a box of a tensor, from an offset and of a shape, out of those that it lies in."""
+        import torch
+
         offset, shape = box
-        found = torch.empty(shape, dtype=DTYPES[stored.dtype])
+        found = torch.empty(shape, dtype=dtype_of(stored.dtype))
         for each in stored.slices:
             ends = zip(offset, shape, each.offset, each.shape, strict=True)
             common = [(max(a, b), min(a + n, b + m)) for a, n, b, m in ends]

@@ -7,6 +7,8 @@ OSError with its number.
 Source: https://github.com/huggingface/safetensors#format
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import math
@@ -14,33 +16,36 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.parallel.pieces import Described
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+# What torch calls each type of safetensors: text, since commands that only look at checkpoints
+# start without torch.
 DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "C64": torch.complex64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "C64": "complex64",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
 }
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NAMES = {f"torch.{dtype}": name for name, dtype in DTYPES.items()}
 _ALIGNED = 8  # bytes: where the first tensor may begin
 _AT_ONCE = 512  # parts of a file that one call writes; Linux and macOS take 1024
 
@@ -89,6 +94,8 @@ def memory_for(tensors: Mapping[str, Tensor]) -> Block:
     Raises:
         CheckpointError: safetensors has no name for a tensor's type.
     """
+    import torch
+
     described = {name: Described(tuple(t.shape), t.dtype) for name, t in tensors.items()}
     header, ordered = _header(described, None)
     size = sum(each.nbytes for each in tensors.values())
@@ -119,6 +126,8 @@ def _header(
 
 
 def _bytes(tensor: Tensor) -> Any:
+    import torch
+
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
@@ -214,9 +223,17 @@ def name_of(name: str, dtype: torch.dtype) -> str:
     Raises:
         CheckpointError: it has no name for it.
     """
-    if dtype not in NAMES:
+    if str(dtype) not in NAMES:
         raise CheckpointError(
             f"{name} is a tensor of {dtype}, which a checkpoint cannot hold. Known: "
-            f"{', '.join(str(each) for each in NAMES)}."
+            f"{', '.join(NAMES)}."
         )
-    return NAMES[dtype]
+    return NAMES[str(dtype)]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return torch's type for a name of safetensors."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, DTYPES[name])
+    return dtype
