@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from surestep.engine.data import transforms as transforms
     from surestep.engine.data.lanes import Lanes as Lanes
     from surestep.engine.evaluation import metrics as metrics
+    from surestep.engine.evaluation.whole_set import whole_set as whole_set
     from surestep.engine.measure.saliency import input_gradients as input_gradients
     from surestep.engine.metrics import InputMetric as InputMetric
     from surestep.engine.metrics import log as log
@@ -78,6 +79,7 @@ _HOMES = {
     "seed_at": "surestep.engine.seed",
     "set_seed": "surestep.engine.seed",
     "transforms": "surestep.engine.data",
+    "whole_set": "surestep.engine.evaluation.whole_set",
 }
 __all__ = sorted(_HOMES)
 __version__ = VERSION

@@ -27,7 +27,8 @@ def measured(metric, cut):
     (opened,) = open_metrics({"m": metric}, CPU)
     for start in range(0, len(TARGETS), cut):
         targets = TARGETS[start : start + cut]
-        opened.update(OUTPUTS[start : start + cut], targets, len(targets))
+        at = range(start, start + len(targets))
+        opened.update(OUTPUTS[start : start + cut], targets, len(targets), at)
     return opened.compute()
 
 

@@ -13,8 +13,7 @@ from surestep.engine.data.feed import Feed
 from surestep.engine.loss import Loss, targets_for
 from surestep.engine.losses.several import heads, naming
 from surestep.engine.metrics import (
-    MeanMetric,
-    ObjectMetric,
+    OpenMetric,
     open_metrics,
     seen_by,
     take_logged,
@@ -48,7 +47,7 @@ class Totals:
         self.parts = {part.name: Totals(part.loss, {}, device, world) for part in loss.parts}
         self.total = torch.zeros((), dtype=torch.float64, device=device)
         self.items = 0.0
-        self.metrics: list[MeanMetric | ObjectMetric] = open_metrics(metrics, device)
+        self.metrics: list[OpenMetric] = open_metrics(metrics, device)
 
     def add(self, outputs: Any, targets: Any, items: float) -> None:
         """Add the loss of a micro-batch that has items."""
@@ -101,14 +100,20 @@ def eval_step(
         elif micro.items:
             totals.add(outputs, targets_for(loss, micro), micro.items)
     count = count_of(loss, micro) if totals.metrics and micro.samples else 0
-    for metric in totals.metrics if count else ():
+    for metric in totals.metrics if micro.samples else ():
         seen = seen_by(metric, model, micro)
-        metric.update(loss.predictions(outputs) if seen is None else seen, micro.targets, count)
+        given = loss.predictions(outputs) if seen is None else seen
+        metric.update(given, micro.targets, count, positions_of(micro))
 
 
 def count_of(loss: Loss, micro: MicroBatch) -> int:
     """Return what a metric's mean is over; samples where there are no targets."""
     return micro.samples if micro.targets is None else loss.count(micro.targets)
+
+
+def positions_of(micro: MicroBatch) -> range:
+    """Return the positions of a micro-batch's samples in its set."""
+    return range(micro.position, micro.position + micro.samples)
 
 
 def evaluate(

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from surestep.base.errors import TaskError
 from surestep.engine.data.batch import MicroBatch
 from surestep.engine.evaluation.ranks import shared
+from surestep.engine.evaluation.values import named_values
+from surestep.engine.evaluation.whole_set import WholeSet, WholeSetMetric
 from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.value import Value
 
@@ -65,7 +67,7 @@ class InputMetric:
         return self.function(*seen, targets)
 
 
-def seen_by(metric: "MeanMetric | ObjectMetric", model: nn.Module, micro: MicroBatch) -> Any:
+def seen_by(metric: "OpenMetric", model: nn.Module, micro: MicroBatch) -> Any:
     """Return what a metric of the inputs sees in place of outputs; None for another one."""
     if not isinstance(metric, MeanMetric) or not isinstance(metric.function, InputMetric):
         return None
@@ -83,8 +85,10 @@ class MeanMetric:
         self.total = torch.zeros((), dtype=torch.float64, device=device)
         self.count: Any = 0
 
-    def update(self, outputs: Any, targets: Any, count: int) -> None:
+    def update(self, outputs: Any, targets: Any, count: int, at: range) -> None:
         """Add a batch, which holds `count` samples or unmasked tokens."""
+        if not count:
+            return
         value = self.function(outputs, targets)
         if isinstance(value, tuple) and len(value) == 2:
             total, counted = value
@@ -116,37 +120,29 @@ class ObjectMetric:
             metric.to(device)
         self.metric.reset()
 
-    def update(self, outputs: Any, targets: Any, count: int) -> None:
-        """Add a batch."""
-        self.metric.update(outputs, targets)
+    def update(self, outputs: Any, targets: Any, count: int, at: range) -> None:
+        """Add a batch, unless nothing in it counts."""
+        if count:
+            self.metric.update(outputs, targets)
 
     def compute(self, world: World = ALONE) -> dict[str, Value]:
         """Return its value over all ranks, or its values by "name_key" where it has several."""
         with shared(self.metric, world):
-            value = self.metric.compute()
-        if isinstance(value, Mapping):
-            return {f"{self.name}_{key}": _plain(each) for key, each in value.items()}
-        return {self.name: _plain(value)}
+            return named_values(self.name, self.metric.compute())
 
 
-def _plain(value: Any) -> Value:
-    """Return a number; of a table or a curve the nested list of its numbers."""
-    if isinstance(value, (tuple, list)):
-        return [_plain(each) for each in value]
-    if isinstance(value, Tensor) and value.numel() != 1:
-        return list(value.tolist())
-    return float(value)
+OpenMetric = MeanMetric | ObjectMetric | WholeSetMetric
 
 
-def open_metrics(
-    metrics: Mapping[str, Any], device: torch.device
-) -> list[MeanMetric | ObjectMetric]:
+def open_metrics(metrics: Mapping[str, Any], device: torch.device) -> list[OpenMetric]:
     """Return the metrics, empty, for one evaluation."""
-    kinds = [ObjectMetric if hasattr(each, "compute") else MeanMetric for each in metrics.values()]
-    return [
-        kind(name, metric, device)
-        for kind, (name, metric) in zip(kinds, metrics.items(), strict=True)
-    ]
+    return [_open(name, metric, device) for name, metric in metrics.items()]
+
+
+def _open(name: str, metric: Any, device: torch.device) -> OpenMetric:
+    if isinstance(metric, WholeSet):
+        return WholeSetMetric(name, metric)
+    return (ObjectMetric if hasattr(metric, "compute") else MeanMetric)(name, metric, device)
 
 
 def directions(name: str, metric: Any) -> dict[str, Literal["min", "max"] | None]:

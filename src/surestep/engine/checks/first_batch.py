@@ -1,5 +1,6 @@
 """The first batch: what can be seen in it before a run, each as a clear message."""
 
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -17,11 +18,12 @@ from surestep.engine.data.feed import Feed
 from surestep.engine.data.source import InMemory
 from surestep.engine.data.transform import Transform
 from surestep.engine.data.transforms import Mix
-from surestep.engine.evaluate import count_of, eval_mode
+from surestep.engine.evaluate import count_of, eval_mode, positions_of
+from surestep.engine.evaluation.whole_set import WholeSetMetric
 from surestep.engine.loss import IGNORED, Loss, targets_for
 from surestep.engine.losses.several import Head, heads, its, named_losses, naming
 from surestep.engine.measure.memory import ran_out
-from surestep.engine.metrics import open_metrics, seen_by, take_logged
+from surestep.engine.metrics import OpenMetric, open_metrics, seen_by, take_logged
 from surestep.engine.parallel.network import is_of_network
 from surestep.engine.seed import ModelRandomness, kept_generators
 from surestep.engine.task import Task
@@ -181,8 +183,9 @@ def _check_metrics(
             (opened,) = open_metrics({name: metric}, feed.device)
             seen = seen_by(opened, model, micro)
             count = count_of(feed.loss, micro)
-            opened.update(outputs if seen is None else seen, micro.targets, count)
-            found |= opened.compute()
+            given = outputs if seen is None else seen
+            opened.update(given, micro.targets, count, positions_of(micro))
+            found |= _computed(opened)
         except TaskError:
             raise
         except Exception as error:
@@ -192,6 +195,26 @@ def _check_metrics(
         if hasattr(metric, "reset"):
             metric.reset()
     return found
+
+
+def _computed(opened: OpenMetric) -> dict[str, Value]:
+    """Compute a metric of the first batch.
+
+    One of a whole set need not be defined on a batch, which may lack a class: that it fails there
+    is a warning, unless the function itself is wrong.
+    """
+    if not isinstance(opened, WholeSetMetric):
+        return opened.compute()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return opened.compute()
+        except TaskError as error:
+            if isinstance(error.__cause__, (TypeError, AttributeError, NameError)):
+                raise
+            text = f"{error} So it is on the first training batch; on all of a set it may not be."
+    warnings.warn(text, stacklevel=2)
+    return {}
 
 
 def _check_judge(found: dict[str, Value], judged_by: str | None) -> None:

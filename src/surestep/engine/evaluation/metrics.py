@@ -26,6 +26,7 @@ from surestep.engine.evaluation.inputs import (
     of_tokens,
 )
 from surestep.engine.evaluation.prepared import Prepared
+from surestep.engine.evaluation.whole_set import whole_set as whole_set
 
 __all__ = [
     "best_threshold",
@@ -35,6 +36,7 @@ __all__ = [
     "multilabel",
     "perplexity",
     "recall_at_precision",
+    "whole_set",
 ]
 _RATES = {
     "precision": "Precision",

@@ -1,0 +1,42 @@
+"""A metric over a whole set is the same number on any number of ranks."""
+
+import json
+
+import pytest
+
+from surestep.engine.evaluation import spool
+from tests.multi_rank.torchrun import check_ended_well, launch
+from tests.multi_rank.whole import all_cases
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    limit = spool.LIMIT
+    try:
+        return all_cases(tmp_path_factory.mktemp("one"))
+    finally:
+        spool.LIMIT = limit
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    check_ended_well(launch(str(request.param), "-m", "tests.multi_rank.whole", str(folder)))
+    files = [folder / f"rank-{rank}.json" for rank in range(request.param)]
+    return [json.loads(each.read_text(encoding="utf-8")) for each in files]
+
+
+@pytest.mark.parametrize("case", ["size 1", "size 10", "size 200", "on disk"])
+def test_ranks_and_one_process_report_the_same(one, ranks, case):
+    assert one["size 1"]["many/at_rows"] == 103
+    for each in ranks:
+        found, expected = dict(each[case]), dict(one["size 1"])
+        for name in ("many", "few"):
+            assert found.pop(f"{name}/at_targets") == expected.pop(f"{name}/at_targets")
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_all_ranks_raise_what_the_function_raises(one, ranks):
+    assert "fails on 103 rows" in one["fails"]
+    assert "ValueError: 103 samples" in one["fails"]
+    assert [each["fails"] for each in ranks] == [one["fails"]] * len(ranks)

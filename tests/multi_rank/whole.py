@@ -1,0 +1,61 @@
+"""Metrics over a whole set, on each of several ranks: `torchrun ... whole.py FOLDER`."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+import surestep
+from surestep.base.errors import SurestepError
+from surestep.engine.evaluation import spool
+from tests.multi_rank.cases import data, net, opened
+
+FEW = data(samples=3)[0], torch.arange(3)  # of four ranks one has none
+
+
+def auc(outputs: Tensor, targets: Tensor) -> float:
+    return float(roc_auc_score(targets, outputs.softmax(dim=1), multi_class="ovr"))
+
+
+def order(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+    """Return what depends on the order and the number of the rows."""
+    weights = torch.arange(len(targets))
+    return {"rows": len(targets), "order": (targets * weights).sum(), "targets": targets}
+
+
+def fails(outputs: Tensor, targets: Tensor) -> float:
+    if len(targets) == 103:
+        raise ValueError("103 samples")
+    return 0.0
+
+
+def evaluated(folder: Path, metrics: dict[str, Any], size: int) -> dict[str, Any]:
+    sets = {"many": data(samples=103), "few": FEW}
+    made = surestep.Task(net, nn.CrossEntropyLoss(), train=data(), val=sets, metrics=metrics)
+    with opened(folder, made, validation={"batch_size": size}) as session:
+        return session.evaluate()
+
+
+def all_cases(folder: Path) -> dict[str, Any]:
+    metrics = {"auc": surestep.whole_set(auc), "at": surestep.whole_set(order)}
+    found: dict[str, Any] = {}
+    for size in (1, 10, 200):
+        found[f"size {size}"] = evaluated(folder / f"size-{size}", metrics, size)
+    spool.LIMIT = 50
+    found["on disk"] = evaluated(folder / "disk", metrics, 10)
+    try:
+        evaluated(folder / "fails", {"m": surestep.whole_set(fails)}, 10)
+    except SurestepError as error:
+        found["fails"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    found = all_cases(folder)
+    (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(found), encoding="utf-8")
