@@ -252,7 +252,8 @@ def _loss_of(
     if not loss.parts:
         value = loss.value(outputs, targets)
     else:
-        value, means = weighted(loss, outputs, micro, batch.part_items)
+        ranks = parts.parallel.world.size
+        value, means = weighted(loss, outputs, micro, batch.part_items, reach_all=ranks > 1)
         logged += means
     if metrics.logged:
         logged += metrics.take_logged(micro.items / batch.items)

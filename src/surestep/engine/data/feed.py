@@ -1,7 +1,8 @@
 """The batches of one part of the data: read, counted, cut and moved to the device."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, tee
+from functools import partial
+from itertools import chain, islice, tee
 from operator import itemgetter
 from typing import Any
 
@@ -33,6 +34,7 @@ from surestep.engine.plan import Plan
 from surestep.engine.task import Task
 
 _NOTHING: Mapping[str, Any] = {}
+FIRST_BATCHES = 16  # that are read at most, to find one with items
 
 
 class Feed:
@@ -47,6 +49,7 @@ class Feed:
         order: which sample stands at each position of an epoch; None is the plain shuffle, or
             as stored where `shuffle` is false.
         transform: what the step does to a batch before anything else; not done here.
+        open_with: opens the same samples with a different cut.
 
     Attributes:
         leave: asked before each batch that is measured, whether to leave off.
@@ -63,8 +66,10 @@ class Feed:
         shuffle: bool,
         order: Order | None = None,
         transform: Transform | None = None,
+        open_with: Callable[[Cut], Source | Stream] | None = None,
     ) -> None:
         self.source = source
+        self._open_with = open_with
         self.cut = cut
         self.split = channels_last(task.split) if plan.channels_last else task.split
         plain = task.inputs is None and task.loss is not None
@@ -152,27 +157,50 @@ class Feed:
         return MicroBatch(args, kwargs, targets, items, samples, position)
 
     def first(self) -> tuple[Any, MicroBatch]:
-        """Return the first micro-batch of the first epoch that has items: as read, and moved.
+        """Return a micro-batch that has items, as read and moved: the first one, if it has some.
+
+        This rank's share of the first batch is read first; then the first batches of all ranks.
 
         Raises:
-            DataError: the first batch has none.
+            DataError: none of the first batches has items.
         """
-        for raw, position, samples in self._first_pieces():
-            micro = self.micro_batch(raw, position, samples)
-            if micro.items:
-                return raw, self.move_micro(micro)
+        for read in (self._share_of_first(), self._first_batches()):
+            for raw, position, samples in read:
+                micro = self.micro_batch(raw, position, samples)
+                if samples and micro.items:
+                    return raw, self.move_micro(micro)
         raise DataError(
-            "The first batch has no items: every target is ignored, or its class weights are 0. "
-            "Look at ignore_index and the targets."
+            f"The first batches have no items (up to {FIRST_BATCHES} were read): every target is "
+            "ignored, or its class weights are 0. Look at ignore_index and the targets."
         )
 
-    def _first_pieces(self) -> Iterator[tuple[Any, int, int]]:
-        if isinstance(self.source, Stream):
-            yield from next(self.source.batches(0, 0))[0]
+    def _share_of_first(self) -> Iterator[tuple[Any, int, int]]:
+        """Yield the micro-batches of this rank's share of the first batch."""
+        return self._pieces(self.source, self.cut, 1)
+
+    def _first_batches(self) -> Iterator[tuple[Any, int, int]]:
+        """Yield the micro-batches of the first batches, with the shares of all ranks."""
+        cut = self.cut._replace(whole=True)
+        source = self.source if self._open_with is None else self._open_with(cut)
+        try:
+            yield from self._pieces(source, cut, FIRST_BATCHES)
+        finally:
+            if source is not self.source:
+                source.close()
+
+    def _pieces(
+        self, source: Source | Stream, cut: Cut, count: int
+    ) -> Iterator[tuple[Any, int, int]]:
+        """Yield (as read, position, samples) of the micro-batches of the first batches."""
+        if isinstance(source, Stream):
+            for pieces, *_ in islice(source.batches(0, 0), count):
+                yield from pieces
             return
-        where = [range(*each) for each in self.cut.micro_batches(*next(self.cut.batches(0))[:2])]
-        order = self.order_at(0)
-        read = self.source.read(0, order, map(read_for, where))
+        batches = islice(cut.batches(0), count)
+        where = [
+            range(*each) for first, end, _ in batches for each in cut.micro_batches(first, end)
+        ]
+        read = source.read(0, self.order_at(0), map(read_for, where))
         for raw, positions in zip(read, where, strict=True):
             yield raw, positions.start, len(positions)
 
@@ -260,9 +288,9 @@ def feed(
         ranks=plan.parallel_ranks,
         whole=transform is not None,
     )
-    source = open_source(data, part, cut, task=task, plan=plan, training=training)
+    opened = partial(open_source, data, part, task=task, plan=plan, training=training)
     return Feed(
-        source,
+        opened(cut),
         cut,
         task=task,
         loss=loss,
@@ -270,6 +298,7 @@ def feed(
         shuffle=shuffle,
         order=order,
         transform=transform,
+        open_with=opened,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from surestep.base.errors import DataError, TaskError, near
-from surestep.engine.data.batch import MicroBatch, samples_in
+from surestep.engine.data.batch import MicroBatch, nothing_of, samples_in, tensors_in
 from surestep.engine.losses.base import Loss, Part
 
 
@@ -90,7 +90,12 @@ def heads(loss: Loss, outputs: Any, micro: MicroBatch) -> list[Head]:
 
 
 def weighted(
-    loss: Loss, outputs: Any, micro: MicroBatch, items: tuple[float, ...]
+    loss: Loss,
+    outputs: Any,
+    micro: MicroBatch,
+    items: tuple[float, ...],
+    *,
+    reach_all: bool = False,
 ) -> tuple[Tensor, list[tuple[str, Tensor]]]:
     """Return what a micro-batch adds to the weighted sum of several losses, and to each.
 
@@ -99,11 +104,16 @@ def weighted(
         outputs: of the model.
         micro: has items of one at least.
         items: of each in the global batch.
+        reach_all: a loss without items here gives gradients of 0, for which other ranks wait.
     """
     total: Tensor | None = None
     logged: list[tuple[str, Tensor]] = []
     for part, own, whole in zip(loss.parts, micro.part_items, items, strict=True):
         if not own:
+            reached = its(outputs, part.name, "outputs") if reach_all else None
+            if any(each.requires_grad for each in tensors_in(reached)):
+                nothing = nothing_of(reached)
+                total = nothing if total is None else total + nothing
             continue
         given = its(outputs, part.name, "outputs"), its(micro.targets, part.name, "targets")
         divisor = whole if part.loss.divides else 1.0

@@ -1,0 +1,118 @@
+"""A first batch of which one rank, or every rank, has no items."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+
+import surestep
+from tests.multi_rank.cases import data, net, opened, trained
+from tests.multi_rank.fsdp import whole_weights
+
+BATCH = 20
+FIRST_RANK, LAST_RANK, EVERY_RANK = range(10), range(10, 20), range(20)
+
+
+def masked(rows: range) -> tuple[Tensor, Tensor]:
+    x, y = data()
+    y[rows.start : rows.stop] = -100
+    return x, y
+
+
+class Rows(Dataset[Any]):
+    def __init__(self, rows: range) -> None:
+        self.x, self.y = masked(rows)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.x[index], self.y[index]
+
+
+class Flow(IterableDataset[Any]):
+    def __init__(self, rows: range) -> None:
+        self.rows = Rows(rows)
+
+    def __iter__(self) -> Any:
+        return (self.rows[index] for index in range(len(self.rows)))
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.one, self.two = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.body(x).tanh()
+        return {"one": self.one(x), "two": self.two(x)}
+
+
+def split(batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    return batch["inputs"], {"one": batch["one"], "two": batch["two"]}
+
+
+def two_losses(first: range = LAST_RANK, second: range = FIRST_RANK) -> surestep.Task:
+    """In the first batch each rank has items of one loss alone."""
+    (x, one), (_, two) = masked(first), masked(second)
+    losses = {"one": nn.CrossEntropyLoss(), "two": nn.CrossEntropyLoss()}
+    train = {"inputs": x, "one": one, "two": two}
+    return surestep.Task(TwoHeads, losses, train=train, inputs=split)
+
+
+def plain(train: Any) -> surestep.Task:
+    return surestep.Task(net, nn.CrossEntropyLoss(), train=train, val=data())
+
+
+def train(folder: Path, make: Callable[[], surestep.Task], **options: Any) -> dict[str, Any]:
+    return trained(folder, make(), **{"data": {"shuffle": False}, "max_steps": 8, **options})
+
+
+def all_ignored(folder: Path) -> str:
+    """Return what is said of data without a single item."""
+    try:
+        opened(folder, plain(masked(range(101))))
+    except surestep.SurestepError as error:
+        return f"{type(error).__name__}: {error}"
+    return "not refused"
+
+
+CASES: dict[str, Callable[..., dict[str, Any]]] = {
+    "first rank": partial(train, make=lambda: plain(masked(FIRST_RANK))),
+    "last rank": partial(train, make=lambda: plain(masked(LAST_RANK))),
+    "every rank": partial(train, make=lambda: plain(masked(EVERY_RANK))),
+    "micro-batches": partial(train, make=lambda: plain(masked(LAST_RANK)), micro_batch_size=3),
+    "rows": partial(train, make=lambda: plain(Rows(LAST_RANK))),
+    "workers": partial(
+        train,
+        make=lambda: plain(Rows(LAST_RANK)),
+        data={"shuffle": False, "num_workers": 1},
+    ),
+    "stream": partial(train, make=lambda: plain(Flow(LAST_RANK))),
+    "stream, every rank": partial(train, make=lambda: plain(Flow(EVERY_RANK))),
+    "two losses": partial(train, make=two_losses),
+}
+ON_RANKS: Mapping[str, Mapping[str, Any]] = {
+    **{name: {} for name in CASES},
+    "last rank, fsdp": {"parallel": {"kind": "fsdp"}, "weights": whole_weights},
+    "every rank, fsdp": {"parallel": {"kind": "fsdp"}, "weights": whole_weights},
+}
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    for name, options in ON_RANKS.items():
+        found[name] = CASES[name.removesuffix(", fsdp")](out / name, **options)
+    found["all ignored"] = all_ignored(out / "all ignored")
+    torch.save(found, out / f"rank-{os.environ['RANK']}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

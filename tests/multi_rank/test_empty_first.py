@@ -1,0 +1,47 @@
+"""Law 1 where a rank's share of the first batch has no items: the run is that of one process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.multi_rank.checks import check_copies, check_losses, check_weights
+from tests.multi_rank.empty_first import CASES, ON_RANKS, all_ignored
+from tests.multi_rank.torchrun import check_ended_well, launch
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """What two ranks come to, all cases in one launch."""
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    check_ended_well(launch("2", "-m", "tests.multi_rank.empty_first", str(folder)))
+    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    return {name: case(folder / name) for name, case in CASES.items()}
+
+
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_ranks_without_items_in_the_first_batch_train_as_one_process(both, alone, name):
+    ranks, one = [each[name] for each in both], alone[name.removesuffix(", fsdp")]
+    check_weights(one, ranks, 1e-6)
+    check_copies(ranks)
+    check_losses(one, ranks)
+    for each in ranks:
+        assert each["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
+
+
+def test_a_first_batch_that_is_ignored_moves_nothing(alone):
+    assert alone["every rank"]["place"][:2] == (8, 6)  # steps, and those that were taken
+
+
+def test_data_without_any_items_is_refused_on_every_rank(both, tmp_path):
+    found = all_ignored(tmp_path)
+    assert (
+        "DataError: The first batches have no items (up to 16 were read): every target is" in found
+    )
+    for each in both:
+        assert each["all ignored"] == found
