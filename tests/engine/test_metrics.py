@@ -145,3 +145,65 @@ def test_named_parts_of_a_loss_are_logged_as_means(tmp_path):
     assert parts.keys() == {"ce", "l2"}
     losses = [loss for event in steps for loss in event["loss"]]
     assert [a + b for a, b in zip(parts["ce"], parts["l2"], strict=True)] == pytest.approx(losses)
+
+
+class Counting:
+    """A metric with the methods of torchmetrics, which is neither a module nor callable."""
+
+    higher_is_better = True
+
+    def __init__(self):
+        self.devices = []
+        self.reset()
+
+    def reset(self):
+        self.right = self.seen = 0
+
+    def to(self, device):
+        self.devices.append(device)
+        return self
+
+    def update(self, outputs, targets):
+        self.right += int((outputs.argmax(dim=1) == targets).sum())
+        self.seen += len(targets)
+
+    def compute(self):
+        return {"accuracy": self.right / self.seen, "seen": self.seen}
+
+
+@pytest.mark.parametrize("size", [3, 20])
+def test_an_object_is_taken_by_its_methods(tmp_path, size):
+    metric = Counting()
+    val = tiny.data(30, seed=3)
+    with tiny.prepare(
+        tmp_path / "run", {"val": val, "metrics": {"m": metric}}, validation={"batch_size": size}
+    ) as session:
+        found = session.evaluate()
+        outputs = session.model.eval()(val[0])
+    assert found["val/m_seen"] == 30
+    assert found["val/m_accuracy"] == pytest.approx(float(accuracy(outputs, val[1])))
+    assert set(metric.devices) == {CPU}
+
+
+class Halfway:
+    def compute(self):
+        return 0.0
+
+
+class NoReset(Halfway):
+    def update(self, outputs, targets): ...
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (Counting, r"metrics\['m'\]=Counting is a class. Write Counting\(\)"),
+        (torchmetrics.MeanMetric, "Write MeanMetric()"),
+        (Halfway(), r"metrics\['m'\] is a Halfway, which has compute and lacks update and reset"),
+        (NoReset(), "lacks reset"),
+        (3, r"metrics\['m'\] is a int, not a function"),
+    ],
+)
+def test_what_is_no_metric_is_refused_with_what_it_lacks(metric, words):
+    with pytest.raises(TaskError, match=words.replace("()", r"\(\)")):
+        tiny.task(metrics={"m": metric})

@@ -111,12 +111,12 @@ class MeanMetric:
 
 
 class ObjectMetric:
-    """A torchmetrics object."""
+    """An object with `update`, `compute` and `reset`, as those of torchmetrics."""
 
     def __init__(self, name: str, metric: Any, device: torch.device) -> None:
         self.name = name
         self.metric = metric
-        if isinstance(metric, nn.Module):
+        if callable(getattr(metric, "to", None)):
             metric.to(device)
         self.metric.reset()
 
@@ -143,6 +143,32 @@ def _open(name: str, metric: Any, device: torch.device) -> OpenMetric:
     if isinstance(metric, WholeSet):
         return WholeSetMetric(name, metric)
     return (ObjectMetric if hasattr(metric, "compute") else MeanMetric)(name, metric, device)
+
+
+def check_metric(name: str, metric: Any) -> None:
+    """Check that a metric is a function, or an object with the methods of torchmetrics.
+
+    Raises:
+        TaskError: it is neither.
+    """
+    kind = type(metric).__name__
+    if isinstance(metric, type):
+        raise TaskError(
+            f"metrics[{name!r}]={metric.__name__} is a class. Write {metric.__name__}()."
+        )
+    if hasattr(metric, "compute"):
+        missing = [each for each in ("update", "reset") if not hasattr(metric, each)]
+        if missing:
+            raise TaskError(
+                f"metrics[{name!r}] is a {kind}, which has compute and lacks "
+                f"{' and '.join(missing)}. Give an object with update(outputs, targets), compute() "
+                "and reset(), or surestep.whole_set(fn) of a function of (outputs, targets)."
+            )
+    elif not callable(metric):
+        raise TaskError(
+            f"metrics[{name!r}] is a {kind}, not a function of (outputs, targets) or an object "
+            "with update, compute and reset, such as those of torchmetrics."
+        )
 
 
 def directions(name: str, metric: Any) -> dict[str, Literal["min", "max"] | None]:

@@ -17,6 +17,7 @@ from surestep.engine.data.order import Order
 from surestep.engine.loss import Loss, LossFunction, as_loss, as_losses, no_loss, with_teacher
 from surestep.engine.losses.catalog import named
 from surestep.engine.losses.several import check_several
+from surestep.engine.metrics import check_metric
 from surestep.engine.model.initial import Source, as_init
 from surestep.engine.model_loss import model_loss, split_whole
 from surestep.engine.schedule.shape import UserFunction
@@ -60,9 +61,10 @@ class Task:
             iterate), or a DataLoader over one; or several datasets by name, for `orders.mixed`.
         val: the same, or a dict of several by name.
         test: the same as `train`; never looked at in training.
-        metrics: by name, those of `surestep.metrics`, torchmetrics objects (tables too), or
-            callables `metric(outputs, targets)` that return a mean over samples (or unmasked
-            tokens), or a pair (sum, count).
+        metrics: by name, those of `surestep.metrics`, objects with `update`, `compute` and `reset`
+            such as those of torchmetrics (tables too), callables `metric(outputs, targets)` that
+            return a mean over samples (or unmasked tokens) or a pair (sum, count), or
+            `surestep.whole_set(fn)` of a function that is no such mean (AUC, F1, a correlation).
         items: what a callable loss is a mean over: "samples", "tokens" (targets other than -100)
             or a function of the batch. Of loss="model" the kind of the model says it; "next tokens"
             are labels that the model shifts. Of several losses, by name.
@@ -131,11 +133,7 @@ class Task:
                 "metrics={'accuracy': accuracy}."
             )
         for name, metric in self.metrics.items():
-            if not callable(metric):
-                raise TaskError(
-                    f"metrics[{name!r}] is a {type(metric).__name__}, not a torchmetrics object or "
-                    "a function of (outputs, targets)."
-                )
+            check_metric(name, metric)
             if "/" in name or name in ("loss", *self.loss_names()):
                 raise TaskError(f"A metric cannot be called {name!r}. Choose another name.")
         for name in self.val_sets():

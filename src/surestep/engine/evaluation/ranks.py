@@ -31,7 +31,8 @@ def check_metrics(metrics: Mapping[str, Any]) -> None:
         if hasattr(metric, "compute") and not any(_parts(metric)):
             raise TaskError(
                 f"metrics[{name!r}] is a {type(metric).__name__}, and what several ranks have seen "
-                f"cannot be put together. {_BY_SUMS}, or a torchmetrics.Metric."
+                f"cannot be put together. {_BY_SUMS}, surestep.whole_set(fn) of a function over "
+                "all predictions, or a torchmetrics.Metric."
             )
         for part in _parts(metric):
             for state, how in part._reductions.items():
