@@ -44,6 +44,7 @@ OTHERWISE = [
     {"clip_value": "0.5", "profile": "2:3"},
     {"on_spike": "rollback", "max_rollbacks": "2"},
     {"compile": "max-autotune", "matmul_precision": "high", "sdpa_backend": "math"},
+    {"cpu_allocator": "default"},
     {"cudnn_benchmark": "False", "channels_last": "False", "compile_blocks": "False"},
     {"average.kind": "ema", "average.decay": "0.9", "average.warmup": "False"},
     {"average.kind": "ema", "average.start": "2 steps", "average.every": "3 steps"},

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import surestep
+from surestep.engine.allocator import Allocator
 from surestep.engine.facts import Facts, read_facts
 from surestep.engine.optim.catalog import OPTIMIZERS
 from surestep.engine.parallel.accelerate_config import AccelerateConfig
@@ -220,6 +221,16 @@ SPEED: list[Case] = [
     ({"cudnn_benchmark": True, "deterministic": True}, {}, "Say one of them"),
     ({"cudnn_benchmark": True}, {}, "Leave it out"),
     ({"sdpa_backend": "cudnn"}, {}, "flash, math"),
+    (
+        {"cpu_allocator": "retain"},
+        {"facts": without(allocator=Allocator("libjemalloc.so.2"))},
+        "Leave it out",
+    ),
+    (
+        {"cpu_allocator": "retain"},
+        {"facts": without(allocator=Allocator(settings=("MALLOC_TRIM_THRESHOLD_",)))},
+        "Unset the variable",
+    ),
 ]
 EVALUATION: list[Case] = [
     ({"validation.metric": "accuracy"}, VAL, "Measured: val/loss"),

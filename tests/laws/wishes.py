@@ -123,6 +123,7 @@ WISHES: dict[str, Wish] = {
     "matmul_precision": Wish("high"),
     "cudnn_benchmark": Wish(False),
     "sdpa_backend": Wish("math"),
+    "cpu_allocator": Wish("default"),
     "profile": Wish("1:2"),
     "optim.name": Wish("sgd"),
     "optim.lr": Wish(0.5),

@@ -107,6 +107,11 @@ class Config(Group):
     sdpa_backend: Literal["auto", "flash", "efficient", "cudnn", "math"] | None = Field(
         default=None, description="What computes scaled_dot_product_attention; auto: torch."
     )
+    cpu_allocator: Literal["auto", "retain", "default"] | None = Field(
+        default=None,
+        description="retain: freed memory stays in the process (glibc's malloc); default: the "
+        "allocator's own settings; auto: retain on a CPU.",
+    )
     profile: Steps | None = Field(
         default=None, description="Steps to watch with torch's profiler: '10:15'."
     )

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from surestep.engine.allocator import GLIBC, Allocator, read_allocator
 from surestep.engine.parallel.accelerate_config import AccelerateConfig, read_accelerate
 from surestep.engine.parallel.launch import ALONE, BY_NPROC, Launched, read_launched
 
@@ -24,6 +25,7 @@ class Facts:
         one_gpu_each: one GPU is seen here, and others that were started may each see another.
         launched: where this process stands among those that were started with it.
         accelerate: what `accelerate launch` said; None where it started nothing.
+        allocator: what gives this process its memory on the host.
         compiler: whether there is one for C++, which torch.compile needs on a CPU.
         extras: packages that are here and that only some options need.
     """
@@ -42,6 +44,7 @@ class Facts:
     compiler: bool = True
     launched: Launched = ALONE
     accelerate: AccelerateConfig | None = None
+    allocator: Allocator = GLIBC
 
 
 def read_facts() -> Facts:
@@ -65,6 +68,7 @@ def read_facts() -> Facts:
         extras=tuple(name for name in EXTRAS if find_spec(name) is not None),
         launched=launched,
         accelerate=read_accelerate(),
+        allocator=read_allocator(),
         compiler=any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))),
     )
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from surestep.engine.allocator import retain_freed_memory, return_free_memory
 from surestep.engine.device import current
 from surestep.engine.plan import Plan
 from surestep.engine.seed import use_deterministic_algorithms
@@ -65,6 +66,9 @@ def process_settings(plan: Plan) -> Iterator[None]:
 
     What computes attention is one of them, since a block that is computed again in the backward
     must be computed by the same.
+
+    glibc's allocator is the exception: its settings cannot be read, so they stay, and the memory
+    that is free by then goes back to the kernel.
     """
     attention = _PLAIN if plan.sdpa_backend == "auto" else sdpa_kernel(_SDPA[plan.sdpa_backend])
     deterministic = torch.are_deterministic_algorithms_enabled()
@@ -72,6 +76,7 @@ def process_settings(plan: Plan) -> Iterator[None]:
     cudnn = (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
     matmul = torch.get_float32_matmul_precision()
     convolution = torch.backends.cudnn.allow_tf32
+    retains = plan.cpu_allocator == "retain" and retain_freed_memory()
     try:
         if plan.deterministic:
             use_deterministic_algorithms()
@@ -91,3 +96,5 @@ def process_settings(plan: Plan) -> Iterator[None]:
             torch.set_float32_matmul_precision(matmul)
         if plan.device.type == "cuda":
             torch.backends.cudnn.allow_tf32 = convolution
+        if retains:
+            return_free_memory()

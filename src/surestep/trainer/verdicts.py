@@ -72,6 +72,7 @@ VERDICTS: Mapping[str, Verdict] = {
     "matmul_precision": DIGITS,
     "cudnn_benchmark": KERNELS,
     "sdpa_backend": KERNELS,
+    "cpu_allocator": _harmless("it decides when freed memory is reused, not what is computed"),
     "profile": SHOWN,
     "parallel.": _rounds("sums and dropout are taken over other parts"),
     "parallel.nccl_debug": SHOWN,

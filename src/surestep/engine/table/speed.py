@@ -1,4 +1,4 @@
-"""What the machine may do faster: compiling, layout, products, attention."""
+"""What the machine may do faster: compiling, layout, products, attention, allocation."""
 
 from surestep.engine.plan import Known, Refusal, Row
 from surestep.engine.table import accelerate, fsdp
@@ -11,6 +11,14 @@ def _matmul_differs(k: Known) -> bool:
     wanted = {"tf32": ("high", "medium"), "fp32": ("highest",)}.get(k["precision"])
     asked = k.said.get("matmul_precision")
     return k.on_gpu and asked is not None and wanted is not None and asked not in wanted
+
+
+def _sets_allocator(k: Known) -> bool:
+    return bool(k.said.get("cpu_allocator", "auto") != "auto")
+
+
+def _retains(k: Known) -> bool:
+    return k.said.get("cpu_allocator") == "retain"
 
 
 ROWS: Rows = {
@@ -49,6 +57,21 @@ ROWS: Rows = {
             "said: {origin}",
         ),
         default("auto", "torch chooses by shape and type; the plan's table of memory names it"),
+    ),
+    "cpu_allocator": (
+        Row(_sets_allocator, lambda k: k.said["cpu_allocator"], "said: {origin}"),
+        Row(lambda k: k.on_gpu, lambda _: "default", "auto: the device is not the CPU"),
+        Row(
+            lambda k: k.facts.allocator.name != "glibc",
+            lambda _: "default",
+            "auto: malloc is not glibc's ({k.facts.allocator.name})",
+        ),
+        Row(
+            lambda k: bool(k.facts.allocator.settings),
+            lambda _: "default",
+            "auto: {k.facts.allocator.settings[0]} is set in the environment",
+        ),
+        default("retain", "auto: steps on a CPU reuse freed memory without page faults"),
     ),
 }
 
@@ -119,6 +142,23 @@ REFUSALS: Refusals = {
             lambda k: (
                 f"sdpa_backend={k.said['sdpa_backend']!r} is for a GPU, and the device is "
                 f"{k['device']}, which has: {', '.join(_SDPA_ON_CPU[1:])}."
+            ),
+        ),
+    ),
+    "cpu_allocator": (
+        Refusal(
+            lambda k: _retains(k) and k.facts.allocator.name != "glibc",
+            lambda k: (
+                "cpu_allocator='retain' sets glibc's malloc, and malloc here is not glibc's "
+                f"({k.facts.allocator.name}). Leave it out, or use cpu_allocator='default'."
+            ),
+        ),
+        Refusal(
+            lambda k: _retains(k) and bool(k.facts.allocator.settings),
+            lambda k: (
+                "cpu_allocator='retain' would override the environment variable "
+                f"{k.facts.allocator.settings[0]}. Unset the variable, or use "
+                "cpu_allocator='default'."
             ),
         ),
     ),

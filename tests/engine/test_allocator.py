@@ -1,0 +1,134 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from surestep.engine.allocator import Allocator, read_allocator
+from tests.tiny import FACTS, GPU, decide
+
+needs_glibc = pytest.mark.skipif(
+    read_allocator().name != "glibc", reason="malloc is not glibc's here"
+)
+
+# Activations of 40 MB in blocks of 4 MB. The thresholds glibc starts with are fixed first: it would
+# raise them by what is freed, and how often it returns the activations would differ by process.
+TRAIN = """
+import ctypes, gc, json, resource, sys
+for option in (-3, -1):
+    ctypes.CDLL(None).mallopt(option, 128 * 1024)
+import torch
+from torch import nn
+import surestep
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def resident_mb():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 4096), *[nn.Tanh() for _ in range(9)], nn.Linear(4096, 2))
+x = torch.randn(256, 8)
+y = (x[:, 0] > 0).long()
+config = surestep.Config.from_options(
+    {"max_steps": 30, "batch_size": 256, "logging.progress": "quiet", "cpu_allocator": sys.argv[1]}
+)
+task = surestep.Task(net, nn.CrossEntropyLoss(), train=(x, y))
+session = surestep.prepare(task, config, run=sys.argv[2])
+counts = []
+for _ in session.steps():
+    counts.append(faults())
+used = resident_mb()
+session.close()
+gc.collect()
+print(json.dumps({
+    "faults": (counts[-1] - counts[9]) / 20,
+    "returned_mb": used - resident_mb(),
+    "weights": [value.hex() for value in net[-1].weight.flatten().tolist()],
+}))
+"""
+
+
+def run(source, *arguments, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", source, *map(str, arguments)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What a run in a process of its own saw, with the allocator's own settings and with ours."""
+    folder = tmp_path_factory.mktemp("runs")
+    return {each: run(TRAIN, each, folder / each) for each in ("default", "retain")}
+
+
+@needs_glibc
+def test_steps_with_retained_memory_have_no_page_faults(trained):
+    assert trained["default"]["faults"] > 2000  # else the test shows nothing
+    assert trained["retain"]["faults"] < 50
+
+
+@needs_glibc
+def test_the_allocator_changes_no_number(trained):
+    assert trained["default"]["weights"] == trained["retain"]["weights"]
+
+
+@needs_glibc
+def test_retained_memory_returns_to_the_kernel_as_the_session_closes(trained):
+    assert trained["retain"]["returned_mb"] > 20
+
+
+READ = """
+import json
+from surestep.engine.allocator import read_allocator
+print(json.dumps(read_allocator()))
+"""
+
+
+@needs_glibc
+def test_the_users_settings_are_read():
+    assert run(READ) == ["glibc", []]
+    said = {"MALLOC_TRIM_THRESHOLD_": "1000000", "GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}
+    assert run(READ, **said) == ["glibc", ["GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_"]]
+    assert run(READ, GLIBC_TUNABLES="glibc.rtld.nns=4") == ["glibc", []]
+
+
+@needs_glibc
+@pytest.mark.skipif(not shutil.which("gcc"), reason="an allocator to preload needs a compiler")
+def test_a_preloaded_allocator_is_named(tmp_path):
+    source, library = tmp_path / "own.c", tmp_path / "libownmalloc.so.1"
+    source.write_text(
+        "#include <stddef.h>\n"
+        "extern void *__libc_malloc(size_t);\n"
+        "void *malloc(size_t size) { return __libc_malloc(size); }\n"
+    )
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
+    assert run(READ, LD_PRELOAD=str(library)) == ["libownmalloc.so.1", []]
+
+
+@pytest.mark.parametrize(
+    ("facts", "value", "reason"),
+    [
+        ({}, "retain", "reuse freed memory"),
+        ({"name": "libjemalloc.so.2"}, "default", "libjemalloc.so.2"),
+        ({"settings": ("MALLOC_ARENA_MAX",)}, "default", "MALLOC_ARENA_MAX is set"),
+    ],
+)
+def test_the_plan_leaves_an_allocator_that_is_not_plain_glibc(facts, value, reason):
+    plan = decide({}, replace(FACTS, allocator=Allocator(**facts)))
+    assert plan.cpu_allocator == value
+    assert reason in plan.reason("cpu_allocator")
+
+
+def test_the_plan_leaves_the_allocator_alone_on_a_gpu():
+    assert decide({}, GPU).cpu_allocator == "default"
+    assert decide({"cpu_allocator": "retain"}, GPU).cpu_allocator == "retain"
