@@ -1,11 +1,15 @@
 import pytest
 
-from surestep.base.errors import TaskError
+import surestep
+from surestep.base.errors import Stopped, TaskError
 from surestep.engine.callback import Callback, Request, declared, overriding
 from surestep.trainer.trainer import Trainer
 from tests import tiny
 
-MOMENTS = ("on_start", "on_batch", "on_backward", "on_step", "on_evaluate", "on_end")
+MOMENTS = (
+    *("on_start", "on_batch", "on_backward", "on_step", "on_log", "on_evaluate", "on_save"),
+    *("on_exception", "on_end"),
+)
 
 
 class Diary(Callback):
@@ -36,7 +40,8 @@ def test_the_moments_come_in_their_order(tmp_path):
     diary = Diary()
     watched(tmp_path, diary, max_steps=2, validation={"every": "2 steps"}).fit()
     step = ["on_batch", "on_backward", "on_step"]
-    assert diary.moments == ["on_start", *step, *step, "on_evaluate", "on_end"]
+    ended = ["on_log", "on_evaluate", "on_save", "on_end"]
+    assert diary.moments == ["on_start", *step, *step, *ended]
 
 
 def test_what_a_callback_does_not_override_costs_nothing():
@@ -53,6 +58,112 @@ def test_stop_ends_the_run_after_the_step(tmp_path):
     run = watched(tmp_path, Diary("on_step", Request.STOP), epochs=3).fit()
     assert run.status["step"] == 1
     assert run.status["reason"] == "a callback asked to stop"
+
+
+@pytest.mark.parametrize("moment", ["on_step", "on_log", "on_evaluate", "on_save"])
+def test_pause_leaves_a_run_that_resumes_bit_for_bit(tmp_path, moment):
+    said = {"epochs": 3, "validation": {"every": "2 steps"}, "checkpoint": {"every": "1 steps"}}
+    whole = watched(tmp_path / "whole", Callback(), **said).fit()
+    with pytest.raises(Stopped, match="a callback asked to pause: Stopped after step"):
+        watched(tmp_path / "paused", Diary(moment, Request.PAUSE), **said).fit()
+    paused = surestep.Run(tmp_path / "paused" / "run")
+    assert paused.status["status"] == "stopped"
+    assert paused.status["reason"] == "a callback asked to pause"
+    assert paused.status["can_go_on"] is True
+    assert 0 < paused.status["step"] < whole.status["step"]
+    resumed = watched(tmp_path / "paused", Callback(), **said).fit()
+    assert resumed.status["status"] == "finished"
+    assert weights_of(resumed) == weights_of(whole)
+
+
+def weights_of(run):
+    model = tiny.model(seed=9)
+    run.load_model(model, which="last")
+    return {name: value.tolist() for name, value in model.state_dict().items()}
+
+
+def test_on_log_gets_every_step_once_as_numbers_of_the_host(tmp_path):
+    class Losses(Callback):
+        losses, steps = [], []
+
+        def on_log(self, state, point):
+            self.losses += point.loss
+            self.steps += range(point.first_step, point.first_step + len(point.loss))
+
+    watcher = Losses()
+    run = watched(tmp_path, watcher, max_steps=7, logging={"every": "3 steps"}).fit()
+    assert watcher.steps == list(range(1, 8))
+    assert all(type(each) is float for each in watcher.losses)
+    assert watcher.losses == [
+        loss for event in run.events() if event["event"] == "steps" for loss in event["loss"]
+    ]
+
+
+def test_what_on_log_asks_for_is_done_at_that_log_point(tmp_path):
+    trainer = watched(
+        tmp_path, Diary("on_log", Request.SAVE), max_steps=7, logging={"every": "3 steps"}
+    )
+    with trainer.session as session:
+        steps = session.steps()
+        for _ in range(3):
+            next(steps)
+        assert session.is_saved
+        assert session.state.place.step == 3
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+def test_on_save_gets_each_published_checkpoint_with_its_metrics(tmp_path, async_save):
+    class Saves(Callback):
+        saved = []
+
+        def on_save(self, state, checkpoint):
+            assert (checkpoint.path / "manifest.json").exists()
+            self.saved.append(checkpoint)
+
+    Saves.saved = []
+    said = {"max_steps": 6, "validation": {"every": "4 steps"}}
+    every = {"every": "2 steps", "async_save": async_save, "keep_last": 9}
+    run = watched(tmp_path, Saves(), **said, checkpoint=every).fit()
+    steps = [2, 4, 6, 6]  # the last one again with the evaluation that ends the run
+    assert [each.step for each in Saves.saved] == steps
+    assert [each.path.name for each in Saves.saved] == [f"step-{n:08d}" for n in steps]
+    events = [event for event in run.events() if event["event"] == "evaluation"]
+    evaluated = {event["step"]: event["metrics"] for event in events}
+    assert [each.metrics for each in Saves.saved] == [{}, evaluated[4], {}, evaluated[6]]
+
+
+class Fails(Exception):
+    pass
+
+
+def test_on_exception_gets_the_error_before_on_end(tmp_path):
+    class Watcher(Diary):
+        error = None
+
+        def on_exception(self, state, error):
+            self.error = error
+            raise ValueError("of its own")
+
+    watcher = Watcher()
+
+    def fail(*_):
+        raise Fails("in the forward")
+
+    trainer = watched(tmp_path, watcher, max_steps=3)
+    trainer.session.model.forward = fail
+    with pytest.raises(Fails, match="in the forward") as caught:
+        trainer.fit()
+    assert watcher.error is caught.value
+    assert caught.value.__notes__ == ["Watcher.on_exception failed: ValueError: of its own"]
+    assert watcher.moments[-1] == "on_end"
+
+
+def test_on_exception_is_not_called_when_a_run_pauses_or_ends(tmp_path):
+    diary = Diary("on_step", Request.PAUSE)
+    with pytest.raises(Stopped):
+        watched(tmp_path, diary, max_steps=3).fit()
+    watched(tmp_path, diary, max_steps=3).fit()
+    assert "on_exception" not in diary.moments
 
 
 def test_save_writes_a_checkpoint_of_the_step(tmp_path):

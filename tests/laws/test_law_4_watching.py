@@ -31,7 +31,8 @@ from tests.laws.tasks import (
 
 Folder = Callable[[], Path]
 OPTIONS: dict[str, Any] = {"max_steps": 14, "batch_size": 8, "micro_batch_size": 5}
-MOMENTS = ["on_start", "on_batch", "on_backward", "on_step", "on_evaluate", "on_end"]
+MOMENTS = ["on_start", "on_batch", "on_backward", "on_step", "on_log", "on_evaluate", "on_save"]
+MOMENTS += ["on_end"]
 
 
 def task_of(**options: Any) -> surestep.Task:
@@ -65,6 +66,8 @@ def check_callback(folder: Folder, moment: str, request: Request | None) -> None
         for result in watched.steps():
             if moment == "on_evaluate" and result.step % 5 == 0:
                 watched.evaluate()
+            if moment == "on_save" and result.step % 5 == 0:
+                watched.save()
         end = snapshot(watched)
     assert callback.calls
     assert_same(snapshot(alone), end)

@@ -103,6 +103,9 @@ PARTS = ("0.* lr=0.5x", "1.bias freeze")
 WISHES: dict[str, Wish] = {
     "epochs": Wish(2.5, "total_steps", 10),
     "max_steps": Wish(7, "total_steps"),
+    "limit_train_batches": Wish(1),
+    "limit_val_batches": Wish(1),
+    "max_time": Wish("90 minutes", planned=Duration(90, "minutes")),
     "batch_size": Wish(10),
     "micro_batch_size": Wish(3),
     "seed": Wish(12345),
@@ -210,10 +213,14 @@ WISHES: dict[str, Wish] = {
     "data.shuffle": Wish(False),
     "data.shuffle_buffer": Wish(10, parts={"train": Stream()}),
     "validation.every": Wish("3 steps", planned=Duration(3, "steps")),
+    "validation.on_start": Wish(True),
     "validation.batch_size": Wish(9),
     "validation.metric": Wish("accuracy", planned="val/accuracy"),
     "validation.mode": Wish("max"),
     "early_stop.patience": Wish(4),
+    "early_stop.start": Wish(
+        "2 epochs", planned=Duration(2, "epochs"), along={"early_stop.patience": 4}
+    ),
     "early_stop.min_delta": Wish(0.5, along={"early_stop.patience": 4}),
     "average.kind": Wish("ema", "average.kind"),
     "average.decay": Wish(0.5, "average.decay", along=EMA),

@@ -48,6 +48,14 @@ class StopOnOne(surestep.Callback):
         return surestep.Request.STOP if RANK == RANKS - 1 and outcome.step == 5 else None
 
 
+class PauseOnOne(surestep.Callback):
+    """Asks to pause after step 5, on the last rank alone, by what was logged."""
+
+    def on_log(self, state, point):
+        last = point.first_step + len(point.loss) - 1
+        return surestep.Request.PAUSE if RANK == RANKS - 1 and last == 5 else None
+
+
 class SignalOnOne(surestep.Callback):
     """Sends SIGTERM to the last rank alone, in step 4."""
 
@@ -63,9 +71,11 @@ def stopped(folder: Path) -> dict[str, Any]:
     return {"steps": steps, **result(session)}
 
 
-def signalled(folder: Path) -> dict[str, Any]:
-    config = surestep.Config(max_steps=20, batch_size=20, logging={"progress": "quiet"})
-    with surestep.prepare(task(), config, run=folder, callbacks=[SignalOnOne()]) as session:
+def left_by(callback: surestep.Callback, folder: Path) -> dict[str, Any]:
+    """Fit until what one rank sees or asks for stops all of them; the run can be resumed."""
+    logging = {"progress": "quiet", "every": "5 steps"}
+    config = surestep.Config(max_steps=20, batch_size=20, logging=logging)
+    with surestep.prepare(task(), config, run=folder, callbacks=[callback]) as session:
         write = session._recorder.status
         if RANK == 0:  # a slow disk: no other rank may read the status before it is written
             session._recorder.status = lambda *status, **more: (
@@ -133,7 +143,9 @@ OTHERS = {
     **{name: partial(with_ddps_own, option=name) for name in DDPS_OWN},
     **{"told": told, "told to files": lambda folder: told(folder, ranks="all")},
     **POISONED,
-    **{"stopped": stopped, "signalled": signalled, "half": half},
+    **{"stopped": stopped, "half": half},
+    "signalled": lambda folder: left_by(SignalOnOne(), folder),
+    "paused": lambda folder: left_by(PauseOnOne(), folder),
     **{"gone on": interrupted_and_gone_on},
 }
 

@@ -96,6 +96,12 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(ranks):
     assert 4 <= place[0] <= 5
 
 
+def test_a_pause_that_one_rank_asks_for_pauses_all_after_the_same_step(ranks):
+    assert [each["paused"]["status"] for each in ranks] == ["stopped"] * len(ranks)
+    (place,) = {each["paused"]["place"] for each in ranks}
+    assert place[0] == 6
+
+
 @pytest.mark.parametrize("option", ["static_graph", "find_unused_parameters"])
 def test_an_option_of_ddp_changes_no_number(one, ranks, option):
     for each in ranks:

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from surestep import Task
+from surestep.engine.parallel.world import WORDS
 from surestep.trainer.session import Session
 from tests.multi_rank import fsdp, zero
 from tests.multi_rank.cases import SGD, data, half, opened, task, trained
@@ -52,9 +53,8 @@ class Way:
 
 
 WHOLE = sum(each.numel() for each in task().build_model().parameters())
-# The loss, in one number; and in 9 each the items, six words (stop, save, evaluate, and three
-# signals) and the time.
-CARGO = 1 + 9 * (1 + 6 + 1)
+# The loss, in one number; and in 9 each the items, the words a rank may say, and the time.
+CARGO = 1 + 9 * (1 + len(WORDS) + 1)
 
 
 def _is_ddp(shown: Mapping[str, Any], ranks: int) -> None:

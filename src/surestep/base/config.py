@@ -21,6 +21,7 @@ from surestep.base.groups.precision import Scaler
 from surestep.base.groups.record import Checkpoint, Logging
 from surestep.base.groups.schedule import Schedule
 from surestep.base.values import (
+    Clock,
     Count,
     Positive,
     Precision,
@@ -37,6 +38,16 @@ class Config(Group):
     epochs: Positive | None = Field(default=None, description="Passes over the training data.")
     max_steps: Count | None = Field(
         default=None, description="Optimizer steps to take, where not epochs decide."
+    )
+    limit_train_batches: Count | None = Field(
+        default=None, description="Train on the first batches of each epoch only: a trial run."
+    )
+    limit_val_batches: Count | None = Field(
+        default=None, description="Evaluate on the first batches of a validation set only."
+    )
+    max_time: Clock | None = Field(
+        default=None,
+        description="Save and leave after this long ('110 minutes'); the same call resumes.",
     )
     batch_size: Count | None = Field(
         default=None, description="Samples that one optimizer step sees, on all ranks together."

@@ -13,10 +13,12 @@ from surestep.engine.data.feed import Feed
 from surestep.engine.garbage import quiet_garbage
 from surestep.engine.log_point import LogPoint, Skip, fails, nonfinite, read, read_logged, skip_of
 from surestep.engine.measure.memory import ran_out
-from surestep.engine.parallel.world import SIGNALS
+from surestep.engine.parallel.world import PAUSES
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
 from surestep.engine.step import Parts, StepResult, train_step
+
+_REASONS = {"pause": "a callback asked to pause", "max_time": "max_time is over"}
 
 
 @dataclass
@@ -33,7 +35,8 @@ class Loop:
         own: batches of the user's own since the last log point, by the steps before them: nobody
             could read them again.
         stopping: why the loop stops after this step; None while it goes on.
-        interrupted: the signal that came, such as "Ctrl-C": leave as soon as the step is done.
+        interrupted: why the run pauses, such as "Ctrl-C": leave as soon as the step is done.
+        deadline: pause after this, in seconds of `time.monotonic()`.
         went_back: an earlier place was loaded at the last log point.
         forsaken: this rank leaves by an error, of which the others may know nothing.
     """
@@ -51,6 +54,7 @@ class Loop:
     own: dict[int, Batch] = field(default_factory=dict)
     stopping: str | None = None
     interrupted: str = ""
+    deadline: float | None = None
 
     def __post_init__(self) -> None:
         self.world = self.parts.parallel.world
@@ -72,6 +76,7 @@ class Loop:
     def _find_watchers(self) -> None:
         self._on_batch = overriding(self.callbacks, "on_batch")
         self._on_step = overriding(self.callbacks, "on_step")
+        self._on_log = overriding(self.callbacks, "on_log")
         watching = overriding(self.callbacks, "on_backward")
         self.parts.on_backward = [self._watcher(each) for each in watching]
 
@@ -90,7 +95,7 @@ class Loop:
                 is then the one before that step.
         """
         end, state = self.plan.total_steps, self.state
-        self._start()
+        self.start()
         with quiet_garbage() as collect:
             self._clock = time.perf_counter()
             self._count_from_here()
@@ -102,11 +107,14 @@ class Loop:
                     self.waited_s += time.perf_counter() - asked
                     if state.spikes.left_out:
                         batch = state.spikes.without(batch, state.place.step + 1)
+                    if self.deadline is not None:
+                        self.check_time()
                     result = self.step(batch)
                     place, self.ends_epoch = state.place, batch.ends_epoch
                     ends = self.ends_epoch or place.step >= end or self.stopping is not None
                     if (ends or place.step >= self._next_look) and self.look(force=ends):
                         collect(2 if ends else 1)
+                        self.do_asked()
                     if self.went_back:
                         break
                     yield result
@@ -128,8 +136,7 @@ class Loop:
 
     def step(self, batch: Batch) -> StepResult:
         """Take one step on a batch that is on the device, and let the callbacks look."""
-        if not self._started:
-            self._start()
+        self.start()
         for callback in self._on_batch:
             self.ask(callback.on_batch(self.state, batch))
         try:
@@ -155,8 +162,8 @@ class Loop:
             self.do_asked()
         return result
 
-    def _start(self) -> None:
-        """Let the callbacks look before the first step of this process."""
+    def start(self) -> None:
+        """Call `on_start` of the callbacks, once, before the first step of this process."""
         if not self._started:
             self._started = True
             for callback in self.callbacks:
@@ -171,6 +178,8 @@ class Loop:
             self.world.wanted.add(request.value)
         elif request is Request.STOP:
             self.stopping = "a callback asked to stop"
+        elif request is Request.PAUSE:
+            self.interrupt(request.value)
         else:
             self._asked.append(request)
 
@@ -179,13 +188,23 @@ class Loop:
         if self.world.size > 1:
             self.world.wanted.add(why)
             return
-        self.interrupted, self.stopping = why, self.stopping or why
+        self._leave(why)
+
+    def _leave(self, why: str) -> None:
+        self.interrupted = _REASONS.get(why, why)
+        self.stopping = self.stopping or self.interrupted
+
+    def check_time(self) -> None:
+        """Leave as soon as the step is done if the deadline has passed."""
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            self.deadline = None
+            self.interrupt("max_time")
 
     def agree(self) -> None:
         """Take in what one of the ranks asked all of them for."""
         agreed, self.world.agreed = self.world.agreed, set()
-        for why in agreed.intersection(SIGNALS):
-            self.interrupted, self.stopping = why, self.stopping or why
+        for why in agreed.intersection(PAUSES):
+            self._leave(why)
         if "stop" in agreed:
             self.stopping = "a callback asked to stop"
         self._asked += [each for each in (Request.SAVE, Request.EVALUATE) if each.value in agreed]
@@ -295,6 +314,8 @@ class Loop:
         )
         for report in self.on_log:
             report(point)
+        for callback in self._on_log:
+            self.ask(callback.on_log(self.state, point))
 
     def _watcher(self, callback: Callback) -> Callable[[State], None]:
         return lambda state: self.ask(callback.on_backward(state))

@@ -126,6 +126,9 @@ class Plan:
     data_prefetch_factor: int | None
     steps_per_epoch: int | None
     total_steps: int
+    max_time: Duration | None
+    limit_train_batches: int | None
+    limit_val_batches: int | None
     optim_name: str
     optim_implementation: Literal["fused", "foreach", "plain", "own", "deepspeed"]
     optim_lr: float | None
@@ -154,10 +157,12 @@ class Plan:
     scaler_growth_interval: int
     scaler_backoff_factor: float
     validation_every: Duration
+    validation_on_start: bool
     validation_batch_size: int
     validation_metric: str | None
     validation_mode: Literal["min", "max"]
     early_stop_patience: int | None
+    early_stop_start: Duration | None
     early_stop_min_delta: float
     average: Averaging
     checkpoint_every: Duration
@@ -175,7 +180,7 @@ class Plan:
 
     def alone(self) -> "Plan":
         """Return the Plan of a process that reads all of the data by itself."""
-        return replace(self, parallel_ranks=1, parallel_rank=0)
+        return replace(self, parallel_ranks=1, parallel_rank=0, limit_val_batches=None)
 
     def reason(self, option: str) -> str:
         """Return why `option` ("optim.lr") was decided as it was."""

@@ -73,16 +73,25 @@ class Standing:
         self.best = self.best_step = None
         self.since_best = 0
 
-    def judge(self, value: float, step: int, *, mode: Literal["min", "max"], delta: float) -> bool:
+    def judge(
+        self,
+        value: float,
+        step: int,
+        *,
+        mode: Literal["min", "max"],
+        delta: float,
+        counts: bool = True,
+    ) -> bool:
         """Take in a new value of the metric; say whether it is the best so far.
 
-        A value that is not a number is never the best.
+        A value that is not a number is never the best. `counts` is whether an evaluation that is
+        no better counts for early stopping.
         """
         gain = 0.0 if self.best is None else (self.best - value) * (1 if mode == "min" else -1)
         if value == value and (self.best is None or gain > delta):
             self.best, self.best_step, self.since_best = value, step, 0
             return True
-        self.since_best += 1
+        self.since_best += counts
         return False
 
 

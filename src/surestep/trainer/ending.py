@@ -75,9 +75,10 @@ def end_of_loop(loop: Loop, error: BaseException | None, *, own: bool) -> tuple[
         return "failed", f"{type(error).__name__}: {error}"
     if error is not None:
         return "stopped", f"{type(error).__name__} after step {step} of {total}"
-    stopped_by = "" if loop.interrupted else loop.stopping
-    if not own and (step >= total or stopped_by):
-        return "finished", stopped_by or ALL_DONE
+    if loop.interrupted:
+        return "stopped", loop.interrupted
+    if not own and (step >= total or loop.stopping):
+        return "finished", loop.stopping or ALL_DONE
     return "stopped", f"the session was closed after step {step} of {total}"
 
 

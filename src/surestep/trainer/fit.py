@@ -87,6 +87,9 @@ def _train(session: Session) -> bool:
     cycles = frozenset(cycle_ends(plan.schedule))
     seen = _Seen(session.state.place.step)
     loop.act[Request.SAVE] = partial(_save_as_asked, session, seen)
+    if has_val and plan.validation_on_start and not session.state.place.step:
+        loop.start()
+        evaluate()
     for result in session.steps():
         items, now = session.state.place.items, loop.world.seconds
         if result.step <= seen.step:  # the run went back

@@ -35,6 +35,7 @@ def leaving(loop: Loop) -> Callable[[], bool]:
     count = itertools.count(1)
 
     def leave() -> bool:
+        loop.check_time()
         if loop.world.size > 1 and next(count) % _EVERY == 0:
             before = loop.world.agreed
             loop.world.exchange([])

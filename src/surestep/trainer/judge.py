@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from surestep.engine.plan import Plan
-from surestep.engine.state import State
+from surestep.engine.state import Place, State
 from surestep.engine.value import Value, number
 
 
@@ -23,7 +23,11 @@ def judge(plan: Plan, state: State, metrics: dict[str, Value], lr: float) -> Ite
     if value != value:
         yield f"{metric} is not a number; look at the validation data and the loss."
     state.standing.judge(
-        value, state.place.step, mode=plan.validation_mode, delta=plan.early_stop_min_delta
+        value,
+        state.place.step,
+        mode=plan.validation_mode,
+        delta=plan.early_stop_min_delta,
+        counts=_is_after_start(plan, state.place),
     )
     if shape.name == "reduce_on_plateau" and state.plateau.take(
         value,
@@ -34,6 +38,16 @@ def judge(plan: Plan, state: State, metrics: dict[str, Value], lr: float) -> Ite
     ):
         left = state.plateau.scale
         yield f"{metric} is on a plateau: the rate falls to {left:.4g} of its peak."
+
+
+def _is_after_start(plan: Plan, place: Place) -> bool:
+    """Return whether an evaluation at this place counts for early stopping."""
+    start = plan.early_stop_start
+    if start is None:
+        return True
+    if start.unit == "epochs" and plan.steps_per_epoch is None:
+        return place.epoch > start.amount
+    return place.step > start.steps(plan.steps_per_epoch)
 
 
 def judge_anew(plan: Plan, state: State) -> None:

@@ -66,7 +66,7 @@ def prepare(
         RunError: the folder is held, cannot be written, or holds a run that differs.
         CheckpointError: there is no checkpoint to go on from, and there must be.
     """
-    origin = origin or Origin()
+    began, origin = time.monotonic(), origin or Origin()
     _check_config(config)
     said = wish(resume, allow, from_)
     place = None if run is None else local_path(run)
@@ -86,6 +86,8 @@ def prepare(
         if not going.finished:
             begun = partial(_record_start, recorder, going, planned, session, started)
             first(world, begun, tell=lambda _: None, follow=lambda _: None)
+        if planned.plan.max_time is not None:
+            session.loop.deadline = began + planned.plan.max_time.amount * 60
         begin(session, recorder, going, log)
         _say_first(session, planned, started)
         return session

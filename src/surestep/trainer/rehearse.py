@@ -30,6 +30,10 @@ from surestep.trainer.session import Session
 
 NEAR_ZERO = 0.01  # of the first loss
 PATIENCE_STEPS = 2000
+_NOT_OF_A_FEW_SAMPLES = (
+    *("micro_batch_size", "epochs", "data.shuffle_buffer", "skip_samples"),
+    *("limit_train_batches", "limit_val_batches"),
+)
 _NOT_BY_HEART: dict[str, Any] = {"order": None, "batch_transform": None, "schedule": None}
 
 
@@ -109,7 +113,7 @@ def overfit(task: Task, config: Config, samples: int) -> Overfit:
         name: value
         for name, value in config.said().items()
         if not name.startswith(("schedule.", "early_stop.", "validation."))
-        and name not in ("micro_batch_size", "epochs", "data.shuffle_buffer", "skip_samples")
+        and name not in _NOT_OF_A_FEW_SAMPLES
     }
     if task.optimizer is None:
         options["optim.weight_decay"] = 0.0

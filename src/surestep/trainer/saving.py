@@ -1,10 +1,13 @@
 """Saving what a session has reached, and telling what came of it."""
 
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from surestep.base.errors import CheckpointError
+from surestep.engine.callback import SavedCheckpoint, overriding
 from surestep.engine.loop import Loop
+from surestep.engine.value import Value
 from surestep.record.checkpoint.examine import size_on_disk
 from surestep.record.checkpoint.saver import Outcome
 from surestep.record.recorder import Recorder
@@ -38,6 +41,7 @@ class Saving:
         self._say = say
         self._is_first = True
         self._under_way = 0  # saves whose outcome the ranks do not know yet
+        self._metrics: deque[dict[str, Value]] = deque()  # of the saves under way, in order
         self._told: str | None = None  # what the disk said of the newest save, where that failed
 
     def begin(self) -> None:
@@ -118,14 +122,19 @@ class Saving:
         self._under_way += 1
         wait_for_first(self._loop.world)
         self.step = self._loop.state.place.step
+        standing = self._loop.state.standing
+        measured = standing.latest_step == self.step
+        self._metrics.append(dict(standing.latest) if measured else {})
 
     def _take_in(self, outcome: Outcome) -> None:
         if outcome.path is not None and self._is_first:
             self._is_first = False
             self._tell_room(outcome.path)
         self.path = outcome.path or self.path
+        metrics = self._metrics.popleft()
         if outcome.path is not None:
             self._told = None
+            self._call_on_save(SavedCheckpoint(outcome.path, outcome.step, metrics))
         if outcome.path is None and self.step == outcome.step:
             self.step = None
         if outcome.error is None:
@@ -137,6 +146,11 @@ class Saving:
             text = self._failed(outcome, text)
         self._recorder.event("notice", step=outcome.step, text=text)
         self._say(text)
+
+    def _call_on_save(self, checkpoint: SavedCheckpoint) -> None:
+        loop = self._loop
+        for callback in overriding(loop.callbacks, "on_save"):
+            loop.ask(callback.on_save(loop.state, checkpoint))
 
     def _failed(self, outcome: Outcome, text: str) -> str:
         """Return what is told of a failed save: in full once, then shortly until one succeeds."""

@@ -175,7 +175,11 @@ class Session:
                 self.loop.ask(callback.on_evaluate(self.state, metrics))
         if metrics:
             of = " of the average" if average is not None else ""
-            self.say(f"step {step}{of}: {shown(metrics)}")
+            limit = self.plan.limit_val_batches
+            parts = (
+                f" on {limit} batches" if limit and part in (None, *self.task.val_sets()) else ""
+            )
+            self.say(f"step {step}{of}{parts}: {shown(metrics)}")
         self.loop.do_asked()
         return metrics
 
@@ -291,6 +295,8 @@ class Session:
         self.loop.world.failed(error)
         self.loop.forsaken = error is not None
         self._error = error
+        if error is not None and not self.closed:
+            self._call_on_exception(error)
         try:
             self.close()
         except SurestepError as late:
@@ -304,6 +310,14 @@ class Session:
             return
         status, reason = end_of_loop(self.loop, self._error or late, own=self._has_own_steps)
         self.end(status, reason=reason, **({"can_go_on": True} if status == "stopped" else {}))
+
+    def _call_on_exception(self, error: BaseException) -> None:
+        for callback in self.loop.callbacks:
+            try:
+                callback.on_exception(self.state, error)
+            except Exception as late:  # the error that ended the run is the one to raise
+                kind = type(callback).__name__
+                error.add_note(f"{kind}.on_exception failed: {type(late).__name__}: {late}")
 
     def _log(self, point: LogPoint) -> None:
         self.timed.add(point)

@@ -53,6 +53,9 @@ DIGITS = _refused("the numbers would have more or fewer digits than until now")
 
 VERDICTS: Mapping[str, Verdict] = {
     **dict.fromkeys(LENGTH, _refused("the schedule would be another one than until now")),
+    "max_time": ENDING,
+    "limit_train_batches": BATCHES,
+    "limit_val_batches": _refused("the best so far was measured on other samples"),
     "batch_size": BATCHES,
     "micro_batch_size": _rounds("sums and dropout are taken over other parts"),
     "seed": _refused("order, augmentation and dropout would be drawn anew"),
@@ -94,6 +97,7 @@ VERDICTS: Mapping[str, Verdict] = {
     "data.shuffle": BATCHES,
     "data.shuffle_buffer": BATCHES,
     "validation.every": _harmless("evaluations move no weight"),
+    "validation.on_start": _harmless("evaluations move no weight"),
     "validation.batch_size": _rounds("metrics are summed in other parts"),
     "validation.metric": _refused("the best so far was judged by another metric"),
     "validation.mode": _refused("the best so far was judged the other way round"),

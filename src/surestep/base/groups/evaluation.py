@@ -5,11 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from surestep.base.groups.group import Group
-from surestep.base.values import (
-    Count,
-    NotNegative,
-    Period,
-)
+from surestep.base.values import Count, NotNegative, Period, StepPeriod
 
 
 class Validation(Group):
@@ -18,6 +14,9 @@ class Validation(Group):
     prefix: ClassVar[str] = "validation."
     every: Period | None = Field(
         default=None, description="How often to evaluate: '1 epoch', '500 steps'."
+    )
+    on_start: bool | None = Field(
+        default=None, description="Also evaluate once before the first step."
     )
     batch_size: Count | None = Field(default=None, description="Samples evaluated at once.")
     metric: str | None = Field(
@@ -35,6 +34,10 @@ class EarlyStop(Group):
     patience: Count | None = Field(
         default=None,
         description="Stop after this many evaluations in a row without a better metric.",
+    )
+    start: StepPeriod | None = Field(
+        default=None,
+        description="Count evaluations only from here on: '5 epochs', '1000 steps'.",
     )
     min_delta: NotNegative | None = Field(
         default=None, description="A change smaller than this does not count as better."

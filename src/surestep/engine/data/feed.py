@@ -287,6 +287,7 @@ def feed(
         rank=plan.parallel_rank,
         ranks=plan.parallel_ranks,
         whole=transform is not None,
+        limit=_limit_of(plan, training=training, is_val=part in task.val_sets()),
     )
     opened = partial(open_source, data, part, task=task, plan=plan, training=training)
     return Feed(
@@ -300,6 +301,16 @@ def feed(
         transform=transform,
         open_with=opened,
     )
+
+
+def _limit_of(plan: Plan, *, training: bool, is_val: bool) -> int | None:
+    """Return how many batches of a part are used; None is all.
+
+    What is measured of the training or test data on request is measured on all of it.
+    """
+    if training:
+        return plan.limit_train_batches
+    return plan.limit_val_batches if is_val else None
 
 
 def _uniform_items(source: Source | Stream, task: Task, loss: Loss) -> float | None:

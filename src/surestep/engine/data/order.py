@@ -33,6 +33,7 @@ class Cut(NamedTuple):
     `samples` is None for a stream that does not say its length, which is cut as it is read. Each of
     several ranks has its share of every batch, in as many micro-batches as the others; one may be
     empty. Where each of them needs the whole batch, `whole`, it has the shares of all, in order.
+    `limit` is how many batches of an epoch are used; None is all.
     """
 
     samples: int | None
@@ -42,11 +43,18 @@ class Cut(NamedTuple):
     rank: int = 0
     ranks: int = 1
     whole: bool = False
+    limit: int | None = None
+
+    @property
+    def most(self) -> int | None:
+        """Return the samples of the batches that `limit` allows; None for no limit."""
+        return None if self.limit is None else self.limit * self.batch_size
 
     def batches(self, start: int) -> Iterator[tuple[int, int, bool]]:
         """Yield (first position, end, is the last) of each batch from position `start` on."""
         assert self.samples is not None
         whole = self.samples - self.samples % self.batch_size if self.drop_last else self.samples
+        whole = whole if self.most is None else min(whole, self.most)
         for first in range(start, whole, self.batch_size):
             end = min(first + self.batch_size, whole)
             yield first, end, end == whole

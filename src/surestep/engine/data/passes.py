@@ -180,6 +180,8 @@ class Stream:
             if waiting is not None:
                 yield *waiting, False
             waiting = batch
+            if batch[1][1] == self.cut.most:  # the end of the last batch that is used
+                break
         if waiting is not None:
             yield *waiting, True
 

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 SIGNALS = ("Ctrl-C", "SIGTERM", "SIGUSR1")
-WORDS = ("stop", "save", "evaluate", *SIGNALS)
+PAUSES = (*SIGNALS, "pause", "max_time")  # what stops a run that can be resumed
+WORDS = ("stop", "save", "evaluate", *PAUSES)
 SAID = len(WORDS) + 1  # numbers that a rank says at each exchange
 
 

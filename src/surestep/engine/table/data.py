@@ -2,14 +2,26 @@
 
 import math
 
+from surestep.base.duration import parse_duration
 from surestep.engine.plan import Known, Refusal, Row
-from surestep.engine.table.rows import Refusals, Rows, always, default, is_said, read_whole, said
+from surestep.engine.table.rows import (
+    Refusals,
+    Rows,
+    always,
+    default,
+    is_said,
+    plain,
+    read_whole,
+    said,
+)
 
 
 def _steps_per_epoch(k: Known) -> int:
     assert k.given.train_samples is not None
     samples, batch = k.given.train_samples, int(k["batch_size"])
-    return samples // batch if k["data.drop_last"] else math.ceil(samples / batch)
+    whole = samples // batch if k["data.drop_last"] else math.ceil(samples / batch)
+    limit: int | None = k["limit_train_batches"]
+    return whole if limit is None else min(whole, limit)
 
 
 def _loader_row(name: str) -> Row:
@@ -104,6 +116,11 @@ ROWS: Rows = {
             "nothing said: the stream is not mixed beyond what it does itself",
         ),
         default(None, "the data is not a stream: data.shuffle mixes all of it"),
+    ),
+    "limit_train_batches": plain("limit_train_batches", None, "nothing set: all of the data"),
+    "max_time": (
+        said("max_time", parse_duration),
+        default(None, "nothing set: the run goes to its end"),
     ),
     "data.drop_last": (
         _loader_row("drop_last"),

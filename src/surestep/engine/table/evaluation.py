@@ -26,6 +26,9 @@ ROWS: Rows = {
         said("validation.every", parse_duration),
         default(parse_duration("1 epoch"), "once through the data"),
     ),
+    "validation.on_start": plain(
+        "validation.on_start", False, "the first evaluation is after validation.every"
+    ),
     "validation.batch_size": (
         Row(
             lambda k: bool(k.given.val_batch_sizes),
@@ -39,6 +42,7 @@ ROWS: Rows = {
             "what fits in training fits without gradients; the numbers do not depend on it",
         ),
     ),
+    "limit_val_batches": plain("limit_val_batches", None, "nothing set: all of the data"),
     "validation.metric": (
         Row(lambda k: not k.given.val_sets, lambda _: None, "no validation data"),
         Row(is_said("validation.metric"), lambda k: k.metric(), "said: {origin}"),
@@ -54,6 +58,10 @@ ROWS: Rows = {
         default("min", "a smaller {k[validation.metric]} is better"),
     ),
     "early_stop.patience": plain("early_stop.patience", None, "nothing said: no early stopping"),
+    "early_stop.start": (
+        said("early_stop.start", parse_duration),
+        default(None, "every evaluation counts"),
+    ),
     "early_stop.min_delta": plain("early_stop.min_delta", 0.0, "any gain counts"),
 }
 
@@ -62,6 +70,8 @@ REFUSALS: Refusals = {
         _refuse_without_val("validation.every"),
         refuse_part_of_epoch("validation.every"),
     ),
+    "validation.on_start": (_refuse_without_val("validation.on_start"),),
+    "limit_val_batches": (_refuse_without_val("limit_val_batches"),),
     "validation.batch_size": (
         _refuse_without_val("validation.batch_size"),
         Refusal(
@@ -112,6 +122,13 @@ REFUSALS: Refusals = {
             lambda k: "early_stop.patience" in k.said and not k.given.val_sets,
             lambda k: "early_stop.patience needs evaluations: give the Task val data.",
         ),
+    ),
+    "early_stop.start": (
+        Refusal(
+            lambda k: "early_stop.start" in k.said and k["early_stop.patience"] is None,
+            lambda k: "early_stop.start needs a patience: set early_stop.patience=5.",
+        ),
+        refuse_part_of_epoch("early_stop.start"),
     ),
     "early_stop.min_delta": (
         Refusal(

@@ -1,0 +1,202 @@
+"""When a run starts to evaluate, how much of its data it uses, and how long it may take."""
+
+import math
+import time
+from contextlib import suppress
+
+import pytest
+import torch
+
+import surestep
+from surestep.base.errors import ConfigError, Stopped
+from tests import tiny
+
+
+def fit(folder, task=None, *, callbacks=(), **options):
+    task = task or tiny.task(val=tiny.data(5))
+    return surestep.Trainer(task, tiny.config(**options), run=folder, callbacks=callbacks).fit()
+
+
+def events_of(run, kind):
+    return [event for event in run.events() if event["event"] == kind]
+
+
+def weights_of(run):
+    model = tiny.model(seed=9)
+    run.load_model(model, which="last")
+    return {name: value.tolist() for name, value in model.state_dict().items()}
+
+
+class Slow(surestep.Callback):
+    def on_step(self, state, result):
+        time.sleep(0.05)
+
+
+def test_max_time_pauses_a_run_that_resumes_bit_for_bit(tmp_path):
+    options = {"max_steps": 60, "checkpoint": {"every": "60 steps"}}
+    whole = fit(tmp_path / "whole", **options)
+    starts = 0
+    while starts < 30:
+        starts += 1
+        with suppress(Stopped):
+            fit(tmp_path / "run", callbacks=[Slow()], max_time="0.02 minutes", **options)
+            break
+        status = surestep.Run(tmp_path / "run").status
+        assert (status["status"], status["can_go_on"]) == ("stopped", True)
+        assert status["reason"] == "max_time is over"
+        assert 0 < status["step"] < 60
+    run = surestep.Run(tmp_path / "run")
+    assert starts > 1
+    assert run.status["status"] == "finished"
+    assert weights_of(run) == weights_of(whole)
+
+
+def test_max_time_ends_an_evaluation_that_is_under_way(tmp_path):
+    class SlowModel(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = tiny.model()
+
+        def forward(self, x):
+            if not self.training:
+                time.sleep(0.2)
+            return self.inner(x)
+
+    task = tiny.task(model=SlowModel(), val=tiny.data(400))
+    began = time.monotonic()
+    options = {"validation": {"every": "1 step", "batch_size": 1}}
+    with pytest.raises(Stopped, match="max_time is over: Stopped after step 1; saved as"):
+        fit(tmp_path / "run", task, max_steps=3, max_time="0.02 minutes", **options)
+    assert time.monotonic() - began < 40
+
+
+def test_an_evaluation_on_start_is_of_the_first_weights_and_changes_no_number(tmp_path):
+    plain = fit(tmp_path / "plain", max_steps=4)
+    started = fit(tmp_path / "started", max_steps=4, validation={"on_start": True})
+    first, *_ = events_of(started, "evaluation")
+    assert first["step"] == 0
+    with torch.no_grad():
+        x, y = tiny.data(5)
+        loss = torch.nn.functional.cross_entropy(tiny.model()(x), y)
+    assert first["metrics"]["val/loss"] == pytest.approx(float(loss), rel=1e-6)
+    assert weights_of(started) == weights_of(plain)
+
+
+def test_a_resumed_run_does_not_evaluate_on_start_again(tmp_path):
+    options = {"max_steps": 6, "validation": {"on_start": True}, "checkpoint": {"every": "2 steps"}}
+
+    class PauseAtTwo(surestep.Callback):
+        def on_step(self, state, result):
+            return surestep.Request.PAUSE if result.step == 2 else None
+
+    with pytest.raises(Stopped):
+        fit(tmp_path / "run", callbacks=[PauseAtTwo()], **options)
+    run = fit(tmp_path / "run", **options)
+    assert [event["step"] for event in events_of(run, "evaluation")].count(0) == 1
+
+
+def never_better(outputs, targets):
+    return torch.tensor(1.0)
+
+
+@pytest.mark.parametrize(
+    ("start", "last"), [(None, 3), ("4 steps", 6), ("2 epochs", 6), ("20 steps", 12)]
+)
+def test_early_stop_counts_evaluations_after_its_start(tmp_path, start, last):
+    # 20 samples in batches of 10: two steps an epoch. The first evaluation sets the best.
+    task = tiny.task(val=tiny.data(5), metrics={"accuracy": never_better})
+    run = fit(
+        tmp_path / "run",
+        task,
+        max_steps=12,
+        batch_size=10,
+        validation={"every": "1 step", "metric": "accuracy"},
+        early_stop={"patience": 2, "start": start},
+    )
+    assert run.status["step"] == last
+
+
+def test_a_better_metric_before_the_start_is_the_best(tmp_path):
+    values = iter([0.9, *[0.5] * 20])
+    task = tiny.task(val=tiny.data(5), metrics={"accuracy": lambda *_: torch.tensor(next(values))})
+    run = fit(
+        tmp_path / "run",
+        task,
+        max_steps=12,
+        validation={"every": "1 step", "metric": "accuracy"},
+        early_stop={"patience": 2, "start": "5 steps"},
+    )
+    assert run.best.step == 1
+    assert run.status["step"] == 7
+
+
+def test_early_stop_start_without_patience_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"early_stop.start needs a patience: set early_stop"):
+        fit(tmp_path / "run", max_steps=2, early_stop={"start": "2 steps"})
+
+
+def test_limit_train_batches_trains_on_the_first_batches_of_each_epoch(tmp_path):
+    seen = []
+
+    class Batches(surestep.Callback):
+        def on_batch(self, state, batch):
+            seen.append((batch.epoch, batch.position, batch.end, batch.ends_epoch))
+
+    run = fit(
+        tmp_path / "run", callbacks=[Batches()], epochs=3, batch_size=6, limit_train_batches=2
+    )
+    places = [(0, 6, False), (6, 12, True)]
+    assert seen == [(epoch, *place) for epoch in range(3) for place in places]
+    assert run.status["step"] == 6
+    unlimited = fit(tmp_path / "all", max_steps=2, batch_size=6)
+    limited = fit(tmp_path / "first", max_steps=2, batch_size=6, limit_train_batches=2)
+    assert weights_of(limited) == weights_of(unlimited)
+
+
+def test_a_limit_above_the_number_of_batches_limits_nothing(tmp_path):
+    run = fit(tmp_path / "run", epochs=2, batch_size=6, limit_train_batches=100)
+    assert run.status["step"] == 2 * math.ceil(20 / 6)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["stream", "dataset"])
+def test_a_limited_epoch_resumes_bit_for_bit(tmp_path, kind, workers):
+    def task():
+        x, y = tiny.data(30)
+        data = [(x[i], y[i]) for i in range(30)]
+        return tiny.task(train=(lambda: iter(data)) if kind == "stream" else data)
+
+    class PauseAtFour(surestep.Callback):
+        def on_step(self, state, result):
+            return surestep.Request.PAUSE if result.step == 4 else None
+
+    options = {
+        "max_steps": 9,
+        "batch_size": 5,
+        "limit_train_batches": 3,
+        "data": {"num_workers": workers if kind == "dataset" else 0},
+    }
+    whole = fit(tmp_path / "whole", task(), **options)
+    with pytest.raises(Stopped):
+        fit(tmp_path / "cut", task(), callbacks=[PauseAtFour()], **options)
+    assert weights_of(fit(tmp_path / "cut", task(), **options)) == weights_of(whole)
+    assert whole.status["epoch"] == 3
+
+
+def test_limit_val_batches_measures_the_first_batches_in_a_run_and_all_on_request(tmp_path, capsys):
+    x, y = tiny.data(12)
+    task = tiny.task(val=(x, y))
+    options = {"max_steps": 2, "limit_val_batches": 2, "validation": {"batch_size": 3}}
+    run = fit(tmp_path / "run", task, **options, logging={"progress": "plain"})
+    (event,) = events_of(run, "evaluation")
+    model = tiny.model()
+    run.load_model(model, which="last")
+    with torch.no_grad():
+        loss = float(torch.nn.functional.cross_entropy(model(x[:6]), y[:6]))
+    assert event["metrics"]["val/loss"] == pytest.approx(loss, rel=1e-6)
+    assert "step 2 on 2 batches: val/loss" in capsys.readouterr().err
+
+
+def test_limit_val_batches_without_validation_data_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="limit_val_batches=2 needs evaluations"):
+        fit(tmp_path / "run", tiny.task(), max_steps=2, limit_val_batches=2)
