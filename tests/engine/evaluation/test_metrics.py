@@ -26,7 +26,7 @@ def measured(metric, outputs, targets, cut=None):
     for some, those in zip(
         outputs.split(cut or len(targets)), targets.split(cut or len(targets)), strict=True
     ):
-        opened.update(some, those, len(those))
+        opened.update(some, those, len(those), range(len(those)))
     found = opened.compute()
     return (
         found["m"] if set(found) == {"m"} else {k.removeprefix("m_"): v for k, v in found.items()}
