@@ -2,11 +2,15 @@ import csv
 import errno
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 
 from surestep.base.errors import ConfigError, DataError, RunError
+from surestep.record import predictions
 from surestep.record.predictions import writing
 
 ARRAYS = {
@@ -29,6 +33,26 @@ def test_npz_gives_the_arrays_back_without_pickle(tmp_path):
     for name, each in ARRAYS.items():
         np.testing.assert_array_equal(found[name], each)
         assert found[name].dtype == each.dtype
+
+
+def test_safetensors_can_be_read_in_parts(tmp_path):
+    with safe_open(written(tmp_path / "a.safetensors"), framework="np") as file:
+        assert sorted(file.keys()) == sorted(ARRAYS)
+        for name, each in ARRAYS.items():
+            part = file.get_slice(name)
+            assert part.get_shape() == list(each.shape)
+            np.testing.assert_array_equal(part[1:], each[1:])
+            assert part[1:].dtype == each.dtype
+
+
+def test_wide_rows_are_turned_into_text_a_few_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(predictions, "_NUMBERS", 5)
+    arrays = {"index": np.arange(7), "output": np.arange(14).reshape(7, 2)}
+    assert len(list(predictions._row_ranges(arrays))) == 7
+    lines = written(tmp_path / "a.csv", arrays).read_text().splitlines()
+    assert lines[1:] == [f"{n},{2 * n},{2 * n + 1}" for n in range(7)]
+    text = written(tmp_path / "a.jsonl", arrays).read_text().splitlines()
+    assert [json.loads(each)["output"] for each in text] == arrays["output"].tolist()
 
 
 def test_csv_has_a_row_for_each_sample_and_a_column_for_each_number(tmp_path):
@@ -79,7 +103,10 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("a.txt", r"a\.txt: the ending says the format, and '\.txt' is not one.*\.npz, \.csv"),
+        (
+            "a.txt",
+            r"a\.txt: the ending says the format.*not one.*\.npz, \.safetensors, \.csv",
+        ),
         ("a.json", r"Did you mean '\.jsonl'"),
         ("a", "'none' is not one"),
         ("no/a.csv", r"There is no folder .*no to write a\.csv into"),
@@ -128,7 +155,29 @@ def test_nothing_is_left_where_predicting_failed(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("ending", ["npz", "csv", "jsonl"])
+KILLED = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from surestep.record.predictions import writing
+
+os.fsync = lambda _: os.kill(os.getpid(), 9)
+with writing(Path(sys.argv[1])) as write:
+    write({"index": np.arange(100_000)})
+"""
+
+
+@pytest.mark.parametrize("ending", ["npz", "safetensors", "csv", "jsonl"])
+def test_a_kill_leaves_no_file_of_that_name(tmp_path, ending):
+    path = tmp_path / f"a.{ending}"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    assert done.returncode == -9
+    assert not path.exists()
+    assert [each.suffix for each in tmp_path.iterdir()] != [f".{ending}"]
+    assert written(path).exists()
+
+
+@pytest.mark.parametrize("ending", ["npz", "safetensors", "csv", "jsonl"])
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch, ending):
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")

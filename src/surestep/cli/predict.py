@@ -24,8 +24,8 @@ class Options:
         run: Run folder. RUN@200 is its checkpoint of a step.
         part: test, train, or a validation set's name.
         which: Which checkpoint's weights.
-        out: File to write: .npz, .csv or .jsonl. Said nothing: predictions-PART.npz in the run
-            folder.
+        out: File to write: .npz, .safetensors, .csv or .jsonl; predictions-PART.npz in the
+            run folder if not set.
         mc_dropout: Passes with dropout on (Monte-Carlo dropout), for mean and spread; 2 or more.
         overwrite: Replace the file if it is there.
         allow: recipe, to run it although its file has changed.
@@ -64,6 +64,7 @@ def run(words: list[str]) -> int:
                 which=which,
                 mc_dropout=parsed.mc_dropout,
                 watch=watch,
+                folder=out.parent,
             )
         write(found.arrays)
     for notice in found.notices:

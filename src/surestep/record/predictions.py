@@ -1,7 +1,8 @@
-"""Predictions on disk: npz, csv or jsonl; whole, or not there at all."""
+"""Predictions on disk: npz, safetensors, csv or jsonl; whole, or not there at all."""
 
 import csv
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,15 +10,17 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from surestep.base.errors import ConfigError, DataError, RunError, near
 from surestep.base.local import local_path
+from surestep.record.checkpoint.tensors import lay_out
 from surestep.record.files import disk_hint, plain
 from surestep.record.leftovers import half_done
 
 Arrays = Mapping[str, NDArray[Any]]
-_ROWS = 1024  # turned into text at once
+_NUMBERS = 2**18  # turned into text at once: some 20 MiB of Python objects
 _OTHER = "file", " with --out"  # than the one that cannot be written
 
 
@@ -29,7 +32,7 @@ def writing(path: Path, *, overwrite: bool = False) -> Iterator[Callable[[Arrays
     temporary file beside it, which takes its name at the end.
 
     Args:
-        path: ends in .npz, .csv or .jsonl.
+        path: ends in .npz, .safetensors, .csv or .jsonl.
         overwrite: replace a file that is there.
 
     Raises:
@@ -87,7 +90,7 @@ def _check_place(path: Path, *, overwrite: bool) -> None:
 
 
 def _writer_of(path: Path) -> Callable[[IO[bytes], Arrays], None]:
-    writers = {".npz": _npz, ".csv": _csv, ".jsonl": _jsonl}
+    writers = {".npz": _npz, ".safetensors": _safetensors, ".csv": _csv, ".jsonl": _jsonl}
     if path.suffix not in writers:
         raise ConfigError(
             f"--out {path}: the ending says the format, and {path.suffix or 'none'!r} is not one. "
@@ -101,6 +104,12 @@ def _npz(file: IO[bytes], arrays: Arrays) -> None:
     np.savez(file, **dict(arrays))  # type: ignore[arg-type]  # its own keyword: not among names
 
 
+def _safetensors(file: IO[bytes], arrays: Arrays) -> None:
+    """Write arrays by name, each of which can be read in parts."""
+    for part in lay_out({name: torch.from_numpy(each) for name, each in arrays.items()}).parts:
+        file.write(part)
+
+
 def _csv(file: IO[bytes], arrays: Arrays) -> None:
     """Write a row for each sample and a column for each number: "output_0", "output_1", ..."""
     columns = list(columns_of(arrays))
@@ -112,8 +121,8 @@ def _csv(file: IO[bytes], arrays: Arrays) -> None:
             "model returns other names."
         )
     _line(file, names)
-    for first in range(0, len(arrays["index"]), _ROWS):
-        flat = [_listed(each.values[first : first + _ROWS]) for each in columns]
+    for rows in _row_ranges(arrays):
+        flat = [_listed(each.values[rows]) for each in columns]
         for row in zip(*flat, strict=True):
             _line(file, row)
 
@@ -146,11 +155,19 @@ def columns_of(arrays: Arrays) -> Iterator[Column]:
 
 def _jsonl(file: IO[bytes], arrays: Arrays) -> None:
     """Write an object for each sample; numbers that are not finite are their names in quotes."""
-    for first in range(0, len(arrays["index"]), _ROWS):
-        listed = [_listed(each[first : first + _ROWS]) for each in arrays.values()]
+    for rows in _row_ranges(arrays):
+        listed = [_listed(each[rows]) for each in arrays.values()]
         for row in zip(*listed, strict=True):
             sample = plain(dict(zip(arrays, row, strict=True)))
             file.write((json.dumps(sample, allow_nan=False) + "\n").encode())
+
+
+def _row_ranges(arrays: Arrays) -> Iterator[slice]:
+    """Yield the rows that are turned into text at once, in their order."""
+    samples = len(arrays["index"])
+    numbers = sum(math.prod(each.shape[1:]) for each in arrays.values())
+    rows = max(1, _NUMBERS // numbers)
+    return (slice(first, first + rows) for first in range(0, samples, rows))
 
 
 def _listed(array: NDArray[Any]) -> list[Any]:

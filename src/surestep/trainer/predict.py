@@ -1,6 +1,7 @@
 """Predict with the weights of a run: open, or closed."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -29,6 +30,7 @@ def predict_run(
     which: Which | int = "best",
     mc_dropout: int | None = None,
     watch: Watch | None = None,
+    folder: Path | None = None,
 ) -> tuple[Saved, Predictions]:
     """Return which checkpoint predicted, and what it says of each sample of a part, in order.
 
@@ -42,6 +44,7 @@ def predict_run(
         which: the best checkpoint, the last, the average of the last, or that of a step.
         mc_dropout: passes with dropout on; None is one without.
         watch: called after each batch with the samples done, and how many there are if known.
+        folder: of the temporary files of what does not fit into memory.
 
     Raises:
         ConfigError: there is no such part, or fewer than two passes.
@@ -62,6 +65,7 @@ def predict_run(
             passes=mc_dropout,
             grad_off=torch.inference_mode,
             watch=None if watch is None else lambda done: watch(done, total),
+            folder=folder,
         )
     return saved, predictions
 

@@ -135,7 +135,7 @@ def test_a_direction_is_taken_from_what_is_said(tmp_path):
         ),
         (
             lambda: surestep.whole_set(f1, preprocess=lambda o, t: (o, t[1:])),
-            r"a tensor of shape \(7,\) where there are 8 rows",
+            r"a tensor with shape \(7,\) where there are 8 rows",
         ),
         (lambda: surestep.whole_set(lambda outputs: 0.0), "fails on 8 rows.*TypeError"),
     ],

@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -25,13 +27,16 @@ from surestep.engine.plan import Plan
 from surestep.engine.seed import ModelRandomness, kept_generators
 from surestep.engine.task import Task
 
+_ROWS = 1024  # looked at once
+
 
 @dataclass(frozen=True)
 class Predictions:
     """What a model said of each sample of a part, in the order of the data.
 
     Attributes:
-        arrays: by name, each with a row for each sample. "index" is the sample's number in the
+        arrays: by name, each with a row for each sample; above 256 MiB they are mapped to temporary
+            files, which are there as long as the arrays. "index" is the sample's number in the
             part; "output" what the model returned ("output_<name>" of several); "target" what
             stands beside it in the data. Where the loss chooses among classes, "prediction" is the
             chosen one, or -1 where the outputs are not numbers. With Monte-Carlo dropout
@@ -95,6 +100,7 @@ def predict(
     passes: int | None = None,
     grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
     watch: Callable[[int], object] | None = None,
+    folder: Path | None = None,
 ) -> Predictions:
     """Return what the model says of each sample of one part, in eval mode; waits for the device.
 
@@ -107,6 +113,7 @@ def predict(
             the seed, the pass, and the place and size of the batch.
         grad_off: the context that keeps no gradients.
         watch: called after each batch with the number of samples done.
+        folder: of the temporary files of what does not fit into memory.
 
     Raises:
         ConfigError: fewer than two passes.
@@ -115,7 +122,7 @@ def predict(
     """
     check_passes(passes)
     dropping = dropouts(model) if passes is not None else []
-    rows = Rows()
+    rows = Rows(folder)
     with eval_mode(model), grad_off(), kept_generators(feed.device):
         for module in dropping:
             module.training = True
@@ -134,7 +141,10 @@ def predict(
 
 def _doubts(arrays: Mapping[str, NDArray[Any]]) -> Iterator[str]:
     """Say what of the predictions is not as it should be."""
-    if "prediction" in arrays and (unknown := int((arrays["prediction"] == -1).sum())):
+    chosen = arrays.get("prediction", np.empty(0))
+    if unknown := sum(
+        int((chosen[first : first + _ROWS] == -1).sum()) for first in range(0, len(chosen), _ROWS)
+    ):
         yield (
             f"{unknown} predictions are -1: the outputs there are not numbers. Look at the inputs "
             "and the weights."

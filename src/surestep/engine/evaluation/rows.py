@@ -1,16 +1,16 @@
 """What was said of each sample, batch after batch, put together."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from surestep.base.errors import TaskError
 from surestep.engine.data.batch import MicroBatch
-from surestep.engine.losses.base import at_least_fp32
+from surestep.engine.evaluation.spool import Spool
 
 
 def named(value: Any, name: str) -> dict[str, Tensor]:
@@ -32,15 +32,17 @@ def named(value: Any, name: str) -> dict[str, Tensor]:
 
 
 class Rows:
-    """Tensors by name, each with a row for each sample; kept on the host.
+    """Tensors by name, each with a row for each sample; on the host, in bounded memory.
 
     Outputs have to have a row for each sample. Targets that have not are left out, and told of.
+
+    Args:
+        folder: of the temporary files of what does not fit into memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self.samples = 0
-        self._parts: dict[str, list[Tensor]] = {}
-        self._index: list[Tensor] = []
+        self._spool = Spool(folder=folder)
         self._left_out: dict[str, str] = {}
 
     def add(self, micro: MicroBatch, said: Mapping[str, Any]) -> None:
@@ -67,59 +69,48 @@ class Rows:
                     "of one shape: pad all samples to one length (collate_fn), or leave it out of "
                     "what the model returns."
                 )
-            self._parts.setdefault(name, []).append(_on_host(tensor))
+            self._spool.add(name, tensor)
         self._add_targets(micro)
-        self._index.append(torch.arange(micro.position, micro.position + micro.samples))
+        self._spool.add("index", torch.arange(micro.position, micro.position + micro.samples))
         self.samples += micro.samples
 
     def _add_targets(self, micro: MicroBatch) -> None:
         for name, tensor in named(micro.targets, "target").items():
             if reason := self._odd(name, tensor, micro.samples):
                 self._left_out.setdefault(name, reason)
-            else:
-                self._parts.setdefault(name, []).append(_on_host(tensor))
+            elif name not in self._left_out:
+                self._spool.add(name, tensor)
 
     def _odd(self, name: str, tensor: Tensor, samples: int) -> str:
         """Say why a tensor cannot stand below those before it; nothing where it can."""
         shape = tuple(tensor.shape)
         if not shape or shape[0] != samples:
             return f"shape {shape} for a batch of {samples} samples"
-        before = self._parts.get(name, [tensor])[0]
-        if before.shape[1:] != tensor.shape[1:]:
-            return f"shape {tuple(before.shape)} in one batch and {shape} in another"
-        return ""
+        return self._spool.mismatch(name, tensor)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return them as arrays, the index first and the targets last.
 
+        What does not fit into memory is mapped to its temporary file.
+
         Raises:
             TaskError: outputs that only some batches have.
         """
-        found = {"index": torch.cat(self._index).numpy()}
-        names = [name for name in self._parts if name not in self._left_out]
+        found = {"index": self._spool.array("index")}
+        names = [name for name in self._spool.names if name not in (*self._left_out, "index")]
         for name in sorted(names, key=lambda name: name.startswith("target")):
-            whole = torch.cat(self._parts[name])
-            if len(whole) != self.samples:
+            if self._spool.rows(name) != self.samples:
                 raise TaskError(
-                    f"{name} is there for {len(whole)} of {self.samples} samples. Return the same "
-                    "names for every batch."
+                    f"{name} is there for {self._spool.rows(name)} of {self.samples} samples. "
+                    "Return the same names for every batch."
                 )
-            found[name] = np.ascontiguousarray(whole.numpy())
+            found[name] = self._spool.array(name)
         return found
 
     def notices(self) -> Iterator[str]:
         """Say what was left out."""
         for name, reason in self._left_out.items():
             yield f"{name} is left out: {reason}."
-
-
-def _on_host(tensor: Tensor) -> Tensor:
-    """Return a copy on the host; half precision as fp32, since numpy has no bf16.
-
-    A copy, since a view keeps all of what it is a view of, and may be of a batch's own memory.
-    """
-    tensor = at_least_fp32(tensor.detach())
-    return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _kind(said: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -39,10 +40,15 @@ class Spool:
         """The columns, in the order in which they appeared."""
         return list(self._columns)
 
-    def row_shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a column's rows; None if there is no such column yet."""
+    def mismatch(self, name: str, tensor: Tensor) -> str:
+        """Return how rows differ from those of the column so far; "" if they do not."""
         column = self._columns.get(name)
-        return None if column is None else column.row_shape
+        shape, kind = tuple(tensor.shape[1:]), at_least_fp32(tensor[:0]).dtype
+        if column is None or (column.row_shape, column.kind) == (shape, kind):
+            return ""
+        if column.row_shape != shape:
+            return f"rows of shape {column.row_shape} in one batch and {shape} in another"
+        return f"numbers of {column.kind} in one batch and {kind} in another"
 
     def rows(self, name: str) -> int:
         """Return how many rows a column has."""
@@ -59,17 +65,19 @@ class Spool:
 
         Args:
             name: of the column.
-            tensor: (rows, ...), of the row shape of those before it.
+            tensor: (rows, ...), without a `mismatch` to those before it.
 
         Raises:
             RunError: a temporary file cannot be written.
         """
         # A copy, since a view keeps all of what it is a view of, and may be of a batch's memory.
-        array = at_least_fp32(tensor.detach()).to("cpu", copy=True).contiguous().numpy()
+        rows = at_least_fp32(tensor.detach()).to("cpu", copy=True).contiguous()
+        array = rows.numpy()
         if name not in self._columns:
-            self._columns[name] = _Column(array.dtype, array.shape[1:])
+            self._columns[name] = _Column(rows.dtype, array.dtype, array.shape[1:])
         column = self._columns[name]
-        column.parts.append(array.astype(column.dtype, copy=False))
+        assert not self.mismatch(name, rows)
+        column.parts.append(array)
         column.rows += len(array)
         self._size += array.nbytes
         if not self.is_on_disk and self._size <= self.limit:
@@ -99,7 +107,8 @@ class Spool:
 class _Column:
     """The rows of one name: arrays in memory, or a file."""
 
-    def __init__(self, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> None:
+    def __init__(self, kind: torch.dtype, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> None:
+        self.kind = kind
         self.dtype = dtype
         self.row_shape = row_shape
         self.rows = 0

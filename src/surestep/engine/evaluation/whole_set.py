@@ -132,16 +132,13 @@ class WholeSetMetric:
             )
         for number, tensor in enumerate(tensors):
             shape = tuple(tensor.shape)
-            before = self._spool.row_shape(str(number))
             if not shape or shape[0] != rows:
                 problem = f"shape {shape} where there are {rows} rows"
-            elif before is not None and before != shape[1:]:
-                problem = f"rows of shape {before} in one batch and {shape[1:]} in another"
-            else:
+            elif not (problem := self._spool.mismatch(str(number), tensor)):
                 continue
             raise TaskError(
-                f"metrics[{self.name!r}] keeps a row for each sample, and got a tensor of "
-                f"{problem}. {_SAY}, of one row shape."
+                f"metrics[{self.name!r}] keeps a row for each sample, and got a tensor with "
+                f"{problem}. {_SAY}, all of one row shape and type."
             )
 
     def compute(self, world: World = ALONE) -> dict[str, Value]:
@@ -184,7 +181,7 @@ class WholeSetMetric:
         if any(each != layouts[0] for each in layouts):
             raise TaskError(
                 f"metrics[{self.name!r}] keeps {layouts[0]} on one rank and others elsewhere: "
-                f"{layouts}. {_SAY}, of one row shape."
+                f"{layouts}. {_SAY}, all of one row shape and type."
             )
         root = pieces[0].rank
         spool = self._gathered(world, pieces, root)
