@@ -62,7 +62,7 @@ class Config(Group):
     deterministic: bool | None = Field(
         default=None, description="Use only torch's deterministic algorithms (slower on a GPU)."
     )
-    device: str | None = Field(default=None, description="cpu, cuda, cuda:1, ...")
+    device: str | None = Field(default=None, description="cpu, cuda, cuda:1, mps, ...")
     precision: Precision | None = Field(
         default=None,
         description="fp32, tf32, bf16, fp16, or auto: bf16 where a GPU has it natively.",

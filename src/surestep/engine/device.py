@@ -1,4 +1,4 @@
-"""Which GPU is meant where a program says no more than "cuda"."""
+"""What differs between devices: which GPU "cuda" is, and what numbers are added up in."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,3 +16,8 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
     """
     is_here = device.type == "cuda" and (device.index or 0) < torch.cuda.device_count()
     return torch.cuda.device(device) if is_here and device.index is not None else _AS_IT_IS
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """Return what a long sum is added up in: float64, or float32 on MPS, which has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.data.batch import MicroBatch
 from surestep.engine.data.feed import Feed
+from surestep.engine.device import sum_dtype
 from surestep.engine.loss import Loss, targets_for
 from surestep.engine.losses.several import heads, naming
 from surestep.engine.metrics import (
@@ -45,7 +46,7 @@ class Totals:
         self.loss = loss
         self.world = world
         self.parts = {part.name: Totals(part.loss, {}, device, world) for part in loss.parts}
-        self.total = torch.zeros((), dtype=torch.float64, device=device)
+        self.total = torch.zeros((), dtype=sum_dtype(device), device=device)
         self.items = 0.0
         self.metrics: list[OpenMetric] = open_metrics(metrics, device)
 

@@ -26,6 +26,7 @@ class Facts:
         launched: where this process stands among those that were started with it.
         accelerate: what `accelerate launch` said; None where it started nothing.
         allocator: what gives this process its memory on the host.
+        mps: whether torch can compute on an Apple GPU here.
         compiler: whether there is one for C++, which torch.compile needs on a CPU.
         extras: packages that are here and that only some options need.
     """
@@ -44,6 +45,7 @@ class Facts:
     compiler: bool = True
     launched: Launched = ALONE
     accelerate: AccelerateConfig | None = None
+    mps: bool = False
     allocator: Allocator = GLIBC
 
 
@@ -69,6 +71,7 @@ def read_facts() -> Facts:
         launched=launched,
         accelerate=read_accelerate(),
         allocator=read_allocator(),
+        mps=torch.backends.mps.is_available(),
         compiler=any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))),
     )
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.data.batch import MicroBatch
+from surestep.engine.device import sum_dtype
 from surestep.engine.evaluation.ranks import shared
 from surestep.engine.evaluation.values import named_values
 from surestep.engine.evaluation.whole_set import WholeSet, WholeSetMetric
@@ -82,7 +83,7 @@ class MeanMetric:
     def __init__(self, name: str, function: Any, device: torch.device) -> None:
         self.name = name
         self.function = function
-        self.total = torch.zeros((), dtype=torch.float64, device=device)
+        self.total = torch.zeros((), dtype=sum_dtype(device), device=device)
         self.count: Any = 0
 
     def update(self, outputs: Any, targets: Any, count: int, at: range) -> None:
@@ -93,7 +94,7 @@ class MeanMetric:
         if isinstance(value, tuple) and len(value) == 2:
             total, counted = value
         else:
-            kind = value.dtype if isinstance(value, Tensor) else torch.float64
+            kind = value.dtype if isinstance(value, Tensor) else self.total.dtype
             total, counted = torch.as_tensor(value, dtype=kind, device=self.total.device), count
             if total.numel() != 1:
                 raise TaskError(

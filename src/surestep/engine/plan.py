@@ -202,13 +202,13 @@ class Known:
 
     @property
     def device(self) -> str:
-        """Return the type of the device that was chosen: "cpu" or "cuda"."""
+        """Return the type of the device that was chosen: "cpu", "cuda" or "mps"."""
         return str(self.chosen["device"].type)
 
     @property
     def on_gpu(self) -> bool:
-        """Say whether the device is not the CPU."""
-        return self.device != "cpu"
+        """Return whether the device is a CUDA GPU."""
+        return self.device == "cuda"
 
     def metric_names(self) -> list[str]:
         """List what evaluations measure, as "set/metric"."""

@@ -20,6 +20,7 @@ import random
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,7 +125,9 @@ class LoadingRandomness:
 
 def kept_generators(device: torch.device) -> AbstractContextManager[None]:
     """Hand torch's generators back as they were."""
-    return torch.random.fork_rng(devices=[] if device.type == "cpu" else [device])
+    devices = [] if device.type == "cpu" else [device]
+    kind = device.type if devices else "cuda"
+    return torch.random.fork_rng(devices=devices, device_type=kind)
 
 
 class ModelRandomness:
@@ -133,10 +136,12 @@ class ModelRandomness:
     def __init__(self, seed: int, device: torch.device) -> None:
         self.seed = seed
         self.device = device
-        self.generators = [torch.default_generator]
+        self.generators: list[Any] = [torch.default_generator]
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             self.generators.append(torch.cuda.default_generators[index])
+        elif device.type == "mps":
+            self.generators.append(torch.mps)  # it has one generator, seeded by the module
 
     def at(self, step: int, position: int, *walk: int) -> None:
         """Seed for the micro-batch of `step` whose first sample is at `position`.

@@ -20,6 +20,7 @@ from surestep.base.errors import TaskError, near
 from surestep.engine import metrics
 from surestep.engine.checks.turn_loss import check_turn_loss, check_walked
 from surestep.engine.data.batch import Batch, MicroBatch, for_company
+from surestep.engine.device import sum_dtype
 from surestep.engine.parallel.base import GradNorm
 from surestep.engine.parallel.many import Mover, Movers
 from surestep.engine.step import Parts
@@ -179,7 +180,9 @@ class Turn:
         rate = self._movers.set_rate(name, self.index)
         if self._world.is_first:  # what is logged is added up over the ranks
             self._log(f"{name}/grad_norm", norm.total, walk.index)
-            shown = torch.full((), rate, dtype=torch.float64, device=norm.total.device)
+            shown = torch.full(
+                (), rate, dtype=sum_dtype(norm.total.device), device=norm.total.device
+            )
             self._log(f"{name}/lr", shown, walk.index)
         self._movers.step(name, walk.loss, norm.total, pending=bool(self._ready))
 

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from surestep.base.errors import TaskError
 from surestep.engine.data.batch import MicroBatch, samples_in, tensors_in
+from surestep.engine.device import sum_dtype
 from surestep.engine.loss import Loss
 from surestep.engine.losses.several import Head
 
@@ -77,7 +78,7 @@ def check_parts(head: Head, raw: Any, whole: Tensor, targets_of: Callable[[Any],
     loss, outputs, micro, samples = head.loss, head.outputs, head.micro, head.micro.samples
     if samples < 3 or not isinstance(outputs, Tensor) or len(outputs) != samples:
         return
-    total = torch.zeros((), dtype=torch.float64, device=whole.device)
+    total = torch.zeros((), dtype=sum_dtype(whole.device), device=whole.device)
     # Uneven parts, because a mean of means is right for even ones.
     for rows in (slice(0, samples // 3), slice(samples // 3, samples)):
         part = _rows(raw, rows)

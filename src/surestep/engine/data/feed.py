@@ -88,7 +88,9 @@ class Feed:
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of `epoch` from the one at position `start` on."""
         read = self._read(epoch, start)
-        return read if self.device.type == "cpu" else self._moved_ahead(read)
+        if self.device.type == "cuda":
+            return self._moved_ahead(read)
+        return read if self.device.type == "cpu" else map(self.move, read)
 
     def _read(self, epoch: int, start: int) -> Iterator[Batch]:
         if isinstance(self.source, Stream):

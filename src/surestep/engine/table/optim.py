@@ -118,6 +118,11 @@ ROWS: Rows = {
         ),
         Row(_lacks("fused"), lambda _: "foreach", "torch has no fused {k[optim.name]}"),
         Row(
+            lambda k: k.device == "mps",
+            lambda _: "foreach",
+            "whether the fused kernel can skip a step was not verified on mps",
+        ),
+        Row(
             lambda k: k.given.floating,
             lambda _: "fused",
             "torch has it for {k.device}: one kernel, and it can skip without the host",

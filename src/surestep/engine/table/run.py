@@ -16,7 +16,7 @@ def _bad_device(k: Known) -> bool:
         return True
     if device.type == "cuda":
         return (device.index or 0) >= len(k.facts.cuda_devices)
-    return device.type != "cpu"
+    return device.type != "cpu" and not (device.type == "mps" and k.facts.mps)
 
 
 def _each_has_one(k: Known) -> bool:
@@ -34,6 +34,10 @@ def _is_one_for_all(k: Known) -> bool:
 
 def _says_gpu(k: Known) -> bool:
     return str(k.said.get("device", "cpu")).startswith("cuda")
+
+
+def _says_mps(k: Known) -> bool:
+    return str(k.said.get("device", "cpu")).startswith("mps")
 
 
 def _too_many(k: Known) -> bool:
@@ -78,7 +82,8 @@ def _its_own(*, said: bool) -> tuple[Row, Row]:
 
 
 def _devices(k: Known) -> str:
-    return ", ".join(["cpu", *(f"cuda:{index}" for index in range(len(k.facts.cuda_devices)))])
+    gpus = [f"cuda:{index}" for index in range(len(k.facts.cuda_devices))]
+    return ", ".join(["cpu", *gpus, *(["mps"] if k.facts.mps else [])])
 
 
 ROWS: Rows = {
@@ -93,6 +98,11 @@ ROWS: Rows = {
             lambda k: bool(k.facts.cuda_devices),
             lambda _: torch.device("cuda"),
             "this machine has {k.facts.cuda_devices[0]}",
+        ),
+        Row(
+            lambda k: k.facts.mps,
+            lambda _: torch.device("cpu"),
+            "no CUDA device here; the Apple GPU is used if device='mps' is set",
         ),
         default(torch.device("cpu"), "no CUDA device here"),
     ),
@@ -128,6 +138,13 @@ REFUSALS: Refusals = {
             ),
         ),
         Refusal(_too_many, _too_many_told),
+        Refusal(
+            lambda k: _says_mps(k) and k.facts.launched.size > 1,
+            lambda k: (
+                f"device='mps' is one GPU for the {k.facts.launched.size} processes that were "
+                "started. Start one process, or set device='cpu'."
+            ),
+        ),
     ),
     "precision": (
         Refusal(
@@ -135,6 +152,13 @@ REFUSALS: Refusals = {
             lambda k: (
                 f"precision='tf32' needs an NVIDIA GPU of the Ampere generation or newer, and the "
                 f"device is {k['device']}. Use precision='fp32' or 'bf16'."
+            ),
+        ),
+        Refusal(
+            lambda k: k.said.get("precision") == "fp16" and k.device == "mps",
+            lambda _: (
+                "precision='fp16' is not supported on device='mps': whether its loss scale skips a "
+                "step exactly was not verified there. Use precision='bf16' or 'fp32'."
             ),
         ),
         *accelerate.PRECISION_REFUSALS,

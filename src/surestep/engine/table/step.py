@@ -88,6 +88,11 @@ ROWS: Rows = {
             "this optimizer cannot be told to skip on the device: one read a step",
         ),
         Row(
+            lambda k: k.device == "mps",
+            lambda _: "reading",
+            "whether the fused kernel can skip a step was not verified on mps: one read a step",
+        ),
+        Row(
             lambda k: bool(k.chosen.get("optim.dampening") and k["optim.momentum"]),
             lambda _: "reading",
             "with dampening torch's first step cannot be skipped on the device: one read a step",
