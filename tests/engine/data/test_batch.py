@@ -1,10 +1,19 @@
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+from types import MappingProxyType
 
 import pytest
 import torch
 
 from surestep.base.errors import DataError
-from surestep.engine.data.batch import move, samples_in, split_batch, tensors_in
+from surestep.engine.data.batch import (
+    map_tensors,
+    move,
+    nothing_of,
+    samples_in,
+    split_batch,
+    tensors_in,
+)
 
 X, Y, Z = torch.zeros(5, 2), torch.ones(5), torch.full((5, 3), 2.0)
 Pair = namedtuple("Pair", "a b")
@@ -57,3 +66,33 @@ def test_move_keeps_the_shape_of_a_batch():
     assert all(tensor.device.type == "meta" for tensor in tensors_in(moved))
     assert type(moved["b"]) is Pair
     assert (moved["b"].b, moved["c"], type(moved["a"][1])) == ("text", 3, tuple)
+
+
+@dataclass(frozen=True)
+class Found:
+    logits: torch.Tensor
+    note: str = "free"
+
+
+def test_containers_keep_their_types():
+    kept = OrderedDict(a=X)
+    changed = map_tensors({"one": Found(X), "two": [kept, Pair(X, 3)]}, lambda each: each + 1)
+    assert type(changed["two"][0]) is OrderedDict
+    assert changed["one"].note == "free"
+    assert torch.equal(changed["one"].logits, X + 1)
+    assert torch.equal(changed["two"][0]["a"], X + 1)
+    assert torch.equal(changed["two"][1].a, X + 1)
+    assert not X.any()
+    assert len(tensors_in(changed)) == 3
+
+
+def test_a_rank_without_items_goes_backward_from_a_dataclass():
+    leaf = X.clone().requires_grad_()
+    nothing_of(Found(leaf * 2)).backward()
+    assert torch.equal(leaf.grad, torch.zeros_like(X))
+
+
+def test_a_mapping_that_cannot_be_changed_becomes_a_dict():
+    changed = map_tensors(MappingProxyType({"a": X}), lambda each: each + 1)
+    assert type(changed) is dict
+    assert torch.equal(changed["a"], X + 1)

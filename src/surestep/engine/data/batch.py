@@ -1,6 +1,8 @@
 """A global batch, cut into micro-batches."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -92,16 +94,40 @@ def whole_batch(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a nested batch with each of its tensors changed."""
+    """Return nested tensors with each of them changed; containers keep their types.
+
+    Args:
+        value: tensors in any nesting of mappings, tuples, lists and dataclasses.
+        change: called once for each tensor, in the order of `tensors_in`.
+    """
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, Mapping):
+    if type(value) is dict:
         return {key: map_tensors(each, change) for key, each in value.items()}
+    if isinstance(value, Mapping):
+        return _with_values(value, {key: map_tensors(value[key], change) for key in value})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(each, change) for each in value))
     if isinstance(value, (tuple, list)):
         return type(value)(map_tensors(each, change) for each in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = copy.copy(value)
+        for each in fields(value):
+            mapped = map_tensors(getattr(value, each.name), change)
+            object.__setattr__(changed, each.name, mapped)
+        return changed
     return value
+
+
+def _with_values(value: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+    """Return a mapping of the same type with other values; a dict where it cannot be copied."""
+    try:
+        changed: Any = copy.copy(value)
+        for key, each in values.items():
+            changed[key] = each
+    except TypeError:
+        return values
+    return changed
 
 
 def move(value: Any, device: torch.device) -> Any:
@@ -130,11 +156,13 @@ def _channels_last(value: Any) -> Any:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """List the tensors of a nested batch."""
+    """List the tensors in any nesting of mappings, tuples, lists and dataclasses."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):
         value = list(value.values())
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, each.name) for each in fields(value)]
     if isinstance(value, (tuple, list)):
         return [tensor for each in value for tensor in tensors_in(each)]
     return []
