@@ -24,17 +24,21 @@ from surestep.engine.losses.of_torch import FUNCTIONS, of_torch
 from surestep.engine.losses.several import naming, several
 
 
-def as_loss(loss: LossFunction | str, items: str | Callable[[Any], float]) -> Loss:
+def as_loss(
+    loss: LossFunction | str, items: str | Callable[[Any], float], reduction: str = "mean"
+) -> Loss:
     """Turn what the user gave into a Loss.
 
     Args:
         loss: a loss of the table or its name, a torch loss module or function, or any callable
-            that returns a mean.
+            that returns a mean or a sum.
         items: of a callable that is not torch's: "samples", "tokens" or a function of the batch.
+        reduction: of such a callable: "mean" over its items, or "sum", which nothing divides.
 
     Raises:
-        TaskError: no such name, `reduction="none"`, or words for `items` that are not known.
+        TaskError: no such name, `reduction="none"`, or unknown words for `items` or `reduction`.
     """
+    check_reduction(reduction)
     given = named(loss) if isinstance(loss, str) else loss
     given = FUNCTIONS.get(given, lambda: given)()
     known = None
@@ -47,22 +51,45 @@ def as_loss(loss: LossFunction | str, items: str | Callable[[Any], float]) -> Lo
             f"items={items!r} is said, but {known.called} brings its own denominator. "
             "Leave items out, or wrap the loss in a function that returns a mean."
         )
+    if known is not None and reduction != "mean":
+        raise TaskError(
+            f"reduction={reduction!r} is set, but {known.called} brings its own. Leave reduction "
+            "out, or wrap the loss in a function that returns a sum."
+        )
     return known or Loss(
         given,
-        is_sum=False,
+        is_sum=reduction == "sum",
         items=_items_of_callable(items),
         count=_unmasked if items == "tokens" else samples_in,
         kind="other",
+        divides=reduction != "sum",
         called=getattr(given, "__name__", type(given).__name__),
-        divides_by=f"{items}, said of it" if isinstance(items, str) else "what items() counts",
+        divides_by=_divisor(items, reduction),
         module=given if isinstance(given, nn.Module) else None,
     )
+
+
+def check_reduction(reduction: object) -> None:
+    """Check the reduction of a loss.
+
+    Raises:
+        TaskError: neither "mean" nor "sum".
+    """
+    if reduction not in ("mean", "sum"):
+        raise TaskError(f"reduction={reduction!r} is not known. Use 'mean' or 'sum'.")
+
+
+def _divisor(items: str | Callable[[Any], float], reduction: str) -> str:
+    if reduction == "sum":
+        return "nothing"
+    return f"{items}, said of it" if isinstance(items, str) else "what items() counts"
 
 
 def as_losses(
     losses: Mapping[str, LossFunction | str],
     items: Mapping[str, str | Callable[[Any], float]],
     weights: Mapping[str, float],
+    reductions: Mapping[str, str],
 ) -> Loss:
     """Turn several losses by name into their weighted sum; weight 1 where none is said.
 
@@ -72,7 +99,7 @@ def as_losses(
     parts = []
     for name, given in losses.items():
         with naming(name):
-            loss = as_loss(given, items.get(name, "samples"))
+            loss = as_loss(given, items.get(name, "samples"), reductions.get(name, "mean"))
         parts.append(Part(name, loss, float(weights.get(name, 1.0))))
     return several(parts)
 

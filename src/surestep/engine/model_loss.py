@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.data.batch import samples_in
-from surestep.engine.loss import IGNORED, Loss
+from surestep.engine.loss import IGNORED, Loss, check_reduction
 
 SHIFTING = re.compile("CausalLM|LMHead")
 _NOT_THE_MODELS = (
@@ -23,7 +23,9 @@ _NOT_THE_MODELS = (
 )
 
 
-def model_loss(model: nn.Module, items: str | Callable[[Any], float]) -> Loss:
+def model_loss(
+    model: nn.Module, items: str | Callable[[Any], float], reduction: str = "mean"
+) -> Loss:
     """Return the model's own loss with its denominator.
 
     Args:
@@ -31,10 +33,12 @@ def model_loss(model: nn.Module, items: str | Callable[[Any], float]) -> Loss:
         items: "samples", the Task's default, leaves it to the kind of the model; "tokens" are
             labels other than -100, "next tokens" the same without the first of each row; or a
             function of the batch.
+        reduction: "mean" over its items, or "sum", which nothing divides.
 
     Raises:
         TaskError: words that are not known.
     """
+    check_reduction(reduction)
     if isinstance(items, str) and items not in ("samples", "tokens", "next tokens"):
         raise TaskError(
             f"items={items!r} is not known. Leave it out, or say 'tokens', 'next tokens' or a "
@@ -43,14 +47,21 @@ def model_loss(model: nn.Module, items: str | Callable[[Any], float]) -> Loss:
     labels = Labels(items == "next tokens" or (items == "samples" and shifts_labels(model)))
     return Loss(
         value_of,
-        is_sum=False,
+        is_sum=reduction == "sum",
+        divides=reduction != "sum",
         items=_function(items) if callable(items) else labels.items,
         count=labels.count,
         kind="model",
         predictions=predictions,
         called="the model's own loss",
-        divides_by="what items() counts" if callable(items) else "labels that are not ignored",
+        divides_by=_divisor(items, reduction),
     )
+
+
+def _divisor(items: str | Callable[[Any], float], reduction: str) -> str:
+    if reduction == "sum":
+        return "nothing"
+    return "what items() counts" if callable(items) else "labels that are not ignored"
 
 
 def _function(count: Callable[[Any], float]) -> Callable[[Any, Any], float]:

@@ -52,7 +52,8 @@ class Task:
         model: a module, or a function that builds it (called after seeding).
         loss: a loss of `surestep.losses`, or its name where it has its defaults; a torch loss
             module or function, whose denominator is known; a callable `loss(outputs, targets)`
-            that returns a mean, or a dict of named means to add up;
+            that returns a mean (see `items`) or a sum (see `reduction`), or a dict of named ones to
+            add up;
             "model" takes the `.loss` that the model returns, as Hugging Face models do; or several
             losses by name, each of `outputs[name]` and `targets[name]` and each with its own items.
         loss_weights: of several losses, by name; 1 where not said.
@@ -88,6 +89,8 @@ class Task:
         teacher: a frozen model, or a function that builds it: it sees the same inputs in eval mode,
             and the loss is given the targets `(targets, what it returns)`. It is not saved.
         splits: False where the loss of a batch is not a mean over its items (contrastive losses).
+        reduction: what a callable loss, or the model's own, returns: "mean" over `items`, or "sum",
+            which nothing divides. Of several losses, by name.
 
     Raises:
         TaskError: a part of the wrong kind.
@@ -113,6 +116,7 @@ class Task:
     step: "Callable[[Turn], object] | None" = None
     optimizers: Mapping[str, Any] = field(default_factory=dict)
     loss_weights: Mapping[str, float] = field(default_factory=dict)
+    reduction: str | Mapping[str, str] = "mean"
 
     def __post_init__(self) -> None:
         if self.train is None:
@@ -161,13 +165,19 @@ class Task:
             name = self.loss.__name__
             raise TaskError(f"loss={name} is a class. Write {name}().")
         if isinstance(self.loss, Mapping):
-            check_several(self.loss, self.items, self.loss_weights, self.teacher)
+            check_several(self.loss, self.items, self.loss_weights, self.teacher, self.reduction)
             return
-        if self.loss_weights or isinstance(self.items, Mapping):
-            said = "loss_weights" if self.loss_weights else "items"
+        named_options = {"items": self.items, "reduction": self.reduction}
+        by_name = [name for name, value in named_options.items() if isinstance(value, Mapping)]
+        if self.loss_weights or by_name:
+            said = "loss_weights" if self.loss_weights else by_name[0]
             raise TaskError(
                 f"{said} names several losses, and the Task has one. Say "
                 "Task(loss={'mask': ..., 'kind': ...}), or leave the names out."
+            )
+        if self.loss is None and self.reduction != "mean":
+            raise TaskError(
+                f"reduction={self.reduction!r} is set, and the Task has no loss. Leave it out."
             )
         if self.teacher is not None and (self.loss is None or self.loss == "model"):
             raise TaskError(
@@ -236,13 +246,15 @@ class Task:
         """Return the loss with its denominator; where it is the model's own, by the model."""
         if isinstance(self.loss, Mapping):
             items = self.items if isinstance(self.items, Mapping) else {}
-            return as_losses(self.loss, items, self.loss_weights)
+            reductions = self.reduction if isinstance(self.reduction, Mapping) else {}
+            return as_losses(self.loss, items, self.loss_weights, reductions)
         assert not isinstance(self.items, Mapping)
+        assert not isinstance(self.reduction, Mapping)
         if self.loss == "model":
-            return model_loss(model, self.items)
+            return model_loss(model, self.items, self.reduction)
         if self.loss is None:
             return no_loss(self.items)
-        loss = as_loss(self.loss, self.items)
+        loss = as_loss(self.loss, self.items, self.reduction)
         return loss if self.teacher is None else with_teacher(loss, _built(self.teacher, "teacher"))
 
     def split(self, batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:

@@ -60,7 +60,7 @@ class Loss:
     is_sum: bool
     items: Callable[[Any, Any], float]
     count: Callable[[Any], int]
-    kind: Literal["classes", "elementwise", "table", "other", "model", "several", "none"]
+    kind: Literal["classes", "elementwise", "torch", "table", "other", "model", "several", "none"]
     divides: bool = True
     predictions: Callable[[Any], Any] = _as_they_are
     called: str = "a function"

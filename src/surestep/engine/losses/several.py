@@ -127,7 +127,11 @@ def weighted(
 
 
 def check_several(
-    losses: Mapping[str, Any], items: Any, weights: Mapping[str, float], teacher: object
+    losses: Mapping[str, Any],
+    items: Any,
+    weights: Mapping[str, float],
+    teacher: object,
+    reduction: Any,
 ) -> None:
     """Check what a Task says of several losses, before anything is built.
 
@@ -150,20 +154,22 @@ def check_several(
             "A teacher goes with one loss, and the Task has several. Let the model return what "
             "the teacher says, or give its outputs as targets: losses.distillation() takes them."
         )
-    _check_items(losses, items)
+    _check_names(losses, "items", items, "samples")
+    _check_names(losses, "reduction", reduction, "mean")
     _check_weights(losses, weights)
 
 
-def _check_items(losses: Mapping[str, Any], items: Any) -> None:
-    if isinstance(items, Mapping):
-        for name in items:
+def _check_names(losses: Mapping[str, Any], option: str, value: Any, default: str) -> None:
+    """Check an option that several losses have each for itself."""
+    if isinstance(value, Mapping):
+        for name in value:
             if name not in losses:
-                raise TaskError(f"items names no loss {name!r}. {near(str(name), losses)}")
-    elif items != "samples":
-        said = repr(items) if isinstance(items, str) else "a function"
+                raise TaskError(f"{option} names no loss {name!r}. {near(str(name), losses)}")
+    elif value != default:
+        said = repr(value) if isinstance(value, str) else "a function"
         raise TaskError(
-            f"items={said} is said of {len(losses)} losses. Say which: "
-            f"items={{{next(iter(losses))!r}: {said}}}."
+            f"{option}={said} is said of {len(losses)} losses. Say which: "
+            f"{option}={{{next(iter(losses))!r}: {said}}}."
         )
 
 
