@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import DataError, OutOfMemory, TaskError
-from surestep.engine.checks.own_loss import check_own_loss
+from surestep.engine.checks.additivity import check_additivity
+from surestep.engine.checks.own_loss import check_shift
 from surestep.engine.checks.shapes import check_shapes
 from surestep.engine.checks.squash import Watch
-from surestep.engine.checks.value import check_first_loss, check_parts, loss_of
+from surestep.engine.checks.terms import FirstBatch
+from surestep.engine.checks.value import check_first_loss, loss_of
 from surestep.engine.data.batch import MicroBatch, tensors_in
 from surestep.engine.data.feed import Feed
 from surestep.engine.data.source import InMemory
@@ -24,10 +26,14 @@ from surestep.engine.loss import IGNORED, Loss, targets_for
 from surestep.engine.losses.several import Head, heads, its, named_losses, naming
 from surestep.engine.measure.memory import ran_out
 from surestep.engine.metrics import OpenMetric, open_metrics, seen_by, take_logged
+from surestep.engine.model.kept import kept_buffers
 from surestep.engine.parallel.network import is_of_network
 from surestep.engine.seed import ModelRandomness, kept_generators
 from surestep.engine.task import Task
 from surestep.engine.value import Value
+
+# On several ranks each calls the model as often: with fewer samples one could have none to split.
+_SAMPLES_OF_RANKS = 4
 
 
 def check_first_batch(
@@ -59,13 +65,19 @@ def check_first_batch(
     if feed.loss.kind == "none":
         return
     randomness = ModelRandomness(feed.seed, feed.device)
-    with eval_mode(model), torch.no_grad(), kept_generators(feed.device):
+    with (
+        eval_mode(model),
+        kept_buffers(model),
+        kept_buffers(feed.loss.module or nn.Module()),
+        torch.no_grad(),
+        kept_generators(feed.device),
+    ):
         randomness.at(-1, 0)
         with autocast:
             outputs, tried = _try(model, feed.loss, micro)
             for head, value in tried:
                 with naming(head.name):
-                    _check_cut(model, feed, task, raw, head, value)
+                    _check_additivity(model, feed, task, raw, head, value)
             found = _check_metrics(task, model, feed.loss.predictions(outputs), micro, feed)
             _check_judge(found, judged_by)
             if feed.transform is not None:
@@ -77,17 +89,20 @@ def check_first_batch(
             check_first_loss(float(value) / head.micro.items, classes, head.name)
 
 
-def _check_cut(
+def _check_additivity(
     model: nn.Module, feed: Feed, task: Task, raw: Any, head: Head, value: Tensor
 ) -> None:
-    """Compare the loss of a batch with that of its parts, where nobody knows its denominator."""
-    if not task.splits:
+    """Check that the loss adds up over its parts, where its denominator is only declared."""
+    loss = head.loss
+    if not task.splits or loss.kind not in ("other", "model"):
         return
-    if head.loss.kind == "model":
-        counted = not callable(task.items)
-        check_own_loss(model, feed, raw, head.micro, value, counted=counted)
-    elif not head.loss.is_sum and head.loss.teacher is None:
-        check_parts(head, raw, value, lambda part: _targets(feed, part, head.name))
+    counts_batch = not task.items_are_of_targets()
+    if loss.kind == "model" and not counts_batch:
+        check_shift(model, feed, raw, head.micro, float(value) / head.micro.items)
+    size = min(feed.cut.micro_batch_size, feed.cut.batch_size // feed.cut.ranks)
+    calls_model = feed.cut.ranks == 1 or size >= _SAMPLES_OF_RANKS
+    batch = FirstBatch(model, feed, raw, head, counts_batch)
+    check_additivity(batch, calls_model=calls_model)
 
 
 def _targets(feed: Feed, raw: Any, name: str) -> Any:

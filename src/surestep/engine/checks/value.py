@@ -2,18 +2,15 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from surestep.base.errors import TaskError
 from surestep.engine.data.batch import MicroBatch, samples_in, tensors_in
-from surestep.engine.device import sum_dtype
 from surestep.engine.loss import Loss
-from surestep.engine.losses.several import Head
 
 
 class _Broadcast(TorchDispatchMode):
@@ -64,48 +61,6 @@ def loss_of(loss: Loss, outputs: Any, targets: Any, micro: MicroBatch) -> Tensor
     if loss.is_sum and isinstance(value, Tensor):
         return value
     return loss.add_up(value, micro.items)[0]
-
-
-def check_parts(head: Head, raw: Any, whole: Tensor, targets_of: Callable[[Any], Any]) -> None:
-    """Compare a batch with its two parts: a loss that is a mean over its items adds up.
-
-    Args:
-        head: the loss and what it looks at.
-        raw: the batch, as it was read.
-        whole: its loss, summed over its items.
-        targets_of: what takes the targets of this loss out of a batch.
-    """
-    loss, outputs, micro, samples = head.loss, head.outputs, head.micro, head.micro.samples
-    if samples < 3 or not isinstance(outputs, Tensor) or len(outputs) != samples:
-        return
-    total = torch.zeros((), dtype=sum_dtype(whole.device), device=whole.device)
-    # Uneven parts, because a mean of means is right for even ones.
-    for rows in (slice(0, samples // 3), slice(samples // 3, samples)):
-        part = _rows(raw, rows)
-        if part is raw:  # an object of the user's own, which cannot be cut here
-            return
-        items = loss.items(part, targets_of(part))
-        targets = _rows(micro.targets, rows)
-        if items:
-            total += loss.add_up(loss.value(outputs[rows], targets), items)[0]
-    half = isinstance(outputs, Tensor) and outputs.dtype in (torch.bfloat16, torch.float16)
-    if not math.isclose(float(total), float(whole), rel_tol=3e-2 if half else 1e-4, abs_tol=1e-6):
-        raise TaskError(
-            f"The loss is not a mean over its items: {samples} samples give "
-            f"{float(whole) / micro.items:.6g}, and their two parts put together "
-            f"{float(total) / micro.items:.6g}. Say what it is a mean over, Task(items='tokens') "
-            "or a function of the batch; or Task(splits=False) where it compares samples."
-        )
-
-
-def _rows(value: Any, rows: slice) -> Any:
-    if isinstance(value, Tensor):
-        return value[rows]
-    if isinstance(value, Mapping):
-        return {key: _rows(each, rows) for key, each in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(_rows(each, rows) for each in value)
-    return value
 
 
 def check_first_loss(loss: float, classes: int, name: str = "") -> None:

@@ -1,0 +1,351 @@
+"""The check that a loss adds up over the parts of a batch: what it finds, and what it accepts."""
+
+from collections import namedtuple
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.declarations import (
+    SIZES,
+    WRONG,
+    Net,
+    is_found,
+    padded,
+    token_mean,
+    tokens,
+    vae,
+)
+from torch import Tensor, nn
+from torch.nn import functional
+
+from surestep.base.errors import TaskError
+from surestep.engine.checks.first_batch import check_first_batch
+from surestep.engine.data.batch import map_tensors
+from surestep.engine.loss import as_loss
+from tests import tiny
+from tests.engine.losses.table import CASES as OWN
+from tests.engine.losses.table import as_type
+from tests.engine.losses.test_of_torch import CASES as OF_TORCH
+from tests.engine.test_loss import CASES as SIMPLE
+
+X, Y = tiny.data(24)
+PLAINLY = nullcontext()
+Pair = namedtuple("Pair", "logits hidden")
+
+
+@pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
+def test_a_wrong_declaration_is_found(case):
+    assert all(is_found(case, size, seed) for size in SIZES for seed in (1000, 1001))
+
+
+class Lookup(nn.Module):
+    """Returns stored outputs of the samples whose numbers it is given."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.outputs = outputs
+
+    def forward(self, rows):
+        return map_tensors(self.outputs, lambda tensor: tensor[rows])
+
+
+def as_mean(loss):
+    """Return the mean of a known loss as a function of which nothing is known."""
+
+    def mean(outputs, targets):
+        items = loss.items((outputs, targets) if targets is not None else outputs, targets)
+        value = loss.value(outputs, targets)
+        return loss.add_up(value, 1.0)[0] / items
+
+    return mean
+
+
+def check(model, data, loss, autocast=PLAINLY, **options):
+    options = {"model": model, "loss": loss, "train": data, **options}
+    training = tiny.train_feed(options, batch_size=64, data={"shuffle": False})
+    check_first_batch(model, training, tiny.task(**options), autocast=autocast)
+
+
+def named(value):
+    """Return nested targets as a dict of tensors."""
+    if isinstance(value, Tensor):
+        return {"t0": value}
+    return {} if value is None else {f"t{i}": each for i, each in enumerate(value)}
+
+
+SHIPPED = {
+    **{f"own {name}": (each.loss, each.outputs, each.targets) for name, each in OWN.items()},
+    **{f"torch {name}": each for name, each in (*OF_TORCH.items(), *SIMPLE.items())},
+}
+SPLIT = {name: case for name, case in SHIPPED.items() if getattr(case[0], "splits", True)}
+TYPES = [
+    (torch.float64, False),
+    (torch.float32, False),
+    (torch.float32, True),
+    (torch.bfloat16, True),
+    (torch.bfloat16, False),
+    (torch.float16, False),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("dtype", "cast"), TYPES, ids=str)
+@pytest.mark.parametrize(("plain", "outputs", "targets"), SPLIT.values(), ids=SPLIT)
+def test_no_shipped_loss_is_refused(plain, outputs, targets, dtype, cast):
+    loss = as_loss(plain, "samples")
+    for seed in range(2):
+        generator = torch.Generator().manual_seed(seed)
+        rows = torch.randint(7, (20,), generator=generator)
+        stored = as_type(outputs, dtype)
+        if isinstance(plain, nn.CTCLoss):
+            stored = stored.transpose(0, 1)
+        model = Lookup(stored)
+        if isinstance(plain, nn.CTCLoss):
+            model.forward = lambda rows, stored=stored: stored[:, rows]
+        wanted = {name: each[rows] for name, each in named(as_type(targets, dtype)).items()}
+
+        def of_batch(batch):
+            found = tuple(each for name, each in sorted(batch.items()) if name != "rows")
+            return found[0] if len(found) == 1 else found or None
+
+        try:
+            with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+                as_mean(loss)(model(rows), of_batch({**wanted, "rows": rows}))
+        except (RuntimeError, ValueError):
+            pytest.skip("torch does not compute it in this precision")
+        check(
+            model,
+            {"rows": rows, **wanted},
+            as_mean(loss),
+            torch.autocast("cpu", torch.bfloat16, enabled=cast),
+            inputs=lambda batch: (batch["rows"], of_batch(batch)),
+            items=lambda batch: loss.items(batch["rows"], of_batch(batch)),
+        )
+
+
+@dataclass
+class Found:
+    logits: Tensor
+    hidden: Tensor
+    note: str = "free"
+
+
+NESTINGS = {
+    "tuple": (tuple, lambda outputs: outputs[0]),
+    "list": (list, lambda outputs: outputs[0]),
+    "named tuple": (lambda pair: Pair(*pair), lambda outputs: outputs.logits),
+    "dict": (lambda pair: dict(zip(("a", "b"), pair, strict=True)), lambda outputs: outputs["a"]),
+    "dataclass": (lambda pair: Found(*pair), lambda outputs: outputs.logits),
+    "nested": (lambda pair: {"a": [(pair[0],), pair[1]], "n": None}, lambda o: o["a"][0][0]),
+    "time first": (lambda pair: pair[0].permute(2, 0, 1), lambda o: o.permute(1, 2, 0)),
+    "flattened": (lambda pair: pair[0].movedim(2, 1).flatten(0, 1), None),
+    "with a constant": (lambda pair: (pair[0], torch.eye(3)), lambda outputs: outputs[0]),
+    "as many rows as samples": (lambda pair: (pair[0], torch.ones(24, 2)), lambda o: o[0]),
+    "with an object": (lambda pair: (pair[0], object()), lambda outputs: outputs[0]),
+    "object": (lambda pair: Opaque(pair[0]), lambda outputs: outputs.logits),
+}
+
+
+class Opaque:
+    def __init__(self, logits):
+        self.logits = logits
+
+
+@pytest.mark.parametrize(("nest", "find"), NESTINGS.values(), ids=NESTINGS)
+@pytest.mark.parametrize("right", [True, False])
+def test_outputs_of_any_nesting_are_checked(nest, find, right):
+    """A mean over samples of several places; declared so, and multiplied by them."""
+    torch.manual_seed(0)
+    model = Net((3, 5), 0.5, lambda outputs: nest((outputs, outputs.mean(1))))
+    places = torch.randint(3, (24, 5))
+
+    def loss(outputs, targets):
+        if find is None:
+            mean = functional.cross_entropy(outputs, targets.flatten())
+        else:
+            mean = functional.cross_entropy(find(outputs), targets)
+        return mean if right else mean * len(targets)
+
+    data = (torch.randn(24, 6), places)
+    if right:
+        check(model, data, loss)
+        return
+    with pytest.raises(TaskError, match=r"It is a sum over samples.*Task\(reduction='sum'\)"):
+        check(model, data, loss)
+
+
+def test_outputs_of_hugging_face_are_checked():
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+    model = Net((5, 12), 0.02, lambda o: outputs.TokenClassifierOutput(logits=o))
+
+    def mean(found, targets):
+        return token_mean(found.logits, targets)
+
+    data = (torch.randn(24, 6), padded(24))
+    check(model, data, mean, items=tokens)
+    with pytest.raises(TaskError, match="is not a mean over its items"):
+        check(model, data, mean)
+
+
+def test_the_error_says_what_to_type():
+    torch.manual_seed(0)
+    data = [(x, y) for x, y in zip(torch.randn(24, 6), padded(24), strict=True)]
+    ignored = [(x, torch.where(y == 255, -100, y)) for x, y in data]
+
+    def mean(outputs, targets):
+        return functional.cross_entropy(outputs, targets)
+
+    model = Net((5, 12), 0.0)
+    with pytest.raises(TaskError, match=r"not a mean over its items.*Task\(items='tokens'\)"):
+        check(model, ignored, mean)
+    check(model, ignored, mean, items="tokens")
+    with pytest.raises(TaskError, match="a mean over samples, the default: leave items out"):
+        check(Net((5,), 0.0), (X[:, :1].expand(24, 6), Y), mean, items=lambda b: int(b[1].sum()))
+    with pytest.raises(TaskError, match=r"not a sum.*a mean over samples.* leave reduction out"):
+        check(Net((5,), 0.0), (torch.randn(24, 6), Y), mean, reduction="sum")
+
+
+def test_a_loss_of_one_batch_in_many_values_is_random_and_not_refused():
+    def noisy(outputs, targets):
+        return functional.cross_entropy(outputs + torch.randn_like(outputs), targets)
+
+    def noisy_sum(outputs, targets):
+        return len(targets) * noisy(outputs, targets)
+
+    check(tiny.model(), (X, Y), noisy)
+    with pytest.raises(TaskError, match="not a mean over its items"):
+        check(tiny.model(), (X, Y), noisy_sum)
+
+
+def test_a_model_that_draws_numbers_is_not_refused():
+    class Noisy(nn.Linear):
+        def forward(self, x):
+            return Opaque(super().forward(x + torch.randn_like(x)))
+
+    def loss(outputs, targets):
+        return functional.cross_entropy(outputs.logits, targets)
+
+    check(Noisy(4, 3), (X, Y), loss)
+    with pytest.raises(TaskError, match="not a mean over its items"):
+        check(Noisy(4, 3), (X, Y), lambda o, t: loss(o, t) * len(t))
+
+
+class Counting(nn.Module):
+    """Moves a buffer and draws random numbers at each call, in eval mode too."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return Opaque(self.linear(x) + 0 * torch.rand(()))
+
+
+class CountingLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, outputs, targets):
+        self.calls += 1
+        return functional.cross_entropy(outputs.logits, targets) + 0 * torch.rand(())
+
+
+def test_the_check_leaves_buffers_and_random_numbers_as_they_were():
+    torch.manual_seed(3)
+    np.random.seed(3)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    model, loss = Counting(), CountingLoss()
+    torch.set_rng_state(before[0])
+    check(model, (X, Y), loss)
+    assert float(model.calls) == float(loss.calls) == 0
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])
+
+
+def autoencoder():
+    torch.manual_seed(0)
+    return Net((24,), 0.1, lambda o: (o[:, :16].sigmoid(), o[:, 16:20], o[:, 20:]))
+
+
+DRAW = torch.Generator().manual_seed(1)
+IMAGES = (torch.randn(20, 6, generator=DRAW), torch.rand(20, 16, generator=DRAW))
+
+
+def test_a_sum_is_refused_until_it_is_declared(tmp_path):
+    parts = {"model": autoencoder(), "loss": vae, "train": IMAGES}
+    with pytest.raises(TaskError, match=r"sum over samples.*Task\(reduction='sum'\)"):
+        tiny.prepare(tmp_path / "run", parts)
+    assert not (tmp_path / "run").exists()
+
+
+PLAIN = {
+    "optim": {"name": "sgd", "lr": 1e-3, "weight_decay": 0.0, "momentum": 0.0},
+    "schedule": {"name": "constant"},
+    "max_grad_norm": "off",
+}
+
+
+def plain_step():
+    """Return the weights after a step of plain torch, and the sum over the whole data."""
+    net = autoencoder()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    vae(net(IMAGES[0][:8]), IMAGES[1][:8]).backward()
+    optimizer.step()
+    return tiny.weights(net), float(vae(net(IMAGES[0]), IMAGES[1]).detach())
+
+
+@pytest.mark.parametrize(("size", "measured"), [(8, 20), (1, 3), (3, 1), (5, 7)])
+def test_a_declared_sum_is_plain_torchs_for_any_cut(tmp_path, size, measured):
+    net = autoencoder()
+    parts = {"model": net, "loss": vae, "train": IMAGES, "val": IMAGES, "reduction": "sum"}
+    options = {"micro_batch_size": size, "validation": {"batch_size": measured}}
+    options |= {"data": {"shuffle": False}, **PLAIN}
+    with tiny.prepare(tmp_path, parts, **options) as session:
+        result = next(session.steps())
+        assert (result.items, result.divisor) == (8, 1)
+        found = session.evaluate()
+    weights, total = plain_step()
+    torch.testing.assert_close(tiny.weights(net), weights, rtol=1e-6, atol=1e-8)
+    assert found["val/loss"] == pytest.approx(total, rel=1e-6)
+
+
+def test_one_of_several_losses_is_declared_a_sum(tmp_path):
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return {"kind": self.body(x), "size": self.body(x).square()}
+
+    def summed(outputs, targets):
+        return (outputs.sum(1) - targets).square().sum()
+
+    parts = {
+        "model": Heads(),
+        "loss": {"kind": nn.CrossEntropyLoss(), "size": summed},
+        "train": {"x": X, "kind": Y, "size": X[:, 0]},
+    }
+    with pytest.raises(TaskError, match=r"loss\['size'\].*Task\(reduction=\{'size': 'sum'\}\)"):
+        tiny.prepare(tmp_path / "run", parts)
+    with tiny.prepare(tmp_path / "run", {**parts, "reduction": {"size": "sum"}}) as session:
+        next(session.steps())
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"reduction": "none"}, r"reduction='none' is not known\. Use 'mean' or 'sum'"),
+        ({"reduction": "sum"}, r"reduction='sum' is set, but CrossEntropyLoss brings its own"),
+        ({"reduction": {"a": "sum"}}, r"reduction names several losses, and the Task has one"),
+    ],
+)
+def test_a_reduction_that_does_not_fit_is_refused(tmp_path, options, sentence):
+    with pytest.raises(TaskError, match=sentence):
+        tiny.prepare(tmp_path / "run", options)
