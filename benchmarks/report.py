@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.contestants import CONTESTANTS
-from benchmarks.intervals import Interval, difference, ratio
 from benchmarks.worker import Answer
 
 Rounds = Mapping[str, Sequence[Answer]]  # by contestant, one answer per round
@@ -16,13 +15,19 @@ NOTES = """\
 Every contestant trains the same model from the same weights on the same in-memory data, on one
 thread: AdamW (lr 1e-3, weight decay 0.01), gradients clipped to norm 1.0, a schedule per step
 (linear warm-up, cosine), the loss read on the host every 50 steps. Start-up and tear-down are not
-timed. Contestants take turns round by round, in a new order each round, each in a process of its
-own; the ratio is taken within each round, and the table shows its median with a 95% bootstrap
-interval. A run fails if a contestant takes another number of optimizer steps or ends with another
-loss.
+timed. Contestants take turns round by round, in a new order each round. Each measurement is a fresh
+process, since the speed of a step depends on what the process allocated before. The ratios are
+taken within each round, and the table shows their median with the lowest and highest. A run fails
+if a contestant takes another number of optimizer steps or ends with another loss.
 
+- **CPU** is the processor time of the process, which other programs disturb less than the clock.
+- **Faults** are the page faults of a step: memory that glibc returned to the kernel and got back.
+- **Peak** is the largest resident memory of the process, imports included.
 - **Plain loop**: `DataLoader`, default `AdamW`, `LambdaLR`, `clip_grad_norm_`. No guard.
-- **Made fast by hand**: every trick in `benchmarks/loops/fast_by_hand.py`, and surestep's guard.
+- **Freed memory retained**: the same, with the two `mallopt` settings that surestep's
+  `cpu_allocator="retain"` makes ([switches](switches.md)).
+- **Made fast by hand**: every trick in `benchmarks/loops/fast_by_hand.py`, the two settings among
+  them, and surestep's guard.
 - **surestep**: defaults, so clipping, schedule, guard and events file are on; no checkpoints.
 - **Peers**: bars, loggers, checkpoints and NaN filter off, fused `AdamW` on, Lightning in its
   `barebones` mode: every switch a user can set, but no code of one's own. No guard.
@@ -37,51 +42,66 @@ def step_times(answers: Sequence[Answer]) -> list[float]:
     return [answer.step_us for answer in answers]
 
 
-def format_ratio(interval: Interval) -> str:
-    return f"{interval.middle:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+def cpu_times(answers: Sequence[Answer]) -> list[float]:
+    """List the microseconds of processor time per step, round by round."""
+    return [answer.cpu_us for answer in answers]
 
 
-def format_us(interval: Interval) -> str:
-    return f"{interval.middle:+.0f} µs [{interval.low:+.0f}, {interval.high:+.0f}]"
+def spread(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """Write the median of the ratios of all rounds, the lowest and the highest."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return f"{median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
 
 
-def row(title: str, answers: Sequence[Answer], plain: Sequence[float]) -> str:
+def row(title: str, answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
     """Write a contestant's line of the table."""
-    times = step_times(answers)
-    against = format_ratio(ratio(times, plain))
-    return f"| {title} | {median(times):,.0f} | {against} | {answers[-1].final_loss:.3f} |"
+    cells = [
+        title,
+        f"{median(step_times(answers)):,.0f}",
+        spread(step_times(answers), step_times(plain)),
+        f"{median(cpu_times(answers)):,.0f}",
+        spread(cpu_times(answers), cpu_times(plain)),
+        f"{median(answer.faults for answer in answers):,.0f}",
+        f"{median(answer.peak_mb for answer in answers):,.0f}",
+        f"{answers[-1].final_loss:.3f}",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def comparisons(rounds: Rounds) -> list[str]:
     """Compare surestep with the loop made fast by hand and with the fastest peer."""
     if "surestep" not in rounds:
         return []
-    ours, lines = step_times(rounds["surestep"]), []
+    ours, lines = rounds["surestep"], []
     if "fast" in rounds:
-        over = format_us(difference(ours, step_times(rounds["fast"])))
-        lines.append(f"- surestep over the loop made fast by hand: {over} a step")
+        lines.append(f"- surestep to the loop made fast by hand: {_both(ours, rounds['fast'])}")
     peers = [c for c in CONTESTANTS if c.is_peer and c.name in rounds]
     if peers:
-        best = min(peers, key=lambda peer: median(step_times(rounds[peer.name])))
-        against = format_ratio(ratio(ours, step_times(rounds[best.name])))
-        lines.append(f"- surestep to the fastest peer, {best.title}: {against}")
+        best = min(peers, key=lambda peer: median(cpu_times(rounds[peer.name])))
+        lines.append(
+            f"- surestep to the fastest peer, {best.title}: {_both(ours, rounds[best.name])}"
+        )
     return lines
+
+
+def _both(ours: Sequence[Answer], theirs: Sequence[Answer]) -> str:
+    wall = spread(step_times(ours), step_times(theirs))
+    return f"{wall} by the clock, {spread(cpu_times(ours), cpu_times(theirs))} of processor time"
 
 
 def table(title: str, rounds: Rounds, names: Sequence[str]) -> str:
     """Write a task's table, with a line for each contestant in `names`."""
-    plain = step_times(rounds["plain"])
     lines = [
         f"## {title}",
         "",
-        "| | µs/step | to the plain loop [95%] | final loss |",
-        "|---|---:|---:|---:|",
+        "| | µs/step | to the plain loop | CPU µs/step | to the plain loop | faults | MB | loss |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for contestant in CONTESTANTS:
         if contestant.name in rounds:
-            lines.append(row(contestant.title, rounds[contestant.name], plain))
+            lines.append(row(contestant.title, rounds[contestant.name], rounds["plain"]))
         elif contestant.name in names:
-            lines.append(f"| {contestant.title} | not installed | | |")
+            lines.append(f"| {contestant.title} | not installed | | | | | | |")
     extra = comparisons(rounds)
     return "\n".join([*lines, *([""] if extra else []), *extra]) + "\n"
 

@@ -1,25 +1,25 @@
 """Time every contestant on every task and write `docs/benchmarks.md`.
 
-python -m benchmarks.run                                    # all of it, under 15 minutes
+python -m benchmarks.run                                    # all of it, about an hour
 python -m benchmarks.run --rounds 3 --tasks mlp --only fast,surestep    # a look; writes nothing
+
+A round is one fresh process for each contestant.
 """
 
 import argparse
 import random
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.contestants import CONTESTANTS, Contestant
 from benchmarks.report import Rounds, page, table
 from benchmarks.rules import READ_EVERY
 from benchmarks.tasks import TASKS
-from benchmarks.worker import Answer, Order, Worker
+from benchmarks.worker import Answer, Order, measure
 
-ROUNDS = 15  # fewer are a look: the page is not written
+ROUNDS = 5  # fewer are a look: the page is not written
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
-FIRST_STEPS = 5  # of the round before the first, which fills caches and is not counted
 # Another order of the data was seen to move the final loss by up to 5%; other work moves it more.
 LOSS_TOLERANCE = 0.1
 
@@ -41,16 +41,14 @@ def check(task: str, rounds: Rounds) -> None:
                 )
 
 
-def run_rounds(task: str, workers: Sequence[Worker], rounds: int) -> Rounds:
+def run_rounds(task: str, contestants: Sequence[Contestant], rounds: int) -> Rounds:
     """Let the contestants take turns, in a new order each round."""
     steps = TASKS[task]().steps
     order = random.Random(0)
-    answers: dict[str, list[Answer]] = {worker.contestant.name: [] for worker in workers}
-    for worker in workers:
-        worker.train(Order(task, FIRST_STEPS))
+    answers: dict[str, list[Answer]] = {each.name: [] for each in contestants}
     for number in range(rounds):
-        for worker in order.sample(workers, k=len(workers)):
-            answers[worker.contestant.name].append(worker.train(Order(task, steps)))
+        for each in order.sample(contestants, k=len(contestants)):
+            answers[each.name].append(measure(each, Order(task, steps)))
         newest = "  ".join(f"{name} {answers[name][-1].step_us:,.0f}" for name in answers)
         print(f"{task} {number + 1}/{rounds}  {newest}", file=sys.stderr, flush=True)
     check(task, answers)
@@ -58,17 +56,14 @@ def run_rounds(task: str, workers: Sequence[Worker], rounds: int) -> Rounds:
 
 
 def make_tables(tasks: Sequence[str], asked: Sequence[Contestant], rounds: int) -> list[str]:
-    """Start the contestants that are installed, run every task, and write its table."""
+    """Run every task with the contestants that are installed, and write its table."""
     names = [contestant.name for contestant in asked]
+    installed = [contestant for contestant in asked if contestant.version]
     tables = []
-    with ExitStack() as stack:
-        workers = [Worker(contestant) for contestant in asked if contestant.version]
-        for worker in workers:
-            stack.callback(worker.stop)
-        for task in tasks:
-            answers = run_rounds(task, workers, rounds)
-            tables.append(table(TASKS[task]().title, answers, names))
-            print(tables[-1], flush=True)
+    for task in tasks:
+        answers = run_rounds(task, installed, rounds)
+        tables.append(table(TASKS[task]().title, answers, names))
+        print(tables[-1], flush=True)
     return tables
 
 

@@ -142,7 +142,7 @@ def slowdown(name: str, rounds: int) -> str:
 def main() -> None:
     """Print the stall of both ways, and the slowdown of each task."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--tasks", default="", help=f"of {','.join(TASKS)}; only their slowdown")
+    parser.add_argument("--tasks", default="", help=f"of {','.join(STRETCH)}; only their slowdown")
     parser.add_argument("--rounds", type=int, help="stretches of each way")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -153,7 +153,7 @@ def main() -> None:
         print(f"  written at once      {at_once * 1e3:7.1f} ms")
         print(f"  in the background    {behind * 1e3:7.1f} ms of waiting ({behind / at_once:.1%})")
     print(f"with a save every {EVERY} steps, median of rounds and its 95% interval:")
-    for name in pick(arguments.tasks, list(TASKS), "task"):
+    for name in pick(arguments.tasks, list(STRETCH), "task"):
         print(slowdown(name, arguments.rounds or ROUNDS_OF[name]), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The three things every contestant trains: a model, its data and its loss.
+"""What every contestant trains: a model, its data and its loss.
 
 All data lies in memory and can be learned, so the loss a contestant ends with says whether it
 did the work: classes of a spiral, noisy copies of ten pictures, walks on a sparse graph of tokens.
@@ -6,6 +6,8 @@ did the work: classes of a spiral, noisy copies of ten pictures, walks on a spar
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +41,12 @@ def spiral(rows: int) -> tuple[Tensor, Tensor]:
     return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1), arm
 
 
-def pictures(rows: int) -> tuple[Tensor, Tensor]:
-    """Draw noisy copies (rows, 3, 16, 16) of ten random pictures, and which one each shows."""
+def pictures(rows: int, size: int = 16) -> tuple[Tensor, Tensor]:
+    """Draw noisy copies (rows, 3, size, size) of ten random pictures, and which one each shows."""
     generator = torch.Generator().manual_seed(2)
-    templates = torch.randn(10, 3, 16, 16, generator=generator)
+    templates = torch.randn(10, 3, size, size, generator=generator)
     label = torch.randint(10, (rows,), generator=generator)
-    noise = torch.randn(rows, 3, 16, 16, generator=generator)
+    noise = torch.randn(rows, 3, size, size, generator=generator)
     return templates[label] + 2.0 * noise, label
 
 
@@ -107,20 +109,53 @@ def build_mlp() -> nn.Module:
     return nn.Sequential(*hidden, nn.Linear(128, 3))
 
 
-def build_conv() -> nn.Module:
-    """Build three convolutions with batch norm, 3-8-16-32 channels."""
+def build_conv(*widths: int) -> nn.Module:
+    """Build 3x3 convolutions with batch norm on 16x16 pictures, each halving them."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
-    for channels, features in [(3, 8), (8, 16), (16, 32)]:
+    for channels, features in pairwise((3, *widths)):
         convolution = nn.Conv2d(channels, features, kernel_size=3, padding=1, bias=False)
         layers += [convolution, nn.BatchNorm2d(features), nn.ReLU(), nn.MaxPool2d(2)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 2 * 2, 10))
+    side = 16 >> len(widths)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(widths[-1] * side * side, 10))
 
 
-def build_gpt() -> nn.Module:
-    """Build a GPT of 4 layers, 4 heads, width 128, for 64 tokens out of 96."""
+class Residual(nn.Module):
+    """Two 3x3 convolutions and the sum with their input."""
+
+    def __init__(self, channels: int, features: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, features, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(features)
+        self.conv2 = nn.Conv2d(features, features, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(features)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or channels != features:
+            convolution = nn.Conv2d(channels, features, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = functional.relu(self.norm1(self.conv1(x)))
+        return functional.relu(self.norm2(self.conv2(out)) + self.shortcut(x))
+
+
+def build_resnet() -> nn.Module:
+    """Build a ResNet-18 for 32x32 pictures: a 3x3 stem without pooling, 64 to 512 channels."""
     torch.manual_seed(0)
-    return GPT(vocabulary=96, tokens=64, width=128, heads=4, layers=4)
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)]
+    layers.append(nn.ReLU())
+    channels = 64
+    for features in (64, 128, 256, 512):
+        for stride in (1 if features == channels else 2, 1):
+            layers.append(Residual(channels, features, stride))
+            channels = features
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+def build_gpt(width: int) -> nn.Module:
+    """Build a GPT of 4 layers and 4 heads, for 64 tokens out of 96."""
+    torch.manual_seed(0)
+    return GPT(vocabulary=96, tokens=64, width=width, heads=4, layers=4)
 
 
 def token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -136,14 +171,41 @@ def make_mlp() -> Task:
 
 def make_conv() -> Task:
     title = "Conv net 8-16-32 on 16x16, batch 64"
-    loss = nn.CrossEntropyLoss()
-    return Task("conv", title, build_conv, loss, "samples", *pictures(4096), 64, steps=245)
+    build, loss = partial(build_conv, 8, 16, 32), nn.CrossEntropyLoss()
+    return Task("conv", title, build, loss, "samples", *pictures(4096), 64, steps=245)
+
+
+def make_wide_conv() -> Task:
+    title = "Conv net 32-64 on 16x16, batch 64"
+    build, loss = partial(build_conv, 32, 64), nn.CrossEntropyLoss()
+    return Task("wide_conv", title, build, loss, "samples", *pictures(1024), 64, steps=195)
+
+
+def make_resnet() -> Task:
+    title = "ResNet-18 on 32x32, batch 32"
+    rows = pictures(1024, size=32)
+    return Task(
+        "resnet", title, build_resnet, nn.CrossEntropyLoss(), "samples", *rows, 32, steps=15
+    )
 
 
 def make_gpt() -> Task:
     title = "GPT, 4 layers of width 128, 64 tokens, batch 16"
-    rows = walks(1024, tokens=64, vocabulary=96)
-    return Task("gpt", title, build_gpt, token_loss, "tokens", *rows, 16, steps=45)
+    build, rows = partial(build_gpt, 128), walks(1024, tokens=64, vocabulary=96)
+    return Task("gpt", title, build, token_loss, "tokens", *rows, 16, steps=45)
 
 
-TASKS = {"mlp": make_mlp, "conv": make_conv, "gpt": make_gpt}
+def make_wide_gpt() -> Task:
+    title = "GPT, 4 layers of width 256, 64 tokens, batch 16"
+    build, rows = partial(build_gpt, 256), walks(1024, tokens=64, vocabulary=96)
+    return Task("wide_gpt", title, build, token_loss, "tokens", *rows, 16, steps=45)
+
+
+TASKS = {
+    "mlp": make_mlp,
+    "conv": make_conv,
+    "wide_conv": make_wide_conv,
+    "resnet": make_resnet,
+    "gpt": make_gpt,
+    "wide_gpt": make_wide_gpt,
+}

@@ -1,7 +1,8 @@
-"""One process per contestant, kept alive, so that no framework's global state touches another.
+"""A fresh process for each measurement, so that nothing that ran before touches it.
 
-The parent says "train this task now" over a pipe and waits: one process works at a time, and the
-contestants alternate round by round, so that a slow minute of the machine hits them all.
+The layout of the heap, and with it the speed of a step, depends on all that a process has allocated
+before. One process works at a time, and the contestants alternate round by round, so that a slow
+minute of the machine hits them all.
 """
 
 import gc
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from resource import RUSAGE_SELF, getrusage
 
 import torch
 
@@ -32,6 +34,9 @@ class Answer:
     """How fast a round was, and what it did."""
 
     step_us: float
+    cpu_us: float
+    faults: float  # page faults of a step
+    peak_mb: float  # memory of the process, at most
     total: int  # steps asked, with warm-up
     updates: int  # steps the optimizer counted itself
     reads: int
@@ -53,6 +58,9 @@ def judge(task: Task, trained: Trained) -> Answer:
     assert len(updates) == 1, f"parameters were updated unequally often: {sorted(updates)}"
     return Answer(
         step_us=trained.stopwatch.step_us,
+        cpu_us=trained.stopwatch.cpu_us,
+        faults=trained.stopwatch.faults,
+        peak_mb=getrusage(RUSAGE_SELF).ru_maxrss / 1024,
         total=trained.stopwatch.total,
         updates=updates.pop(),
         reads=len(trained.losses),
@@ -60,42 +68,28 @@ def judge(task: Task, trained: Trained) -> Answer:
     )
 
 
-def serve(module: str, connection: Connection) -> None:
-    """Answer orders until the pipe brings None."""
+def serve(module: str, order: Order, connection: Connection) -> None:
+    """Train once, and send what was measured."""
     torch.set_num_threads(1)
     train = import_module(f"benchmarks.loops.{module}").train
-    tasks: dict[str, Task] = {}
-    while (order := connection.recv()) is not None:
-        if order.task not in tasks:
-            tasks[order.task] = TASKS[order.task]()
-        gc.collect()
-        answer = judge(tasks[order.task], train(tasks[order.task], order.steps))
-        assert torch.get_num_threads() == 1, f"{module} changed the number of threads"
-        connection.send(answer)
+    task = TASKS[order.task]()
+    gc.collect()
+    answer = judge(task, train(task, order.steps))
+    assert torch.get_num_threads() == 1, f"{module} changed the number of threads"
+    connection.send(answer)
 
 
-class Worker:
-    """The parent's end of a contestant's process."""
-
-    def __init__(self, contestant: Contestant) -> None:
-        context = get_context("spawn")
-        self.contestant = contestant
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(contestant.module, theirs))
-        self._process.start()
-        theirs.close()
-
-    def train(self, order: Order) -> Answer:
-        """Let the contestant train now, and wait for it."""
-        try:
-            self._connection.send(order)
-            answer: Answer = self._connection.recv()
-        except (EOFError, ConnectionError) as error:
-            name = self.contestant.name
-            raise SystemExit(f"{name} died on {order}; its traceback stands above.") from error
-        return answer
-
-    def stop(self) -> None:
-        """End the process, whatever it is doing."""
-        self._process.terminate()
-        self._process.join()
+def measure(contestant: Contestant, order: Order) -> Answer:
+    """Let a contestant train in a process of its own, and wait for it."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=serve, args=(contestant.module, order, theirs))
+    process.start()
+    theirs.close()
+    try:
+        answer: Answer = ours.recv()
+    except EOFError as error:
+        raise SystemExit(f"{contestant.name} ended on {order}; its traceback is above.") from error
+    finally:
+        process.join()
+    return answer
