@@ -28,19 +28,23 @@ class Buffers:
 
     def keep(self) -> None:
         """Keep a copy."""
-        self._kept = [_tensor(owner, name).detach().clone() for owner, name in self.slots]
+        with torch.no_grad():
+            self._kept = [_tensor(owner, name).clone() for owner, name in self.slots]
 
     @torch.no_grad()
     def restore(self, outcome: Outcome) -> None:
         """Put the copy back where the step was not taken; on the device where only it knows."""
         if outcome.poison is None and outcome.took_step:
             return
+        good = None if outcome.poison is None else outcome.poison == 0
         for (owner, name), kept in zip(self.slots, self._kept, strict=True):
-            now, bad = _tensor(owner, name), outcome.poison
+            now = _tensor(owner, name)
             if now.shape != kept.shape:  # a table that grew: only what it holds is new
-                owner[name] = kept if bad is None else now
+                owner[name] = kept if good is None else now
+            elif good is None:
+                now.copy_(kept)
             else:
-                now.copy_(kept if bad is None else torch.where(bad == 0, now, kept))
+                torch.where(good, now, kept.to(now.dtype), out=now)
 
 
 def _tensor(owner: Mapping[str, Tensor | None], name: str) -> Tensor:
