@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from surestep.base.groups.record import Checkpoint as Checkpoint
     from surestep.base.groups.record import Logging as Logging
     from surestep.base.groups.schedule import Schedule as Schedule
+    from surestep.base.not_set import NOT_SET as NOT_SET
     from surestep.engine import losses as losses
     from surestep.engine.callback import Callback as Callback
     from surestep.engine.callback import Request as Request
@@ -50,6 +51,7 @@ _HOMES = {
     "EarlyStop": "surestep.base.groups.evaluation",
     "Group": "surestep.base.groups.parameters",
     "Logging": "surestep.base.groups.record",
+    "NOT_SET": "surestep.base.not_set",
     "Optim": "surestep.base.groups.optim",
     "Parallel": "surestep.base.groups.parallel",
     "Scaler": "surestep.base.groups.precision",

@@ -85,7 +85,7 @@ def test_an_unknown_name_lists_the_near_ones(said, sentence):
             {"optim.ns_coefficients": (1.0, 2.0)},
             r"optim\.ns_coefficients=.* it takes three numbers",
         ),
-        ({"schedule.milestones": "50%"}, r"milestones='50%' .* a list, such as \['50%'\]"),
+        ({"schedule.chain": 3}, r"chain=3 .* a list, such as \[3\]"),
         ({"schedule.chain": ("cosine",)}, r"chain=\('cosine',\) .* at least 2 values"),
         ({"optim.eps": "small"}, r"optim\.eps='small' is not allowed: it must be a valid number"),
         ({"precision": "fp8"}, "precision='fp8' .* 'fp32', 'tf32', 'bf16' or 'fp16'"),
@@ -142,7 +142,6 @@ def test_with_options_stands_over_what_was_said():
     assert config.with_options({"optim.lr": 0.2, "optim.eps": None}).said() == {
         "epochs": 2.0,
         "optim.lr": 0.2,
-        "optim.eps": 1e-9,
     }
     assert config.optim.lr == 0.1
 
@@ -154,5 +153,5 @@ def test_a_length_said_anew_replaces_the_other_way_to_say_it():
 
 
 def test_a_group_that_is_said_as_a_value_and_by_its_options_is_refused():
-    with pytest.raises(ConfigError, match=r"optim=3 stands beside optim\.lr"):
-        Config.from_options({"optim": 3, "optim.lr": 0.1})
+    with pytest.raises(ConfigError, match=r"data=3 stands beside data\.shuffle"):
+        Config.from_options({"data": 3, "data.shuffle": True})

@@ -14,12 +14,13 @@ from surestep.base.errors import ConfigError, near
 from surestep.base.groups.average import Average
 from surestep.base.groups.data import Data
 from surestep.base.groups.evaluation import EarlyStop, Validation
-from surestep.base.groups.group import Group
+from surestep.base.groups.group import Group, Places
 from surestep.base.groups.optim import Optim
 from surestep.base.groups.parallel import Parallel
 from surestep.base.groups.precision import Scaler
 from surestep.base.groups.record import Checkpoint, Logging
 from surestep.base.groups.schedule import Schedule
+from surestep.base.not_set import NOT_SET, NotSet
 from surestep.base.values import (
     Clock,
     Count,
@@ -30,101 +31,102 @@ from surestep.base.values import (
     Steps,
     Whole,
 )
+from surestep.base.words import MAIN
 
 
 class Config(Group):
     """Everything a user may ask for; each option not said is decided by the Plan."""
 
-    epochs: Positive | None = Field(default=None, description="Passes over the training data.")
-    max_steps: Count | None = Field(
-        default=None, description="Optimizer steps to take, where not epochs decide."
+    epochs: Positive | NotSet = Field(default=NOT_SET, description="Passes over the training data.")
+    max_steps: Count | NotSet = Field(
+        default=NOT_SET, description="Optimizer steps to take, where not epochs decide."
     )
-    limit_train_batches: Count | None = Field(
-        default=None, description="Train on the first batches of each epoch only: a trial run."
+    limit_train_batches: Count | NotSet | None = Field(
+        default=NOT_SET, description="Train on the first batches of each epoch only: a trial run."
     )
-    limit_val_batches: Count | None = Field(
-        default=None, description="Evaluate on the first batches of a validation set only."
+    limit_val_batches: Count | NotSet | None = Field(
+        default=NOT_SET, description="Evaluate on the first batches of a validation set only."
     )
-    max_time: Clock | None = Field(
-        default=None,
+    max_time: Clock | NotSet | None = Field(
+        default=NOT_SET,
         description="Save and leave after this long ('110 minutes'); the same call resumes.",
     )
-    batch_size: Count | None = Field(
-        default=None, description="Samples that one optimizer step sees, on all ranks together."
+    batch_size: Count | NotSet = Field(
+        default=NOT_SET, description="Samples that one optimizer step sees, on all ranks together."
     )
-    micro_batch_size: Count | None = Field(
-        default=None,
+    micro_batch_size: Count | NotSet = Field(
+        default=NOT_SET,
         description="Samples that one rank holds at once: a matter of memory, never of the update.",
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(
-        default=None, description="Decides weights, order, augmentation and dropout."
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | NotSet = Field(
+        default=NOT_SET, description="Decides weights, order, augmentation and dropout."
     )
-    deterministic: bool | None = Field(
-        default=None, description="Use only torch's deterministic algorithms (slower on a GPU)."
+    deterministic: bool | NotSet = Field(
+        default=NOT_SET, description="Use only torch's deterministic algorithms (slower on a GPU)."
     )
-    device: str | None = Field(default=None, description="cpu, cuda, cuda:1, mps, ...")
-    precision: Precision | None = Field(
-        default=None,
+    device: str | NotSet = Field(default=NOT_SET, description="cpu, cuda, cuda:1, mps, ...")
+    precision: Precision | NotSet = Field(
+        default=NOT_SET,
         description="fp32, tf32, bf16, fp16, or auto: bf16 where a GPU has it natively.",
     )
-    max_grad_norm: Positive | Literal["off"] | None = Field(
-        default=None, description="Clip the norm of all gradients to this; off: only measure it."
+    max_grad_norm: Positive | Literal["off"] | NotSet | NotSet = Field(
+        default=NOT_SET, description="Clip the norm of all gradients to this; off: only measure it."
     )
-    clip_value: Positive | None = Field(
-        default=None,
+    clip_value: Positive | NotSet | NotSet = Field(
+        default=NOT_SET,
         description="Clip each element of the gradients to this (instead of the norm).",
     )
-    on_nonfinite: Literal["raise", "skip"] | None = Field(
-        default=None,
+    on_nonfinite: Literal["raise", "skip"] | NotSet = Field(
+        default=NOT_SET,
         description="A loss or gradient that is not finite ends the run, or skips the step.",
     )
-    max_nonfinite: Whole | None = Field(
-        default=None,
+    max_nonfinite: Whole | NotSet = Field(
+        default=NOT_SET,
         description="How many steps on_nonfinite='skip' may skip before the run fails.",
     )
-    on_spike: Literal["tell", "rollback", "off"] | None = Field(
-        default=None,
+    on_spike: Literal["tell", "rollback", "off"] | NotSet = Field(
+        default=NOT_SET,
         description="A loss far above those before it is told; or the run goes back to the "
         "checkpoint before it and leaves that stretch of data out.",
     )
-    max_rollbacks: Count | None = Field(
-        default=None, description="How often on_spike='rollback' may go back."
+    max_rollbacks: Count | NotSet = Field(
+        default=NOT_SET, description="How often on_spike='rollback' may go back."
     )
-    skip_samples: SamplesOrFile | None = Field(
-        default=None,
+    skip_samples: SamplesOrFile | NotSet | NotSet = Field(
+        default=NOT_SET,
         description="Training samples to leave out: a file such as a run's skipped.json, or "
         "indices.",
     )
-    activation_checkpointing: Recomputed | None = Field(
-        default=None,
+    activation_checkpointing: Recomputed | NotSet = Field(
+        default=NOT_SET,
         description="Compute activations again in the backward instead of keeping them: off, on, "
         "'every 2' blocks, or names of modules such as 'encoder.layers.*'.",
     )
-    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] | None = Field(
-        default=None, description="torch.compile's mode, or off."
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] | NotSet = Field(
+        default=NOT_SET, description="torch.compile's mode, or off."
     )
-    compile_blocks: bool | None = Field(
-        default=None, description="Compile each block of the model by itself: quicker to start."
+    compile_blocks: bool | NotSet = Field(
+        default=NOT_SET, description="Compile each block of the model by itself: quicker to start."
     )
-    channels_last: bool | None = Field(
-        default=None, description="Lay images and convolutions out with the channels last."
+    channels_last: bool | NotSet = Field(
+        default=NOT_SET, description="Lay images and convolutions out with the channels last."
     )
-    matmul_precision: Literal["highest", "high", "medium"] | None = Field(
-        default=None, description="fp32 products: torch.set_float32_matmul_precision."
+    matmul_precision: Literal["highest", "high", "medium"] | NotSet = Field(
+        default=NOT_SET, description="fp32 products: torch.set_float32_matmul_precision."
     )
-    cudnn_benchmark: bool | None = Field(
-        default=None, description="Let cuDNN try its algorithms for each new shape."
+    cudnn_benchmark: bool | NotSet = Field(
+        default=NOT_SET, description="Let cuDNN try its algorithms for each new shape."
     )
-    sdpa_backend: Literal["auto", "flash", "efficient", "cudnn", "math"] | None = Field(
-        default=None, description="What computes scaled_dot_product_attention; auto: torch."
+    sdpa_backend: Literal["auto", "flash", "efficient", "cudnn", "math"] | NotSet = Field(
+        default=NOT_SET, description="What computes scaled_dot_product_attention; auto: torch."
     )
-    cpu_allocator: Literal["auto", "retain", "default"] | None = Field(
-        default=None,
+    cpu_allocator: Literal["auto", "retain", "default"] | NotSet = Field(
+        default=NOT_SET,
         description="retain: freed memory stays in the process (glibc's malloc); default: the "
         "allocator's own settings; auto: retain on a CPU.",
     )
-    profile: Steps | None = Field(
-        default=None, description="Steps to watch with torch's profiler: '10:15'."
+    profile: Steps | NotSet | None = Field(
+        default=NOT_SET, description="Steps to watch with torch's profiler: '10:15'."
     )
     optim: Optim = Optim()
     schedule: Schedule = Schedule()
@@ -139,7 +141,7 @@ class Config(Group):
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
-        if self.epochs is not None and self.max_steps is not None:
+        if self.epochs is not NOT_SET and self.max_steps is not NOT_SET:
             raise ConfigError(
                 f"epochs={self.epochs:g} and max_steps={self.max_steps} both say how long to "
                 "train. Say one of them."
@@ -147,21 +149,28 @@ class Config(Group):
         return self
 
     def said(self) -> dict[str, Any]:
-        """List the options that were said, by their full names ("optim.lr")."""
+        """List the options that were set, by their full names ("optim.lr"); None is off."""
         found = ((name, attrgetter(name)(self)) for name, _ in options())
-        return {name: value for name, value in found if value is not None}
+        return {name: value for name, value in found if value is not NOT_SET}
 
-    def with_options(self, said: Mapping[str, Any]) -> "Config":
-        """Return a Config in which the options in `said`, by full name, stand over these.
+    def with_options(self, said: Mapping[str, Any], places: Places | None = None) -> "Config":
+        """Return a Config in which the options in `said`, by full name, replace these.
 
-        A length said anew ("epochs") stands over the other way to say it ("max_steps").
+        None switches an option off where it can be off, and else unsets it, as NOT_SET does. A
+        length ("epochs") replaces the other way to set it ("max_steps").
+
+        Args:
+            said: the options.
+            places: where each was set, as errors name it ("run.toml:7", "command line").
+
+        Raises:
+            ConfigError: all that is wrong with them.
         """
         merged = self.said()
-        if {"epochs", "max_steps"} & {name for name, value in said.items() if value is not None}:
-            merged.pop("epochs", None)
-            merged.pop("max_steps", None)
-        merged.update({name: value for name, value in said.items() if value is not None})
-        return Config.from_options(merged)
+        new = _flat(said)
+        if any(new.get(name) not in (None, NOT_SET) for name in LENGTHS):
+            merged = {name: value for name, value in merged.items() if name not in LENGTHS}
+        return Config.from_options(merged | new, places)
 
     def alone(self) -> "Config":
         """Return it without what is said of several processes, to look at their run in one."""
@@ -171,11 +180,11 @@ class Config(Group):
         )
 
     @classmethod
-    def from_options(cls, said: Mapping[str, Any]) -> "Config":
-        """Build a Config from full names, as they stand in `said()`."""
+    def from_options(cls, said: Mapping[str, Any], places: Places | None = None) -> "Config":
+        """Build a Config from full names, as they are in `said()`."""
         nested: dict[str, Any] = {}
-        for name, value in said.items():
-            group, _, field = name.rpartition(".")
+        for name, value in _flat(said).items():
+            group, _, option = name.rpartition(".")
             if group and group not in cls.model_fields:
                 deep = group.partition(".")[0] in cls.model_fields
                 hint = near(group, [group] if deep else cls.model_fields)
@@ -183,8 +192,28 @@ class Config(Group):
             target = nested.setdefault(group, {}) if group else nested
             if not isinstance(target, dict):
                 raise ConfigError(f"{group}={target!r} stands beside {name}. Say {name} alone.")
-            target[field] = value
-        return cls(**nested)
+            target[option] = value
+        return cls.model_validate(nested, context={"places": places or {}})
+
+
+LENGTHS = ("epochs", "max_steps")
+
+
+def _flat(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by their full names, of groups that were given as one value or as a table."""
+    flat: dict[str, Any] = {}
+    for name, value in said.items():
+        field = Config.model_fields.get(name)
+        if field is None or not isinstance(field.default, Group) or value is None:
+            flat[name] = value
+        elif isinstance(value, Mapping):
+            flat |= {f"{name}.{option}": each for option, each in value.items()}
+        elif isinstance(value, Group):
+            found = {option: getattr(value, option) for option in type(value).model_fields}
+            flat |= {f"{name}.{option}": each for option, each in found.items()}
+        else:
+            flat[f"{name}.{MAIN[name]}" if name in MAIN else name] = value
+    return flat
 
 
 def options() -> Iterator[tuple[str, Any]]:

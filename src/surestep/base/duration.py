@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -16,7 +17,22 @@ def exact(amount: float) -> str:
 
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
-_TEXT = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([a-z]+)\s*")
+_TEXT = re.compile(
+    r"\s*(?:every\s+)?(?P<amount>[0-9._]+(?:e[+-]?[0-9]+)?)?\s*(?:(?P<scale>[km])\s+)?"
+    r"\s*(?P<unit>[a-z]+)\s*",
+    re.IGNORECASE,
+)
+_SCALES = {"": 1.0, "k": 1e3, "m": 1e6}
+_CLOCK = {
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1 / 60),
+    **dict.fromkeys(("min", "mins", "minute", "minutes"), 1.0),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 60.0),
+    **dict.fromkeys(("day", "days"), 1440.0),
+}
+_SPELLINGS: dict[str, tuple[Unit, float]] = {
+    **{word: (unit, 1.0) for unit in UNITS for word in (unit, unit[:-1])},
+    **{word: ("minutes", scale) for word, scale in _CLOCK.items()},
+}
 
 
 @dataclass(frozen=True)
@@ -59,23 +75,25 @@ class Duration:
 
 
 def parse_duration(text: str, units: tuple[Unit, ...] = UNITS) -> Duration:
-    """Read "3 epochs"; singular units are accepted.
+    """Read "3 epochs", "1k steps", "1_000 steps", "epoch" or "30s".
 
     Raises:
         ValueError: not an amount above zero and one of `units`.
     """
     match = _TEXT.fullmatch(text)
-    wanted = f"an amount and a unit ({', '.join(units)}), such as '2 {units[0]}'"
+    wanted = f"must be an amount and a unit ({', '.join(units)}), such as '2 {units[0]}'"
     if match is None:
-        raise ValueError(f"must be {wanted}")
-    word = match[2] if match[2].endswith("s") else match[2] + "s"
-    unit = next((unit for unit in units if unit == word), None)
+        raise ValueError(wanted)
+    word = match["unit"].lower()
+    if match["amount"] is None and word.endswith("s"):  # "steps" does not say how many
+        raise ValueError(wanted)
+    unit, scale = _SPELLINGS.get(word, (None, 0.0))
     try:
-        amount = float(match[1])
+        amount = float(match["amount"] or 1) * scale * _SCALES[(match["scale"] or "").lower()]
     except ValueError:
-        raise ValueError(f"must be {wanted}") from None
-    if unit is None or amount <= 0:
-        raise ValueError(f"must be {wanted}")
+        raise ValueError(wanted) from None
+    if unit is None or unit not in units or not 0 < amount < math.inf:
+        raise ValueError(wanted)
     return Duration(amount, unit)
 
 
@@ -94,7 +112,7 @@ class Cadence:
     at the same steps. Only minutes are counted from the start of the process.
 
     Args:
-        duration: the period.
+        duration: the period; None is never.
         steps_per_epoch: optimizer steps in one epoch; None where that is not known, and then epochs
             are counted as they end.
         items: items already seen by the run.
@@ -103,12 +121,13 @@ class Cadence:
 
     def __init__(
         self,
-        duration: Duration,
+        duration: Duration | None,
         steps_per_epoch: int | None,
         *,
         items: float = 0,
         seconds: float = 0,
     ) -> None:
+        duration = duration or Duration(math.inf, "steps")
         self.unit = duration.unit
         self._by_ends = duration.unit == "epochs" and steps_per_epoch is None
         scale = {"epochs": steps_per_epoch, "minutes": 60}.get(duration.unit, 1)
@@ -140,6 +159,8 @@ class Cadence:
         """Return the first step after `step` that may be due, so that others need not ask."""
         if self.unit in ("minutes", "items") or self._by_ends:
             return step + 1
+        if self.period == math.inf:
+            return sys.maxsize
         return max(step + 1, math.ceil((self._periods(step) + 1) * self.period - 1e-6))
 
     def _periods(self, count: float) -> int:

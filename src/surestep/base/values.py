@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,20 +11,81 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from surestep.base.duration import Unit, exact, parse_duration
 
+_BARE = re.compile(r"\s*([0-9._]+(?:e[+-]?[0-9]+)?)\s*(k?)\s*", re.IGNORECASE)
+
+
+def _text(value: Any) -> Any:
+    """Turn a number into text, and a bare one into steps; what is neither is left to pydantic."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = exact(float(value))
+    match = _BARE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    try:
+        number = float(match[1]) * (1000 if match[2] else 1)
+    except ValueError:
+        return value
+    return f"{exact(number)} steps" if number >= 1 else exact(number)
+
+
+def _share(text: str) -> float | None:
+    """Return the share that "10%" or a number in (0, 1) is; None where it is a length."""
+    word = text.strip()
+    try:
+        share = float(word[:-1]) / 100 if word.endswith("%") else float(word)
+    except ValueError:
+        return -1.0 if word.endswith("%") else None
+    return share if word.endswith("%") or 0 < share < 1 else None
+
+
+def _percent(text: str, share: float) -> str:
+    """Write a share of the run as it is kept: "10%"."""
+    word = text.strip()
+    return f"{exact(float(word[:-1]) if word.endswith('%') else round(share * 100, 12))}%"
+
 
 def _duration(*units: Unit) -> AfterValidator:
-    return AfterValidator(lambda text: str(parse_duration(text, units)))
+    """Read how often something happens, in a length of the run's own."""
+    return AfterValidator(lambda text: str(parse_duration(_whole_steps(text), units)))
+
+
+def _period(*units: Unit) -> AfterValidator:
+    """Read the same, or a share of the run such as "25%"."""
+
+    def read(text: str) -> str:
+        share = _share(text)
+        if share is None:
+            return str(parse_duration(text, units))
+        if not text.strip().endswith("%"):
+            raise ValueError(
+                "a share of each epoch, or of the run? Write "
+                f"'{text} epochs' or '{_percent(text, share)}'"
+            )
+        if not 0 < share < 1:
+            raise ValueError("must be a share of the run between 0% and 100%")
+        return _percent(text, share)
+
+    return AfterValidator(read)
+
+
+def _whole_steps(text: str) -> str:
+    """Return the text; a bare number below 1 has no unit.
+
+    Raises:
+        ValueError: it is one.
+    """
+    share = _share(text)
+    if share is not None and not text.strip().endswith("%"):
+        raise ValueError(f"it has no unit: write '{text} epochs'")
+    return text
 
 
 def _warmup(text: str) -> str:
-    if text.endswith("%"):
-        try:
-            share = float(text[:-1])
-        except ValueError:
-            share = -1.0
-        if not 0 <= share <= 100:
+    share = _share(text)
+    if share is not None:
+        if not 0 <= share <= 1:
             raise ValueError("must be a share of the run between 0% and 100%")
-        return f"{exact(share)}%"
+        return _percent(text, share)
     if text.strip() in ("0", "0 steps", "0 epochs"):
         return "0%"
     return str(parse_duration(text, ("steps", "epochs")))
@@ -35,7 +97,7 @@ def read_length(text: str) -> str:
     Raises:
         ValueError: anything else.
     """
-    if not text.endswith("%"):
+    if _share(text) is None:
         return str(parse_duration(text, ("steps", "epochs")))
     length = _warmup(text)
     if length == "0%":
@@ -66,8 +128,31 @@ def _block_choice(text: str) -> str:
     return " ".join([how, *words])
 
 
-def _range(text: str) -> str:
-    first, _, last = text.partition(":")
+def _milestones(value: Any) -> Any:
+    """Return places in the run; bare whole numbers could be steps or epochs.
+
+    Raises:
+        ValueError: some are.
+    """
+    places = [value] if isinstance(value, (str, int, float)) else list(value)
+    bare = [str(each).strip() for each in places]
+    if any(each.replace("_", "").isdigit() for each in bare):
+        spelled = (
+            tuple(f"{each} {unit}" if each.isdigit() else each for each in bare)
+            for unit in ("epochs", "steps")
+        )
+        epochs, steps = spelled
+        raise ValueError(
+            f"steps or epochs (which torch's habit is)? Write milestones={list(epochs)} or "
+            f"milestones={list(steps)}"
+        )
+    return tuple(places)
+
+
+def _range(value: Any) -> str:
+    """Read the first and the last step: "10:15", "10-15" or (10, 15)."""
+    text = str(value) if isinstance(value, str) else ":".join(map(str, value))
+    first, _, last = re.sub(r"\s*(:|-|,|to)\s*", ":", text.strip()).partition(":")
     if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
         raise ValueError("must be the first and the last step, such as '10:15'")
     return f"{int(first)}:{int(last)}"
@@ -118,13 +203,15 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
-Period = Annotated[str, _duration("epochs", "steps", "items")]
-ClockPeriod = Annotated[str, _duration("epochs", "steps", "items", "minutes")]
-Clock = Annotated[str, _duration("minutes")]
-StepPeriod = Annotated[str, _duration("epochs", "steps")]
-Warmup = Annotated[str, AfterValidator(_warmup)]
-Length = Annotated[str, AfterValidator(read_length)]
-Steps = Annotated[str, AfterValidator(_range)]
+Number = BeforeValidator(_text)
+Period = Annotated[str, _period("epochs", "steps", "items"), Number]
+ClockPeriod = Annotated[str, _period("epochs", "steps", "items", "minutes"), Number]
+Clock = Annotated[str, _duration("minutes"), Number]
+StepPeriod = Annotated[str, _duration("epochs", "steps"), Number]
+Warmup = Annotated[str, AfterValidator(_warmup), Number]
+Length = Annotated[str, AfterValidator(read_length), Number]
+Milestones = Annotated[tuple[Length, ...], BeforeValidator(_milestones)]
+Steps = Annotated[str, BeforeValidator(_range)]
 SamplesOrFile = Annotated[str | tuple[int, ...], BeforeValidator(_samples)]
 BlockChoice = Annotated[str, AfterValidator(_block_choice)]
 TableOrFile = Annotated[str, BeforeValidator(_table)]

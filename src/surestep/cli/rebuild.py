@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError, RecipeError, RunError
+from surestep.base.not_set import NOT_SET
 from surestep.engine.parallel.launch import read_launched
 from surestep.engine.task import Task
 from surestep.recipes.load import SHIPPED, Recipe, load, sha256
@@ -108,7 +109,7 @@ def as_asked(folder: Run, *, without: Sequence[str]) -> list[str]:
     """
     recipe = load(typed_as(folder.config["recipe"]))
     own, asked = recipe.config.said(), Config.from_options(folder.config["config"]).said()
-    told = {name: value for name, value in asked.items() if own.get(name) != value}
+    told = {name: value for name, value in asked.items() if own.get(name, NOT_SET) != value}
     for name, each in recipe.parameters.items():
         value = folder.config["task"].get(name, each.default)
         told |= {f"task.{name}": value} if value != each.default else {}
@@ -123,4 +124,5 @@ def as_asked(folder: Run, *, without: Sequence[str]) -> list[str]:
 
 
 def _words(value: Any) -> list[str]:
-    return [str(each) for each in (value if isinstance(value, list | tuple) else [value])]
+    values = value if isinstance(value, list | tuple) else [value]
+    return ["off" if each is None else str(each) for each in values]

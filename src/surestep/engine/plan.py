@@ -8,6 +8,7 @@ import torch
 
 from surestep.base.config import Config
 from surestep.base.duration import Duration, parse_duration
+from surestep.base.not_set import NOT_SET
 from surestep.engine.average import Averaging
 from surestep.engine.data.generators import Draws
 from surestep.engine.data.order import Cut, Order
@@ -156,7 +157,7 @@ class Plan:
     scaler_growth_factor: float
     scaler_growth_interval: int
     scaler_backoff_factor: float
-    validation_every: Duration
+    validation_every: Duration | None
     validation_on_start: bool
     validation_batch_size: int
     validation_metric: str | None
@@ -165,14 +166,14 @@ class Plan:
     early_stop_start: Duration | None
     early_stop_min_delta: float
     average: Averaging
-    checkpoint_every: Duration
+    checkpoint_every: Duration | None
     checkpoint_keep_last: int
     checkpoint_keep_best: int
     checkpoint_keep_every: Duration | None
     checkpoint_async_save: bool
     checkpoint_weights: Literal["all", "trained"]
     profile: str | None
-    logging_every: Duration
+    logging_every: Duration | None
     logging_progress: Literal["bar", "plain", "quiet"]
     logging_ranks: Literal["first", "all"]
     decisions: tuple[Decision, ...] = ()
@@ -199,6 +200,14 @@ class Known:
 
     def __getitem__(self, option: str) -> Any:
         return self.chosen[option]
+
+    def is_off(self, option: str) -> bool:
+        """Return whether the option was set to None: switched off."""
+        return self.said.get(option, NOT_SET) is None
+
+    def is_on(self, option: str) -> bool:
+        """Return whether the option was set, and not switched off."""
+        return self.said.get(option) is not None
 
     @property
     def device(self) -> str:
@@ -258,6 +267,12 @@ class Known:
         """Return which file names the samples that are left out, where one does."""
         skips = self.given.skips
         return f", {skips.source}" if skips is not None and skips.source else ""
+
+    def period(self, text: str) -> Duration:
+        """Return how often something happens; "25%" is a share of the run."""
+        if text.endswith("%"):
+            return Duration(float(max(1, round(self.length(text)))), "steps")
+        return parse_duration(text)
 
     def steps(self, duration: str) -> float:
         """Return a length in optimizer steps; not whole where "2.5 epochs" are not.

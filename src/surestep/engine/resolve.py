@@ -8,6 +8,7 @@ import torch
 
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError
+from surestep.base.not_set import NotSet
 from surestep.engine.facts import Facts
 from surestep.engine.plan import Decision, Given, Known, Plan
 from surestep.engine.schedule.decide import shape_of
@@ -72,4 +73,4 @@ def device_of(config: Config, facts: Facts) -> torch.device:
 
 def seed_of(config: Config) -> int:
     """Return the seed that the Plan will have; the model is built before there is a Plan."""
-    return config.seed if config.seed is not None else DEFAULT_SEED
+    return DEFAULT_SEED if isinstance(config.seed, NotSet) else config.seed

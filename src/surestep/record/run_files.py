@@ -22,7 +22,8 @@ from surestep.record.kinds import (
     version,
 )
 
-CONFIG_FORMAT = INCIDENT_FORMAT = 1
+CONFIG_FORMAT = 2  # an option that is null was switched off; format 1 wrote none
+INCIDENT_FORMAT = 1
 PLACE = parts(step=count, steps_taken=count, epoch=count, position=count, items=number)
 
 

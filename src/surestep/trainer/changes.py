@@ -96,7 +96,7 @@ def _options(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Chan
     said = {
         name
         for name in before["config"].keys() | now["config"].keys()
-        if before["config"].get(name) != now["config"].get(name)
+        if before["config"].get(name, NOT_SAID) != now["config"].get(name, NOT_SAID)
     }
     groups = {name.partition(".")[0] for name in said if "." in name}
     for name in sorted(old.keys() | new.keys() if old else ()):

@@ -141,7 +141,7 @@ def _ends_cycle(result: StepResult, cycles: frozenset[int]) -> bool:
     return result.outcome.took_step and result.before.steps_taken + 1 in cycles
 
 
-def _cadence(session: Session, duration: Duration) -> Cadence:
+def _cadence(session: Session, duration: Duration | None) -> Cadence:
     return Cadence(
         duration,
         session.plan.steps_per_epoch,

@@ -20,7 +20,7 @@ def skips_asked(task: Task, config: Config) -> Skips | None:
         ConfigError: they cannot be left out, or the file that names them cannot be read.
     """
     said = config.skip_samples
-    if said is None or is_stream(task.train):  # the table of options refuses a stream
+    if not said or is_stream(task.train):  # the table of options refuses a stream
         return None
     if isinstance(said, str):
         return skips_of(task, read_samples(Path(said)), said)

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from surestep.base.groups.group import Group
+from surestep.base.not_set import NOT_SET, NotSet
 from surestep.base.values import Positive, Share, StepPeriod, Warmup
 
 
@@ -12,29 +13,31 @@ class Average(Group):
     """An average of the weights, evaluated in their place."""
 
     prefix: ClassVar[str] = "average."
-    kind: Literal["none", "ema", "swa"] | None = Field(
-        default=None, description="ema: exponential moving average; swa: stochastic weight average."
+    kind: Literal["none", "ema", "swa"] | NotSet = Field(
+        default=NOT_SET,
+        description="ema: exponential moving average; swa: stochastic weight average.",
     )
-    decay: Share | None = Field(
-        default=None, description="EMA: what stays of the average at each update."
+    decay: Share | NotSet = Field(
+        default=NOT_SET, description="EMA: what stays of the average at each update."
     )
-    warmup: bool | None = Field(
-        default=None, description="EMA: begin with a smaller decay, so that first weights fade."
+    warmup: bool | NotSet = Field(
+        default=NOT_SET, description="EMA: begin with a smaller decay, so that first weights fade."
     )
-    start: Warmup | None = Field(
-        default=None, description="When averaging begins: '1000 steps', '2 epochs' or '75%'."
+    start: Warmup | NotSet = Field(
+        default=NOT_SET, description="When averaging begins: '1000 steps', '2 epochs' or '75%'."
     )
-    every: StepPeriod | None = Field(
-        default=None, description="How often the average takes the weights in: '1 step'."
+    every: StepPeriod | NotSet = Field(
+        default=NOT_SET, description="How often the average takes the weights in: '1 step'."
     )
-    buffers: Literal["copy", "average", "recompute"] | None = Field(
-        default=None,
+    buffers: Literal["copy", "average", "recompute"] | NotSet = Field(
+        default=NOT_SET,
         description="Buffers of the average: the model's, averaged too, or BatchNorm's statistics "
         "computed anew from the training data.",
     )
-    lr: Positive | None = Field(
-        default=None, description="SWA: constant learning rate from average.start on."
+    lr: Positive | NotSet = Field(
+        default=NOT_SET, description="SWA: constant learning rate from average.start on."
     )
-    anneal: Warmup | None = Field(
-        default=None, description="SWA: how long the rate takes to reach average.lr, by a cosine."
+    anneal: Warmup | NotSet = Field(
+        default=NOT_SET,
+        description="SWA: how long the rate takes to reach average.lr, by a cosine.",
     )

@@ -5,6 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from surestep.base.groups.group import Group
+from surestep.base.not_set import NOT_SET, NotSet
 from surestep.base.values import (
     Count,
     Whole,
@@ -15,19 +16,19 @@ class Data(Group):
     """How data is loaded."""
 
     prefix: ClassVar[str] = "data."
-    num_workers: Whole | None = Field(default=None, description="Processes that load data.")
-    pin_memory: bool | None = Field(default=None, description="Load into page-locked memory.")
-    persistent_workers: bool | None = Field(
-        default=None, description="Keep the workers alive between epochs."
+    num_workers: Whole | NotSet = Field(default=NOT_SET, description="Processes that load data.")
+    pin_memory: bool | NotSet = Field(default=NOT_SET, description="Load into page-locked memory.")
+    persistent_workers: bool | NotSet = Field(
+        default=NOT_SET, description="Keep the workers alive between epochs."
     )
-    prefetch_factor: Count | None = Field(
-        default=None, description="Micro-batches that each worker loads ahead."
+    prefetch_factor: Count | NotSet = Field(
+        default=NOT_SET, description="Micro-batches that each worker loads ahead."
     )
-    drop_last: bool | None = Field(
-        default=None, description="Drop the last batch of an epoch where it is smaller."
+    drop_last: bool | NotSet = Field(
+        default=NOT_SET, description="Drop the last batch of an epoch where it is smaller."
     )
-    shuffle: bool | None = Field(default=None, description="Train in a new order each epoch.")
-    shuffle_buffer: Count | None = Field(
-        default=None,
+    shuffle: bool | NotSet = Field(default=NOT_SET, description="Train in a new order each epoch.")
+    shuffle_buffer: Count | NotSet = Field(
+        default=NOT_SET,
         description="Samples of a stream that wait in a buffer, from which the next is drawn.",
     )

@@ -12,18 +12,18 @@ class Validation(Group):
     """When to evaluate, and by what to judge."""
 
     prefix: ClassVar[str] = "validation."
-    every: Period | None = Field(
-        default=None, description="How often to evaluate: '1 epoch', '500 steps'."
+    every: Period | NotSet | None = Field(
+        default=NOT_SET, description="How often to evaluate: '1 epoch', '500 steps'."
     )
-    on_start: bool | None = Field(
-        default=None, description="Also evaluate once before the first step."
+    on_start: bool | NotSet = Field(
+        default=NOT_SET, description="Also evaluate once before the first step."
     )
-    batch_size: Count | None = Field(default=None, description="Samples evaluated at once.")
-    metric: str | None = Field(
-        default=None, description="What 'best' means: 'loss', a metric's name, or 'set/metric'."
+    batch_size: Count | NotSet = Field(default=NOT_SET, description="Samples evaluated at once.")
+    metric: str | NotSet = Field(
+        default=NOT_SET, description="What 'best' means: 'loss', a metric's name, or 'set/metric'."
     )
-    mode: Literal["min", "max"] | None = Field(
-        default=None, description="Whether a smaller or a larger metric is better."
+    mode: Literal["min", "max"] | NotSet = Field(
+        default=NOT_SET, description="Whether a smaller or a larger metric is better."
     )
 
 
@@ -31,14 +31,14 @@ class EarlyStop(Group):
     """Stop when the metric no longer gets better."""
 
     prefix: ClassVar[str] = "early_stop."
-    patience: Count | None = Field(
-        default=None,
+    patience: Count | NotSet | None = Field(
+        default=NOT_SET,
         description="Stop after this many evaluations in a row without a better metric.",
     )
-    start: StepPeriod | None = Field(
-        default=None,
+    start: StepPeriod | NotSet | None = Field(
+        default=NOT_SET,
         description="Count evaluations only from here on: '5 epochs', '1000 steps'.",
     )
-    min_delta: NotNegative | None = Field(
-        default=None, description="A change smaller than this does not count as better."
+    min_delta: NotNegative | NotSet = Field(
+        default=NOT_SET, description="A change smaller than this does not count as better."
     )

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from surestep.base.groups.group import Group
 from surestep.base.groups.parameters import Groups
+from surestep.base.not_set import NOT_SET, NotSet
 from surestep.base.values import Count, NotNegative, Positive, Share, Whole
 
 Name = Literal[
@@ -48,105 +49,109 @@ class Optim(Group):
     """The optimizer."""
 
     prefix: ClassVar[str] = "optim."
-    name: Name | None = Field(
-        default=None,
+    name: Name | NotSet = Field(
+        default=NOT_SET,
         description="Optimizer; docs/optimizers.md says what for. A Task may bring another one.",
     )
-    lr: Positive | None = Field(default=None, description="Peak learning rate.")
-    weight_decay: NotNegative | None = Field(
-        default=None, description="Weight decay; biases, normalisation and embeddings are kept out."
+    lr: Positive | NotSet = Field(default=NOT_SET, description="Peak learning rate.")
+    weight_decay: NotNegative | NotSet = Field(
+        default=NOT_SET,
+        description="Weight decay; biases, normalisation and embeddings are kept out.",
     )
-    implementation: Literal["auto", "fused", "foreach", "plain"] | None = Field(
-        default=None,
+    implementation: Literal["auto", "fused", "foreach", "plain"] | NotSet = Field(
+        default=NOT_SET,
         description="fused: one kernel; foreach: a kernel for each operation; plain: one tensor "
         "after another; auto: the first that torch has.",
     )
-    betas: tuple[Share, Share] | None = Field(
-        default=None, description="Adam and its kin: decay rates of the two moments."
+    betas: tuple[Share, Share] | NotSet = Field(
+        default=NOT_SET, description="Adam and its kin: decay rates of the two moments."
     )
-    eps: Eps | None = Field(
-        default=None,
+    eps: Eps | NotSet = Field(
+        default=NOT_SET,
         description="Added to a denominator; Adafactor takes two (the first may be none).",
     )
-    momentum: Share | None = Field(default=None, description="SGD, RMSprop, Muon: momentum.")
-    dampening: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None, description="SGD: how much less of a gradient goes into the momentum."
+    momentum: Share | NotSet = Field(default=NOT_SET, description="SGD, RMSprop, Muon: momentum.")
+    dampening: Annotated[float, Field(ge=0, le=1)] | NotSet = Field(
+        default=NOT_SET, description="SGD: how much less of a gradient goes into the momentum."
     )
-    nesterov: bool | None = Field(default=None, description="SGD, Muon: Nesterov momentum.")
-    amsgrad: bool | None = Field(
-        default=None, description="Adam, AdamW: divide by the largest second moment so far."
+    nesterov: bool | NotSet = Field(default=NOT_SET, description="SGD, Muon: Nesterov momentum.")
+    amsgrad: bool | NotSet = Field(
+        default=NOT_SET, description="Adam, AdamW: divide by the largest second moment so far."
     )
-    decoupled_weight_decay: bool | None = Field(
-        default=None, description="Adam, NAdam, RAdam: decay as AdamW does."
+    decoupled_weight_decay: bool | NotSet = Field(
+        default=NOT_SET, description="Adam, NAdam, RAdam: decay as AdamW does."
     )
-    momentum_decay: NotNegative | None = Field(
-        default=None, description="NAdam: how the momentum grows with the steps."
+    momentum_decay: NotNegative | NotSet = Field(
+        default=NOT_SET, description="NAdam: how the momentum grows with the steps."
     )
-    alpha: NotNegative | None = Field(
-        default=None, description="RMSprop: decay rate of the squares. ASGD: power of the rate."
+    alpha: NotNegative | NotSet = Field(
+        default=NOT_SET, description="RMSprop: decay rate of the squares. ASGD: power of the rate."
     )
-    centered: bool | None = Field(
-        default=None, description="RMSprop: divide by the variance, not by the squares."
+    centered: bool | NotSet = Field(
+        default=NOT_SET, description="RMSprop: divide by the variance, not by the squares."
     )
-    rho: Share | None = Field(default=None, description="Adadelta: decay rate of the squares.")
-    lr_decay: NotNegative | None = Field(
-        default=None, description="Adagrad: the rate falls as 1 / (1 + steps * lr_decay)."
+    rho: Share | NotSet = Field(default=NOT_SET, description="Adadelta: decay rate of the squares.")
+    lr_decay: NotNegative | NotSet = Field(
+        default=NOT_SET, description="Adagrad: the rate falls as 1 / (1 + steps * lr_decay)."
     )
-    initial_accumulator_value: NotNegative | None = Field(
-        default=None, description="Adagrad: what the sum of squares starts from."
+    initial_accumulator_value: NotNegative | NotSet = Field(
+        default=NOT_SET, description="Adagrad: what the sum of squares starts from."
     )
-    lambd: NotNegative | None = Field(default=None, description="ASGD: decay of the weights.")
-    t0: NotNegative | None = Field(
-        default=None, description="ASGD: the step from which weights are averaged."
+    lambd: NotNegative | NotSet = Field(default=NOT_SET, description="ASGD: decay of the weights.")
+    t0: NotNegative | NotSet = Field(
+        default=NOT_SET, description="ASGD: the step from which weights are averaged."
     )
-    etas: tuple[Share, Positive] | None = Field(
-        default=None, description="Rprop: factors of a step size, downward and upward."
+    etas: tuple[Share, Positive] | NotSet = Field(
+        default=NOT_SET, description="Rprop: factors of a step size, downward and upward."
     )
-    step_sizes: tuple[Positive, Positive] | None = Field(
-        default=None, description="Rprop: the smallest and the largest step size."
+    step_sizes: tuple[Positive, Positive] | NotSet = Field(
+        default=NOT_SET, description="Rprop: the smallest and the largest step size."
     )
-    beta2_decay: Annotated[float, Field(le=0)] | None = Field(
-        default=None, description="Adafactor: the power by which squares are forgotten."
+    beta2_decay: Annotated[float, Field(le=0)] | NotSet = Field(
+        default=NOT_SET, description="Adafactor: the power by which squares are forgotten."
     )
-    d: Annotated[float, Field(ge=1)] | None = Field(
-        default=None, description="Adafactor: updates are clipped to this root mean square."
+    d: Annotated[float, Field(ge=1)] | NotSet = Field(
+        default=NOT_SET, description="Adafactor: updates are clipped to this root mean square."
     )
-    max_iter: Count | None = Field(default=None, description="L-BFGS: moves in one step, at most.")
-    max_eval: Count | None = Field(
-        default=None, description="L-BFGS: evaluations of the batch in one step, at most."
+    max_iter: Count | NotSet = Field(
+        default=NOT_SET, description="L-BFGS: moves in one step, at most."
     )
-    tolerance_grad: NotNegative | None = Field(
-        default=None, description="L-BFGS: a step ends where no gradient is larger."
+    max_eval: Count | NotSet = Field(
+        default=NOT_SET, description="L-BFGS: evaluations of the batch in one step, at most."
     )
-    tolerance_change: NotNegative | None = Field(
-        default=None, description="L-BFGS: a step ends where loss and weights move less."
+    tolerance_grad: NotNegative | NotSet = Field(
+        default=NOT_SET, description="L-BFGS: a step ends where no gradient is larger."
     )
-    history_size: Count | None = Field(
-        default=None, description="L-BFGS: how many moves are remembered."
+    tolerance_change: NotNegative | NotSet = Field(
+        default=NOT_SET, description="L-BFGS: a step ends where loss and weights move less."
     )
-    line_search_fn: Literal["strong_wolfe"] | None = Field(
-        default=None, description="L-BFGS: search along each direction, by the strong Wolfe rule."
+    history_size: Count | NotSet = Field(
+        default=NOT_SET, description="L-BFGS: how many moves are remembered."
     )
-    ns_coefficients: tuple[Finite, Finite, Finite] | None = Field(
-        default=None, description="Muon: coefficients of the Newton-Schulz iteration."
+    line_search_fn: Literal["strong_wolfe"] | NotSet | None = Field(
+        default=NOT_SET,
+        description="L-BFGS: search along each direction, by the strong Wolfe rule.",
     )
-    ns_steps: Annotated[Whole, Field(lt=100)] | None = Field(
-        default=None, description="Muon: Newton-Schulz iterations."
+    ns_coefficients: tuple[Finite, Finite, Finite] | NotSet = Field(
+        default=NOT_SET, description="Muon: coefficients of the Newton-Schulz iteration."
     )
-    adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = Field(
-        default=None, description="Muon: how the rate goes by the shape of a matrix."
+    ns_steps: Annotated[Whole, Field(lt=100)] | NotSet = Field(
+        default=NOT_SET, description="Muon: Newton-Schulz iterations."
     )
-    adamw_lr: Positive | None = Field(
-        default=None, description="Muon, SparseAdam: peak rate of the AdamW that moves the rest."
+    adjust_lr_fn: Literal["original", "match_rms_adamw"] | NotSet = Field(
+        default=NOT_SET, description="Muon: how the rate goes by the shape of a matrix."
     )
-    min_8bit_size: Whole | None = Field(
-        default=None, description="8-bit AdamW: smaller tensors keep moments of 32 bits."
+    adamw_lr: Positive | NotSet = Field(
+        default=NOT_SET, description="Muon, SparseAdam: peak rate of the AdamW that moves the rest."
     )
-    groups: Groups | None = Field(
-        default=None,
+    min_8bit_size: Whole | NotSet = Field(
+        default=NOT_SET, description="8-bit AdamW: smaller tensors keep moments of 32 bits."
+    )
+    groups: Groups | NotSet = Field(
+        default=NOT_SET,
         description="Rates, decay and freezing of parts, a pattern each: 'head.* lr=1e-3', "
         "'type:LayerNorm decay=0', 'encoder.* freeze'. The later one wins.",
     )
-    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description="Rate of each layer over that of the layer after it."
+    layer_decay: Annotated[float, Field(gt=0, le=1)] | NotSet | None = Field(
+        default=NOT_SET, description="Rate of each layer over that of the layer after it."
     )

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from surestep.base.groups.group import Group
+from surestep.base.not_set import NOT_SET, NotSet
 from surestep.base.values import BlockChoice, Count, Positive, StepPeriod, TableOrFile
 
 Shard = Literal[
@@ -23,54 +24,57 @@ class Parallel(Group):
     """How several processes make one step."""
 
     prefix: ClassVar[str] = "parallel."
-    kind: Literal["auto", "single", "ddp", "fsdp", "deepspeed", "accelerate"] | None = Field(
-        default=None,
+    kind: Literal["auto", "single", "ddp", "fsdp", "deepspeed", "accelerate"] | NotSet = Field(
+        default=NOT_SET,
         description="How processes share a step; auto: accelerate where it started them, else ddp.",
     )
-    shard: Shard | None = Field(
-        default=None, description="What is cut over the ranks (fsdp): full is everything."
+    shard: Shard | NotSet = Field(
+        default=NOT_SET, description="What is cut over the ranks (fsdp): full is everything."
     )
-    shard_size: Count | None = Field(
-        default=None, description="Ranks over which hybrid cuts; those of a machine."
+    shard_size: Count | NotSet = Field(
+        default=NOT_SET, description="Ranks over which hybrid cuts; those of a machine."
     )
-    blocks: BlockChoice | None = Field(
-        default=None,
+    blocks: BlockChoice | NotSet = Field(
+        default=NOT_SET,
         description="Modules gathered at a time: 'class NAME', 'size 1e6', 'name PATTERN' (fsdp).",
     )
-    meta_start: bool | None = Field(
-        default=None, description="Let only the first process build the model's values (fsdp)."
+    meta_start: bool | NotSet = Field(
+        default=NOT_SET, description="Let only the first process build the model's values (fsdp)."
     )
-    offload: Literal["off", "optimizer", "all"] | None = Field(
-        default=None, description="What is kept in host memory; all: parameters too."
+    offload: Literal["off", "optimizer", "all"] | NotSet = Field(
+        default=NOT_SET, description="What is kept in host memory; all: parameters too."
     )
-    find_unused_parameters: bool | None = Field(
-        default=None, description="Let some parameters be without a gradient in some steps (ddp)."
+    find_unused_parameters: bool | NotSet = Field(
+        default=NOT_SET,
+        description="Let some parameters be without a gradient in some steps (ddp).",
     )
-    static_graph: bool | None = Field(
-        default=None, description="Promise that each step uses the same parameters (ddp)."
+    static_graph: bool | NotSet = Field(
+        default=NOT_SET, description="Promise that each step uses the same parameters (ddp)."
     )
-    sync_batchnorm: bool | None = Field(
-        default=None, description="Take BatchNorm's statistics over the samples of all ranks."
+    sync_batchnorm: bool | NotSet = Field(
+        default=NOT_SET, description="Take BatchNorm's statistics over the samples of all ranks."
     )
-    zero: Annotated[int, Field(ge=0, le=3)] | None = Field(
-        default=None,
+    zero: Annotated[int, Field(ge=0, le=3)] | NotSet = Field(
+        default=NOT_SET,
         description="What is shared out (deepspeed): 1 the optimizer, 2 gradients, 3 parameters.",
     )
-    deepspeed: TableOrFile | None = Field(
-        default=None,
+    deepspeed: TableOrFile | NotSet = Field(
+        default=NOT_SET,
         description="Keys of DeepSpeed's own: its JSON, or the file that holds it (deepspeed).",
     )
-    nccl_debug: bool | None = Field(
-        default=None,
+    nccl_debug: bool | NotSet = Field(
+        default=NOT_SET,
         description="Let NCCL tell what it does, and torch record the last collectives (GPUs).",
     )
-    check_every: StepPeriod | None = Field(
-        default=None,
+    check_every: StepPeriod | NotSet | None = Field(
+        default=NOT_SET,
         description="How often copies of the parameters are compared, at log points: '1 epoch'.",
     )
-    timeout_s: Positive | None = Field(
-        default=None, description="Seconds that a rank waits for the others, after the first step."
+    timeout_s: Positive | NotSet = Field(
+        default=NOT_SET,
+        description="Seconds that a rank waits for the others, after the first step.",
     )
-    start_timeout_s: Positive | None = Field(
-        default=None, description="The same until the first step is done, and while one rank saves."
+    start_timeout_s: Positive | NotSet = Field(
+        default=NOT_SET,
+        description="The same until the first step is done, and while one rank saves.",
     )

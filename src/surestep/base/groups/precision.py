@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from surestep.base.groups.group import Group
+from surestep.base.not_set import NOT_SET, NotSet
 from surestep.base.values import (
     Count,
 )
@@ -14,15 +15,16 @@ class Scaler(Group):
     """Loss scaling under fp16 (torch.amp.GradScaler's words)."""
 
     prefix: ClassVar[str] = "scaler."
-    init_scale: Annotated[float, Field(ge=1)] | None = Field(
-        default=None, description="fp16: first loss scale."
+    init_scale: Annotated[float, Field(ge=1)] | NotSet = Field(
+        default=NOT_SET, description="fp16: first loss scale."
     )
-    growth_factor: Annotated[float, Field(gt=1)] | None = Field(
-        default=None, description="fp16: what the scale grows by after growth_interval good steps."
+    growth_factor: Annotated[float, Field(gt=1)] | NotSet = Field(
+        default=NOT_SET,
+        description="fp16: what the scale grows by after growth_interval good steps.",
     )
-    growth_interval: Count | None = Field(
-        default=None, description="fp16: good steps in a row before the scale grows."
+    growth_interval: Count | NotSet = Field(
+        default=NOT_SET, description="fp16: good steps in a row before the scale grows."
     )
-    backoff_factor: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        default=None, description="fp16: what the scale is multiplied by after an overflow."
+    backoff_factor: Annotated[float, Field(gt=0, lt=1)] | NotSet = Field(
+        default=NOT_SET, description="fp16: what the scale is multiplied by after an overflow."
     )

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from surestep.base.groups.group import Group
+from surestep.base.not_set import NOT_SET, NotSet
 from surestep.base.values import (
     ClockPeriod,
     Count,
@@ -17,21 +18,21 @@ class Checkpoint(Group):
     """When to save, and what to keep."""
 
     prefix: ClassVar[str] = "checkpoint."
-    every: ClockPeriod | None = Field(
-        default=None, description="How often to save: '1 epoch', '500 steps', '10 minutes'."
+    every: ClockPeriod | NotSet | None = Field(
+        default=NOT_SET, description="How often to save: '1 epoch', '500 steps', '10 minutes'."
     )
-    keep_last: Count | None = Field(default=None, description="Newest checkpoints to keep.")
-    keep_best: Whole | None = Field(
-        default=None, description="Best checkpoints to keep, by the metric."
+    keep_last: Count | NotSet = Field(default=NOT_SET, description="Newest checkpoints to keep.")
+    keep_best: Whole | NotSet = Field(
+        default=NOT_SET, description="Best checkpoints to keep, by the metric."
     )
-    keep_every: StepPeriod | None = Field(
-        default=None, description="Milestones to keep for good: '10 epochs', '1000 steps'."
+    keep_every: StepPeriod | NotSet | None = Field(
+        default=NOT_SET, description="Milestones to keep for good: '10 epochs', '1000 steps'."
     )
-    async_save: bool | None = Field(
-        default=None, description="Write checkpoints in a thread while training goes on."
+    async_save: bool | NotSet = Field(
+        default=NOT_SET, description="Write checkpoints in a thread while training goes on."
     )
-    weights: Literal["all", "trained"] | None = Field(
-        default=None, description="Save all weights, or none of the frozen parameters."
+    weights: Literal["all", "trained"] | NotSet = Field(
+        default=NOT_SET, description="Save all weights, or none of the frozen parameters."
     )
 
 
@@ -39,14 +40,14 @@ class Logging(Group):
     """When the host reads the device, and what is shown."""
 
     prefix: ClassVar[str] = "logging."
-    every: ClockPeriod | None = Field(
-        default=None,
+    every: ClockPeriod | NotSet | None = Field(
+        default=NOT_SET,
         description="How often the host reads losses from the device and writes events.",
     )
-    progress: Literal["auto", "bar", "plain", "quiet"] | None = Field(
-        default=None, description="A bar, plain lines, or nothing."
+    progress: Literal["auto", "bar", "plain", "quiet"] | NotSet = Field(
+        default=NOT_SET, description="A bar, plain lines, or nothing."
     )
-    ranks: Literal["first", "all"] | None = Field(
-        default=None,
+    ranks: Literal["first", "all"] | NotSet = Field(
+        default=NOT_SET,
         description="The first process prints, or each writes RUN/log/rank-RANK.txt too.",
     )

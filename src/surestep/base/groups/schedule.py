@@ -7,9 +7,11 @@ from pydantic import AfterValidator, Field
 
 from surestep.base.errors import ConfigError, near
 from surestep.base.groups.group import Group
+from surestep.base.not_set import NOT_SET, NotSet
 from surestep.base.values import (
     Count,
     Length,
+    Milestones,
     NotNegative,
     Positive,
     Share,
@@ -20,6 +22,8 @@ from surestep.base.values import (
 )
 
 Ratio = Annotated[float, Field(ge=0, le=1)]
+Stage = Annotated[str, AfterValidator(lambda text: checked_stage(text))]
+Chain = Annotated[tuple[Stage, ...], Field(min_length=2)]
 
 
 class Schedule(Group):
@@ -43,115 +47,113 @@ class Schedule(Group):
             "reduce_on_plateau",
             "chain",
         ]
-        | None
-    ) = Field(default=None, description="Which; `surestep schedules` says what each is for.")
-    warmup: Warmup | None = Field(
-        default=None,
+        | NotSet
+    ) = Field(default=NOT_SET, description="Which; `surestep schedules` says what each is for.")
+    warmup: Warmup | NotSet = Field(
+        default=NOT_SET,
         description="Linear warm-up: '100 steps', '2 epochs' or a share such as '10%'.",
     )
-    warmup_start: Ratio | None = Field(
-        default=None, description="Where the warm-up begins, as a share of the peak."
+    warmup_start: Ratio | NotSet = Field(
+        default=NOT_SET, description="Where the warm-up begins, as a share of the peak."
     )
-    every: StepPeriod | None = Field(
-        default=None,
+    every: StepPeriod | NotSet = Field(
+        default=NOT_SET,
         description="How often the rate moves: '1 step', or '1 epoch' for a staircase.",
     )
-    min_lr: NotNegative | None = Field(
-        default=None, description="Floor of the rate, as a rate; stands for a min_lr_ratio."
+    min_lr: NotNegative | NotSet = Field(
+        default=NOT_SET, description="Floor of the rate, as a rate; stands for a min_lr_ratio."
     )
-    min_lr_ratio: Ratio | None = Field(
-        default=None, description="Floor of the rate, as a share of the peak."
+    min_lr_ratio: Ratio | NotSet = Field(
+        default=NOT_SET, description="Floor of the rate, as a share of the peak."
     )
-    floor: Literal["scale", "cut"] | None = Field(
-        default=None,
+    floor: Literal["scale", "cut"] | NotSet = Field(
+        default=NOT_SET,
         description="scale: the curve ends at the floor; cut: it heads for 0 and stops there.",
     )
-    cycles: Count | None = Field(
-        default=None, description="cosine_restarts: so many equal cycles in the run."
+    cycles: Count | NotSet = Field(
+        default=NOT_SET, description="cosine_restarts: so many equal cycles in the run."
     )
-    T_0: Length | None = Field(
-        default=None, description="cosine_restarts: length of the first cycle, '10 epochs'."
+    T_0: Length | NotSet = Field(
+        default=NOT_SET, description="cosine_restarts: length of the first cycle, '10 epochs'."
     )
-    T_mult: Count | None = Field(
-        default=None, description="cosine_restarts: each cycle so many times the one before."
+    T_mult: Count | NotSet = Field(
+        default=NOT_SET, description="cosine_restarts: each cycle so many times the one before."
     )
-    save_cycles: bool | None = Field(
-        default=None, description="Save a checkpoint at the end of each cycle, and keep it."
+    save_cycles: bool | NotSet = Field(
+        default=NOT_SET, description="Save a checkpoint at the end of each cycle, and keep it."
     )
-    step_size: Length | None = Field(
-        default=None, description="step: how long the rate stands between two falls."
+    step_size: Length | NotSet = Field(
+        default=NOT_SET, description="step: how long the rate stands between two falls."
     )
-    milestones: tuple[Length, ...] | None = Field(
-        default=None, description="multi_step: where the rate falls, from the run's start."
+    milestones: Milestones | NotSet = Field(
+        default=NOT_SET, description="multi_step: where the rate falls, from the run's start."
     )
-    gamma: Positive | None = Field(
-        default=None, description="What the rate (cyclic: the height) is multiplied by."
+    gamma: Positive | NotSet = Field(
+        default=NOT_SET, description="What the rate (cyclic: the height) is multiplied by."
     )
-    power: Positive | None = Field(default=None, description="polynomial: the exponent.")
-    timescale: Length | None = Field(
-        default=None, description="inverse_sqrt: after so long the rate is 1/sqrt(2) of the peak."
+    power: Positive | NotSet = Field(default=NOT_SET, description="polynomial: the exponent.")
+    timescale: Length | NotSet = Field(
+        default=NOT_SET,
+        description="inverse_sqrt: after so long the rate is 1/sqrt(2) of the peak.",
     )
-    decay: Length | None = Field(
-        default=None, description="warmup_stable_decay: length of the fall at the run's end."
+    decay: Length | NotSet = Field(
+        default=NOT_SET, description="warmup_stable_decay: length of the fall at the run's end."
     )
-    decay_shape: Literal["1-sqrt", "linear", "cosine"] | None = Field(
-        default=None, description="warmup_stable_decay: the curve of that fall."
+    decay_shape: Literal["1-sqrt", "linear", "cosine"] | NotSet = Field(
+        default=NOT_SET, description="warmup_stable_decay: the curve of that fall."
     )
-    pct_start: Ratio | None = Field(
-        default=None, description="one_cycle: share of the run in which the rate rises."
+    pct_start: Ratio | NotSet = Field(
+        default=NOT_SET, description="one_cycle: share of the run in which the rate rises."
     )
-    anneal_strategy: Literal["cos", "linear"] | None = Field(
-        default=None, description="one_cycle: on half cosine waves or on lines."
+    anneal_strategy: Literal["cos", "linear"] | NotSet = Field(
+        default=NOT_SET, description="one_cycle: on half cosine waves or on lines."
     )
-    div_factor: Positive | None = Field(
-        default=None, description="one_cycle: the first rate is the peak divided by this."
+    div_factor: Positive | NotSet = Field(
+        default=NOT_SET, description="one_cycle: the first rate is the peak divided by this."
     )
-    final_div_factor: Positive | None = Field(
-        default=None, description="one_cycle: the last rate is the first divided by this."
+    final_div_factor: Positive | NotSet = Field(
+        default=NOT_SET, description="one_cycle: the last rate is the first divided by this."
     )
-    three_phase: bool | None = Field(
-        default=None, description="one_cycle: down to the first rate, then to the last."
+    three_phase: bool | NotSet = Field(
+        default=NOT_SET, description="one_cycle: down to the first rate, then to the last."
     )
-    cycle_momentum: bool | None = Field(
-        default=None, description="Cycle momentum (or the first beta) against the rate."
+    cycle_momentum: bool | NotSet = Field(
+        default=NOT_SET, description="Cycle momentum (or the first beta) against the rate."
     )
-    base_momentum: Share | None = Field(
-        default=None, description="The momentum where the rate is highest."
+    base_momentum: Share | NotSet = Field(
+        default=NOT_SET, description="The momentum where the rate is highest."
     )
-    max_momentum: Share | None = Field(
-        default=None, description="The momentum where the rate is lowest."
+    max_momentum: Share | NotSet = Field(
+        default=NOT_SET, description="The momentum where the rate is lowest."
     )
-    step_size_up: Length | None = Field(
-        default=None, description="cyclic: how long the rate rises."
+    step_size_up: Length | NotSet = Field(
+        default=NOT_SET, description="cyclic: how long the rate rises."
     )
-    step_size_down: Length | None = Field(
-        default=None, description="cyclic: how long the rate falls."
+    step_size_down: Length | NotSet = Field(
+        default=NOT_SET, description="cyclic: how long the rate falls."
     )
-    mode: Literal["triangular", "triangular2", "exp_range"] | None = Field(
-        default=None, description="cyclic: equal heights, halved each cycle, or times gamma^t."
+    mode: Literal["triangular", "triangular2", "exp_range"] | NotSet = Field(
+        default=NOT_SET, description="cyclic: equal heights, halved each cycle, or times gamma^t."
     )
-    factor: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        default=None, description="reduce_on_plateau: what the rate is multiplied by."
+    factor: Annotated[float, Field(gt=0, lt=1)] | NotSet = Field(
+        default=NOT_SET, description="reduce_on_plateau: what the rate is multiplied by."
     )
-    patience: Whole | None = Field(
-        default=None,
+    patience: Whole | NotSet = Field(
+        default=NOT_SET,
         description="reduce_on_plateau: evaluations without gain that are borne before a fall.",
     )
-    threshold: NotNegative | None = Field(
-        default=None, description="reduce_on_plateau: a gain smaller than this is none."
+    threshold: NotNegative | NotSet = Field(
+        default=NOT_SET, description="reduce_on_plateau: a gain smaller than this is none."
     )
-    threshold_mode: Literal["rel", "abs"] | None = Field(
-        default=None, description="reduce_on_plateau: whether the threshold is a share."
+    threshold_mode: Literal["rel", "abs"] | NotSet = Field(
+        default=NOT_SET, description="reduce_on_plateau: whether the threshold is a share."
     )
-    cooldown: Whole | None = Field(
-        default=None, description="reduce_on_plateau: evaluations after a fall not counted."
+    cooldown: Whole | NotSet = Field(
+        default=NOT_SET, description="reduce_on_plateau: evaluations after a fall not counted."
     )
-    chain: tuple[Annotated[str, AfterValidator(lambda text: checked_stage(text))], ...] | None = (
-        Field(
-            default=None,
-            description="Schedules one after another: 'linear 500 steps' 'cosine'.",
-            min_length=2,
-        )
+    chain: Chain | NotSet = Field(
+        default=NOT_SET,
+        description="Schedules one after another: 'linear 500 steps' 'cosine'.",
     )
 
 

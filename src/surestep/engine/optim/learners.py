@@ -12,6 +12,7 @@ from surestep.base.config import Config
 from surestep.base.errors import ConfigError, TaskError, near
 from surestep.base.groups.group import Group
 from surestep.base.groups.optim import Optim
+from surestep.base.not_set import NOT_SET
 from surestep.engine.facts import Facts
 from surestep.engine.optim.build import build_optimizer
 from surestep.engine.optim.freezing import frozen
@@ -141,7 +142,7 @@ def _no_loss(outputs: Any, targets: Any) -> torch.Tensor:
 
 def _config_of(learner: Learner, config: Config) -> Config:
     said = config.said()
-    name = learner.optim.name if isinstance(learner.optim, Optim) else None
+    name = (learner.optim.name or None) if isinstance(learner.optim, Optim) else None
     foreign = not isinstance(learner.optim, Optim) or name not in (None, said.get("optim.name"))
     if foreign:
         said = {option: value for option, value in said.items() if not option.startswith("optim.")}
@@ -150,7 +151,7 @@ def _config_of(learner: Learner, config: Config) -> Config:
         if isinstance(options, Group):
             for option in type(options).model_fields:
                 value = getattr(options, option)
-                if value is not None:
+                if value is not NOT_SET:
                     said[f"{group}.{option}"] = value
     return Config.from_options(said)
 

@@ -1,12 +1,12 @@
 """When to evaluate, and what follows from it."""
 
-from surestep.base.duration import parse_duration
 from surestep.engine.plan import Refusal, Row
 from surestep.engine.table.rows import (
     Refusals,
     Rows,
     always,
     default,
+    how_often,
     is_said,
     plain,
     refuse_part_of_epoch,
@@ -16,15 +16,17 @@ from surestep.engine.table.rows import (
 
 def _refuse_without_val(option: str) -> Refusal:
     return Refusal(
-        lambda k: option in k.said and not k.given.val_sets,
+        lambda k: k.is_on(option) and not k.given.val_sets,
         lambda k: f"{option}={k.said[option]!r} needs evaluations: give the Task val data.",
     )
 
 
 ROWS: Rows = {
-    "validation.every": (
-        said("validation.every", parse_duration),
-        default(parse_duration("1 epoch"), "once through the data"),
+    "validation.every": how_often(
+        "validation.every",
+        off="evaluated at the end alone",
+        usual="1 epoch",
+        reason="once through the data",
     ),
     "validation.on_start": plain(
         "validation.on_start", False, "the first evaluation is after validation.every"
@@ -119,8 +121,15 @@ REFUSALS: Refusals = {
     ),
     "early_stop.patience": (
         Refusal(
-            lambda k: "early_stop.patience" in k.said and not k.given.val_sets,
+            lambda k: k.is_on("early_stop.patience") and not k.given.val_sets,
             lambda k: "early_stop.patience needs evaluations: give the Task val data.",
+        ),
+        Refusal(
+            lambda k: k.is_on("early_stop.patience") and k.is_off("validation.every"),
+            lambda k: (
+                f"early_stop.patience={k.said['early_stop.patience']} counts evaluations, and "
+                "validation.every is off. Set validation.every='1 epoch'."
+            ),
         ),
     ),
     "early_stop.start": (

@@ -218,7 +218,7 @@ REFUSALS: Refusals = {
     "parallel.check_every": (
         _needs_many("parallel.check_every"),
         Refusal(
-            lambda k: "parallel.check_every" in k.said and _has_no_copies(k),
+            lambda k: k.is_on("parallel.check_every") and _has_no_copies(k),
             lambda k: (
                 f"parallel.check_every={k.said['parallel.check_every']!r} compares copies of the "
                 "parameters, and here they are cut over all ranks: no two hold the same. Leave it "

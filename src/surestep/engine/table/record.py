@@ -6,6 +6,7 @@ from surestep.engine.table.rows import (
     Refusals,
     Rows,
     default,
+    how_often,
     plain,
     refuse_part_of_epoch,
     said,
@@ -13,9 +14,11 @@ from surestep.engine.table.rows import (
 
 ROWS: Rows = {
     "profile": plain("profile", None, "nothing said: no step is profiled"),
-    "checkpoint.every": (
-        said("checkpoint.every", parse_duration),
-        default(parse_duration("1 epoch"), "no more than an epoch is lost"),
+    "checkpoint.every": how_often(
+        "checkpoint.every",
+        off="saved at the end, and if the run is stopped",
+        usual="1 epoch",
+        reason="no more than an epoch is lost",
     ),
     "checkpoint.keep_last": plain("checkpoint.keep_last", 2, "the newest, and one behind it"),
     "checkpoint.keep_best": plain("checkpoint.keep_best", 1, "the best by validation.metric"),
@@ -41,9 +44,11 @@ ROWS: Rows = {
         ),
         default("all", "a checkpoint is whole by itself"),
     ),
-    "logging.every": (
-        said("logging.every", parse_duration),
-        default(parse_duration("50 steps"), "each read waits for the device; 50 steps hide it"),
+    "logging.every": how_often(
+        "logging.every",
+        off="read at evaluations, checkpoints and the end of each epoch",
+        usual="50 steps",
+        reason="each read waits for the device; 50 steps hide it",
     ),
     "logging.progress": (
         Row(
@@ -62,7 +67,7 @@ ROWS: Rows = {
 REFUSALS: Refusals = {
     "profile": (
         Refusal(
-            lambda k: int(k.said.get("profile", "0:0").split(":")[1]) > k["total_steps"],
+            lambda k: int((k.said.get("profile") or "0:0").split(":")[1]) > k["total_steps"],
             lambda k: (
                 f"profile={k.said['profile']!r} goes beyond the run of {k['total_steps']} steps. "
                 "Use earlier steps, or a longer run."
@@ -72,7 +77,8 @@ REFUSALS: Refusals = {
     "checkpoint.keep_every": (
         Refusal(
             lambda k: (
-                "epoch" in k.said.get("checkpoint.keep_every", "") and k["steps_per_epoch"] is None
+                "epoch" in (k.said.get("checkpoint.keep_every") or "")
+                and k["steps_per_epoch"] is None
             ),
             lambda k: (
                 f"checkpoint.keep_every={k.said['checkpoint.keep_every']!r} has no length in "

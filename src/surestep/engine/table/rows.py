@@ -26,8 +26,12 @@ def is_said(option: str) -> Callable[[Known], bool]:
 
 
 def said(option: str, read: Callable[[Any], Any] = lambda value: value) -> Row:
-    """Choose what was said."""
-    return Row(is_said(option), lambda k: read(k.said[option]), "said: {origin}")
+    """Choose what was said; None, which is off, is not read."""
+
+    def choose(k: Known) -> Any:
+        return None if k.is_off(option) else read(k.said[option])
+
+    return Row(is_said(option), choose, "said: {origin}")
 
 
 def default(value: Any, reason: str) -> Row:
@@ -38,6 +42,22 @@ def default(value: Any, reason: str) -> Row:
 def plain(option: str, value: Any, reason: str) -> tuple[Row, ...]:
     """Choose what was said, or else `value`."""
     return (said(option), default(value, reason))
+
+
+def how_often(option: str, *, off: str, usual: str, reason: str) -> tuple[Row, ...]:
+    """Choose how often something happens: what was set, never, or the usual period.
+
+    Args:
+        option: that was set, in steps, epochs or a share of the run.
+        off: what is true if it is switched off.
+        usual: the period otherwise.
+        reason: of that.
+    """
+    return (
+        Row(lambda k: k.is_off(option), lambda _: None, f"off, said: {{origin}}; {off}"),
+        Row(is_said(option), lambda k: k.period(k.said[option]), "said: {origin}"),
+        default(parse_duration(usual), reason),
+    )
 
 
 def read_whole(
@@ -77,9 +97,11 @@ def refuse_part_of_epoch(option: str) -> Refusal:
     """Refuse "0.5 epochs" where nobody knows how long an epoch is: only its end is seen."""
 
     def is_part(k: Known) -> bool:
-        duration = parse_duration(k.said.get(option, "1 epoch"))
-        parts = duration.unit == "epochs" and not duration.amount.is_integer()
-        return parts and k["steps_per_epoch"] is None
+        said = k.said.get(option)
+        duration = None if said is None else k.period(said)
+        if duration is None or duration.unit != "epochs":
+            return False
+        return not duration.amount.is_integer() and k["steps_per_epoch"] is None
 
     return Refusal(
         is_part,

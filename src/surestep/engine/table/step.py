@@ -1,7 +1,7 @@
 """Clipping, the guard against what is not finite, and the loss scale."""
 
 from surestep.engine.plan import Refusal, Row
-from surestep.engine.table.rows import Refusals, Rows, default, is_said, plain, said
+from surestep.engine.table.rows import Refusals, Rows, default, plain, said
 
 _KEPT = "checkpoint.keep_last"
 
@@ -16,12 +16,12 @@ def _not_clipped(wish: str) -> str:
 ROWS: Rows = {
     "max_grad_norm": (
         Row(
-            lambda k: k.said.get("max_grad_norm") == "off",
+            lambda k: k.is_off("max_grad_norm"),
             lambda _: None,
             "off, said: {origin}; the norm is still measured",
         ),
         said("max_grad_norm"),
-        Row(is_said("clip_value"), lambda _: None, "clip_value clips instead"),
+        Row(lambda k: k.is_on("clip_value"), lambda _: None, "clip_value clips instead"),
         Row(
             lambda k: k["optim.name"] == "lbfgs",
             lambda _: None,
@@ -29,7 +29,7 @@ ROWS: Rows = {
         ),
         default(1.0, "one bad batch cannot throw the weights far; the share clipped is shown"),
     ),
-    "clip_value": plain("clip_value", None, "the norm is clipped instead"),
+    "clip_value": plain("clip_value", None, "not set: only the norm may be clipped"),
     "on_nonfinite": plain("on_nonfinite", "raise", "a run that is broken should say so"),
     "max_nonfinite": (
         said("max_nonfinite"),
@@ -108,20 +108,20 @@ ROWS: Rows = {
 REFUSALS: Refusals = {
     "max_grad_norm": (
         Refusal(
-            lambda k: k.said.get("max_grad_norm", "off") != "off" and "clip_value" in k.said,
+            lambda k: k.is_on("max_grad_norm") and k.is_on("clip_value"),
             lambda k: (
                 f"max_grad_norm={k.said['max_grad_norm']} and clip_value={k.said['clip_value']} "
                 "are two ways to clip. Say one of them."
             ),
         ),
         Refusal(
-            lambda k: k["optim.name"] == "lbfgs" and k.said.get("max_grad_norm", "off") != "off",
+            lambda k: k["optim.name"] == "lbfgs" and k.is_on("max_grad_norm"),
             lambda k: _not_clipped(f"max_grad_norm={k.said['max_grad_norm']}"),
         ),
     ),
     "clip_value": (
         Refusal(
-            lambda k: k["optim.name"] == "lbfgs" and "clip_value" in k.said,
+            lambda k: k["optim.name"] == "lbfgs" and k.is_on("clip_value"),
             lambda k: _not_clipped(f"clip_value={k.said['clip_value']}"),
         ),
     ),
@@ -137,6 +137,13 @@ REFUSALS: Refusals = {
             lambda _: (
                 "on_spike='rollback' may need the checkpoint before the newest, and "
                 "checkpoint.keep_last=1 keeps none. Say checkpoint.keep_last=2."
+            ),
+        ),
+        Refusal(
+            lambda k: k.said.get("on_spike") == "rollback" and k.is_off("checkpoint.every"),
+            lambda _: (
+                "on_spike='rollback' needs a checkpoint to go back to, and checkpoint.every is "
+                "off. Set checkpoint.every='1 epoch'."
             ),
         ),
     ),

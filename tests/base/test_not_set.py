@@ -1,0 +1,65 @@
+"""None and "not set" are two values."""
+
+import copy
+import json
+import pickle
+
+import pytest
+
+from surestep.base.config import Config, options
+from surestep.base.not_set import NOT_SET, NotSet
+from surestep.base.words import OFF
+
+
+def test_there_is_one_object_which_is_false_and_survives_copies():
+    assert NotSet() is NOT_SET
+    assert copy.deepcopy(NOT_SET) is NOT_SET
+    assert pickle.loads(pickle.dumps(NOT_SET)) is NOT_SET
+    assert not NOT_SET
+
+
+def test_every_option_is_not_set_until_it_is():
+    assert {field.default for _, field in options()} == {NOT_SET}
+
+
+@pytest.mark.parametrize("option", OFF)
+@pytest.mark.parametrize("typed", [None, False, "off", "Off"])
+def test_an_option_that_can_be_off_is_set_by_none(option, typed):
+    config = Config.from_options({option: typed})
+    assert config.said() == {option: OFF[option]}
+    assert config != Config()
+
+
+@pytest.mark.parametrize("option", OFF)
+def test_off_comes_back_from_json_and_from_the_text_that_toml_holds(option):
+    config = Config.from_options({option: None})
+    saved = json.loads(json.dumps(config.said()))
+    assert Config.from_options(saved) == config
+    assert Config.from_options({option: "off"}) == config
+
+
+@pytest.mark.parametrize("option", [name for name, _ in options() if name not in OFF])
+def test_none_unsets_an_option_that_has_no_off(option):
+    assert Config.from_options({option: None}) == Config()
+
+
+def test_a_dump_of_the_options_builds_the_same_config():
+    config = Config(max_grad_norm=None, epochs=3, optim={"lr": 0.1})
+    dumped = dict(config)
+    assert Config(**dumped) == config
+    assert Config(**{**dumped, "epochs": 4}).said() == {**config.said(), "epochs": 4.0}
+
+
+def test_with_options_sets_none():
+    config = Config(max_grad_norm=2.0, epochs=3, optim={"lr": 0.1})
+    assert config.with_options({"max_grad_norm": None}).said()["max_grad_norm"] is None
+    assert "optim.lr" not in config.with_options({"optim.lr": None}).said()
+    assert config.with_options({"max_grad_norm": NOT_SET}).said() == {
+        "epochs": 3.0,
+        "optim.lr": 0.1,
+    }
+
+
+def test_a_config_keeps_not_set_apart_in_two_configs():
+    assert Config(max_grad_norm=None).max_grad_norm is None
+    assert Config().max_grad_norm is NOT_SET
