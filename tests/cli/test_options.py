@@ -197,8 +197,8 @@ def test_the_file_stands_over_the_recipe_and_the_command_line_over_the_file(
     found = decisions(surestep("plan", recipe(), *words))
     shown = {name: (found[name]["value"], found[name]["reason"]) for name in found}
     assert shown["optim.lr"] == (0.3, "said: command line")
-    assert shown["optim.betas"] == ([0.8, 0.99], "said: run.toml")
-    assert shown["batch_size"] == (6, "said: run.toml")
+    assert shown["optim.betas"] == ([0.8, 0.99], "said: run.toml:6")
+    assert shown["batch_size"] == (6, "said: run.toml:3")
     assert shown["schedule.warmup"] == ("2 steps", "said: recipe mine")
     assert shown["optim.eps"] == (1e-08, "torch's default")
 
@@ -247,7 +247,7 @@ def test_parameters_of_the_task_are_read_as_their_types(
     assert json.loads((folder / "r" / "config.json").read_text())["task"] == {word: in_json}
 
 
-@pytest.mark.parametrize("option", ["--optim.lr", "--schedule.warmup", "--task.hidden"])
+@pytest.mark.parametrize("option", ["--optim.lr", "--task.hidden"])
 def test_none_is_a_value_like_another_and_never_as_if_not_said(surestep, recipe, option):
     answer = surestep("plan", recipe(), option, "None")
     assert answer.code == 2
@@ -257,8 +257,8 @@ def test_none_is_a_value_like_another_and_never_as_if_not_said(surestep, recipe,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--epoch", "5"], "Perhaps you meant: --epochs FLOAT"),
-        (["--optim.lrr", "1"], "--optim.lr FLOAT"),
+        (["--epoch", "5"], "There is no option '--epoch'. Did you mean '--epochs'"),
+        (["--optim.lrr", "1"], "There is no option '--optim.lrr'. Did you mean '--optim.lr'?"),
         (["--task.hiden", "3"], "--task.hidden VALUE"),
         (["extra"], "Unrecognized options: extra"),
         (["--optim.betas", "0.9"], "it takes two numbers"),
@@ -293,7 +293,7 @@ def test_a_bad_option_is_refused_with_what_is_allowed(surestep, recipe, folder, 
         ),
         ("lr = 5", "There is no option 'lr'. Did you mean 'average.lr' or 'optim.lr'?"),
         ("[optimm]\nlr = 5", "There is no option 'optimm'. Did you mean 'optim'?"),
-        ("optim = 5", "optim=5 is not allowed"),
+        ("optim = 5", "run.toml:1: optim.name=5 is not allowed"),
         ("[optim.lr]\nx = 5", "There is no option 'optim.lr.x'. Did you mean 'optim.lr'?"),
         ("[optim]\nlr = -1", "optim.lr=-1 is not allowed: it must be greater than 0."),
         ("[task]\nhiden = 5", "mine's task has no parameter 'hiden'. Did you mean 'hidden'?"),

@@ -6,8 +6,7 @@ the messages are the same wherever an option was said.
 
 import inspect
 import sys
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -15,8 +14,12 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import tyro
 from docstring_parser import parse as parse_docstring
 
-from surestep.base.config import Config, options
+from surestep.base.config import LENGTHS, Config, options
 from surestep.base.errors import ConfigError, RecipeError, SurestepError
+from surestep.base.not_set import NotSet
+from surestep.base.written import COMMAND_LINE
+from surestep.cli.config_file import ConfigFile, flat, read_config_file
+from surestep.cli.spelled import spell_out
 from surestep.engine.task import Task
 from surestep.recipes.load import BUILT_IN, Recipe, load
 from surestep.trainer.planning import Origin, plan_task
@@ -72,60 +75,74 @@ def read_command_line(command: str, words: list[str], extras: Mapping[str, Any])
         )
     recipe = load(name) if name is not None else None
     hints = _hints(recipe) if {"-h", "--help"} & set(words) else {}
+    spelled = spell_out(words[1:] if name is not None else words, extras)
     parsed = tyro.cli(
         _model(recipe, hints, extras),
-        args=words[1:] if name is not None else words,
+        args=spelled.words,
         prog=f"surestep {command} {name or 'RECIPE'}",
         description=inspect.getdoc(recipe.module) if recipe is not None else None,
         config=(tyro.conf.FlagCreatePairsOff,),
     )
     assert recipe is not None  # without one there was --help, and tyro has left
-    return _merge(recipe, parsed, extras)
+    return _merge(recipe, parsed, extras, spelled.faults)
 
 
-def _merge(recipe: Recipe, parsed: Any, extras: Mapping[str, Any]) -> Asked:
+def _merge(recipe: Recipe, parsed: Any, extras: Mapping[str, Any], faults: list[str]) -> Asked:
     """Put the command line over the file over the recipe."""
     own = {name: getattr(parsed, name) for name in extras}
     own["config_file"] = config_file = getattr(parsed, "config", None)
-    flat = {
+    on_line = {
         name: value
-        for name, value in _flat(asdict(parsed)).items()
+        for name, value in flat(asdict(parsed)).items()
         if value not in (NOT_SAID, (), None) and name not in own and name != "config"
     }
-    in_file = _flat(_read_toml(Path(config_file))) if config_file else {}
-    typed = {name: value for name, value in flat.items() if not name.startswith("task.")}
+    in_file, places = read_config_file(Path(config_file)) if config_file else ConfigFile({}, {})
+    typed = {name: value for name, value in on_line.items() if not name.startswith("task.")}
     filed = {name: value for name, value in in_file.items() if not name.startswith("task.")}
-    config = recipe.config.with_options(filed).with_options(typed)
-    values = {**_parameters(in_file), **_parameters(flat)}
+    config = merge(recipe.config, filed, typed, places, faults)
+    values = {**_parameters(in_file), **_parameters(on_line)}
     said = {
         **dict.fromkeys(recipe.config.said(), f"recipe {recipe.name}"),
-        **dict.fromkeys(in_file, str(config_file)),
-        **dict.fromkeys(flat, "command line"),
+        **places,
+        **dict.fromkeys(on_line, COMMAND_LINE),
     }
     return Asked(recipe, config, recipe.typed(values), said, own)
 
 
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in nested.items():
-        if isinstance(value, Mapping) and prefix + name != "parallel.deepspeed":
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
+def merge(
+    config: Config,
+    filed: Mapping[str, Any],
+    typed: Mapping[str, Any],
+    places: Mapping[str, str],
+    faults: Sequence[str],
+) -> Config:
+    """Return a Config with the file's options over its own, and the command line's over both.
+
+    Args:
+        config: the recipe's.
+        filed: options of the file, by their full names.
+        typed: options of the command line.
+        places: where those of the file are.
+        faults: of the command line, which are raised with those of the values.
+
+    Raises:
+        ConfigError: all that is wrong.
+    """
+    if set(LENGTHS) & set(typed):  # the command line replaces the other way to set the length
+        filed = {name: value for name, value in filed.items() if name not in LENGTHS}
+    found = list(faults)
+    try:
+        of_line = dict.fromkeys(typed, COMMAND_LINE)
+        config = config.with_options({**filed, **typed}, {**places, **of_line})
+    except ConfigError as error:
+        found.append(str(error))
+    if found:
+        raise ConfigError("\n".join(found))
+    return config
 
 
 def _parameters(flat: Mapping[str, Any]) -> dict[str, Any]:
     return {k.removeprefix("task."): v for k, v in flat.items() if k.startswith("task.")}
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error.strerror}.") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--config {path} is not TOML: {error}.") from error
 
 
 def _model(recipe: Recipe | None, hints: Mapping[str, str], extras: Mapping[str, Any]) -> type[Any]:
@@ -175,7 +192,7 @@ def _about_parameters(recipe: Recipe | None) -> dict[str, str]:
 
 def _metavar(annotation: Any) -> str:
     """Show the type of an option as its users think of it."""
-    found = [each for each in _members(annotation) if each is not type(None)]
+    found = [each for each in _members(annotation) if each not in (type(None), NotSet)]
     words = [each if isinstance(each, str) else _WORDS.get(each, "VALUE") for each in found]
     return "|".join(dict.fromkeys(words)) if "VALUE" not in words else "VALUE"
 

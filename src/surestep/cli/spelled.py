@@ -1,0 +1,101 @@
+"""Words of the command line that are spelled out before they are parsed."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, get_args
+
+from surestep.base.config import Config, options
+from surestep.base.errors import near
+from surestep.base.foreign import describe
+from surestep.base.words import MAIN
+from surestep.base.written import flag
+
+# Options that a bare flag switches on, beside those that are true or false.
+_BARE = {"compile": "True", "activation_checkpointing": "True", "resume": "auto"}
+
+
+class Spelled(NamedTuple):
+    """A command line whose every option is known.
+
+    Attributes:
+        words: without the options that there are not.
+        faults: a sentence for each of those.
+    """
+
+    words: list[str]
+    faults: list[str]
+
+
+def spell_out(words: list[str], extras: Mapping[str, Any]) -> Spelled:
+    """Write flags, groups and short forms out: `--optim adamw --compile`.
+
+    Args:
+        words: of the command line, behind the recipe.
+        extras: the command's own options, by name, as (type, default).
+    """
+    fields = dict(options())
+    known = {*fields, *_names(extras), "config", "help", "help_all"}
+    on_or_off = {name for name, field in fields.items() if "bool" in str(field.annotation)}
+    typed = _typed(words)
+    spelled, faults, at = [], [], 0
+    while at < len(words):
+        word, values = words[at], _values(words, at)
+        at += 1
+        if not word.startswith("--") or word == "--":
+            spelled.append(word)
+            continue
+        name, equals, value = word[2:].partition("=")
+        name = name.replace("-", "_")
+        if name.startswith("no_") and name[3:] in on_or_off:
+            name, equals, value = name[3:], "=", "False"
+        name = f"{name}.{MAIN[name]}" if name in MAIN else name
+        bare = not equals and not values
+        if bare and (name in on_or_off or name in _BARE):
+            equals, value = "=", _BARE.get(name, "True")
+        if name not in known and not name.startswith("task."):
+            faults.append(_unknown(name, value if equals else " ".join(values), typed, known))
+            at += 0 if equals else len(values)
+            continue
+        spelled.append(f"{flag(name)}={value}" if equals else flag(name))
+    return Spelled(spelled, faults)
+
+
+def _values(words: list[str], at: int) -> list[str]:
+    """Return the words after an option, up to the next one."""
+    found = []
+    for word in words[at + 1 :]:
+        if word.startswith("--"):
+            break
+        found.append(word)
+    return found
+
+
+def _typed(words: list[str]) -> dict[str, str]:
+    """Return what was typed, by name."""
+    found = {}
+    for at, word in enumerate(words):
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--"):
+            found[name.replace("-", "_")] = value if equals else " ".join(_values(words, at))
+    return found
+
+
+def _names(extras: Mapping[str, Any]) -> Iterable[str]:
+    """Return the names by which a command's own options are typed."""
+    for name, (kind, _) in extras.items():
+        yield name.rstrip("_")
+        for arg in get_args(kind)[1:]:
+            aliases = getattr(arg, "aliases", None) or ()
+            yield from (each.lstrip("-").replace("-", "_") for each in aliases)
+
+
+def _unknown(name: str, value: str, typed: Mapping[str, str], known: Iterable[str]) -> str:
+    """Say that there is no such option, and which one may be meant."""
+    group, _, own = name.rpartition(".")
+    if meant := describe(own, value, typed, "cli", group):
+        meant = meant.replace("Did you mean '", "Did you mean '--")
+    elif group in Config.model_fields:  # compared without the group, which all of them share
+        inner = (each.rpartition(".") for each in known)
+        meant = near(own, [last for above, _, last in inner if above == group], f"--{group}.")
+    else:
+        meant = near(name, [*known], "--")
+    return f"There is no option {flag(name)!r}. {meant}"
