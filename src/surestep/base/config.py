@@ -69,10 +69,10 @@ class Config(Group):
         default=NOT_SET,
         description="fp32, tf32, bf16, fp16, or auto: bf16 where a GPU has it natively.",
     )
-    max_grad_norm: Positive | Literal["off"] | NotSet | NotSet = Field(
+    max_grad_norm: Positive | Literal["off"] | NotSet | None = Field(
         default=NOT_SET, description="Clip the norm of all gradients to this; off: only measure it."
     )
-    clip_value: Positive | NotSet | NotSet = Field(
+    clip_value: Positive | NotSet | None = Field(
         default=NOT_SET,
         description="Clip each element of the gradients to this (instead of the norm).",
     )
@@ -92,7 +92,7 @@ class Config(Group):
     max_rollbacks: Count | NotSet = Field(
         default=NOT_SET, description="How often on_spike='rollback' may go back."
     )
-    skip_samples: SamplesOrFile | NotSet | NotSet = Field(
+    skip_samples: SamplesOrFile | NotSet | None = Field(
         default=NOT_SET,
         description="Training samples to leave out: a file such as a run's skipped.json, or "
         "indices.",

@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, make_dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -75,7 +76,7 @@ def read_command_line(command: str, words: list[str], extras: Mapping[str, Any])
         )
     recipe = load(name) if name is not None else None
     hints = _hints(recipe) if {"-h", "--help"} & set(words) else {}
-    spelled = spell_out(words[1:] if name is not None else words, extras)
+    spelled = spell_out(words[1:] if name is not None else words, extras, chain(*ALIASES.values()))
     parsed = tyro.cli(
         _model(recipe, hints, extras),
         args=spelled.words,

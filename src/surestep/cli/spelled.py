@@ -25,15 +25,17 @@ class Spelled(NamedTuple):
     faults: list[str]
 
 
-def spell_out(words: list[str], extras: Mapping[str, Any]) -> Spelled:
+def spell_out(words: list[str], extras: Mapping[str, Any], aliases: Iterable[str]) -> Spelled:
     """Write flags, groups and short forms out: `--optim adamw --compile`.
 
     Args:
         words: of the command line, behind the recipe.
         extras: the command's own options, by name, as (type, default).
+        aliases: other names of options, "--log-ranks".
     """
     fields = dict(options())
     known = {*fields, *_names(extras), "config", "help", "help_all"}
+    known |= {each.lstrip("-").replace("-", "_") for each in aliases}
     on_or_off = {name for name, field in fields.items() if "bool" in str(field.annotation)}
     typed = _typed(words)
     spelled, faults, at = [], [], 0

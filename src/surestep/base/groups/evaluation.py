@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from surestep.base.groups.group import Group
+from surestep.base.not_set import NOT_SET, NotSet
 from surestep.base.values import Count, NotNegative, Period, StepPeriod
 
 

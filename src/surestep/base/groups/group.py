@@ -219,7 +219,7 @@ def _sentence(
         what = f"it must be a list, such as [{value!r}]"
     if detail["type"] == "too_short":
         what = f"it takes at least {detail['ctx']['min_length']} values"
-    if full in OFF and "rite " not in what:
+    if full in OFF and "rite " not in what and "'off'" not in what:
         what += ", or 'off'"
     meant = ""
     if detail["type"] == "literal_error" and isinstance(value, str):

@@ -1,5 +1,6 @@
 """When to evaluate, and what follows from it."""
 
+from surestep.base.duration import parse_duration
 from surestep.engine.plan import Refusal, Row
 from surestep.engine.table.rows import (
     Refusals,
