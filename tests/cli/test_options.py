@@ -34,6 +34,8 @@ SAID = {
 }
 OTHERWISE = [
     {"max_steps": "7"},
+    {"limit_train_batches": "2", "limit_val_batches": "1", "max_time": "60 minutes"},
+    {"validation.on_start": "True", "early_stop.patience": "4", "early_stop.start": "1 epoch"},
     {"parallel.kind": "ddp", "parallel.static_graph": "True", "parallel.timeout_s": "30.0"},
     {"parallel.shard": "grad_op", "parallel.blocks": "class Linear", "parallel.offload": "all"},
     {"parallel.shard": "hybrid", "parallel.shard_size": "2", "parallel.meta_start": "False"},
