@@ -48,6 +48,7 @@ from tests.laws.test_law_2_resuming import (
 from tests.laws.test_law_2_rollback import check_resumed, check_rollback
 from tests.laws.test_law_2_rollback_kills import check_killed_back
 from tests.laws.test_law_2_stream_states import check_own_state, of_what_was_read_ahead
+from tests.laws.test_law_3_fp16 import check_clip
 from tests.laws.test_law_3_parameter_groups import check_layers, check_switch
 from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
 from tests.laws.test_law_3_plain_torch import check_schedule as check_rates
@@ -115,6 +116,18 @@ def schedule_moved(result: Any, parts: Any, _: Any) -> Any:
     place = parts.state.place
     parts.state.place = place._replace(steps_taken=place.step)
     return result
+
+
+def clipped_first(_: None, parallel: Any, *__: Any) -> None:
+    """Swap the order of `unscale` and `clip_grad_norm` in the step."""
+    unscale, clip = parallel.unscale, parallel.clip_grad_norm
+
+    def both() -> Any:
+        norms = clip()
+        unscale()
+        return norms
+
+    parallel.unscale, parallel.clip_grad_norm = nothing, both
 
 
 ALWAYS_TAKEN = after(loop, "train_step", schedule_moved)
@@ -330,6 +343,11 @@ MUTATIONS = [
     ),
     *of_law(
         3,
+        (
+            "clipping comes before the loss scale is taken out",
+            after(single.Single, "__init__", clipped_first),
+            check_clip,
+        ),
         (
             "what is frozen is trained a step late",
             instead(freezing, "bisect_right", bisect_left),
