@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from surestep.base.duration import Cadence
 from surestep.base.errors import NonFiniteError
 from surestep.engine.callback import Callback, Request, overriding
+from surestep.engine.checks.batch_norm import explain_single
 from surestep.engine.data.batch import Batch
 from surestep.engine.data.feed import Feed
 from surestep.engine.garbage import quiet_garbage
@@ -146,6 +147,10 @@ class Loop:
                 raise self.out_of_memory(error) from error
             if (said := self.world.explained(error)) is not error:
                 raise said from error
+            raise
+        except ValueError as error:
+            if (explained := explain_single(error, batch.samples)) is not None:
+                raise explained from error
             raise
         self._pending.append(result)
         if self.world.agreed:

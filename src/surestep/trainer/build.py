@@ -3,18 +3,23 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from torch import nn
+
 from surestep.engine.callback import Callback, declared
 from surestep.engine.carry import check_carried
+from surestep.engine.checks.batch_norm import check_training, check_validation
 from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.parts import check_model, check_teacher
+from surestep.engine.data.dataset import loader_settings, samples_of
 from surestep.engine.data.feed import feed
+from surestep.engine.data.order import Cut
 from surestep.engine.data.resume import declared_of
 from surestep.engine.loop import Loop
 from surestep.engine.model.checkpointing import activation_checkpointing
 from surestep.engine.model.compiled import Graphs, compiled, eager
 from surestep.engine.model.frozen import base_of
 from surestep.engine.model.nonpersistent import built
-from surestep.engine.optim.freezing import Watch, freezing
+from surestep.engine.optim.freezing import Watch, freezing, trained_modules
 from surestep.engine.parallel.ways import laid_out
 from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.precision import autocast
@@ -58,9 +63,14 @@ def build(
     training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     judged_by, casting = plan.validation_metric, autocast(plan)
     with eager(model):
-        check_first_batch(model, training, task, autocast=casting, fresh=fresh, judged_by=judged_by)
+        narrow = check_first_batch(
+            model, training, task, autocast=casting, fresh=fresh, judged_by=judged_by
+        )
     settings.enter_context(compiled(model, plan))
     parts, groups = parts_of(plan, task, model, loss, settings, world)
+    check_norms(
+        planned, model, trained_modules(parts.modes, model, plan, groups), narrow, training.cut
+    )
     parts.state.base, parts.state.built = base_of(model, plan), built(model)
     parts.state.declared = declared(callbacks) | declared_of(training.source, plan, parts.state)
     parts.transform = training.transform
@@ -75,3 +85,31 @@ def build(
         loop.notices.append(Graphs().notice)
     parts.freeze = freezing(model, plan, groups, parts.modes)
     return loop
+
+
+def check_norms(
+    planned: Planned, model: nn.Module, trained: set[nn.Module], narrow: set[nn.Module], cut: Cut
+) -> None:
+    """Check that BatchNorm gets more than one value per channel in training and validation.
+
+    Args:
+        planned: what was decided.
+        model: on its device.
+        trained: modules that are in training mode at some step.
+        narrow: layers that see one value per sample and channel.
+        cut: of the training data.
+
+    Raises:
+        DataError: it gets one in some batch; which one, and the ways out.
+    """
+    if not narrow:
+        return
+    plan = planned.plan
+    check_training(model, narrow & trained, cut, plan.total_steps)
+    for part, data in planned.task.val_sets().items():
+        own = loader_settings(data)
+        size = plan.validation_batch_size if own is None else own["batch_size"]
+        ranks = plan.parallel_ranks
+        check_validation(
+            model, narrow, part, Cut(samples_of(data, part), size * ranks, size, ranks=ranks)
+        )

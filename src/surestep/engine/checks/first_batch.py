@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import DataError, OutOfMemory, TaskError
 from surestep.engine.checks.additivity import check_additivity
+from surestep.engine.checks.batch_norm import watch_norms
 from surestep.engine.checks.own_loss import check_shift
 from surestep.engine.checks.shapes import check_shapes
 from surestep.engine.checks.squash import Watch
@@ -44,8 +45,10 @@ def check_first_batch(
     autocast: AbstractContextManager[Any],
     fresh: bool = True,
     judged_by: str | None = None,
-) -> None:
+) -> set[nn.Module]:
     """Try the first batch of the first epoch in eval mode: data, shapes, loss, denominator.
+
+    Returns the BatchNorm layers that see one value per sample and channel.
 
     Args:
         model: on its device.
@@ -63,7 +66,7 @@ def check_first_batch(
     raw, micro = feed.first()
     _check_finite(micro)
     if feed.loss.kind == "none":
-        return
+        return set()
     randomness = ModelRandomness(feed.seed, feed.device)
     with (
         eval_mode(model),
@@ -74,7 +77,8 @@ def check_first_batch(
     ):
         randomness.at(-1, 0)
         with autocast:
-            outputs, tried = _try(model, feed.loss, micro)
+            with watch_norms(model, micro.samples) as narrow:
+                outputs, tried = _try(model, feed.loss, micro)
             for head, value in tried:
                 with naming(head.name):
                     _check_additivity(model, feed, task, raw, head, value)
@@ -87,6 +91,7 @@ def check_first_batch(
         if head.loss.classes is not None and head.loss.divides:
             classes = head.loss.classes(head.outputs)
             check_first_loss(float(value) / head.micro.items, classes, head.name)
+    return narrow
 
 
 def _check_additivity(

@@ -88,6 +88,43 @@ def read_for(where: range) -> range:
     return where or range(max(where.start - 1, 0), max(where.start, 1))
 
 
+class Single(NamedTuple):
+    """A forward on one sample, known before any data is read.
+
+    Attributes:
+        samples_left: of the last batch of an epoch; None if every batch has such a forward.
+        is_micro: it is one of several micro-batches.
+        rank: of several that takes it; None in one process.
+    """
+
+    samples_left: int | None
+    is_micro: bool
+    rank: int | None
+
+
+def find_single(cut: Cut, total_steps: int | None) -> Single | None:
+    """Return where a forward gets a single sample, by arithmetic alone; None where none does.
+
+    A rank without samples takes one that does not count.
+
+    Args:
+        cut: of an epoch.
+        total_steps: of the run; None if every batch is reached.
+    """
+    size, samples = cut.batch_size, cut.samples
+    whole = samples is None or samples >= size
+    spans: list[tuple[int | None, int, int]] = [(None, 0, size)] if whole else []
+    rest = 0 if samples is None or cut.drop_last else samples % size
+    if samples is not None and rest and (total_steps is None or total_steps > samples // size):
+        spans.append((rest, samples - rest, samples))
+    for left, first, end in spans:
+        for rank in range(1 if cut.whole else cut.ranks):
+            sizes = [b - a for a, b in cut._replace(rank=rank).micro_batches(first, end)]
+            if min(sizes) <= 1:
+                return Single(left, len(sizes) > 1, rank if cut.ranks > 1 else None)
+    return None
+
+
 @dataclass(frozen=True)
 class Samples:
     """What an order may ask of the training data.

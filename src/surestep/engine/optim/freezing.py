@@ -72,7 +72,7 @@ class Freezing:
         self.later = [(each.trained_from, each.parameters) for each in groups if each.trained_from]
         self.starts = sorted({start for start, _ in self.later if start is not None})
         self.modes, self.usual = modes, modes.wanted
-        self.norms = _norm_starts(model, plan, groups)
+        self.norms = norm_starts(model, plan, groups)
         self.stage: int | None = None
         self.at(0)
 
@@ -92,9 +92,7 @@ class Freezing:
         ]
 
 
-def _norm_starts(
-    model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup]
-) -> dict[int, float]:
+def norm_starts(model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup]) -> dict[int, float]:
     """Return from which step on each normalisation's statistics move, by the module's id.
 
     When the first of its parameters is trained, or, where it has none, as its buffers are matched.
@@ -113,6 +111,18 @@ def _norm_starts(
             if own:
                 norms[id(module)] = min(math.inf if each is None else each for each in own)
     return norms
+
+
+def trained_modules(
+    modes: Modes, model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup]
+) -> set[nn.Module]:
+    """Return the modules that are in training mode at some step of the run."""
+    starts = norm_starts(model, plan, groups)
+    return {
+        module
+        for module, training in modes.wanted
+        if training and starts.get(id(module), 0) < math.inf
+    }
 
 
 class Watch:

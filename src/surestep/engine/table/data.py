@@ -3,6 +3,7 @@
 import math
 
 from surestep.base.duration import parse_duration
+from surestep.engine.data.order import Cut, find_single
 from surestep.engine.plan import Known, Refusal, Row
 from surestep.engine.table.rows import (
     Refusals,
@@ -44,6 +45,14 @@ def _cut_text(k: Known) -> str:
         return f"{share} = {parts}"
     most = "" if k["batch_size"] % ranks == 0 else "at most "
     return f"{k['batch_size']} = {ranks} ranks x {most}{f'({parts})' if rest else parts}"
+
+
+def _leaves_one_sample(k: Known) -> bool:
+    """Say whether BatchNorm layers get a single sample, in the last batch of an epoch alone."""
+    sizes = k["batch_size"], k["micro_batch_size"]
+    cut = Cut(k.given.train_samples, *sizes, ranks=k["parallel.ranks"])
+    single = find_single(cut, None) if k.given.batch_norm else None
+    return single is not None and single.samples_left is not None
 
 
 def _refuse_loader(option: str, name: str) -> Refusal:
@@ -125,6 +134,12 @@ ROWS: Rows = {
     "data.drop_last": (
         _loader_row("drop_last"),
         said("data.drop_last"),
+        Row(
+            _leaves_one_sample,
+            lambda _: False,
+            "no sample is lost; but the last batch ends in a forward of 1 sample, and a BatchNorm "
+            "layer that gets 1 value per channel from it is an error: set data.drop_last=True",
+        ),
         default(False, "a smaller last batch is weighted rightly: no sample is lost"),
     ),
     "data.order": (

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.multi_rank.checks import check_copies, check_losses, check_weights
-from tests.multi_rank.empty_first import CASES, ON_RANKS, all_ignored
+from tests.multi_rank.first_batches import CASES, ON_RANKS, REFUSED
 from tests.multi_rank.torchrun import check_ended_well, launch
 
 
@@ -14,7 +14,7 @@ from tests.multi_rank.torchrun import check_ended_well, launch
 def both(tmp_path_factory):
     """What two ranks come to, all cases in one launch."""
     folder: Path = tmp_path_factory.mktemp("ranks")
-    check_ended_well(launch("2", "-m", "tests.multi_rank.empty_first", str(folder)))
+    check_ended_well(launch("2", "-m", "tests.multi_rank.first_batches", str(folder)))
     return [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
 
 
@@ -39,9 +39,21 @@ def test_a_first_batch_that_is_ignored_moves_nothing(alone):
 
 
 def test_data_without_any_items_is_refused_on_every_rank(both, tmp_path):
-    found = all_ignored(tmp_path)
+    found = REFUSED["all ignored"](tmp_path)
     assert (
         "DataError: The first batches have no items (up to 16 were read): every target is" in found
     )
     for each in both:
         assert each["all ignored"] == found
+
+
+def test_batch_norm_with_one_sample_on_a_rank_is_refused_on_every_rank(both):
+    for each in both:
+        assert (
+            "the last batch of an epoch (1 sample) has a micro-batch of one sample on rank 0"
+            in (each["one sample at the end"])
+        )
+        assert (
+            "every batch has a micro-batch of one sample on rank 0. Use batch_size=6"
+            in (each["one sample a rank"])
+        )

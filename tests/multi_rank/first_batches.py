@@ -1,4 +1,4 @@
-"""A first batch of which one rank, or every rank, has no items."""
+"""What the first batch shows on ranks: a share without items, BatchNorm with one sample."""
 
 import os
 import sys
@@ -74,13 +74,24 @@ def train(folder: Path, make: Callable[[], surestep.Task], **options: Any) -> di
     return trained(folder, make(), **{"data": {"shuffle": False}, "max_steps": 8, **options})
 
 
-def all_ignored(folder: Path) -> str:
-    """Return what is said of data without a single item."""
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+def error_of(folder: Path, train: Any, model: Callable[[], nn.Module], **options: Any) -> str:
+    """Return the error with which a run is refused."""
     try:
-        opened(folder, plain(masked(range(101))))
+        opened(folder, surestep.Task(model, nn.CrossEntropyLoss(), train=train), **options)
     except surestep.SurestepError as error:
         return f"{type(error).__name__}: {error}"
     return "not refused"
+
+
+REFUSED: dict[str, Callable[[Path], str]] = {
+    "all ignored": partial(error_of, train=masked(range(101)), model=net),
+    "one sample at the end": partial(error_of, train=data(), model=normed),
+    "one sample a rank": partial(error_of, train=data(), model=normed, batch_size=2),
+}
 
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
@@ -110,7 +121,7 @@ def main(out: Path) -> None:
     found: dict[str, Any] = {}
     for name, options in ON_RANKS.items():
         found[name] = CASES[name.removesuffix(", fsdp")](out / name, **options)
-    found["all ignored"] = all_ignored(out / "all ignored")
+    found |= {name: case(out / name) for name, case in REFUSED.items()}
     torch.save(found, out / f"rank-{os.environ['RANK']}.pt")
 
 
