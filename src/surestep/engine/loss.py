@@ -19,7 +19,7 @@ from surestep.engine.losses.base import Loss as Loss
 from surestep.engine.losses.base import LossFunction as LossFunction
 from surestep.engine.losses.base import Part, TableLoss
 from surestep.engine.losses.catalog import named
-from surestep.engine.losses.classification import MultiClass, count_of_classes
+from surestep.engine.losses.classification import MultiClass
 from surestep.engine.losses.of_torch import FUNCTIONS, of_torch
 from surestep.engine.losses.several import naming, several
 
@@ -150,7 +150,7 @@ def _of_table(given: TableLoss) -> Loss:
         called=repr(own),
         divides_by=own.guide.divides_by,
         check=own.check,
-        classes=count_of_classes if classes else None,
+        classes=own.count_classes if isinstance(own, MultiClass) else None,
         module=own,
         splits=own.splits,
     )

@@ -125,7 +125,7 @@ REFUSED = {
     "classes last": (
         {"model": Swapped(), "train": (TOKENS, TOKENS)},
         TaskError,
-        r"outputs have shape \(8, 6, 3\).*Use outputs\.transpose\(1, 2\)",
+        r"outputs have shape \(8, 6, 3\).*Use surestep\.losses\.multiclass\(class_dim=-1\)",
     ),
     "vector loss": (
         {"loss": lambda o, t: functional.cross_entropy(o, t, reduction="none")},

@@ -59,6 +59,14 @@ FRAMES, LENGTHS = torch.tensor([9, 9, 8, 9, 7, 9, 9]), torch.tensor([4, 1, 2, 3,
 SPOKEN = (indices(N, S, classes=V, low=1), FRAMES, LENGTHS)
 
 
+def classes_last(loss: nn.Module) -> Callable[[Any, Any], Tensor]:
+    return lambda outputs, targets: loss(outputs.movedim(-1, 1), targets)
+
+
+def rows_of(loss: nn.Module) -> Callable[[Any, Any], Tensor]:
+    return lambda outputs, targets: loss(outputs.flatten(0, -2), targets.flatten(0, -2))
+
+
 def pinball(outputs: Tensor, targets: Tensor) -> Tensor:
     each = []
     for column, q in enumerate((0.1, 0.5, 0.9)):
@@ -191,6 +199,14 @@ CASES: dict[str, Case] = {
     "multiclass probabilities": Case(
         losses.multiclass(**SMOOTH), LOGITS, SOFT, torchs(nn.CrossEntropyLoss(**SMOOTH))
     ),
+    "multiclass, classes last": Case(
+        losses.multiclass(**SMOOTH, class_dim=-1),
+        *(PIXELS.movedim(1, -1), REGIONS, classes_last(nn.CrossEntropyLoss(**SMOOTH))),
+    ),
+    "multiclass probabilities, classes last": Case(
+        losses.multiclass(**SMOOTH, class_dim=-1),
+        *(WORDS[..., :C], WORDS[..., :C].softmax(-1), rows_of(nn.CrossEntropyLoss(**SMOOTH))),
+    ),
     "multilabel": Case(losses.multilabel(), LOGITS, LABELS, torchs(nn.BCEWithLogitsLoss())),
     "multilabel pos_weight": Case(
         losses.multilabel(pos_weight=POS),
@@ -234,6 +250,10 @@ CASES: dict[str, Case] = {
     "next_token z-loss": Case(losses.next_token(z_loss=0.1), WORDS, TOKENS, with_z),
     "next_token shifted": Case(
         losses.next_token(targets="shifted", label_smoothing=0.1), WORDS, TOKENS, every_token
+    ),
+    "next_token z-loss, words second": Case(
+        losses.next_token(z_loss=0.1, class_dim=1),
+        *(WORDS.transpose(1, 2), TOKENS, lambda o, t: with_z(o.transpose(1, 2), t)),
     ),
     "masked_tokens": Case(losses.masked_tokens(label_smoothing=0.1), WORDS, TOKENS, every_token),
     "ctc": Case(losses.ctc(), normal(N, 9, V), SPOKEN, spoken),

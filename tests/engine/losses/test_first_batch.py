@@ -175,7 +175,19 @@ REFUSED = {
     ),
     "focal of classes": ("focal", LOGITS, LOGITS[:, :2], "each with each"),
     "focal alpha": (losses.focal(alpha=0.3), LOGITS, Y, "a number for each of 3 classes"),
-    "words second": ("next_token", W.transpose(1, 2), TOKENS, r"Use outputs\.transpose\(1, 2\)"),
+    "words second": ("next_token", W.transpose(1, 2), TOKENS, r"Use class_dim=1\."),
+    "words last": (
+        losses.next_token(class_dim=1),
+        W,
+        TOKENS,
+        r"takes logits \(samples, words, tokens\).*Use class_dim=-1\.",
+    ),
+    "classes second": (
+        losses.multiclass(class_dim=-1),
+        W.transpose(1, 2),
+        TOKENS,
+        r"takes outputs \(samples, \.\.\., classes\).*Leave class_dim out",
+    ),
     "no words": (
         "next_token",
         LOGITS,
@@ -220,7 +232,7 @@ REFUSED = {
     "a channel of indices": ("dice_ce", P, R[:, None], r"Use targets\.squeeze\(1\)"),
     "tokens of classes": (
         *(CE, W, TOKENS),
-        r"Use outputs\.transpose\(1, 2\), or surestep\.losses\.next_token\(targets='shifted'\)",
+        r"Use surestep\.losses\.multiclass\(class_dim=-1\), or outputs\.transpose\(1, 2\)",
     ),
     "ignored probabilities": (
         losses.multiclass(ignore_index=1),

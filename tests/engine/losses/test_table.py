@@ -5,8 +5,10 @@ import re
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import surestep
+from surestep.base.errors import TaskError
 from surestep.engine.loss import as_loss
 from surestep.engine.losses.catalog import CATALOG
 from surestep.trainer.planning import plan_task
@@ -140,3 +142,36 @@ def test_a_loss_is_shown_with_its_own_options_alone(name):
     shown = repr(CATALOG[name]())
     options = re.findall(r"(\w+)=", shown)
     assert set(options) <= set(inspect.signature(CATALOG[name]).parameters)
+
+
+class Copies(TorchDispatchMode):
+    """Counts the tensors that are copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.clone, torch.ops.aten.copy_):
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape"),
+    [
+        (surestep.losses.multiclass(class_dim=-1), (4, 5, 3)),
+        (surestep.losses.next_token(targets="shifted"), (4, 5, 3)),
+        (surestep.losses.masked_tokens(class_dim=1), (4, 3, 5)),
+    ],
+)
+def test_logits_are_not_copied_wherever_the_classes_are(loss, shape):
+    logits, targets = torch.randn(shape, requires_grad=True), torch.zeros(4, 5, dtype=torch.long)
+    with Copies() as copies:
+        loss.total(logits, targets).backward()
+    assert copies.found == []
+
+
+def test_a_class_dimension_that_is_not_supported_is_an_error():
+    with pytest.raises(TaskError, match="class_dim=2 is not supported"):
+        surestep.losses.multiclass(class_dim=2)

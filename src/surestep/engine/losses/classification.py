@@ -1,7 +1,7 @@
 """Binary, multi-class and multi-label classification."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +33,20 @@ def share(value: float, name: str) -> float:
     return value
 
 
+def checked_class_dim(value: int) -> int:
+    """Return the dimension of the classes: 1 or -1.
+
+    Raises:
+        TaskError: it is neither.
+    """
+    if value not in (1, -1):
+        raise TaskError(
+            f"class_dim={value} is not supported. Use 1 for outputs (samples, classes, ...), or "
+            "-1 for outputs (samples, ..., classes)."
+        )
+    return value
+
+
 class MultiClass(TableLoss):
     """One of several classes: cross-entropy of logits with indices or probabilities.
 
@@ -41,13 +55,15 @@ class MultiClass(TableLoss):
             in the training data.
         label_smoothing: the share of each target that is spread over all classes.
         ignore_index: targets of this value are left out.
+        class_dim: the dimension of the classes in the outputs; -1 reads (N, ..., C), such as those
+            of a recurrent model, without a transposed copy.
     """
 
     name = "multiclass"
     guide = Guide(
         "one of several classes",
-        "logits (N, C, ...)",
-        "indices (N, ...) int64, or probabilities (N, C, ...)",
+        "logits (N, C, ...), or (N, ..., C) with class_dim=-1",
+        "indices (N, ...) int64, or probabilities of the outputs' shape",
         "-sum_c w_c q_c log softmax(x)_c; q is the target, smoothed: (1 - s) q + s / C",
         "the weights of targets that are not ignored; samples where targets are probabilities",
         _CE,
@@ -61,9 +77,16 @@ class MultiClass(TableLoss):
         weight: Balanced | Sequence[float] | Tensor | None = None,
         label_smoothing: float = 0.0,
         ignore_index: int = IGNORED,
+        class_dim: Literal[1, -1] = 1,
     ) -> None:
         share(label_smoothing, "label_smoothing")
-        super().__init__(weight=weight, label_smoothing=label_smoothing, ignore_index=ignore_index)
+        super().__init__(
+            weight=weight,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+            class_dim=class_dim,
+        )
+        self.class_dim = checked_class_dim(class_dim)
         self.label_smoothing = label_smoothing
         self.ignore_index = ignore_index
         self._weigh(as_weight(weight, "weight"))
@@ -88,6 +111,8 @@ class MultiClass(TableLoss):
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy summed."""
+        if self.class_dim == -1:
+            outputs, targets = outputs.flatten(0, -2), self._as_rows(targets)
         weight = None if self.weight is None else self.weight.to(outputs.dtype)
         return functional.cross_entropy(
             outputs,
@@ -100,7 +125,17 @@ class MultiClass(TableLoss):
 
     def items(self, batch: Any, targets: Tensor) -> float:
         """Count targets that are not ignored, by their weights; probabilities by samples."""
-        return class_items(targets, self.host_weight, self.ignore_index)
+        return class_items(self._as_rows(targets), self.host_weight, self.ignore_index)
+
+    def _as_rows(self, targets: Tensor) -> Tensor:
+        """Return targets as rows where the classes are last: a view, as of the outputs."""
+        if self.class_dim == 1 or targets.dim() < 2:
+            return targets
+        return targets.flatten(0, -2) if targets.is_floating_point() else targets.flatten()
+
+    def count_classes(self, outputs: Tensor) -> int:
+        """Count the classes that outputs choose among."""
+        return count_of_classes(outputs if self.class_dim == 1 else outputs.flatten(0, -2))
 
     def count(self, targets: Tensor) -> int:
         """Count targets that are not ignored."""
@@ -110,6 +145,7 @@ class MultiClass(TableLoss):
 
     def check(self, first: First) -> None:
         """Check indices or probabilities against the outputs."""
+        first = self._with_rows(first)
         expect.class_targets(first, ignored=self.ignore_index)
         expect.logits_of_classes(first)
         if first.targets.is_floating_point() and self.ignore_index != IGNORED:
@@ -124,6 +160,25 @@ class MultiClass(TableLoss):
                 f"There are {self.host_weight.numel()} class weights, and the model has {classes} "
                 "outputs. Give a weight for each output."
             )
+
+    def _with_rows(self, first: First) -> First:
+        """Return outputs and targets as rows where the classes are last.
+
+        Raises:
+            TaskError: their shapes do not fit.
+        """
+        if self.class_dim == 1:
+            return first
+        outputs, targets = expect.tensors(first)
+        expected = outputs.shape if targets.is_floating_point() else outputs.shape[:-1]
+        if outputs.dim() < 2 or targets.shape != expected:
+            raise TaskError(
+                f"The model's outputs have shape {tuple(outputs.shape)} and the targets "
+                f"{tuple(targets.shape)}. multiclass(class_dim=-1) takes outputs (samples, ..., "
+                "classes) and targets (samples, ...). Leave class_dim out where the classes are "
+                "in dimension 1."
+            )
+        return first._replace(outputs=outputs.flatten(0, -2), targets=self._as_rows(targets))
 
 
 def class_items(targets: Tensor, weight: Tensor | None, ignored: int) -> float:

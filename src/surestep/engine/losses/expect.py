@@ -133,8 +133,8 @@ def _reshaped(outputs: Tensor, targets: Tensor, expected: tuple[int, ...]) -> st
         return "there is a dimension of one too many. Use targets.squeeze(1)."
     if outputs.dim() == 3 and targets.shape == outputs.shape[:2] and targets.shape[1] > 1:
         return (
-            "the classes are last. Use outputs.transpose(1, 2), or "
-            "surestep.losses.next_token(targets='shifted') for tokens."
+            "the classes are last. Use surestep.losses.multiclass(class_dim=-1), or "
+            "outputs.transpose(1, 2), which is slower."
         )
     return "flatten or transpose the outputs."
 

@@ -8,21 +8,32 @@ from torch.nn import functional
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.losses import expect
 from surestep.engine.losses.base import IGNORED, First, Guide, TableLoss, at_least_fp32
-from surestep.engine.losses.classification import share
+from surestep.engine.losses.classification import checked_class_dim, share
 
 _FORMULA = "-log softmax(x)_t + z (log sum_v exp x_v)^2"
 _Z_SOURCE = "z-loss: Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311"
 
 
 class _Tokens(TableLoss):
-    """Cross-entropy over tokens, with classes last."""
+    """Cross-entropy over tokens, with the words last or in dimension 1."""
 
     def __init__(
-        self, *, ignore_index: int, z_loss: float, label_smoothing: float, **options: Any
+        self,
+        *,
+        ignore_index: int,
+        z_loss: float,
+        label_smoothing: float,
+        class_dim: int,
+        **options: Any,
     ) -> None:
         super().__init__(
-            **options, ignore_index=ignore_index, z_loss=z_loss, label_smoothing=label_smoothing
+            **options,
+            ignore_index=ignore_index,
+            z_loss=z_loss,
+            label_smoothing=label_smoothing,
+            class_dim=class_dim,
         )
+        self.class_dim = checked_class_dim(class_dim)
         if z_loss < 0:
             raise TaskError(f"z_loss={z_loss} is below 0. Use 1e-4, or 0 for none.")
         self.ignore_index, self.z_loss = ignore_index, z_loss
@@ -34,7 +45,9 @@ class _Tokens(TableLoss):
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the cross-entropy summed over tokens, and the z-loss where there is one."""
-        wanted, logits = self.wanted(targets).flatten(), at_least_fp32(outputs.flatten(0, 1))
+        wanted, logits = self.wanted(targets), at_least_fp32(outputs)
+        if self.class_dim == -1:
+            wanted, logits = wanted.flatten(), logits.flatten(0, 1)
         own = functional.cross_entropy(
             logits,
             wanted,
@@ -59,21 +72,24 @@ class _Tokens(TableLoss):
         """Check logits (samples, tokens, words) against tokens (samples, tokens)."""
         outputs, targets = expect.tensors(first)
         shape, wanted = tuple(outputs.shape), tuple(targets.shape)
-        if outputs.dim() != 3 or wanted != shape[:2]:
-            turned = outputs.dim() == 3 and wanted == (shape[0], shape[2])
+        last, second = wanted == shape[:2], wanted == (shape[0], *shape[2:])
+        if outputs.dim() != 3 or not (last if self.class_dim == -1 else second):
+            turned = outputs.dim() == 3 and (last or second)
             instead = (
-                "Use outputs.transpose(1, 2)."
+                f"Use class_dim={-self.class_dim}."
                 if turned
                 else "For one class for each sample use surestep.losses.multiclass()."
             )
+            takes = "tokens, words" if self.class_dim == -1 else "words, tokens"
             raise TaskError(
                 f"The model's outputs have shape {shape} and the targets {wanted}. {self.name} "
-                f"takes logits (samples, tokens, words) and tokens (samples, tokens). {instead}"
+                f"takes logits (samples, {takes}) and tokens (samples, tokens). {instead}"
             )
+        dim = 2 if self.class_dim == -1 else 1
         if targets.dtype not in expect.INDEX_TYPES:
             raise DataError(f"Tokens are int64, and the targets {targets.dtype}: use .long().")
-        expect.indices_in_range(targets, shape[2], self.ignore_index)
-        expect.logits_of_classes(first, called=self.name, dim=2)
+        expect.indices_in_range(targets, shape[dim], self.ignore_index)
+        expect.logits_of_classes(first, called=self.name, dim=dim)
 
 
 class NextToken(_Tokens):
@@ -85,12 +101,13 @@ class NextToken(_Tokens):
         ignore_index: targets of this value are left out.
         z_loss: what the squared log of the softmax's sum weighs; 1e-4 keeps logits small.
         label_smoothing: the share of each target that is spread over all words.
+        class_dim: the dimension of the words in the logits: -1, or 1 for (N, V, T).
     """
 
     name = "next_token"
     guide = Guide(
         "the next token",
-        "logits (N, T, V)",
+        "logits (N, T, V), or (N, V, T) with class_dim=1",
         "tokens (N, T), shifted here; or targets='shifted'",
         _FORMULA,
         "targets that are not ignored, after the shift",
@@ -104,12 +121,14 @@ class NextToken(_Tokens):
         ignore_index: int = IGNORED,
         z_loss: float = 0.0,
         label_smoothing: float = 0.0,
+        class_dim: Literal[1, -1] = -1,
     ) -> None:
         super().__init__(
             targets=targets,
             ignore_index=ignore_index,
             z_loss=z_loss,
             label_smoothing=label_smoothing,
+            class_dim=class_dim,
         )
         if targets not in ("tokens", "shifted"):
             raise TaskError(f"targets={targets!r} is not known. Use 'tokens' or 'shifted'.")
@@ -157,12 +176,13 @@ class MaskedTokens(_Tokens):
         ignore_index: targets of tokens that were not masked.
         z_loss: what the squared log of the softmax's sum weighs; 1e-4 keeps logits small.
         label_smoothing: the share of each target that is spread over all words.
+        class_dim: the dimension of the words in the logits: -1, or 1 for (N, V, T).
     """
 
     name = "masked_tokens"
     guide = Guide(
         "masked tokens",
-        "logits (N, T, V)",
+        "logits (N, T, V), or (N, V, T) with class_dim=1",
         "tokens (N, T), ignore_index where none was masked",
         _FORMULA,
         "targets that are not ignored",
@@ -170,9 +190,19 @@ class MaskedTokens(_Tokens):
     )
 
     def __init__(
-        self, *, ignore_index: int = IGNORED, z_loss: float = 0.0, label_smoothing: float = 0.0
+        self,
+        *,
+        ignore_index: int = IGNORED,
+        z_loss: float = 0.0,
+        label_smoothing: float = 0.0,
+        class_dim: Literal[1, -1] = -1,
     ) -> None:
-        super().__init__(ignore_index=ignore_index, z_loss=z_loss, label_smoothing=label_smoothing)
+        super().__init__(
+            ignore_index=ignore_index,
+            z_loss=z_loss,
+            label_smoothing=label_smoothing,
+            class_dim=class_dim,
+        )
 
     def check(self, first: First) -> None:
         """Check shapes, and that some targets are left out."""
