@@ -1,15 +1,16 @@
 """Draw the schedule of a run: the rate, the momentum where it is cycled, epochs and warm-up."""
 
+from __future__ import annotations
+
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surestep.base.errors import ConfigError
-from surestep.engine.average import annealed
-from surestep.engine.plan import Plan
-from surestep.engine.schedule.plateau import Plateau
-from surestep.engine.schedule.rate import momentum, rate_of
-from surestep.engine.schedule.shape import Factor, Shape, UserFunction
+
+if TYPE_CHECKING:  # a picture's name is checked before torch is imported
+    from surestep.engine.plan import Plan
+    from surestep.engine.schedule.shape import Factor, Shape, UserFunction
 
 SUFFIXES = (".png", ".svg", ".pdf")
 BLUE, ORANGE, GREY = "#1f5fa8", "#c8641e", "#8a8f98"
@@ -42,6 +43,10 @@ def draw(plan: Plan, path: Path, own: UserFunction | None = None) -> None:
         ConfigError: the file cannot be written.
     """
     from matplotlib.figure import Figure
+
+    from surestep.engine.average import annealed
+    from surestep.engine.schedule.plateau import Plateau
+    from surestep.engine.schedule.rate import momentum, rate_of
 
     shape, peak = plan.schedule, plan.optim_lr
     figure = Figure(figsize=(9, 4.2), dpi=150, layout="constrained")

@@ -1,5 +1,7 @@
 """`surestep evaluate RUN`."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -7,9 +9,7 @@ import tyro
 
 from surestep.cli import show
 from surestep.cli.rebuild import asked_for, called, rebuilt
-from surestep.engine.metrics import is_confusion
 from surestep.record.files import dumps
-from surestep.trainer.measure import measure_run
 
 _NAN = (
     "nan is not a number: there was nothing to measure it by (no sample or prediction of that "
@@ -43,6 +43,9 @@ def run(words: list[str]) -> int:
     )
     folder, which = asked_for(parsed.run, parsed.which)
     task, config = rebuilt(folder, allow_changed=parsed.allow == "recipe")
+    from surestep.engine.metrics import is_confusion
+    from surestep.trainer.measure import measure_run
+
     saved, metrics = measure_run(folder, task, config, part=parsed.part, which=which)
     if parsed.json:
         print(dumps({"step": saved.step, "path": str(saved.path), "metrics": metrics}))

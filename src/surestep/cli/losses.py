@@ -8,7 +8,6 @@ import tyro
 
 from surestep.base.errors import ConfigError, near
 from surestep.cli import show
-from surestep.engine.losses.catalog import guide
 from surestep.record.files import dumps
 
 
@@ -30,6 +29,8 @@ def run(words: list[str]) -> int:
     asked = tyro.cli(
         Options, args=words, prog="surestep losses", config=(tyro.conf.FlagCreatePairsOff,)
     )
+    from surestep.engine.losses.catalog import guide  # with the losses themselves, and torch
+
     rows = guide()
     if asked.name is not None:
         rows = [row for row in rows if row["name"] == asked.name]

@@ -1,20 +1,23 @@
 """`surestep new --slurm RECIPE`."""
 
+from __future__ import annotations
+
 import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from surestep.base.errors import ConfigError
 from surestep.cli.options import read_command_line
 from surestep.cli.sbatch import WARNING_S, Job
-from surestep.cli.train import EXTRAS
-from surestep.engine.facts import Facts, read_facts
+from surestep.cli.train import EXTRAS, check_extras
 from surestep.engine.parallel.launch import Launched
-from surestep.trainer.planning import plan_task
+
+if TYPE_CHECKING:  # torch is imported once the command line is checked
+    from surestep.engine.facts import Facts
 
 # Minutes, or [days-]hours[:minutes[:seconds]], as sbatch reads them.
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
@@ -57,7 +60,9 @@ def run(words: list[str]) -> int:
         return_unknown_args=True,
     )
     _check(said)
-    asked = read_command_line("train", [said.recipe, *more], EXTRAS)
+    asked = read_command_line("train", [said.recipe, *more], EXTRAS, check=check_extras)
+    from surestep.trainer.planning import plan_task
+
     facts = _of_the_job(said, on_gpus=said.gpus or str(asked.config.device).startswith("cuda"))
     task = asked.recipe.build(asked.parameters, asked.config, facts=facts)
     plan_task(task, asked.config, origin=asked.origin, facts=facts)
@@ -81,6 +86,8 @@ def run(words: list[str]) -> int:
 
 def _of_the_job(said: Options, *, on_gpus: bool) -> Facts:
     """Return what a process of the job will find, of which this machine knows only a part."""
+    from surestep.engine.facts import read_facts
+
     size = said.nodes * said.nproc
     launched = Launched(size=size, local_size=said.nproc, by="srun", imagined=True)
     facts = replace(read_facts(), launched=launched, one_gpu_each=False)

@@ -4,26 +4,30 @@ tyro parses and explains; every value is handed on as text, and read by the Conf
 the messages are the same wherever an option was said.
 """
 
-import inspect
+from __future__ import annotations
+
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, make_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import tyro
-from docstring_parser import parse as parse_docstring
 
 from surestep.base.config import LENGTHS, Config, options
 from surestep.base.errors import ConfigError, RecipeError, SurestepError
 from surestep.base.not_set import NotSet
 from surestep.base.written import COMMAND_LINE
 from surestep.cli.config_file import ConfigFile, flat, read_config_file
-from surestep.cli.spelled import spell_out
-from surestep.engine.task import Task
-from surestep.recipes.load import BUILT_IN, Recipe, load
-from surestep.trainer.planning import Origin, plan_task
+from surestep.cli.help import HELP_ALL, Shown, asks_for_help, chosen_by, help_text, set_by
+from surestep.cli.spelled import Spelled, spell_out
+from surestep.recipes.find import BUILT_IN, Outline, Parameter, RecipeFile, explained, find
+
+if TYPE_CHECKING:  # the command line is read and checked without torch
+    from surestep.engine.task import Task
+    from surestep.recipes.load import Recipe
+    from surestep.trainer.planning import Origin
 
 NOT_SAID = "\0"  # no text that a command line can hold
 ALIASES = {"logging.ranks": ("--log-ranks",)}
@@ -57,39 +61,117 @@ class Asked:
         return self.recipe.build(self.parameters, self.config)
 
 
-def read_command_line(command: str, words: list[str], extras: Mapping[str, Any]) -> Asked:
-    """Read `RECIPE [options]`.
+def read_command_line(
+    command: str,
+    words: list[str],
+    extras: Mapping[str, Any],
+    *,
+    check: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Asked:
+    """Read `RECIPE [options]`; the recipe, and torch with it, is imported once all is checked.
 
     Args:
         command: "train", "plan".
         words: what stands behind it.
         extras: the command's own options, by name, as (type, default).
+        check: raises where the values of `extras` do not fit each other.
 
     Raises:
         ConfigError, RecipeError: an option or a recipe that is not there, or a bad value.
     """
     name = words[0] if words and not words[0].startswith("-") else None
-    if name is None and not {"-h", "--help"} & set(words):
+    if name is None and not asks_for_help(words):
         raise RecipeError(
             f"Which recipe? It comes first. Say `surestep {command} digits`, or a file. "
             f"Recipes that ship: {', '.join(BUILT_IN)}."
         )
-    recipe = load(name) if name is not None else None
-    hints = _hints(recipe) if {"-h", "--help"} & set(words) else {}
-    spelled = spell_out(words[1:] if name is not None else words, extras, chain(*ALIASES.values()))
+    found = find(name) if name is not None else None
+    outline = found.outline() if found is not None else Outline(parameters={})
+    if outline.parameters is None and found is not None:
+        outline = replace(outline, parameters=_parameters_of(found))
+    usage = f"surestep {command} {name or 'RECIPE'}"
+    if asks_for_help(words):
+        print(_help(usage, words, found, outline, extras))
+        raise SystemExit(0)
+    assert found is not None  # without one there was help
+    spelled = _spell_out(words[1:], extras)
     parsed = tyro.cli(
-        _model(recipe, hints, extras),
+        _model(outline, extras),
         args=spelled.words,
-        prog=f"surestep {command} {name or 'RECIPE'}",
-        description=inspect.getdoc(recipe.module) if recipe is not None else None,
+        prog=usage,
+        description=outline.doc,
         config=(tyro.conf.FlagCreatePairsOff,),
     )
-    assert recipe is not None  # without one there was --help, and tyro has left
-    return _merge(recipe, parsed, extras, spelled.faults)
+    if check is not None:
+        check({each: getattr(parsed, each) for each in extras})
+    return _merge(found, parsed, extras, spelled.faults)
 
 
-def _merge(recipe: Recipe, parsed: Any, extras: Mapping[str, Any], faults: list[str]) -> Asked:
-    """Put the command line over the file over the recipe."""
+def _spell_out(words: list[str], extras: Mapping[str, Any]) -> Spelled:
+    return spell_out(words, extras, chain(*ALIASES.values()))
+
+
+def _parameters_of(found: RecipeFile) -> dict[str, Parameter]:
+    """Return the parameters of a recipe whose source does not show them, by running it."""
+    from surestep.recipes.load import load_file
+
+    recipe = load_file(found)
+    about = explained(recipe.function.__doc__)
+    return {
+        name: Parameter(None if each.default is each.empty else repr(each.default), "")._replace(
+            about=about.get(name, "")
+        )
+        for name, each in recipe.parameters.items()
+    }
+
+
+def _help(
+    usage: str,
+    words: list[str],
+    found: RecipeFile | None,
+    outline: Outline,
+    extras: Mapping[str, Any],
+) -> str:
+    """Return what applies; with --help-all every option, each with its value in the Plan."""
+    every = HELP_ALL in words
+    hints = set_by(found.name, outline) if found is not None else {}
+    if every and found is not None:
+        hints = _values_of_plan(found)
+    of_config = {name: _shown(name, each, hints.get(name, "")) for name, each in options()}
+    own = [_shown_extra(name, kind) for name, (kind, _) in _with_file(extras).items()]
+    typed = _spell_out(words, extras).words
+    chosen = None if every else chosen_by(typed, outline)
+    return help_text(usage, outline, own, of_config, chosen)
+
+
+def _shown(name: str, option_field: Any, hint: str) -> Shown:
+    typed = [name, *(each.removeprefix("--") for each in ALIASES.get(name, ()))]
+    spelt = ", ".join(f"--{each.replace('_', '-')}" for each in typed)
+    metavar, text = _metavar(option_field.annotation), f"{option_field.description} {hint}"
+    if len(metavar) > _LONG:
+        metavar, text = "NAME", f"{text} One of {metavar.replace('|', ', ')}."
+    return Shown(f"{spelt} {metavar}", text.strip())
+
+
+def _shown_extra(name: str, kind: Any) -> Shown:
+    explained_type, arg = get_args(kind)
+    typed = f"--{(arg.name or name).replace('_', '-')}"
+    value = arg.metavar or ("" if explained_type is bool else _metavar(explained_type))
+    return Shown(" ".join(filter(None, (typed, value))), arg.help or "")
+
+
+def _with_file(extras: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the command's own options, and the one that names a file of options."""
+    file_help = tyro.conf.arg(
+        help="A TOML file whose options stand under these.", metavar="FILE", help_behavior_hint=""
+    )
+    return {**extras, "config": (Annotated[str | None, file_help], None)}
+
+
+def _merge(
+    found: RecipeFile, parsed: Any, extras: Mapping[str, Any], faults: Sequence[str]
+) -> Asked:
+    """Put the command line over the file over the recipe, which is imported here."""
     own = {name: getattr(parsed, name) for name in extras}
     own["config_file"] = config_file = getattr(parsed, "config", None)
     on_line = {
@@ -100,7 +182,11 @@ def _merge(recipe: Recipe, parsed: Any, extras: Mapping[str, Any], faults: list[
     in_file, places = read_config_file(Path(config_file)) if config_file else ConfigFile({}, {})
     typed = {name: value for name, value in on_line.items() if not name.startswith("task.")}
     filed = {name: value for name, value in in_file.items() if not name.startswith("task.")}
-    config = merge(recipe.config, filed, typed, places, faults)
+    merge(Config(), filed, typed, places, faults)  # what is wrong in these needs no recipe
+    from surestep.recipes.load import load_file
+
+    recipe = load_file(found)
+    config = merge(recipe.config, filed, typed, places, ())
     values = {**_parameters(in_file), **_parameters(on_line)}
     said = {
         **dict.fromkeys(recipe.config.said(), f"recipe {recipe.name}"),
@@ -146,28 +232,22 @@ def _parameters(flat: Mapping[str, Any]) -> dict[str, Any]:
     return {k.removeprefix("task."): v for k, v in flat.items() if k.startswith("task.")}
 
 
-def _model(recipe: Recipe | None, hints: Mapping[str, str], extras: Mapping[str, Any]) -> type[Any]:
+def _model(outline: Outline, extras: Mapping[str, Any]) -> type[Any]:
     """Make the class that tyro reads: every option is text or not said."""
-    groups: dict[str, dict[str, Any]] = {"": dict(extras)}
-    file_help = tyro.conf.arg(
-        help="A TOML file whose options stand under these.", metavar="FILE", help_behavior_hint=""
-    )
-    groups[""]["config"] = (Annotated[str | None, file_help], None)
+    groups: dict[str, dict[str, Any]] = {"": _with_file(extras)}
     for name, option_field in options():
         group, _, option = name.rpartition(".")
         kind: Any = tuple[str, ...] if "tuple" in str(option_field.annotation) else str
         arg = tyro.conf.arg(
             help=option_field.description,
             metavar=_metavar(option_field.annotation),
-            help_behavior_hint=hints.get(name, ""),
+            help_behavior_hint="",
             aliases=ALIASES.get(name),
         )
         not_said: Any = NOT_SAID if kind is str else ()
         groups.setdefault(group, {})[option] = (Annotated[kind, arg], not_said)
-    about = _about_parameters(recipe)
-    for name in recipe.parameters if recipe is not None else ():
-        hint = hints.get(f"task.{name}", "")
-        arg = tyro.conf.arg(help=about.get(name), metavar="VALUE", help_behavior_hint=hint)
+    for name, parameter in (outline.parameters or {}).items():
+        arg = tyro.conf.arg(help=parameter.about, metavar="VALUE", help_behavior_hint="")
         groups.setdefault("task", {})[name] = (Annotated[str, arg], NOT_SAID)
     top = groups.pop("")
     for group, inner in groups.items():
@@ -184,13 +264,6 @@ def _dataclass(name: str, members: Mapping[str, tuple[Any, Any]]) -> type[Any]:
     )
 
 
-def _about_parameters(recipe: Recipe | None) -> dict[str, str]:
-    if recipe is None:
-        return {}
-    parsed = parse_docstring(recipe.function.__doc__ or "")
-    return {each.arg_name: (each.description or "").replace("\n", " ") for each in parsed.params}
-
-
 def _metavar(annotation: Any) -> str:
     """Show the type of an option as its users think of it."""
     found = [each for each in _members(annotation) if each not in (type(None), NotSet)]
@@ -198,6 +271,7 @@ def _metavar(annotation: Any) -> str:
     return "|".join(dict.fromkeys(words)) if "VALUE" not in words else "VALUE"
 
 
+_LONG = 60  # characters: more are listed in the text
 _WORDS = {int: "INT", float: "FLOAT", str: "TEXT", bool: "True|False"}
 
 
@@ -215,18 +289,14 @@ def _members(annotation: Any) -> list[Any]:
     return [member for each in inner for member in _members(each)] if inner else [annotation]
 
 
-def _hints(recipe: Recipe | None) -> dict[str, str]:
+def _values_of_plan(found: RecipeFile) -> dict[str, str]:
     """Return what each option is where nothing is said, with the reason, from the Plan itself."""
-    if recipe is None:
-        return {}
+    from surestep.recipes.load import load_file
+    from surestep.trainer.planning import plan_task
+
+    recipe = load_file(found)
     said = dict.fromkeys(recipe.config.said(), f"recipe {recipe.name}")
-    empty = inspect.Parameter.empty
-    hints = {
-        f"task.{name}": f"({each.default!r}: the recipe's default)"
-        if each.default is not empty
-        else "(required)"
-        for name, each in recipe.parameters.items()
-    }
+    hints: dict[str, str] = {}
     try:
         parameters = recipe.typed({})
         origin = recipe.origin(parameters, said)

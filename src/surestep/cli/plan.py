@@ -1,31 +1,24 @@
 """`surestep plan RECIPE`."""
 
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from __future__ import annotations
+
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from surestep.base.errors import ConfigError
-from surestep.base.sizes import byte_count
-from surestep.cli import show, show_groups
-from surestep.cli.draw import check_drawing, draw
-from surestep.cli.options import Asked, read_command_line
-from surestep.engine.facts import read_facts
-from surestep.engine.measure.footprint import Footprint, footprint
-from surestep.engine.measure.shares import Share
-from surestep.engine.model.initial import Started
-from surestep.engine.optim.freezing import frozen
+from surestep.cli.draw import check_drawing
+from surestep.cli.options import read_command_line
 from surestep.engine.parallel.launch import Launched
-from surestep.engine.plan import Decision, Plan
-from surestep.engine.schedule.rate import rates
-from surestep.record.files import dumps
-from surestep.trainer.planning import Planned, activations, of_each_rank, plan_task, start
 
 EXTRAS: dict[str, Any] = {
     "json": (Annotated[bool, tyro.conf.arg(help="Print the plan as JSON.")], False),
+    "all": (
+        Annotated[bool, tyro.conf.arg(help="Show the rows too that are off or of no use here.")],
+        False,
+    ),
     "plot": (
         Annotated[
             str | None,
@@ -51,45 +44,19 @@ EXTRAS: dict[str, Any] = {
 
 
 def run(words: list[str]) -> int:
-    """Show every option that applies with its reason, the rates, parameters and memory."""
-    asked = read_command_line("plan", words, EXTRAS)
-    picture = Path(asked.extras["plot"]) if asked.extras["plot"] is not None else None
-    if picture is not None:
-        check_drawing(picture)
+    """Show every option that was decided with its reason, the rates, parameters and memory."""
+    asked = read_command_line("plan", words, EXTRAS, check=_check_extras)
+    from surestep.cli.show_plan import show_plan  # torch is imported once all is checked
+
     launched = _imagined(asked.extras["ranks"], asked.extras["local_ranks"])
-    planned, started = _planned(asked, launched)
-    plan, groups = planned.plan, show_groups.arranged(planned)
-    with frozen(planned.model, groups):
-        measured = activations(planned)
-        known = None if isinstance(measured, str) else measured
-        takes = footprint(planned.model, plan, known)
-    each = [] if launched is None else of_each_rank(planned, takes)
-    layers = show_groups.layers(planned.model, plan)
-    lr = _rates(planned)
-    if picture is not None:
-        draw(plan, picture, planned.task.schedule)
-        print(f"Drawn: {picture}", file=sys.stderr)
-    if asked.extras["json"]:
-        decisions = [each._asdict() for each in plan.decisions]
-        shown = {"decisions": decisions, "rates": lr, "footprint": asdict(takes)}
-        shown["ranks"] = [{**asdict(share), "total": share.total} for share in each]
-        shown |= {} if started is None else {"init": asdict(started)}
-        shown |= {"groups": show_groups.groups(groups, planned.model), "layers": layers}
-        print(dumps(shown, indent=1))
-        return 0
-    _print_decisions(plan, asked)
-    if started is not None:
-        title = f"Weights to start from: {started.source}"
-        show.table(title, ("what", "how many", "which"), started.rows())
-    if lr is not None:
-        show.table("Learning rate", lr, [[show.figure(value) for value in lr.values()]])
-    show_groups.show_tables(groups, planned.model, layers)
-    _print_footprint(takes)
-    if launched is not None:
-        _print_shares(each, plan, launched)
-    if isinstance(measured, str):
-        print(f"The activations are not known: {measured}.")
-    return 0
+    plot = asked.extras["plot"]
+    return show_plan(asked, launched, None if plot is None else Path(plot))
+
+
+def _check_extras(extras: Mapping[str, Any]) -> None:
+    if extras["plot"] is not None:
+        check_drawing(Path(extras["plot"]))
+    _imagined(extras["ranks"], extras["local_ranks"])
 
 
 def _imagined(ranks: int | None, local: int | None) -> Launched | None:
@@ -113,95 +80,3 @@ def _imagined(ranks: int | None, local: int | None) -> Launched | None:
             f"--local-ranks {part}, or --ranks {ranks - ranks % local + local}."
         )
     return Launched(size=ranks, local_size=local, by="--ranks", imagined=True)
-
-
-def _planned(asked: Asked, launched: Launched | None) -> tuple[Planned, Started | None]:
-    """Plan for this machine; or for processes that are not there, without weights to start from."""
-    task = asked.task()
-    if launched is None:
-        planned = plan_task(task, asked.config, origin=asked.origin)
-        return planned, start(planned)
-    facts = replace(read_facts(), launched=launched)
-    return plan_task(task, asked.config, origin=asked.origin, facts=facts), None
-
-
-def _rates(planned: Planned) -> Mapping[str, float | None] | None:
-    """Return what stands out of the learning rates; None where an optimizer has none."""
-    plan = planned.plan
-    if plan.optim_lr is None:
-        return None
-    return rates(plan.schedule, plan.optim_lr, planned.task.schedule)
-
-
-def _print_shares(each: list[Share], plan: Plan, launched: Launched) -> None:
-    kinds = ("weights", "gradients", "optimizer", "average", "passing", "activations", "total")
-    chosen = " ".join(filter(None, (plan.parallel_kind, plan.parallel_shard)))
-    rows = [
-        [
-            f"{share.way} (chosen)" if share.way == chosen else share.way,
-            *(byte_count(getattr(share, kind)) for kind in kinds),
-        ]
-        for share in each
-    ]
-    title = f"Memory on each of {launched.size} ranks, {launched.local_size} on a machine"
-    show.table(title, ("way", *kinds), rows)
-
-
-# Options, by their name or group, that mean nothing where the condition does not hold.
-_ONLY_WHERE: Mapping[str, Callable[[Plan], bool]] = {
-    "scaler.": lambda plan: plan.precision == "fp16",
-    "average.": lambda plan: plan.average.kind != "none",
-    "early_stop.min_delta": lambda plan: plan.early_stop_patience is not None,
-    "data.persistent_workers": lambda plan: plan.data_num_workers > 0,
-    "data.prefetch_factor": lambda plan: plan.data_num_workers > 0,
-    "compile_blocks": lambda plan: plan.compile != "off",
-    "max_nonfinite": lambda plan: plan.on_nonfinite == "skip",
-}
-_SWITCHES = ("average.kind",)  # what such a condition goes by is always shown
-
-
-def applies(plan: Plan, decision: Decision) -> bool:
-    """Say whether an option means anything in this plan; what was said always does."""
-    option, _, reason = decision
-    if reason.startswith("said: ") or option in _SWITCHES:
-        return True
-    if reason.startswith("not an option of "):
-        return False
-    return all(holds(plan) for name, holds in _ONLY_WHERE.items() if option.startswith(name))
-
-
-def _spelt(option: str, value: Any) -> Any:
-    """Return a value in words where it does not speak for itself."""
-    if option == "steps_per_epoch" and value is None:
-        return "not known"
-    return "see below" if option == "parallel.deepspeed" and value else value
-
-
-def _print_decisions(plan: Plan, asked: Asked) -> None:
-    shown = [each for each in plan.decisions if applies(plan, each)]
-    rows = [(option, _spelt(option, value), reason) for option, value, reason in shown]
-    for name, each in asked.recipe.parameters.items():
-        said = asked.said.get(f"task.{name}")
-        reason = f"said: {said}" if said else "the recipe's default"
-        rows.append((f"task.{name}", asked.parameters.get(name, each.default), reason))
-    show.table("Plan", ("option", "value", "reason"), rows)
-    if plan.parallel_deepspeed:
-        print("DeepSpeed's configuration:", dumps(dict(plan.parallel_deepspeed), indent=1))
-    if len(shown) < len(plan.decisions):
-        left = len(plan.decisions) - len(shown)
-        print(f"{left} options mean nothing here and are not shown; --json lists them too.")
-
-
-def _print_footprint(takes: Footprint) -> None:
-    rows = [
-        (name, kind, f"{count:,}", f"{trained:,}") for name, kind, count, trained in takes.modules
-    ]
-    rows.append(("in all", "", f"{takes.parameters:,}", f"{takes.trained:,}"))
-    show.table("Parameters", ("module", "type", "parameters", "trained"), rows)
-    kinds = ("weights", "buffers", "gradients", "optimizer", "average", "activations")
-    show.table("Memory", kinds, [[byte_count(getattr(takes, kind)) for kind in kinds]])
-    if takes.activations != takes.activations_without:
-        saved = byte_count(takes.activations_without)
-        print(f"Without activation checkpointing the activations would take {saved}.")
-    if takes.attention:
-        print(f"Attention is computed by: {', '.join(takes.attention)}.")

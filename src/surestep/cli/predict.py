@@ -1,10 +1,12 @@
 """`surestep predict RUN`."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from tqdm import tqdm
@@ -12,8 +14,9 @@ from tqdm import tqdm
 from surestep.base.local import local_path
 from surestep.cli.rebuild import asked_for, called, rebuilt
 from surestep.record.files import dumps
-from surestep.record.predictions import writing
-from surestep.trainer.predict import Watch, predict_run
+
+if TYPE_CHECKING:  # torch is imported once the command line is checked
+    from surestep.trainer.predict import Watch
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,12 @@ def run(words: list[str]) -> int:
         if parsed.out is None
         else local_path(parsed.out)
     )
+    from surestep.record.predictions import writing  # with numpy, which --help does not need
+
     with writing(out, overwrite=parsed.overwrite) as write:
         task, config = rebuilt(folder, allow_changed=parsed.allow == "recipe")
+        from surestep.trainer.predict import predict_run
+
         with _bar() as watch:
             saved, found = predict_run(
                 folder,

@@ -1,18 +1,23 @@
 """The Task and the Config of a run, built again from the recipe it was trained by."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError, RecipeError, RunError
 from surestep.base.not_set import NOT_SET
 from surestep.engine.parallel.launch import read_launched
-from surestep.engine.task import Task
-from surestep.recipes.load import SHIPPED, Recipe, load, sha256
+from surestep.recipes.find import SHIPPED, sha256
 from surestep.record.named import split_name
 from surestep.record.run import Run, Which
+
+if TYPE_CHECKING:  # torch is imported with the recipe
+    from surestep.engine.task import Task
+    from surestep.recipes.load import Recipe
 
 
 class Recorded(NamedTuple):
@@ -89,6 +94,8 @@ def _recipe(folder: Run, known: dict[str, str], *, allow_changed: bool) -> Recip
         )
     if read_launched().rank == 0:
         print(f"Running {path}", file=sys.stderr)
+    from surestep.recipes.load import load
+
     return load(typed_as(known))
 
 
@@ -107,6 +114,8 @@ def as_asked(folder: Run, *, without: Sequence[str]) -> list[str]:
     Raises:
         RecipeError: its recipe cannot be read.
     """
+    from surestep.recipes.load import load
+
     recipe = load(typed_as(folder.config["recipe"]))
     own, asked = recipe.config.said(), Config.from_options(folder.config["config"]).said()
     told = {name: value for name, value in asked.items() if own.get(name, NOT_SET) != value}

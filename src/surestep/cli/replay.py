@@ -1,7 +1,9 @@
 """`surestep replay INCIDENT`."""
 
+from __future__ import annotations
+
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -12,7 +14,9 @@ from surestep.cli.rebuild import rebuilt
 from surestep.record.files import dumps
 from surestep.record.incident import read_incident
 from surestep.record.run import Run
-from surestep.trainer.replay import Figures, Replay, replay
+
+if TYPE_CHECKING:  # torch is imported once the command line is checked
+    from surestep.trainer.replay import Figures, Replay
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ def run(words: list[str]) -> int:
             f"surestep.replay({str(incident.path)!r}, task)."
         )
     task, _ = rebuilt(folder, allow_changed=parsed.allow == "recipe")
+    from surestep.trainer.replay import replay
+
     done = replay(incident.path, task, precision=parsed.precision, without=without)
     if parsed.json:
         print(dumps(asdict(done)))

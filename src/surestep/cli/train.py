@@ -1,10 +1,12 @@
 """`surestep train RECIPE`."""
 
+from __future__ import annotations
+
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stdout
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -14,13 +16,13 @@ from surestep.cli import show
 from surestep.cli.launch import as_typed, how_many, launch
 from surestep.cli.options import Asked, read_command_line
 from surestep.engine.parallel.launch import BY_NPROC, Launched, read_launched
-from surestep.engine.task import Task
-from surestep.engine.value import Value
 from surestep.record.files import dumps
-from surestep.record.run import Run
-from surestep.trainer.fit import fit
-from surestep.trainer.prepare import prepare
-from surestep.trainer.rehearse import Act, Overfit, dry_run, overfit
+
+if TYPE_CHECKING:  # torch is imported once the command line is checked
+    from surestep.engine.task import Task
+    from surestep.engine.value import Value
+    from surestep.record.run import Run
+    from surestep.trainer.rehearse import Act, Overfit
 
 
 def _extra(
@@ -65,7 +67,7 @@ EXTRAS: dict[str, Any] = {
 
 def run(words: list[str]) -> int:
     """Train; print the table of results, the best checkpoint, and what to type next."""
-    asked = read_command_line("train", words, EXTRAS)
+    asked = read_command_line("train", words, EXTRAS, check=check_extras)
     if asked.extras["nproc"] is not None:
         return launch(how_many(asked.extras["nproc"]), ["train", *words])
     # Under --json nothing but the answer may stand on stdout; a recipe's callbacks print too.
@@ -74,24 +76,35 @@ def run(words: list[str]) -> int:
     return answer()
 
 
-def _act(asked: Asked, words: list[str]) -> Callable[[], int]:
-    """Do what is asked; return what prints the answer."""
-    if asked.extras["dry_run"] and asked.extras["overfit"] is not None:
+def check_extras(extras: Mapping[str, Any]) -> None:
+    """Check that the command's own options fit each other.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if extras["dry_run"] and extras["overfit"] is not None:
         raise ConfigError("--dry-run and --overfit are two rehearsals. Say one of them.")
-    rehearsal = asked.extras["dry_run"] or asked.extras["overfit"] is not None
-    if rehearsal and any(asked.extras[name] != EXTRAS[name][1] for name in _OF_A_RUN):
+    rehearsal = extras["dry_run"] or extras["overfit"] is not None
+    if rehearsal and any(extras[name] != EXTRAS[name][1] for name in _OF_A_RUN):
         raise ConfigError(
             "--dry-run and --overfit keep no run: leave out --run, --resume, --allow and --from."
         )
+    if extras["overfit"] is not None and extras["overfit"] < 1:
+        raise ConfigError(
+            f"--overfit {extras['overfit']} is not allowed: say how many samples, such as 32."
+        )
+    if extras["nproc"] is not None:
+        how_many(extras["nproc"])
+
+
+def _act(asked: Asked, words: list[str]) -> Callable[[], int]:
+    """Do what is asked; return what prints the answer."""
+    from surestep.trainer.rehearse import dry_run, overfit
+
     if asked.extras["dry_run"]:
         acts = dry_run(asked.task(), asked.config, callbacks=asked.recipe.callbacks)
         return lambda: _dry_run(acts, words, as_json=asked.extras["json"])
     if asked.extras["overfit"] is not None:
-        if asked.extras["overfit"] < 1:
-            raise ConfigError(
-                f"--overfit {asked.extras['overfit']} is not allowed: say how many samples, such "
-                "as 32."
-            )
         result = overfit(asked.task(), asked.config, asked.extras["overfit"])
         return lambda: _overfit(result, as_json=asked.extras["json"])
     extras = asked.extras
@@ -129,6 +142,9 @@ def train(
         again: the command that goes on after Ctrl-C; "{run}" in it is the run folder.
         how: what else `prepare()` takes.
     """
+    from surestep.trainer.fit import fit
+    from surestep.trainer.prepare import prepare
+
     with prepare(task, config, **how) as session:
         try:
             done = fit(session)

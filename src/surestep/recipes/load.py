@@ -5,7 +5,6 @@ A recipe is a Python file with a `config` and a function `task` that returns a T
 processes that are spawned find its classes too.
 """
 
-import hashlib
 import importlib.util
 import inspect
 import sys
@@ -26,21 +25,8 @@ from surestep.engine.facts import Facts, read_facts
 from surestep.engine.resolve import device_of, seed_of
 from surestep.engine.seed import set_seed
 from surestep.engine.task import Task
+from surestep.recipes.find import RecipeFile, find, sha256
 from surestep.trainer.planning import Origin
-
-BUILT_IN = (
-    "chars",
-    "digits",
-    "distill",
-    "finetune",
-    "gan",
-    "hf",
-    "imbalanced",
-    "segment",
-    "spiral",
-    "tabular",
-)
-SHIPPED = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -155,21 +141,19 @@ def load(name: str) -> Recipe:
     Raises:
         RecipeError: there is none, or it cannot be read.
     """
-    if name in BUILT_IN:
-        module = importlib.import_module(f"surestep.recipes.{name}")
-        return Recipe(name, Path(str(module.__file__)), module)
-    path = Path(name)
-    if path.suffix != ".py":
-        hint = f"Or give a file, such as {name}.py." if not path.exists() else "Give a .py file."
-        raise RecipeError(f"There is no recipe {name!r}. {near(name, BUILT_IN)} {hint}")
-    if not path.is_file():
-        raise RecipeError(f"{name} is not there. Recipes that ship: {', '.join(BUILT_IN)}.")
-    return _read_file(path.resolve())
+    return load_file(find(name))
 
 
-def _read_file(path: Path) -> Recipe:
-    name = path.stem
-    _check_name(name, path)
+def load_file(found: RecipeFile) -> Recipe:
+    """Import a recipe that was found.
+
+    Raises:
+        RecipeError: it raised.
+    """
+    if found.ships:
+        module = importlib.import_module(f"surestep.recipes.{found.name}")
+        return Recipe(found.name, found.path, module)
+    name, path = found.name, found.path
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -186,26 +170,6 @@ def _read_file(path: Path) -> Recipe:
         del sys.modules[name]
         raise RecipeError(_what_happened(path, error)) from error
     return Recipe(name, path, module)
-
-
-def _check_name(name: str, path: Path) -> None:
-    """Refuse a name under which Python would import something else."""
-    if not name.isidentifier():
-        raise RecipeError(
-            f"{path.name} cannot be imported: {name!r} is no Python name. Rename it, for example "
-            f"to {_as_name(name)}.py."
-        )
-    taken = getattr(sys.modules.get(name), "__spec__", None) or importlib.util.find_spec(name)
-    if taken is not None and taken.origin != str(path):
-        raise RecipeError(
-            f"{path.name} has the name of a module that is used already: {name}. Rename it, for "
-            f"example to my_{name}.py."
-        )
-
-
-def _as_name(text: str) -> str:
-    name = "".join(each if each.isalnum() else "_" for each in text)
-    return name if name.isidentifier() else f"my_{name}"
 
 
 def _read(name: str, kind: Any, value: Any) -> Any:
@@ -235,8 +199,3 @@ def _what_happened(path: Path, error: BaseException) -> str:
     line = own[-1].lineno if own else getattr(error, "lineno", None)
     where = f", line {line}" if line else ""
     return f"{path}{where}: {type(error).__name__}: {error}"
-
-
-def sha256(path: Path) -> str:
-    """Return the hash of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

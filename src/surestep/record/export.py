@@ -3,14 +3,13 @@
 Names, shapes and types are the model's own, so that `model.load_state_dict` takes what is read.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from surestep.base.errors import CheckpointError, ConfigError, near
 from surestep.base.local import local_path
@@ -20,6 +19,9 @@ from surestep.record.checkpoint.opened import Opened
 from surestep.record.checkpoint.tensors import stream_tensors
 from surestep.record.files import disk_hint, dumps, sync
 from surestep.record.leftovers import half_done
+
+if TYPE_CHECKING:  # what cannot be written there is refused without torch
+    from torch import Tensor
 
 _ENDINGS = (".safetensors", ".pt")
 _OTHER = "file", ""  # than the one that cannot be written
@@ -205,7 +207,10 @@ def _write_state_dict(path: Path, state_dict: dict[str, Any]) -> None:
 
     Each tensor is copied, since torch writes all of the memory that one looks into: the whole file.
     """
-    copies = {id(each): each.clone() for each in state_dict.values() if isinstance(each, Tensor)}
+    import torch
+
+    tensors = (each for each in state_dict.values() if isinstance(each, torch.Tensor))
+    copies = {id(each): each.clone() for each in tensors}
     state_dict = {name: copies.get(id(each), each) for name, each in state_dict.items()}
     with path.open("xb") as file:
         writing: Any = _Writing(file)  # torch asks for write and flush alone

@@ -1,16 +1,20 @@
 """`surestep ckpt diff A B`."""
 
+from __future__ import annotations
+
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from surestep.cli import show
-from surestep.record.checkpoint.differences import Differences, Moved, differences
 from surestep.record.checkpoint.opened import open_checkpoint
 from surestep.record.files import dumps
 from surestep.record.named import find_folder
+
+if TYPE_CHECKING:  # torch is imported to compare tensors
+    from surestep.record.checkpoint.differences import Differences, Moved
 
 ROWS = 20  # tensors that are shown unasked
 WIDTH = 60  # characters of a value that are shown
@@ -42,6 +46,8 @@ def run(words: list[str]) -> int:
         Options, args=words, prog="surestep ckpt diff", config=(tyro.conf.FlagCreatePairsOff,)
     )
     folders = [find_folder(each) for each in (parsed.a, parsed.b)]
+    from surestep.record.checkpoint.differences import differences
+
     found = differences(*map(open_checkpoint, folders))
     if parsed.json:
         print(dumps({"a": str(folders[0]), "b": str(folders[1]), **_as_json(found)}, indent=1))

@@ -1,0 +1,125 @@
+import json
+import re
+
+import pytest
+
+from surestep.base.config import options
+from surestep.cli.applies import OWN_OPTIONS
+from surestep.cli.help import COMMON, DEFAULTS
+from surestep.engine.optim.catalog import OPTIMIZERS
+from surestep.recipes.find import BUILT_IN, COMPUTED, find
+from surestep.recipes.load import load
+from tests.cli.conftest import RECIPE
+
+# Options that mean nothing to the recipe of these tests, each with what makes them apply.
+OF_NO_USE = {
+    "scaler.": ["--precision", "fp16"],
+    "average.decay": ["--average.kind", "ema"],
+    "early-stop.min-delta": ["--early-stop.patience=3"],
+    "compile-blocks": ["--compile", "default"],
+    "max-nonfinite": ["--on-nonfinite", "skip"],
+    "max-rollbacks": ["--on-spike", "rollback"],
+    "optim.momentum": ["--optim.name", "sgd"],
+    "optim.max-iter": ["--optim.name", "lbfgs"],
+    "schedule.gamma": ["--schedule.name", "step"],
+    "parallel.shard": ["--nproc", "2"],
+}
+
+
+def sections(text):
+    """Return the options of each section of a help page."""
+    found, title = {}, ""
+    for line in text.splitlines():
+        if re.fullmatch(r"[A-Z][^.]*:", line):
+            title = line
+        elif match := re.match(r" --([a-zA-Z_.0-9-]+)", line):
+            found.setdefault(title, []).append(match[1])
+    return found
+
+
+@pytest.mark.parametrize("words", [[], ["mine.py"]])
+def test_help_shows_the_common_options_first_and_each_option_once(surestep, recipe, words):
+    recipe()
+    answer = surestep("train", *words, "--help")
+    assert (answer.code, answer.err) == (0, "")
+    found = sections(answer.out)
+    assert next(iter(found)) == "Common options:"
+    assert found["Common options:"] == [name.replace("_", "-") for name in COMMON]
+    every = [option for section in found.values() for option in section]
+    assert len(every) == len(set(every)) < 90
+    assert len(answer.out.splitlines()) < 200
+
+
+def test_the_common_options_are_a_dozen():
+    assert len(COMMON) == 12
+    assert set(COMMON) <= {name for name, _ in options()}
+
+
+@pytest.mark.parametrize("name", OF_NO_USE)
+def test_an_option_is_shown_where_it_means_something(surestep, recipe, name):
+    assert f" --{name}" not in surestep("train", recipe(), "--help").out
+    assert f" --{name}" in surestep("train", recipe(), *OF_NO_USE[name], "--help").out
+
+
+def test_what_the_recipe_chose_decides_what_applies(surestep, recipe):
+    sgd = RECIPE.replace("Optim(lr=0.01)", 'Optim(name="sgd", lr=0.01)')
+    shown = surestep("train", recipe(sgd), "--help").out
+    assert " --optim.momentum" in shown
+    assert " --optim.betas" not in shown
+
+
+def test_help_shows_what_the_recipe_sets(surestep, recipe):
+    lr = RECIPE.replace("lr=0.01", "lr=1 / 3")
+    shown = " ".join(surestep("train", recipe(lr), "--help").out.split())
+    assert "step sees, on all ranks together. (8: set by recipe mine)" in shown
+    assert "--optim.lr FLOAT Peak learning rate. (set by recipe mine)" in shown
+    assert "--task.hidden VALUE how wide the one layer is. (8: the recipe's default)" in shown
+    assert "more options belong to what was not chosen: --help-all shows them." in shown
+
+
+def test_help_runs_no_recipe(surestep, recipe):
+    text = RECIPE + "\nraise SystemExit('was run')\n"
+    assert surestep("train", recipe(text), "--help").code == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def make():\n    return task\n" + RECIPE + "\ntask = task\n",
+        RECIPE.replace("def task(", "@surestep_passes\ndef task(").replace(
+            "config =", "def surestep_passes(function):\n    return function\n\nconfig ="
+        ),
+    ],
+    ids=["bound twice", "decorated"],
+)
+def test_parameters_that_the_source_does_not_show_are_read_from_the_recipe(surestep, recipe, text):
+    shown = " ".join(surestep("train", recipe(text), "--help").out.split())
+    assert "--task.hidden VALUE how wide the one layer is. (8: the recipe's default)" in shown
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_outline_is_what_running_the_recipe_shows(name):
+    outline, recipe = find(name).outline(), load(name)
+    assert outline.doc is not None
+    assert [*outline.parameters] == [*recipe.parameters]
+    for parameter, (default, about) in outline.parameters.items():
+        assert default == repr(recipe.parameters[parameter].default)
+        assert about
+    assert outline.options.keys() == recipe.config.said().keys()
+    for option, value in outline.options.items():
+        if option != "optim.groups":  # read as rules
+            said = recipe.config.said()[option]
+            assert value in (said, COMPUTED) or (value, said) == ("off", None)
+
+
+def test_the_options_of_each_optimizer_are_the_catalogs():
+    assert {name: set(own) for name, own in OWN_OPTIONS.items()} == {
+        name: set(known.options) for name, known in OPTIMIZERS.items()
+    }
+
+
+def test_what_decides_by_default_is_what_the_plan_says(surestep, recipe):
+    bare = recipe(RECIPE.replace("optim=surestep.Optim(lr=0.01),\n", ""))
+    rows = json.loads(surestep("plan", bare, "--json").out)["decisions"]
+    decided = {each["option"]: str(each["value"]) for each in rows}
+    assert {name: decided[name] for name in DEFAULTS} == DEFAULTS

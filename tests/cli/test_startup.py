@@ -1,0 +1,110 @@
+"""What answers without torch: all that a command can say before a model is built."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import surestep
+from tests import tiny
+from tests.cli.conftest import environment
+
+# Calls one command after another; prints of each its exit code, what it printed, and whether torch
+# was imported by then.
+CALL = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from surestep.cli.main import main
+
+answers = []
+for words in json.loads(sys.argv[1]):
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            code = main(words)
+        except SystemExit as left:
+            code = left.code
+    answers.append((code, out.getvalue(), err.getvalue(), "torch" in sys.modules))
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture
+def place(folder, recipe):
+    """A folder with a recipe, and a run with checkpoints."""
+    recipe()
+    (folder / "run.toml").write_text("[optim]\nlr = -1\n")
+    task, config = tiny.task(), surestep.Config(epochs=1, batch_size=10)
+    surestep.Trainer(task, config, run=folder / "r").fit()
+    return folder
+
+
+def answers(place, commands):
+    """Call commands in one new process, in the folder."""
+    done = subprocess.run(
+        [sys.executable, "-c", CALL, json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=place,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+HELP = [
+    *(["--help"], ["train", "--help"], ["train", "digits", "--help"], ["train", "mine.py", "-h"]),
+    *(["plan", "--help"], ["plan", "digits", "--help"], ["new", "--help"], ["resume", "--help"]),
+    *(["evaluate", "--help"], ["predict", "--help"], ["replay", "--help"], ["ckpt", "--help"]),
+    *(["ckpt", each, "--help"] for each in ("list", "verify", "export", "diff")),
+    *(["schedules", "--help"], ["losses", "--help"], ["train", "--help-all"]),
+]
+READING = [
+    *(["--version"], ["ckpt", "list", "r"], ["ckpt", "list", "r", "--json"]),
+    *(["ckpt", "verify", "r"], ["ckpt", "verify", "r@best"]),
+    *(["schedules"], ["schedules", "cosine"]),
+]
+WRONG = [
+    (["trian", "digits"], "Did you mean 'train'?"),
+    (["train"], "Which recipe?"),
+    (["train", "digit"], "Did you mean 'digits'?"),
+    (["train", "gone.py"], "gone.py is not there"),
+    (["train", "mine.py", "--epoch", "3"], "Did you mean '--epochs'"),
+    (["train", "mine.py", "--task.hiden", "3"], "--task.hidden"),
+    (["train", "mine.py", "--optim.lr", "-3"], "optim.lr='-3' is not allowed"),
+    (["train", "mine.py", "--config", "run.toml"], "optim.lr=-1 is not allowed"),
+    (["train", "mine.py", "--config", "gone.toml"], "cannot be read"),
+    (["train", "mine.py", "--dry-run", "--overfit", "3"], "two rehearsals"),
+    (["train", "mine.py", "--overfit", "0"], "--overfit 0 is not allowed"),
+    (["train", "mine.py", "--nproc", "none"], "--nproc none is not allowed"),
+    (["plan", "mine.py", "--plot", "a.txt"], "--plot a.txt has the suffix"),
+    (["plan", "mine.py", "--local-ranks", "3"], "--local-ranks 3"),
+    (["new", "mine.py"], "say surestep new --slurm mine.py"),
+    (["resume", "gone"], "There is no gone"),
+    (["evaluate", "gone"], "There is no gone"),
+    (["evaluate", "r"], "was started from Python"),
+    (["predict", "gone"], "There is no gone"),
+    (["replay", "gone"], "gone"),
+    (["ckpt", "list", "gone"], "There is no gone"),
+    (["ckpt", "diff", "gone", "r"], "There is no gone"),
+    (["ckpt", "export", "gone", "a.pt"], "There is no gone"),
+    (["ckpt", "export", "r", "a.txt"], "a.txt"),
+]
+
+
+def test_help_and_what_only_reads_files_import_no_torch(place):
+    commands = [*HELP, *READING]
+    for words, (code, out, err, torch) in zip(commands, answers(place, commands), strict=True):
+        assert (code, err, torch) == (0, "", False), words
+        assert out, words
+
+
+def test_a_wrong_command_line_is_refused_before_torch_is_imported(place):
+    found = answers(place, [words for words, _ in WRONG])
+    for (words, message), (code, out, err, torch) in zip(WRONG, found, strict=True):
+        assert (code in (1, 2), out, torch) == (True, "", False), (words, err)
+        assert message in " ".join(err.split()), words
+
+
+def test_a_command_that_trains_imports_torch(place):
+    assert answers(place, [["train", "mine.py", "--run", "s"]])[0][3]
