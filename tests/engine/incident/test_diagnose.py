@@ -12,6 +12,7 @@ from surestep.engine.incident.told import told
 from tests import tiny
 from tests.engine.incident.broken import (
     BAD,
+    SAMPLES,
     data,
     diagnosed,
     half_logarithm,
@@ -168,3 +169,74 @@ def test_watching_does_not_change_a_bit_of_the_loss(tmp_path):
         session.state.place = place
         result = surestep.engine.step.train_step(session.loop.parts, batch)
         assert found.loss == float(result.loss)
+
+
+STORED: dict[str, Any] = {"data": {"shuffle": False}, "batch_size": SAMPLES}
+
+
+def positions(found):
+    return [each.position for each in found.samples.samples]
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 3, 4])
+@pytest.mark.parametrize("bad", [(BAD,), (2, 7, BAD)])
+def test_batch_norm_blames_no_innocent_sample(tmp_path, micro_batch_size, bad):
+    net, said = model(None, nn.BatchNorm1d(6)), {**STORED, "micro_batch_size": micro_batch_size}
+    with opened(tmp_path, net, data(0.5), **said) as session:
+        session.loop.feed.source.tensors[0][list(bad)] = math.nan
+        found = diagnosed(session)
+    assert positions(found) == list(bad)
+    assert "so none was tried alone" in found.samples.how
+
+
+class Spreads(nn.Module):
+    """Its gradient is NaN for inputs of -7; BatchNorm gives that to the whole micro-batch."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.norm, self.last = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        hidden = self.norm(self.first(x.clamp(min=-1)))
+        return self.last(half_logarithm(hidden.abs() * (x[:, :1] != -7)).clamp(-2, 2))
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 3, 4])
+def test_a_gradient_that_batch_norm_spreads_is_blamed_on_its_sample(tmp_path, micro_batch_size):
+    said = {**STORED, "micro_batch_size": micro_batch_size}
+    with opened(tmp_path, Spreads(), data(0.5), **said) as session:
+        session.loop.feed.source.tensors[0][BAD] = -7.0
+        found = diagnosed(session)
+    assert found.cause is not None
+    assert found.cause.phase == "backward"
+    assert positions(found) == [BAD]
+
+
+class Summed(nn.Module):
+    """Adds the samples up: the sum overflows where no single sample does."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(x.clamp(-1, 1)) + 0 * x[:, :1].sum()
+
+
+def test_samples_that_overflow_only_in_their_sum_are_not_blamed(tmp_path):
+    with opened(tmp_path, Summed(), data(0.5), **STORED) as session:
+        session.loop.feed.source.tensors[0][5:9] = 1e38
+        found = diagnosed(session)
+    assert found.reproduced
+    assert positions(found) == []
+    assert "each alone is finite, and several of them together are not" in told(found)
+
+
+def test_where_no_company_is_finite_nobody_is_blamed(tmp_path):
+    net, said = model(None, nn.BatchNorm1d(6)), {**STORED, "micro_batch_size": 2}
+    with opened(tmp_path, net, data(0.5), **said) as session:
+        session.loop.feed.source.tensors[0][BAD] = math.nan
+        found = diagnosed(session)
+    assert positions(found) == []
+    assert "none can be tried alone" in told(found)

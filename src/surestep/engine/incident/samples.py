@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations
 
 from surestep.engine.data.batch import Batch
 from surestep.engine.incident.rows import CannotCutError, with_rows
@@ -10,7 +11,12 @@ from surestep.engine.losses.several import named_losses
 
 TRIES = 160  # steps that the search may take; each costs at most as much as the one that failed
 EACH = 8  # samples that are tried first: where all fail alone, it is none of them in particular
+COMPANY = 4  # finite samples that one is tried beside, where none can be tried alone
 ALONE, EACH_ALONE = "alone it is not finite", "each alone is not finite"
+_COUPLED = "the model or the loss compares samples, so none was tried alone"
+BESIDE = f"beside finite samples it is not finite, and without it they are ({_COUPLED})"
+EACH_BESIDE = f"each beside finite samples is not finite, and without it they are ({_COUPLED})"
+WITHOUT = "with it the step is not finite, and without it it is"
 Rows = tuple[tuple[int, ...], ...]
 
 
@@ -93,15 +99,71 @@ class Search:
             return Found(how="each alone is finite, and several of them together are not")
         return self._found(found, ALONE if len(found) == 1 else EACH_ALONE)
 
+    def in_company(self) -> Found:
+        """Halve what is not finite, and try each sample that is left beside finite ones.
+
+        For samples that cannot be tried alone, since the model or the loss compares them. The
+        samples of one micro-batch are each other's company.
+        """
+        guilty: list[tuple[int, int]] = []
+        untried = 0
+        for index, micro in enumerate(self.batch.micro_batches):
+            found, left = self._of_micro_batch([(index, row) for row in range(micro.samples)])
+            guilty, untried = guilty + found, untried + left
+        if self.tries >= TRIES:
+            how = f"the search ended after {self.tries} tries"
+            return self._found(guilty, how, known=False)
+        if untried and not guilty:
+            return Found(
+                how="no part of a micro-batch is finite, and the model or the loss compares its "
+                "samples, so none can be tried alone",
+                known=False,
+            )
+        if not guilty:
+            return Found(how="every half of the step is finite, and only all together are not")
+        how = BESIDE if len(guilty) == 1 else EACH_BESIDE
+        return self._found(guilty, how, known=not untried)
+
+    def _of_micro_batch(self, every: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:
+        """Return the guilty samples of a micro-batch, and how many could not be tried."""
+        finite: list[tuple[int, int]] = []
+        singles: list[tuple[int, int]] = []
+        groups = [every]
+        while groups and self.tries < TRIES:
+            group = groups.pop(0)
+            if len(group) == 1:
+                singles.append(group[0])
+            elif not self._fails(group):
+                finite += group
+            else:
+                middle = len(group) // 2
+                groups = [group[:middle], group[middle:], *groups]
+        company = finite[:COMPANY]
+        for pair in combinations(singles, 2):
+            if company or self.tries >= TRIES:
+                break
+            company = [] if self._fails([*pair]) else [*pair]
+        if not company:
+            return [], len(singles)
+        singles = [each for each in singles if each not in company]
+        found = [
+            each for each in singles if self.tries < TRIES and self._fails(sorted([*company, each]))
+        ]
+        return found, 0
+
     def without(self, suspects: Rows) -> Found:
-        """Leave samples out: those without which the step is finite did it.
+        """Leave samples out: those that make the step not finite again when put back did it.
 
         First all that are suspected, where those are some and not all; then one after another.
         """
         every = self._every()
         names = [(index, row) for index, rows in enumerate(suspects) for row in rows]
         if names and len(names) < len(every) and not self._fails(_but(every, names)):
-            return self._found(names, "their rows were not finite first, and without them it is")
+            rest = _but(every, names)
+            guilty = [each for each in names if self._fails(sorted([*rest, each]))]
+            if guilty or len(names) > 1:
+                together = "without several of them together it is finite, with any one of them too"
+                return self._found(guilty, WITHOUT) if guilty else Found(how=together)
         for each in every if len(every) > 1 else ():
             if self.tries >= TRIES:
                 return Found(how=f"the search ended after {self.tries} tries", known=False)
@@ -163,6 +225,10 @@ def search(
                 return found
             other = looking.without(suspects)
             return other if other.samples else found
-        return looking.without(suspects)
+        found = looking.in_company()
+        if found.samples or not found.known or not any(suspects):
+            return found
+        other = looking.without(suspects)
+        return other if other.samples else found
     except CannotCutError as error:
         return Found(how=f"the batch cannot be cut into samples: {error}", known=False)

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from surestep.engine.data.batch import Batch
 from surestep.engine.incident.cause import Cause, Values
 from surestep.engine.incident.diagnose import Diagnosis, diagnose
-from surestep.engine.incident.samples import ALONE, EACH_ALONE, Found, Sample
+from surestep.engine.incident.samples import ALONE, BESIDE, EACH_ALONE, EACH_BESIDE, Found, Sample
 from surestep.engine.parallel.single import Single
 from surestep.engine.plan import COPIES, Plan
 from surestep.engine.step import Parts, update
@@ -87,7 +87,8 @@ def put_together(texts: Sequence[str]) -> Diagnosis | None:
         if each["failed"]
     ]
     if len(samples) > 1:
-        ways = dict.fromkeys(EACH_ALONE if way == ALONE else way for way in ways)
+        several = {ALONE: EACH_ALONE, BESIDE: EACH_BESIDE}
+        ways = dict.fromkeys(several.get(way, way) for way in ways)
     return Diagnosis(
         sum(each.loss for each in found),
         tuple(dict.fromkeys(name for each in bad for name in each.bad)),
