@@ -23,7 +23,12 @@ def generated(k: Known) -> dict[str, Any]:
 
 def said(k: Known) -> dict[str, Any]:
     """Return the user's own keys by their paths; an "auto" that we decide is none."""
-    keys = dict(_flat(json.loads(k.said.get("parallel.deepspeed", "{}"))))
+    return keys_of(k.said.get("parallel.deepspeed", "{}"))
+
+
+def keys_of(text: str) -> dict[str, Any]:
+    """Return the keys of a table in JSON by their paths, without an "auto" that we decide."""
+    keys = dict(_flat(json.loads(text)))
     return {key: each for key, each in keys.items() if each != "auto" or key in AUTO}
 
 
@@ -38,23 +43,24 @@ def sums_in_16_bits(k: Known) -> bool:
     return any(said(k).get(key, "fp32") != "fp32" for key in keys)
 
 
-def problem(k: Known) -> str | None:
-    """Say which of the user's own keys cannot be taken, and what to type; None where all can."""
+def problems(k: Known) -> list[str]:
+    """Say of each of the user's own keys that cannot be taken why, and what to type."""
     ours = _agreed(k) | owned(k)
+    found = []
     for key, value in said(k).items():
         if key in ours:
             wanted, option = ours[key]
             if not _same(value, wanted):
-                return (
+                found.append(
                     f"parallel.deepspeed says {key}={value!r}, and by {option} it is {wanted!r}. "
                     f"Say {option} as you want it, and leave the key out."
                 )
         elif why := _why_not(key, value, k):
-            return f"parallel.deepspeed says {key}={value!r}, which is not taken: {why}."
+            found.append(f"parallel.deepspeed says {key}={value!r}, which is not taken: {why}.")
         elif key not in PASSED:
             known = (*PASSED, *ours)
-            return f"parallel.deepspeed has no key {key!r}. {near(key, known)}"
-    return None
+            found.append(f"parallel.deepspeed has no key {key!r}. {near(key, known)}")
+    return found
 
 
 def _why_not(key: str, value: Any, k: Known) -> str | None:
@@ -87,6 +93,7 @@ def _agreed(k: Known) -> dict[str, tuple[Any, str]]:
             round(k.length(k.chosen.get("schedule.warmup", "0%"))),
             "schedule.warmup",
         ),
+        "scheduler.params.warmup_type": ("linear", "schedule.warmup"),
         "scheduler.params.total_num_steps": (k["total_steps"], "max_steps"),
     }
 

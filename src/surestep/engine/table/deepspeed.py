@@ -3,7 +3,7 @@
 import math
 
 from surestep.base.groups.parameters import read_group
-from surestep.engine.parallel.deepspeed_config import generated, own_adam, problem, sums_in_16_bits
+from surestep.engine.parallel.deepspeed_config import generated, own_adam, problems, sums_in_16_bits
 from surestep.engine.plan import Known, Refusal, Row
 from surestep.engine.table.rows import Refusals, Rows, default, refuse_unless, said
 
@@ -224,6 +224,6 @@ REFUSALS: Refusals = {
         ),
         _of_ddp("parallel.find_unused_parameters"),
         _of_ddp("parallel.static_graph"),
-        Refusal(lambda k: _here(k) and problem(k) is not None, lambda k: str(problem(k))),
+        Refusal(lambda k: _here(k) and bool(problems(k)), lambda k: "\n".join(problems(k))),
     ),
 }
