@@ -153,6 +153,14 @@ class Config(Group):
         found = ((name, attrgetter(name)(self)) for name, _ in options())
         return {name: value for name, value in found if value is not NOT_SET}
 
+    def places(self) -> dict[str, str]:
+        """Return where each option was set, "recipe.py:12" or "run.toml:7", where it is known."""
+        found = {}
+        for name in self.said():
+            group = getattr(self, name.partition(".")[0]) if "." in name else self
+            found[name] = group.place(name) or self.place(name)
+        return {name: place for name, place in found.items() if place}
+
     def with_options(self, said: Mapping[str, Any], places: Places | None = None) -> "Config":
         """Return a Config in which the options in `said`, by full name, replace these.
 
@@ -170,7 +178,11 @@ class Config(Group):
         new = _flat(said)
         if any(new.get(name) not in (None, NOT_SET) for name in LENGTHS):
             merged = {name: value for name, value in merged.items() if name not in LENGTHS}
-        return Config.from_options(merged | new, places)
+        return Config.from_options(merged | new, {**self._kept(new), **(places or {})})
+
+    def _kept(self, new: Mapping[str, Any]) -> dict[str, str]:
+        """Return the places of the options that stay as they are."""
+        return {name: place for name, place in self.places().items() if name not in new}
 
     def alone(self) -> "Config":
         """Return it without what is said of several processes, to look at their run in one."""

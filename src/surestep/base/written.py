@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 Form = Literal["python", "toml", "cli"]
 COMMAND_LINE = "command line"
-_LINE_OF_FILE = re.compile(r":\d+$")
+_LINE_OF_FILE = re.compile(r"(?<!\.py):\d+$")
 _PACKAGE = str(Path(__file__).parents[1])
 _RECIPES = str(Path(_PACKAGE) / "recipes")  # those that ship are read as a user's own are
 

@@ -1,5 +1,6 @@
 """`resolve(Config, Facts, Given) -> Plan`."""
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import fields
@@ -8,8 +9,11 @@ import torch
 
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError
-from surestep.base.not_set import NotSet
+from surestep.base.not_set import NOT_SET, NotSet
+from surestep.base.written import COMMAND_LINE, flag
 from surestep.engine.facts import Facts
+from surestep.engine.parallel.deepspeed_config import keys_of
+from surestep.engine.parallel.deepspeed_options import taken_over
 from surestep.engine.plan import Decision, Given, Known, Plan
 from surestep.engine.schedule.decide import shape_of
 from surestep.engine.table import REFUSALS, TABLE
@@ -29,9 +33,75 @@ def resolve(
         origins: where each option was said ("command line", "run.toml"), by its full name.
 
     Raises:
-        ConfigError: a wish that this machine or the other wishes do not allow.
+        ConfigError: wishes that this machine or the other wishes do not allow: all that can be
+            seen once those before them are left out.
     """
-    said = defaultdict(lambda: "Python", origins or {})
+    config, origins = _with_deepspeeds(config, facts, origins or {})
+    faults: list[str] = []
+    asked, wrong = config, list[str]()
+    while True:
+        try:
+            plan = _resolve(asked, facts, given, origins)
+            break
+        except _Refused as error:
+            text = str(error)
+            if not any(_mentions(text, name) for name in wrong):
+                faults.append(_with_places(text, config, origins))
+            if error.option not in asked.said():
+                break
+            wrong.append(error.option)
+            asked = asked.with_options({error.option: NOT_SET})
+    if faults:
+        raise ConfigError("\n".join(faults)) from None
+    return plan
+
+
+class _Refused(ConfigError):
+    """A refusal, with the option that it is of."""
+
+    def __init__(self, text: str, option: str) -> None:
+        super().__init__(text)
+        self.option = option
+
+
+def _with_deepspeeds(
+    config: Config, facts: Facts, origins: Mapping[str, str]
+) -> tuple[Config, Mapping[str, str]]:
+    """Return the Config with what a table of DeepSpeed sets and the Config does not."""
+    said = config.said()
+    if "parallel.deepspeed" not in said:
+        return config, origins
+    keys = keys_of(said["parallel.deepspeed"])
+    taken = taken_over(keys, said, facts.launched.size)
+    places = dict.fromkeys(taken, "parallel.deepspeed")
+    return config.with_options(taken, places), {**origins, **places}
+
+
+def _mentions(text: str, option: str) -> bool:
+    return re.search(rf"(?<![\w.]){re.escape(option)}(?![\w.]*\w)", text) is not None
+
+
+def _with_places(text: str, config: Config, origins: Mapping[str, str]) -> str:
+    """Add to a message where each option in it was set."""
+    lines = config.places()
+    places = {}
+    for name in config.said():
+        place = origins.get(name, "")
+        if place.startswith("recipe "):  # which line of it
+            place = lines.get(name, place)
+        if _mentions(text, name):
+            places[name] = flag(name) if place == COMMAND_LINE else place or lines.get(name, "")
+    shown = ", ".join(f"{name}: {place}" for name, place in places.items() if place)
+    return f"{text} ({shown})" if shown else text
+
+
+def _resolve(config: Config, facts: Facts, given: Given, origins: Mapping[str, str]) -> Plan:
+    """Decide every option, where all that is asked can be.
+
+    Raises:
+        _Refused: the first wish that cannot be kept.
+    """
+    said = defaultdict(lambda: "Python", origins)
     known = Known(config, facts, given)
     decisions = []
     for option, rows in TABLE.items():
@@ -56,7 +126,7 @@ def resolve(
 def _check(known: Known, option: str) -> None:
     for refusal in REFUSALS.get(option, ()):
         if refusal.when(known):
-            raise ConfigError(refusal.message(known))
+            raise _Refused(refusal.message(known), option)
 
 
 def device_of(config: Config, facts: Facts) -> torch.device:

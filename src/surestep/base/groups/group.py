@@ -20,8 +20,9 @@ from surestep.base.errors import ConfigError, near
 from surestep.base.foreign import describe
 from surestep.base.not_set import NOT_SET, NotSet
 from surestep.base.words import MAIN, OFF, plain_value, read_word
-from surestep.base.written import form_of, shown_place, written
+from surestep.base.written import form_of, shown_place, user_line, written
 
+_PLACES = "_places"
 Places = Mapping[str, str]  # where each option was set, by its full name
 
 
@@ -72,7 +73,21 @@ class Group(BaseModel):
             faults.append(_placed("", str(error), places))
         if faults:
             raise ConfigError("\n".join(faults)) from None
+        if options:  # kept as cached properties are: neither compared nor saved
+            made.__dict__[_PLACES] = {None: user_line(), **places}
         return made
+
+    def place(self, option: str) -> str:
+        """Return where an option was set, "recipe.py:12"; "" where it is not known."""
+        places = self.__dict__.get(_PLACES, {})
+        return str(places.get(option) or places.get(None, ""))
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Check that each option is NOT_SET until it is set."""
+        for name, field in cls.model_fields.items():
+            if field.default is not NOT_SET and not isinstance(field.default, Group):
+                raise TypeError(f"{cls.__name__}.{name} must have default=NOT_SET")
 
 
 class _Kind(NamedTuple):

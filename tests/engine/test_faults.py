@@ -1,0 +1,60 @@
+"""What cannot be planned is shown at once, each fault with the place where it was set."""
+
+from dataclasses import replace
+
+import pytest
+
+from surestep.base.config import Config
+from surestep.base.errors import ConfigError
+from surestep.engine.resolve import resolve
+from tests.tiny import FACTS, GIVEN
+
+ORIGINS = {"optim.momentum": "command line", "clip_value": "run.toml:7"}
+
+
+def faults(options, origins=None):
+    config = Config.from_options({"epochs": 1, "batch_size": 8, **options})
+    with pytest.raises(ConfigError) as caught:
+        resolve(config, FACTS, GIVEN, origins=origins)
+    return str(caught.value).splitlines()
+
+
+def test_every_fault_is_a_line():
+    lines = faults(
+        {
+            **{"precision": "tf32", "max_grad_norm": 1.0, "clip_value": 0.5},
+            **{"optim.name": "adamw", "optim.momentum": 0.9, "max_nonfinite": 3},
+        }
+    )
+    assert [line.split("=")[0].split(" ")[0] for line in lines] == [
+        *("precision", "optim.momentum", "max_grad_norm", "max_nonfinite"),
+    ]
+
+
+def test_a_fault_that_follows_from_another_is_not_shown():
+    lines = faults({"on_spike": "rollback", "checkpoint.keep_last": 1, "max_rollbacks": 2})
+    assert len(lines) == 1
+    assert "Say checkpoint.keep_last=2" in lines[0]
+
+
+def test_a_fault_names_the_flag_and_the_line_of_the_file():
+    lines = faults({"optim.momentum": 0.9, "max_grad_norm": 1.0, "clip_value": 0.5}, ORIGINS)
+    assert lines[0].endswith("(optim.momentum: --optim.momentum)")
+    assert lines[1].endswith(", clip_value: run.toml:7)")
+
+
+def test_a_fault_names_the_line_of_python():
+    config = Config(epochs=1, batch_size=8, max_grad_norm=1.0, clip_value=0.5)  # this line
+    with pytest.raises(ConfigError) as caught:
+        resolve(config, FACTS, replace(GIVEN))
+    place = f"{__file__.rpartition('/')[2]}:47"
+    assert f"max_grad_norm: tests/engine/{place}" in str(caught.value)
+
+
+def test_the_line_of_python_is_neither_compared_nor_saved():
+    one = Config(epochs=1)
+    two = Config(epochs=1)
+    assert one.places() != two.places()
+    assert one == two
+    assert "_places" not in one.model_dump()
+    assert one.with_options({"seed": 3}).epochs == 1
