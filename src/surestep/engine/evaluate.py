@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.data.batch import MicroBatch
@@ -53,14 +53,12 @@ class Totals:
     def add(self, outputs: Any, targets: Any, items: float) -> None:
         """Add the loss of a micro-batch that has items."""
         try:
-            value = self.loss.value(outputs, targets)
+            value, _ = self.loss.total(outputs, targets, items)
         except IndexError as error:  # a target out of range, on a CPU
             raise DataError(
                 f"The loss fails on data that is measured: {error} Look at its targets, whose "
                 "classes must be those of the training data."
             ) from error
-        if not (self.loss.is_sum and isinstance(value, Tensor)):
-            value = self.loss.add_up(value, items)[0]
         self.total += value
         self.items += items
 

@@ -14,6 +14,7 @@ from surestep.engine.device import sum_dtype
 from surestep.engine.evaluation.ranks import shared
 from surestep.engine.evaluation.values import named_values
 from surestep.engine.evaluation.whole_set import WholeSet, WholeSetMetric
+from surestep.engine.losses.base import at_least_fp32
 from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.value import Value
 
@@ -36,7 +37,7 @@ def log(name: str, value: Tensor) -> None:
     if not isinstance(value, Tensor) or value.numel() != 1:
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise TaskError(f"log({name!r}, ...) takes a scalar tensor, and got {shape}.")
-    logged.append((name, value.detach().reshape(())))
+    logged.append((name, at_least_fp32(value.detach().reshape(()))))
 
 
 def take_logged(share: float = 1.0) -> list[tuple[str, Tensor]]:

@@ -18,6 +18,7 @@ from surestep.engine import metrics
 from surestep.engine.data.batch import Batch, MicroBatch, nothing_of
 from surestep.engine.data.transform import Transform
 from surestep.engine.loss import Loss
+from surestep.engine.losses.base import HALF
 from surestep.engine.losses.several import weighted
 from surestep.engine.model.kept import Buffers, Modes
 from surestep.engine.parallel.base import GradNorm, Outcome, Parallel
@@ -257,9 +258,9 @@ def _loss_of(
         logged += means
     if metrics.logged:
         logged += metrics.take_logged(micro.items / batch.items)
-    if loss.is_sum and isinstance(value, Tensor):
+    if loss.is_sum and isinstance(value, Tensor) and value.dtype not in HALF:
         return value
-    summed, named = loss.add_up(value, micro.items)
+    summed, named = loss.add_up(loss.widened(value, outputs, targets), micro.items)
     logged += [(name, part.detach() / divisor) for name, part in named.items()]
     return summed
 

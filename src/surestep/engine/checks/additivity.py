@@ -32,7 +32,6 @@ from surestep.engine.checks.samples import (
 )
 from surestep.engine.checks.terms import (
     FAILURES,
-    HALF,
     TOLERANCE_OF_HALF,
     FirstBatch,
     Term,
@@ -40,6 +39,7 @@ from surestep.engine.checks.terms import (
     UnmeasurableError,
 )
 from surestep.engine.data.batch import map_tensors, tensors_in
+from surestep.engine.losses.base import HALF
 from surestep.engine.losses.several import its
 from surestep.engine.parallel.network import is_of_network
 from surestep.engine.seed import ModelRandomness

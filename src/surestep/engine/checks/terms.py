@@ -12,12 +12,12 @@ from surestep.engine.data.batch import map_tensors, move, tensors_in
 from surestep.engine.data.feed import Feed
 from surestep.engine.device import sum_dtype
 from surestep.engine.loss import IGNORED, targets_for
+from surestep.engine.losses.base import HALF
 from surestep.engine.losses.several import Head, its
 from surestep.engine.parallel.network import is_of_network
 
 # KeyError and AttributeError come from functions of the user that take a batch apart.
 FAILURES = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError)
-HALF = (torch.bfloat16, torch.float16)
 TOLERANCE_OF_HALF = 3e-2
 _TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
 

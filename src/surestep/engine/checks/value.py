@@ -58,9 +58,7 @@ def loss_of(loss: Loss, outputs: Any, targets: Any, micro: MicroBatch) -> Tensor
                 f"{called} has shape {tuple(part.shape)}, and a step needs one number. Return its "
                 "mean: loss.mean()."
             )
-    if loss.is_sum and isinstance(value, Tensor):
-        return value
-    return loss.add_up(value, micro.items)[0]
+    return loss.add_up(loss.widened(value, outputs, targets), micro.items)[0]
 
 
 def check_first_loss(loss: float, classes: int, name: str = "") -> None:

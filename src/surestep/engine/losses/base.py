@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
@@ -13,6 +13,7 @@ from surestep.engine.data.batch import samples_in
 LossFunction = Callable[..., Tensor | Mapping[str, Tensor]]
 Squash = Literal["softmax", "sigmoid"]
 IGNORED = -100
+HALF = (torch.bfloat16, torch.float16)
 
 
 class First(NamedTuple):
@@ -52,6 +53,7 @@ class Loss:
         classes: how many classes the outputs choose among, where guessing evenly is a start.
         module: what has tensors to be moved to the device.
         splits: False where it compares the samples of a batch with each other.
+        in_fp32: `value`, added up in fp32: used where `value` returns a sum in 16 bits.
         teacher: a frozen model; the loss is then given `(targets, what the teacher returns)`.
         parts: of several losses, each with its own denominator; then `value` is not asked.
     """
@@ -69,8 +71,31 @@ class Loss:
     classes: Callable[[Tensor], int] | None = None
     module: nn.Module | None = None
     splits: bool = True
+    in_fp32: Callable[[Any, Any], Tensor] | None = None
     teacher: nn.Module | None = None
     parts: tuple["Part", ...] = ()
+
+    def total(
+        self, outputs: Any, targets: Any, items: float
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Return the loss of a micro-batch as a sum over `items`, and its named parts likewise."""
+        value = self.value(outputs, targets)
+        return self.add_up(self.widened(value, outputs, targets), items)
+
+    def widened(self, value: Any, outputs: Any, targets: Any) -> Any:
+        """Return what `value` returned, computed again in fp32 where it was added up in 16 bits."""
+        if self.in_fp32 is None or not isinstance(value, Tensor) or value.dtype not in HALF:
+            return value
+        return self.in_fp32(outputs, targets)
+
+    def for_model(self, model: nn.Module) -> "Loss":
+        """Return the loss that adds up in fp32 at once, where the model has 16-bit parameters."""
+        if self.parts:
+            parts = (replace(each, loss=each.loss.for_model(model)) for each in self.parts)
+            return replace(self, parts=tuple(parts))
+        if self.in_fp32 is None or all(each.dtype not in HALF for each in model.parameters()):
+            return self
+        return replace(self, value=self.in_fp32)
 
     def add_up(
         self, value: Tensor | Mapping[str, Tensor], items: float
@@ -79,9 +104,10 @@ class Loss:
 
         A loss that returns a mapping of named parts is their sum.
         """
-        scale = 1.0 if self.is_sum else items
         if isinstance(value, Tensor):
-            return at_least_fp32(value) * scale, {}
+            wide = at_least_fp32(value)
+            return wide if self.is_sum else wide * items, {}
+        scale = 1.0 if self.is_sum else items
         parts = {name: at_least_fp32(part) * scale for name, part in value.items()}
         return cast(Tensor, sum(parts.values())), parts
 
@@ -182,4 +208,16 @@ class TableLoss(nn.Module):
 
 def at_least_fp32(value: Tensor) -> Tensor:
     """Return half precision as fp32: a sum over many items needs the digits."""
-    return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+    return value.float() if value.dtype in HALF else value
+
+
+def added_up(
+    function: Callable[..., Tensor], outputs: Tensor, *given: Any, **options: Any
+) -> Tensor:
+    """Return one of torch's losses summed over its items; of 16-bit outputs the sum is in fp32.
+
+    Each item is computed in 16 bits there, as torch's mean has it, and so are the gradients.
+    """
+    if outputs.dtype not in HALF or torch.is_autocast_enabled(outputs.device.type):
+        return function(outputs, *given, reduction="sum", **options)
+    return function(outputs, *given, reduction="none", **options).sum(dtype=torch.float32)

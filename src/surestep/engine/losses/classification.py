@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.losses import expect, expect_figures
-from surestep.engine.losses.base import IGNORED, First, Guide, TableLoss
+from surestep.engine.losses.base import IGNORED, First, Guide, TableLoss, added_up
 from surestep.engine.losses.weights import (
     Balanced,
     as_weight,
@@ -114,12 +114,12 @@ class MultiClass(TableLoss):
         if self.class_dim == -1:
             outputs, targets = outputs.flatten(0, -2), self._as_rows(targets)
         weight = None if self.weight is None else self.weight.to(outputs.dtype)
-        return functional.cross_entropy(
+        return added_up(
+            functional.cross_entropy,
             outputs,
             targets.to(outputs.dtype) if targets.is_floating_point() else targets.long(),
             weight,
             ignore_index=self.ignore_index,
-            reduction="sum",
             label_smoothing=self.label_smoothing,
         )
 
@@ -268,9 +268,8 @@ class Binary(TableLoss):
         if self.label_smoothing:
             wanted = wanted * (1 - self.label_smoothing) + self.label_smoothing / 2
         weight = None if self.pos_weight is None else self.pos_weight.to(outputs.dtype)
-        return functional.binary_cross_entropy_with_logits(
-            outputs, wanted, mask, reduction="sum", pos_weight=weight
-        )
+        function = functional.binary_cross_entropy_with_logits
+        return added_up(function, outputs, wanted, mask, pos_weight=weight)
 
     def items(self, batch: Any, targets: Tensor) -> float:
         """Count targets that are not ignored."""

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -108,9 +108,23 @@ def of_torch(module: nn.Module) -> Loss | None:
     summing.reduction = "sum"
     if kind is nn.CTCLoss:
         return _ctc(summing, reduction)
-    if kind in (nn.CrossEntropyLoss, nn.NLLLoss):
-        return _classes(summing, reduction)
-    return _figures(summing, reduction)
+    make = _classes if kind in (nn.CrossEntropyLoss, nn.NLLLoss) else _figures
+    known = make(summing, reduction)
+    return replace(known, in_fp32=_in_fp32(summing, known.value))
+
+
+def _in_fp32(summing: Any, value: Callable[..., Any]) -> Callable[[Any, Any], Tensor]:
+    """Return `value` summed in fp32, with items in their own precision as torch's mean has them."""
+
+    def in_fp32(outputs: Any, targets: Any) -> Tensor:
+        summing.reduction = "none"
+        try:
+            each: Tensor = value(outputs, targets)
+        finally:
+            summing.reduction = "sum"
+        return each.sum(dtype=torch.float32)
+
+    return in_fp32
 
 
 def _classes(summing: Any, reduction: str) -> Loss:

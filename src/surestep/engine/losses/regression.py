@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from surestep.base.errors import TaskError
 from surestep.engine.losses import expect_figures
-from surestep.engine.losses.base import First, Guide, TableLoss, at_least_fp32
+from surestep.engine.losses.base import First, Guide, TableLoss, added_up, at_least_fp32
 from surestep.engine.losses.expect import tensors
 
 _TORCH = "https://docs.pytorch.org/docs/stable/generated/torch.nn.{}.html"
@@ -41,7 +41,7 @@ class Mse(_Elementwise):
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the squared error summed."""
-        return functional.mse_loss(outputs, targets, reduction="sum")
+        return added_up(functional.mse_loss, outputs, targets)
 
 
 class Mae(_Elementwise):
@@ -54,7 +54,7 @@ class Mae(_Elementwise):
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the absolute error summed."""
-        return functional.l1_loss(outputs, targets, reduction="sum")
+        return added_up(functional.l1_loss, outputs, targets)
 
 
 class Huber(_Elementwise):
@@ -82,7 +82,7 @@ class Huber(_Elementwise):
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the Huber error summed."""
-        return functional.huber_loss(outputs, targets, reduction="sum", delta=self.delta)
+        return added_up(functional.huber_loss, outputs, targets, delta=self.delta)
 
 
 class Quantile(TableLoss):

@@ -117,7 +117,7 @@ def weighted(
             continue
         given = its(outputs, part.name, "outputs"), its(micro.targets, part.name, "targets")
         divisor = whole if part.loss.divides else 1.0
-        value, named = part.loss.add_up(part.loss.value(*given), own)
+        value, named = part.loss.total(*given, own)
         mean = value / divisor
         logged.append((f"loss_{part.name}", mean.detach()))
         logged += [(f"{part.name}_{name}", each.detach() / divisor) for name, each in named.items()]
