@@ -200,3 +200,10 @@ def test_limit_val_batches_measures_the_first_batches_in_a_run_and_all_on_reques
 def test_limit_val_batches_without_validation_data_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="limit_val_batches=2 needs evaluations"):
         fit(tmp_path / "run", tiny.task(), max_steps=2, limit_val_batches=2)
+
+
+def test_a_last_batch_of_one_sample_that_the_limit_leaves_out_is_no_fault_of_batchnorm(tmp_path):
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(tiny.FEATURES), tiny.model())
+    task = tiny.task(model=net, train=tiny.data(11))
+    run = fit(tmp_path / "run", task, epochs=2, batch_size=5, limit_train_batches=2)
+    assert run.status["step"] == 4

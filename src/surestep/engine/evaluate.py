@@ -107,12 +107,12 @@ def eval_step(
 
 def count_of(loss: Loss, micro: MicroBatch) -> int:
     """Return what a metric's mean is over; samples where there are no targets."""
-    return micro.samples if micro.targets is None else loss.count(micro.targets)
+    return micro.rows if micro.targets is None else loss.count(micro.targets)
 
 
 def positions_of(micro: MicroBatch) -> range:
     """Return the positions of a micro-batch's samples in its set."""
-    return range(micro.position, micro.position + micro.samples)
+    return range(micro.position, micro.position + micro.rows)
 
 
 def evaluate(

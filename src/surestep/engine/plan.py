@@ -38,6 +38,7 @@ class Given:
         dense: some trained parameter is not one of those. scalars: names of those of no dimension.
         called: the model is called with a batch, and not only its parts by a step of the user's.
         own_step: the Task brings the step.
+        batched: each element of the data is a batch already.
         is_built: the model was a module before there was a Task.
         blocks_by: which modules are gathered one at a time, by what was said of them.
     """
@@ -64,6 +65,7 @@ class Given:
     scalars: tuple[str, ...] = ()
     called: bool = True
     own_step: bool = False
+    batched: bool = False
     not_splitting: tuple[str, ...] = ()
     loss: str = "not known"
     loss_reason: str = "what it is divided by is not known"

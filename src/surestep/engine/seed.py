@@ -155,7 +155,12 @@ class ModelRandomness:
         for generator in self.generators:
             generator.manual_seed(seed)
 
-    def generator_of_noise(self, step: int, walk: int, call: int) -> torch.Generator:
-        """Return a generator of its own, for noise that each sample of a batch has a row of."""
+    def generator_of_noise(
+        self, step: int, walk: int, call: int, *position: int
+    ) -> torch.Generator:
+        """Return a generator of its own, for noise that each sample of a batch has a row of.
+
+        A ready-made batch has one by its `position`.
+        """
         generator = torch.Generator(self.device)
-        return generator.manual_seed(seed_at("noise", self.seed, step, walk, call))
+        return generator.manual_seed(seed_at("noise", self.seed, step, walk, call, *position))

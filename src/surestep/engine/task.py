@@ -76,6 +76,8 @@ class Task:
         batch_transform: changes each global batch of training on the device, by a function of
             (inputs, targets) that returns both: `surestep.transforms`, or your own.
         collate_fn: how a list of samples becomes a batch.
+        batched: each element of the data is a batch already, of any size. One step takes one of
+            them, or `batch_size` of them; they are never cut or put together.
         optimizer: a callable that makes an optimizer from parameter groups, in place of `optim`.
         schedule: a function `schedule(steps_taken, total)` that returns the factor on the learning
             rate, in place of `schedule`.
@@ -117,6 +119,7 @@ class Task:
     optimizers: Mapping[str, Any] = field(default_factory=dict)
     loss_weights: Mapping[str, float] = field(default_factory=dict)
     reduction: str | Mapping[str, str] = "mean"
+    batched: bool = False
 
     def __post_init__(self) -> None:
         if self.train is None:
@@ -148,6 +151,16 @@ class Task:
                 )
 
     def _check_batches(self) -> None:
+        if self.batched and self.collate_fn is not None:
+            raise TaskError(
+                "Task(batched=True) takes each element of the data as a batch, so collate_fn would "
+                "never be called. Leave one of them out."
+            )
+        if self.batched and self.batch_transform is not None:
+            raise TaskError(
+                "batch_transform changes the samples of a global batch together, and the batches "
+                "of Task(batched=True) are not put together. Apply it in the dataset."
+            )
         if self.order is not None and not hasattr(self.order, "over"):
             raise TaskError(
                 f"order is a {type(self.order).__name__}. Give an order of surestep.orders, such "

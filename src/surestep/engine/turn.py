@@ -270,7 +270,13 @@ class Turn:
     def _drawn(self, draw: Any, micro: MicroBatch, size: tuple[int, ...]) -> Tensor:
         """Draw for the whole batch and take the rows of `micro`."""
         batch, step = self._batch, self._parts.state.place.step
-        generator = self._parts.randomness.generator_of_noise(step, self._passes - 1, self._draws)
+        walk, generator_of = self._passes - 1, self._parts.randomness.generator_of_noise
+        if micro.is_ready:  # its rows are no samples of the global batch
+            generator = generator_of(step, walk, self._draws, micro.position)
+            self._draws += 1
+            own: Tensor = draw((micro.rows, *size), generator=generator, device=generator.device)
+            return own
+        generator = generator_of(step, walk, self._draws)
         self._draws += 1
         drawn: Tensor = draw((batch.samples, *size), generator=generator, device=generator.device)
         is_own = batch.end == batch.position  # of the user's own, which has no place

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -14,7 +14,9 @@ from surestep.base.errors import ConfigError, near
 from surestep.engine.average import BATCH_NORM
 from surestep.engine.checks.parts import check_loss
 from surestep.engine.data.arrange import with_order
+from surestep.engine.data.batch import only_element
 from surestep.engine.data.dataset import (
+    check_batched,
     check_unsampled,
     dataset_of,
     loader_settings,
@@ -98,6 +100,10 @@ def plan_task(
         ConfigError, TaskError, DataError: a wish that cannot be kept, or parts that do not fit.
     """
     facts = facts or read_facts()
+    for name, data in data_of(task).items():
+        check_batched(data, name, batched=task.batched)
+    if task.batched:
+        task = replace(task, batched=False, collate_fn=only_element)
     skips = skips_asked(task, config)
     task = with_order(task, skips)
     for name, data in task.val_sets().items():
@@ -124,7 +130,9 @@ def _given(task: Task, config: Config, model: nn.Module, loss: Loss, skips: Skip
         **_of_data(task),
         val_sets=tuple(task.val_sets()),
         val_batch_sizes=tuple(
-            own["batch_size"] for data in task.val_sets().values() if (own := loader_settings(data))
+            own["batch_size"]
+            for data in task.val_sets().values()
+            if (own := loader_settings(data)) and own["batch_size"]
         ),
         metrics=_directions(task),
         tables=tables(task.metrics),
@@ -137,6 +145,7 @@ def _given(task: Task, config: Config, model: nn.Module, loss: Loss, skips: Skip
         convolutions=any(each.dim() == 4 for each in model.parameters()),
         called=loss.kind != "none",
         own_step=task.step is not None,
+        batched=task.collate_fn is only_element,
         loss=loss.called,
         loss_reason=reason,
         batch_norm=_has(model, BATCH_NORM),

@@ -88,8 +88,8 @@ def test_a_loader_with_a_sampler_of_its_own_does_not_say_shuffle():
 
 
 def test_a_loader_that_makes_no_batches_is_refused():
-    with pytest.raises(DataError, match=r"batch_size=None, so it makes no batches\. Give the"):
-        loader_settings(DataLoader(Squares(), batch_size=None))
+    with pytest.raises(DataError, match=r"batch_size=None, so it makes no batches\. If "):
+        tiny.plan({"train": DataLoader(Squares(), batch_size=None)})
 
 
 def test_several_datasets_are_put_one_after_the_other():

@@ -186,5 +186,5 @@ def test_the_first_samples_of_a_stream_have_positions():
 
 
 def test_a_loader_over_a_stream_makes_no_batches():
-    with pytest.raises(DataError, match=r"batch_size=None.* Let the stream give samples"):
+    with pytest.raises(DataError, match=r"batch_size=None.* pass Task\(batched=True\)"):
         tiny.plan({"train": DataLoader(Sized(), batch_size=None)})

@@ -1,14 +1,14 @@
 """The first batch: what can be seen in it before a run, each as a clear message."""
 
 import warnings
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from surestep.base.errors import DataError, OutOfMemory, TaskError
+from surestep.base.errors import DataError, OutOfMemory, SurestepError, TaskError
 from surestep.engine.checks.additivity import check_additivity
 from surestep.engine.checks.batch_norm import watch_norms
 from surestep.engine.checks.own_loss import check_shift
@@ -16,7 +16,7 @@ from surestep.engine.checks.shapes import check_shapes
 from surestep.engine.checks.squash import Watch
 from surestep.engine.checks.terms import FirstBatch
 from surestep.engine.checks.value import check_first_loss, loss_of
-from surestep.engine.data.batch import MicroBatch, tensors_in
+from surestep.engine.data.batch import MicroBatch, map_tensors, samples_in, tensors_in
 from surestep.engine.data.feed import Feed
 from surestep.engine.data.source import InMemory
 from surestep.engine.data.transform import Transform
@@ -76,8 +76,9 @@ def check_first_batch(
         kept_generators(feed.device),
     ):
         randomness.at(-1, 0)
+        _check_counted(feed, micro)
         with autocast:
-            with watch_norms(model, micro.samples) as narrow:
+            with watch_norms(model, micro.samples) as narrow, _hinting_at_batched(model, feed, raw):
                 outputs, tried = _try(model, feed.loss, micro)
             for head, value in tried:
                 with naming(head.name):
@@ -91,7 +92,43 @@ def check_first_batch(
         if head.loss.classes is not None and head.loss.divides:
             classes = head.loss.classes(head.outputs)
             check_first_loss(float(value) / head.micro.items, classes, head.name)
-    return narrow
+    return set() if feed.is_ready else narrow  # the sizes of the others are not known
+
+
+def _check_counted(feed: Feed, micro: MicroBatch) -> None:
+    """Warn if `batch_size` seems to count samples of ready-made batches."""
+    size = feed.cut.batch_size
+    if feed.is_ready and 1 < size == micro.rows:
+        warnings.warn(
+            f"batch_size={size} takes {size} batches of the data for each step, since the data "
+            f"comes in batches (Task(batched=True)), and the first one has {size} samples. Leave "
+            "batch_size out to take one batch a step.",
+            stacklevel=2,
+        )
+
+
+@contextmanager
+def _hinting_at_batched(model: nn.Module, feed: Feed, raw: Any) -> Iterator[None]:
+    """Add to an error about the first batch that its first element fits as a batch, if it does."""
+    try:
+        yield
+    except (TaskError, DataError) as error:
+        if isinstance(feed.source, InMemory) or not _fits(model, feed, raw):
+            raise
+        raise type(error)(
+            f"{error} Or, if each element of the data is a batch already, pass Task(batched=True)."
+        ) from error
+
+
+def _fits(model: nn.Module, feed: Feed, raw: Any) -> bool:
+    """Return whether model and loss take the first element of a collated batch as a batch."""
+    try:
+        first = map_tensors(raw, lambda tensor: tensor[0])
+        micro = feed.micro_batch(first, 0, samples_in(first))
+        _try(model, feed.loss, feed.move_micro(micro))
+    except (SurestepError, RuntimeError, TypeError, ValueError, IndexError):
+        return False
+    return True
 
 
 def _check_additivity(

@@ -1,7 +1,7 @@
 """A global batch, cut into micro-batches."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +14,10 @@ TARGETS = ("target", "targets", "label", "labels", "y")
 
 
 class MicroBatch(NamedTuple):
-    """What one forward sees: `model(*args, **kwargs)` against `targets`."""
+    """What one forward sees: `model(*args, **kwargs)` against `targets`.
+
+    With Task(batched=True) it is one element of the data, which counts as one sample.
+    """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -23,6 +26,14 @@ class MicroBatch(NamedTuple):
     samples: int
     position: int  # of its first sample, in the order of the epoch
     part_items: tuple[float, ...] = ()  # of each of several losses
+    is_ready: bool = False  # an element of Task(batched=True)
+
+    @property
+    def rows(self) -> int:
+        """Return the length of its first dimension, which is `samples` unless it is ready-made."""
+        if not (self.is_ready and self.samples):
+            return self.samples
+        return samples_in((self.targets, self.args, dict(self.kwargs)))
 
 
 class Batch(NamedTuple):
@@ -181,6 +192,12 @@ def samples_in(batch: Any) -> int:
             "samples cannot be counted. Give the Task a collate_fn that stacks tensors."
         )
     return found.shape[0]
+
+
+def only_element(elements: Sequence[Any]) -> Any:
+    """Collate one element that is a batch already."""
+    (batch,) = elements
+    return batch
 
 
 def nothing_in(micro: MicroBatch) -> MicroBatch:

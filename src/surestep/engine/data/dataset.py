@@ -123,19 +123,11 @@ def dataset_of(data: Any, part: str) -> Any:
 def loader_settings(data: Any) -> dict[str, Any] | None:
     """Return the settings of a DataLoader that was given, in the Plan's words, else None.
 
-    `shuffle` is None where it has a sampler of its own.
-
-    Raises:
-        DataError: it makes no batches.
+    `shuffle` is None where it has a sampler of its own, `batch_size` where it makes no batches.
     """
     if not isinstance(data, DataLoader):
         return None
     stream = is_stream(data)
-    if stream and data.batch_size is None:
-        raise DataError(
-            "The DataLoader over a stream has batch_size=None, and the batches of a step are made "
-            "here. Let the stream give samples, and say batch_size."
-        )
     shuffles = isinstance(sampler_of(data), RandomSampler)
     return {
         **batching(data),
@@ -145,6 +137,29 @@ def loader_settings(data: Any) -> dict[str, Any] | None:
         "persistent_workers": data.persistent_workers,
         "prefetch_factor": data.prefetch_factor,
     }
+
+
+def check_batched(data: Any, part: str, *, batched: bool) -> None:
+    """Check that a DataLoader makes batches, unless its elements are batches already.
+
+    Raises:
+        DataError: it makes none and its elements are samples, or the other way round.
+    """
+    if not isinstance(data, DataLoader):
+        return
+    makes_none = data.batch_size is None and data.batch_sampler is None
+    if makes_none and not batched:
+        raise DataError(
+            f"The DataLoader of the {part} data has batch_size=None, so it makes no batches. If "
+            "its dataset yields batches, pass Task(batched=True); if it yields samples, pass the "
+            "dataset and set batch_size."
+        )
+    if batched and not makes_none:
+        raise DataError(
+            f"The DataLoader of the {part} data makes batches, and Task(batched=True) says that "
+            "the elements of its dataset are batches already. Leave batched out, or pass "
+            "DataLoader(dataset, batch_size=None)."
+        )
 
 
 def check_unsampled(data: Any, part: str) -> None:

@@ -17,6 +17,7 @@ from surestep.engine.data.batch import (
     map_tensors,
     move,
     nothing_in,
+    only_element,
     part_items_of,
     samples_in,
     tensors_in,
@@ -52,6 +53,7 @@ class Feed:
         open_with: opens the same samples with a different cut.
 
     Attributes:
+        is_ready: each element of the data is a batch already.
         leave: asked before each batch that is measured, whether to leave off.
     """
 
@@ -74,6 +76,7 @@ class Feed:
         self.split = channels_last(task.split) if plan.channels_last else task.split
         plain = task.inputs is None and task.loss is not None
         self._is_plain = plain and not plan.channels_last
+        self.is_ready = task.collate_fn is only_element
         self.loss = loss
         self.shuffle = shuffle
         self.order = order
@@ -151,12 +154,13 @@ class Feed:
             args, kwargs, targets = self.split(raw)
         if self.loss.parts:
             micro = MicroBatch(args, kwargs, targets, 0, samples, position)
-            return counted(micro, self.loss, raw)
+            return counted(micro._replace(is_ready=self.is_ready), self.loss, raw)
         if self._items_per_sample is None:
             items = self.loss.items(raw, targets)
         else:
             items = samples * self._items_per_sample
-        return MicroBatch(args, kwargs, targets, items, samples, position)
+        micro = MicroBatch(args, kwargs, targets, items, samples, position)
+        return micro._replace(is_ready=True) if self.is_ready else micro
 
     def first(self) -> tuple[Any, MicroBatch]:
         """Return a micro-batch that has items, as read and moved: the first one, if it has some.
@@ -170,7 +174,8 @@ class Feed:
             for raw, position, samples in read:
                 micro = self.micro_batch(raw, position, samples)
                 if samples and micro.items:
-                    return raw, self.move_micro(micro)
+                    rows = micro.rows
+                    return raw, self.move_micro(micro._replace(samples=rows, is_ready=False))
         raise DataError(
             f"The first batches have no items (up to {FIRST_BATCHES} were read): every target is "
             "ignored, or its class weights are 0. Look at ignore_index and the targets."
@@ -277,7 +282,7 @@ def feed(
     own = loader_settings(data)
     size = plan.batch_size if training else plan.validation_batch_size
     if own is not None and not training:
-        size = own["batch_size"]
+        size = own["batch_size"] or size
     shuffle = training and plan.data_shuffle
     order = order_without(task.order, plan.skip_samples, shuffle=shuffle) if training else None
     transform = transform_of(task, loss, plan) if training else None

@@ -4,6 +4,7 @@ The plain order is `torch.randperm` under a generator seeded from (seed, epoch);
 global batches and those into micro-batches. `surestep.orders` has others.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -115,7 +116,8 @@ def find_single(cut: Cut, total_steps: int | None) -> Single | None:
     whole = samples is None or samples >= size
     spans: list[tuple[int | None, int, int]] = [(None, 0, size)] if whole else []
     rest = 0 if samples is None or cut.drop_last else samples % size
-    if samples is not None and rest and (total_steps is None or total_steps > samples // size):
+    batches = math.inf if cut.limit is None else cut.limit
+    if samples is not None and rest and min(batches, total_steps or math.inf) > samples // size:
         spans.append((rest, samples - rest, samples))
     for left, first, end in spans:
         for rank in range(1 if cut.whole else cut.ranks):

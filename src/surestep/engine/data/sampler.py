@@ -26,6 +26,8 @@ _INSTEAD = {
 def sampler_of(loader: "DataLoader[Any]") -> Any:
     """Return what says which samples a DataLoader loads: its sampler, or its own batch sampler."""
     batches = loader.batch_sampler
+    if batches is None:  # batch_size=None: it hands on what the dataset has
+        return loader.sampler
     return batches.sampler if type(batches) is BatchSampler else batches
 
 
@@ -42,15 +44,11 @@ def is_plain(loader: "DataLoader[Any]") -> bool:
 def batching(loader: "DataLoader[Any]") -> dict[str, Any]:
     """Return the batch size of a DataLoader, and whether it drops a smaller last batch.
 
-    Raises:
-        DataError: it makes no batches.
+    The batch size is None for one that makes no batches.
     """
     batches: Any = loader.batch_sampler
     if batches is None:
-        raise DataError(
-            "The DataLoader has batch_size=None, so it makes no batches. Give the dataset, or a "
-            "DataLoader with a batch_size."
-        )
+        return {"batch_size": None, "drop_last": False}
     if type(batches) is BatchSampler:
         return {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
     with LoadingRandomness():

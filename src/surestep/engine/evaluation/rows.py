@@ -52,6 +52,7 @@ class Rows:
             TaskError: outputs without a row for each sample.
         """
         tensors: dict[str, Tensor] = {}
+        rows = micro.rows
         for name, value in said.items():
             tensors |= named(value, name)
         outputs = {name: each for name, each in tensors.items() if each.dim()}
@@ -63,7 +64,7 @@ class Rows:
                 "sample. Return a tensor, or a dict or tuple of tensors."
             )
         for name, tensor in outputs.items():
-            if reason := self._odd(name, tensor, micro.samples):
+            if reason := self._odd(name, tensor, rows):
                 raise TaskError(
                     f"The model's {name} has {reason}. Predictions have a row for each sample, all "
                     "of one shape: pad all samples to one length (collate_fn), or leave it out of "
@@ -71,12 +72,13 @@ class Rows:
                 )
             self._spool.add(name, tensor)
         self._add_targets(micro)
-        self._spool.add("index", torch.arange(micro.position, micro.position + micro.samples))
-        self.samples += micro.samples
+        step = 0 if micro.is_ready else 1  # all rows of a ready-made batch are of one element
+        self._spool.add("index", micro.position + step * torch.arange(rows))
+        self.samples += rows
 
     def _add_targets(self, micro: MicroBatch) -> None:
         for name, tensor in named(micro.targets, "target").items():
-            if reason := self._odd(name, tensor, micro.samples):
+            if reason := self._odd(name, tensor, micro.rows):
                 self._left_out.setdefault(name, reason)
             elif name not in self._left_out:
                 self._spool.add(name, tensor)

@@ -51,7 +51,8 @@ def _leaves_one_sample(k: Known) -> bool:
     """Say whether BatchNorm layers get a single sample, in the last batch of an epoch alone."""
     sizes = k["batch_size"], k["micro_batch_size"]
     cut = Cut(k.given.train_samples, *sizes, ranks=k["parallel.ranks"])
-    single = find_single(cut, None) if k.given.batch_norm else None
+    cuts = k.given.batch_norm and not k.given.batched
+    single = find_single(cut, None) if cuts else None
     return single is not None and single.samples_left is not None
 
 
@@ -77,9 +78,19 @@ ROWS: Rows = {
         ),
         _loader_row("batch_size"),
         said("batch_size"),
+        Row(
+            lambda k: k.given.batched,
+            lambda k: k["parallel.ranks"],
+            "the data comes in batches (Task(batched=True)): one for each rank",
+        ),
         default(64, "nothing said: a size that trains most small models"),
     ),
     "micro_batch_size": (
+        Row(
+            lambda k: k.given.batched,
+            lambda _: 1,
+            "the data comes in batches (Task(batched=True)), which are not cut",
+        ),
         said("micro_batch_size"),
         Row(
             lambda k: k["parallel.ranks"] > 1,
@@ -239,6 +250,13 @@ ROWS: Rows = {
 REFUSALS: Refusals = {
     "batch_size": (_refuse_loader("batch_size", "batch_size"),),
     "micro_batch_size": (
+        Refusal(
+            lambda k: k.given.batched and k.said.get("micro_batch_size", 1) != 1,
+            lambda k: (
+                f"micro_batch_size={k.said['micro_batch_size']}, but the data comes in batches "
+                "(Task(batched=True)), which are not cut or put together. Leave it out."
+            ),
+        ),
         Refusal(
             lambda k: k.said.get("micro_batch_size", 0) > k["batch_size"],
             lambda k: (

@@ -38,6 +38,11 @@ ROWS: Rows = {
             lambda k: k.given.val_batch_sizes[0],
             "the val DataLoader's own",
         ),
+        Row(
+            lambda k: k.given.batched,
+            lambda _: 1,
+            "the data comes in batches (Task(batched=True))",
+        ),
         said("validation.batch_size"),
         Row(
             always,
@@ -77,6 +82,13 @@ REFUSALS: Refusals = {
     "limit_val_batches": (_refuse_without_val("limit_val_batches"),),
     "validation.batch_size": (
         _refuse_without_val("validation.batch_size"),
+        Refusal(
+            lambda k: k.given.batched and k.said.get("validation.batch_size", 1) != 1,
+            lambda k: (
+                f"validation.batch_size={k.said['validation.batch_size']}, but the data comes in "
+                "batches (Task(batched=True)), which are not cut or put together. Leave it out."
+            ),
+        ),
         Refusal(
             lambda k: any(
                 size != k.said.get("validation.batch_size", size)
