@@ -5,21 +5,29 @@
 Both read the same Python dataset, shuffled, with the same workers and collate it the same way.
 Told is the processor time of this process and its workers together, which other programs disturb
 less than the clock, in microseconds a sample: the least of rounds in which both take turns.
+
+The last line is for samples that are computed, as in a regression on random numbers: one at a time
+by a stream, and a batch at a time by `__getitems__`.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from surestep.engine.data.order import order_of
-from surestep.engine.data.source import Loaded
+from surestep.engine.data.order import Cut, order_of
+from surestep.engine.data.passes import Stream
+from surestep.engine.data.source import Loaded, as_it_is
+from surestep.engine.data.stream import Reader
 
 # Workers, samples of a micro-batch, and micro-batches of a global batch.
 CASES = ((0, 64, 1), (0, 16, 1), (0, 1, 16), (0, 1, 1), (2, 64, 1))
+
+
+BATCH_COMPUTED = 32
 
 
 class Rows(Dataset[tuple[Tensor, int]]):
@@ -71,6 +79,61 @@ def by_place(data: Rows, workers: int, size: int, each: int) -> None:
             pass
 
 
+def polynomial(samples: int) -> tuple[Tensor, Tensor]:
+    """Draw numbers, and return their powers (samples, 4) and the value of a polynomial."""
+    powers = torch.randn(samples, 1) ** torch.arange(1, 5)
+    return powers, powers.sum(1, keepdim=True)
+
+
+class OneByOne(IterableDataset[tuple[Tensor, ...]]):
+    """A stream that computes a sample at a time."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        return (tuple(part[0] for part in polynomial(1)) for _ in range(self.samples))
+
+
+class AtOnce(Dataset[tuple[Tensor, ...]]):
+    """A dataset that computes the samples of a micro-batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        return polynomial(len(indices))
+
+
+def computed_us(samples: int) -> dict[str, float]:
+    """Return the processor time of a sample that is computed, by who asks for it."""
+    size, options = BATCH_COMPUTED, {"num_workers": 0}
+    ranges = [range(first, first + size) for first in range(0, samples, size)]
+
+    def function() -> object:
+        return [polynomial(size) for _ in ranges]
+
+    def loader() -> object:
+        return list(DataLoader(OneByOne(samples), size))
+
+    def stream() -> object:
+        cut = Cut(samples, size, size)
+        reader = Reader(OneByOne(samples), seed=0)
+        read = Stream(reader, cut, part="train", collate=None, options=options)
+        return list(read.batches(0, 0))
+
+    def getitems() -> object:
+        source = Loaded(AtOnce(), seed=0, collate=as_it_is, options=options)
+        return list(source.read(0, order_of(samples, 0, 0), ranges))
+
+    found = {}
+    for read in (function, loader, stream, getitems):
+        before = _processor_s()
+        read()
+        found[read.__name__] = (_processor_s() - before) / samples * 1e6
+    return found
+
+
 def main() -> None:
     """Compare for some sizes of batches and micro-batches."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -88,6 +151,11 @@ def main() -> None:
             workers, size, each = case
             what = f"{kind.__name__:<14} workers {workers}  batch {size * each:>2} by {size:>2}"
             print(f"{what}  plain {alone:6.1f}  by place {ours:6.1f}  more {ours - alone:5.1f} us")
+    samples = said.samples // BATCH_COMPUTED * BATCH_COMPUTED
+    rounds = [computed_us(samples) for _ in range(said.rounds)]
+    least = {name: min(each[name] for each in rounds) for name in rounds[0]}
+    times = "  ".join(f"{name} {us:.1f}" for name, us in least.items())
+    print(f"computed, batch {BATCH_COMPUTED}  {times} us")
 
 
 if __name__ == "__main__":

@@ -74,3 +74,18 @@ def test_functions_that_somebody_has_replaced_are_no_trouble(monkeypatch):
 def test_another_python_is_asked_for_its_numbers(monkeypatch):
     monkeypatch.setattr(twister.sys.implementation, "name", "pypy")
     assert twister._memory() is None
+
+
+@pytest.mark.parametrize("value", [0, 5, 2**32 + 1, 2**63 - 1])
+def test_seeding_is_that_of_the_random_module(value):
+    random.seed(value)
+    expected = random.getstate()
+    random.gauss(0, 1)  # which keeps the second of a pair
+    twister.seed(value)
+    assert random.getstate() == expected
+
+
+def test_seeding_without_a_global_object_is_that_of_the_random_module(monkeypatch):
+    monkeypatch.setattr(twister, "GLOBAL", None)
+    twister.seed(7)
+    assert random.getstate() == random.Random(7).getstate()

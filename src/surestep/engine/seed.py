@@ -92,7 +92,7 @@ def seed_loading(seed: int) -> None:
     """Seed what a dataset may draw from; 90 µs cheaper than `torch.manual_seed`'s walk."""
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
-    random.seed(seed)
+    twister.seed(seed)
 
 
 def own_bits() -> None:

@@ -150,10 +150,10 @@ class Seeded(Dataset[Any]):
         epoch, first, wanted = batch
         many = loads_many(self.dataset)
         if many is None:
-            samples = []
+            samples, dataset, seed = [], self.dataset, self._seed
             for position, sample in enumerate(wanted, first):
-                self._seed(epoch, position)
-                samples.append(self.dataset[sample])
+                seed(epoch, position)
+                samples.append(dataset[sample])
         else:
             self._seed(epoch, first)
             samples = many(list(wanted))
