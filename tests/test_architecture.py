@@ -228,7 +228,7 @@ IMPORT_EACH = textwrap.dedent(
     sys.pycache_prefix = sys.argv[1]  # so that each module is compiled under -W error, once
     sys.dont_write_bytecode = False  # what warns is an error there, of which nothing is kept
     gc.freeze()  # else each child walks, and so copies, all that is imported
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGPIPE)
+    signals = [getattr(signal, f"SIG{each}") for each in "INT TERM USR1 HUP CHLD PIPE".split()]
 
     def world():
         return (

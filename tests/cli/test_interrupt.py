@@ -1,9 +1,13 @@
 """Ctrl-C and workers, in processes of their own."""
 
+import os
+import pty
 import re
+import select
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -93,7 +97,7 @@ def test_classes_of_a_recipe_are_found_by_spawned_workers(recipe, folder):
     assert "Warning" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP"])
 def test_a_signal_exits_with_75_and_says_what_to_type(surestep, recipe, folder, name):
     text = INTERRUPTED.replace("signal.SIGINT", f"signal.{name}")
     text = text.replace(' and "IMPATIENT" in os.environ', "")
@@ -103,3 +107,52 @@ def test_a_signal_exits_with_75_and_says_what_to_type(surestep, recipe, folder, 
     assert answer.err.count("Stopped after step 4; saved as") == 1
     assert Run(folder / "r").status["can_go_on"] is True
     assert Run(folder / "r").last.step == 4
+
+
+# Loads in workers, whose numbers it writes down, and says when its fourth step is done.
+IN_TERMINAL = (
+    RECIPE
+    + """
+import os, time
+from torch.utils.data import Dataset
+
+class Samples(Dataset):
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, index):
+        open(f"worker-{os.getpid()}", "w").close()
+        return x[index % 8], y[index % 8]
+
+class Announces(surestep.Callback):
+    def on_step(self, state, result):
+        if result.step == 4:
+            open("reached", "w").close()
+        time.sleep(0.05)
+
+def task():
+    return surestep.Task(model=nn.Linear(4, 3), loss=nn.CrossEntropyLoss(), train=Samples())
+
+config = surestep.Config(epochs=9, batch_size=4, data={"num_workers": 2})
+callbacks = [Announces()]
+"""
+)
+
+
+def test_a_closed_terminal_saves_the_run_and_ends_its_workers(recipe, folder):
+    command = [sys.executable, "-m", "surestep", "train", recipe(IN_TERMINAL), "--run", "r"]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe(command[0], command, environment())
+    end = time.monotonic() + 120
+    while not (folder / "reached").exists() and time.monotonic() < end:
+        if select.select([terminal], [], [], 0.05)[0]:
+            os.read(terminal, 65536)
+    os.close(terminal)  # the kernel sends SIGHUP to all of its processes
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 75
+    status = Run(folder / "r").status
+    assert (status["status"], status["reason"], status["can_go_on"]) == ("stopped", "SIGHUP", True)
+    assert Run(folder / "r").last.step == status["step"] >= 4
+    workers = [int(each.name.removeprefix("worker-")) for each in folder.glob("worker-*")]
+    assert len(workers) >= 2
+    assert not [each for each in workers if os.path.exists(f"/proc/{each}")]

@@ -13,8 +13,11 @@ from surestep.record.recorder import Recorder
 from surestep.record.run import Run
 from tests import tiny
 
-NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGUSR1: "SIGUSR1"}
-RAISED = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Stopped, signal.SIGUSR1: Stopped}
+NAMES = {
+    signal.SIGINT: "Ctrl-C",
+    **{each: each.name for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)},
+}
+RAISED = dict.fromkeys(NAMES, Stopped) | {signal.SIGINT: KeyboardInterrupt}
 
 SEEN = {"logging": {"progress": "plain"}}
 

@@ -4,6 +4,7 @@ SurestepError
 ├── ConfigError       an option, or two of them together, cannot be kept
 ├── TaskError         the model, loss or metrics do not fit each other
 ├── DataError         the data cannot be trained on
+│   └── WorkerError   a data worker died; the run can be resumed
 ├── RecipeError       a recipe file cannot be used
 ├── RunError          a run folder is held, missing, or belongs to another config
 │   └── UntoldError   how a run ended could not be written; what it saved is there
@@ -35,6 +36,10 @@ class DataError(SurestepError):
     """The data cannot be trained on."""
 
 
+class WorkerError(DataError):
+    """A data worker died: it was killed, or crashed. The run can be resumed."""
+
+
 class RecipeError(SurestepError):
     """A recipe cannot be found, read or called."""
 
@@ -64,7 +69,7 @@ class OutOfMemory(SurestepError):
 
 
 class Stopped(SurestepError):
-    """SIGTERM or SIGUSR1 stopped the run after a step, which is saved: it can go on."""
+    """SIGTERM, SIGUSR1 or SIGHUP stopped the run after a step, which is saved: it can go on."""
 
 
 class NonFiniteError(SurestepError):

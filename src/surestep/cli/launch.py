@@ -17,7 +17,10 @@ from surestep.engine.parallel.launch import BY_NPROC, NPROC, NPROC_SAID, read_la
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGQUIT")
 _SAVING_S = "600"  # that a process which was asked to stop may take
 _AT_ONCE_S = 10.0  # that one may take which was asked twice
-_CODES = {signal.SIGINT: 130, signal.SIGTERM: os.EX_TEMPFAIL, signal.SIGUSR1: os.EX_TEMPFAIL}
+_CODES = {
+    signal.SIGINT: 130,
+    **dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), os.EX_TEMPFAIL),
+}
 
 
 def launch(processes: int, words: list[str]) -> int:

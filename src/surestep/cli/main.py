@@ -44,8 +44,8 @@ hf; or a Python file of your own.
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code.
 
-    0 done, 1 failed, 2 wrong use, 75 stopped by SIGTERM or SIGUSR1 and saved, 130 Ctrl-C. Of
-    `ckpt diff` 1 is a difference, and 2 whatever went wrong, as of diff and cmp.
+    0 done, 1 failed, 2 wrong use, 75 stopped by SIGTERM, SIGUSR1 or SIGHUP and saved, 130
+    Ctrl-C. Of `ckpt diff` 1 is a difference, and 2 whatever went wrong, as of diff and cmp.
     """
     with warnings.catch_warnings(), ExitStack() as stack:
         if read_launched().rank > 0:  # of several processes, one prints

@@ -1,10 +1,12 @@
 """What is shown while training: a bar, plain lines, or nothing. All of it goes to stderr."""
 
+import errno
 import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
 from tqdm.auto import tqdm
@@ -18,6 +20,16 @@ from surestep.engine.step import StepResult
 
 WIDE = 110  # columns that a bar with all its figures takes
 logger = logging.getLogger("surestep")
+
+
+@contextmanager
+def _ignore_hangup() -> Iterator[None]:
+    """Lose what is printed to a terminal that was closed; SIGHUP stops the run, not an error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
 
 
 class Progress(Protocol):
@@ -73,7 +85,8 @@ class Plain(Quiet):
 
     def line(self, text: str) -> None:
         """Print a line that is logged already."""
-        print(text, file=self._out or sys.stderr, flush=True)
+        with _ignore_hangup():
+            print(text, file=self._out or sys.stderr, flush=True)
 
     def log(self, point: LogPoint) -> None:
         """Print a line if the last one is old enough, or this is the end."""
@@ -117,7 +130,8 @@ class Bar(Callback):
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         logger.info(text)
-        self._bar.write(text, file=self._out)
+        with _ignore_hangup():
+            self._bar.write(text, file=self._out)
 
     def back(self, step: int) -> None:
         """Move the bar back."""

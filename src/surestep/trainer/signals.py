@@ -1,22 +1,27 @@
 """What a signal does: the run stops after the step, is saved, and can go on.
 
-Ctrl-C is a person, SIGTERM whoever ends processes, SIGUSR1 Slurm, that time is nearly up. A step
-asks nothing of them: it ends as always, and then the loop looks at a flag of Python's.
+Ctrl-C is a person, SIGTERM whoever ends processes, SIGUSR1 Slurm, that time is nearly up, SIGHUP a
+terminal that was closed. A step asks nothing of them: it ends as always, and then the loop looks at
+a flag of Python's.
 """
 
 import os
 import signal
+import stat
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 
-from surestep.engine.parallel.launch import read_launched
+from surestep.engine.parallel.launch import BY_NPROC, read_launched
 from surestep.engine.parallel.world import SIGNALS
 from surestep.trainer.session import Session
 
-_NAMES = dict(zip((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1), SIGNALS, strict=True))
+_NAMES = dict(
+    zip((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), SIGNALS, strict=True)
+)
 
+_POLL_S = 0.5  # after so long a rank has noticed that its launcher is gone
 _FROM = " (torchrun sends it to all where a process has died)"
 
 
@@ -29,10 +34,12 @@ def interruptible(session: Session) -> Iterator[list[str]]:
     Python has no signals.
     """
     came: list[str] = []
-    is_torchruns = read_launched().by in ("torchrun", "accelerate launch")
+    is_torchruns = read_launched().by in ("torchrun", "accelerate launch", BY_NPROC)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         name = _NAMES[signal.Signals(number)]
+        if name == "SIGHUP":
+            _detach_terminal()
         if came and name == "Ctrl-C":
             raise KeyboardInterrupt
         if came:
@@ -48,7 +55,27 @@ def interruptible(session: Session) -> Iterator[list[str]]:
             for number in _NAMES:
                 if not _is_taken(number):
                     stack.callback(signal.signal, number, signal.signal(number, on_signal))
+            if is_torchruns:
+                stack.callback(_watch_launcher().set)
         yield came
+
+
+def _watch_launcher() -> threading.Event:
+    """Send this rank SIGTERM as soon as its launcher is gone, until the event is set.
+
+    torchrun ends its ranks when it ends, unless it was killed by SIGKILL. Nobody would end or
+    restart them then, and they would hold the run folder and their devices.
+    """
+    over, launcher = threading.Event(), os.getppid()
+
+    def wait() -> None:
+        while not over.wait(_POLL_S):
+            if os.getppid() != launcher:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    threading.Thread(target=wait, name="surestep-launcher", daemon=True).start()
+    return over
 
 
 def _is_taken(number: signal.Signals) -> bool:
@@ -60,6 +87,16 @@ def _is_taken(number: signal.Signals) -> bool:
     if number == signal.SIGINT:
         return there not in (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN)
     return there is not signal.SIG_DFL
+
+
+def _detach_terminal() -> None:
+    """Point stdout and stderr nowhere if their terminal is gone: to write there is an error."""
+    for number in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, number)
+                os.close(nowhere)
 
 
 def _say(session: Session, text: str) -> None:

@@ -53,7 +53,7 @@ class Trainer:
         Raises:
             NonFiniteError: the loss or a gradient was not finite; the state before it is saved.
             KeyboardInterrupt: Ctrl-C; the state after the step is saved.
-            Stopped: SIGTERM or SIGUSR1; the state after the step is saved.
+            Stopped: SIGTERM, SIGUSR1 or SIGHUP; the state after the step is saved.
         """
         if self.session.closed:
             self.session = self._prepare(run=self.session.run.path)

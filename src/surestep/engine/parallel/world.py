@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-SIGNALS = ("Ctrl-C", "SIGTERM", "SIGUSR1")
+SIGNALS = ("Ctrl-C", "SIGTERM", "SIGUSR1", "SIGHUP")
 PAUSES = (*SIGNALS, "pause", "max_time")  # what stops a run that can be resumed
-WORDS = ("stop", "save", "evaluate", *PAUSES)
+WORKER_DIED = "a data worker died"  # on some rank: all of them save and stop at the same step
+WORDS = ("stop", "save", "evaluate", WORKER_DIED, *PAUSES)
 SAID = len(WORDS) + 1  # numbers that a rank says at each exchange
 
 
