@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from surestep.base.duration import Cadence
-from surestep.base.errors import NonFiniteError
+from surestep.base.errors import NonFiniteError, WorkerError
 from surestep.engine.callback import Callback, Request, overriding
 from surestep.engine.checks.batch_norm import explain_single
 from surestep.engine.data.batch import Batch
@@ -14,7 +14,7 @@ from surestep.engine.data.feed import Feed
 from surestep.engine.garbage import quiet_garbage
 from surestep.engine.log_point import LogPoint, Skip, fails, nonfinite, read, read_logged, skip_of
 from surestep.engine.measure.memory import ran_out
-from surestep.engine.parallel.world import PAUSES
+from surestep.engine.parallel.world import PAUSES, WORKER_DIED
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
 from surestep.engine.step import Parts, StepResult, train_step
@@ -40,6 +40,7 @@ class Loop:
         deadline: pause after this, in seconds of `time.monotonic()`.
         went_back: an earlier place was loaded at the last log point.
         forsaken: this rank leaves by an error, of which the others may know nothing.
+        worker_error: a data worker of this rank died, and the ranks stop together for it.
     """
 
     parts: Parts
@@ -56,6 +57,7 @@ class Loop:
     stopping: str | None = None
     interrupted: str = ""
     deadline: float | None = None
+    worker_error: WorkerError | None = None
 
     def __post_init__(self) -> None:
         self.world = self.parts.parallel.world
@@ -94,6 +96,7 @@ class Loop:
         Raises:
             NonFiniteError: at the log point after a loss or gradient that is not finite; the state
                 is then the one before that step.
+            WorkerError: a data worker died, here or on another rank; the state is that of a step.
         """
         end, state = self.plan.total_steps, self.state
         self.start()
@@ -122,6 +125,7 @@ class Loop:
                     if self.went_back or state.place is not place:
                         break  # somebody loaded another place while we were away
                     if place.step >= end or self.stopping is not None:
+                        self.check_workers()
                         return
                     asked = time.perf_counter()
                 else:
@@ -205,10 +209,30 @@ class Loop:
             self.deadline = None
             self.interrupt("max_time")
 
+    def stop_together(self, error: WorkerError) -> bool:
+        """Ask all ranks to stop, for a data worker that died; say whether new ones start for that.
+
+        The step at which the ranks agree needs a batch of each of them.
+        """
+        if self.world.size == 1 or self.worker_error is not None:
+            return False
+        self.worker_error = error
+        self.interrupt(WORKER_DIED)
+        return True
+
+    def check_workers(self) -> None:
+        """Check that no rank stopped for a data worker that died.
+
+        Raises:
+            WorkerError: one did.
+        """
+        if self.interrupted == WORKER_DIED:
+            raise self.worker_error or WorkerError("A data worker of another rank died.")
+
     def agree(self) -> None:
         """Take in what one of the ranks asked all of them for."""
         agreed, self.world.agreed = self.world.agreed, set()
-        for why in agreed.intersection(PAUSES):
+        for why in agreed.intersection((WORKER_DIED, *PAUSES)):
             self._leave(why)
         if "stop" in agreed:
             self.stopping = "a callback asked to stop"

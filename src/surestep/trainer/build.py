@@ -61,6 +61,7 @@ def build(
     model = laid_out(planned.model, plan)
     loss.to(plan.device)
     training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
+    settings.callback(training.close)
     judged_by, casting = plan.validation_metric, autocast(plan)
     with eager(model):
         narrow = check_first_batch(

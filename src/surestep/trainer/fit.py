@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from surestep.base.duration import Cadence, Duration
 from surestep.base.errors import (
@@ -12,6 +13,7 @@ from surestep.base.errors import (
     Stopped,
     SurestepError,
     UntoldError,
+    WorkerError,
 )
 from surestep.engine.callback import Request
 from surestep.engine.evaluate import Interrupted
@@ -32,7 +34,8 @@ def fit(session: Session) -> Run:
 
     Raises:
         KeyboardInterrupt: Ctrl-C; the step is saved, but for a second Ctrl-C.
-        Stopped: SIGTERM or SIGUSR1; the step is saved.
+        Stopped: SIGTERM, SIGUSR1 or SIGHUP; the step is saved.
+        WorkerError: a data worker died; the last step is saved.
         UntoldError: how the run ended cannot be written; what it saved is there.
     """
     if session.finished:
@@ -53,6 +56,11 @@ def fit(session: Session) -> Run:
         except NonFiniteError as error:
             error.add_note(_saved_before(session))
             _fail(session, error, str(error))
+            raise
+        except WorkerError as error:
+            session.say(str(error))  # at once, since to save may take long
+            error.add_note(_saved_before(session))
+            _fail(session, error, f"{type(error).__name__}: {error}", can_go_on=True)
             raise
         except Exception as error:
             _fail(session, error, f"{type(error).__name__}: {error}")
@@ -108,6 +116,7 @@ def _train(session: Session) -> bool:
     if has_val and not loop.interrupted:
         evaluate()
     if loop.interrupted:
+        loop.check_workers()
         return False
     session.saving.finish()
     return True
@@ -222,17 +231,17 @@ def _stop_at_once(session: Session, name: str) -> None:
     session.say(f"Stopped at once after step {step}; {saved}.")
 
 
-def _fail(session: Session, error: Exception, reason: str) -> None:
+def _fail(session: Session, error: Exception, reason: str, **more: Any) -> None:
     """Write how the run ended; where that fails too, the error that ended it is what is told."""
     session.loop.world.failed(error)  # first: the end waits for what all ranks are writing
     try:
-        session.end("failed", reason=reason)
+        session.end("failed", reason=reason, **more)
     except SurestepError as late:
         error.add_note(str(late))
 
 
 def _saved_before(session: Session) -> str:
-    """Save the state before the step that failed; return where, or why not."""
+    """Save the state, which is that before a step that failed; return where, or why not."""
     try:
         return f"Saved as {session.save_once()}."
     except CheckpointError as error:

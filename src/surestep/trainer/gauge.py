@@ -63,6 +63,8 @@ class Gauge:
         self.feeds = feeds
         for each in feeds.values():
             each.leave = leaving(loop)
+        for each in (loop.feed, *feeds.values()) if loop.world.size > 1 else ():
+            each.retry = loop.stop_together
 
     def check(self, part: str | None) -> None:
         """Check that there is such a part; None is all validation sets.

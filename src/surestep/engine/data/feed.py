@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surestep.base.errors import DataError
+from surestep.base.errors import DataError, WorkerError
 from surestep.engine.data.batch import (
     Batch,
     MicroBatch,
@@ -55,6 +55,7 @@ class Feed:
     Attributes:
         is_ready: each element of the data is a batch already.
         leave: asked before each batch that is measured, whether to leave off.
+        retry: asked when a data worker died, whether to read on with new ones.
     """
 
     def __init__(
@@ -85,15 +86,29 @@ class Feed:
         self.device = plan.device
         self.pin = plan.data_pin_memory and isinstance(source, InMemory)
         self.leave: Callable[[], bool] | None = None
+        self.retry: Callable[[WorkerError], bool] | None = None
         self.shared = cut.ranks > 1
         self._items_per_sample = _uniform_items(source, task, loss)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of `epoch` from the one at position `start` on."""
-        read = self._read(epoch, start)
+        read = self._read(epoch, start) if self.retry is None else self._retried(epoch, start)
         if self.device.type == "cuda":
             return self._moved_ahead(read)
         return read if self.device.type == "cpu" else map(self.move, read)
+
+    def _retried(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Yield the batches; read on where a worker died, with new ones, if that is wanted."""
+        while True:
+            try:
+                for batch in self._read(epoch, start):
+                    start = batch.end
+                    yield batch
+                return
+            except WorkerError as error:
+                self.close()
+                if self.retry is None or not self.retry(error):
+                    raise
 
     def _read(self, epoch: int, start: int) -> Iterator[Batch]:
         if isinstance(self.source, Stream):

@@ -19,6 +19,7 @@ from surestep.engine.data.order import Cut, read_for
 from surestep.engine.data.own_state import Mark, Own, Part
 from surestep.engine.data.source import WorkerStart, as_it_is
 from surestep.engine.data.stream import Look, Reader, check_parts, empty
+from surestep.engine.data.workers import Loader
 from surestep.engine.seed import LoadingRandomness, forget_gaussian
 
 Collate = Callable[[list[Any]], Any]
@@ -161,11 +162,12 @@ class Stream:
                 **options | others,
             )
 
-        self._make = lambda: load(self._pass)
         if options["num_workers"] > 1:
-            look = load(Look(reader), persistent_workers=False, pin_memory=False)
+            others = {"persistent_workers": False, "pin_memory": False}
+            look = Loader(lambda: load(Look(reader), **others))
             check_parts(list(look), part)
-        self._loader = self._make()
+            look.close()
+        self._loader = Loader(lambda: load(self._pass))
 
     def batches(self, epoch: int, start: int) -> Iterator[tuple[list[Piece], Span, bool]]:
         """Yield the micro-batches of each batch from `start` on, where it is, and if it is last.
@@ -270,7 +272,7 @@ class Stream:
 
     def close(self) -> None:
         """Let the workers go: persistent ones live as long as their DataLoader."""
-        self._loader = self._make()
+        self._loader.close()
 
 
 _LENGTH = "Correct its __len__; or take it away and say max_steps instead of epochs."

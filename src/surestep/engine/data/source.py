@@ -22,6 +22,7 @@ from torch.utils.data import (
 from surestep.base.errors import DataError
 from surestep.engine.data.generators import OwnGenerators
 from surestep.engine.data.signals import leave_to_main
+from surestep.engine.data.workers import Loader
 from surestep.engine.seed import (
     LoadingRandomness,
     forget_gaussian,
@@ -246,15 +247,16 @@ class Loaded:
         self._draws = not isinstance(dataset, InMemory)
         self._has_workers = bool(options.get("num_workers"))
         self._by_torch = self._has_workers or bool(options.get("pin_memory"))
-        self._make = lambda: DataLoader(
-            self._seeded,
-            batch_sampler=self._places,
-            collate_fn=as_it_is,
-            worker_init_fn=start,
-            generator=torch.Generator(),  # else iter() draws from the global generator
-            **options,
+        self._loader = Loader(
+            lambda: DataLoader(
+                self._seeded,
+                batch_sampler=self._places,
+                collate_fn=as_it_is,
+                worker_init_fn=start,
+                generator=torch.Generator(),  # else iter() draws from the global generator
+                **options,
+            )
         )
-        self._loader = self._make()
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -279,5 +281,5 @@ class Loaded:
                 self._seeded.may_draw = False
 
     def close(self) -> None:
-        """Let the workers go: persistent ones live as long as their DataLoader."""
-        self._loader = self._make()
+        """End the workers: persistent ones live as long as their DataLoader."""
+        self._loader.close()

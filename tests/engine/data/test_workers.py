@@ -1,0 +1,249 @@
+"""Data workers that die, and processes that die with workers."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+import surestep
+from surestep.base.errors import WorkerError
+from surestep.record.run import Run
+from tests import tiny
+
+ROOT = Path(__file__).parents[3]
+SAID = {"max_steps": 6, "batch_size": 5, "data": {"num_workers": 2}}
+
+
+class Rows(Dataset):
+    """Samples that draw; the worker that loads the one at `dies` in epoch 0 dies once."""
+
+    def __init__(self, flag: Path | None = None, dies: int = 7, how: int = signal.SIGKILL) -> None:
+        self.x, self.y = tiny.data()
+        self.flag, self.dies, self.how = flag, dies, how
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        if index == self.dies:
+            self.die()
+        return self.x[index] + torch.randn(4) / 100, self.y[index]
+
+    def die(self):
+        if self.flag is not None and not self.flag.exists() and get_worker_info() is not None:
+            self.flag.touch()
+            if self.how == 0:
+                os._exit(3)
+            os.kill(os.getpid(), self.how)
+            time.sleep(60)
+
+
+class Stream(Rows, IterableDataset):
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        for index in range(first, len(self.x), step):
+            # The first samples are read three times before the run: to see that they repeat.
+            if index == self.dies and (self.flag is None or self.flag.with_suffix(".run").exists()):
+                self.die()
+            yield self.x[index] + torch.randn(4) / 100, self.y[index]
+
+
+class Marks(surestep.Callback):
+    """Lets the stream know that the run has begun, and what the time is at each step."""
+
+    def __init__(self, flag: Path) -> None:
+        self.flag = flag.with_suffix(".run")
+
+    def on_start(self, state):
+        self.flag.touch()
+
+
+def fit(folder, train, **said):
+    torch.manual_seed(0)
+    task = tiny.task(train=train, model=tiny.model(dropout=0.2))
+    flag = train.dataset.flag if isinstance(train, DataLoader) else train.flag
+    marks = [] if flag is None else [Marks(flag)]
+    config = tiny.config(**{**SAID, **said})
+    return surestep.Trainer(task, config, run=folder, callbacks=marks).fit()
+
+
+def weights(run: Run):
+    net = tiny.model()
+    run.load_model(net, which="last")
+    return torch.cat([each.flatten() for each in net.state_dict().values()])
+
+
+def workers_left() -> list[int]:
+    """Return the data workers of this process that are alive."""
+    return [each.pid for each in multiprocessing.active_children()]
+
+
+@pytest.mark.parametrize("kind", [Rows, Stream])
+def test_a_killed_worker_is_named_and_the_run_is_saved_and_resumable(tmp_path, kind):
+    dying = kind(tmp_path / "died")
+    loaders = [DataLoader(each, 5, num_workers=2, shuffle=kind is Rows) for each in (dying, kind())]
+    said: dict = {"data": {}, "batch_size": None}
+    with pytest.raises(WorkerError, match=r"was killed, by the kernel for memory\? \(pid") as died:
+        fit(tmp_path / "r", loaders[0], **said)
+    assert "SIGKILL" in str(died.value)
+    assert "data.num_workers=2" in str(died.value)
+    assert workers_left() == []
+    status, last = Run(tmp_path / "r").status, Run(tmp_path / "r").last
+    assert (status["status"], status["can_go_on"]) == ("failed", True)
+    assert last is not None
+    assert last.step == status["step"]
+    assert f"Saved as {last.path}." in died.value.__notes__
+    resumed, whole = (
+        fit(tmp_path / "r", loaders[0], **said),
+        fit(tmp_path / "w", loaders[1], **said),
+    )
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_a_worker_killed_in_an_evaluation_costs_nothing(tmp_path):
+    def run(folder, val):
+        torch.manual_seed(0)
+        task = tiny.task(val=DataLoader(val, 5, num_workers=2), model=tiny.model(dropout=0.2))
+        return surestep.Trainer(task, tiny.config(max_steps=6), run=folder).fit()
+
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        run(tmp_path / "r", Rows(tmp_path / "died"))
+    assert Run(tmp_path / "r").last is not None
+    resumed, whole = run(tmp_path / "r", Rows()), run(tmp_path / "w", Rows())
+    assert torch.equal(weights(resumed), weights(whole))
+    assert resumed.last.metrics == whole.last.metrics
+
+
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        (signal.SIGBUS, "shared memory may be full"),
+        (signal.SIGSEGV, "SIGSEGV"),
+        (0, "exit code 3"),
+    ],
+)
+def test_how_a_worker_ended_is_said(tmp_path, how, named):
+    with pytest.raises(WorkerError, match=named):
+        fit(tmp_path / "r", Rows(tmp_path / "died", how=how))
+
+
+def test_an_error_in_a_worker_stays_what_it_is(tmp_path):
+    class Broken(Rows):
+        def __getitem__(self, index):
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        fit(tmp_path / "r", Broken())
+    assert workers_left() == []
+
+
+class KillsWorkers(surestep.Callback):
+    """Kills a worker in the middle of a step, and says when."""
+
+    killed = returned = 0.0
+
+    def on_backward(self, state):
+        if state.place.step == 1:
+            self.killed = time.monotonic()
+            os.kill(workers_left()[0], signal.SIGKILL)
+            time.sleep(0.3)  # the handler of SIGCHLD runs here: torch's would raise
+            self.returned = time.monotonic()
+
+
+def test_a_worker_that_dies_within_a_step_lets_the_step_be_done(tmp_path):
+    torch.manual_seed(0)
+    kills = KillsWorkers()
+    task = tiny.task(train=Rows(), model=tiny.model(dropout=0.2))
+    with pytest.raises(WorkerError):
+        surestep.Trainer(task, tiny.config(**SAID), run=tmp_path / "r", callbacks=[kills]).fit()
+    assert time.monotonic() - kills.returned < 2
+    assert Run(tmp_path / "r").last.step == 2
+    resumed, whole = fit(tmp_path / "r", Rows()), fit(tmp_path / "w", Rows())
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+class Hangs(Rows):
+    """Samples of which the second worker loads none, after it has started a process."""
+
+    def __init__(self, pids: Path) -> None:
+        super().__init__()
+        self.pids = pids
+
+    def __getitem__(self, index):
+        info = get_worker_info()
+        if info is not None and info.id == 1:
+            own = subprocess.Popen(["sleep", "600"]).pid
+            self.pids.write_text(json.dumps([os.getpid(), own]))
+            time.sleep(600)
+        return super().__getitem__(index)
+
+
+TRAIN = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+    if __name__ == "__main__":
+        import surestep
+        from torch.utils.data import DataLoader
+        from tests import tiny
+        from tests.engine.data.test_workers import Hangs
+        folder, start = sys.argv[1:]
+        data = Hangs(Path(folder) / "pids")
+        loader = DataLoader(data, 5, num_workers=2, multiprocessing_context=start)
+        task = tiny.task(train=loader)
+        session = surestep.prepare(task, tiny.config(batch_size=None), run=Path(folder) / "run")
+        print(list(session.steps()))
+    """
+)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def until(holds, most_s: float) -> bool:
+    end = time.monotonic() + most_s
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.05)
+    return bool(holds())
+
+
+@pytest.mark.parametrize(
+    ("start", "number"),
+    [("fork", "SIGKILL"), ("spawn", "SIGKILL"), ("fork", "SIGINT")],
+)
+def test_no_worker_outlives_its_main_process(tmp_path, start, number):
+    (tmp_path / "train.py").write_text(TRAIN)
+    main = subprocess.Popen(
+        [sys.executable, str(tmp_path / "train.py"), str(tmp_path), start],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        stderr=subprocess.DEVNULL,
+    )
+
+    def found() -> list[int]:
+        text = "".join(each.read_text() for each in tmp_path.glob("pids"))
+        return list(json.loads(text)) if text else []
+
+    try:
+        assert until(found, 120)
+        main.send_signal(signal.Signals[number])
+        main.wait(60)
+        assert until(lambda: not any(map(alive, found())), 3), found()
+    finally:
+        main.kill()
+        for pid in filter(alive, found()):
+            os.kill(pid, signal.SIGKILL)
