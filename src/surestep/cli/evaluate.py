@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -46,7 +47,12 @@ def run(words: list[str]) -> int:
     from surestep.engine.metrics import is_confusion
     from surestep.trainer.measure import measure_run
 
-    saved, metrics = measure_run(folder, task, config, part=parsed.part, which=which)
+    reasons: list[str] = []
+    saved, metrics = measure_run(
+        folder, task, config, part=parsed.part, which=which, warn=reasons.append
+    )
+    for reason in reasons:
+        print(reason, file=sys.stderr)
     if parsed.json:
         print(dumps({"step": saved.step, "path": str(saved.path), "metrics": metrics}))
         return 0
@@ -55,6 +61,6 @@ def run(words: list[str]) -> int:
     for name, value in metrics.items():
         if isinstance(value, list) and is_confusion(task.metrics.get(name.split("/", 1)[1])):
             show.confusion(name, value)
-    if any(value != value for value in metrics.values()):
+    if not reasons and any(value != value for value in metrics.values()):
         print(_NAN)
     return 0

@@ -1,5 +1,6 @@
 """Evaluation: the same shape as a step, without gradients, weighted by items."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from surestep.base.errors import DataError, TaskError
 from surestep.engine.data.batch import MicroBatch
 from surestep.engine.data.feed import Feed
 from surestep.engine.device import sum_dtype
+from surestep.engine.evaluation.nonfinite import explain_nonfinite, forward_of
 from surestep.engine.loss import Loss, targets_for
 from surestep.engine.losses.several import heads, naming
 from surestep.engine.metrics import (
@@ -22,7 +24,7 @@ from surestep.engine.metrics import (
 from surestep.engine.model.kept import kept_modes
 from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.seed import ModelRandomness, kept_generators
-from surestep.engine.value import Value
+from surestep.engine.value import Value, number
 
 
 class Interrupted(Exception):
@@ -134,16 +136,26 @@ def evaluate(
         Interrupted: the feed was told to leave off.
     """
     totals = Totals(loss, metrics, feed.device, world)
-    randomness = ModelRandomness(feed.seed, feed.device)
     with eval_mode(model), grad_off(), kept_generators(feed.device):
-        for batch in feed.batches(epoch=0):
-            if feed.leave is not None and feed.leave():
-                raise Interrupted
-            for micro in batch.micro_batches:
-                randomness.at(-1, micro.position)
-                eval_step(model, micro, totals, autocast)
+        for micro in _micro_batches(feed):
+            eval_step(model, micro, totals, autocast)
         take_logged()
         return totals.compute()
+
+
+def _micro_batches(feed: Feed) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of a part, each with torch seeded for its place.
+
+    Raises:
+        Interrupted: the feed was told to leave off.
+    """
+    randomness = ModelRandomness(feed.seed, feed.device)
+    for batch in feed.batches(epoch=0):
+        if feed.leave is not None and feed.leave():
+            raise Interrupted
+        for micro in batch.micro_batches:
+            randomness.at(-1, micro.position)
+            yield micro
 
 
 def evaluate_parts(
@@ -155,8 +167,20 @@ def evaluate_parts(
     autocast: AbstractContextManager[Any],
     grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
     world: World = ALONE,
+    warn: Callable[[str], object] | None = None,
 ) -> dict[str, Value]:
     """Measure several parts of the data; by "part/metric".
+
+    Args:
+        model: on the device of the feeds.
+        feeds: of each part.
+        loss: what is measured.
+        metrics: by name.
+        autocast: the context of a forward.
+        grad_off: the context that keeps no gradients.
+        world: the ranks.
+        warn: called with the reason why the loss of a part is not finite, if it is not; the part
+            is then read a second time. None looks for no reason.
 
     Raises:
         TaskError: there is something to measure, and no loss to measure it by.
@@ -164,5 +188,14 @@ def evaluate_parts(
     if feeds and loss.kind == "none":
         raise TaskError("The Task has no loss to measure. Say Task(loss=...).")
     how: Any = {"autocast": autocast, "grad_off": grad_off, "world": world}
-    found = {part: evaluate(model, feed, loss, metrics, **how) for part, feed in feeds.items()}
+    found: dict[str, dict[str, Value]] = {}
+    for part, feed in feeds.items():
+        found[part] = evaluate(model, feed, loss, metrics, **how)
+        if warn is not None and not math.isfinite(number(found[part]["loss"])):
+            forward = forward_of(model, autocast)
+            with eval_mode(model), grad_off(), kept_generators(feed.device):
+                reason = explain_nonfinite(part, _micro_batches(feed), loss, forward, world)
+                take_logged()
+            if reason:
+                warn(reason)
     return {f"{part}/{name}": value for part, each in found.items() for name, value in each.items()}

@@ -5,17 +5,21 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from surestep.base.errors import ConfigError, near
 from surestep.engine.average import Average
 from surestep.engine.data.feed import Feed
-from surestep.engine.evaluate import evaluate_parts
+from surestep.engine.evaluate import eval_mode, evaluate_parts
+from surestep.engine.evaluation.nonfinite import check_in_memory, forward_of
 from surestep.engine.evaluation.predict import Predictions, predict
 from surestep.engine.loop import Loop
+from surestep.engine.metrics import take_logged
 from surestep.engine.model.recompute import recompute_statistics
 from surestep.engine.parallel.summed import of_first
 from surestep.engine.plan import Plan
+from surestep.engine.seed import kept_generators
 from surestep.engine.task import Task
 from surestep.engine.value import Value
 from surestep.record.checkpoint.listing import Saved
@@ -77,8 +81,28 @@ class Gauge:
         if part is not None and self.task.loss is None:
             raise ConfigError("The Task has no loss to measure. Say Task(loss=...).")
 
-    def measure(self, part: str | None) -> dict[str, Value]:
-        """Return the metrics of a part, or of all validation sets, by "part/metric"."""
+    def check_in_memory(self) -> None:
+        """Check validation sets in memory for values that make their loss NaN.
+
+        Raises:
+            DataError: a set has such a sample.
+        """
+        model, parts = self.loop.state.model, self.loop.parts
+        forward = forward_of(model, parts.autocast)
+        if parts.loss.kind == "none":
+            return
+        with eval_mode(model), torch.no_grad(), kept_generators(self.plan.device):
+            for name in self.task.val_sets():
+                check_in_memory(name, self.feeds[name], parts.loss, forward)
+            take_logged()
+
+    def measure(self, part: str | None, warn: Callable[[str], object]) -> dict[str, Value]:
+        """Return the metrics of a part, or of all validation sets, by "part/metric".
+
+        Args:
+            part: its name; None is all validation sets.
+            warn: told why a loss is not finite.
+        """
         self.take_buffers()
         parts = list(self.task.val_sets()) if part is None else [part]
         feeds = {part: self.feeds[part] for part in parts}
@@ -90,6 +114,7 @@ class Gauge:
                 self.task.metrics,
                 autocast=self.loop.parts.autocast,
                 world=self.loop.world,
+                warn=warn,
             )
 
     def predict(self, part: str, mc_dropout: int | None) -> Predictions:

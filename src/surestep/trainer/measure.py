@@ -1,5 +1,6 @@
 """Measure a run that is not open: its checkpoint, on a part of its data."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -16,7 +17,13 @@ from surestep.trainer.planning import Planned, check_part, feeds, plan_task, sta
 
 
 def measure_run(
-    run: Run, task: Task, config: Config, *, part: str, which: Which | int
+    run: Run,
+    task: Task,
+    config: Config,
+    *,
+    part: str,
+    which: Which | int,
+    warn: Callable[[str], object] | None = None,
 ) -> tuple[Saved, dict[str, Value]]:
     """Return which checkpoint was measured, and its metrics by "set/metric".
 
@@ -28,6 +35,7 @@ def measure_run(
         config: as it was trained with.
         part: "train", "test", a validation set's name, or "val" for all of those.
         which: the best checkpoint, the last, or that of a step.
+        warn: called with the reason why a loss is not finite.
 
     Raises:
         ConfigError: there is no such part.
@@ -49,6 +57,7 @@ def measure_run(
             task.metrics,
             autocast=autocast(planned.plan),
             grad_off=torch.inference_mode,
+            warn=warn,
         )
     return saved, metrics
 

@@ -150,7 +150,9 @@ def _open(
         check_same_weights(world, planned.model)
     loop = build(planned, settings, callbacks, fresh=fresh, world=world)
     plan, task = planned.plan, planned.task
-    session = Session(plan, task, loop, Gauge(plan, task, loop, feeds(planned)), recorder, settings)
+    gauge = Gauge(plan, task, loop, feeds(planned))
+    gauge.check_in_memory()
+    session = Session(plan, task, loop, gauge, recorder, settings)
     if checkpoint is not None:
         loaded(world, checkpoint, session.state)
     if going.other_metric:

@@ -68,6 +68,7 @@ class Session:
         self._recorder = recorder
         self._settings = settings
         self._open: WeakSet[Generator[StepResult, None, None]] = WeakSet()
+        self._noticed: set[str] = set()
         self._progress: Quiet | Plain | Bar = Quiet()
         self.saving = Saving(recorder, loop, gauge, self.say)
         loop.on_log.append(self._log)
@@ -162,7 +163,7 @@ class Session:
         step, average = self.state.place.step, self._gauge.average()
         measured: Literal["weights", "average"] = "weights" if average is None else "average"
         with nullcontext() if average is None else average.in_place():
-            metrics = self._gauge.measure(part)
+            metrics = self._gauge.measure(part, self._notice_once)
         self._recorder.event("evaluation", step=step, metrics=metrics, measured=measured)
         if part is None and not self.is_evaluated:
             standing = self.state.standing
@@ -187,7 +188,7 @@ class Session:
         """Measure a part with the weights of a checkpoint; the model's own are put back."""
         self._gauge.check(part)
         with self._gauge.holding(self.run, which) as saved:
-            metrics = self._gauge.measure(part)
+            metrics = self._gauge.measure(part, self._notice_once)
         self._recorder.event("evaluation", step=saved.step, metrics=metrics, which=which)
         self.say(f"{which} checkpoint, step {saved.step}: {shown(metrics)}")
         return metrics
@@ -329,3 +330,10 @@ class Session:
             if (text := notice()) is not None:
                 self._recorder.event("notice", step=point.place.step, text=text)
                 self.say(text)
+
+    def _notice_once(self, text: str) -> None:
+        """Record a text and show it, unless that was done before."""
+        if text not in self._noticed:
+            self._noticed.add(text)
+            self._recorder.event("notice", step=self.state.place.step, text=text)
+            self.say(text)
