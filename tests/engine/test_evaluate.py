@@ -93,10 +93,36 @@ def test_a_set_without_items_is_not_a_number(tmp_path):
     assert math.isnan(found["val/accuracy"])
 
 
-def test_a_sum_is_not_divided(tmp_path):
+@pytest.mark.parametrize("size", [1, 3, 20])
+def test_a_sum_is_reported_per_sample(tmp_path, size):
     loss = nn.CrossEntropyLoss(reduction="sum")
-    found = evaluated(tmp_path, 3, (X, Y), loss=loss)
-    assert found["val/loss"] == pytest.approx(float(loss(tiny.model()(X), Y).detach()), rel=1e-6)
+    found = evaluated(tmp_path, size, (X, Y), loss=loss)
+    total = float(loss(tiny.model()(X), Y).detach())
+    assert found["val/loss"] == pytest.approx(total / len(X), rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 3, 20])
+def test_a_sum_over_elements_is_reported_per_sample(tmp_path, size):
+    loss, targets = nn.MSELoss(reduction="sum"), torch.ones(len(X), 3)
+    data = (X, targets)
+    found = evaluated(tmp_path, size, data, loss=loss, metrics={}, train=data)
+    total = float(loss(tiny.model()(X), targets).detach())
+    assert found["val/loss"] == pytest.approx(total / len(X), rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 3, 20])
+def test_samples_without_items_count_as_samples_of_a_sum(tmp_path, size):
+    loss = nn.CrossEntropyLoss(reduction="sum")
+    found = evaluated(tmp_path, size, (X, MASKED), loss=loss)
+    total = float(loss(tiny.model()(X), MASKED).detach())
+    assert found["val/loss"] == pytest.approx(total / len(X), rel=1e-6)
+
+
+def test_the_plan_tells_what_is_reported_of_a_sum():
+    plan = tiny.plan({"loss": nn.MSELoss(reduction="sum")}).plan
+    assert plan.reason("loss") == (
+        "a sum over the batch, set by you; evaluations report it per sample"
+    )
 
 
 def test_the_test_set_and_the_training_data_may_be_measured(tmp_path):

@@ -50,6 +50,7 @@ class Totals:
         self.parts = {part.name: Totals(part.loss, {}, device, world) for part in loss.parts}
         self.total = torch.zeros((), dtype=sum_dtype(device), device=device)
         self.items = 0.0
+        self.samples = 0
         self.metrics: list[OpenMetric] = open_metrics(metrics, device)
 
     def add(self, outputs: Any, targets: Any, items: float) -> None:
@@ -64,14 +65,22 @@ class Totals:
         self.total += value
         self.items += items
 
+    def count(self, samples: int) -> None:
+        """Count samples, with or without items."""
+        self.samples += samples
+        for part in self.parts.values():
+            part.count(samples)
+
     def losses(self) -> dict[str, float]:
         """Read the device: the mean loss, and of several each; NaN where nothing was counted.
 
+        A loss that is a sum is reported per sample, so that sets of any size can be compared.
         What has no items adds nothing to the weighted sum of several, as in a step.
         """
         if not self.parts:
-            total, items = self.world.sums([float(self.total), self.items])
-            divisor = items if self.loss.divides else 1.0
+            own = [float(self.total), self.items, self.samples]
+            total, items, samples = self.world.sums(own)
+            divisor = samples if items and not self.loss.divides else items
             return {"loss": total / divisor if divisor else float("nan")}
         means = {name: part.losses()["loss"] for name, part in self.parts.items()}
         counted = self.world.sums([self.parts[part.name].items for part in self.loss.parts])
@@ -100,6 +109,7 @@ def eval_step(
                     totals.parts[head.name].add(head.outputs, head.micro.targets, head.micro.items)
         elif micro.items:
             totals.add(outputs, targets_for(loss, micro), micro.items)
+    totals.count(micro.samples)
     count = count_of(loss, micro) if totals.metrics and micro.samples else 0
     for metric in totals.metrics if micro.samples else ():
         seen = seen_by(metric, model, micro)

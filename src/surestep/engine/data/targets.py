@@ -30,7 +30,11 @@ def learn_targets(loss: Loss, task: Task, seed: int) -> str:
 
 
 def _learn(loss: Loss, task: Task, seed: int, name: str) -> str:
-    reason = f"divided by {loss.divides_by}" if loss.divides else "a sum, said by you"
+    reason = (
+        f"divided by {loss.divides_by}"
+        if loss.divides
+        else "a sum over the batch, set by you; evaluations report it per sample"
+    )
     module = loss.module
     if not isinstance(module, TableLoss) or not module.needs_targets:
         return reason
