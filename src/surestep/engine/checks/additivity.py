@@ -8,7 +8,6 @@ Outputs are varied at random besides, because a new model gives almost the same 
 Where outputs cannot be split by sample, the model is called on the parts of the batch.
 """
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +29,7 @@ from surestep.engine.checks.samples import (
     put_samples,
     take_samples,
 )
+from surestep.engine.checks.splits import TRIALS, Split, draw_splits, take_split
 from surestep.engine.checks.terms import (
     FAILURES,
     TOLERANCE_OF_HALF,
@@ -44,10 +44,6 @@ from surestep.engine.losses.several import its
 from surestep.engine.parallel.network import is_of_network
 from surestep.engine.seed import ModelRandomness
 
-_TRIALS = 8  # with varied outputs, half of them down to single samples
-_SINGLES = 8  # the most samples that are cut into single ones
-_TRIAL_SIZE = 2**21  # numbers that one trial varies
-_LARGEST_TRIAL = 2**26  # numbers of two samples above which none are varied, to spare memory
 _REPEATS = 16  # of a comparison that draws random numbers
 _TOLERANCE_OF_CALLS = 1e-4  # kernels add up in another order for another number of samples
 
@@ -138,48 +134,28 @@ class _SplitTrial:
     Attributes:
         terms: computes the loss.
         layout: of the outputs.
-        rows: the samples.
-        cuts: where they are cut, counted from the first of them.
-        seed: what the outputs are varied by; None for the outputs of the model.
+        split: the samples and their parts.
     """
 
     terms: Terms
     layout: Layout
-    rows: range
-    cuts: list[int]
-    seed: int | None
+    split: Split
 
     def __call__(self, _: int) -> Gap:
-        outputs = take_samples(self.terms.batch.head.outputs, self.layout, self.rows)
-        if self.seed is not None:
-            outputs = perturb(outputs, self.layout, torch.Generator().manual_seed(self.seed))
+        rows, outputs = self.split.rows, self.terms.batch.head.outputs
+        outputs = take_split(outputs, self.layout, self.split)
         parts = []
-        for start, stop in itertools.pairwise((0, *self.cuts, len(self.rows))):
-            part = take_samples(outputs, self.layout, range(start, stop))
-            parts.append(self.terms.of(part, self.rows[start:stop]))
-        return Gap(self.terms.of(outputs, self.rows), tuple(parts), self.seed is not None)
+        for part in self.split.parts():
+            taken = take_samples(outputs, self.layout, part)
+            parts.append(self.terms.of(taken, rows[part.start : part.stop]))
+        return Gap(self.terms.of(outputs, rows), tuple(parts), self.split.seed is not None)
 
 
 def _split_trials(terms: Terms, layout: Layout) -> Iterator[Trial]:
     """Yield comparisons of outputs that can be split by sample."""
-    samples = terms.batch.head.micro.samples
-    yield _SplitTrial(terms, layout, range(samples), [max(1, samples // 3)], None)
     numbers = sum(each.numel() for each in tensors_in(terms.batch.head.outputs))
-    size = max(1, numbers // samples)
-    if 2 * size > _LARGEST_TRIAL:
-        return
-    for seed in range(_TRIALS):
-        generator = torch.Generator().manual_seed(seed)
-
-        def draw(most: int, generator: torch.Generator = generator) -> int:
-            return int(torch.randint(most, (), generator=generator))
-
-        single = bool(seed % 2)
-        count = min(samples, max(3, _TRIAL_SIZE // size), _SINGLES if single else samples)
-        start = draw(samples - count + 1)
-        # Else a single sample, less than half of the others, and the rest.
-        cuts = list(range(1, count)) if single else sorted({1, 1 + draw(max(1, count // 2))})
-        yield _SplitTrial(terms, layout, range(start, start + count), cuts, seed)
+    for split in draw_splits(terms.batch.head.micro.samples, numbers):
+        yield _SplitTrial(terms, layout, split)
 
 
 @dataclass(frozen=True)
@@ -220,7 +196,7 @@ class _CalledParts:
             return
         yield partial(self._compare, None)
         if not is_own and any(self.layout):
-            yield from (partial(self._compare, seed) for seed in range(_TRIALS // 2))
+            yield from (partial(self._compare, seed) for seed in range(TRIALS // 2))
 
     def _compare(self, varied: int | None, times: int) -> Gap:
         """Compare the batch with its parts; only outputs that are split by sample are varied."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from surestep.base.errors import DataError, OutOfMemory, SurestepError, TaskError
 from surestep.engine.checks.additivity import check_additivity
 from surestep.engine.checks.batch_norm import watch_norms
+from surestep.engine.checks.metric_parts import check_mean
 from surestep.engine.checks.own_loss import check_shift
 from surestep.engine.checks.shapes import check_shapes
 from surestep.engine.checks.squash import Watch
@@ -243,6 +244,8 @@ def _check_metrics(
             given = outputs if seen is None else seen
             opened.update(given, micro.targets, count, positions_of(micro))
             found |= _computed(opened)
+            if not isinstance(opened, WholeSetMetric):
+                check_mean(name, metric, outputs, micro, feed.loss)
         except TaskError:
             raise
         except Exception as error:

@@ -28,7 +28,7 @@ def check_metrics(metrics: Mapping[str, Any]) -> None:
         TaskError: one cannot.
     """
     for name, metric in metrics.items():
-        if hasattr(metric, "compute") and not any(_parts(metric)):
+        if hasattr(metric, "compute") and not has_torchmetrics(metric):
             raise TaskError(
                 f"metrics[{name!r}] is a {type(metric).__name__}, and what several ranks have seen "
                 f"cannot be put together. {_BY_SUMS}, surestep.whole_set(fn) of a function over "
@@ -42,6 +42,11 @@ def check_metrics(metrics: Mapping[str, Any]) -> None:
                         "mean or a list that torchmetrics cannot put together exactly from "
                         f"several ranks. {_BY_SUMS}."
                     )
+
+
+def has_torchmetrics(metric: Any) -> bool:
+    """Return whether a metric is an object of torchmetrics, or has some."""
+    return any(True for _ in _parts(metric))
 
 
 def _is_lossy(part: Any, state: str, how: Callable[..., Any] | None) -> bool:

@@ -1,0 +1,166 @@
+"""Metrics that are no means over samples are refused; means are not."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import f1_score, r2_score, roc_auc_score
+from torch import nn
+
+import surestep
+from surestep.base.errors import TaskError
+from tests import tiny
+
+X, Y = tiny.data(64, seed=7)
+X2, Y2 = X, (X[:, 0] > 0).long()
+REAL = X @ torch.tensor([1.0, -2.0, 0.5, 0.0])
+
+
+def constant_head(outputs):
+    """A new model whose last layer is zero: it returns the same for every sample."""
+    head = nn.Linear(8, outputs)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), head)
+
+
+def fresh(outputs):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+class Flat(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x).squeeze(-1)
+
+
+def binary(model):
+    return {"model": Flat(*model(1)), "loss": nn.BCEWithLogitsLoss(), "train": (X, Y2.float())}
+
+
+def classes(model):
+    return {"model": model(3), "loss": nn.CrossEntropyLoss(), "train": (X, Y)}
+
+
+def numbers(model):
+    return {"model": Flat(*model(1)), "loss": nn.MSELoss(), "train": (X, REAL)}
+
+
+def prepared(tmp_path, parts, metric, **said):
+    options = {"batch_size": 32, "max_steps": 1, **said}
+    with tiny.prepare(tmp_path / "run", {**parts, "metrics": {"m": metric}}, **options):
+        pass
+
+
+def correlation(outputs, targets):
+    with np.errstate(all="ignore"):
+        return np.corrcoef(outputs, targets)[0, 1] if len(outputs) > 1 else 0.0
+
+
+NOT_MEANS = {
+    "auc": (binary, lambda o, t: roc_auc_score(t, o) if t.unique().numel() > 1 else 0.5),
+    "f1 of two": (binary, lambda o, t: f1_score(t, o > 0, zero_division=0)),
+    "f1 macro": (classes, lambda o, t: f1_score(t, o.argmax(1), average="macro")),
+    "recall of class 1": (classes, lambda o, t: (o.argmax(1) == 1)[t == 1].float().mean()),
+    "precision": (binary, lambda o, t: t[o > 0].mean() if (o > 0).any() else torch.tensor(0.0)),
+    "correlation": (numbers, correlation),
+    "rmse": (numbers, lambda o, t: (o - t).square().mean().sqrt()),
+    "r2": (numbers, lambda o, t: r2_score(t, o) if len(o) > 1 else 0.0),
+    "perplexity": (classes, lambda o, t: nn.functional.cross_entropy(o, t).exp()),
+    "median": (numbers, lambda o, t: (o - t).abs().median()),
+    "maximum": (numbers, lambda o, t: (o - t).abs().max()),
+    "sum": (numbers, lambda o, t: (o - t).abs().sum()),
+    "spread": (classes, lambda o, t: o.std(unbiased=False)),
+    "balanced": (
+        classes,
+        lambda o, t: torch.stack(
+            [(o.argmax(1) == c)[t == c].float().mean() for c in range(3)]
+        ).nanmean(),
+    ),
+}
+MEANS = {
+    "accuracy": (classes, lambda o, t: (o.argmax(1) == t).float().mean()),
+    "as a number": (classes, lambda o, t: float((o.argmax(1) == t).float().mean())),
+    "accuracy of logits": (binary, lambda o, t: ((o > 0) == (t > 0.5)).float().mean()),
+    "top 2": (classes, lambda o, t: (o.topk(2).indices == t[:, None]).any(1).float().mean()),
+    "cross-entropy": (classes, nn.functional.cross_entropy),
+    "brier": (
+        classes,
+        lambda o, t: (o.softmax(1) - nn.functional.one_hot(t, 3)).square().sum(1).mean(),
+    ),
+    "error": (numbers, lambda o, t: (o - t).mean()),
+    "squared error": (numbers, nn.functional.mse_loss),
+    "absolute error": (numbers, lambda o, t: (o - t).abs().mean()),
+    "confidence": (classes, lambda o, t: o.softmax(1).amax(1).mean()),
+    "sum and count": (classes, lambda o, t: ((o.argmax(1) == t).sum(), len(t))),
+    "recall by sum and count": (
+        classes,
+        lambda o, t: ((o.argmax(1) == 1)[t == 1].sum(), int((t == 1).sum())),
+    ),
+    "constant": (classes, lambda o, t: 0.25),
+    "random": (classes, lambda o, t: torch.rand(())),
+    "needs two": (classes, lambda o, t: (o.squeeze().argmax(1) == t).float().mean()),
+}
+
+
+@pytest.mark.parametrize("model", [fresh, constant_head])
+@pytest.mark.parametrize("name", NOT_MEANS)
+def test_what_is_no_mean_over_samples_is_refused(tmp_path, name, model):
+    parts, metric = NOT_MEANS[name]
+    with pytest.raises(TaskError, match=r"metrics\['m'\] is not a mean over samples: .*whole_set"):
+        prepared(tmp_path, parts(model), metric)
+
+
+@pytest.mark.parametrize("name", NOT_MEANS)
+def test_over_the_whole_set_it_is_taken(tmp_path, name):
+    parts, metric = NOT_MEANS[name]
+    prepared(tmp_path, parts(fresh), surestep.whole_set(metric))
+
+
+@pytest.mark.parametrize("size", [2, 3, 32, 64])
+@pytest.mark.parametrize("model", [fresh, constant_head])
+@pytest.mark.parametrize("name", MEANS)
+def test_a_mean_is_not_refused(tmp_path, name, model, size):
+    parts, metric = MEANS[name]
+    prepared(tmp_path, parts(model), metric, batch_size=size)
+
+
+def test_a_mean_over_tokens_is_told_from_one_over_samples(tmp_path):
+    targets = torch.randint(3, (64, 5), generator=torch.Generator().manual_seed(0))
+    targets[:, 1:][torch.rand(64, 4, generator=torch.Generator().manual_seed(1)) < 0.5] = -100
+
+    def of_tokens(outputs, targets):
+        return (outputs.argmax(1) == targets)[targets != -100].float().mean()
+
+    def of_samples(outputs, targets):
+        right = ((outputs.argmax(1) == targets) & (targets != -100)).sum(1)
+        return (right / (targets != -100).sum(1)).mean()
+
+    model = nn.Sequential(nn.Linear(4, 15), nn.Unflatten(1, (3, 5)))
+    parts = {"model": model, "loss": nn.CrossEntropyLoss(), "train": (X, targets)}
+    prepared(tmp_path / "tokens", parts, of_tokens)
+    with pytest.raises(TaskError, match="is not a mean over"):
+        prepared(tmp_path / "samples", parts, of_samples)
+
+
+class Object:
+    """An object whose value is the mean of its batches, or of all samples."""
+
+    def __init__(self, *, exact):
+        self.exact = exact
+        self.reset()
+
+    def reset(self):
+        self.values = []
+
+    def update(self, outputs, targets):
+        right = (outputs.argmax(1) == targets).float()
+        self.values += right.tolist() if self.exact else [float(right.mean())]
+
+    def compute(self):
+        return sum(self.values) / len(self.values)
+
+
+def test_an_object_that_averages_batches_is_refused(tmp_path):
+    prepared(tmp_path / "exact", classes(fresh), Object(exact=True))
+    with pytest.raises(TaskError, match=r"metrics\['m'\] depends on the size of the batches"):
+        prepared(tmp_path / "batches", classes(fresh), Object(exact=False))
