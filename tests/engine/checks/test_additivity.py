@@ -292,7 +292,7 @@ PLAIN = {
 
 
 def plain_step():
-    """Return the weights after a step of plain torch, and the sum over the whole data, per sample."""
+    """Return the weights after a step of plain torch, and the sum over the data, per sample."""
     net = autoencoder()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     vae(net(IMAGES[0][:8]), IMAGES[1][:8]).backward()
