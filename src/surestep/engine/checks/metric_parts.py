@@ -14,11 +14,12 @@ from torch import Tensor
 from surestep.base.errors import TaskError
 from surestep.engine.checks.samples import Layout, first_axis, select_samples, take_samples
 from surestep.engine.checks.splits import Split, draw_splits, take_split
-from surestep.engine.checks.terms import HALF, TOLERANCE_OF_HALF
+from surestep.engine.checks.terms import TOLERANCE_OF_HALF
 from surestep.engine.data.batch import MicroBatch, map_tensors, tensors_in
 from surestep.engine.evaluate import count_of
 from surestep.engine.evaluation.ranks import has_torchmetrics
 from surestep.engine.loss import Loss
+from surestep.engine.losses.base import HALF
 from surestep.engine.metrics import InputMetric, MeanMetric, ObjectMetric, open_metrics
 from surestep.engine.value import Value, number
 
