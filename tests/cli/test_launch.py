@@ -116,6 +116,15 @@ def test_two_processes_train_one_run_and_one_prints(surestep, recipe, tmp_path):
     assert answer.out.count("Best checkpoint:") == 1
 
 
+def test_files_named_as_libraries_beside_a_recipe_hide_none_of_several_processes(
+    surestep, recipe, folder
+):
+    for name in ("numpy.py", "datasets.py"):
+        (folder / name).write_text("raise RuntimeError('the file of the recipe was imported')")
+    answer = surestep("train", recipe(), "--nproc", "2", "--run", "r")
+    assert (answer.code, answer.out.count("Best checkpoint:")) == (0, 1), answer.err
+
+
 def test_an_error_that_all_processes_have_is_printed_once_with_its_exit_code(surestep, recipe):
     answer = surestep("train", recipe(), "--nproc", "2", "--parallel.kind", "single")
     assert answer.code == 2

@@ -45,6 +45,10 @@ def misspells(turn):
     walk(turn, "aa")
 
 
+def asks_for_the_model(turn):
+    turn.models["model"](torch.zeros(1))
+
+
 def leaves_early(turn):
     for micro in turn.micro_batches("a"):
         turn.backward(turn.models["a"](micro.args[0]).mean(), micro)
@@ -108,6 +112,7 @@ def clips_twice(turn):
         (does_nothing, r"moved nothing.*Known: a, b"),
         (steps_without_gradients, r"no gradients of 'a' to step by"),
         (misspells, r"no optimizer called 'aa'.*'a'"),
+        (asks_for_the_model, r"no 'model'\. .*: 'a', 'b'\. The model itself is turn\.model\."),
         (leaves_early, r"gradients of 1 of the 3 micro-batches"),
         (forgets_a_backward, r"gradients of 2 of the 3 micro-batches"),
         (goes_backward_outside, r"Call it within that loop"),

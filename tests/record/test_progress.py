@@ -43,6 +43,15 @@ def test_plain_prints_a_line_and_then_waits(capsys):
     ]
 
 
+@pytest.mark.parametrize(("every", "lines"), [("2 steps", 2), (None, 1)])
+def test_plain_prints_every_log_point_of_a_period_that_was_set(capsys, every, lines):
+    logging = {} if every is None else {"logging": {"every": every}}
+    plain = Plain(tiny.plan(**logging).plan)
+    plain.log(point(first=1))
+    plain.log(point(first=3))
+    assert len(capsys.readouterr().err.splitlines()) == lines
+
+
 def test_plain_prints_the_last_step_however_soon(capsys):
     plain = Plain(tiny.plan().plan, every_s=1000)
     plain.log(point(first=1))

@@ -23,10 +23,11 @@ on. It is numbers, text, tensors, or lists and dicts of those.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from surestep.base.errors import TaskError
+from surestep.base.errors import ConfigError, TaskError, near
 
 if TYPE_CHECKING:
     from surestep.engine.data.batch import Batch
@@ -112,6 +113,72 @@ class Callback:
 
     def on_end(self, state: "State") -> None:
         """Look at the state when the session closes; there is no step left to ask for."""
+
+
+HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+_AFTER_EPOCH = "on_evaluate(state, metrics), which is called after each evaluation, once an epoch"
+_BEFORE_STEP, _AFTER_STEP = "on_batch(state, batch)", "on_step(state, result)"
+_GRADIENTS = "on_backward(state), which sees the gradients before they are clipped"
+# Hooks of Lightning, the Hugging Face Trainer and Keras, each with ours.
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("on_fit_start", "on_train_start", "on_train_begin", "on_init_end"), "on_start(state)"
+    ),
+    **dict.fromkeys(("on_fit_end", "on_train_end"), "on_end(state)"),
+    **dict.fromkeys(("on_epoch_end", "on_train_epoch_end"), _AFTER_EPOCH),
+    **dict.fromkeys(
+        ("on_epoch_begin", "on_epoch_start", "on_train_epoch_start"),
+        f"{_BEFORE_STEP}, where state.place.position is 0",
+    ),
+    **dict.fromkeys(
+        ("on_batch_begin", "on_batch_start", "on_train_batch_begin", "on_train_batch_start"),
+        _BEFORE_STEP,
+    ),
+    "on_step_begin": _BEFORE_STEP,
+    **dict.fromkeys(("on_batch_end", "on_train_batch_end", "on_step_end"), _AFTER_STEP),
+    **dict.fromkeys(("on_optimizer_step", "on_before_zero_grad"), _AFTER_STEP),
+    **dict.fromkeys(
+        (
+            *("on_after_backward", "on_before_backward", "on_before_optimizer_step"),
+            "on_pre_optimizer_step",
+        ),
+        _GRADIENTS,
+    ),
+    **dict.fromkeys(
+        (
+            *("on_validation_start", "on_validation_end", "on_validation_epoch_end"),
+            *("on_test_begin", "on_test_end", "on_test_epoch_end", "on_validation_batch_end"),
+        ),
+        "on_evaluate(state, metrics), which is called after each evaluation",
+    ),
+    **dict.fromkeys(
+        ("on_save_checkpoint", "on_load_checkpoint"),
+        "state_dict() and load_state_dict(state), which are saved with each checkpoint",
+    ),
+}
+
+
+def check_hooks(callback: Callback) -> None:
+    """Check that each hook of a callback is one that is called, with what it takes.
+
+    Raises:
+        ConfigError: a method called on_... is not a hook, or takes other arguments.
+    """
+    kind = type(callback)
+    for name in (name for name in dir(kind) if name.startswith("on_")):
+        if name not in HOOKS:
+            meant = f"Use {_ELSEWHERE[name]}." if name in _ELSEWHERE else near(name, HOOKS)
+            raise ConfigError(f"{kind.__name__}.{name} is never called: it is not a hook. {meant}")
+        takes = list(signature(getattr(Callback, name)).parameters)[1:]
+        try:
+            signature(getattr(callback, name)).bind(*takes)
+        except TypeError:
+            written = f"def {name}(self, {', '.join(takes)})"
+            raise ConfigError(
+                f"{kind.__name__}.{name} is called with ({', '.join(takes)}), and cannot take "
+                f"them. Write {written}."
+            ) from None
 
 
 def overriding(callbacks: list[Callback], moment: str) -> list[Callback]:

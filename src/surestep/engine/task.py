@@ -143,12 +143,24 @@ class Task:
             check_metric(name, metric)
             if "/" in name or name in ("loss", *self.loss_names()):
                 raise TaskError(f"A metric cannot be called {name!r}. Choose another name.")
+        self._check_pairs()
         for name in self.val_sets():
             if "/" in name or name in ("train", "test"):
                 raise TaskError(
                     f"A validation set cannot be called {name!r}: that is another part's name, or "
                     "has a slash. Choose another name."
                 )
+
+    def _check_pairs(self) -> None:
+        """Refuse `Task(net, loss, X, Y)`, where the targets would be taken for validation data."""
+        arrays = (torch.Tensor, np.ndarray)
+        if not isinstance(self.train, arrays) or not isinstance(self.val, arrays):
+            return
+        if self.inputs is None and len(self.train) == len(self.val):
+            raise TaskError(
+                f"train and val are two arrays of {len(self.train)} rows. Inputs and their targets "
+                "are one argument: train=(X, Y)."
+            )
 
     def _check_batches(self) -> None:
         if self.batched and self.collate_fn is not None:
@@ -310,6 +322,11 @@ def _built(given: nn.Module | Callable[[], nn.Module], what: str) -> nn.Module:
     try:
         built = given()
     except Exception as error:
+        if isinstance(given, type):
+            raise TaskError(
+                f"{what}={given.__name__} is a class, and {given.__name__}() failed: {error}. Pass "
+                f"an object, {what}={given.__name__}(...), or a function that returns one."
+            ) from error
         line = traceback.extract_tb(error.__traceback__)[-1]
         raise TaskError(
             f"The function given as {what} failed at {line.filename}, line {line.lineno}: "

@@ -37,6 +37,22 @@ class Pass:
     summed: bool = False
 
 
+class Children(dict[str, nn.Module]):
+    """The children of the model by name."""
+
+    def __missing__(self, name: str) -> nn.Module:
+        """Name the children there are.
+
+        Raises:
+            TaskError: always.
+        """
+        there = ", ".join(map(repr, self)) or "none"
+        raise TaskError(
+            f"turn.models has no {name!r}. It has the children of the model: {there}. The model "
+            "itself is turn.model."
+        )
+
+
 class Turn:
     """One turn of a Task's own step, over one global batch.
 
@@ -49,7 +65,7 @@ class Turn:
 
     def __init__(self, parts: Parts, movers: Movers, batch: Batch) -> None:
         self.model = parts.state.model
-        self.models: dict[str, nn.Module] = dict(self.model.named_children())
+        self.models: dict[str, nn.Module] = Children(self.model.named_children())
         self.index = parts.state.place.steps_taken
         self.epoch = batch.epoch
         self.losses: dict[str, list[Tensor]] = {}

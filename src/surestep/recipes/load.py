@@ -49,8 +49,9 @@ class Recipe:
 
     @property
     def callbacks(self) -> list[Callback]:
-        """The recipe's watchers."""
-        return list(getattr(self.module, "callbacks", []))
+        """The recipe's watchers, as it names them; `prepare` checks them."""
+        callbacks: list[Callback] = getattr(self.module, "callbacks", [])
+        return callbacks
 
     @property
     def function(self) -> Callable[..., Any]:

@@ -69,13 +69,20 @@ class Quiet:
         """Do nothing."""
 
 
+EVERY_S = 2.0  # between plain lines, where logging.every was not set
+
+
 class Plain(Quiet):
     """Print a line now and then, where there is no terminal."""
 
-    def __init__(self, plan: Plan, every_s: float = 2.0, out: TextIO | Fork | None = None) -> None:
+    def __init__(
+        self, plan: Plan, every_s: float | None = None, out: TextIO | Fork | None = None
+    ) -> None:
         self.total = plan.total_steps
+        if every_s is None:  # every log point of a period that the user set
+            every_s = 0.0 if plan.reason("logging.every").startswith("said: ") else EVERY_S
         self.every_s = every_s
-        self._last = -every_s
+        self._last = -self.every_s
         self._out = out
 
     def say(self, text: str) -> None:

@@ -25,6 +25,7 @@ from surestep.engine.task import Task
 from surestep.record.files import disk_hint
 from surestep.record.recorder import Recorder
 from surestep.trainer.alike import check_alike, check_same_weights
+from surestep.trainer.arguments import check_arguments
 from surestep.trainer.build import build
 from surestep.trainer.gauge import Gauge
 from surestep.trainer.judge import judge_anew
@@ -67,7 +68,7 @@ def prepare(
         CheckpointError: there is no checkpoint to go on from, and there must be.
     """
     began, origin = time.monotonic(), origin or Origin()
-    _check_config(config)
+    check_arguments(task, config, run, callbacks)
     said = wish(resume, allow, from_)
     place = None if run is None else local_path(run)
     settings, recorder, world = ExitStack(), None, ALONE
@@ -161,13 +162,6 @@ def _open(
         judge_anew(plan, session.state)
     followed(world, session, recorder)
     return session, started
-
-
-def _check_config(config: object) -> None:
-    if not isinstance(config, Config):
-        raise ConfigError(
-            f"config is a {type(config).__name__}. Give surestep.Config(epochs=10, ...)."
-        )
 
 
 def _check_restarts(place: Path | None, restarts: int) -> None:

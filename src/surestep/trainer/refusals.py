@@ -17,7 +17,8 @@ def check_open(folder: Path, *, closed: bool) -> None:
     if closed:
         raise RunError(
             f"The session of {folder} is closed: it takes no step, measures nothing and saves "
-            "nothing. Go on with another: prepare(task, config, run=...), or trainer.fit()."
+            "nothing. Go on with another: prepare(task, config, run=...), or trainer.fit(). Its "
+            "checkpoints are measured by trainer.evaluate('val')."
         )
 
 

@@ -72,6 +72,12 @@ class Going:
         return found
 
 
+_RESUME = (
+    "'auto', the default, resumes the run in the folder if there is one; 'must' raises an error if "
+    "there is none, 'never' if there is one."
+)
+
+
 def wish(resume: Resume, allow: Sequence[str], from_: str | None) -> Wish:
     """Check what was said.
 
@@ -79,7 +85,8 @@ def wish(resume: Resume, allow: Sequence[str], from_: str | None) -> Wish:
         ConfigError: a word that is not known.
     """
     if resume not in get_args(Resume):
-        raise ConfigError(f"resume={resume!r} is not known. {near(resume, get_args(Resume))}")
+        hint = near(resume, get_args(Resume)) if isinstance(resume, str) else _RESUME
+        raise ConfigError(f"resume={resume!r} is not known. {hint}")
     check_allow(allow)
     if from_ is not None:
         check_branch(from_)

@@ -1,6 +1,7 @@
 """A group of parameters as its user writes it: a pattern, and what holds for what it matches."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -134,8 +135,24 @@ def _texts(value: Any) -> tuple[str, ...]:
     several = (value,) if isinstance(value, (str, Group)) else value
     if not isinstance(several, (tuple, list)):
         raise ValueError(f"it must be a list of text, {_NEEDS}")
+    for each in several:
+        if isinstance(each, Mapping):
+            raise ConfigError(_instead_of(each))
     return tuple(
         str(each if isinstance(each, Group) else read_group(str(each))) for each in several
+    )
+
+
+def _instead_of(group: Mapping[str, Any]) -> str:
+    """Say what to write instead of one of torch's parameter groups."""
+    own = [name for name in ("lr", "weight_decay") if isinstance(group.get(name), int | float)]
+    settings = ", ".join(f"{name}={group[name]!r}" for name in own) or "lr=1e-3"
+    pattern = group.get("pattern")
+    pattern = pattern if isinstance(pattern, str) else "head.*"
+    return (
+        "optim.groups takes patterns on the names of parameters, and no dicts. Write "
+        f"groups=[surestep.Group({pattern!r}, {settings})]; parameters themselves go to "
+        "Task(optimizer=lambda groups: torch.optim.AdamW(groups))."
     )
 
 

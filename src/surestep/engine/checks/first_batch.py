@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import DataError, OutOfMemory, SurestepError, TaskError
+from surestep.base.warn import warn
 from surestep.engine.checks.additivity import check_additivity
 from surestep.engine.checks.batch_norm import watch_norms
 from surestep.engine.checks.metric_parts import check_mean
@@ -100,11 +101,10 @@ def _check_counted(feed: Feed, micro: MicroBatch) -> None:
     """Warn if `batch_size` seems to count samples of ready-made batches."""
     size = feed.cut.batch_size
     if feed.is_ready and 1 < size == micro.rows:
-        warnings.warn(
+        warn(
             f"batch_size={size} takes {size} batches of the data for each step, since the data "
             f"comes in batches (Task(batched=True)), and the first one has {size} samples. Leave "
             "batch_size out to take one batch a step.",
-            stacklevel=2,
         )
 
 
@@ -273,7 +273,7 @@ def _computed(opened: OpenMetric) -> dict[str, Value]:
             if isinstance(error.__cause__, (TypeError, AttributeError, NameError)):
                 raise
             text = f"{error} So it is on the first training batch; on all of a set it may not be."
-    warnings.warn(text, stacklevel=2)
+    warn(text)
     return {}
 
 

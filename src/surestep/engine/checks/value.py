@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from surestep.base.errors import TaskError
+from surestep.base.warn import warn
 from surestep.engine.data.batch import MicroBatch, samples_in, tensors_in
 from surestep.engine.loss import Loss
 
@@ -66,8 +67,7 @@ def check_first_loss(loss: float, classes: int, name: str = "") -> None:
     expected = math.log(classes)
     called = f"The first loss {name!r}" if name else "The first loss"
     if loss > 2 * expected + 0.5:
-        warnings.warn(
+        warn(
             f"{called} is {loss:.3g}, and guessing evenly among {classes} classes would give "
             f"{expected:.3g}. Look at the scale of the inputs and the last layer's first weights.",
-            stacklevel=2,
         )

@@ -1,12 +1,12 @@
 """What losses expect of the first batch, in words: shapes, types, ranges, and what fits instead."""
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from surestep.base.errors import DataError, TaskError
+from surestep.base.warn import warn
 from surestep.engine.losses.base import First
 
 INDEX_TYPES = (torch.int64, torch.uint8)
@@ -90,10 +90,9 @@ def logits_of_labels(first: First, *, called: str) -> None:
         )
     outputs = first.outputs.detach()
     if outputs.numel() >= MANY and float(outputs.min()) > 0 and float(outputs.max()) < 1:
-        warnings.warn(
+        warn(
             f"All outputs of the first batch lie between 0 and 1, as after a sigmoid, and {called} "
             "takes logits: it applies the sigmoid itself. Leave a sigmoid out of the model.",
-            stacklevel=2,
         )
 
 
@@ -165,10 +164,9 @@ def warn_of_ignored_class(targets: Tensor, classes: int, ignored: int | None) ->
         return
     hidden = int((targets == ignored).sum())
     if hidden:
-        warnings.warn(
+        warn(
             f"ignore_index={ignored} is one of the model's {classes} classes: {hidden} targets of "
             "the first batch are left out, and the class is never learned.",
-            stacklevel=2,
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surestep.base.warn import warn
 from surestep.engine.parallel.base import Outcome
 from surestep.engine.parallel.guard import Scaled, finite
 from surestep.engine.parallel.single import Single, Sticky
@@ -247,8 +248,7 @@ class Movers:
         self.turns += 1
         if self.turns == self.TURNS_TO_BE_STEPPED and self.never_stepped:
             names = ", ".join(sorted(self.never_stepped))
-            warnings.warn(
+            warn(
                 f"In {self.turns} turns the Task's step never called turn.step() for: {names}. "
                 "Its parameters do not move.",
-                stacklevel=2,
             )

@@ -1,0 +1,121 @@
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import surestep
+from surestep.base.errors import ConfigError, RunError, TaskError
+from tests import tiny
+
+CONFIG = surestep.Config(epochs=1, batch_size=10)
+
+
+class Watch(surestep.Callback):
+    """A callback."""
+
+
+class Stranger:
+    """An object that is not a callback."""
+
+
+class Net(nn.Module):
+    """A model whose class needs an argument."""
+
+    def __init__(self, width):
+        super().__init__()
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (tiny.model(), "task is a Sequential. A model goes into a Task: surestep.Task(model=net"),
+        (Net, "task is the class Net. A model goes into a Task: surestep.Task(model=net"),
+        (tiny.task, "task is the function task. Call it, and pass the Task that it returns."),
+        (None, "task is a NoneType. Pass surestep.Task(model=net, loss=..., train=(x, y))."),
+    ],
+    ids=["model", "class", "function", "None"],
+)
+@pytest.mark.parametrize("start", [surestep.Trainer, surestep.prepare])
+def test_what_is_not_a_task_is_named(tmp_path, start, task, message):
+    with pytest.raises(TaskError) as caught:
+        start(task, CONFIG, run=tmp_path / "r")
+    assert str(caught.value).startswith(message)
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("run", 5, "run=5 is not a path. Pass the run folder: run='runs/mine'."),
+        ("run", True, "run=True is not a path. Pass the run folder: run='runs/mine'."),
+        ("resume", True, "resume=True is not known. 'auto', the default, resumes the run in the"),
+        ("resume", None, "resume=None is not known. 'auto', the default, resumes the run in the"),
+        ("resume", "alway", "resume='alway' is not known. "),
+        ("callbacks", Watch(), "callbacks is a Watch, not a list. Write callbacks=[that one]."),
+        ("callbacks", Watch, "callbacks is the class Watch, not a list. Write callbacks=[Watch()]"),
+        ("callbacks", [Watch], "callbacks has the class Watch. Pass an object: Watch()."),
+        (
+            "callbacks",
+            [Stranger()],
+            "callbacks has a Stranger, which is not a surestep.Callback. Derive its class from it: "
+            "class Stranger(surestep.Callback).",
+        ),
+        ("callbacks", [print], "callbacks has the function print, which is not a surestep.Callb"),
+        ("config", {"epochs": 1}, "config is a dict. Give surestep.Config(epochs=10, ...)."),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_named_with_what_it_takes(
+    tmp_path, argument, value, message
+):
+    given = {"config": CONFIG, "run": tmp_path / "r", argument: value}
+    with pytest.raises(ConfigError) as caught:
+        surestep.Trainer(tiny.task(), **given)
+    assert str(caught.value).startswith(message)
+    assert len(str(caught.value).splitlines()) == 1
+    assert not (tmp_path / "r").exists()
+
+
+def test_the_right_arguments_are_taken(tmp_path):
+    for number, run in enumerate((tmp_path / "a", str(tmp_path / "b"))):
+        callbacks = ([Watch()], (Watch(),))[number]
+        surestep.Trainer(tiny.task(), CONFIG, run=run, callbacks=callbacks).close()
+        assert (Path(run) / "config.json").exists()
+
+
+def test_inputs_and_targets_as_two_arguments_are_refused():
+    x, y = tiny.data()
+    for train, val in ((x, y), (x.numpy(), y.numpy())):
+        with pytest.raises(TaskError, match=r"two arrays of 20 rows.*train=\(X, Y\)"):
+            surestep.Task(tiny.model(), nn.CrossEntropyLoss(), train, val)
+    surestep.Task(tiny.model(), nn.MSELoss(), x, x, inputs=lambda x: (x, x))  # an autoencoder
+
+
+def test_a_model_class_that_needs_arguments_is_named(tmp_path):
+    task = tiny.task(model=Net)
+    with pytest.raises(TaskError) as caught:
+        surestep.Trainer(task, CONFIG, run=tmp_path / "r")
+    assert str(caught.value).startswith("model=Net is a class, and Net() failed: ")
+    assert "Pass an object, model=Net(...), or a function that returns one." in str(caught.value)
+
+
+def test_a_closed_session_says_how_its_checkpoints_are_measured(tmp_path):
+    trainer = surestep.Trainer(tiny.task(val=tiny.data()), CONFIG, run=tmp_path / "r")
+    trainer.fit()
+    with pytest.raises(RunError, match=r"are measured by trainer\.evaluate\('val'\)\."):
+        trainer.session.evaluate()
+    assert set(trainer.evaluate("val")) == {"val/loss"}
+
+
+@pytest.mark.parametrize(
+    ("group", "written"),
+    [
+        ({"params": [], "lr": 0.5}, "surestep.Group('head.*', lr=0.5)"),
+        ({"params": [], "weight_decay": 0.0}, "surestep.Group('head.*', weight_decay=0.0)"),
+        ({"pattern": "0.*", "lr": 0.5}, "surestep.Group('0.*', lr=0.5)"),
+    ],
+)
+def test_groups_as_torch_writes_them_are_refused_with_ours(group, written):
+    with pytest.raises(ConfigError) as caught:
+        surestep.Optim(groups=[group])
+    assert f"Write groups=[{written}]" in str(caught.value)
+    assert surestep.Optim(groups=[eval(written)]).groups
