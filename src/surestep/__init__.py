@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from surestep.engine.carry import Carry as Carry
     from surestep.engine.data import orders as orders
     from surestep.engine.data import transforms as transforms
+    from surestep.engine.data.batched import BatchedDataset as BatchedDataset
+    from surestep.engine.data.batched import batch_by_tokens as batch_by_tokens
     from surestep.engine.data.lanes import Lanes as Lanes
     from surestep.engine.evaluation import metrics as metrics
     from surestep.engine.evaluation.whole_set import whole_set as whole_set
@@ -57,6 +59,8 @@ _HOMES = {
     "Scaler": "surestep.base.groups.precision",
     "Schedule": "surestep.base.groups.schedule",
     "Validation": "surestep.base.groups.evaluation",
+    "BatchedDataset": "surestep.engine.data.batched",
+    "batch_by_tokens": "surestep.engine.data.batched",
     "Callback": "surestep.engine.callback",
     "Carry": "surestep.engine.carry",
     "Config": "surestep.base.config",

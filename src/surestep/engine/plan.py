@@ -39,6 +39,7 @@ class Given:
         called: the model is called with a batch, and not only its parts by a step of the user's.
         own_step: the Task brings the step.
         batched: each element of the data is a batch already.
+        no_data: the Task's step makes its own data.
         is_built: the model was a module before there was a Task.
         blocks_by: which modules are gathered one at a time, by what was said of them.
     """
@@ -66,6 +67,7 @@ class Given:
     called: bool = True
     own_step: bool = False
     batched: bool = False
+    no_data: bool = False
     not_splitting: tuple[str, ...] = ()
     loss: str = "not known"
     loss_reason: str = "what it is divided by is not known"

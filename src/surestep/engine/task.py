@@ -60,6 +60,7 @@ class Task:
         train: a map-style dataset, a tuple or dict of tensors, a stream (an IterableDataset,
             anything else with an `__iter__` that starts anew, or a function that returns what to
             iterate), or a DataLoader over one; or several datasets by name, for `orders.mixed`.
+            None if `step` makes its own data, from an environment say.
         val: the same, or a dict of several by name.
         test: the same as `train`; never looked at in training.
         metrics: by name, those of `surestep.metrics`, objects with `update`, `compute` and `reset`
@@ -122,8 +123,11 @@ class Task:
     batched: bool = False
 
     def __post_init__(self) -> None:
-        if self.train is None:
-            raise TaskError("The Task has no data to train on. Say Task(train=...).")
+        if self.train is None and self.step is None:
+            raise TaskError(
+                "The Task has no data to train on. Pass Task(train=...), or step= if a step makes "
+                "its own data, from an environment say."
+            )
         self._check_step()
         self._check_loss()
         if not isinstance(self.model, nn.Module) and not callable(self.model):

@@ -109,7 +109,7 @@ def check_norms(
     check_training(model, narrow & trained, cut, plan.total_steps)
     for part, data in planned.task.val_sets().items():
         own = loader_settings(data)
-        size = plan.validation_batch_size if own is None else own["batch_size"]
+        size = (own or {}).get("batch_size") or plan.validation_batch_size
         ranks = plan.parallel_ranks
         check_validation(
             model, narrow, part, Cut(samples_of(data, part), size * ranks, size, ranks=ranks)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -15,8 +15,8 @@ from surestep.engine.average import BATCH_NORM
 from surestep.engine.checks.parts import check_loss
 from surestep.engine.data.arrange import with_order
 from surestep.engine.data.batch import only_element
+from surestep.engine.data.batched import NoData, with_ready_batches
 from surestep.engine.data.dataset import (
-    check_batched,
     check_unsampled,
     dataset_of,
     loader_settings,
@@ -100,10 +100,7 @@ def plan_task(
         ConfigError, TaskError, DataError: a wish that cannot be kept, or parts that do not fit.
     """
     facts = facts or read_facts()
-    for name, data in data_of(task).items():
-        check_batched(data, name, batched=task.batched)
-    if task.batched:
-        task = replace(task, batched=False, collate_fn=only_element)
+    task = with_ready_batches(task)
     skips = skips_asked(task, config)
     task = with_order(task, skips)
     for name, data in task.val_sets().items():
@@ -146,6 +143,7 @@ def _given(task: Task, config: Config, model: nn.Module, loss: Loss, skips: Skip
         called=loss.kind != "none",
         own_step=task.step is not None,
         batched=task.collate_fn is only_element,
+        no_data=isinstance(task.train, NoData),
         loss=loss.called,
         loss_reason=reason,
         batch_norm=_has(model, BATCH_NORM),

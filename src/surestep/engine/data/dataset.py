@@ -87,6 +87,8 @@ def first_samples(data: Any, samples: int, part: str) -> Any:
             return dataset
     if isinstance(data, DataLoader):
         few = Subset(dataset, range(min(samples, there or 0)))
+        if data.batch_sampler is None:
+            return DataLoader(few, batch_size=None)
         size = min(data.batch_size or samples, len(few))
         return DataLoader(few, batch_size=size, collate_fn=data.collate_fn)
     found = unpack(dataset)

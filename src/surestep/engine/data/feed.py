@@ -1,6 +1,7 @@
 """The batches of one part of the data: read, counted, cut and moved to the device."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, tee
 from operator import itemgetter
@@ -22,6 +23,7 @@ from surestep.engine.data.batch import (
     samples_in,
     tensors_in,
 )
+from surestep.engine.data.batched import NoData
 from surestep.engine.data.dataset import check_unsampled, loader_settings, samples_of
 from surestep.engine.data.open import open_source
 from surestep.engine.data.order import Cut, Order, order_of, read_for
@@ -29,7 +31,7 @@ from surestep.engine.data.passes import Stream
 from surestep.engine.data.skips import order_without
 from surestep.engine.data.source import InMemory, Loaded, Source
 from surestep.engine.data.transform import Transform, transform_of
-from surestep.engine.loss import Loss
+from surestep.engine.loss import Loss, no_loss
 from surestep.engine.losses.several import counted
 from surestep.engine.plan import Plan
 from surestep.engine.task import Task
@@ -292,6 +294,8 @@ def feed(
     Raises:
         DataError: of no known kind, or empty, or a DataLoader to measure with a sampler of its own.
     """
+    if isinstance(data, NoData):
+        task, loss = replace(task, inputs=lambda _: ((), None)), no_loss(lambda _: 1.0)
     if part != "train":
         check_unsampled(data, part)
     own = loader_settings(data)

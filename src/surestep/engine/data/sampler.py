@@ -119,8 +119,9 @@ def _in_batches(sampler: Iterable[list[int]], kind: str) -> Iterator[int]:
         if before < size or len(batch) > size:
             raise DataError(
                 f"The DataLoader's {kind} makes a batch of {len(batch)} after one of {before}, and "
-                "global batches have one size but for a smaller last one. Give the dataset and "
-                "Task(order=surestep.orders.by_length(lengths)), or another order."
+                "global batches have one size but for a smaller last one. Use Task(train="
+                "surestep.BatchedDataset(dataset, batch_sampler), batched=True) to take the "
+                "batches as they are, or Task(order=surestep.orders.by_length(lengths))."
             )
         before = len(batch)
         yield from batch

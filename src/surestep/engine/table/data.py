@@ -79,6 +79,11 @@ ROWS: Rows = {
         _loader_row("batch_size"),
         said("batch_size"),
         Row(
+            lambda k: k.given.no_data,
+            lambda k: k["parallel.ranks"],
+            "no training data: each rank takes the step on its own",
+        ),
+        Row(
             lambda k: k.given.batched,
             lambda k: k["parallel.ranks"],
             "the data comes in batches (Task(batched=True)): one for each rank",
@@ -327,6 +332,13 @@ REFUSALS: Refusals = {
         ),
     ),
     "total_steps": (
+        Refusal(
+            lambda k: k.given.no_data and "epochs" in k.said,
+            lambda k: (
+                f"epochs={k.said['epochs']:g} needs training data, and the Task has none. Set "
+                "max_steps=1000 instead."
+            ),
+        ),
         Refusal(
             lambda k: k["steps_per_epoch"] is None and "epochs" in k.said,
             lambda k: (

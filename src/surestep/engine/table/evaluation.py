@@ -44,6 +44,7 @@ ROWS: Rows = {
             "the data comes in batches (Task(batched=True))",
         ),
         said("validation.batch_size"),
+        Row(lambda k: k.given.no_data, lambda _: 64, "no training data to take a size from"),
         Row(
             always,
             lambda k: k["micro_batch_size"],

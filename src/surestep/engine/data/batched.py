@@ -1,0 +1,118 @@
+"""Data whose elements are batches already: groups of samples by index, and no data at all."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from surestep.base.errors import DataError
+from surestep.engine.data.batch import only_element
+from surestep.engine.data.dataset import check_batched
+from surestep.engine.data.order import generator_of
+from surestep.engine.task import Task
+
+
+class BatchedDataset(Dataset[Any]):
+    """Batches of several sizes over a dataset, for `Task(train=..., batched=True)`.
+
+    Which samples are in a batch is fixed; the order of the batches is that of the run.
+
+    Args:
+        dataset: map-style.
+        batches: the indices of the samples of each batch: a list of lists, such as
+            `batch_by_tokens` returns, or a batch sampler, which is read once.
+        collate_fn: how a list of samples becomes a batch; torch's `default_collate` if None.
+
+    Raises:
+        DataError: there is no batch, an empty one, or an index that is not in the dataset.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batches: Iterable[Sequence[int]],
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.batches = [[int(index) for index in batch] for batch in batches]
+        self.collate_fn = collate_fn or default_collate
+        if not self.batches:
+            raise DataError("batches holds no batch. Pass a list of lists of indices.")
+        for place, batch in enumerate(self.batches):
+            if not batch:
+                raise DataError(f"Batch {place} of batches is empty. Leave it out.")
+            if min(batch) < 0 or max(batch) >= len(dataset):
+                raise DataError(
+                    f"Batch {place} of batches holds indices from {min(batch)} to {max(batch)}, "
+                    f"and the dataset has {len(dataset)} samples."
+                )
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.collate_fn([self.dataset[index] for index in self.batches[place]])
+
+
+def batch_by_tokens(
+    lengths: Sequence[int] | Tensor, max_tokens: int, *, seed: int = 0
+) -> list[list[int]]:
+    """Group samples of similar length into batches of a token budget, padding included.
+
+    A batch of `n` samples whose longest has `length` tokens takes `n * length <= max_tokens`.
+
+    Args:
+        lengths: tokens of each sample, (samples,).
+        max_tokens: of a batch after padding.
+        seed: decides which samples of equal length are in one batch.
+
+    Returns:
+        The indices of the samples of each batch; every sample is in one of them.
+
+    Raises:
+        DataError: no samples, a length below 1, or a sample longer than `max_tokens`.
+    """
+    found = torch.as_tensor(lengths).long().cpu()
+    if found.dim() != 1 or not len(found):
+        raise DataError(f"lengths has shape {tuple(found.shape)}. Pass one length for each sample.")
+    for index, reason in ((found.argmin(), "less than 1"), (found.argmax(), "too long")):
+        length = int(found[index])
+        if length < 1 or length > max_tokens:
+            raise DataError(
+                f"Sample {int(index)} has {length} tokens, which is {reason} for "
+                f"max_tokens={max_tokens}. Leave it out, cut it, or set a larger max_tokens."
+            )
+    shuffled = torch.randperm(len(found), generator=generator_of(seed, 0))
+    in_order = shuffled[torch.argsort(found[shuffled], stable=True)].tolist()
+    batches: list[list[int]] = [[]]
+    for index in in_order:  # lengths rise, so the newest sample is the longest of its batch
+        if (len(batches[-1]) + 1) * int(found[index]) > max_tokens:
+            batches.append([])
+        batches[-1].append(index)
+    return batches
+
+
+class NoData(IterableDataset[Any]):
+    """Endless empty batches, for a Task whose step makes its own data."""
+
+    def __iter__(self) -> Iterator[tuple[()]]:
+        while True:
+            yield ()
+
+
+def with_ready_batches(task: Task) -> Task:
+    """Return the task with its batches taken as they are, and no data as endless empty batches.
+
+    Raises:
+        DataError: a DataLoader that makes batches and should not, or the other way round.
+    """
+    if task.train is None:
+        task = replace(task, train=NoData())
+    parts = {"train": task.train, **task.val_sets(), "test": task.test}
+    for name, data in parts.items():
+        check_batched(data, name, batched=task.batched)
+    return replace(task, batched=False, collate_fn=only_element) if task.batched else task
