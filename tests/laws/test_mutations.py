@@ -29,6 +29,7 @@ from surestep.engine.optim.layers import layers_of
 from surestep.engine.parallel import guard, single
 from surestep.record.checkpoint import divided, examine, keep, layout, read, saver, snapshot
 from surestep.record.checkpoint.manifest import read_manifest
+from surestep.record.checkpoint.options import SavedOptions
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run
 from surestep.trainer import identity, lengthening, together, wire
@@ -62,6 +63,7 @@ from tests.laws.test_law_7_durable import check_damage
 from tests.laws.test_law_7_kills import check_calls as check_calls_of_a_save
 from tests.laws.test_law_7_saving import check_background, check_two_saves
 from tests.laws.test_law_8_reading import check_reading
+from tests.laws.test_law_9_changes import check_change
 from tests.laws.test_law_9_honest import check_unknown, check_wish
 from tests.laws.test_law_9_precision import check_precision
 from tests.laws.test_law_9_refusals import check_refusal
@@ -520,6 +522,11 @@ MUTATIONS = [
             "autocast is left out",
             instead(wire, "autocast", lambda *_, **__: nullcontext()),
             lambda folder: check_precision(folder, "bf16"),
+        ),
+        (
+            "the options of the checkpoint stand over those of the Config",
+            before(SavedOptions, "of", lambda _, name, built: built.clear()),
+            lambda folder: check_change("optim.weight_decay", folder()),
         ),
     ),
 ]

@@ -118,6 +118,13 @@ class Average:
                 _put(parameter, weights[name])
             self._set_buffers(buffers)
 
+    @torch.no_grad()
+    def begin(self, steps_taken: int) -> None:
+        """Begin with the weights and buffers that the model has after `steps_taken` steps."""
+        for name, each in (*self._weights.items(), *self._own_buffers().items()):
+            part_of(self.tensors[name]).copy_(part_of(each))
+        self.computed_at = self.updates(steps_taken)
+
     def load(self, tensors: dict[str, Tensor], steps_taken: int) -> None:
         """Take over averaged tensors that were saved after `steps_taken` steps.
 

@@ -1,9 +1,11 @@
 """Everything that changes during training, and therefore exactly what a checkpoint holds."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -116,6 +118,9 @@ class State:
     callbacks that have a state, by name. `built` are the buffers that the model's state_dict leaves
     out, as they were before the first step: those that differ from it are saved too. `keeper` has
     the parameters and optimizer state of a way that keeps them outside of model and optimizers.
+    `built_options` are the options of each optimizer's groups before the first step: they show
+    which options the optimizer changed itself. `scheduled` names the options, by optimizer, that
+    the schedule writes before each step.
     """
 
     model: nn.Module
@@ -132,6 +137,14 @@ class State:
     declared: dict[str, Stateful] = field(default_factory=dict)
     spikes: Spikes = field(default_factory=Spikes)
     keeper: Keeper | None = None
+    scheduled: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    built_options: dict[str, list[dict[str, Any]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.built_options = {
+            name: [copied_options(group) for group in optimizer.param_groups]
+            for name, optimizer in self.optimizers.items()
+        }
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -146,6 +159,17 @@ class State:
                 f"by its name: state.optimizers[{next(iter(self.optimizers))!r}]."
             )
         return next(iter(self.optimizers.values()))
+
+
+def copied_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a parameter group; what an optimizer may change in place is copied."""
+    return {name: _copied(value) for name, value in group.items() if name != "params"}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return copy.deepcopy(value) if isinstance(value, (list, dict, np.ndarray)) else value
 
 
 def named_trainable(model: nn.Module) -> dict[str, nn.Parameter]:

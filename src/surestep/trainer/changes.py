@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from surestep.base.config import options
 from surestep.base.errors import ConfigError, near
-from surestep.trainer.verdicts import COUNTED, LENGTH, PARTS, VERDICTS, Verdict, verdict_of
+from surestep.trainer.verdicts import COUNTED, LENGTH, PARTS, STARTED, VERDICTS, Verdict, verdict_of
 
 NOT_SAID = "not said"
 COUNT, LOOKED_AT, SKIPPED = "train samples", "some samples", "skip_samples"  # of map-style data
@@ -120,6 +120,9 @@ def _verdict(name: str, now: Mapping[str, Any]) -> Verdict:
         counted or decided.get("schedule.name") == "reduce_on_plateau"
     ):
         return COUNTED
+    optimizer, dot, option = name.rpartition("optim.lr")
+    if dot and not option and decided.get(f"{optimizer}optim.name") == "rprop":
+        return STARTED
     return verdict_of(name)
 
 

@@ -49,6 +49,7 @@ KERNELS = _rounds("other kernels round otherwise")
 UPDATE = _refused("each update would be another one than until now")
 BATCHES = _refused("the batches would be others than until now")
 ENDING = _harmless("it says when the run ends, and no step is another")
+STARTED = Verdict("impossible", "it sets what the state starts from, and this run has started")
 DIGITS = _refused("the numbers would have more or fewer digits than until now")
 
 VERDICTS: Mapping[str, Verdict] = {
@@ -87,7 +88,11 @@ VERDICTS: Mapping[str, Verdict] = {
     "parallel.timeout_s": _harmless("it says how long a rank waits for the others"),
     "parallel.start_timeout_s": _harmless("it says how long a rank waits for the others"),
     "optim.": UPDATE,
+    "optim.name": Verdict("impossible", "the state of one optimizer does not fit another"),
+    "optim.initial_accumulator_value": STARTED,
+    "optim.min_8bit_size": STARTED,
     "schedule.": _refused("the rate would go on by another curve than until now"),
+    "scaler.init_scale": STARTED,
     "scaler.": _refused("the loss scale would move otherwise than until now"),
     "data.num_workers": LOADING,
     "data.pin_memory": LOADING,
@@ -102,6 +107,7 @@ VERDICTS: Mapping[str, Verdict] = {
     "validation.metric": _refused("the best so far was judged by another metric"),
     "validation.mode": _refused("the best so far was judged the other way round"),
     "early_stop.": ENDING,
+    "average.buffers": Verdict("impossible", "the average so far holds other buffers"),
     "average.": _refused("the average so far was made otherwise"),
     "checkpoint.": SHOWN,
     "logging.": SHOWN,

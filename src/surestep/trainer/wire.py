@@ -103,10 +103,13 @@ def _mover(plan: Plan, task: Task, state: State, name: str, world: World) -> Mov
     peaks = [float(group["lr"]) for group in optimizer.param_groups]
     rate = annealed(rate_of(plan.schedule, state.plateau, task.schedule), plan.average, peaks[0])
     own = task.step is not None and world.size > 1
+    momentum = momentum_writer(plan.schedule, optimizer)
+    if momentum is not None:
+        state.scheduled[name] = ("betas", "momentum")
     return Mover(
         Summed(plan, state, world, name) if own else verbs(plan, state, name, world),
         rate,
         peaks,
         Kept(optimizer),
-        momentum_writer(plan.schedule, optimizer),
+        momentum,
     )

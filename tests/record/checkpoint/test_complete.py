@@ -81,6 +81,8 @@ CHANGES = {
     "declared": lambda state: None,
     "keeper": None,  # what it has is the model's and the optimizers'
     "spikes": lambda state: vars(state.spikes).update(SPIKES),
+    "scheduled": None,  # follows from the Plan, as the options that it names do
+    "built_options": None,  # what the optimizers are built with; a checkpoint has them beside
 }
 SEEN = {
     "model": lambda state: state.model.state_dict(),

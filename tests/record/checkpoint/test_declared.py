@@ -63,13 +63,22 @@ def test_tensors_come_back_wherever_they_lie(tmp_path, dtype):
     assert torch.equal(declared["other"].value, drawn)
 
 
+def test_numpy_numbers_and_arrays_come_back(tmp_path):
+    value = {"best": np.float64(0.1), "count": np.int32(7), "means": np.arange(3.0)}
+    declared, _ = loaded(tmp_path, memory=value)
+    found = declared["memory"].value
+    assert (found["best"], type(found["best"])) == (0.1, np.float64)
+    assert (found["count"], type(found["count"])) == (7, np.int32)
+    np.testing.assert_array_equal(found["means"], np.arange(3.0))
+
+
 @pytest.mark.parametrize(
     ("value", "what"),
     [
         ({"rng": np.random.default_rng()}, "Generator at 'memory/rng'"),
         ({"by": {1: 2}}, "dict whose keys are not text at 'memory/by'"),
         ([{1}], "set at 'memory/0'"),
-        (np.float64(3), "float64 at 'memory'"),
+        (np.str_("text"), "numpy value of <U4 at 'memory'"),
     ],
 )
 def test_what_has_no_plain_form_is_refused(tmp_path, value, what):

@@ -15,7 +15,7 @@ from surestep.base.errors import CheckpointError
 from surestep.engine.model.frozen import fingerprint
 from surestep.record.checkpoint import opened
 from surestep.record.checkpoint.differences import differences
-from surestep.record.checkpoint.manifest import read_manifest, verify
+from surestep.record.checkpoint.manifest import FORMAT, read_manifest, verify
 from surestep.record.checkpoint.opened import open_checkpoint
 from surestep.record.checkpoint.read import load_checkpoint
 from surestep.record.checkpoint.write import save_checkpoint
@@ -128,7 +128,7 @@ def test_tied_weights_of_which_a_rank_has_nothing_are_known_as_tied(folder):
     record = open_checkpoint(folder / "four" / STEP).record
     assert record["aliases"] == {"head.weight": "embed.weight"}
     text = (folder / "four" / STEP / "manifest.json").read_text()
-    assert json.loads(text)["format"] == 3
+    assert json.loads(text)["format"] == FORMAT
 
 
 @pytest.fixture

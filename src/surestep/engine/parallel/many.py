@@ -14,6 +14,7 @@ from surestep.engine.parallel.base import Outcome
 from surestep.engine.parallel.guard import Scaled, finite
 from surestep.engine.parallel.single import Single, Sticky
 from surestep.engine.schedule.shape import Factor
+from surestep.engine.state import copied_options
 
 
 class Abandoned(BaseException):
@@ -43,9 +44,7 @@ class Kept:
             }
             for parameter, slots in self.optimizer.state.items()
         }
-        self._options = [
-            {name: value for name, value in group.items() if name != "params"} for group in groups
-        ]
+        self._options = [copied_options(group) for group in groups]
 
     @property
     def has_grown(self) -> bool:

@@ -161,6 +161,7 @@ def _optimizers(record: Mapping[str, Any]) -> dict[str, Any]:
         groups = {
             str(group.get("options", {}).get("name", number)): {
                 **group.get("options", {}),
+                "built": group.get("built"),
                 "parameters": group.get("names"),
             }
             for number, group in enumerate(each.get("groups", []))

@@ -23,7 +23,7 @@ from surestep.record.checkpoint.tensors import DTYPES, File, dtype_of
 from surestep.record.files import dumps, open_plain, parse_json, read_plain, size_of
 from surestep.record.kinds import shown
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST = "manifest.json"
 RECORD = "state.json"  # what a checkpoint holds besides tensors
 _CUT = 8  # dimensions along which a tensor may be cut

@@ -10,9 +10,14 @@ from surestep.base.errors import CheckpointError
 from surestep.engine.parallel.pieces import Keeper, is_cut
 from surestep.engine.state import State
 from surestep.record.checkpoint.opened import Opened
+from surestep.record.checkpoint.options import (
+    SavedOptions,
+    encode_built,
+    is_of_torch,
+    typed_like,
+)
 from surestep.record.checkpoint.slots import names_in, restore
-from surestep.record.checkpoint.snapshot import LEFT_OUT, kind_of
-from surestep.record.kinds import shown
+from surestep.record.checkpoint.snapshot import kind_of
 
 _WALKED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum")
 
@@ -44,7 +49,9 @@ def fitting_states(found: Opened, state: State) -> dict[str, dict[str, Any]]:
         for key, value in _slots(found, own, records[called]["values"]).items():
             name, _, slot = key.removeprefix(f"{called}/").rpartition("/")
             slots.setdefault(name, {})[slot] = value
-        states[called] = _fitting_state(found, records[called], optimizer, (names, slots))
+        _check_class(found, records[called], optimizer)
+        saved = SavedOptions(found, called, own)
+        states[called] = _fitting_state(saved, optimizer, _built(state, called), (names, slots))
     return states
 
 
@@ -86,16 +93,14 @@ def _states_apart(found: Opened, state: State, keeper: Keeper) -> dict[str, dict
                 f"{found.name} holds state of {record['class']} that is no tensor, and the way in "
                 "which processes share this run takes tensors alone. Go on as it was trained."
             )
-        known = _options_by_name(record)
+        saved, built = SavedOptions(found, called, {}), _built(state, called)
         options = [
             {
                 key: value
                 for name in names
-                for key, value in _typed_like(
-                    found, optimizer, group, _of_name(found, known, name)
-                ).items()
+                for key, value in typed_like(found, optimizer, group, saved.of(name, own)).items()
             }
-            for names, group in zip(groups, optimizer.param_groups, strict=True)
+            for names, group, own in zip(groups, optimizer.param_groups, built, strict=True)
         ]
         slots: dict[str, dict[str, str]] = {}
         for key, stored in found.stored("optimizer").items():
@@ -113,23 +118,26 @@ def _states_apart(found: Opened, state: State, keeper: Keeper) -> dict[str, dict
     return states
 
 
+def _built(state: State, called: str) -> list[dict[str, Any]]:
+    """Return the options that each group of an optimizer was built with, encoded."""
+    return [encode_built(state, called, each) for each in state.built_options[called]]
+
+
 def _fitting_state(
-    found: Opened,
-    record: dict[str, Any],
+    saved: SavedOptions,
     optimizer: torch.optim.Optimizer,
+    built: list[dict[str, Any]],
     known: tuple[dict[int, str], dict[str, dict[str, Any]]],
 ) -> dict[str, Any]:
     """Return an optimizer's state dict, which a checkpoint keys by name and torch by index."""
     names, by_name = known
-    _check_class(found, record, optimizer)
-    options = _options_by_name(record)
-    plain = optimizer.state_dict()
+    found, plain = saved.found, optimizer.state_dict()
     plain["state"] = {}
-    for group, described in zip(optimizer.param_groups, plain["param_groups"], strict=True):
+    groups = zip(optimizer.param_groups, plain["param_groups"], built, strict=True)
+    for group, described, own in groups:
         for parameter, index in zip(group["params"], described["params"], strict=True):
             name = names[id(parameter)]
-            own = _of_name(found, options, name)
-            described.update(_typed_like(found, optimizer, described, own))
+            described.update(typed_like(found, optimizer, described, saved.of(name, own)))
             if name in by_name:
                 _check_slots(found, optimizer, parameter, (name, by_name[name]))
                 plain["state"][index] = _laid_out_like(parameter, by_name[name])
@@ -143,16 +151,6 @@ def _check_class(found: Opened, record: dict[str, Any], optimizer: torch.optim.O
             f"{type(optimizer).__name__}. Use the one it was trained with, or begin another run "
             f"with the weights alone: Task(init={str(found.path)!r})."
         )
-
-
-def _options_by_name(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {name: each["options"] for each in record["groups"] for name in each["names"]}
-
-
-def _of_name(found: Opened, options: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    if name not in options:
-        raise CheckpointError(f"{found.name} has no optimizer state for {name}.")
-    return options[name]
 
 
 def _slots(found: Opened, tensors: dict[str, Tensor], values: dict[str, Any]) -> dict[str, Any]:
@@ -180,6 +178,37 @@ def load_optimizer(optimizer: torch.optim.Optimizer, loaded: dict[str, Any]) -> 
         for slot, value in slots.items():
             if isinstance(value, Tensor) and now[slot].dtype != value.dtype:
                 now[slot] = value.to(now[slot].device)
+    if is_of_torch(optimizer):
+        _fit_options(optimizer)
+
+
+# What torch keeps for an option only where it is on, and begins as zeros.
+_SLOTS_OF = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg", "momentum": "momentum_buffer"}
+
+
+def _fit_options(optimizer: torch.optim.Optimizer) -> None:
+    """Fit loaded state to options that were changed, and put step counts where torch wants them.
+
+    torch makes a slot in the first step alone, never shortens the history of L-BFGS, and reads a
+    step count on a device in each step where the kernel is not fused.
+    """
+    for group in optimizer.param_groups:
+        on = [slot for option, slot in _SLOTS_OF.items() if group.get(option)]
+        # SGD has no state before its first momentum, which dampening makes the gradient itself.
+        begins = group.get("dampening") == 0
+        for parameter in group["params"] if on else ():
+            slots = optimizer.state.get(parameter, {})
+            for slot in on if slots or begins else ():
+                if slots.get(slot) is None:
+                    optimizer.state[parameter][slot] = torch.zeros_like(parameter)
+        if not (group.get("fused") or group.get("capturable")):
+            for parameter in group["params"]:
+                step = optimizer.state.get(parameter, {}).get("step")
+                if isinstance(step, Tensor) and step.device.type != "cpu":
+                    optimizer.state[parameter]["step"] = step.cpu()
+        if "history_size" in group:
+            for slots in optimizer.state.values():
+                _shorten(slots, group["history_size"])
 
 
 def _laid_out_like(parameter: Tensor, slots: dict[str, Any]) -> dict[str, Any]:
@@ -203,7 +232,7 @@ def _check_slots(
 ) -> None:
     """Check the slots that torch's fused kernels walk beside the parameter without looking."""
     name, slots = named
-    if not _is_of_torch(optimizer):
+    if not is_of_torch(optimizer):
         return
     for slot, value in slots.items():
         if slot == "step" and isinstance(value, Tensor):
@@ -218,43 +247,10 @@ def _check_slots(
             )
 
 
-def _is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer).__module__.partition(".")[0] == "torch"
-
-
-def _typed_like(
-    found: Opened, optimizer: torch.optim.Optimizer, now: dict[str, Any], loaded: dict[str, Any]
-) -> dict[str, Any]:
-    """Return loaded options, with tuples where tuples stood, which JSON has not.
-
-    Optimizers of others count in a group what they put there with the first step.
-
-    Raises:
-        CheckpointError: the optimizer has no such option, or none of that kind.
-    """
-    typed = {}
-    for name, value in loaded.items():
-        own = now.get(name)
-        typed[name] = tuple(value) if isinstance(own, tuple) and isinstance(value, list) else value
-        if name not in now and isinstance(value, (int, float)) and not _is_of_torch(optimizer):
-            continue
-        if name not in now or name in LEFT_OUT or not _like(typed[name], own):
-            raise CheckpointError(
-                f"{found.name} holds the optimizer's option {shown(name)} as {shown(value)}, which "
-                "the optimizer here does not take. Use the one it was trained with."
-            )
-    return typed
-
-
-def _like(value: Any, own: Any) -> bool:
-    """Say whether a value is of the kind that an option has; null and yes or no stand for auto."""
-    if isinstance(own, tuple):
-        same = isinstance(value, tuple) and len(value) == len(own)
-        return same and all(map(_like, value, own))
-    if own is None:
-        return value is None or isinstance(value, (bool, int, float, str))
-    if isinstance(own, bool):
-        return value is None or isinstance(value, bool)
-    if isinstance(own, (int, float)):
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return type(value) is type(own)
+def _shorten(slots: dict[str, Any], history: int) -> None:
+    """Keep the newest moves of L-BFGS; its work list, which each step overwrites, is as long."""
+    for name in ("old_dirs", "old_stps", "ro"):
+        if isinstance(slots.get(name), list):
+            del slots[name][:-history]
+    if len(slots.get("al") or ()) != history:
+        slots.pop("al", None)

@@ -60,7 +60,9 @@ def fitting(found: Opened, state: State) -> Callable[[], None]:
     optimizer_states = fitting_states(found, state)
     declared, buffers = restored(found), _fitting_buffers(found, state)
     averaged: dict[str, Tensor] | None = None
-    if state.average is not None and state.average.updates(place.steps_taken):
+    updates = state.average.updates(place.steps_taken) if state.average is not None else 0
+    begins = updates and "average" not in found.manifest.tensors  # there was none until now
+    if state.average is not None and updates and not begins:
         averaged = found.tensors("average", state.average.tensors)
         _check_types(found, averaged, state.average.tensors)
 
@@ -69,9 +71,13 @@ def fitting(found: Opened, state: State) -> Callable[[], None]:
             state.average.load(averaged, place.steps_taken)
         _load_weights(found, state.model, weights, state.keeper)
         put(state.model, state.built, buffers)
+        if state.average is not None and begins:
+            state.average.begin(place.steps_taken)
         load_states(found, state, optimizer_states)
         if record["scaler"]:
-            state.scaler.load_state_dict(record["scaler"])
+            # How the scale moves is an option, whose value of now counts.
+            moved = {name: record["scaler"][name] for name in ("scale", "_growth_tracker")}
+            state.scaler.load_state_dict({**state.scaler.state_dict(), **moved})
         state.place, state.counts, state.standing = place, counts, Standing(**record["standing"])
         vars(state.plateau).update(record["plateau"])  # in place: the rate looks at it
         state.spikes = _spikes(**record["spikes"])

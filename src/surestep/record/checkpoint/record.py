@@ -43,7 +43,7 @@ def _pair(value: Any, name: str) -> Any:
 _OPTIMIZER = {
     "class": text,
     "values": named(anything),
-    "groups": listed(parts(names=listed(text), options=named(anything))),
+    "groups": listed(parts(names=listed(text), options=named(anything), built=named(anything))),
 }
 _RECORD: dict[str, Kind] = {
     "place": PLACE,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.model.frozen import left_out
@@ -19,13 +19,13 @@ from surestep.engine.parallel.pieces import Keeper, Piece, is_cut
 from surestep.engine.state import State
 from surestep.record.checkpoint.declared import KIND, described
 from surestep.record.checkpoint.layout import Layout, Named
+from surestep.record.checkpoint.options import encode_options
 from surestep.record.checkpoint.parts import Boxes, Found, is_shared, kept, parted
 from surestep.record.checkpoint.slots import flatten
 from surestep.record.files import dumps
 from surestep.record.kinds import shown
 
 BUFFERS = "buffers"  # those that the model's state_dict leaves out, where training moved them
-LEFT_OUT = ("params", "lr")  # the rate is a function of the steps taken, written before each
 
 
 @dataclass(frozen=True)
@@ -163,14 +163,14 @@ def _of_optimizer(called: str, state: State) -> tuple[Mapping[str, Tensor | Piec
     """Return an optimizer's state: tensors by "optimizer/parameter/slot", and the rest."""
     optimizer = state.optimizers[called]
     if state.keeper is None:
-        return _optimizer_state(called, optimizer, state.model)
-    return _kept_state(called, optimizer, state.keeper)
+        return _optimizer_state(called, optimizer, state)
+    return _kept_state(called, optimizer, state, state.keeper)
 
 
 def _optimizer_state(
-    called: str, optimizer: torch.optim.Optimizer, model: nn.Module
+    called: str, optimizer: torch.optim.Optimizer, state: State
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
     for parameter, slots in optimizer.state.items():
@@ -183,33 +183,24 @@ def _optimizer_state(
             if not isinstance(value, Tensor):
                 values[key] = flat
     groups = [
-        {
-            "names": [names[id(parameter)] for parameter in group["params"]],
-            "options": _options(optimizer, group),
-        }
-        for group in optimizer.param_groups
+        {"names": [names[id(parameter)] for parameter in group["params"]], **options}
+        for group, options in zip(
+            optimizer.param_groups, encode_options(state, called, tensors), strict=True
+        )
     ]
     return tensors, {"class": type(optimizer).__name__, "values": values, "groups": groups}
 
 
 def _kept_state(
-    called: str, optimizer: torch.optim.Optimizer, keeper: Keeper
+    called: str, optimizer: torch.optim.Optimizer, state: State, keeper: Keeper
 ) -> tuple[dict[str, Piece], dict[str, Any]]:
     slots = ((f"{called}/{name}/{slot}", each) for name, slot, each in keeper.slots(called))
-    named = zip(keeper.groups(called), optimizer.param_groups, strict=True)
-    groups = [
-        {"names": list(names), "options": _options(optimizer, group)} for names, group in named
-    ]
+    tensors: dict[str, Tensor] = {}
+    named = zip(keeper.groups(called), encode_options(state, called, tensors), strict=True)
+    groups = [{"names": list(names), **options} for names, options in named]
+    if tensors:
+        raise _homeless(optimizer, f"a tensor in its options, {next(iter(tensors))!r}")
     return kept(slots), {"class": kind_of(optimizer), "values": {}, "groups": groups}
-
-
-def _options(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a group; what has no form in JSON is as it was made."""
-    made = [k for k, v in group.items() if isinstance(v, Tensor) and k not in optimizer.defaults]
-    if made:
-        raise _homeless(optimizer, f"a tensor in its options, {made[0]!r}")
-    left_out = (*LEFT_OUT, *getattr(optimizer, "left_out", ()))
-    return {k: v for k, v in group.items() if k not in left_out and _is_json(v)}
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> str:
