@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,6 +38,7 @@ from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
 from tests.laws.test_law_1_several_losses import check_cut as check_several
 from tests.laws.test_law_1_transforms import check_mixed, check_own
 from tests.laws.test_law_2_extending import check_extended
+from tests.laws.test_law_2_global_draws import check_draws, early_draws, late_draws
 from tests.laws.test_law_2_kills import check_kills
 from tests.laws.test_law_2_orders import check_order
 from tests.laws.test_law_2_resuming import (
@@ -341,6 +343,19 @@ MUTATIONS = [
                 "the loss scale is not loaded": Case(precision="fp16", kill="step"),
                 "the place that was loaded ahead is saved": Case(kill="evaluation"),
             }.items()
+        ),
+    ),
+    *of_law(
+        2,
+        (
+            "a model's late draws from numpy are not noticed",
+            instead(step, "_with_seeds", step.forward_backward),
+            lambda folder: check_draws(folder, late_draws),
+        ),
+        (
+            "numpy's generator is not seeded for the model",
+            instead(np.random, "seed", nothing),
+            lambda folder: check_draws(folder, early_draws),
         ),
     ),
     *of_law(

@@ -27,7 +27,7 @@ class OwnStep:
         self.movers.begin()
         stopped = None
         try:
-            with parts.autocast:
+            with parts.generators.preserved(), parts.autocast:
                 self.step(turn)
             turn.close()
         except Abandoned as abandoned:

@@ -5,7 +5,7 @@ Four things are random, and each is seeded from where it happens:
 - the order of an epoch: `seed_at("order", seed, epoch)`
 - the loading of a sample: `seed_at("load", seed, epoch, position)`
 - a transform of a global batch: `seed_at("transform", seed, step)`
-- the model (dropout and the like): `seed_at("model", seed, step, first_position)`
+- the model and the loss (dropout and the like): `seed_at("model", seed, step, first_position)`
 
 A step of the user's own walks over a batch several times: `walk` counts them in
 `seed_at("model", seed, step, first_position, walk)`, and `turn.randn` draws the noise of a whole
@@ -17,7 +17,8 @@ of workers does not matter, and any step can be run again.
 
 import os
 import random
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -29,6 +30,7 @@ import torch
 from numpy.random import get_bit_generator, set_bit_generator  # type: ignore[attr-defined]
 
 from surestep.engine import twister
+from surestep.engine.global_generators import GlobalGenerators, preserve_globals
 
 
 def seed_at(*place: str | int) -> int:
@@ -123,18 +125,33 @@ class LoadingRandomness:
         twister.put_back(self._kept[1])
 
 
-def kept_generators(device: torch.device) -> AbstractContextManager[None]:
-    """Hand torch's generators back as they were."""
+@contextmanager
+def kept_generators(device: torch.device) -> Iterator[None]:
+    """Hand torch's, numpy's and Python's generators back as they were."""
     devices = [] if device.type == "cpu" else [device]
     kind = device.type if devices else "cuda"
-    return torch.random.fork_rng(devices=devices, device_type=kind)
+    with torch.random.fork_rng(devices=devices, device_type=kind), preserve_globals():
+        yield
 
 
 class ModelRandomness:
-    """Seed the generators that a model on `device` draws from."""
+    """Seed the generators that a model on `device` draws from.
 
-    def __init__(self, seed: int, device: torch.device) -> None:
+    numpy's and Python's are seeded once, at the first place, within `kept_generators`; for training
+    at each place, where something draws from them.
+
+    Args:
+        seed: of the run.
+        device: of the model.
+        training: the global generators in a step, where this is for training.
+    """
+
+    def __init__(
+        self, seed: int, device: torch.device, training: GlobalGenerators | None = None
+    ) -> None:
         self.seed = seed
+        self.training = training
+        self._is_first = True
         self.device = device
         self.generators: list[Any] = [torch.default_generator]
         if device.type == "cuda":
@@ -154,6 +171,13 @@ class ModelRandomness:
         seed = seed_at("model", self.seed, step, position, *walk)
         for generator in self.generators:
             generator.manual_seed(seed)
+        if self.training is not None:
+            if self.training.seeded:
+                self.training.seed(seed)
+        elif self._is_first:
+            self._is_first = False
+            np.random.seed(seed % 2**32)
+            random.seed(seed)
 
     def generator_of_noise(
         self, step: int, walk: int, call: int, *position: int

@@ -17,6 +17,7 @@ from torch import Tensor
 from surestep.engine import metrics
 from surestep.engine.data.batch import Batch, MicroBatch, nothing_of
 from surestep.engine.data.transform import Transform
+from surestep.engine.global_generators import GlobalGenerators
 from surestep.engine.loss import Loss
 from surestep.engine.losses.base import HALF
 from surestep.engine.losses.several import weighted
@@ -88,8 +89,16 @@ class Update(NamedTuple):
 
 def update(parts: "Parts", batch: Batch, divisor: float, rate: float) -> Update:
     """Move the parameters by the gradient of the loss, added up over micro-batches / divisor."""
-    parallel = parts.parallel
-    loss_sum, logged = forward_backward(parts, batch, divisor)
+    parallel, generators = parts.parallel, parts.generators
+    if generators.seeded:
+        with generators.preserved():
+            loss_sum, logged = forward_backward(parts, batch, divisor)
+    else:  # nothing has drawn from numpy's or Python's generators until now
+        python, numpy = generators.watched
+        before = python[0], numpy[0]
+        loss_sum, logged = forward_backward(parts, batch, divisor)
+        if before != (python[0], numpy[0]):
+            loss_sum, logged = _with_seeds(parts, batch, divisor)
     items = None if parallel.world.size == 1 else parallel.landed()
     late = None if items is None else (items, items)
     if items is not None and items != divisor:
@@ -105,6 +114,20 @@ def update(parts: "Parts", batch: Batch, divisor: float, rate: float) -> Update:
     if parts.momentum is not None:
         parts.momentum(parts.state.place.steps_taken)
     return Update(parallel.step(loss_sum, norms.total), norms, loss_sum, logged, late)
+
+
+def _with_seeds(
+    parts: "Parts", batch: Batch, divisor: float
+) -> tuple[Tensor, list[tuple[str, Tensor]]]:
+    """Compute the gradients again, with seeds for numpy's and Python's generators, and from now on.
+
+    Any other run would have other numbers at this step: that of a resumed run, say.
+    """
+    parts.generators.notice()
+    parts.buffers.restore(Outcome(False))
+    metrics.take_logged()
+    with parts.generators.preserved():
+        return forward_backward(parts, batch, divisor)
 
 
 def _corrected(
@@ -130,6 +153,7 @@ class Parts:
     modes: Modes
     buffers: Buffers
     randomness: ModelRandomness
+    generators: GlobalGenerators
     autocast: AbstractContextManager[Any]
     rate: Factor
     peak_rates: list[float]

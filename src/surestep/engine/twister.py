@@ -50,6 +50,11 @@ def seed(value: int) -> None:
         GLOBAL.gauss_next = None
 
 
+def memory() -> memoryview | None:
+    """Return the memory of the state, the next word's place first; None where it is unknown."""
+    return _MEMORY
+
+
 def keep() -> Any:
     """Return the state, for `put_back`."""
     if _MEMORY is None:

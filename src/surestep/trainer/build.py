@@ -56,7 +56,9 @@ def build(
     of_teacher = () if loss.teacher is None else loss.teacher.modules()
     of_both = (*planned.model.modules(), *of_teacher)
     modes = [(module, module.training) for module in of_both]
-    rematerialised = activation_checkpointing(planned.model, plan.activation_checkpointing)
+    rematerialised = activation_checkpointing(
+        planned.model, plan.activation_checkpointing, compiles=plan.compile != "off"
+    )
     settings.enter_context(rematerialised)  # within what gathers a block
     model = laid_out(planned.model, plan)
     loss.to(plan.device)

@@ -7,6 +7,7 @@ from torch import nn
 
 from surestep.base.errors import ConfigError
 from surestep.engine.average import Average, annealed
+from surestep.engine.global_generators import GlobalGenerators
 from surestep.engine.loss import Loss
 from surestep.engine.model.kept import Buffers, Modes
 from surestep.engine.optim.build import build_optimizer
@@ -69,13 +70,17 @@ def parts_of(
         of_first(model, weights=True)
     first = next(iter(movers.by_name.values()))
     settings.callback(first.parallel.leave)
+    # Only the usual update, in one process, can be computed again where something draws late.
+    lazy = world.size == 1 and task.step is None and plan.guard != "searching"
+    generators = GlobalGenerators(lazy=lazy)
     parts = Parts(
         state=state,
         loss=loss,
         parallel=first.parallel,
         modes=Modes(model, tuple(keep_eval)),
         buffers=Buffers(model),
-        randomness=ModelRandomness(plan.seed, plan.device),
+        randomness=ModelRandomness(plan.seed, plan.device, generators),
+        generators=generators,
         autocast=autocast(plan, cached=task.step is None),
         rate=first.rate,
         peak_rates=first.peak_rates,

@@ -53,9 +53,7 @@ def state_of(seed: int) -> State:
 
 
 def scaled(state):
-    state.scaler.load_state_dict(
-        {**state.scaler.state_dict(), "scale": 8.0, "growth_factor": 3.0, "_growth_tracker": 5}
-    )
+    state.scaler.load_state_dict({**state.scaler.state_dict(), "scale": 8.0, "_growth_tracker": 5})
 
 
 def counted(kind):

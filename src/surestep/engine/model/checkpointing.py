@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from surestep.base.errors import ConfigError, near
+from surestep.engine.global_generators import repeat_draws, state_of_globals
 from surestep.engine.optim.layers import blocks_of
 from surestep.engine.optim.names import plain_name
 
@@ -26,13 +27,16 @@ def uses_own_checkpointing(model: nn.Module) -> bool:
     return bool(supported) and callable(getattr(model, "gradient_checkpointing_enable", None))
 
 
-def activation_checkpointing(model: nn.Module, choice: str) -> AbstractContextManager[None]:
+def activation_checkpointing(
+    model: nn.Module, choice: str, *, compiles: bool = False
+) -> AbstractContextManager[None]:
     """Return a context in which the chosen modules keep no activations for the backward.
 
     Args:
         model: whose modules.
         choice: "off"; "on" for what the model brings itself, or else for every block; "every n"
             for each n-th block; or names of modules, as patterns with spaces between them.
+        compiles: torch.compile is used, which takes no contexts of a recomputation.
 
     Raises:
         ConfigError: nothing is chosen by it.
@@ -40,7 +44,7 @@ def activation_checkpointing(model: nn.Module, choice: str) -> AbstractContextMa
     if choice == "off":
         return nullcontext()
     if choice == "on" and uses_own_checkpointing(model):
-        return own_checkpointing(model)
+        return own_checkpointing(model, compiles=compiles)
     return recomputed(chosen(model, choice))
 
 
@@ -99,9 +103,25 @@ def _forward(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwarg
     norms = [each for each in module.modules() if isinstance(each, _BatchNorm)]
     more: dict[str, Any] = {}
     # A compiled forward moves the statistics once by itself, and takes no context of another's.
-    if norms and not torch.compiler.is_compiling():
-        more["context_fn"] = lambda: (nullcontext(), _kept_statistics(norms))
+    if not torch.compiler.is_compiling():
+        more["context_fn"] = partial(_contexts, norms)
     return checkpoint(forward, *args, use_reentrant=False, **more, **kwargs)
+
+
+def _contexts(
+    norms: Sequence[nn.Module] = (),
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return the contexts of a forward and of its repetition, which draws the same numbers.
+
+    torch itself sees to its own generators, and not to numpy's and Python's.
+    """
+    return nullcontext(), _repeated(norms, state_of_globals())
+
+
+@contextmanager
+def _repeated(norms: Sequence[nn.Module], drawn_from: tuple[Any, Any] | None) -> Iterator[None]:
+    with repeat_draws(drawn_from), _kept_statistics(norms):
+        yield
 
 
 @contextmanager
@@ -119,7 +139,7 @@ def _kept_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
-def own_checkpointing(model: Any) -> Iterator[None]:
+def own_checkpointing(model: Any, *, compiles: bool = False) -> Iterator[None]:
     """Switch the model's own activation checkpointing on, and off again.
 
     Its cache of keys and values, which generating text needs and training does not, is off
@@ -127,10 +147,13 @@ def own_checkpointing(model: Any) -> Iterator[None]:
     """
     # transformers 5.23 has given the older name up.
     newer = getattr(model, "activation_checkpointing_enable", None)
+    options: dict[str, Any] = {"use_reentrant": False}
+    if not compiles:
+        options["context_fn"] = _contexts
     if newer is not None:
-        newer(activation_checkpointing_kwargs={"use_reentrant": False})
+        newer(activation_checkpointing_kwargs=options)
     else:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     config: Any = getattr(model, "config", None)
     caches = bool(getattr(config, "use_cache", False))
     if caches:

@@ -17,6 +17,11 @@ def search(parts: Parts, batch: Batch, divisor: float, rate: float) -> Update:
     Every evaluation goes over the same micro-batches with the same items and seeds. One that is
     not finite undoes the search; loss and norms of it are returned then, else those of the first.
     """
+    with parts.generators.preserved():
+        return _search(parts, batch, divisor, rate)
+
+
+def _search(parts: Parts, batch: Batch, divisor: float, rate: float) -> Update:
     loss_sum, logged = forward_backward(parts, batch, divisor)
     for watch in parts.on_backward:
         watch(parts.state)
