@@ -171,16 +171,22 @@ def _averaged_in(tensor: Tensor) -> torch.dtype:
 def _buffers(model: nn.Module, kind: str) -> dict[str, Buffer]:
     """Return the places of the buffers that the average has of its own.
 
-    Averaged ones are floating point; whole numbers are counts, and those of the model hold.
+    Averaged ones are finite numbers with a fraction. Whole numbers are counts, a mask of -inf has
+    no average, and a sparse one is a table: those of the model hold.
     """
     places: dict[str, Buffer] = {}
     for prefix, module in model.named_modules():
         if kind == "copy" or (kind == "recompute" and not isinstance(module, BATCH_NORM)):
             continue
         for key, buffer in module._buffers.items():
-            if buffer is not None and (kind == "recompute" or buffer.is_floating_point()):
+            if buffer is not None and (kind == "recompute" or _has_average(buffer)):
                 places[f"{prefix}.{key}" if prefix else key] = (module._buffers, key)
     return places
+
+
+def _has_average(buffer: Tensor) -> bool:
+    plain = buffer.is_floating_point() and buffer.layout is torch.strided
+    return plain and bool(torch.isfinite(buffer).all())
 
 
 def annealed(rate: Factor, averaging: Averaging, peak: float) -> Factor:

@@ -21,7 +21,7 @@ from surestep.engine.metrics import (
     seen_by,
     take_logged,
 )
-from surestep.engine.model.kept import kept_modes
+from surestep.engine.model.kept import kept_buffers, kept_modes
 from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.seed import ModelRandomness, kept_generators
 from surestep.engine.value import Value, number
@@ -146,7 +146,12 @@ def evaluate(
         Interrupted: the feed was told to leave off.
     """
     totals = Totals(loss, metrics, feed.device, world)
-    with eval_mode(model), grad_off(), kept_generators(feed.device):
+    with (
+        kept_buffers(model, loss.module),  # observers move theirs in eval mode too
+        eval_mode(model),
+        grad_off(),
+        kept_generators(feed.device),
+    ):
         for micro in _micro_batches(feed):
             eval_step(model, micro, totals, autocast)
         take_logged()

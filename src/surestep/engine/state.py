@@ -133,7 +133,7 @@ class State:
     metadata: dict[str, Any] = field(default_factory=dict)
     average: Average | None = None
     base: dict[str, str] = field(default_factory=dict)
-    built: dict[str, Tensor] = field(default_factory=dict)
+    built: dict[str, Tensor | None] = field(default_factory=dict)
     declared: dict[str, Stateful] = field(default_factory=dict)
     spikes: Spikes = field(default_factory=Spikes)
     keeper: Keeper | None = None

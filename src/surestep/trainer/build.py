@@ -15,6 +15,7 @@ from surestep.engine.data.feed import feed
 from surestep.engine.data.order import Cut
 from surestep.engine.data.resume import declared_of
 from surestep.engine.loop import Loop
+from surestep.engine.losses.state import state_of_loss
 from surestep.engine.model.checkpointing import activation_checkpointing
 from surestep.engine.model.compiled import Graphs, compiled, eager
 from surestep.engine.model.frozen import base_of
@@ -75,7 +76,9 @@ def build(
         planned, model, trained_modules(parts.modes, model, plan, groups), narrow, training.cut
     )
     parts.state.base, parts.state.built = base_of(model, plan), built(model)
-    parts.state.declared = declared(callbacks) | declared_of(training.source, plan, parts.state)
+    parts.state.declared = (
+        declared(callbacks) | declared_of(training.source, plan, parts.state) | state_of_loss(loss)
+    )
     parts.transform = training.transform
     for module, mode in modes:
         settings.callback(setattr, module, "training", mode)

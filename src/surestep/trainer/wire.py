@@ -78,7 +78,7 @@ def parts_of(
         loss=loss,
         parallel=first.parallel,
         modes=Modes(model, tuple(keep_eval)),
-        buffers=Buffers(model),
+        buffers=Buffers(model, loss.module),
         randomness=ModelRandomness(plan.seed, plan.device, generators),
         generators=generators,
         autocast=autocast(plan, cached=task.step is None),

@@ -15,11 +15,13 @@ def model():
 def test_only_what_a_state_dict_leaves_out_and_what_moved_is_found():
     net = model()
     before = built(net)
-    assert before.keys() == {"1.table", "1.calls"}
+    assert before.keys() == {"1.table", "1.calls", "1.none"}
+    assert before["1.none"] is None
     assert moved(net, before) == {}
     net[0].running_mean += 1
     net[1].calls += 1
-    assert moved(net, before).keys() == {"1.calls"}
+    net[1].none = torch.zeros(())
+    assert moved(net, before).keys() == {"1.calls", "1.none"}
 
 
 def test_what_is_not_named_is_as_it_was_built():

@@ -71,9 +71,8 @@ def check_first_batch(
         return set()
     randomness = ModelRandomness(feed.seed, feed.device)
     with (
+        kept_buffers(model, feed.loss.module),
         eval_mode(model),
-        kept_buffers(model),
-        kept_buffers(feed.loss.module or nn.Module()),
         torch.no_grad(),
         kept_generators(feed.device),
     ):

@@ -23,6 +23,7 @@ from surestep.engine.evaluation.rows import Rows, named
 from surestep.engine.loss import Loss, no_loss
 from surestep.engine.losses.base import at_least_fp32
 from surestep.engine.metrics import take_logged
+from surestep.engine.model.kept import kept_buffers
 from surestep.engine.plan import Plan
 from surestep.engine.seed import ModelRandomness, kept_generators
 from surestep.engine.task import Task
@@ -123,7 +124,7 @@ def predict(
     check_passes(passes)
     dropping = dropouts(model) if passes is not None else []
     rows = Rows(folder)
-    with eval_mode(model), grad_off(), kept_generators(feed.device):
+    with kept_buffers(model), eval_mode(model), grad_off(), kept_generators(feed.device):
         for module in dropping:
             module.training = True
         one = _Forward(model, loss, autocast, ModelRandomness(feed.seed, feed.device))

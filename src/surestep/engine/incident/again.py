@@ -45,7 +45,7 @@ def untouched(parts: Parts) -> Iterator[None]:
         stack.enter_context(kept_generators(device))
         seed_loading(0)
         stack.enter_context(kept_modes(model.modules()))
-        stack.enter_context(kept_buffers(model))
+        stack.enter_context(kept_buffers(model, parts.loss.module))
         stack.enter_context(eager(model))
         for each in optimizers:
             each.keep()

@@ -56,7 +56,7 @@ def measure_activations(
     attention: list[str] = []
     with (
         kept_modes(model.modules()),
-        kept_buffers(model),
+        kept_buffers(model, feed.loss.module),
         kept_generators(plan.device),
         _Attention(attention),
     ):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from surestep.base.errors import CheckpointError
 from surestep.engine.model.frozen import fingerprint
 from surestep.engine.model.initial import some
-from surestep.engine.model.nonpersistent import put
+from surestep.engine.model.nonpersistent import empty_buffers, every_buffer, put
 from surestep.engine.optim.names import opened
 from surestep.engine.parallel.pieces import Described, Keeper, in_parts
 from surestep.engine.spikes import Spikes
@@ -23,6 +23,7 @@ from surestep.record.checkpoint.manifest import RECORD
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
 from surestep.record.checkpoint.optimizers import fitting_states, load_states
 from surestep.record.checkpoint.snapshot import BUFFERS
+from surestep.record.checkpoint.sparse import put_together
 
 _NONE: Mapping[str, str] = {}
 
@@ -97,7 +98,8 @@ def _fitting_buffers(found: Opened, state: State) -> dict[str, Tensor]:
             f"{found.name} is of another model: it has the buffers {_few(foreign)} besides. Build "
             "the model that was trained."
         )
-    _check_types(found, tensors, state.built)
+    known = {name: each for name, each in state.built.items() if each is not None}
+    _check_types(found, tensors, known)
     return tensors
 
 
@@ -180,18 +182,22 @@ def _fitting_weights(
             f"{found.path} cannot be read: it lacks the tensor {error}."
         ) from error
     tensors |= _base(found, record.get("base") or {}, own, known)
-    _check_shapes(found, {name: each for name, each in tensors.items() if name in own}, own)
-    extra = state_dict.keys() - own.keys()
-    here, there = own.keys() | extra, tensors.keys() | record["extra"].keys()
-    missing, foreign = sorted(here - there), sorted(there - here)
     if tensors.keys() & record["extra"].keys():
         raise fault(found.path, RECORD, "it has an extra state that is a tensor as well")
+    try:
+        tensors, others = put_together(tensors, record["extra"])
+    except ValueError as error:
+        raise fault(found.path, RECORD, error) from error
+    _check_shapes(found, {name: each for name, each in tensors.items() if name in own}, own)
+    extra = state_dict.keys() - own.keys()
+    here, there = own.keys() | extra, tensors.keys() | others.keys()
+    missing, foreign = sorted(here - there), sorted(there - here - empty_buffers(model).keys())
     if missing or foreign:
         raise CheckpointError(
             f"{found.name} is of another model: it lacks {_few(missing)} and has "
             f"{_few(foreign)} besides. Build the model that was trained."
         )
-    return {**tensors, **record["extra"]}
+    return {**tensors, **others}
 
 
 def _apart(model: nn.Module, keeper: Keeper | None) -> dict[str, Described]:
@@ -239,21 +245,37 @@ def _load_weights(
     """Load what fits; an extra state is taken by code of the model, which may refuse it."""
     apart = _apart(model, keeper)
     here = {name: each for name, each in weights.items() if name not in apart}
+    replaced = _replace_buffers(model, here)
+    here = {name: each for name, each in here.items() if name not in replaced}
+    strict = not apart and not replaced  # all names were compared before
     if found.record["extra"]:
         before = copy.deepcopy(model.state_dict())
         try:
-            model.load_state_dict(here, strict=not apart)
+            model.load_state_dict(here, strict=strict)
         except Exception as error:
             model.load_state_dict(before)
             raise CheckpointError(
                 f"{found.path} does not fit: an extra state of the model was refused: {error!r}."
             ) from error
     else:
-        model.load_state_dict(here, strict=not apart)
+        model.load_state_dict(here, strict=strict)
     if keeper is not None:
         with found.reading("model") as read:
             for name in keeper.described():
                 keeper.put_weight(name, read(found.record["aliases"].get(name, name), None))
+
+
+def _replace_buffers(model: nn.Module, weights: Mapping[str, Any]) -> set[str]:
+    """Load buffers that no copy can fill: those that are None here, and sparse ones; name them."""
+    replaced = set()
+    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    for name, owner, key in every_buffer(model):
+        now, value = owner._buffers[key], weights.get(name)
+        if isinstance(value, Tensor) and (now is None or now.layout is not torch.strided):
+            like = device if now is None else now.device
+            owner._buffers[key] = value.to(like, copy=True)
+            replaced.add(name)
+    return replaced
 
 
 def _base(

@@ -22,6 +22,7 @@ from surestep.record.checkpoint.layout import Layout, Named
 from surestep.record.checkpoint.options import encode_options
 from surestep.record.checkpoint.parts import Boxes, Found, is_shared, kept, parted
 from surestep.record.checkpoint.slots import flatten
+from surestep.record.checkpoint.sparse import is_sparse, take_apart
 from surestep.record.files import dumps
 from surestep.record.kinds import shown
 
@@ -145,6 +146,10 @@ def _model_tensors(
             continue
         if not isinstance(value, Tensor):
             extra[name] = _as_json(name, value)
+            continue
+        if is_sparse(value):
+            parts, extra[name] = take_apart(name, value)
+            tensors |= parts
             continue
         key: Any = (value.data_ptr(), value.shape, value.stride())
         if state.keeper is not None or is_cut(value):

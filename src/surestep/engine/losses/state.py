@@ -1,0 +1,46 @@
+"""The state of a loss that is a module: buffers that it moves itself, such as a moving average."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from surestep.base.errors import CheckpointError
+from surestep.engine.losses.base import Loss
+from surestep.engine.model.nonpersistent import built, every_buffer, moved, put
+
+NAME = "the loss"  # what its state is called in a checkpoint
+
+
+class LossState:
+    """The buffers of a loss that are not as they were built."""
+
+    def __init__(self, loss: Loss) -> None:
+        assert loss.module is not None
+        self.module = loss.module
+        self.built = built(self.module, every_buffer)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the buffers that were moved, by name."""
+        return moved(self.module, self.built, every_buffer)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Put them back.
+
+        Raises:
+            CheckpointError: they are those of another loss.
+        """
+        if not isinstance(state, Mapping) or not state.keys() <= self.built.keys():
+            raise CheckpointError(
+                f"The checkpoint has the buffers {', '.join(map(str, state))} of a loss, and the "
+                f"loss here has {', '.join(self.built) or 'none'}. Use the one it was trained with."
+            )
+        put(self.module, self.built, state, every_buffer)
+
+
+def state_of_loss(loss: Loss) -> dict[str, LossState]:
+    """Return what a checkpoint holds of a loss, by name; nothing where it has no buffers."""
+    module = loss.module
+    if module is None or not any(each._buffers for each in module.modules()):
+        return {}
+    return {NAME: LossState(loss)}
