@@ -16,6 +16,7 @@ from surestep.base.local import local_path
 from surestep.engine.parallel.pieces import Described
 from surestep.record.checkpoint.listing import Saved
 from surestep.record.checkpoint.opened import Opened
+from surestep.record.checkpoint.sparse import put_together
 from surestep.record.checkpoint.tensors import stream_tensors
 from surestep.record.files import disk_hint, dumps, sync
 from surestep.record.leftovers import half_done
@@ -91,7 +92,8 @@ def export(
             else:
                 with _reading(found, lies) as read:
                     weights = _each_once(lies, read)
-                _write_state_dict(temporary, {**weights, **found.record["extra"]})
+                tensors, extra = put_together(weights, found.record["extra"])
+                _write_state_dict(temporary, {**tensors, **extra})
             size = temporary.stat().st_size
     except OSError as error:
         raise CheckpointError(
@@ -182,8 +184,8 @@ def _check_plain(found: Opened) -> None:
     if found.record["extra"]:
         names = ", ".join(found.record["extra"])
         raise CheckpointError(
-            f"{found.path} has state that is no tensor, which safetensors cannot hold: {names}. "
-            "Export it to a file that ends in .pt."
+            f"{found.path} has state that is no dense tensor, which safetensors cannot hold: "
+            f"{names}. Export it to a file that ends in .pt."
         )
 
 

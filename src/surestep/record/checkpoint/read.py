@@ -248,12 +248,13 @@ def _load_weights(
     replaced = _replace_buffers(model, here)
     here = {name: each for name, each in here.items() if name not in replaced}
     strict = not apart and not replaced  # all names were compared before
-    if found.record["extra"]:
-        before = copy.deepcopy(model.state_dict())
+    if not all(isinstance(each, Tensor) for each in here.values()):
+        state_dict = model.state_dict().items()
+        before = {name: copy.deepcopy(each) for name, each in state_dict if name not in replaced}
         try:
             model.load_state_dict(here, strict=strict)
         except Exception as error:
-            model.load_state_dict(before)
+            model.load_state_dict(before, strict=not replaced)
             raise CheckpointError(
                 f"{found.path} does not fit: an extra state of the model was refused: {error!r}."
             ) from error
