@@ -75,6 +75,7 @@ ELSEWHERE: dict[str, Callable[[Session], Any]] = {
         schedule_of,
     ),
     **dict.fromkeys(("schedule.threshold_mode", "schedule.save_cycles"), schedule_of),
+    "limit_val_batches": lambda session: session.plan.limit_val_batches,
     "validation.metric": lambda session: session.plan.validation_metric,
     "validation.mode": lambda session: session.plan.validation_mode,
     **dict.fromkeys(

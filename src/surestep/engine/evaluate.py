@@ -15,6 +15,7 @@ from surestep.engine.device import sum_dtype
 from surestep.engine.evaluation.nonfinite import explain_nonfinite, forward_of
 from surestep.engine.loss import Loss, targets_for
 from surestep.engine.losses.several import heads, naming
+from surestep.engine.losses.state import own_module
 from surestep.engine.metrics import (
     OpenMetric,
     open_metrics,
@@ -147,7 +148,7 @@ def evaluate(
     """
     totals = Totals(loss, metrics, feed.device, world)
     with (
-        kept_buffers(model, loss.module),  # observers move theirs in eval mode too
+        kept_buffers(model, own_module(loss)),  # observers move theirs in eval mode too
         eval_mode(model),
         grad_off(),
         kept_generators(feed.device),
@@ -208,7 +209,12 @@ def evaluate_parts(
         found[part] = evaluate(model, feed, loss, metrics, **how)
         if warn is not None and not math.isfinite(number(found[part]["loss"])):
             forward = forward_of(model, autocast)
-            with eval_mode(model), grad_off(), kept_generators(feed.device):
+            with (
+                kept_buffers(model, own_module(loss)),
+                eval_mode(model),
+                grad_off(),
+                kept_generators(feed.device),
+            ):
                 reason = explain_nonfinite(part, _micro_batches(feed), loss, forward, world)
                 take_logged()
             if reason:

@@ -9,6 +9,7 @@ from surestep.base.errors import ConfigError
 from surestep.engine.average import Average, annealed
 from surestep.engine.global_generators import GlobalGenerators
 from surestep.engine.loss import Loss
+from surestep.engine.losses.state import own_module
 from surestep.engine.model.kept import Buffers, Modes
 from surestep.engine.optim.build import build_optimizer
 from surestep.engine.optim.freezing import frozen, frozen_norms
@@ -78,7 +79,7 @@ def parts_of(
         loss=loss,
         parallel=first.parallel,
         modes=Modes(model, tuple(keep_eval)),
-        buffers=Buffers(model, loss.module),
+        buffers=Buffers(model, own_module(loss)),
         randomness=ModelRandomness(plan.seed, plan.device, generators),
         generators=generators,
         autocast=autocast(plan, cached=task.step is None),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.losses.base import Loss
@@ -15,9 +15,8 @@ NAME = "the loss"  # what its state is called in a checkpoint
 class LossState:
     """The buffers of a loss that are not as they were built."""
 
-    def __init__(self, loss: Loss) -> None:
-        assert loss.module is not None
-        self.module = loss.module
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
         self.built = built(self.module, every_buffer)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -40,7 +39,16 @@ class LossState:
 
 def state_of_loss(loss: Loss) -> dict[str, LossState]:
     """Return what a checkpoint holds of a loss, by name; nothing where it has no buffers."""
-    module = loss.module
-    if module is None or not any(each._buffers for each in module.modules()):
-        return {}
-    return {NAME: LossState(loss)}
+    module = own_module(loss)
+    return {} if module is None else {NAME: LossState(module)}
+
+
+def own_module(loss: Loss) -> nn.Module | None:
+    """Return the module of a loss if a step may move its buffers.
+
+    The losses of torch and of the table have buffers too, such as class weights, and move none.
+    """
+    for each in () if loss.module is None else loss.module.modules():
+        if each._buffers and type(each).__module__.partition(".")[0] not in ("torch", "surestep"):
+            return loss.module
+    return None
