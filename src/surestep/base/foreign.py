@@ -186,7 +186,9 @@ _RESUME = _say(
     "Trainer(task, config, run='runs/mine').fit(), which resumes what the folder holds",
     "--run runs/mine, which resumes what the folder holds",
 )
-_LENGTH = Foreign("epochs", text="The schedule ends with the run.")
+_LENGTH = Foreign(
+    "epochs", text="The schedule ends with the run, whose length is epochs or max_steps."
+)
 _OF_TASK = "Task({0}=...): it is what is trained, and not how"
 _PROCESSES = _say("surestep train RECIPE --nproc {value}", "--nproc {value}")
 

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,8 +16,8 @@ _BARE = re.compile(r"\s*([0-9._]+(?:e[+-]?[0-9]+)?)\s*(k?)\s*", re.IGNORECASE)
 
 def _text(value: Any) -> Any:
     """Turn a number into text, and a bare one into steps; what is neither is left to pydantic."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        value = exact(float(value))
+    if isinstance(value, (int, float)):
+        value = str(value) if isinstance(value, bool) else exact(float(value))
     match = _BARE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return value
@@ -151,19 +151,24 @@ def _milestones(value: Any) -> Any:
 
 def _range(value: Any) -> str:
     """Read the first and the last step: "10:15", "10-15" or (10, 15)."""
-    text = str(value) if isinstance(value, str) else ":".join(map(str, value))
+    text = ":".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
     first, _, last = re.sub(r"\s*(:|-|,|to)\s*", ":", text.strip()).partition(":")
     if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
         raise ValueError("must be the first and the last step, such as '10:15'")
     return f"{int(first)}:{int(last)}"
 
 
+_INDICES = re.compile(r"\s*\d+\s*(,\s*\d+\s*)+")
+
+
 def _samples(value: Any) -> str | tuple[int, ...]:
     """Read the name of a file, or indices of samples; one word that is no number is a name."""
     if isinstance(value, os.PathLike):
         return str(os.fspath(value))
-    if isinstance(value, str):
+    if isinstance(value, (str, int)):
         value = [value]
+    if isinstance(value, Sequence) and len(value) == 1 and _INDICES.fullmatch(str(value[0])):
+        value = str(value[0]).split(",")
     if not isinstance(value, Iterable):
         raise ValueError("must be the name of a file, or indices of samples such as [3, 17]")
     words = [each if isinstance(each, str) else int(each) for each in value]

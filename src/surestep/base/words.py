@@ -249,7 +249,7 @@ def read_word(option: str, value: Any, choices: tuple[str, ...]) -> Any:
         return NOT_SET
     if not isinstance(value, (str, int)):
         return value
-    if option == "device" and isinstance(value, int) and not isinstance(value, bool):
+    if option == "device" and str(value).isdigit():
         return f"cuda:{value}"
     word = key(str(value))
     meant = VALUES.get(option, {}).get(word)

@@ -75,7 +75,9 @@ def written(option: str, value: Any, form: Form, group: str = "") -> str:
     setting = f"{name}={value!r}"
     if above == group:
         return setting
-    return f"{above}={_CLASSES.get(above, above.title())}({setting})" if above else setting
+    if above:
+        setting = f"{above}={_CLASSES.get(above, above.title())}({setting})"
+    return f"Config({setting})" if group else setting
 
 
 _CLASSES: Mapping[str, str] = {"early_stop": "EarlyStop"}

@@ -98,6 +98,8 @@ def _unknown(name: str, value: str, typed: Mapping[str, str], known: Iterable[st
     elif group in Config.model_fields:  # compared without the group, which all of them share
         inner = (each.rpartition(".") for each in known)
         meant = near(own, [last for above, _, last in inner if above == group], f"--{group}.")
+    elif groups := [each for each in known if each.endswith(f".{name}")]:
+        meant = f"Did you mean {' or '.join(repr(flag(each)) for each in groups)}?"
     else:
-        meant = near(name, [*known], "--")
+        meant = near(name.replace("_", "-"), [each.replace("_", "-") for each in known], "--")
     return f"There is no option {flag(name)!r}. {meant}"

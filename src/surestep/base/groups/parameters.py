@@ -1,7 +1,7 @@
 """A group of parameters as its user writes it: a pattern, and what holds for what it matches."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -132,27 +132,36 @@ def _number(text: str) -> float | None:
 
 def _texts(value: Any) -> tuple[str, ...]:
     """Turn groups, or the text of them, into the text that is kept."""
-    several = (value,) if isinstance(value, (str, Group)) else value
+    several = (value,) if isinstance(value, (str, Group, Mapping)) else value
     if not isinstance(several, (tuple, list)):
         raise ValueError(f"it must be a list of text, {_NEEDS}")
-    for each in several:
-        if isinstance(each, Mapping):
-            raise ConfigError(_instead_of(each))
-    return tuple(
-        str(each if isinstance(each, Group) else read_group(str(each))) for each in several
-    )
+    return tuple(str(_one(each)) for each in several)
 
 
-def _instead_of(group: Mapping[str, Any]) -> str:
+def _one(value: Any) -> Group:
+    """Read one group: as text, or as torch's dict of options with a pattern for its parameters."""
+    if isinstance(value, Group):
+        return value
+    if not isinstance(value, Mapping):
+        return read_group(str(value))
+    options = {_NAMES.get(str(name), str(name)): each for name, each in value.items()}
+    pattern = options.pop("params", options.pop("pattern", None))
+    wrong = [name for name in options if name not in _NAMES.values()]
+    if not isinstance(pattern, str) or wrong:
+        raise ConfigError(_instead_of(value, wrong))
+    return Group(pattern, **options)
+
+
+def _instead_of(group: Mapping[str, Any], wrong: Sequence[str]) -> str:
     """Say what to write instead of one of torch's parameter groups."""
     own = [name for name in ("lr", "weight_decay") if isinstance(group.get(name), int | float)]
     settings = ", ".join(f"{name}={group[name]!r}" for name in own) or "lr=1e-3"
-    pattern = group.get("pattern")
+    pattern = group.get("params", group.get("pattern"))
+    what = f"has no {wrong[0]}" if wrong else "takes patterns on the names of parameters"
     pattern = pattern if isinstance(pattern, str) else "head.*"
     return (
-        "optim.groups takes patterns on the names of parameters, and no dicts. Write "
-        f"groups=[surestep.Group({pattern!r}, {settings})]; parameters themselves go to "
-        "Task(optimizer=lambda groups: torch.optim.AdamW(groups))."
+        f"optim.groups {what}. Write groups=[surestep.Group({pattern!r}, {settings})]; parameters "
+        "themselves go to Task(optimizer=lambda groups: torch.optim.AdamW(groups))."
     )
 
 

@@ -1,0 +1,71 @@
+"""Every row of forms.py: what people type is taken, or answered with what to type."""
+
+import datetime
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import surestep
+from surestep.base.config import Config
+from surestep.base.errors import ConfigError
+from surestep.base.groups.group import Group
+from surestep.cli.config_file import read_config_file
+from surestep.cli.options import read_command_line
+from surestep.cli.train import EXTRAS
+from tests.base.forms import ROWS
+
+NAMES = {
+    **{name: getattr(surestep, name) for name in surestep.__all__},
+    **{"torch": torch, "np": np, "timedelta": datetime.timedelta},
+}
+
+
+def python(typed, _):
+    made = eval(typed, dict(NAMES))
+    if isinstance(made, Config):
+        return made.said()
+    assert isinstance(made, Group)
+    return Config(**{made.prefix.rstrip("."): made}).said()
+
+
+def toml(typed, folder):
+    (folder / "run.toml").write_text(typed)
+    options, places = read_config_file(Path("run.toml"))
+    return Config.from_options(options, places).said()
+
+
+def cli(typed, _):
+    asked = read_command_line("train", ["digits", *shlex.split(typed)], EXTRAS)
+    return {
+        **{name: value for name, value in asked.config.said().items() if name in asked.said},
+        **{f"extras.{name}": value for name, value in asked.extras.items()},
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "typed", "outcome"), ROWS, ids=[f"{a}: {b}" for a, b, _ in ROWS]
+)
+def test_a_form_is_taken_or_answered_with_what_to_type(
+    source, typed, outcome, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    read = {"python": python, "toml": toml, "cli": cli}[source]
+    if isinstance(outcome, str):
+        with pytest.raises(ConfigError) as caught:
+            read(typed, tmp_path)
+        assert outcome in str(caught.value)
+        return
+    found = read(typed, tmp_path)
+    assert {name: found[name] for name in outcome} == outcome
+    if source != "cli":  # a recipe sets options of its own
+        assert found == outcome
+    elif not outcome:
+        assert typed.split()[0].lstrip("-") not in found
+
+
+def test_the_table_is_not_cut_short():
+    assert len(ROWS) >= 215
+    assert len({(source, typed) for source, typed, _ in ROWS}) == len(ROWS)
