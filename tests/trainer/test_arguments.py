@@ -111,7 +111,7 @@ def test_a_closed_session_says_how_its_checkpoints_are_measured(tmp_path):
     [
         ({"params": [], "lr": 0.5}, "surestep.Group('head.*', lr=0.5)"),
         ({"params": [], "weight_decay": 0.0}, "surestep.Group('head.*', weight_decay=0.0)"),
-        ({"pattern": "0.*", "lr": 0.5}, "surestep.Group('0.*', lr=0.5)"),
+        ({"pattern": "0.*", "lr": 0.5, "betas": 1}, "surestep.Group('0.*', lr=0.5)"),
     ],
 )
 def test_groups_as_torch_writes_them_are_refused_with_ours(group, written):
