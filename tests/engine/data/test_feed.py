@@ -233,3 +233,79 @@ def test_a_validation_batch_size_that_was_said_is_not_replaced():
     loader = DataLoader(Rows(), 4)
     with pytest.raises(ConfigError, match=r"validation\.batch_size=5"):
         val_feed(loader, validation={"batch_size": 5})
+
+
+def hide_by_torch(targets, rows):
+    targets[rows] = -100
+
+
+def hide_by_numpy(targets, rows):
+    targets.numpy()[rows] = -100
+
+
+def hide_by_data(targets, rows):
+    targets.data[rows] = -100
+
+
+def hide_elsewhere(targets, rows):
+    """Give the tensor other memory."""
+    targets.data = torch.where(torch.isin(torch.arange(len(targets)), torch.tensor(rows)), -100, 1)
+
+
+@pytest.mark.parametrize("hide", [hide_by_torch, hide_by_numpy, hide_by_data, hide_elsewhere])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("chosen", [None, list(range(4, 24))])
+def test_targets_that_change_in_place_are_counted_again(hide, shuffle, chosen):
+    x, y = tiny.data(24)
+    data = TensorDataset(x, y)
+    data = data if chosen is None else Subset(data, chosen)
+    training = tiny.train_feed({"train": data}, batch_size=8, data={"shuffle": shuffle})
+    assert [batch.items for batch in training.batches(0)] == [8] * (len(data) // 8) + (
+        [len(data) % 8] if len(data) % 8 else []
+    )
+    batches = training.batches(1)
+    first = next(batches)
+    hide(y, list(range(4, 20)))
+    later = list(batches)
+    assert first.items == 8
+    for batch in later:
+        kept = sum(int((micro.targets != -100).sum()) for micro in batch.micro_batches)
+        assert batch.items == kept
+    assert sum(batch.items for batch in training.batches(2)) == (8 if chosen is None else 4)
+
+
+def test_arrays_that_change_in_place_are_counted_again():
+    x, y = (each.numpy() for each in tiny.data(24))
+    training = tiny.train_feed({"train": (x, y)}, batch_size=24)
+    y[:10] = -100
+    assert [batch.items for batch in training.batches(0)] == [14]
+
+
+def test_a_step_divides_by_the_targets_that_are_left(tmp_path):
+    x, y = tiny.data(40)
+    net = tiny.model()
+    parts = {"model": net, "train": (x, y)}
+    with tiny.prepare(tmp_path, parts, batch_size=40) as session:
+        y[16:] = -100
+        with torch.no_grad():
+            expected = torch.nn.functional.cross_entropy(net(x[:16]), y[:16])
+        result = next(session.steps())
+    assert result.items == 16
+    torch.testing.assert_close(result.loss, expected)
+
+
+def test_labels_whose_ignore_index_is_a_class_are_counted_each_time():
+    x, y = tiny.data(24)
+    y = y % 2 + 1
+    loss = torch.nn.CrossEntropyLoss(ignore_index=0)
+    training = tiny.train_feed({"train": (x, y), "loss": loss}, batch_size=24)
+    y.numpy()[:5] = 0
+    assert [batch.items for batch in training.batches(0)] == [19]
+
+
+def test_probabilities_that_change_in_place_count_by_their_shape():
+    x, y = tiny.data(24)
+    shares = torch.nn.functional.one_hot(y, 3).float()
+    training = tiny.train_feed({"train": (x, shares)}, batch_size=8)
+    shares.fill_(1 / 3)
+    assert [batch.items for batch in training.batches(0)] == [8, 8, 8]

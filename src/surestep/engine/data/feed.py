@@ -5,9 +5,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, tee
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from surestep.base.errors import DataError, WorkerError
@@ -31,7 +33,7 @@ from surestep.engine.data.passes import Stream
 from surestep.engine.data.skips import order_without
 from surestep.engine.data.source import InMemory, Loaded, Source
 from surestep.engine.data.transform import Transform, transform_of
-from surestep.engine.loss import Loss, no_loss
+from surestep.engine.loss import IGNORED, Loss, no_loss
 from surestep.engine.losses.several import counted
 from surestep.engine.plan import Plan
 from surestep.engine.task import Task
@@ -90,7 +92,7 @@ class Feed:
         self.leave: Callable[[], bool] | None = None
         self.retry: Callable[[WorkerError], bool] | None = None
         self.shared = cut.ranks > 1
-        self._items_per_sample = _uniform_items(source, task, loss)
+        self._uniform = _uniform_items(source, task, loss)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of `epoch` from the one at position `start` on."""
@@ -121,11 +123,12 @@ class Feed:
         wanted = chain.from_iterable(map(itemgetter(3), ahead))
         raw = self.source.read(epoch, order, map(read_for, wanted) if self.shared else wanted)
         loaded = self.source if isinstance(self.source, Loaded) else None
+        rows = None if self._uniform is None else self._uniform.rows(order)
         for first, end, ends_epoch, ranges in cuts:
             pieces = raw if loaded is None else loaded.take(raw, len(ranges))
             micro_batches = []
             for where in ranges:
-                micro = self.micro_batch(next(pieces), where.start, len(where))
+                micro = self.micro_batch(next(pieces), where.start, len(where), rows)
                 micro_batches.append(micro if where else nothing_in(micro))
             batch = self.batch(micro_batches, (epoch, first, end), ends_epoch=ends_epoch)
             yield batch._replace(samples=end - first) if self.shared else batch
@@ -163,8 +166,17 @@ class Feed:
         whole = Batch(tuple(micro_batches), items, samples, *place, ends_epoch)
         return whole._replace(part_items=part_items_of(micro_batches)) if self.loss.parts else whole
 
-    def micro_batch(self, raw: Any, position: int, samples: int) -> MicroBatch:
-        """Tell inputs from targets and count the items."""
+    def micro_batch(
+        self, raw: Any, position: int, samples: int, rows: NDArray[np.int64] | None = None
+    ) -> MicroBatch:
+        """Tell inputs from targets and count the items.
+
+        Args:
+            raw: the batch as it was read.
+            position: of its first sample.
+            samples: in it.
+            rows: of data in memory, the sample at each position of the epoch.
+        """
         if self._is_plain and type(raw) is tuple:
             args, targets, kwargs = raw[:-1], raw[-1], _NOTHING
         else:
@@ -172,10 +184,19 @@ class Feed:
         if self.loss.parts:
             micro = MicroBatch(args, kwargs, targets, 0, samples, position)
             return counted(micro._replace(is_ready=self.is_ready), self.loss, raw)
-        if self._items_per_sample is None:
+        uniform = self._uniform
+        if uniform is None or rows is None or not samples:
             items = self.loss.items(raw, targets)
-        else:
-            items = samples * self._items_per_sample
+        elif uniform.labels is None:
+            is_same = uniform.version == uniform.targets._version
+            items = samples * uniform.items if is_same else self.loss.items(raw, targets)
+        elif (
+            uniform.labels[rows[position : position + samples]].min() >= 0
+            and uniform.address == uniform.targets.data_ptr()
+        ):
+            items = samples * uniform.items
+        else:  # the memory was written to since the data was opened
+            items = self.loss.items(raw, targets)
         micro = MicroBatch(args, kwargs, targets, items, samples, position)
         return micro._replace(is_ready=True) if self.is_ready else micro
 
@@ -339,20 +360,56 @@ def _limit_of(plan: Plan, *, training: bool, is_val: bool) -> int | None:
     return plan.limit_val_batches if is_val else None
 
 
-def _uniform_items(source: Source | Stream, task: Task, loss: Loss) -> float | None:
+class _Uniform(NamedTuple):
+    """Targets in memory of which each sample has as many items as any other.
+
+    Attributes:
+        items: of each sample.
+        targets: all of them.
+        labels: the same memory as an array: numpy may write to it too, which changes no version of
+            a tensor. None where targets are probabilities, or not on the host.
+        version: of the targets when they were looked at.
+        address: of their memory then.
+        chosen: the samples that are used; None for all.
+    """
+
+    items: float
+    targets: Tensor
+    labels: NDArray[Any] | None
+    version: int
+    address: int
+    chosen: Tensor | None
+
+    def rows(self, order: Tensor | None) -> NDArray[np.int64]:
+        """Return the row of the targets at each position of an epoch."""
+        if order is None:
+            found = torch.arange(len(self.targets)) if self.chosen is None else self.chosen
+        else:
+            found = order if self.chosen is None else self.chosen[order]
+        return found.cpu().numpy()
+
+
+def _uniform_items(source: Source | Stream, task: Task, loss: Loss) -> _Uniform | None:
     """Return the items of each sample, where a look at all targets in memory shows them equal.
 
     Counting unmasked targets costs two small operations a batch; one look before the start saves
-    them all where nothing is masked.
+    them all where nothing is masked, but for the lowest label of each batch.
     """
-    weighted = getattr(loss.module, "weight", None) is not None
-    in_memory = isinstance(source, InMemory) and task.inputs is None
-    if not isinstance(source, InMemory) or not in_memory or loss.kind != "classes" or weighted:
+    if not isinstance(source, InMemory) or task.inputs is not None or loss.kind != "classes":
+        return None
+    if getattr(loss.module, "weight", None) is not None:
         return None
     targets = task.split(source.tensors)[2]
     if not isinstance(targets, Tensor) or loss.items(source.tensors, targets) != targets.numel():
         return None
-    return targets.numel() / len(targets)
+    labels = None
+    if not targets.is_floating_point() and targets.device.type == "cpu":
+        if getattr(loss.module, "ignore_index", IGNORED) >= 0:  # the lowest label tells nothing
+            return None
+        labels = targets.numpy()
+    each = targets.numel() / len(targets)
+    version, address = targets._version, targets.data_ptr()
+    return _Uniform(each, targets, labels, version, address, source.index)
 
 
 def _pinned(tensor: Tensor) -> Tensor:
