@@ -141,7 +141,8 @@ class Loop:
 
     def step(self, batch: Batch) -> StepResult:
         """Take one step on a batch that is on the device, and let the callbacks look."""
-        self.start()
+        if not self._started:
+            self.start()
         for callback in self._on_batch:
             self.ask(callback.on_batch(self.state, batch))
         try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from surestep.base.errors import ConfigError, near
 from surestep.engine.average import BATCH_NORM
 from surestep.engine.checks.parts import check_loss
 from surestep.engine.data.arrange import with_order
-from surestep.engine.data.batch import only_element
+from surestep.engine.data.batch import MicroBatch, only_element
 from surestep.engine.data.batched import NoData, with_ready_batches
 from surestep.engine.data.dataset import (
     check_unsampled,
@@ -42,6 +42,7 @@ from surestep.engine.model.adapters import has_adapters
 from surestep.engine.model.compiled import unwrapped
 from surestep.engine.model.initial import Started
 from surestep.engine.model.kept import kept_modes
+from surestep.engine.model.lazy import initialize_lazy, lazy_names
 from surestep.engine.optim.kinds import kinds_of
 from surestep.engine.optim.layers import blocks_of
 from surestep.engine.optim.learners import plan_learners
@@ -49,7 +50,7 @@ from surestep.engine.parallel.blocks import blocks_for
 from surestep.engine.plan import Given, Plan
 from surestep.engine.precision import process_settings
 from surestep.engine.resolve import device_of, resolve, seed_of
-from surestep.engine.seed import set_seed
+from surestep.engine.seed import kept_generators, set_seed
 from surestep.engine.task import Task
 from surestep.record.weights import load_initial
 from surestep.trainer.skipping import skips_asked
@@ -111,11 +112,34 @@ def plan_task(
         model = unwrapped(task.build_model())
     loss = task.build_loss(model)
     check_loss(task.loss)
+    if lazy_names(model):
+        initialize_lazy(model, _first_batch(task, config, loss, facts, skips))
     given = _given(task, config, model, loss, skips)
     said = origin.said if origin is not None else {}
     one = partial(plan_learners, task, model) if task.optimizers else resolve
     decide = partial(one, facts=facts, given=given, origins=said)
     return Planned(task, config, facts, decide(config), model, loss, decide)
+
+
+def _first_batch(
+    task: Task, config: Config, loss: Loss, facts: Facts, skips: Skips | None
+) -> MicroBatch:
+    """Read the first batch of a Task whose model has no shapes yet, for a Plan of another model.
+
+    The generators are put back: the weights are drawn next, as if nothing had been read.
+    """
+    said = {k: v for k, v in config.said().items() if k.partition(".")[0] not in _OF_MODEL}
+    with kept_generators(torch.device("cpu")):
+        given = replace(_given(task, config, nn.Linear(1, 1), loss, skips), own_optimizer=True)
+        plan = resolve(Config.from_options(said), facts, given).alone()
+        training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
+        try:
+            return training.first()[1]
+        finally:
+            training.close()
+
+
+_OF_MODEL = ("optim", "schedule", "average", "parallel", "activation_checkpointing", "compile")
 
 
 def _given(task: Task, config: Config, model: nn.Module, loss: Loss, skips: Skips | None) -> Given:

@@ -21,6 +21,7 @@ from surestep.engine.step import StepResult
 from surestep.engine.task import Task
 from surestep.engine.value import Value, shown
 from surestep.record.checkpoint.opened import Opened
+from surestep.record.checkpoint.snapshot import check_can_be_saved
 from surestep.record.progress import Bar, Plain, Quiet
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run, Which
@@ -64,6 +65,7 @@ class Session:
         self._has_end = self._has_own_steps = False
         self._error: BaseException | None = None  # that left the `with` block
         self.timed = Timed()
+        self._checked = False
         self._gauge = gauge
         self._recorder = recorder
         self._settings = settings
@@ -321,6 +323,9 @@ class Session:
                 error.add_note(f"{kind}.on_exception failed: {type(late).__name__}: {late}")
 
     def _log(self, point: LogPoint) -> None:
+        if not self._checked:  # the optimizers have made their state, which is to be saved too
+            self._checked = True
+            check_can_be_saved(self.state)
         self.timed.add(point)
         self._recorder.steps(point)
         self.saving.collect(together=not self.closed)

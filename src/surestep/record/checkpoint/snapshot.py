@@ -7,6 +7,7 @@ buffers that are kept from one to the next, since fresh memory costs five times 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from surestep.record.checkpoint.layout import Layout, Named
 from surestep.record.checkpoint.options import encode_options
 from surestep.record.checkpoint.parts import Boxes, Found, is_shared, kept, parted
 from surestep.record.checkpoint.slots import flatten
-from surestep.record.checkpoint.sparse import is_sparse, take_apart
+from surestep.record.checkpoint.sparse import is_sparse, layout_of, take_apart
+from surestep.record.checkpoint.tensors import name_of
 from surestep.record.files import dumps
 from surestep.record.kinds import shown
 
@@ -113,6 +115,25 @@ class Staging:
         return self._layout
 
 
+def check_can_be_saved(state: State) -> None:
+    """Check that a checkpoint can hold the model, the optimizers as they are, and the average.
+
+    Nothing is copied. What a way keeps apart of the model is of types that it saves itself.
+
+    Raises:
+        CheckpointError: a tensor of a type or layout, or a value, that has no form there.
+    """
+    if state.keeper is not None:
+        return
+    model, _, extra = _model_tensors(state, {})
+    tensors = [model, *(_of_optimizer(name, state)[0] for name in state.optimizers)]
+    tensors += [{} if state.average is None else state.average.tensors]
+    for name, each in chain.from_iterable(named.items() for named in tensors):
+        if isinstance(each, Tensor):
+            name_of(name, each.dtype)
+    dumps(extra)
+
+
 def _numbers(state: State, cycle: int | None) -> dict[str, Any]:
     """Return copies of what the engine keeps besides tensors: training goes on with its own."""
     return {
@@ -151,6 +172,11 @@ def _model_tensors(
             parts, extra[name] = take_apart(name, value)
             tensors |= parts
             continue
+        if value.layout is not torch.strided:
+            raise CheckpointError(
+                f"{name} has the layout {layout_of(value)}, which a checkpoint cannot hold. Keep a "
+                "dense or a sparse tensor, or set persistent=False."
+            )
         key: Any = (value.data_ptr(), value.shape, value.stride())
         if state.keeper is not None or is_cut(value):
             key = ids.get(name, name)

@@ -1,0 +1,52 @@
+"""Lazy modules, whose parameters have no shape before the first forward."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map
+
+from surestep.base.errors import TaskError
+from surestep.engine.data.batch import MicroBatch
+from surestep.engine.model.kept import kept_modes
+
+
+def lazy_names(model: nn.Module) -> list[str]:
+    """List the parameters and buffers that have no shape yet."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    return [name for name, each in named if is_lazy(each)]
+
+
+def initialize_lazy(model: nn.Module, micro: MicroBatch) -> None:
+    """Give lazy parameters their shapes and first values, by a forward of a batch in eval mode.
+
+    Args:
+        model: where its other parameters are.
+        micro: the first batch.
+
+    Raises:
+        TaskError: the forward fails, or leaves some without a shape.
+    """
+    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+
+    def move(value: Any) -> Any:
+        return value.to(device) if isinstance(value, Tensor) else value
+
+    args, kwargs = tree_map(move, (tuple(micro.args), dict(micro.kwargs)))
+    names = lazy_names(model)
+    try:
+        with kept_modes(model.modules()), torch.no_grad():
+            model.eval()
+            model(*args, **kwargs)
+    except Exception as error:  # the forward is the user's, and may raise anything
+        raise TaskError(
+            f"The model has lazy modules ({', '.join(names[:3])}), which its first forward "
+            f"initializes, and that fails: {type(error).__name__}: {error} Call the model once "
+            "on a batch before you give it to the Task."
+        ) from error
+    if left := lazy_names(model):
+        raise TaskError(
+            f"The forward of the first batch leaves {', '.join(left[:3])} without a shape. Use "
+            "every lazy module in forward, or replace it by one of a fixed size."
+        )

@@ -1,0 +1,75 @@
+"""Lazy modules are initialized by the first batch: before the Plan, and for every command."""
+
+import pytest
+import torch
+from torch import nn
+
+import surestep
+from surestep.base.errors import TaskError
+from tests import tiny
+
+
+def lazy(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
+
+
+def plain(seed: int = 0) -> nn.Module:
+    """The same model, initialized by hand before anything else is drawn."""
+    model = lazy(seed)
+    with torch.no_grad():
+        model.eval()(tiny.data()[0][:8])
+    return model
+
+
+def end(folder, model, **said):
+    with tiny.prepare(folder, {"model": model, "val": tiny.data(8)}, **said) as session:
+        list(session.steps())
+        return tiny.weights(session.model)
+
+
+def test_lazy_model_trains_as_one_that_was_initialized_by_hand(tmp_path):
+    assert torch.equal(end(tmp_path / "a", lazy()), end(tmp_path / "b", plain()))
+
+
+@pytest.mark.parametrize("kind", ["instance", "function"])
+def test_lazy_model_is_resumed(tmp_path, kind):
+    def make(seed=0):
+        return lazy(seed) if kind == "instance" else (lambda: lazy(seed))
+
+    whole = end(tmp_path / "whole", make())
+    with tiny.prepare(tmp_path / "run", {"model": make(), "val": tiny.data(8)}) as session:
+        next(iter(session.steps()))
+        session.save()
+    assert torch.equal(whole, end(tmp_path / "run", make(seed=5)))
+
+
+def test_lazy_model_is_evaluated_and_predicts(tmp_path):
+    end(tmp_path, lazy())
+    with tiny.prepare(tmp_path, {"model": lazy(3), "val": tiny.data(8)}) as session:
+        assert session.evaluate()["val/loss"] > 0
+        assert len(session.predict("val")) == 8
+
+
+def test_lazy_model_from_a_dataset_in_a_loader(tmp_path):
+    data = torch.utils.data.TensorDataset(*tiny.data())
+    loader = torch.utils.data.DataLoader(data, batch_size=8)
+    parts = {"model": lazy(), "train": loader}
+    with surestep.prepare(tiny.task(**parts), surestep.Config(epochs=1), run=tmp_path) as session:
+        list(session.steps())
+
+
+def test_forward_that_fails_or_leaves_modules_out_is_named(tmp_path):
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.LazyLinear(3), nn.LazyLinear(3)
+
+        def forward(self, x):
+            return self.used(x)
+
+    with pytest.raises(TaskError, match=r"leaves unused\.weight, unused\.bias without a shape"):
+        tiny.prepare(tmp_path / "a", {"model": Unused()})
+    model = nn.Sequential(nn.LazyLinear(3), nn.Linear(2, 2))
+    with pytest.raises(TaskError, match=r"lazy modules \(0\.weight, 0\.bias\).*Call the model"):
+        tiny.prepare(tmp_path / "b", {"model": model})
