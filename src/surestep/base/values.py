@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from surestep.base.duration import Unit, exact, parse_duration
+from surestep.base.words import Choice
 
 _BARE = re.compile(r"\s*([0-9._]+(?:e[+-]?[0-9]+)?)\s*(k?)\s*", re.IGNORECASE)
 
@@ -57,9 +58,10 @@ def _period(*units: Unit) -> AfterValidator:
         if share is None:
             return str(parse_duration(text, units))
         if not text.strip().endswith("%"):
-            raise ValueError(
-                "a share of each epoch, or of the run? Write "
-                f"'{text} epochs' or '{_percent(text, share)}'"
+            raise Choice(
+                "a share of each epoch, or of the run?",
+                {"": f"{text} epochs"},
+                {"": _percent(text, share)},
             )
         if not 0 < share < 1:
             raise ValueError("must be a share of the run between 0% and 100%")
@@ -76,7 +78,7 @@ def _whole_steps(text: str) -> str:
     """
     share = _share(text)
     if share is not None and not text.strip().endswith("%"):
-        raise ValueError(f"it has no unit: write '{text} epochs'")
+        raise Choice("it has no unit.", {"": f"{text} epochs"})
     return text
 
 
@@ -138,14 +140,10 @@ def _milestones(value: Any) -> Any:
     bare = [str(each).strip() for each in places]
     if any(each.replace("_", "").isdigit() for each in bare):
         spelled = (
-            tuple(f"{each} {unit}" if each.isdigit() else each for each in bare)
+            {"": [f"{each} {unit}" if each.isdigit() else each for each in bare]}
             for unit in ("epochs", "steps")
         )
-        epochs, steps = spelled
-        raise ValueError(
-            f"steps or epochs (which torch's habit is)? Write milestones={list(epochs)} or "
-            f"milestones={list(steps)}"
-        )
+        raise Choice("steps or epochs (which is torch's habit)?", *spelled)
     return tuple(places)
 
 

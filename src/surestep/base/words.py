@@ -1,7 +1,7 @@
 """The values that users type, in Python, in TOML and on the command line, and what each means.
 
 The one table. A spelling whose meaning cannot be doubted is taken; one that could mean two things
-raises a ValueError that ends in the text to type. Option names of other libraries are in
+raises a Choice, which holds the texts to type. Option names of other libraries are in
 `foreign.py`, lengths such as "1k steps" in `duration.py`.
 """
 
@@ -58,34 +58,61 @@ MAIN: Final[Mapping[str, str]] = {
 }
 
 
-class Doubt(str):
-    """What to say where a word has two meanings, or none here: it ends in the text to type."""
+class Choice(ValueError):
+    """A value that means two things, or something else than here: what to type instead.
 
-    __slots__ = ()
+    Args:
+        question: what is not clear.
+        texts: what to type, each as options by their full names ("" is the option itself), or as
+            text where it is no option.
+    """
+
+    def __init__(self, question: str, *texts: Mapping[str, Any] | str) -> None:
+        super().__init__(question)
+        self.question = question
+        self.texts = texts
 
 
-_HALF = Doubt(
-    "parameters of 16 bits are the model's and not an option: write precision='{0}' for fp32 "
-    "parameters and {0} arithmetic"
+def _half(name: str) -> Choice:
+    return Choice(
+        "parameters of 16 bits are the model's, and not an option. For fp32 parameters and "
+        f"{name} arithmetic",
+        {"precision": name},
+    )
+
+
+_DOUBLE = Choice(
+    "double precision is the model's, and not an option. Call model.double(), and",
+    {"precision": "fp32"},
 )
-_DOUBLE = Doubt(
-    "double precision is the model's and not an option: call model.double(), and write "
-    "precision='fp32'"
+_TORCH_WARMUP = Choice(
+    "torch's LinearLR rises from a third of the rate, and ours falls to the end of the run.",
+    {"schedule.name": "constant", "schedule.warmup": "5 steps"},
+    {"schedule.name": "linear"},
 )
-_TORCH_WARMUP = Doubt(
-    "torch's LinearLR rises from a third of the rate: write name='constant', warmup='5 steps' for "
-    "that, or name='linear' for a straight fall to the end of the run"
+_TORCH_CONSTANT = Choice(
+    "torch's ConstantLR holds a third of the rate for 5 steps, and ours stays.",
+    {"schedule.name": "constant", "schedule.warmup": "5 steps"},
+    {"schedule.name": "constant"},
 )
-_TORCH_CONSTANT = Doubt(
-    "torch's ConstantLR holds a third of the rate for 5 steps: write name='constant' for a rate "
-    "that stays, or warmup='5 steps' for a slow start"
+_FUNCTION = Choice("the Task takes a function.", "Task(schedule=lambda step, total: 1.0)")
+_CHAIN = Choice("stages are a chain.", {"schedule.chain": ("linear 500 steps", "cosine")})
+_DATA_PARALLEL = Choice(
+    "torch replaced DataParallel by DistributedDataParallel.", {"parallel.kind": "ddp"}
 )
-_FUNCTION = Doubt("a function is given to the Task: write Task(schedule=lambda step, total: 1.0)")
-_CHAIN = Doubt("write chain=('linear 500 steps', 'cosine')")
-_DATA_PARALLEL = Doubt("torch replaced DataParallel by DistributedDataParallel: write kind='ddp'")
-_ZERO_STAGE = Doubt("write kind='deepspeed', zero={0}")
-_HOW_MANY = Doubt("it does not say how many evaluations to wait: write patience=5")
-_WHICH_AVERAGE = Doubt("it does not say which: write kind='ema' or kind='swa'")
+_UNUSED = Choice(
+    "it is two options.", {"parallel.kind": "ddp", "parallel.find_unused_parameters": True}
+)
+
+
+def _zero(stage: int) -> Choice:
+    return Choice("it is two options.", {"parallel.kind": "deepspeed", "parallel.zero": stage})
+
+
+_HOW_MANY = Choice("it does not say how many evaluations to wait.", {"early_stop.patience": 5})
+_WHICH_AVERAGE = Choice("it does not say which.", {"average.kind": "ema"}, {"average.kind": "swa"})
+_CUDA_GRAPHS = Choice("this mode is not offered.", {"compile": "max-autotune"})
+_HYBRID = Choice("only whole sharding is hybrid.", {"parallel.shard": "hybrid"})
 
 _NO = ("off", "none", "no", "false")
 
@@ -103,13 +130,13 @@ VALUES: Final[Mapping[str, Mapping[str, object]]] = {
         **dict.fromkeys(("16", "16mixed", "float16", "half", "fp16mixed"), "fp16"),
         **dict.fromkeys(("bf16mixed", "bfloat16", "mixedbfloat16", "bfloat16mixed"), "bf16"),
         "mixedfloat16": "fp16",
-        "16true": Doubt(_HALF.format("fp16")),
-        "bf16true": Doubt(_HALF.format("bf16")),
+        "16true": _half("fp16"),
+        "bf16true": _half("bf16"),
         **dict.fromkeys(("64", "64true", "float64", "fp64", "double"), _DOUBLE),
     },
     "compile": {
         **dict.fromkeys(("true", "on", "yes", "1", "inductor"), "default"),
-        **dict.fromkeys(("maxautotunenocudagraphs",), Doubt("write compile='max-autotune'")),
+        "maxautotunenocudagraphs": _CUDA_GRAPHS,
     },
     "activation_checkpointing": dict.fromkeys(("true", "on", "yes", "1"), "on"),
     "on_nonfinite": {"error": "raise", "ignore": "skip"},
@@ -162,9 +189,9 @@ VALUES: Final[Mapping[str, Mapping[str, object]]] = {
         **dict.fromkeys(("fsdp2", "fsdp1", "fullyshardeddataparallel", "fullyshard"), "fsdp"),
         **dict.fromkeys(("singledevice", "1", *_NO), "single"),
         **dict.fromkeys(("dp", "dataparallel"), _DATA_PARALLEL),
-        "ddpfindunusedparameterstrue": Doubt("write kind='ddp', find_unused_parameters=True"),
+        "ddpfindunusedparameterstrue": _UNUSED,
         **{
-            name.format(stage): Doubt(_ZERO_STAGE.format(stage))
+            name.format(stage): _zero(stage)
             for stage in (1, 2, 3)
             for name in ("deepspeedstage{0}", "zero{0}")
         },
@@ -174,7 +201,7 @@ VALUES: Final[Mapping[str, Mapping[str, object]]] = {
         **dict.fromkeys(("zero2", "2"), "grad_op"),
         **dict.fromkeys(("ddp", "3"), "none"),
         "4": "hybrid",
-        "hybridshardzero2": Doubt("only whole sharding is hybrid: write shard='hybrid'"),
+        "hybridshardzero2": _HYBRID,
     },
     "parallel.offload": {"true": "all", "cpu": "all", "parameters": "all", "params": "all"},
     "logging.progress": {
@@ -238,7 +265,7 @@ def read_word(option: str, value: Any, choices: tuple[str, ...]) -> Any:
         choices: the words that the option takes, where it takes words.
 
     Raises:
-        ValueError: it could mean two things; the message ends in the text to type.
+        Choice: it could mean two things.
     """
     value = plain_value(value)
     if is_off(option, value):
@@ -253,8 +280,8 @@ def read_word(option: str, value: Any, choices: tuple[str, ...]) -> Any:
         return f"cuda:{value}"
     word = key(str(value))
     meant = VALUES.get(option, {}).get(word)
-    if isinstance(meant, Doubt):
-        raise ValueError(str(meant))
+    if isinstance(meant, Choice):
+        raise Choice(meant.question, *meant.texts)
     if meant is not None:
         return meant
     return next((choice for choice in choices if key(choice) == word), value)

@@ -44,9 +44,11 @@ def resolve(
             plan = _resolve(asked, facts, given, origins)
             break
         except _Refused as error:
-            text = str(error)
-            if not any(_mentions(text, name) for name in wrong):
-                faults.append(_with_places(text, config, origins))
+            faults += [
+                _with_places(text, config, origins)
+                for text in str(error).splitlines()
+                if not any(_mentions(text, name) for name in wrong)
+            ]
             if error.option not in asked.said():
                 break
             wrong.append(error.option)
@@ -124,9 +126,21 @@ def _resolve(config: Config, facts: Facts, given: Given, origins: Mapping[str, s
 
 
 def _check(known: Known, option: str) -> None:
+    """Raise every refusal of an option that holds.
+
+    Raises:
+        _Refused: some do.
+    """
+    found: list[str] = []
     for refusal in REFUSALS.get(option, ()):
-        if refusal.when(known):
-            raise _Refused(refusal.message(known), option)
+        try:
+            if refusal.when(known):
+                found.append(refusal.message(known))
+        except Exception:
+            if not found:  # else it may rest on what was refused before it
+                raise
+    if found:
+        raise _Refused("\n".join(found), option)
 
 
 def device_of(config: Config, facts: Facts) -> torch.device:

@@ -19,7 +19,7 @@ from pydantic import (
 from surestep.base.errors import ConfigError, near
 from surestep.base.foreign import describe
 from surestep.base.not_set import NOT_SET, NotSet
-from surestep.base.words import MAIN, OFF, plain_value, read_word
+from surestep.base.words import MAIN, OFF, Choice, plain_value, read_word
 from surestep.base.written import form_of, shown_place, user_line, written
 
 _PLACES = "_places"
@@ -60,7 +60,8 @@ class Group(BaseModel):
             except ConfigError as error:  # of a group, which names its place itself
                 faults.append(str(error))
             except ValueError as error:
-                sentence = _not_allowed(cls.prefix + name, value, str(error))
+                what = _what(cls.prefix + name, error, cls, places)
+                sentence = _not_allowed(cls.prefix + name, value, what)
                 faults.append(_placed(cls.prefix + name, sentence, places))
         for name in [each for each in options if each not in cls.model_fields]:
             faults.append(_unknown(cls, name, data, places))
@@ -224,6 +225,8 @@ def _sentence(
     whole = len(detail["loc"]) == 1 or not isinstance(typed, (list, tuple))
     value = plain_value(typed if whole and name in data else detail["input"])
     what = detail["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+    if isinstance(error := detail.get("ctx", {}).get("error"), Choice):
+        what = _what(full, error, group, places)
     length = _kind(group, name).length if name in group.model_fields else None
     if detail["type"] in ("tuple_type", "missing", "too_long") and length:
         example = written(
@@ -242,6 +245,22 @@ def _sentence(
         close = get_close_matches(value.lower(), known, n=1)
         meant = f" Did you mean {close[0]!r}?" if close else ""
     return f"{_not_allowed(full, value, what)}{meant}"
+
+
+def _what(option: str, error: ValueError, group: type[Group], places: Places) -> str:
+    """Say what is wrong with a value; of one with two meanings, how each is typed there."""
+    if not isinstance(error, Choice):
+        return str(error)
+    form, own = form_of(_place(option, places)), group.prefix.rstrip(".")
+    between = {"python": ", ", "cli": " ", "toml": " and "}[form]
+    texts = [
+        text
+        if isinstance(text, str)
+        else between.join(written(n or option, value, form, own) for n, value in text.items())
+        for text in error.texts
+    ]
+    verb = "Write" if error.question[-1] in ".?" else "write"
+    return f"{error.question} {verb} {' or '.join(texts)}"
 
 
 def _not_allowed(option: str, value: Any, what: str) -> str:
