@@ -315,6 +315,37 @@ def test_a_declared_sum_is_plain_torchs_for_any_cut(tmp_path, size, measured):
     assert found["val/loss"] == pytest.approx(per_sample, rel=1e-6)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("kind", ["tensors", "samples"])
+def test_a_micro_batch_of_one_sample_is_no_way_around_the_check(tmp_path, size, kind):
+    data = IMAGES if kind == "tensors" else list(zip(*IMAGES, strict=True))
+    parts = {"model": autoencoder(), "loss": vae, "train": data}
+    with pytest.raises(TaskError, match=r"sum over samples"):
+        tiny.prepare(tmp_path / "run", parts, micro_batch_size=size)
+
+
+def test_a_loss_that_asserts_a_range_is_not_refused():
+    def loss(outputs, targets):
+        assert outputs.abs().max() < 0.5
+        return functional.cross_entropy(outputs, targets)
+
+    check(Net((3,), 0.01), (torch.randn(24, 6), Y), loss)
+
+
+def test_a_model_of_one_sample_alone_is_not_refused(tmp_path):
+    def loss(outputs, targets):
+        return functional.cross_entropy(outputs, targets)
+
+    class Picky(nn.Linear):
+        def forward(self, x):
+            assert len(x) == 1
+            return super().forward(x)
+
+    parts = {"model": Picky(4, 3), "loss": loss, "train": (X, Y)}
+    with tiny.prepare(tmp_path / "run", parts, micro_batch_size=1) as session:
+        next(session.steps())
+
+
 def test_one_of_several_losses_is_declared_a_sum(tmp_path):
     class Heads(nn.Module):
         def __init__(self):

@@ -31,7 +31,6 @@ from surestep.engine.checks.samples import (
 )
 from surestep.engine.checks.splits import TRIALS, Split, draw_splits, take_split
 from surestep.engine.checks.terms import (
-    FAILURES,
     TOLERANCE_OF_HALF,
     FirstBatch,
     Term,
@@ -227,7 +226,7 @@ def _call(batch: FirstBatch, rows: range) -> Any:
     try:
         outputs = batch.model(*args, **kwargs)
         return its(outputs, name, "outputs") if name else outputs
-    except FAILURES as error:
+    except Exception as error:
         if is_of_network(error):
             raise
         raise UnmeasurableError from error

@@ -37,6 +37,8 @@ from surestep.engine.value import Value
 
 # On several ranks each calls the model as often: with fewer samples one could have none to split.
 _SAMPLES_OF_RANKS = 4
+_SAMPLES = 4  # the fewest that a loss is checked on, where the data has them
+_DECLARED = ("other", "model")  # losses whose denominator is only declared
 
 
 def check_first_batch(
@@ -81,9 +83,9 @@ def check_first_batch(
         with autocast:
             with watch_norms(model, micro.samples) as narrow, _hinting_at_batched(model, feed, raw):
                 outputs, tried = _try(model, feed.loss, micro)
-            for head, value in tried:
+            for whole, head, value in _with_enough_samples(model, feed, task, raw, tried):
                 with naming(head.name):
-                    _check_additivity(model, feed, task, raw, head, value)
+                    _check_additivity(model, feed, task, whole, head, value)
             found = _check_metrics(task, model, feed.loss.predictions(outputs), micro, feed)
             _check_judge(found, judged_by)
             if feed.transform is not None:
@@ -131,12 +133,31 @@ def _fits(model: nn.Module, feed: Feed, raw: Any) -> bool:
     return True
 
 
+def _with_enough_samples(
+    model: nn.Module, feed: Feed, task: Task, raw: Any, tried: list[tuple[Head, Tensor]]
+) -> list[tuple[Any, Head, Tensor]]:
+    """Return (batch as read, head, loss) of some samples that parts can be made of.
+
+    A micro-batch of one sample shows nothing, so with a small one more samples are read. Without
+    gradients they need little memory.
+    """
+    heads = [head for head, _ in tried if head.loss.kind in _DECLARED]
+    is_small = any(head.micro.samples < _SAMPLES for head in heads)
+    more = feed.first_samples(_SAMPLES) if is_small and task.splits else None
+    if more is not None and all(more[1].samples > head.micro.samples for head in heads):
+        try:
+            return [(more[0], *each) for each in _try(model, feed.loss, more[1])[1]]
+        except Exception:  # the model takes no other number of samples, or memory ran out
+            pass
+    return [(raw, *each) for each in tried]
+
+
 def _check_additivity(
     model: nn.Module, feed: Feed, task: Task, raw: Any, head: Head, value: Tensor
 ) -> None:
     """Check that the loss adds up over its parts, where its denominator is only declared."""
     loss = head.loss
-    if not task.splits or loss.kind not in ("other", "model"):
+    if not task.splits or loss.kind not in _DECLARED:
         return
     counts_batch = not task.items_are_of_targets()
     if loss.kind == "model" and not counts_batch:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from surestep.base.errors import DataError, TaskError
 from surestep.engine.checks.samples import has_samples, select_samples
 from surestep.engine.data.batch import map_tensors, move, tensors_in
 from surestep.engine.data.feed import Feed
@@ -16,8 +15,6 @@ from surestep.engine.losses.base import HALF
 from surestep.engine.losses.several import Head, its
 from surestep.engine.parallel.network import is_of_network
 
-# KeyError and AttributeError come from functions of the user that take a batch apart.
-FAILURES = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError)
 TOLERANCE_OF_HALF = 3e-2
 _TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
 
@@ -118,7 +115,7 @@ class Terms:
                 targets = targets, taught
             value = self._value(outputs, targets)
             number = float(value)
-        except (*FAILURES, DataError, TaskError) as error:
+        except Exception as error:  # the user's code may raise anything for outputs that are varied
             if is_of_network(error):
                 raise
             raise UnmeasurableError from error
@@ -131,7 +128,7 @@ class Terms:
         if self._widest is not None:
             try:
                 return self._added(*map_tensors((outputs, targets), self._widen))
-            except FAILURES:
+            except Exception:  # tried again below
                 pass
         value = self._added(outputs, targets)
         self._widest = None  # double precision was rejected, by class weights in fp32 for instance

@@ -219,6 +219,20 @@ class Feed:
             "ignored, or its class weights are 0. Look at ignore_index and the targets."
         )
 
+    def first_samples(self, count: int) -> tuple[Any, MicroBatch] | None:
+        """Return the first samples of the first epoch in one batch, as read and moved.
+
+        None where they are not read one by one: of a stream, of data that comes in batches, or
+        shared out among ranks.
+        """
+        if isinstance(self.source, Stream) or self.is_ready or self.shared:
+            return None
+        stop = min(count, len(self.source) if self.cut.samples is None else self.cut.samples)
+        for raw in self.source.read(0, self.order_at(0), [range(stop)]):
+            micro = self.micro_batch(raw, 0, stop)
+            return (raw, self.move_micro(micro)) if micro.items else None
+        return None
+
     def _share_of_first(self) -> Iterator[tuple[Any, int, int]]:
         """Yield the micro-batches of this rank's share of the first batch."""
         return self._pieces(self.source, self.cut, 1)
