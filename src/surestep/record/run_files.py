@@ -54,8 +54,10 @@ _FIGURES: dict[str, Kind] = {
     "reason": text,
 }
 _JUDGED = optional(pair(text, one_of("min", "max")))
-_STANDS = holding({"status": text}, {"judged_by": _JUDGED, **_FIGURES})
-_FINISHED = holding({"status": text, **_FIGURES}, {"judged_by": _JUDGED})
+_FINDING = holding(dict.fromkeys(("rule", "severity", "message", "fix"), text))
+_MAY: dict[str, Kind] = {"judged_by": _JUDGED, "findings": listed(_FINDING)}
+_STANDS = holding({"status": text}, {**_MAY, **_FIGURES})
+_FINISHED = holding({"status": text, **_FIGURES}, _MAY)
 
 
 def status(value: Any, name: str) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def _open(
     plan, task = planned.plan, planned.task
     gauge = Gauge(plan, task, loop, feeds(planned))
     gauge.check_in_memory()
-    session = Session(plan, task, loop, gauge, recorder, settings)
+    session = Session(plan, task, loop, gauge, recorder, settings, planned.facts)
     if checkpoint is not None:
         loaded(world, checkpoint, session.state)
     check_can_be_saved(session.state)

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from torch import nn
 from surestep.base.errors import SurestepError
 from surestep.engine.callback import Request
 from surestep.engine.evaluation.predict import Predictions
+from surestep.engine.facts import Facts
 from surestep.engine.log_point import LogPoint
 from surestep.engine.loop import Loop
 from surestep.engine.plan import Plan
@@ -26,9 +28,11 @@ from surestep.record.progress import Bar, Plain, Quiet
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run, Which
 from surestep.trainer.ending import Timed, end_of_loop, figures_of, write_end
+from surestep.trainer.findings import Case, Finding, find
 from surestep.trainer.gauge import Gauge
 from surestep.trainer.incident import Incidents
 from surestep.trainer.judge import judge
+from surestep.trainer.observed import Observed
 from surestep.trainer.refusals import check_open, check_own
 from surestep.trainer.saving import Saving
 from surestep.trainer.shortage import out_of_memory
@@ -57,6 +61,7 @@ class Session:
         gauge: Gauge,
         recorder: Recorder,
         settings: ExitStack,
+        facts: Facts,
     ) -> None:
         self.plan = plan
         self.task = task
@@ -66,6 +71,8 @@ class Session:
         self._error: BaseException | None = None  # that left the `with` block
         self.timed = Timed()
         self._checked = False
+        self.observed = Observed(loop.state.model, plan)
+        self._facts = facts
         self._gauge = gauge
         self._recorder = recorder
         self._settings = settings
@@ -264,7 +271,17 @@ class Session:
         self._has_end = True
         self.saving.leave()
         figures = {**figures_of(self.plan, self.state, self.timed, status), **more}
-        write_end(self._recorder, status, figures)
+        found = self._findings(status)
+        write_end(self._recorder, status, {**figures, "findings": [asdict(each) for each in found]})
+        for each in found:
+            self.say(f"Note ({each.rule}): {each}")
+
+    def _findings(self, status: str) -> list[Finding]:
+        """Return what was measured and deserves a line; the first rank says it for all."""
+        if not self.loop.world.is_first:
+            return []
+        finished = status == "finished"
+        return find(Case(self.loop, self.task, self.observed, self._facts, is_finished=finished))
 
     def close(self) -> None:
         """Let the run folder go and put back every module's mode; a second call does nothing.
@@ -327,6 +344,7 @@ class Session:
             self._checked = True
             check_can_be_saved(self.state)
         self.timed.add(point)
+        self.observed(point)
         self._recorder.steps(point)
         self.saving.collect(together=not self.closed)
         self._progress.log(point)

@@ -1,0 +1,292 @@
+"""What a run reports at its end: each rule where it must speak, and where it must stay silent."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from surestep.record.run import Run
+from surestep.trainer import findings
+from surestep.trainer.findings import RULES, Case, waits_for_data
+from surestep.trainer.observed import GROUPS, Observed
+from tests import tiny
+
+X, Y = tiny.data(64)
+LONG = {"epochs": None, "max_steps": 120, "logging": {"every": "10 steps"}}
+
+
+class Rows(Dataset):
+    """Rows that take a while to load."""
+
+    def __init__(self, seconds=0.0):
+        self.seconds = seconds
+
+    def __len__(self):
+        return len(Y)
+
+    def __getitem__(self, index):
+        if self.seconds:  # to sleep for 0 s gives the core away
+            time.sleep(self.seconds)
+        return X[index], Y[index]
+
+
+class Slow(nn.Module):
+    """A model whose forward takes a while."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds, self.linear = seconds, nn.Linear(4, 3)
+
+    def forward(self, x):
+        time.sleep(self.seconds)
+        return self.linear(x)
+
+
+def found(tmp_path, parts=None, **options):
+    """Train, and return what was found, by rule."""
+    usual = {**LONG, "optim": {"lr": 1e-2}, "max_grad_norm": "off"}
+    made = tiny.fit(tmp_path / "run", {"train": (X, Y), **(parts or {})}, **{**usual, **options})
+    return {each["rule"]: each for each in made.status["findings"]}
+
+
+def test_a_run_in_which_nothing_is_wrong_reports_nothing(tmp_path):
+    assert found(tmp_path, {"val": tiny.data(20, seed=1)}) == {}
+
+
+def test_waiting_for_data_is_reported_with_the_workers_that_keep_up(tmp_path):
+    parts = {"train": Rows(0.001), "model": Slow(0.004)}
+    each = found(tmp_path, parts, max_steps=60)["waits-for-data"]
+    evidence = each["evidence"]
+    assert evidence["share"] > 0.5  # 8 ms of loading beside 4 ms of step
+    assert evidence["load_s"] == pytest.approx(0.008, rel=0.6)
+    assert evidence["workers_needed"] == pytest.approx(
+        evidence["load_s"] / evidence["step_s"], abs=1
+    )
+    assert f"{evidence['share']:.0%} of the time was spent waiting for data" in each["message"]
+    assert "workers" in each["fix"]
+
+
+def seen(steps, step_s, wait_s):
+    observed = Observed(nn.Linear(1, 1), None)
+    observed.timed_steps = steps
+    observed.waited_s, observed.seconds = steps * wait_s, steps * (step_s + wait_s)
+    return observed
+
+
+@pytest.mark.parametrize(
+    ("workers", "step_s", "wait_s", "needed"),
+    [(0, 0.01, 0.03, 3), (0, 0.01, 0.1, 10), (2, 0.01, 0.03, 8), (4, 0.01, 0.005, 6)],
+)
+def test_the_workers_needed_are_loading_over_step(tmp_path, workers, step_s, wait_s, needed):
+    """With n workers a batch is loaded in n x (step + wait)."""
+    with tiny.prepare(tmp_path, {"train": Rows()}) as session:
+        session.loop.plan = replace(session.plan, data_num_workers=workers)
+        facts = replace(session._facts, cpus=16)
+        case = Case(session.loop, session.task, seen(100, step_s, wait_s), facts, is_finished=True)
+        each = waits_for_data(case)
+        assert each.evidence["workers_needed"] == needed
+        assert f"data.num_workers={needed}" in each.fix
+        few = waits_for_data(replace(case, facts=replace(facts, cpus=2)))
+        assert "make loading cheaper" in few.fix
+        assert waits_for_data(replace(case, observed=seen(100, 0.01, 0.002))) is None
+        assert waits_for_data(replace(case, observed=seen(10, 0.01, 0.05))) is None
+
+
+def test_data_that_loads_fast_is_no_wait(tmp_path):
+    assert found(tmp_path, {"train": Rows(), "model": Slow(0.004)}, max_steps=60) == {}
+
+
+def test_steps_that_are_clipped_are_reported_above_half(tmp_path):
+    each = found(tmp_path, max_grad_norm=0.01)["clips-most-steps"]
+    evidence = each["evidence"]
+    assert evidence["clipped"] > 100
+    assert f"{evidence['clipped']} of 120 steps" in each["message"]
+    assert evidence["ratio"] > 5
+    assert found(tmp_path / "b", max_grad_norm=100.0) == {}
+
+
+def test_a_loss_that_never_falls_is_reported(tmp_path):
+    each = found(tmp_path, optim={"lr": 1e-9})["loss-is-flat"]
+    assert each["evidence"]["steps"] == 120
+    assert "--overfit 32" in each["fix"]
+    noise = torch.randint(0, 3, Y.shape, generator=torch.Generator().manual_seed(4))
+    assert "loss-is-flat" not in found(tmp_path / "b", {"train": (X, noise)}, max_steps=600)
+
+
+def test_a_loss_that_falls_within_much_noise_is_not_flat(tmp_path):
+    assert found(tmp_path, batch_size=1, optim={"lr": 3e-3}) == {}
+
+
+def test_a_short_run_and_one_that_was_resumed_have_no_flat_loss(tmp_path):
+    assert found(tmp_path, optim={"lr": 1e-9}, max_steps=60) == {}
+    said = {**LONG, "optim": {"lr": 1e-9}, "max_grad_norm": "off"}
+    with tiny.prepare(tmp_path / "c" / "run", {"train": (X, Y)}, **said) as one:
+        next(iter(one.steps()))
+        one.save()
+    assert found(tmp_path / "c", optim={"lr": 1e-9}) == {}
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "said"),
+    [
+        ((X, Y), (X.clone(), Y.clone()), True),
+        (Rows(), Rows(), True),
+        ((X, Y), (X + 1, Y), False),
+        ((X, Y), (X[:32], Y[:32]), False),
+    ],
+    ids=["tensors", "datasets", "other", "shorter"],
+)
+def test_validation_on_the_training_data_is_reported(tmp_path, train, val, said):
+    every = found(tmp_path, {"train": train, "val": {"held": val}})
+    assert list(every) == (["validates-on-training-data"] if said else [])
+    if said:
+        assert "'held' has the same 64 samples" in every["validates-on-training-data"]["message"]
+
+
+class Augmented(Rows):
+    def __getitem__(self, index):
+        return X[index] + 0.01 * torch.randn(4), Y[index]
+
+
+def test_two_random_views_of_the_data_are_not_the_same(tmp_path):
+    assert found(tmp_path, {"train": Augmented(), "val": Rows()}) == {}
+
+
+def test_sorted_classes_without_shuffling_are_reported(tmp_path):
+    order = Y.argsort(stable=True)
+    train, off = (X[order], Y[order]), {"shuffle": False}
+    each = found(tmp_path, {"train": train}, data=off)["classes-come-sorted"]
+    assert "The 3 classes of the training data come in sorted order" in each["message"]
+    assert each["fix"] == "Set data.shuffle=True."
+    assert found(tmp_path / "b", {"train": train}) == {}
+    assert found(tmp_path / "c", data=off) == {}
+
+
+def test_sorted_targets_of_a_dataset_are_reported(tmp_path):
+    order = Y.argsort(stable=True)
+    data = Rows()
+    data.targets = Y[order].tolist()
+    every = found(tmp_path, {"train": data}, data={"shuffle": False})
+    assert list(every) == ["classes-come-sorted"]
+
+
+class Unused(nn.Module):
+    def __init__(self, *, detached=False):
+        super().__init__()
+        self.body, self.head, self.spare = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+        self.detached = detached
+
+    def forward(self, x):
+        hidden = self.body(x)
+        return self.head(hidden.detach() if self.detached else hidden)
+
+
+@pytest.mark.parametrize("optim", [{"lr": 1e-2}, {"name": "sgd", "lr": 0.1, "momentum": 0.0}])
+def test_layers_that_never_had_a_gradient_are_listed(tmp_path, optim):
+    each = found(tmp_path, {"model": Unused(detached=True)}, optim=optim)
+    layers = each["trains-without-gradient"]["evidence"]["layers"]
+    assert layers == ["body", "spare"]
+    frozen = Unused()
+    frozen.spare.requires_grad_(False)
+    assert found(tmp_path / "b", {"model": frozen}, optim=optim) == {}
+
+
+class Sometimes(Unused):
+    """Uses a layer in a single step, between two log points."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += self.training
+        hidden = self.body(x)
+        return self.head(hidden) + (self.spare(hidden) if self.calls == 14 else 0)
+
+
+def test_a_layer_that_is_used_once_had_its_gradient(tmp_path):
+    assert found(tmp_path, {"model": Sometimes()}) == {}
+
+
+class Hidden(nn.Module):
+    def __init__(self, *, trains=True):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        self.layers = [nn.Linear(4, 4).requires_grad_(trains)]
+        self.known = [self.head]
+
+    def forward(self, x):
+        return self.head(self.layers[0](x))
+
+
+def test_modules_in_a_plain_list_are_reported(tmp_path):
+    each = found(tmp_path, {"model": Hidden()})["hides-modules"]
+    assert each["evidence"]["attributes"] == ["layers"]
+    assert found(tmp_path / "b", {"model": Hidden(trains=False)}) == {}
+
+
+def test_a_loss_that_is_a_sum_is_reported(tmp_path):
+    loss = nn.CrossEntropyLoss(reduction="sum")
+    each = found(tmp_path, {"loss": loss})["loss-is-a-sum"]
+    assert "its gradient is 8 times that of the mean" in each["message"]
+    assert found(tmp_path / "b", {"loss": loss}, batch_size=1) == {}
+
+
+def test_more_threads_than_cores_are_reported(tmp_path, monkeypatch):
+    with tiny.prepare(tmp_path, {"train": Rows()}, data={"num_workers": 2}) as session:
+        facts = replace(session._facts, cpus=4)
+        case = Case(session.loop, session.task, session.observed, facts, is_finished=True)
+        for threads, cores, said in ((4, 4, True), (2, 4, False), (1, 1, False), (4, 8, False)):
+            monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+            each = findings.threads_fight(replace(case, facts=replace(facts, cpus=cores)))
+            assert (each is not None) == said
+            if each is not None:
+                assert each.message.startswith("8 threads may compute at once on 4 cores: 1 rank")
+                assert each.fix.startswith("Set OMP_NUM_THREADS=2")
+
+
+def test_findings_are_said_and_are_in_the_end_event(tmp_path, capsys):
+    made = tiny.fit(
+        tmp_path,
+        {"train": (X, Y), "val": (X, Y)},
+        logging={"progress": "plain"},
+    )
+    assert "Note (validates-on-training-data): The validation data" in capsys.readouterr().err
+    end = list(made.events())[-1]
+    assert [each["rule"] for each in end["findings"]] == ["validates-on-training-data"]
+    assert [each["rule"] for each in Run(tmp_path).status["findings"]] == [
+        end["findings"][0]["rule"]
+    ]
+
+
+def test_a_run_that_failed_reads_no_data_for_its_findings(tmp_path):
+    with tiny.prepare(tmp_path, {"train": (X, Y), "val": (X, Y)}) as session:
+        list(session.steps())
+        session.end("failed")
+    assert session.run.status["findings"] == []
+
+
+def test_losses_are_kept_in_bounded_memory():
+    observed = Observed(nn.Linear(1, 1), tiny.plan().plan)
+    losses = [float(each) for each in range(10_000)]
+
+    class Point:
+        grad_norm = ()
+
+        def __init__(self, loss):
+            self.loss = loss
+
+    for first in range(0, 10_000, 50):
+        observed._take_losses(Point(losses[first : first + 50]))
+    assert len(observed.losses) < 2 * GROUPS
+    assert sum(each.count for each in observed.losses) == 10_000
+    assert sum(each.total for each in observed.losses) == sum(losses)
+    means = [each.mean for each in observed.losses]
+    assert means == sorted(means)
+
+
+def test_every_rule_has_a_test_here_that_triggers_it():
+    assert len(RULES) == 9
