@@ -94,6 +94,16 @@ REFUSED: dict[str, Callable[[Path], str]] = {
 }
 
 
+def skipped(folder: Path, **options: Any) -> dict[str, Any]:
+    """Skip a step whose samples of the last rank are NaN; return what was recorded of it."""
+    x, y = data()
+    x[[35, 38]] = torch.nan
+    said = {"on_nonfinite": "skip", "data": {"shuffle": False}, "max_steps": 4, **options}
+    with opened(folder, plain((x, y)), **said) as session:
+        list(session.steps())
+    return {"skipped": session.run.skipped.samples}
+
+
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
     "first rank": partial(train, make=lambda: plain(masked(FIRST_RANK))),
     "last rank": partial(train, make=lambda: plain(masked(LAST_RANK))),
@@ -122,6 +132,8 @@ def main(out: Path) -> None:
     for name, options in ON_RANKS.items():
         found[name] = CASES[name.removesuffix(", fsdp")](out / name, **options)
     found |= {name: case(out / name) for name, case in REFUSED.items()}
+    found["skipped"] = skipped(out / "skipped")
+    found["skipped, fsdp"] = skipped(out / "skipped in parts", parallel={"kind": "fsdp"})
     torch.save(found, out / f"rank-{os.environ['RANK']}.pt")
 
 

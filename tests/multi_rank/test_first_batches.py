@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.multi_rank.checks import check_copies, check_losses, check_weights
-from tests.multi_rank.first_batches import CASES, ON_RANKS, REFUSED
+from tests.multi_rank.first_batches import CASES, ON_RANKS, REFUSED, skipped
 from tests.multi_rank.torchrun import check_ended_well, launch
 
 
@@ -57,3 +57,10 @@ def test_batch_norm_with_one_sample_on_a_rank_is_refused_on_every_rank(both):
             "every batch has a micro-batch of one sample on rank 0. Use batch_size=6"
             in (each["one sample a rank"])
         )
+
+
+@pytest.mark.parametrize("name", ["skipped", "skipped, fsdp"])
+def test_a_step_that_ranks_skip_records_its_guilty_samples_alone(both, tmp_path, name):
+    assert skipped(tmp_path)["skipped"] == [35, 38]
+    for each in both:
+        assert each[name]["skipped"] == [35, 38]

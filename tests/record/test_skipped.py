@@ -34,7 +34,7 @@ def skipped_step(epoch: int) -> dict:
         "step": (epoch * SAMPLES + first) // BATCH + 1,
         "epoch": epoch,
         "positions": [first, first + BATCH],
-        "samples": order[first : first + BATCH],
+        "samples": [guilty()],  # alone it is not finite, and the others of the batch are
         "reason": "nonfinite",
     }
 
@@ -44,7 +44,9 @@ def test_skipped_steps_and_their_samples_are_recorded(tmp_path):
         list(session.steps())
     skipped = session.run.skipped
     assert list(skipped.steps) == [skipped_step(0), skipped_step(1)]
-    assert skipped.times[guilty()] == 2 == max(skipped.times.values())
+    assert skipped.times == {guilty(): 2}
+    events = [each for each in session.run.events() if each["event"] == "skipped"]
+    assert [each["alone"] for each in events] == [True, True]
     of_file = read_json(session.run.path / "skipped.json")
     assert of_file["samples"] == skipped.samples
     assert of_file["times"] == list(skipped.times.values())
@@ -151,3 +153,52 @@ def test_missing_file_is_named(tmp_path):
         ConfigError, match=r"nowhere.*cannot be read: No such file .*: --skip-samples 17 42"
     ):
         read_samples(tmp_path / "nowhere")
+
+
+class Summed(nn.Module):
+    """Overflows in the sum over a batch, where no sample overflows alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(x.clamp(-1, 1)) + 0 * x[:, :1].sum()
+
+
+def test_where_no_sample_does_it_alone_the_whole_batch_is_recorded(tmp_path, capsys):
+    x, y = torch.rand(12, 4), torch.tensor([0, 1, 2] * 4)
+    x[4:8] = 1e38
+    task = surestep.Task(Summed(), nn.CrossEntropyLoss(), (x, y))
+    options = {"epochs": 1, "batch_size": 4, "data": {"shuffle": False}, "on_nonfinite": "skip"}
+    logging = {"progress": "plain"}
+    with session_of(task, tmp_path / "run", logging=logging, **options) as session:
+        list(session.steps())
+    (step,) = session.run.skipped.steps
+    assert step["samples"] == [4, 5, 6, 7]
+    assert (
+        "Step 2 was not finite and is skipped: No sample in particular did it: each alone is"
+        in (capsys.readouterr().err)
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_looking_for_the_samples_changes_no_step(tmp_path, workers):
+    """Dropout, BatchNorm and workers: the run is the one in which nobody looks."""
+    ended = []
+    for name in ("looks", "does not"):
+        torch.manual_seed(1)
+        hidden = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+        x, y = torch.rand(40, 4, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 3
+        x[5] = torch.nan
+        task = surestep.Task(nn.Sequential(hidden, nn.Linear(8, 3)), nn.CrossEntropyLoss(), (x, y))
+        options = {"epochs": 3, "batch_size": 8, "on_nonfinite": "skip", "max_nonfinite": 9}
+        options["data"] = {"num_workers": workers}
+        with session_of(task, tmp_path / name, **options, seed=4) as session:
+            if name == "does not":
+                session.loop.blame = None
+            list(session.steps())
+            ended.append(session.model.state_dict())
+        if name == "looks":
+            assert session.run.skipped.samples == [5]
+    assert all(torch.equal(ended[0][key], ended[1][key]) for key in ended[0])

@@ -23,12 +23,14 @@ class Skip(NamedTuple):
     """A step that moved nothing, where in the data its batch was, and why.
 
     `positions` are the first of its epoch and the end; None where the batch was the user's own.
+    `guilty` are the positions of the samples that did it; None where that is not known.
     """
 
     step: int
     epoch: int
     positions: tuple[int, int] | None
     reason: Reason
+    guilty: tuple[int, ...] | None = None
 
 
 def skip_of(result: StepResult, batch: Batch) -> Skip:

@@ -33,6 +33,7 @@ class Loop:
         act: does what callbacks ask for, by request.
         out_of_memory: makes the error of a step that had not enough, where somebody can.
         explain: makes the error of a step that was not finite say why, where somebody can.
+        blame: returns the positions of the samples for which a step is skipped, where it is known.
         own: batches of the user's own since the last log point, by the steps before them: nobody
             could read them again.
         stopping: why the loop stops after this step; None while it goes on.
@@ -53,6 +54,7 @@ class Loop:
     act: dict[Request, Callable[[], object]] = field(default_factory=dict)
     out_of_memory: Callable[..., Exception] | None = None
     explain: Callable[[NonFiniteError, StepResult, dict[int, Batch]], NonFiniteError] | None = None
+    blame: Callable[[StepResult, Batch], tuple[int, ...] | None] | None = None
     own: dict[int, Batch] = field(default_factory=dict)
     stopping: str | None = None
     interrupted: str = ""
@@ -163,7 +165,7 @@ class Loop:
         if not result.outcome.took_step:
             self._skips.append(skip_of(result, batch))
         if result.outcome.nonfinite:
-            self._judge(result)
+            self._judge(result, batch)
         if self.went_back:
             return result
         for callback in self._on_step:
@@ -302,10 +304,13 @@ class Loop:
         self._next_look = self._cadence.next_look(place.step)
         return due
 
-    def _judge(self, result: StepResult) -> None:
+    def _judge(self, result: StepResult, batch: Batch) -> None:
         """Fail at once where the host knows that a step was not finite and may not skip it."""
         counts = self.state.counts
         if self.plan.on_nonfinite == "skip" and counts.nonfinite <= self.plan.max_nonfinite:
+            if self.blame is not None:
+                guilty = self.blame(result, batch)
+                self._skips[-1] = self._skips[-1]._replace(guilty=guilty)
             return
         counts.nonfinite -= 1
         result.failed = True

@@ -193,8 +193,13 @@ class Recorder:
         )
 
     def skipped(self, skip: Skip, samples: list[int] | None) -> None:
-        """Append a step that moved nothing, with the indices of its samples where they have any."""
-        self.event("skipped", **{**skip._asdict(), "samples": samples})
+        """Append a step that moved nothing, with the indices of its samples where they have any.
+
+        `alone` says that those are the samples that did it, and not all of the step's.
+        """
+        fields = {**skip._asdict(), "samples": samples, "alone": skip.guilty is not None}
+        fields.pop("guilty")
+        self.event("skipped", **fields)
 
     def write_skipped(self) -> None:
         """Write all that was skipped as skipped.json, which `--skip-samples` reads."""

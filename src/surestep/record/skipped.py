@@ -27,7 +27,8 @@ class Skipped:
     def times(self) -> dict[int, int]:
         """How often each sample was in a batch that was not finite or a spike; most often first.
 
-        A bad sample is in such a batch each time it comes; the others beside it only by chance.
+        Of a step whose guilty samples are known only those count; of others all samples, which
+        come beside a bad one only by chance.
         """
         found = [each["samples"] or () for each in self.steps if each["reason"] in BLAMED]
         counts = Counter(sample for samples in found for sample in set(samples))

@@ -11,6 +11,7 @@ from surestep.engine.data.batch import Batch
 from surestep.engine.incident.in_step import can_look_in_step
 from surestep.engine.incident.recent import Recent
 from surestep.engine.incident.shares import can_look_alone
+from surestep.engine.incident.told import samples_told
 from surestep.engine.log_point import SKIP, what_failed
 from surestep.engine.loop import Loop
 from surestep.engine.step import StepResult
@@ -19,7 +20,7 @@ from surestep.record.batches import Packed
 from surestep.record.incident import folder_of, write_incident
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run
-from surestep.trainer.looking import Seen, left_to_one, look, look_together
+from surestep.trainer.looking import Seen, blame, left_to_one, look, look_together
 
 
 class Incidents:
@@ -46,6 +47,18 @@ class Incidents:
         self.recent = Recent()
         loop.on_log.append(self.recent)
         loop.explain = self
+        loop.blame = self.blame
+
+    def blame(self, result: StepResult, batch: Batch) -> tuple[int, ...] | None:
+        """Say why a step is skipped; return the positions of the samples that did it, if known."""
+        found = blame(self.loop, result, batch)
+        known = found is not None and found.samples.known and found.samples.in_particular
+        reason = "which samples did it is not known"
+        if found is not None and found.reproduced:
+            reason = samples_told(found)
+        if self.loop.world.is_first:
+            self.say(f"Step {result.step} was not finite and is skipped: {reason.rstrip('.')}.")
+        return tuple(each.position for each in found.samples.samples) if found and known else None
 
     def __call__(
         self, error: NonFiniteError, result: StepResult, own: Mapping[int, Batch]

@@ -1,8 +1,9 @@
 """Take a step that was not finite again: in one process, or on all ranks that share it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -17,12 +18,14 @@ from surestep.engine.incident.in_step import (
     diagnose_in_step,
 )
 from surestep.engine.incident.recent import Recent
-from surestep.engine.incident.shares import as_text, diagnose_share, put_together
+from surestep.engine.incident.shares import as_text, can_look_alone, diagnose_share, put_together
 from surestep.engine.incident.told import told
 from surestep.engine.loop import Loop
 from surestep.engine.state import Place
 from surestep.engine.step import StepResult
 from surestep.record.batches import Packed
+
+Read = Callable[[], tuple[Batch, Tensor | range | None]]
 
 
 @dataclass(frozen=True)
@@ -65,20 +68,45 @@ def look_together(loop: Loop, result: StepResult, given: Batch | None, recent: R
     With a copy of the model each does so for itself; with parts of it all do so pass by pass. A
     share of the data is not kept, since it is not all of it: a replay reads the whole by its place.
     """
-    with loop.world.patiently():
-        in_step = can_look_in_step(loop.parts, loop.plan)
-        texts = (_told_in_step if in_step else _told_alone)(loop, result, given)
-    diagnosis = put_together(texts) if texts else None
+    diagnosis = _together(loop, result, partial(_share, loop, result.before, given))
     if diagnosis is None:
         return left_to_one(loop, given)
     return Seen(None, given is not None, diagnosis, told(diagnosis, recent))
 
 
-def _told_alone(loop: Loop, result: StepResult, given: Batch | None) -> list[str]:
+def blame(loop: Loop, result: StepResult, batch: Batch) -> Diagnosis | None:
+    """Find what made a step not finite that is skipped, with the batch at hand; None if unknown.
+
+    Reading the batch again would disturb the pass over the data, which goes on after the step.
+    """
+    place, loop.state.place = loop.state.place, result.before
+    try:
+        if loop.world.size > 1:
+            return _together(loop, result, lambda: (batch, None))
+        return diagnose(loop.parts, batch, index=None)
+    # The user's code runs in it, which may raise anything; the step is skipped all the same.
+    except Exception:
+        return None
+    finally:
+        loop.state.place = place
+
+
+def _together(loop: Loop, result: StepResult, read: Read) -> Diagnosis | None:
+    """Let each rank diagnose its share; None where that cannot be, or none is not finite."""
+    parts, plan = loop.parts, loop.plan
+    in_step = can_look_in_step(parts, plan)
+    if not in_step and not can_look_alone(parts, plan):
+        return None
+    with loop.world.patiently():
+        texts = (_told_in_step if in_step else _told_alone)(loop, result, read)
+    return put_together(texts) if texts else None
+
+
+def _told_alone(loop: Loop, result: StepResult, read: Read) -> list[str]:
     """Return what each rank found by itself."""
     found, failed = None, ""
     try:
-        batch, index = _share(loop, result.before, given)
+        batch, index = read()
         found = diagnose_share(loop.parts, loop.plan, batch, index=index, divisor=result.divisor)
     # The user's code runs in it. Whatever it raises, the other ranks wait for an answer.
     except Exception as error:
@@ -86,11 +114,11 @@ def _told_alone(loop: Loop, result: StepResult, given: Batch | None) -> list[str
     return loop.world.texts(as_text(found, failed))
 
 
-def _told_in_step(loop: Loop, result: StepResult, given: Batch | None) -> list[str]:
+def _told_in_step(loop: Loop, result: StepResult, read: Read) -> list[str]:
     """Return what the ranks found pass by pass; nothing where they could not."""
     share = None
     with suppress(Exception):  # the user's code reads, and the other ranks wait for an answer
-        share = _share(loop, result.before, given)
+        share = read()
     if loop.world.largest([share is None])[0] or share is None:
         return []
     batch, index = share

@@ -34,8 +34,12 @@ def record_skips(recorder: Recorder, feed: Feed, skips: list[Skip]) -> None:
 
 
 def samples_of(feed: Feed, skip: Skip) -> list[int] | None:
-    """Return the indices of a step's samples; None for a stream, or a batch of the user's own."""
+    """Return the indices of the samples that did it, or of all in the step where none is known.
+
+    None for a stream, or a batch of the user's own.
+    """
     if skip.positions is None or isinstance(feed.source, Stream):
         return None
-    order, (first, end) = feed.order_at(skip.epoch), skip.positions
-    return list(range(first, end)) if order is None else order[first:end].tolist()
+    order = feed.order_at(skip.epoch)
+    places = list(range(*skip.positions)) if skip.guilty is None else list(skip.guilty)
+    return places if order is None else order[places].tolist()
