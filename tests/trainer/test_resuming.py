@@ -369,3 +369,53 @@ def test_what_another_metric_said_is_no_best(tmp_path, before, now):
         names = ()
     run = tiny.fit(tmp_path, scored([0.7, 0.6]), **said)
     assert (run.best.step, run.best.metrics["val/score"]) == (9, pytest.approx(0.7))
+
+
+def built(*modules):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), *modules, nn.Linear(8, 3))
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x):
+        return x * self.scale
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "row"),
+    [
+        (nn.Tanh, nn.ReLU, r"model: 1  Tanh  ->  ReLU  refused: another function"),
+        (
+            lambda: nn.Dropout(0.3),
+            lambda: nn.Dropout(0.0),
+            r"model: 1\.p  0\.3  ->  0\.0  refused",
+        ),
+    ],
+)
+def test_module_of_another_type_or_setting_is_refused_unless_allowed(tmp_path, before, now, row):
+    unfinished(tmp_path, {"model": built(before())})
+    with pytest.raises(RunError, match=row):
+        prepare(tmp_path, {"model": built(now())})
+    events = went_on(tmp_path, {"model": built(now())}, allow=("modules",))
+    assert [verdict for _, verdict in recorded(events)] == ["allowed"]
+    assert went_on(tmp_path, {"model": built(now())})[1:] == []
+
+
+def test_setting_of_a_module_of_the_users_own_is_told(tmp_path):
+    unfinished(tmp_path, {"model": built(Scaled(1.0))})
+    events = went_on(tmp_path, {"model": built(Scaled(2.0))})
+    assert recorded(events) == [("model: 1.scale", "not bit for bit")]
+
+
+def test_activation_given_as_a_function_is_compared(tmp_path):
+    def layer(activation):
+        inner = nn.TransformerEncoderLayer(8, 2, 8, activation=activation, batch_first=True)
+        return built(nn.Unflatten(1, (1, 8)), inner, nn.Flatten())
+
+    unfinished(tmp_path, {"model": layer(nn.functional.relu)})
+    with pytest.raises(RunError, match=r"model: 2\.activation .*relu  ->  .*gelu  refused"):
+        prepare(tmp_path, {"model": layer(nn.functional.gelu)})

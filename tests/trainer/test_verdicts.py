@@ -36,6 +36,8 @@ def test_no_verdict_is_left_over():
         "data",
         "loss",
         "model",
+        "modules",
+        "settings",
         "torch",
         "surestep",
     }

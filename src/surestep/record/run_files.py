@@ -42,6 +42,7 @@ CONFIG = holding(
         "decided": holding({}, {"total_steps": optional(count)}),
         "data": holding({}, {"skip_samples": listed(count)}),
         "machine": named(anything),
+        "modules": named(named(anything)),
         "from": optional(holding({"run": text, "which": text, "step": count})),
     },
 )

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from surestep.base.config import options
 from surestep.base.errors import ConfigError, near
+from surestep.trainer.modules import changed_modules
 from surestep.trainer.verdicts import COUNTED, LENGTH, PARTS, STARTED, VERDICTS, Verdict, verdict_of
 
 NOT_SAID = "not said"
@@ -47,6 +48,7 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
         *_data(before.get("data") or {}, now["data"]),
         *_whole("loss", before.get("loss"), now["loss"]),
         *_whole("model", before.get("model"), now["model"]),
+        *_modules(before, now),
         *_values("machine", before.get("machine") or {}, now["machine"], both=True),
     ]
 
@@ -160,6 +162,23 @@ def _whole(name: str, before: Any, now: Any) -> Iterator[Change]:
         before = ", ".join(f"{each}={before.get(each)}" for each in sorted(names))
         now = ", ".join(f"{each}={now.get(each)}" for each in sorted(names))
     yield _change(name, before, now)
+
+
+def _modules(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+    """List modules of other types or settings; nothing where the shapes differ as well."""
+    if before.get("model") != now["model"] or not before.get("modules"):
+        return
+    for is_torchs in (True, False):
+        differ = [
+            found[:3]
+            for found in changed_modules(before["modules"], now["modules"])
+            if found[3] is is_torchs
+        ]
+        if len(differ) > MODULES:
+            more = len(differ) - MODULES + 1
+            differ[MODULES - 1 :] = [(f"{more} more", "as it was", "changed")]
+        for name, old, new in differ:
+            yield _change("modules" if is_torchs else "settings", old, new, shown=f"model: {name}")
 
 
 def _change(name: str, before: Any, now: Any, *, shown: str | None = None) -> Change:

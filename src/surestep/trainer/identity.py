@@ -18,6 +18,7 @@ from surestep.record.files import plain
 from surestep.record.run_files import CONFIG_FORMAT
 from surestep.trainer.changes import COUNT, FIRST, LOOKED_AT, SKIPPED, WORKERS
 from surestep.trainer.code import own_code
+from surestep.trainer.modules import describe_modules
 from surestep.trainer.planning import Origin, Planned, train_samples
 
 # Decisions that follow from others, or that another part says better.
@@ -47,6 +48,7 @@ def identity(origin: Origin, planned: Planned) -> dict[str, Any]:
         "data": _data(planned),
         "loss": _loss(planned.loss),
         "model": _model(planned.model),
+        "modules": describe_modules(planned.model),
         "machine": {
             "torch": planned.facts.torch_version,
             "surestep": VERSION,

@@ -123,6 +123,8 @@ VERDICTS: Mapping[str, Verdict] = {
     "data": _refused("it would train on other samples"),
     "loss": _refused("another function would be minimised"),
     "model": Verdict("impossible", "no checkpoint of the one fits the other"),
+    "modules": _refused("another function would be trained than until now"),
+    "settings": _rounds("what your module makes of it is not known"),
     "torch": _rounds("another build of torch may round otherwise"),
     "surestep": _rounds("another version may compute otherwise"),
     "threads": _rounds("another number of threads sums in another order"),
