@@ -4,15 +4,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from surestep.engine.dispatch import DispatchMode
 from surestep.engine.losses.base import Squash
 
 _SQUASHES: dict[str, Squash] = {"sigmoid": "sigmoid", "_softmax": "softmax"}
 _HAND_ON = ("clamp", "_to_copy", "clone", "contiguous")
 
 
-class Watch(TorchDispatchMode):
+class Watch(DispatchMode):
     """Remember, of each memory, whether a softmax or sigmoid was the last to write it.
 
     By memory and not by tensor, so that views and results in place count. What is written later

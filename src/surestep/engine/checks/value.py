@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from surestep.base.errors import TaskError
 from surestep.base.warn import warn
 from surestep.engine.data.batch import MicroBatch, samples_in, tensors_in
+from surestep.engine.dispatch import DispatchMode
 from surestep.engine.loss import Loss
 
 
-class _Broadcast(TorchDispatchMode):
+class _Broadcast(DispatchMode):
     """Notice an operation of (N, 1) with (N,), which makes N x N of it."""
 
     def __init__(self, samples: int) -> None:

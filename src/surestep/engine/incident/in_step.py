@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from surestep.engine.data.batch import Batch, MicroBatch
+from surestep.engine.dispatch import DispatchMode
 from surestep.engine.incident.again import Ran, untouched
 from surestep.engine.incident.cause import is_bad
 from surestep.engine.incident.diagnose import Diagnosis, diagnose, largest_weights
@@ -38,7 +38,7 @@ class OutOfStepError(Exception):
     """A pass failed on this rank, so that the others wait within theirs."""
 
 
-class Listening(TorchDispatchMode):
+class Listening(DispatchMode):
     """Hears whether the model talks to other ranks by itself, beside what gathers it."""
 
     def __init__(self) -> None:

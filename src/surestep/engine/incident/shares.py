@@ -11,9 +11,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from surestep.engine.data.batch import Batch
+from surestep.engine.dispatch import DispatchMode
 from surestep.engine.incident.cause import Cause, Values
 from surestep.engine.incident.diagnose import Diagnosis, diagnose
 from surestep.engine.incident.samples import ALONE, BESIDE, EACH_ALONE, EACH_BESIDE, Found, Sample
@@ -24,7 +24,7 @@ from surestep.engine.step import Parts, update
 COLLECTIVES = ("c10d", "_c10d_functional")
 
 
-class Silent(TorchDispatchMode):
+class Silent(DispatchMode):
     """Lets nothing through that waits for other ranks, as SyncBatchNorm does."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from surestep.engine.data.batch import tensors_in
+from surestep.engine.dispatch import DispatchMode
 from surestep.engine.incident.cause import (
     Cause,
     bad_rows,
@@ -28,7 +28,7 @@ _UNSET = ("aten::empty", "aten::new_empty")  # memory that holds whatever was th
 _OVERWRITES = ("aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_", "aten::uniform_")
 
 
-class Watch(TorchDispatchMode):
+class Watch(DispatchMode):
     """See every operation, also those of the backward; reads the device after each.
 
     Args:

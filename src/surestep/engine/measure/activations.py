@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from surestep.engine.data.batch import MicroBatch, tensors_in
 from surestep.engine.data.feed import Feed
+from surestep.engine.dispatch import DispatchMode
 from surestep.engine.loss import targets_for
 from surestep.engine.losses.several import heads
 from surestep.engine.metrics import take_logged
@@ -101,7 +101,7 @@ def _kept(model: nn.Module, micro: MicroBatch, feed: Feed, plan: Plan, choice: s
     return sum(each.untyped_storage().nbytes() for each in saved.values())
 
 
-class _Kernels(TorchDispatchMode):
+class _Kernels(DispatchMode):
     """Notices the kernels that compute attention."""
 
     def __init__(self, seen: list[str]) -> None:

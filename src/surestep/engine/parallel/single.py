@@ -229,7 +229,9 @@ class AdamW(torch.optim.AdamW):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, and look whether all are still alike."""
-        super().add_param_group(param_group)
+        # torch's wrapper imports its compiler at the first call, so that a graph leaves it out.
+        add: Any = torch.optim.AdamW.add_param_group
+        getattr(add, "__wrapped__", add)(self, param_group)
         parameters = [each for group in self.param_groups for each in group["params"]]
         self.alike = len({(each.device, each.dtype) for each in parameters}) == 1
 
@@ -237,7 +239,8 @@ class AdamW(torch.optim.AdamW):
         """Return the kernel's tensors for each group, and the step counts of all.
 
         Taken from the optimizer's state at each step, which may have been loaded or changed; None
-        before there is a state, or where something is not plain.
+        where something is not plain. The first step makes the state here, and not in torch's own
+        step, which imports torch._dynamo: as long as importing torch.
         """
         groups: list[tuple[dict[str, Any], Any]] = []
         every_step: list[Tensor] = []
@@ -248,8 +251,8 @@ class AdamW(torch.optim.AdamW):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     state = self.state[parameter]
-                    if not state:
-                        return None
+                    if not state:  # torch fills this dict, for all of the group
+                        self._init_group(group, [], [], [], [], [], [])
                     parameters.append(parameter)
                     grads.append(parameter.grad)
                     averages.append(state["exp_avg"])
