@@ -480,6 +480,8 @@ TYPED_FOREIGN = [
         "run.toml:2: There is no option 'gradient_accumulation_steps'. Did you mean "
         "'micro_batch_size'? Write micro_batch_size = 16 (batch_size 64 / 4)",
     ),
+    ("toml", "[optimm]\nlr = 1\n[optim]\nlr = 'fast'", "run.toml:2: There is no option 'optimm'."),
+    ("toml", "[optimm]\nlr = 1\n[optim]\nlr = 'fast'\n", "run.toml:4: optim.lr='fast' is not"),
     ("toml", "[optim]\nlr = 'fast'", "run.toml:2: optim.lr='fast' is not allowed"),
     ("cli", "--optim.lr fast", "--optim.lr: optim.lr='fast' is not allowed"),
     ("python", "Config(optim={'lr': 'fast'})", "test_forms.py:"),

@@ -14,7 +14,7 @@ from surestep.base.errors import ConfigError, near
 from surestep.base.groups.average import Average
 from surestep.base.groups.data import Data
 from surestep.base.groups.evaluation import EarlyStop, Validation
-from surestep.base.groups.group import Group, Places
+from surestep.base.groups.group import Group, Places, placed
 from surestep.base.groups.optim import Optim
 from surestep.base.groups.parallel import Parallel
 from surestep.base.groups.precision import Scaler
@@ -193,19 +193,33 @@ class Config(Group):
 
     @classmethod
     def from_options(cls, said: Mapping[str, Any], places: Places | None = None) -> "Config":
-        """Build a Config from full names, as they are in `said()`."""
+        """Build a Config from full names, as they are in `said()`.
+
+        Raises:
+            ConfigError: all that is wrong with them.
+        """
+        places = places or {}
         nested: dict[str, Any] = {}
+        faults = []
         for name, value in _flat(said).items():
             group, _, option = name.rpartition(".")
             if group and group not in cls.model_fields:
                 deep = group.partition(".")[0] in cls.model_fields
                 hint = near(group, [group] if deep else cls.model_fields)
-                raise ConfigError(f"There is no option {name if deep else group!r}. {hint}")
+                sentence = f"There is no option {name if deep else group!r}. {hint}"
+                faults.append(placed(name, sentence, places))
+                continue
             target = nested.setdefault(group, {}) if group else nested
             if not isinstance(target, dict):
                 raise ConfigError(f"{group}={target!r} stands beside {name}. Say {name} alone.")
             target[option] = value
-        return cls.model_validate(nested, context={"places": places or {}})
+        try:
+            made = cls.model_validate(nested, context={"places": places})
+        except ConfigError as error:
+            faults.append(str(error))
+        if faults:
+            raise ConfigError("\n".join(faults)) from None
+        return made
 
 
 LENGTHS = ("epochs", "max_steps")

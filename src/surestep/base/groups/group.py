@@ -62,7 +62,7 @@ class Group(BaseModel):
             except ValueError as error:
                 what = _what(cls.prefix + name, error, cls, places)
                 sentence = _not_allowed(cls.prefix + name, value, what)
-                faults.append(_placed(cls.prefix + name, sentence, places))
+                faults.append(placed(cls.prefix + name, sentence, places))
         for name in [each for each in options if each not in cls.model_fields]:
             faults.append(_unknown(cls, name, data, places))
             del options[name]
@@ -71,7 +71,7 @@ class Group(BaseModel):
         except ValidationError as error:
             faults += _sentences(cls, error, data, places)
         except ConfigError as error:  # two options that contradict each other
-            faults.append(_placed("", str(error), places))
+            faults.append(placed("", str(error), places))
         if faults:
             raise ConfigError("\n".join(faults)) from None
         if options:  # kept as cached properties are: neither compared nor saved
@@ -208,7 +208,7 @@ def _sentences(
         name = str(detail["loc"][0]) if detail["loc"] else ""
         if detail["type"] != "is_instance_of":  # NOT_SET, which every option may be
             sentence = _sentence(group, name, detail, data, places)
-            found.setdefault((name, sentence), _placed(group.prefix + name, sentence, places))
+            found.setdefault((name, sentence), placed(group.prefix + name, sentence, places))
     return list(found.values())
 
 
@@ -290,10 +290,10 @@ def _unknown(group: type[Group], name: str, data: Mapping[str, Any], places: Pla
         meant = f"Did you mean {options}? Write {example}"
     # Compared without the group, which all of them share.
     meant = meant or near(name, group.model_fields, group.prefix)
-    return _placed(full, f"There is no option {full!r}. {meant}", places)
+    return placed(full, f"There is no option {full!r}. {meant}", places)
 
 
-def _placed(option: str, sentence: str, places: Places) -> str:
+def placed(option: str, sentence: str, places: Places) -> str:
     """Put before a sentence where the option was set."""
     place = shown_place(option, _place(option, places))
     return f"{place}: {sentence}" if place and option else sentence
