@@ -306,6 +306,8 @@ SWITCHES = [
         "Config(activation_checkpointing='encoder.on')",
         {"activation_checkpointing": "encoder.on"},
     ),
+    ("python", "Config(activation_checkpointing='1')", {"activation_checkpointing": "1"}),
+    ("python", "Config(activation_checkpointing='0')", {"activation_checkpointing": "0"}),
     ("python", "Logging(progress=False)", {"logging.progress": "quiet"}),
     ("python", "Logging(progress=True)", {"logging.progress": "auto"}),
     ("python", "Logging(progress='tqdm')", {"logging.progress": "bar"}),

@@ -76,7 +76,7 @@ def test_a_plan_shows_where_the_parameters_of_the_task_come_from(surestep, recip
     rows = [line.split() for line in surestep("plan", recipe(), *words).out.splitlines()]
     shown = {row[0]: " ".join(row[1:]) for row in rows if row}
     assert shown["task.hidden"] == "12 said: command line"
-    assert shown["task.act"] == "relu said: run.toml"
+    assert shown["task.act"] == "relu said: run.toml:2"
     assert shown["task.bias"] == "True the recipe's default"
 
 

@@ -38,10 +38,11 @@ OFF: Final[Mapping[str, object]] = {
     "parallel.offload": "off",
 }
 # Where 0 is not off: Lightning and Keras stop at the first evaluation without gain, and use no
-# batch at all; sample 0 is a sample; a decay of 0 would stop all layers but the last.
+# batch at all; sample 0 is a sample, and module 0 a module; a decay of 0 would stop all layers but
+# the last.
 _ZERO_IS_A_VALUE = (
     *("early_stop.patience", "skip_samples", "optim.layer_decay", "max_time"),
-    *("limit_train_batches", "limit_val_batches"),
+    *("limit_train_batches", "limit_val_batches", "activation_checkpointing"),
 )
 _OFF_WORDS = ("off", "none", "no", "false", "never", "null", "disable", "disabled")
 
@@ -138,7 +139,7 @@ VALUES: Final[Mapping[str, Mapping[str, object]]] = {
         **dict.fromkeys(("true", "on", "yes", "1", "inductor"), "default"),
         "maxautotunenocudagraphs": _CUDA_GRAPHS,
     },
-    "activation_checkpointing": dict.fromkeys(("true", "on", "yes", "1"), "on"),
+    "activation_checkpointing": dict.fromkeys(("true", "on", "yes"), "on"),
     "on_nonfinite": {"error": "raise", "ignore": "skip"},
     "optim.name": {
         **dict.fromkeys(("adamwtorch", "adamwtorchfused", "adamwhf", "adamwfused"), "adamw"),

@@ -284,6 +284,9 @@ def _unknown(group: type[Group], name: str, data: Mapping[str, Any], places: Pla
     form, own = form_of(_place(full, places)), group.prefix.rstrip(".")
     meant = describe(name, value, data, form, own)
     groups = [each for each in Group.__subclasses__() if name in each.model_fields]
+    groups.sort(
+        key=lambda each: (each.prefix != "optim.", each.prefix)
+    )  # optim.lr before average.lr
     if meant is None and groups:
         options = " or ".join(repr(each.prefix + name) for each in groups)
         example = written(groups[0].prefix + name, value, form, own)
