@@ -22,7 +22,7 @@ if a contestant takes another number of optimizer steps or ends with another los
 
 - **CPU** is the processor time of the process, which other programs disturb less than the clock.
 - **Faults** are the page faults of a step: memory that glibc returned to the kernel and got back.
-- **Peak** is the largest resident memory of the process, imports included.
+- **MB** is the largest resident memory of the process, imports included.
 - **Plain loop**: `DataLoader`, default `AdamW`, `LambdaLR`, `clip_grad_norm_`. No guard.
 - **Freed memory retained**: the same, with the two `mallopt` settings that surestep's
   `cpu_allocator="retain"` makes ([switches](switches.md)).

@@ -11,7 +11,7 @@ What a step of the MLP (plain: 930 us, this: 485 us) loses when one trick is tak
 - 17 us: `grad = None` by hand, no profiler range and no grouping of `zero_grad`;
 - 4 us: writing the rate into the group, no LRScheduler;
 - nothing on the MLP, whose activations are small: `mallopt`, by which glibc keeps freed memory; on
-  the wider conv net it is up to a third of the step, in processes in which glibc would return it;
+  the wider conv net it is up to a quarter of the step, in processes in which glibc would return it;
 - nothing on a CPU: reading the losses together every 50 steps; on an accelerator it is the wait.
 
 The guard costs 20 us: once a loss or a gradient norm was not finite, `found_inf` stays 1.0 and the
