@@ -10,6 +10,7 @@ from surestep.base.errors import CheckpointError, DamagedError, RunError
 from surestep.record.checkpoint.listing import list_checkpoints
 from surestep.trainer.measure import measure_run
 from tests import tiny
+from tests.record.checkpoint.forge import forge_record
 
 SAID = {
     "checkpoint": {"every": "2 steps", "keep_last": 3, "keep_best": 1},
@@ -50,6 +51,27 @@ def test_a_finished_run_whose_end_is_damaged_ends_once_more(run, capsys):
     assert "step-00000006 is damaged: model.safetensors" in said
     assert "Going back to the newest that is good: step 4." in said
     assert [path.name for path in checkpoints(again)][-1] == "step-00000006"
+    once_more = tiny.model()
+    again.load_model(once_more, "last")
+    assert torch.equal(tiny.weights(once_more), tiny.weights(end))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"place__position": 2**39}, "place.position is 549755813888, and an epoch has at most"),
+        ({"place__items": 0}, "place.items is 0 after 6 steps that were taken"),
+        ({"place__epoch": 2**39}, "place.epoch is 549755813888, and place.step is 6"),
+    ],
+)
+def test_numbers_with_hashes_made_to_fit_are_named_and_not_believed(run, capsys, changes, named):
+    end = tiny.model()
+    run.load_model(end, "last")
+    forge_record(checkpoints(run)[-1], **changes)
+    again = fit(run.path, logging={"progress": "plain"})
+    said = capsys.readouterr().err
+    assert f"step-00000006 is damaged: state.json: {named}" in said
+    assert "Going back to the newest that is good: step 4." in said
     once_more = tiny.model()
     again.load_model(once_more, "last")
     assert torch.equal(tiny.weights(once_more), tiny.weights(end))

@@ -1,6 +1,6 @@
 """Writing a run folder: who holds it, what it says, what it keeps."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -83,16 +83,19 @@ class Recorder:
         """The folder, to read from."""
         return Run(self.folder)
 
-    def newest(self) -> Opened | None:
+    def newest(self, accept: Callable[[Opened], object] | None = None) -> Opened | None:
         """Return the newest checkpoint that is good; None before the first was saved.
 
         It is looked for once, when the run is about to go on. Several ranks verify it together.
+
+        Args:
+            accept: as for `newest_good`; of the first call.
 
         Raises:
             CheckpointError: there are some, or were, and none is good.
         """
         if self._newest is None:
-            found = newest_good(self.checkpoints, check=checking(self.world))
+            found = newest_good(self.checkpoints, check=checking(self.world), accept=accept)
             if found.opened is None and has_saved(self.folder):
                 raise CheckpointError(none_saved(self.folder))
             self._newest = found

@@ -75,6 +75,7 @@ _DECIDED: dict[str, Kind] = {  # those that are read again
     "checkpoint.keep_best": count,
     "checkpoint.keep_every": optional(text),
     "steps_per_epoch": optional(count),
+    "batch_size": optional(count),
 }
 
 

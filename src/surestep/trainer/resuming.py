@@ -1,15 +1,21 @@
 """Whether the run in a folder goes on, from which checkpoint, and with which changes."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
+from surestep.engine.plan import Plan
 from surestep.engine.state import Place
 from surestep.record.checkpoint.divided import checking
+from surestep.record.checkpoint.faults import fault
+from surestep.record.checkpoint.manifest import RECORD
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
+from surestep.record.files import read_json
 from surestep.record.recorder import Recorder
+from surestep.record.run_files import PLAN
 from surestep.trainer.branching import Branch, check_branch, comes_from, find_branch
 from surestep.trainer.changes import Change, check_allow, compare, judged, table
 from surestep.trainer.holding import how_to_hold
@@ -106,7 +112,7 @@ def going_on(recorder: Recorder, origin: Origin, planned: Planned, said: Wish) -
             "folder with --run (run= in Python)."
         )
     asked = identity(origin, planned)
-    checkpoint = newest(recorder)
+    checkpoint = recorder.newest(fits_run(recorder, planned.plan)) if recorder.known else None
     if said.resume == "must" and checkpoint is None:
         raise CheckpointError(
             f"{recorder.folder} has no checkpoint to go on from, and resume is 'must'."
@@ -117,6 +123,38 @@ def going_on(recorder: Recorder, origin: Origin, planned: Planned, said: Wish) -
     if checkpoint is not None:
         return _again(recorder, before, asked, planned, said)
     return _started(recorder, asked, planned, said)
+
+
+def fits_run(recorder: Recorder, plan: Plan) -> Callable[[Opened], None]:
+    """Return what checks that a checkpoint's place can be one of this run.
+
+    What is returned raises a DamagedError: for a position beyond an epoch of this plan and of the
+    last, and for steps that were taken without items, which are not taken.
+    """
+    lengths = [_samples(plan.steps_per_epoch, plan.batch_size)]
+    with suppress(RunError):  # it was killed before it had one
+        decided = read_json(recorder.folder / "plan.json", PLAN)
+        before = {each["option"]: each["value"] for each in decided}
+        lengths.append(_samples(before.get("steps_per_epoch"), before.get("batch_size")))
+
+    def check(found: Opened) -> None:
+        place = Place(**found.record["place"])
+        position = place.position
+        if place.steps_taken and not place.items:
+            what = f"place.items is 0 after {place.steps_taken} steps that were taken"
+            raise fault(found.path, RECORD, what)
+        if all(length is not None and position > length for length in lengths):
+            what = f"place.position is {position}, and an epoch has at most {lengths[-1]} samples"
+            raise fault(found.path, RECORD, what)
+
+    return check
+
+
+def _samples(steps_per_epoch: int | None, batch_size: int | None) -> int | None:
+    """Return more samples than an epoch has; None where that is not known."""
+    if steps_per_epoch is None or batch_size is None:
+        return None
+    return (steps_per_epoch + 1) * batch_size  # the last batch may have been dropped
 
 
 def newest(recorder: Recorder) -> Opened | None:

@@ -68,10 +68,10 @@ CHANGES = {
     "model": lambda state: None,
     "optimizers": lambda state: None,
     "scaler": scaled,
-    "place": lambda state: setattr(state, "place", Place(**counted(Place))),
+    "place": lambda state: setattr(state, "place", Place(20, 19, 15, 16, 17.0)),
     "counts": lambda state: vars(state.counts).update(counted(Counts)),
     "standing": lambda state: vars(state.standing).update(STANDING),
-    "plateau": lambda state: vars(state.plateau).update(counted(Plateau)),
+    "plateau": lambda state: vars(state.plateau).update(counted(Plateau) | {"scale": 0.5}),
     "metadata": lambda state: state.metadata.update(seen=[1, "two"]),
     "average": lambda state: None,
     "base": None,  # what is known before: the fingerprints of what a checkpoint leaves out

@@ -108,6 +108,43 @@ def test_each_value_is_of_its_kind(path, name, values):
         refused(path, r"state\.json: it")
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("place__step", [2**62, 2**41]),
+        ("place__steps_taken", [3, 2**62]),
+        ("place__epoch", [3, 2**62]),
+        ("place__items", ["nan", "inf", -1, 1e300, 2**62]),
+        ("counts__nonfinite", [2**62]),
+        ("counts__clipped", [2**62]),
+        ("standing__best_step", [3, 2**62]),
+        ("standing__latest_step", [3, 2**62]),
+        ("standing__since_best", [4, 2**62]),
+        ("plateau__bad", [4, 2**62]),
+        ("plateau__cooling", [2**62]),
+        ("plateau__scale", ["nan", "inf", -1, 2]),
+        ("cycle", [2**62]),
+        ("spikes__left_out", [[[2, 1]], [[2**62, 1]]]),
+    ],
+)
+def test_numbers_that_cannot_be_of_one_run_are_rejected(path, name, values):
+    changed = {} if name == "place__step" else {name: None}
+    for value in values:
+        forge_record(path, **{**changed, name: value})
+        if name == "place__step":  # the manifest and the folder say so too
+            seal(path, {**manifest_of(path), "step": value})
+        refused(path, r"state\.json: ")
+
+
+@pytest.mark.parametrize(("name", "value"), [("position", 1), ("items", 1.0), ("epoch", 1)])
+def test_before_the_first_step_there_is_nothing(tmp_path, name, value):
+    state = state_of(steps=0)
+    state.standing.forget_best()
+    path = save_checkpoint(tmp_path, state)
+    forge_record(path, **{f"place__{name}": value})
+    refused(path, f"place.{name} is {value}")
+
+
 @pytest.mark.parametrize("name", ["place", "counts", "standing", "plateau", "unknown"])
 def test_no_name_is_left_out_or_put_in(path, name):
     record = json.loads((path / RECORD).read_text())

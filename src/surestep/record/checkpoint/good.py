@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -55,12 +56,15 @@ class Survey(NamedTuple):
         return [each for each in self.damaged if each.step > newest]
 
 
-def newest_good(folder: Path, *, check: Check | None = None) -> Newest:
+def newest_good(
+    folder: Path, *, check: Check | None = None, accept: Callable[[Opened], object] | None = None
+) -> Newest:
     """Verify the checkpoints of a folder, newest first, until one is good.
 
     Args:
         folder: of the checkpoints.
         check: as for `open_checkpoint`.
+        accept: raises a DamagedError for one that is whole and cannot be of this run.
 
     Raises:
         CheckpointError: there are some, and each is damaged; or one cannot be read for a reason
@@ -70,7 +74,10 @@ def newest_good(folder: Path, *, check: Check | None = None) -> Newest:
         passed_over: list[PassedOver] = []
         for path in reversed(list_checkpoints(folder)):
             try:
-                return Newest(open_checkpoint(path, check=check), tuple(passed_over))
+                found = open_checkpoint(path, check=check)
+                if accept is not None:
+                    accept(found)
+                return Newest(found, tuple(passed_over))
             except GoneError:
                 break
             except DamagedError as error:

@@ -11,7 +11,7 @@ from surestep.base.errors import CheckpointError
 from surestep.engine.value import Value
 from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.manifest import RECORD, Manifest, check_sizes, read_manifest
-from surestep.record.checkpoint.record import as_record
+from surestep.record.checkpoint.record import as_record, check_numbers
 from surestep.record.files import parse_json, read_plain
 
 _NAME = re.compile(r"step-([0-9]{8,})")
@@ -98,6 +98,10 @@ def taken(path: Path, data: bytes, step: int) -> dict[str, Any]:
         raise fault(path, RECORD, error) from error
     if record["place"]["step"] != step:
         raise fault(path, RECORD, f"it is of step {record['place']['step']}, not {step}")
+    try:
+        check_numbers(record)
+    except ValueError as error:
+        raise fault(path, RECORD, error) from error
     return record
 
 
