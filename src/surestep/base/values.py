@@ -195,6 +195,8 @@ def _table(value: Any) -> str:
         table = json.loads(text)
     except ValueError as error:
         raise ValueError(f"it must be a table in JSON, and is none: {error}") from error
+    except RecursionError:
+        raise ValueError("it must be a table in JSON, and is nested too deep") from None
     if not isinstance(table, dict):
         raise ValueError("it must be a table in JSON, such as '{\"overlap_comm\": true}'")
     return json.dumps(table)

@@ -41,6 +41,8 @@ def read_config_file(path: Path) -> ConfigFile:
         raise ConfigError(f"--config {path} is not text: {error.reason}.") from error
     try:
         options = flat(tomllib.loads(text))
+    except RecursionError:
+        raise ConfigError(f"--config {path} is nested too deep: options are at most two.") from None
     except tomllib.TOMLDecodeError as error:
         other = "JSON" if text.lstrip().startswith("{") else "YAML"
         line = _first_of_json(text) if other == "JSON" else _first_of_yaml(text)
@@ -89,7 +91,7 @@ def _first_of_json(text: str) -> str | None:
     """Return the first option of a JSON file as TOML writes it."""
     try:
         options = flat(json.loads(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return next((f"{name} = {json.dumps(value)}" for name, value in options.items()), None)
 

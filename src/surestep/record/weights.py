@@ -1,7 +1,6 @@
 """Read weights to start from: safetensors, torch's own files without pickle's code, run folders."""
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from surestep.engine.model.initial import Init, Source, Started, as_init, some
 from surestep.engine.start import start_from
 from surestep.record.checkpoint.manifest import MANIFEST
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
+from surestep.record.files import parse_json, read_plain
 from surestep.record.run import Run
 
 TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
@@ -91,7 +91,7 @@ def _best(folder: Path) -> Path:
 def _shards(index: Path) -> list[Path]:
     """Return the files that an index names; all of them lie beside it."""
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        names = set(parse_json(read_plain(index))["weight_map"].values())
         files = [index.parent / name for name in sorted(names)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index} cannot be read: {error!r}.") from error
