@@ -199,7 +199,7 @@ def _check_size(path: Path, name: str, expected: File) -> None:
 def _check_bytes(path: Path, name: str, expected: File) -> None:
     try:
         sha256 = _sha256(f"{path}/{name}", expected.bytes)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, MemoryError) as error:
         raise fault(path, name, error) from error
     if sha256 != expected.sha256:
         raise fault(path, name, "it has other bytes than were written")

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.parallel.pieces import Sizes, box_of, boxed_like, is_cut
-from surestep.record.checkpoint.faults import fault
+from surestep.record.checkpoint.faults import fault, lacks_memory
 from surestep.record.checkpoint.listing import Saved, described, read_record
 from surestep.record.checkpoint.manifest import MANIFEST, Manifest, Stored, read_manifest, verify
 from surestep.record.checkpoint.tensors import dtype_of
@@ -160,8 +160,8 @@ def _reading(path: Path, file: str) -> Iterator[None]:
         yield
     except (OSError, SafetensorError, ValueError) as error:
         raise fault(path, file, error) from error
-    except RuntimeError as error:  # torch's, where the file went while it was opened
-        if path.is_dir():
+    except (RuntimeError, MemoryError) as error:  # torch's, where the file went while it was opened
+        if path.is_dir() and not lacks_memory(error):
             raise
         raise fault(path, file, error) from error
 

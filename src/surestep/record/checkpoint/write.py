@@ -8,10 +8,11 @@ from typing import Any
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.state import State
+from surestep.record.checkpoint.faults import lacks_memory
 from surestep.record.checkpoint.listing import Saved, described, taken
 from surestep.record.checkpoint.manifest import MANIFEST, RECORD, manifest_text
 from surestep.record.checkpoint.opened import check_readable
-from surestep.record.checkpoint.record import as_numbers
+from surestep.record.checkpoint.record import as_numbers, check_numbers
 from surestep.record.checkpoint.snapshot import Snapshot, Staging
 from surestep.record.checkpoint.written import Written
 from surestep.record.files import disk_hint, sync
@@ -49,6 +50,11 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Saved:
         publish(temporary, final)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if lacks_memory(error):
+            raise CheckpointError(
+                f"{final} could not be written and verified: there is not enough memory. The "
+                "checkpoints before it are as they were. Free some memory, or raise the limit."
+            ) from error
         if not isinstance(error, OSError):
             raise
         raise CheckpointError(
@@ -92,7 +98,9 @@ def _taken(folder: Path, snapshot: Snapshot) -> Mapping[str, Any]:
     """
     if snapshot.layout.known == snapshot.others:
         with suppress(ValueError):  # the words for what is wrong come from what was written
-            return as_numbers(snapshot.numbers)
+            numbers = as_numbers(snapshot.numbers)
+            check_numbers(numbers)
+            return numbers
     record = taken(folder, snapshot.record, snapshot.step)
     if snapshot.layout.known is None:
         check_readable(folder, record)
