@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 import surestep
-from surestep.base.errors import WorkerError
+from surestep.base.errors import DataError, WorkerError
 from surestep.record.run import Run
 from tests import tiny
 
@@ -135,6 +135,13 @@ def test_a_worker_killed_in_an_evaluation_costs_nothing(tmp_path):
 def test_how_a_worker_ended_is_said(tmp_path, how, named):
     with pytest.raises(WorkerError, match=named):
         fit(tmp_path / "r", Rows(tmp_path / "died", how=how))
+
+
+def test_too_few_open_files_are_an_error_before_workers_start(tmp_path, monkeypatch):
+    limits = lambda which: (24, 4096)  # noqa: E731
+    monkeypatch.setattr("surestep.engine.data.workers.resource.getrlimit", limits)
+    with pytest.raises(DataError, match=r"num_workers=2 needs about \d+ open files.*limit.* is 24"):
+        fit(tmp_path / "r", Rows())
 
 
 def test_an_error_in_a_worker_stays_what_it_is(tmp_path):

@@ -6,23 +6,30 @@ is: in the middle of an optimizer's step too. Here it is raised only while a bat
 
 import atexit
 import os
+import resource
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 from torch.utils.data import DataLoader
 
-from surestep.base.errors import WorkerError
+from surestep.base.errors import DataError, WorkerError
 from surestep.engine.data.signals import kill_tree
 
 _PATIENCE_S = 5.0  # for workers to end after they were asked to
+_FILES, _FILES_EACH = 8, 8  # that the process opens: measured 2 + 5 a worker, and its batches
+_MOMENT_S = 0.5  # for a worker to end whose connection broke
 _loaders: "WeakSet[Loader]" = WeakSet()  # those that have started workers
 _torch_handler: list[Callable[[int, FrameType | None], object]] = []
-_waiting: list[int] = []  # threads that wait for a batch
+_starting: list[int] = []  # threads that start workers
+_waiting: list[tuple[int, "Loader"]] = []  # threads that wait for a batch, and whose
 
 
 class Loader:
@@ -50,27 +57,55 @@ class Loader:
 
     def _read(self) -> Iterator[Any]:
         """Yield the batches that the workers load."""
-        if not self._loader.persistent_workers:
-            self._end()  # those of a pass that was left
-        self._process = os.getpid()
-        batches: Any = None
+        batches = self._start()
+        take = partial(next, batches)
         while True:
-            _waiting.append(thread := threading.get_ident())
             try:
-                if batches is None:
-                    batches = self._iterator = iter(self._loader)
-                    _loaders.add(self)
-                    _watch()
-                self._check()
-                batch = next(batches)
+                batch = self._wait(take)
             except StopIteration:
                 return
-            except RuntimeError:
-                self._check()  # what torch says of a worker that died
-                raise
-            finally:
-                _waiting.remove(thread)
             yield batch
+
+    def _start(self) -> Iterator[Any]:
+        """Begin a pass with the workers that persist, or with new ones."""
+        if self._loader.persistent_workers and self._iterator is not None:
+            return cast(
+                Iterator[Any], self._wait(lambda: iter(self._loader))
+            )  # torch waits for their answers
+        self._end()  # those of a pass that was left
+        _check_open_files(self._loader.num_workers)
+        self._process = os.getpid()
+        _starting.append(thread := threading.get_ident())
+        try:
+            self._iterator = iter(self._loader)
+            _loaders.add(self)
+            _watch()
+        finally:
+            _starting.remove(thread)
+        return cast(Iterator[Any], self._iterator)
+
+    def _wait(self, do: Callable[[], Any]) -> Any:
+        """Do what waits for workers.
+
+        Raises:
+            WorkerError: one died.
+        """
+        here = (threading.get_ident(), self)
+        try:
+            _waiting.append(here)
+            try:
+                self._check()
+                return do()
+            finally:
+                _waiting.remove(here)
+        except (RuntimeError, OSError, EOFError):
+            # What torch says of a worker that died, or a connection to it that broke, which it does
+            # a moment before the system says that the worker has ended.
+            end = time.monotonic() + _MOMENT_S
+            while time.monotonic() < end:
+                self._check()
+                time.sleep(0.01)
+            raise
 
     @property
     def _workers(self) -> list[BaseProcess]:
@@ -97,18 +132,18 @@ class Loader:
             self._loader = self._make()
 
     def _end(self) -> None:
-        iterator, self._iterator = self._iterator, None
-        if iterator is None:
+        if self._iterator is None:
             return
-        workers = list(getattr(iterator, "_workers", ()))
+        workers = self._workers
         # In a thread, because it waits for ever where a worker died that held one of its locks.
-        end = threading.Thread(target=iterator._shutdown_workers, daemon=True)
+        end = threading.Thread(target=self._iterator._shutdown_workers, daemon=True)
         end.start()
         dead = any(each.exitcode not in (None, 0) for each in workers)
         end.join(_PATIENCE_S / 10 if dead else _PATIENCE_S)
         kill_tree(*(each.pid for each in workers if each.is_alive() and each.pid))
         for each in workers:
             each.join(_PATIENCE_S)
+        self._iterator = None  # until here the handler of SIGCHLD must know them
 
     def __del__(self) -> None:
         """End the workers with the last reference to their loader."""
@@ -142,6 +177,23 @@ def _describe(worker: BaseProcess, workers: int) -> str:
     )
 
 
+def _check_open_files(workers: int) -> None:
+    """Check that as many files may be open as data workers need.
+
+    Without them torch's queues fail within the workers, and the run would wait for ever.
+
+    Raises:
+        DataError: there may not.
+    """
+    most, opened = resource.getrlimit(resource.RLIMIT_NOFILE)[0], Path("/dev/fd")
+    needs = _FILES + _FILES_EACH * workers + (len(list(opened.iterdir())) if opened.exists() else 0)
+    if most != resource.RLIM_INFINITY and needs > most:
+        raise DataError(
+            f"data.num_workers={workers} needs about {needs} open files, and the limit of this "
+            f"process is {most}. Raise it (ulimit -n 1024), or use fewer workers."
+        )
+
+
 def _watch() -> None:
     """Handle SIGCHLD in front of torch's handler, once a process, and end workers at its exit."""
     if _torch_handler or threading.current_thread() is not threading.main_thread():
@@ -149,17 +201,35 @@ def _watch() -> None:
     if callable(before := signal.getsignal(signal.SIGCHLD)):
         _torch_handler.append(before)
         signal.signal(signal.SIGCHLD, _on_child)
+        threading.Thread(target=_remind, name="surestep-workers", daemon=True).start()
         atexit.register(_close_all)  # after torch's and multiprocessing's, so that it runs first
 
 
+def _remind() -> None:
+    """Send SIGCHLD again while a dead worker was not noticed: what its handler raises can be lost.
+
+    Python ignores it where it comes in a destructor, or in a callback around a fork.
+    """
+    while True:
+        time.sleep(_MOMENT_S)
+        if any(loader.find_dead() for _, loader in list(_waiting)):
+            os.kill(os.getpid(), signal.SIGCHLD)
+
+
 def _on_child(number: int, frame: FrameType | None) -> None:
-    """Let torch's handler raise only while a batch is waited for, or for loaders not of ours."""
+    """Raise only for the loader that is waited for, or for one that is none of ours."""
+    failure: RuntimeError | None = None
     try:
         _torch_handler[0](number, frame)
-    except RuntimeError:
-        ours = any(each.find_dead() for each in list(_loaders))
-        if not ours or threading.get_ident() in _waiting:
-            raise
+    except RuntimeError as error:
+        failure = error
+    own = threading.get_ident()
+    if own in _starting:
+        return  # the loader looks for those that died when all have been started
+    if any(loader.find_dead() for thread, loader in list(_waiting) if thread == own):
+        raise failure or RuntimeError("a data worker died")
+    if failure is not None and not any(each.find_dead() for each in list(_loaders)):
+        raise failure
 
 
 def _close_all() -> None:
