@@ -1,7 +1,7 @@
 """The long version: every case, many kills, damage in every file, full disks.
 
     python -m tests.torture [--kills 500] [--cases 10000] [--flips 40] [--disks 40] [--calls]
-                            [--restarts 20]
+                            [--restarts 20] [--workers 200] [--groups 100]
 
 What is left out is not run; without an argument all of it is. Ends with 1 where anything is lost.
 TMPDIR=/dev/shm makes it quicker: a kill does not ask for a real disk, a loss of power would.
@@ -89,12 +89,28 @@ def restarts(folder: Path, wanted: int, seed: int) -> Found:
     return restart(folder, wanted, seed)
 
 
+def groups(folder: Path, wanted: int, seed: int) -> Found:
+    """Kill ranks, data workers, torchrun and whole groups."""
+    from tests.torture.groups import kill_groups
+
+    return kill_groups(folder, wanted, seed)
+
+
+def workers(folder: Path, wanted: int, seed: int) -> Found:
+    """Kill data workers of one process."""
+    from tests.torture.workers import kill_workers
+
+    return kill_workers(folder, wanted, seed)
+
+
 PARTS: dict[str, tuple[Callable[[Path, int, int], Found], int]] = {
     "kills": (kills, 500),
     "calls": (calls, 1),
     "flips": (flips, 40),
     "disks": (disks, 40),
     "restarts": (restarts, 20),
+    "workers": (workers, 200),
+    "groups": (groups, 100),
     "cases": (cases, 10_000),
 }
 

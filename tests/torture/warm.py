@@ -87,10 +87,17 @@ def _rollbacks(folder: str, **more: Any) -> dict[str, Any]:
     return kill_around(Path(folder), **more)
 
 
+def _workers(folder: str, **more: Any) -> dict[str, Any]:
+    from tests.torture.workers import kill_workers
+
+    figures, wrong = kill_workers(Path(folder), seed=0, **more)
+    return {**figures, "wrong": wrong}
+
+
 DO: dict[str, Callable[..., dict[str, Any]]] = {
     **{"trial": _trial, "calls": _calls, "sizes": _sizes},
     **{"kills": _kills, "flips": _flips, "disks": _disks},
-    "rollbacks": _rollbacks,
+    **{"rollbacks": _rollbacks, "workers": _workers},
 }
 
 

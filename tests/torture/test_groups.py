@@ -1,0 +1,28 @@
+"""A few killed data workers, and ranks, launchers and groups; many of them by `make torture`."""
+
+import random
+
+import torch
+
+from tests.torture.asked import ask
+from tests.torture.groups import Group
+
+
+def test_killed_data_workers_are_named_and_cost_nothing(tmp_path):
+    count = ask("workers", folder=str(tmp_path), wanted=3)
+    assert count["wrong"] == []
+    assert count["kills"] >= 3
+
+
+def test_a_killed_worker_and_a_killed_launcher_cost_a_group_nothing(tmp_path):
+    whole, killed = (Group(tmp_path / name) for name in ("whole", "killed"))
+    whole.start()
+    killed.start()
+    assert killed.wait_for_steps(3)
+    assert killed.kill("worker", random.Random(0))  # torchrun starts the ranks again
+    assert killed.wait_for_steps(3)
+    assert killed.kill("launcher", random.Random(0))
+    assert killed.left() == []
+    killed.start()
+    assert (whole.launcher.wait(300), killed.launcher.wait(300)) == (0, 0)
+    assert torch.equal(whole.weights(), killed.weights())
