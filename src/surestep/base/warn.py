@@ -2,6 +2,8 @@
 
 import contextlib
 import sys
+import sysconfig
+import traceback
 import warnings
 from pathlib import Path
 
@@ -16,3 +18,12 @@ def warn(text: str) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inner):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)
+
+
+def place_of(error: BaseException) -> str:
+    """Return file and line of the innermost frame of an error that is the user's; "" if none is."""
+    paths = sysconfig.get_paths()
+    others = (*_OURS, paths["stdlib"], paths["purelib"], paths["platlib"], "<")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if not each.filename.startswith(others)]
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""

@@ -1,4 +1,4 @@
-"""What differs between devices: which GPU "cuda" is, and what numbers are added up in."""
+"""What differs between devices: which GPU "cuda" is, memory that ran out, numbers for sums."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,6 +16,13 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
     """
     is_here = device.type == "cuda" and (device.index or 0) < torch.cuda.device_count()
     return torch.cuda.device(device) if is_here and device.index is not None else _AS_IT_IS
+
+
+def ran_out(error: BaseException) -> bool:
+    """Say whether an error means that memory ran out, on the device or on the host."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:

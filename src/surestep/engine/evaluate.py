@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from surestep.base.errors import DataError, TaskError
-from surestep.engine.data.batch import MicroBatch
+from surestep.base.errors import SurestepError, TaskError
+from surestep.engine.checks.forward import FAILURES, explain_forward
+from surestep.engine.data.batch import MicroBatch, tensors_in
+from surestep.engine.data.failures import explain_target
 from surestep.engine.data.feed import Feed
-from surestep.engine.device import sum_dtype
+from surestep.engine.device import ran_out, sum_dtype
 from surestep.engine.evaluation.nonfinite import explain_nonfinite, forward_of
 from surestep.engine.loss import Loss, targets_for
 from surestep.engine.losses.several import heads, naming
@@ -23,6 +25,7 @@ from surestep.engine.metrics import (
     take_logged,
 )
 from surestep.engine.model.kept import kept_buffers, kept_modes
+from surestep.engine.parallel.network import is_of_network
 from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.seed import ModelRandomness, kept_generators
 from surestep.engine.value import Value, number
@@ -56,13 +59,7 @@ class Totals:
 
     def add(self, outputs: Any, targets: Any, items: float) -> None:
         """Add the loss of a micro-batch that has items."""
-        try:
-            value, _ = self.loss.total(outputs, targets, items)
-        except IndexError as error:  # a target out of range, on a CPU
-            raise DataError(
-                f"The loss fails on data that is measured: {error} Look at its targets, whose "
-                "classes must be those of the training data."
-            ) from error
+        value, _ = self.loss.total(outputs, targets, items)
         self.total += value
         self.items += items
 
@@ -154,9 +151,29 @@ def evaluate(
         kept_generators(feed.device),
     ):
         for micro in _micro_batches(feed):
-            eval_step(model, micro, totals, autocast)
+            try:
+                eval_step(model, micro, totals, autocast)
+            except FAILURES as error:
+                if is_of_network(error) or ran_out(error):
+                    raise
+                raise _explained(error, model, micro, feed) from error
         take_logged()
         return totals.compute()
+
+
+def _explained(error: Exception, model: nn.Module, micro: MicroBatch, feed: Feed) -> SurestepError:
+    """Return an error of an evaluation as one that names the part of the data."""
+    if isinstance(error, IndexError):
+        where = f"the evaluation of the {feed.part} data"
+        target = explain_target(error, [micro], None, where)
+        if target is not None:
+            return target
+    shapes = [tuple(each.shape) for each in tensors_in((micro.args, dict(micro.kwargs)))]
+    why = explain_forward(error, model, micro, alone=feed.cut.ranks == 1)
+    return TaskError(
+        f"The model or the loss fails on the {feed.part} data, whose inputs have shapes {shapes} "
+        f"at position {micro.position}: {why}"
+    )
 
 
 def _micro_batches(feed: Feed) -> Iterator[MicroBatch]:

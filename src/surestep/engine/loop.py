@@ -5,15 +5,20 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from surestep.base.duration import Cadence
 from surestep.base.errors import NonFiniteError, WorkerError
 from surestep.engine.callback import Callback, Request, overriding
 from surestep.engine.checks.batch_norm import explain_single
 from surestep.engine.data.batch import Batch
+from surestep.engine.data.failures import explain_target
 from surestep.engine.data.feed import Feed
+from surestep.engine.data.passes import Stream
+from surestep.engine.device import ran_out
 from surestep.engine.garbage import quiet_garbage
 from surestep.engine.log_point import LogPoint, Skip, fails, nonfinite, read, read_logged, skip_of
-from surestep.engine.measure.memory import ran_out
 from surestep.engine.parallel.world import PAUSES, WORKER_DIED
 from surestep.engine.plan import Plan
 from surestep.engine.state import State
@@ -149,6 +154,13 @@ class Loop:
             self.ask(callback.on_batch(self.state, batch))
         try:
             result = train_step(self.parts, batch)
+        except IndexError as error:
+            where = f"step {self.state.place.step + 1} of epoch {batch.epoch + 1}"
+            order = self._order_of(batch)
+            explained = explain_target(error, batch.micro_batches, order, where)
+            if explained is None:
+                raise
+            raise explained from error
         except (RuntimeError, MemoryError) as error:
             if self.out_of_memory is not None and ran_out(error):
                 raise self.out_of_memory(error) from error
@@ -173,6 +185,12 @@ class Loop:
         if self._asked:
             self.do_asked()
         return result
+
+    def _order_of(self, batch: Batch) -> Tensor | None:
+        """Return the index of the sample at each position; nothing of batches of the user's own."""
+        if batch.end == batch.position or isinstance(self.feed.source, Stream):
+            return torch.empty(0)
+        return self.feed.order_at(batch.epoch)
 
     def start(self) -> None:
         """Call `on_start` of the callbacks, once, before the first step of this process."""

@@ -16,8 +16,8 @@ from surestep.base.errors import (
     WorkerError,
 )
 from surestep.engine.callback import Request
+from surestep.engine.device import ran_out
 from surestep.engine.evaluate import Interrupted
-from surestep.engine.measure.memory import ran_out
 from surestep.engine.parallel.pieces import in_parts
 from surestep.engine.schedule.rate import cycle_ends
 from surestep.engine.step import StepResult

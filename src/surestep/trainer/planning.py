@@ -17,6 +17,7 @@ from surestep.engine.data.arrange import with_order
 from surestep.engine.data.batch import MicroBatch, only_element
 from surestep.engine.data.batched import NoData, with_ready_batches
 from surestep.engine.data.dataset import (
+    check_dtypes,
     check_unsampled,
     dataset_of,
     loader_settings,
@@ -106,6 +107,7 @@ def plan_task(
     task = with_order(task, skips)
     for name, data in task.val_sets().items():
         check_unsampled(data, name)
+        check_dtypes(task.train, data, name)
     if not isinstance(task.model, nn.Module):
         set_seed(seed_of(config))
     with current(device_of(config, facts)), _on_meta(task, config, facts):

@@ -31,7 +31,7 @@ from surestep.trainer.build import build
 from surestep.trainer.gauge import Gauge
 from surestep.trainer.judge import judge_anew
 from surestep.trainer.opening import begin, followed
-from surestep.trainer.planning import Origin, Planned, feeds, plan_task, start
+from surestep.trainer.planning import Origin, Planned, feeds, plan_task, start, train_samples
 from surestep.trainer.resuming import Going, Resume, going_on, wish
 from surestep.trainer.room import foresee
 from surestep.trainer.session import Session
@@ -182,10 +182,22 @@ def _record_start(
     started: Started | None,
 ) -> None:
     told = foresee(recorder.folder, planned.plan, session.state)
-    recorder.told += [told] if told else []
+    recorder.told += [each for each in (told, _note_large_batch(planned)) if each]
     recorder.start(going.asked, planned.plan, planned.facts, Path.cwd(), events=going.events())
     if started is not None:
         recorder.event("init", **asdict(started))
+
+
+def _note_large_batch(planned: Planned) -> str | None:
+    """Return what to say if the batch size that was set is larger than the training data."""
+    size = planned.config.batch_size
+    samples = train_samples(planned.task, planned.plan.skip_samples)
+    if size is None or samples is None or size <= samples:
+        return None
+    return (
+        f"batch_size={size} is larger than the {samples} training samples: every step takes all of "
+        f"them. Use batch_size={samples} or less."
+    )
 
 
 def _say_first(session: Session, planned: Planned, started: Started | None) -> None:

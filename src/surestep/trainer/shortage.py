@@ -5,8 +5,9 @@ from contextlib import contextmanager
 
 from surestep.base.errors import OutOfMemory
 from surestep.base.sizes import byte_count
+from surestep.engine.device import ran_out
 from surestep.engine.loop import Loop
-from surestep.engine.measure.memory import memory_snapshot, ran_out
+from surestep.engine.measure.memory import memory_snapshot
 from surestep.record.recorder import Recorder
 
 

@@ -12,6 +12,7 @@ from surestep.base.errors import DataError, OutOfMemory, SurestepError, TaskErro
 from surestep.base.warn import warn
 from surestep.engine.checks.additivity import check_additivity
 from surestep.engine.checks.batch_norm import watch_norms
+from surestep.engine.checks.forward import FAILURES, explain_forward
 from surestep.engine.checks.metric_parts import check_mean
 from surestep.engine.checks.own_loss import check_shift
 from surestep.engine.checks.shapes import check_shapes
@@ -23,11 +24,11 @@ from surestep.engine.data.feed import Feed
 from surestep.engine.data.source import InMemory
 from surestep.engine.data.transform import Transform
 from surestep.engine.data.transforms import Mix
+from surestep.engine.device import ran_out
 from surestep.engine.evaluate import count_of, eval_mode, positions_of
 from surestep.engine.evaluation.whole_set import WholeSetMetric
 from surestep.engine.loss import IGNORED, Loss, targets_for
 from surestep.engine.losses.several import Head, heads, its, named_losses, naming
-from surestep.engine.measure.memory import ran_out
 from surestep.engine.metrics import OpenMetric, open_metrics, seen_by, take_logged
 from surestep.engine.model.kept import kept_buffers
 from surestep.engine.parallel.network import is_of_network
@@ -82,7 +83,7 @@ def check_first_batch(
         _check_counted(feed, micro)
         with autocast:
             with watch_norms(model, micro.samples) as narrow, _hinting_at_batched(model, feed, raw):
-                outputs, tried = _try(model, feed.loss, micro)
+                outputs, tried = _try(model, feed.loss, micro, alone=feed.cut.ranks == 1)
             for whole, head, value in _with_enough_samples(model, feed, task, raw, tried):
                 with naming(head.name):
                     _check_additivity(model, feed, task, whole, head, value)
@@ -207,12 +208,14 @@ def _check_transformed(
     _try(model, feed.loss, changed)
 
 
-def _try(model: nn.Module, loss: Loss, micro: MicroBatch) -> tuple[Any, list[tuple[Head, Tensor]]]:
+def _try(
+    model: nn.Module, loss: Loss, micro: MicroBatch, *, alone: bool = False
+) -> tuple[Any, list[tuple[Head, Tensor]]]:
     """Return the outputs of a micro-batch, and each loss with its value, checked."""
     watch = Watch()
     looks = any(each.check is not None for _, each in named_losses(loss))
     with watch if looks else nullcontext():
-        outputs = _forward(model, micro)
+        outputs = _forward(model, micro, alone=alone)
     tried = []
     for head in heads(loss, outputs, micro):
         targets = targets_for(head.loss, head.micro)
@@ -222,10 +225,10 @@ def _try(model: nn.Module, loss: Loss, micro: MicroBatch) -> tuple[Any, list[tup
     return outputs, tried
 
 
-def _forward(model: nn.Module, micro: MicroBatch) -> Any:
+def _forward(model: nn.Module, micro: MicroBatch, *, alone: bool) -> Any:
     try:
         return model(*micro.args, **micro.kwargs)
-    except (RuntimeError, TypeError, ValueError, IndexError, MemoryError) as error:
+    except (*FAILURES, MemoryError) as error:
         if is_of_network(error):  # the model waits for other ranks, as FSDP's does
             raise
         shapes = [tuple(t.shape) for t in tensors_in((micro.args, dict(micro.kwargs)))]
@@ -235,8 +238,9 @@ def _forward(model: nn.Module, micro: MicroBatch) -> Any:
                 f"{str(error).partition(chr(10))[0]} Use a smaller micro_batch_size than "
                 f"{micro.samples}, which changes no update."
             ) from error
+        why = explain_forward(error, model, micro, alone=alone)
         raise TaskError(
-            f"The model fails on the first batch, whose inputs have shapes {shapes}: {error}"
+            f"The model fails on the first batch, whose inputs have shapes {shapes}: {why}"
         ) from error
 
 

@@ -116,10 +116,56 @@ def dataset_of(data: Any, part: str) -> Any:
             "a DataLoader over one."
         )
     found = unpack(dataset)
+    if found is not None:
+        _check_lengths(found[0], part)
     size = len(InMemory(*found)) if found is not None else len(cast(Any, dataset))
     if size == 0:
         raise DataError(f"The {part} data is empty: there is nothing to learn from or to measure.")
     return dataset
+
+
+def _check_lengths(tensors: Any, part: str) -> None:
+    """Check that tensors in memory have one row for each sample.
+
+    Raises:
+        DataError: they have not.
+    """
+    named = tensors if isinstance(tensors, dict) else dict(enumerate(tensors))
+    lengths = {name: len(tensor) for name, tensor in named.items()}
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
+        if list(lengths) == [0, 1]:
+            counts = f"the inputs have {lengths[0]} and the targets {lengths[1]}"
+        raise DataError(
+            f"The tensors of the {part} data have different lengths: {counts}. Inputs and targets "
+            "need one row for each sample."
+        )
+
+
+def check_dtypes(train: Any, data: Any, part: str) -> None:
+    """Check that tensors in memory to evaluate on have the dtypes of those to train on.
+
+    Raises:
+        DataError: one has another, which the model would fail on at the first evaluation.
+    """
+    found = [
+        unpack(each.dataset if isinstance(each, DataLoader) else each) for each in (train, data)
+    ]
+    if found[0] is None or found[1] is None or len(found[0][0]) != len(found[1][0]):
+        return
+    own, other = (each[0] for each in found if each is not None)
+    for name in own if isinstance(own, dict) else range(len(own)):
+        if isinstance(own, dict) and name not in other:
+            return
+        wanted, got = own[name].dtype, other[name].dtype
+        if wanted != got:
+            what = {0: "inputs are", 1: "targets are"}.get(name if len(own) == 2 else None)
+            numpy = " (numpy's default)" if got == torch.float64 else ""
+            short = str(wanted).removeprefix("torch.")
+            raise DataError(
+                f"The {part} {what or f'tensor {name!r} is'} {got}{numpy}, and in the training "
+                f"data {wanted}. Convert with .to({wanted}) (in numpy .astype({short!r}))."
+            )
 
 
 def loader_settings(data: Any) -> dict[str, Any] | None:

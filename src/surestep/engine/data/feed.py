@@ -27,6 +27,7 @@ from surestep.engine.data.batch import (
 )
 from surestep.engine.data.batched import NoData
 from surestep.engine.data.dataset import check_unsampled, loader_settings, samples_of
+from surestep.engine.data.failures import check_targets
 from surestep.engine.data.open import open_source
 from surestep.engine.data.order import Cut, Order, order_of, read_for
 from surestep.engine.data.passes import Stream
@@ -47,6 +48,7 @@ class Feed:
 
     Args:
         source: where the samples are.
+        part: what the data is called: "train", "val", ...
         cut: how an epoch is cut.
         task: tells inputs from targets.
         loss: counts items, on the host, before anything is moved: no device is read for it.
@@ -67,6 +69,7 @@ class Feed:
         source: Source | Stream,
         cut: Cut,
         *,
+        part: str,
         task: Task,
         loss: Loss,
         plan: Plan,
@@ -76,6 +79,7 @@ class Feed:
         open_with: Callable[[Cut], Source | Stream] | None = None,
     ) -> None:
         self.source = source
+        self.part = part
         self._open_with = open_with
         self.cut = cut
         self.split = channels_last(task.split) if plan.channels_last else task.split
@@ -210,6 +214,7 @@ class Feed:
         """
         for read in (self._share_of_first(), self._first_batches()):
             for raw, position, samples in read:
+                check_targets(self.split(raw)[2], self.loss.kind)
                 micro = self.micro_batch(raw, position, samples)
                 if samples and micro.items:
                     rows = micro.rows
@@ -354,6 +359,7 @@ def feed(
     return Feed(
         opened(cut),
         cut,
+        part=part,
         task=task,
         loss=loss,
         plan=plan,

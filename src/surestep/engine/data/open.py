@@ -27,7 +27,7 @@ def open_source(
     own = None if training else loader_settings(data)
     options = _options(data, plan, own=own)
     if not is_stream(data):
-        return _source(data, dataset, task=task, plan=plan, options=options)
+        return _source(data, dataset, part, task=task, plan=plan, options=options)
     if not training and (own is None or part == "train"):
         # Nobody asked for more to measure by, and each would need a part that is its own.
         options["num_workers"] = min(options["num_workers"], 1)
@@ -81,7 +81,9 @@ def _options(data: Any, plan: Plan, *, own: dict[str, Any] | None) -> dict[str, 
     return options | own_options(data)
 
 
-def _source(data: Any, dataset: Any, *, task: Task, plan: Plan, options: dict[str, Any]) -> Source:
+def _source(
+    data: Any, dataset: Any, part: str, *, task: Task, plan: Plan, options: dict[str, Any]
+) -> Source:
     """Return where the samples are."""
     found = unpack(dataset)
     in_memory = InMemory(*found) if found is not None else None
@@ -93,4 +95,4 @@ def _source(data: Any, dataset: Any, *, task: Task, plan: Plan, options: dict[st
             dataset, collate = in_memory, as_it_is
         elif isinstance(dataset, (tuple, dict)):
             dataset = Rows(in_memory)
-    return Loaded(dataset, seed=plan.seed, collate=collate, options=options)
+    return Loaded(dataset, seed=plan.seed, collate=collate, options=options, part=part)

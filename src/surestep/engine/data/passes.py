@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from surestep.base.errors import DataError
+from surestep.engine.data.failures import Failed, checked, name_samples
 from surestep.engine.data.order import Cut, read_for
 from surestep.engine.data.own_state import Mark, Own, Part
 from surestep.engine.data.source import WorkerStart, as_it_is
@@ -78,7 +79,15 @@ class _Pass(IterableDataset[Any]):
         self.mark: Mark | None = None
         self.marks = marks
 
-    def __iter__(self) -> Iterator[_Whole | _Turn | _Rest]:
+    def __iter__(self) -> Iterator[_Whole | _Turn | _Rest | Failed]:
+        try:
+            yield from self._read()
+        except DataError as error:
+            if get_worker_info() is None:
+                raise
+            yield Failed(str(error))
+
+    def _read(self) -> Iterator[_Whole | _Turn | _Rest]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         epoch, start, goes_on = self.place.tolist()
@@ -111,7 +120,13 @@ class _Pass(IterableDataset[Any]):
         for start, end in self.cut.micro_batches(0, len(samples)):
             self.reader.seed_place(epoch, first + start * workers)
             there = read_for(range(start, end))
-            raws.append(self.collate(samples[there.start : there.stop]))
+            there_samples = samples[there.start : there.stop]
+            try:
+                raws.append(self.collate(there_samples))
+            except Exception as error:
+                places = [first + each * workers for each in there]
+                place = (epoch, places[0], places)
+                raise name_samples(error, "stream", place, there_samples) from error
         return raws
 
 
@@ -193,6 +208,7 @@ class Stream:
         position, parts = mark.position, list(mark.parts)
         for item in self._loader:
             forget_gaussian()  # as reading without workers does
+            checked(item)
             if isinstance(item, _Rest):
                 rests.append(item)
             if not isinstance(item, _Whole):

@@ -20,6 +20,7 @@ from torch.utils.data import (
 )
 
 from surestep.base.errors import DataError
+from surestep.engine.data.failures import Failed, checked, name_sample, name_samples
 from surestep.engine.data.generators import OwnGenerators
 from surestep.engine.data.signals import leave_to_main
 from surestep.engine.data.workers import Loader
@@ -119,8 +120,11 @@ class Wanted(NamedTuple):
 class Seeded(Dataset[Any]):
     """A dataset whose every sample is loaded under the seed of its place, and then collated."""
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int) -> None:
+    def __init__(
+        self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int, part: str
+    ) -> None:
         self.dataset = dataset
+        self.part = part
         self.collate = collate
         self.collate_draws = collate is not default_collate
         self.seed = seed
@@ -134,7 +138,12 @@ class Seeded(Dataset[Any]):
         """Load and collate one micro-batch."""
         if isinstance(self.dataset, InMemory):  # a slice draws nothing
             return self.dataset.__getitems__(batch.samples)
-        if self.may_draw or get_worker_info() is not None:
+        if get_worker_info() is not None:
+            try:
+                return self._load(batch)
+            except DataError as error:
+                return Failed(str(error))
+        if self.may_draw:
             return self._load(batch)
         with LoadingRandomness():
             return self._load(batch)
@@ -152,15 +161,25 @@ class Seeded(Dataset[Any]):
         many = loads_many(self.dataset)
         if many is None:
             samples, dataset, seed = [], self.dataset, self._seed
-            for position, sample in enumerate(wanted, first):
-                seed(epoch, position)
-                samples.append(dataset[sample])
+            try:
+                for position, sample in enumerate(wanted, first):
+                    seed(epoch, position)
+                    samples.append(dataset[sample])
+            except Exception as error:
+                place = first + len(samples)
+                raise name_sample(error, self.part, wanted[len(samples)], epoch, place) from error
         else:
             self._seed(epoch, first)
-            samples = many(list(wanted))
+            try:
+                samples = many(list(wanted))
+            except Exception as error:
+                raise name_samples(error, self.part, batch) from error
         if self.collate_draws:
             self._seed(epoch, first)
-        return self.collate(samples)
+        try:
+            return self.collate(samples)
+        except Exception as error:
+            raise name_samples(error, self.part, batch, samples) from error
 
     def _seed(self, epoch: int, position: int) -> None:
         seed = seed_of_load(self.seed, epoch, position)
@@ -220,7 +239,7 @@ def _forgetting(batches: Iterator[Any]) -> Iterator[Any]:
     """Yield batches, and let workers leave this process as loading here would."""
     for batch in batches:
         forget_gaussian()
-        yield batch
+        yield checked(batch)
 
 
 def as_it_is(batch: Any) -> Any:
@@ -238,12 +257,13 @@ class Loaded:
         seed: int,
         collate: Callable[[list[Any]], Any] | None,
         options: Mapping[str, Any],
+        part: str = "train",
     ) -> None:
         self.dataset = dataset
         self._places = _Places()
         options = dict(options)
         start = WorkerStart(options.pop("worker_init_fn", None))
-        self._seeded = Seeded(dataset, collate or default_collate, seed)
+        self._seeded = Seeded(dataset, collate or default_collate, seed, part)
         self._draws = not isinstance(dataset, InMemory)
         self._has_workers = bool(options.get("num_workers"))
         self._by_torch = self._has_workers or bool(options.get("pin_memory"))

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from surestep.base.errors import DataError
+from surestep.engine.data.failures import name_stream
 from surestep.engine.data.own_state import Own
 from surestep.engine.seed import LoadingRandomness, seed_at, seed_loading, seed_of_load
 
@@ -107,6 +108,8 @@ class Reader:
                 sample = next(samples)
             except StopIteration:
                 return
+            except Exception as error:
+                raise name_stream(error, epoch, place) from error
             yield sample
             place += workers
 

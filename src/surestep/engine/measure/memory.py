@@ -17,13 +17,6 @@ from surestep.engine.state import State
 LARGEST = 20
 
 
-def ran_out(error: BaseException) -> bool:
-    """Say whether an error means that memory ran out, on the device or on the host."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-
-
 def memory_snapshot(state: State, device: torch.device) -> dict[str, Any]:
     """Return what is held, in bytes: by kind, and the largest other tensors by shape.
 

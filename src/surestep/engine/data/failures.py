@@ -1,0 +1,162 @@
+"""Errors of data that say which sample failed, where in the run, and what to do about it."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from surestep.base.errors import DataError, SurestepError
+from surestep.base.warn import place_of
+from surestep.engine.data.batch import MicroBatch, tensors_in
+from surestep.engine.device import ran_out
+
+_OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")
+_NAMED = 8  # samples that an error lists
+
+
+class Failed(NamedTuple):
+    """What a worker returns for a micro-batch that it could not load.
+
+    An exception that crosses processes arrives as text with the worker's traceback in it.
+    """
+
+    text: str
+
+
+def checked(batch: Any) -> Any:
+    """Return a batch that was loaded.
+
+    Raises:
+        DataError: a worker could not load it.
+    """
+    if type(batch) is Failed:
+        raise DataError(batch.text)
+    return batch
+
+
+def name_sample(error: Exception, part: str, index: int, epoch: int, position: int) -> Exception:
+    """Return an error of loading a sample as one that names the sample.
+
+    Args:
+        error: of the user's dataset.
+        part: of the data: "train", "val".
+        index: of the sample in the dataset.
+        epoch: from 0.
+        position: of the sample in the order of the epoch.
+    """
+    if _is_ours(error):
+        return error
+    leave = f" or leave it out: skip_samples=[{index}]" if part == "train" else ""
+    return DataError(
+        f"Sample {index} of the {part} data could not be loaded (epoch {epoch + 1}, position "
+        f"{position}): {_shown(error)}. Correct it{leave}."
+    )
+
+
+def name_samples(
+    error: Exception, part: str, place: tuple[int, int, Sequence[int]], samples: Sequence[Any] = ()
+) -> Exception:
+    """Return an error of loading or collating several samples as one that names them.
+
+    Args:
+        error: of the user's `__getitems__` or `collate_fn`.
+        part: of the data.
+        place: epoch from 0, first position, and the samples' indices in the dataset.
+        samples: as they were loaded; empty if loading them together failed.
+    """
+    if _is_ours(error):
+        return error
+    epoch, first, wanted = place
+    named = ", ".join(map(str, wanted[:_NAMED])) + (", ..." if len(wanted) > _NAMED else "")
+    did = "put together" if samples else "loaded"
+    return DataError(
+        f"Samples {named} of the {part} data could not be {did} (epoch {epoch + 1}, positions "
+        f"{first} to {first + len(wanted) - 1}): {_shown(error)}.{_odd_shape(wanted, samples)}"
+    )
+
+
+def name_stream(error: Exception, epoch: int, place: int) -> Exception:
+    """Return an error of a stream as one that says how far it was read."""
+    if _is_ours(error):
+        return error
+    return DataError(
+        f"The stream failed at its sample {place} (from 0) of epoch {epoch + 1}: {_shown(error)}."
+    )
+
+
+def _is_ours(error: Exception) -> bool:
+    return isinstance(error, SurestepError) or ran_out(error)
+
+
+def _shown(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}".rstrip(".")
+    where = place_of(error)
+    return f"{text} ({where})" if where else text
+
+
+def _odd_shape(wanted: Sequence[int], samples: Sequence[Any]) -> str:
+    """Name the first sample that has other shapes than most, and what to do; "" if none has."""
+    shapes = [tuple(tuple(each.shape) for each in tensors_in(sample)) for sample in samples]
+    if len(set(shapes)) < 2:
+        return ""
+    usual = Counter(shapes).most_common(1)[0][0]
+    index, odd = next(
+        (index, shape) for index, shape in zip(wanted, shapes, strict=False) if shape != usual
+    )
+    return (
+        f" Sample {index} has shapes {_listed(odd)} and others have {_listed(usual)}. Pad them to "
+        "one length in Task(collate_fn=...); or, if each element of the data is a batch already, "
+        "pass Task(batched=True)."
+    )
+
+
+def _listed(shapes: Iterable[tuple[int, ...]]) -> str:
+    return ", ".join(map(str, shapes))
+
+
+def explain_target(
+    error: IndexError, micro_batches: Iterable[MicroBatch], order: Tensor | None, where: str
+) -> DataError | None:
+    """Return torch's error for a class that there is not as one that names the sample.
+
+    Args:
+        error: of cross-entropy on a CPU.
+        micro_batches: one of them has the target.
+        order: index of the sample at each position; None is the stored order.
+        where: the step and epoch, or the part that is measured.
+    """
+    match = _OUT_OF_BOUNDS.search(str(error))
+    if match is None:
+        return None
+    target = int(match[1])
+    for micro in micro_batches:
+        for tensor in tensors_in(micro.targets):
+            rows = (tensor == target).flatten(1).any(1) if tensor.dim() > 1 else tensor == target
+            if tensor.dim() and len(tensor) == micro.samples and bool(rows.any()):
+                position = micro.position + int(torch.nonzero(rows)[0])
+                known = order is None or position < len(order)
+                index = position if order is None else int(order[position]) if known else None
+                named = f"sample {index} (position {position})" if known else f"row {position}"
+                return DataError(
+                    f"The target {target} of {named} is out of range, at {where}: the model has "
+                    "no output for that class. Correct the target, or give the model more outputs."
+                )
+    return DataError(f"The target {target} is out of range, at {where}.")
+
+
+def check_targets(targets: Any, kind: str) -> None:
+    """Check that the targets of the first batch hold a tensor, for a loss that compares tensors.
+
+    Raises:
+        DataError: they hold none, such as the paths of `(image, label, path)` samples.
+    """
+    if kind != "classes" or tensors_in(targets) or targets is None or isinstance(targets, Mapping):
+        return
+    shown = repr(targets if not isinstance(targets, (tuple, list)) else targets[0])
+    raise DataError(
+        f"The last part of a batch is taken as the targets, and it holds no tensor: {shown:.60}. "
+        "Say which part is which: Task(inputs=lambda batch: (batch[0], batch[1]))."
+    )

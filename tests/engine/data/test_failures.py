@@ -1,0 +1,203 @@
+"""Data that fails in the middle of a run: which sample, where, and what to do."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+
+import surestep
+from surestep.base.errors import DataError, TaskError
+from tests import tiny
+
+X, Y = tiny.data(20)
+BAD = 13
+
+
+class Samples(Dataset):
+    def __init__(self, load):
+        self.load = load
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return self.load(index)
+
+
+class Stream(IterableDataset):
+    def __init__(self, load):
+        self.load = load
+
+    def __iter__(self):
+        return map(self.load, range(20))
+
+
+def missing(index):
+    if index == BAD:
+        with open("/nonexistent/image.png"):
+            pass
+    return X[index], Y[index]
+
+
+def ragged(index):
+    return (X[index][:3] if index == BAD else X[index]), Y[index]
+
+
+def unknown_class(index):
+    return X[index], torch.tensor(7) if index == BAD else Y[index]
+
+
+def fit(folder, train, *, model=None, val=None, **options):
+    usual = {"epochs": 2, "batch_size": 4, "data": {"shuffle": False}}
+    task = tiny.task(model=model or tiny.model(), train=train, val=val)
+    return surestep.Trainer(task, tiny.config(**{**usual, **options}), run=folder).fit()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("load", "says"),
+    [
+        (missing, r"Sample 13 of the train data could not be loaded \(epoch 1, position 13\): "),
+        (missing, r"FileNotFoundError: .*image\.png' \(.*test_failures\.py, line \d+\)\."),
+        (missing, r"leave it out: skip_samples=\[13\]\.$"),
+        (ragged, r"Samples 12, 13, 14, 15 of the train data could not be put together \(epoch 1, "),
+        (ragged, r"Sample 13 has shapes \(3,\), \(\) and others have \(4,\), \(\)\. Pad them"),
+        (unknown_class, r"The target 7 of sample 13 \(position 13\) is out of range, at step 4 of"),
+    ],
+)
+def test_a_sample_that_fails_later_is_named(tmp_path, load, says, workers):
+    data = {"num_workers": workers, "shuffle": False}
+    with pytest.raises(DataError, match=says) as caught:
+        fit(tmp_path / "run", Samples(load), data=data)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_the_sample_is_named_by_its_index_in_a_shuffled_epoch(tmp_path):
+    with pytest.raises(DataError, match=r"The target 7 of sample 13 \(position (\d+)\)") as caught:
+        fit(tmp_path / "run", Samples(unknown_class), data={"shuffle": True, "num_workers": 0})
+    position = int(re.search(r"position (\d+)", str(caught.value))[1])
+    order = torch.randperm(
+        20, generator=torch.Generator().manual_seed(surestep.seed_at("order", 0, 0))
+    )
+    assert int(order[position]) == BAD
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("load", "says"),
+    [
+        (missing, r"The stream failed at its sample 13 \(from 0\) of epoch 1: FileNotFoundError"),
+        (ragged, r"of the stream data could not be put together .* Sample 13 has shapes \(3,\)"),
+        (unknown_class, r"The target 7 of row 13 is out of range, at step 4 of epoch 1"),
+    ],
+)
+def test_a_stream_that_fails_later_says_where(tmp_path, load, says, workers):
+    data = {"num_workers": workers}
+    with pytest.raises(DataError, match=says) as caught:
+        fit(tmp_path / "run", Stream(load), epochs=None, max_steps=9, data=data)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_what_fails_in_an_evaluation_names_the_set(tmp_path):
+    with pytest.raises(DataError, match=r"Sample 13 of the val data could not be loaded"):
+        fit(tmp_path / "one", (X, Y), val=Samples(missing))
+    said = r"target 7 of sample 13 \(position 13\) is out of range, at the evaluation of the val"
+    with pytest.raises(DataError, match=said):
+        fit(tmp_path / "two", (X, Y), val=Samples(unknown_class))
+
+
+def test_samples_with_a_path_are_told_how_to_name_their_parts(tmp_path):
+    def load(index):
+        return X[index], int(Y[index]), f"image-{index}.png"
+
+    with pytest.raises(DataError, match=r"holds no tensor: 'image-0.png'\. Say which part is"):
+        fit(tmp_path / "run", Samples(load))
+
+
+def test_the_state_before_the_failed_batch_can_be_resumed(tmp_path):
+    broken = [True]
+
+    def load(index):
+        return missing(index) if broken[0] else (X[index], Y[index])
+
+    with pytest.raises(DataError):
+        fit(tmp_path / "run", Samples(load), checkpoint={"every": "1 step"})
+    broken[0] = False
+    assert fit(tmp_path / "run", Samples(load), checkpoint={"every": "1 step"}).status["step"] == 10
+
+
+CONV = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 3))
+FORWARDS = {
+    "numpy's float64": (
+        tiny.model(),
+        X.numpy().astype(np.float64),
+        r"module '0' \(Linear\) got \(4, 4\) of torch.float64. Its weights are torch.float32 and "
+        r"its input is torch.float64, which is numpy's default: convert the inputs with "
+        r"\.to\(torch.float32\) \(in numpy \.astype\('float32'\)\)",
+    ),
+    "width": (
+        nn.Sequential(nn.Linear(4, 8), nn.Linear(9, 3)),
+        X,
+        r"module '1' \(Linear\) got \(4, 8\).* It takes 9 features in the last dimension and got 8",
+    ),
+    "channels last": (
+        CONV,
+        torch.randn(20, 8, 8, 3),
+        r"takes 3 channels in dimension 1, and the input has them last: use x.permute\(0, 3, 1, 2",
+    ),
+    "channels": (CONV, torch.randn(20, 1, 8, 8), "takes 3 channels in dimension 1, .* has 1"),
+    "bytes": (
+        CONV,
+        torch.randint(255, (20, 3, 8, 8), dtype=torch.uint8),
+        r"convert the inputs with \.to\(torch.float32\)",
+    ),
+    "embedding of floats": (
+        nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(12, 3)),
+        X,
+        r"An embedding takes integer indices: convert the inputs with \.long\(\)",
+    ),
+    "index too large": (
+        nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(12, 3)),
+        torch.full((20, 4), 7),
+        r"It has 5 rows and the largest index is 7: make num_embeddings larger",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FORWARDS)
+def test_a_forward_that_fails_names_the_module_and_the_conversion(tmp_path, case):
+    model, x, says = FORWARDS[case]
+    with pytest.raises(TaskError, match=says):
+        fit(tmp_path / "run", (x, Y), model=model)
+
+
+def test_a_forward_that_fails_in_an_evaluation_names_the_set(tmp_path):
+    class Wide(Samples):
+        pass
+
+    wide = Wide(lambda index: (torch.randn(5), Y[index]))
+    says = r"fails on the val data, whose inputs have shapes \[\(4, 5\)\] at position 0: .* module"
+    with pytest.raises(TaskError, match=says):
+        fit(tmp_path / "run", (X, Y), val=wide)
+
+
+def test_validation_data_of_another_dtype_is_refused_before_the_run(tmp_path):
+    says = r"The val inputs are torch.float64 \(numpy's default\), and in the training data torch"
+    with pytest.raises(DataError, match=says):
+        fit(tmp_path / "run", (X, Y), val=(X.numpy().astype(np.float64), Y.numpy()))
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensors_of_different_lengths_are_named_with_their_part(tmp_path):
+    with pytest.raises(DataError, match=r"of the val data have .* the inputs have 20 and the tar"):
+        fit(tmp_path / "run", (X, Y), val=(X, Y[:-1]))
+
+
+def test_a_batch_size_larger_than_the_data_is_noted(tmp_path, capsys):
+    fit(tmp_path / "run", (X, Y), batch_size=64, logging={"progress": "plain"})
+    assert "batch_size=64 is larger than the 20 training samples" in capsys.readouterr().err
+    fit(tmp_path / "all", (X, Y), batch_size=20, logging={"progress": "plain"})
+    assert "is larger than" not in capsys.readouterr().err
