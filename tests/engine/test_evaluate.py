@@ -83,7 +83,7 @@ def test_an_object_that_is_shared_by_sets_is_measured_anew(tmp_path):
 
 
 def test_a_target_out_of_range_is_told_as_such(tmp_path):
-    with pytest.raises(DataError, match=r"loss fails on data that is measured: .*out of bounds"):
+    with pytest.raises(DataError, match=r"target 9 of sample 0 .* the evaluation of the val data"):
         evaluated(tmp_path, 4, (X, Y + 7), metrics={})
 
 

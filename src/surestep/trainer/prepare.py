@@ -190,7 +190,7 @@ def _record_start(
 
 def _note_large_batch(planned: Planned) -> str | None:
     """Return what to say if the batch size that was set is larger than the training data."""
-    size = planned.config.batch_size
+    size = planned.config.said().get("batch_size")
     samples = train_samples(planned.task, planned.plan.skip_samples)
     if size is None or samples is None or size <= samples:
         return None
