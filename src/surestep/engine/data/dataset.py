@@ -159,7 +159,8 @@ def check_dtypes(train: Any, data: Any, part: str) -> None:
             return
         wanted, got = own[name].dtype, other[name].dtype
         if wanted != got:
-            what = {0: "inputs are", 1: "targets are"}.get(name if len(own) == 2 else None)
+            parts: dict[Any, str] = {0: "inputs are", 1: "targets are"} if len(own) == 2 else {}
+            what = parts.get(name)
             numpy = " (numpy's default)" if got == torch.float64 else ""
             short = str(wanted).removeprefix("torch.")
             raise DataError(
