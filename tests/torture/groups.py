@@ -34,7 +34,7 @@ class Group:
     def __init__(self, folder: Path) -> None:
         self.run, self.notes = folder / "run", folder / "notes"
         self.notes.mkdir(parents=True)
-        self.errors = (folder / "errors").open("a")
+        self.errors = folder / "errors"
         self._launcher: subprocess.Popen[bytes] | None = None
         self._seen = 0  # lines of steps that belong to processes that were killed
 
@@ -44,8 +44,10 @@ class Group:
         command += ["-m", "surestep", "train", str(RECIPE), "--run-folder", str(self.run)]
         more = {"OMP_NUM_THREADS": "1", "GROUP": str(self.notes)}
         root = Path(__file__).parents[2]
-        out = {"stdout": self.errors, "stderr": self.errors}
-        self._launcher = subprocess.Popen(command, cwd=root, env={**os.environ, **more}, **out)
+        with self.errors.open("a") as out:
+            self._launcher = subprocess.Popen(
+                command, cwd=root, env={**os.environ, **more}, stdout=out, stderr=out
+            )
 
     @property
     def launcher(self) -> subprocess.Popen[bytes]:
@@ -69,7 +71,7 @@ class Group:
             if self.has_ended():
                 return False
             if time.monotonic() > end:
-                raise TimeoutError(f"no step in {_START_S:.0f} s: see {self.errors.name}")
+                raise TimeoutError(f"no step in {_START_S:.0f} s: see {self.errors}")
             time.sleep(0.01)
         return True
 
@@ -127,7 +129,7 @@ def kill_groups(folder: Path, wanted: int, seed: int) -> tuple[dict[str, Any], l
     whole = Group(folder / "whole")
     whole.start()
     if whole.launcher.wait():
-        return {}, [Path(whole.errors.name).read_text()[-2000:]]
+        return {}, [whole.errors.read_text()[-2000:]]
     expected, restarts = whole.weights(), 0
     while sum(kills.values()) < wanted and not wrong:
         group = Group(folder / f"killed-{runs}")
@@ -154,7 +156,7 @@ def _kill_to_the_end(
         is_enough = sum(kills.values()) >= wanted
         if is_enough or not group.wait_for_steps(draw.randint(2, 10)):
             code = group.launcher.wait()
-            return [] if code == 0 else [f"ended with {code}: see {group.errors.name}"]
+            return [] if code == 0 else [f"ended with {code}: see {group.errors}"]
         target = TARGETS[sum(kills.values()) % len(TARGETS)]
         if group.kill(target, draw):
             kills[target] += 1
