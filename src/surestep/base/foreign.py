@@ -313,8 +313,10 @@ FOREIGN: Final[Mapping[str, Foreign]] = {
         _say("surestep train RECIPE --overfit 64 (samples)", "--overfit 64 (samples)"),
         *("overfit_batches", "overfit_pct"),
     ),
-    "limit_train_batches": _say("Task(train=torch.utils.data.Subset(train_set, range(1000)))"),
-    **_names(_say("Task(val=torch.utils.data.Subset(val_set, range(1000)))"), "limit_val_batches"),
+    **_names(Foreign("limit_train_batches"), "train_batches", "steps_per_epoch"),
+    **_names(Foreign("limit_val_batches"), "eval_batches", "validation_steps"),
+    **_names(Foreign("validation.on_start"), "eval_on_start"),
+    **_names(Foreign("early_stop.start", _epochs), "start_from_epoch"),
     # Precision and speed.
     **_names(Foreign("precision", _switch("bf16", "fp32")), "bf16"),
     **_names(Foreign("precision", _switch("fp16", "fp32")), "fp16", "half", "amp", "use_amp"),
