@@ -73,8 +73,11 @@ class Totals:
         """Read the device: the mean loss, and of several each; NaN where nothing was counted.
 
         A loss that is a sum is reported per sample, so that sets of any size can be compared.
-        What has no items adds nothing to the weighted sum of several, as in a step.
+        What has no items adds nothing to the weighted sum of several, as in a step. None where the
+        model returns its losses in train mode alone.
         """
+        if self.loss.is_in_training_only:
+            return {}
         if not self.parts:
             own = [float(self.total), self.items, self.samples]
             total, items, samples = self.world.sums(own)
@@ -105,7 +108,7 @@ def eval_step(
             for head in heads(loss, outputs, micro):
                 with naming(head.name):
                     totals.parts[head.name].add(head.outputs, head.micro.targets, head.micro.items)
-        elif micro.items:
+        elif micro.items and not loss.is_in_training_only:
             totals.add(outputs, targets_for(loss, micro), micro.items)
     totals.count(micro.samples)
     count = count_of(loss, micro) if totals.metrics and micro.samples else 0
@@ -224,7 +227,7 @@ def evaluate_parts(
     found: dict[str, dict[str, Value]] = {}
     for part, feed in feeds.items():
         found[part] = evaluate(model, feed, loss, metrics, **how)
-        if warn is not None and not math.isfinite(number(found[part]["loss"])):
+        if warn is not None and not math.isfinite(number(found[part].get("loss", 0.0))):
             forward = forward_of(model, autocast)
             with (
                 kept_buffers(model, own_module(loss)),

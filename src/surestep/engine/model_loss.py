@@ -14,9 +14,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from surestep.base.errors import DataError, TaskError
-from surestep.engine.data.batch import samples_in
+from surestep.engine.data.batch import MicroBatch, Split, samples_in
 from surestep.engine.loss import IGNORED, Loss, check_reduction
 
+IN_TRAINING = "model in training"  # the value of Task(loss=)
 SHIFTING = re.compile("CausalLM|LMHead")
 _NOT_THE_MODELS = (
     'loss="model" takes the loss that the model computes itself, and it returned {what}. {mend}'
@@ -66,6 +67,80 @@ def _divisor(items: str | Callable[[Any], float], reduction: str) -> str:
 
 def _function(count: Callable[[Any], float]) -> Callable[[Any, Any], float]:
     return lambda batch, _: float(count(batch))
+
+
+def training_losses(items: str | Callable[[Any], float], reduction: str = "mean") -> Loss:
+    """Return the losses of a model that returns a dict of them in train mode, as detectors do.
+
+    In eval mode such a model returns predictions, so an evaluation measures metrics and no loss.
+
+    Args:
+        items: "samples", which says nothing about what each loss is a mean over, so that cutting a
+            batch changes the numbers; or a function of the batch, what they are means over.
+        reduction: "mean" over its items, or "sum", which nothing divides.
+
+    Raises:
+        TaskError: unknown words.
+    """
+    check_reduction(reduction)
+    if isinstance(items, str) and items != "samples":
+        raise TaskError(
+            f"items={items!r} does not fit loss={IN_TRAINING!r}. Leave it out, or give a function "
+            "of the batch."
+        )
+    return Loss(
+        named_losses_of,
+        is_sum=reduction == "sum",
+        divides=reduction != "sum",
+        items=_function(items) if callable(items) else lambda _, targets: count_listed(targets),
+        count=count_listed,
+        kind="in training",
+        called="the losses that the model returns in training",
+        divides_by=_divisor(items, reduction) if callable(items) else "samples",
+        splits=callable(items) or reduction == "sum",
+    )
+
+
+def count_listed(targets: Any) -> int:
+    """Count samples: the targets in a list, or the rows of a tensor."""
+    return len(targets) if isinstance(targets, (list, tuple)) else samples_in(targets)
+
+
+def named_losses_of(outputs: Any, _: Any = None) -> Mapping[str, Tensor]:
+    """Return the losses that a model returned in train mode.
+
+    Raises:
+        TaskError: it did not return a dict of them.
+    """
+    if isinstance(outputs, Mapping) and outputs:
+        return outputs
+    what = "an empty dict" if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
+    raise TaskError(
+        f"loss={IN_TRAINING!r} takes the dict of losses that model(inputs, targets) returns in "
+        f'train mode, and it returned {what}. Return a dict, or use loss="model" for a model that '
+        "returns .loss."
+    )
+
+
+def inputs_with_targets(split: Split, batch: Any) -> tuple[Any, Any]:
+    """Return (inputs, targets) of a batch with the targets among the inputs too, as the last one.
+
+    By name they are "targets".
+
+    Args:
+        split: tells inputs from targets.
+        batch: of training data.
+    """
+    args, kwargs, targets = split(batch)
+    return ({**kwargs, "targets": targets} if kwargs else (*args, targets)), targets
+
+
+def without_targets(micro: MicroBatch) -> MicroBatch:
+    """Return a micro-batch of `inputs_with_targets` as an evaluation has it."""
+    if micro.kwargs:
+        named = {name: each for name, each in micro.kwargs.items() if name != "targets"}
+        return micro._replace(kwargs=named)
+    return micro._replace(args=micro.args[:-1])
 
 
 class Labels:

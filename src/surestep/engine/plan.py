@@ -57,6 +57,7 @@ class Given:
     val_batch_sizes: tuple[int, ...] = ()
     metrics: Mapping[str, Literal["min", "max"] | None] = field(default_factory=dict)
     tables: tuple[str, ...] = ()
+    objects: tuple[str, ...] = ()  # metrics with update and compute, which may return a dict
     own_optimizer: bool = False
     own_schedule: bool = False
     floating: bool = True
@@ -70,6 +71,7 @@ class Given:
     no_data: bool = False
     not_splitting: tuple[str, ...] = ()
     loss: str = "not known"
+    evaluates_loss: bool = True
     loss_reason: str = "what it is divided by is not known"
     blocks: bool = False
     convolutions: bool = False
@@ -225,7 +227,7 @@ class Known:
 
     def metric_names(self) -> list[str]:
         """List what evaluations measure, as "set/metric"."""
-        names = ("loss", *self.given.metrics)
+        names = (*(["loss"] if self.given.evaluates_loss else []), *self.given.metrics)
         return [f"{part}/{name}" for part in self.given.val_sets for name in names]
 
     def metric(self) -> str:
@@ -233,10 +235,22 @@ class Known:
         said = str(self.said["validation.metric"])
         return said if "/" in said else f"{self.given.val_sets[0]}/{said}"
 
+    def is_measured(self) -> bool:
+        """Return whether evaluations measure `metric()`, as far as is known before the first."""
+        part, _, name = self.metric().partition("/")
+        is_value = part in self.given.val_sets and self.object_of(name) is not None
+        return is_value or self.metric() in self.metric_names()
+
+    def object_of(self, name: str) -> str | None:
+        """Return the metric whose compute returns a dict, if "name_key" can be a value of it."""
+        known = self.given.metrics
+        prefixes = (each for each in self.given.objects if name.startswith(f"{each}_"))
+        return None if name in known else max(prefixes, key=len, default=None)
+
     def metric_mode(self) -> Literal["min", "max"] | None:
         """Return whether a smaller or larger metric is better, where that is known."""
         name = (self["validation.metric"] or "loss").split("/")[-1]
-        declared = self.given.metrics.get(name)
+        declared = self.given.metrics.get(self.object_of(name) or name)
         if declared is not None:
             return declared
         return "max" if name in LARGER_IS_BETTER else "min" if name in SMALLER_IS_BETTER else None

@@ -19,7 +19,7 @@ from surestep.engine.losses.catalog import named
 from surestep.engine.losses.several import check_several
 from surestep.engine.metrics import check_metric
 from surestep.engine.model.initial import Source, as_init
-from surestep.engine.model_loss import model_loss, split_whole
+from surestep.engine.model_loss import IN_TRAINING, model_loss, split_whole, training_losses
 from surestep.engine.schedule.shape import UserFunction
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ParameterGroups = list[dict[str, Any]]
 Items = str | Callable[[Any], float]
+_OF_MODEL = ("model", IN_TRAINING)  # losses that the model computes
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class Task:
             module or function, whose denominator is known; a callable `loss(outputs, targets)`
             that returns a mean (see `items`) or a sum (see `reduction`), or a dict of named ones to
             add up;
-            "model" takes the `.loss` that the model returns, as Hugging Face models do; or several
+            "model" takes the `.loss` that the model returns, as Hugging Face models do; "model in
+            training" the dict of losses that `model(inputs, targets)` returns in train mode, as
+            torchvision's detectors do (evaluations then measure metrics alone); or several
             losses by name, each of `outputs[name]` and `targets[name]` and each with its own items.
         loss_weights: of several losses, by name; 1 where not said.
         train: a map-style dataset, a tuple or dict of tensors, a stream (an IterableDataset,
@@ -208,18 +211,29 @@ class Task:
             raise TaskError(
                 f"reduction={self.reduction!r} is set, and the Task has no loss. Leave it out."
             )
-        if self.teacher is not None and (self.loss is None or self.loss == "model"):
+        if self.loss == IN_TRAINING:
+            self._check_in_training()
+        if self.teacher is not None and (self.loss is None or self.loss in _OF_MODEL):
             raise TaskError(
                 "A teacher needs a loss that takes what it says. Say "
                 "Task(loss=surestep.losses.distillation())."
             )
-        if isinstance(self.loss, str) and self.loss != "model":
+        if isinstance(self.loss, str) and self.loss not in _OF_MODEL:
             named(self.loss)
-        elif self.loss is not None and not callable(self.loss) and self.loss != "model":
+        elif not (self.loss is None or callable(self.loss) or self.loss in _OF_MODEL):
             raise TaskError(
                 f"loss is a {type(self.loss).__name__}, not a callable. Give nn.CrossEntropyLoss() "
                 'or a function of (outputs, targets), or "model" for a model that returns .loss.'
             )
+
+    def _check_in_training(self) -> None:
+        """Refuse what needs a loss in evaluations, or batches that are tensors."""
+        for name in ("step", "batch_transform", "batched"):
+            if getattr(self, name):
+                instead = ", and give collate_fn" if name == "batched" else ""
+                raise TaskError(
+                    f"loss={IN_TRAINING!r} does not go with {name}=. Leave {name} out{instead}."
+                )
 
     def _check_step(self) -> None:
         if self.step is None:
@@ -284,6 +298,8 @@ class Task:
         assert not isinstance(self.reduction, Mapping)
         if self.loss == "model":
             return model_loss(model, self.items, self.reduction)
+        if self.loss == IN_TRAINING:
+            return training_losses(self.items, self.reduction)
         if self.loss is None:
             return no_loss(self.items)
         loss = as_loss(self.loss, self.items, self.reduction)

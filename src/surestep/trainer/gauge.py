@@ -89,7 +89,7 @@ class Gauge:
         """
         model, parts = self.loop.state.model, self.loop.parts
         forward = forward_of(model, parts.autocast)
-        if parts.loss.kind == "none":
+        if parts.loss.kind in ("none", "in training"):
             return
         with eval_mode(model), torch.no_grad(), kept_generators(self.plan.device):
             for name in self.task.val_sets():

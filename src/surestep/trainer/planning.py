@@ -159,6 +159,7 @@ def _given(task: Task, config: Config, model: nn.Module, loss: Loss, skips: Skip
         ),
         metrics=_directions(task),
         tables=tables(task.metrics),
+        objects=tuple(n for n, each in task.metrics.items() if hasattr(each, "compute")),
         own_optimizer=task.optimizer is not None,
         own_schedule=task.schedule is not None,
         **kinds_of(model),
@@ -171,6 +172,7 @@ def _given(task: Task, config: Config, model: nn.Module, loss: Loss, skips: Skip
         batched=task.collate_fn is only_element,
         no_data=isinstance(task.train, NoData),
         loss=loss.called,
+        evaluates_loss=not loss.is_in_training_only,
         loss_reason=reason,
         batch_norm=_has(model, BATCH_NORM),
         is_built=isinstance(task.model, nn.Module),
@@ -223,8 +225,7 @@ def _directions(task: Task) -> dict[str, Literal["min", "max"] | None]:
 
 def _not_splitting(task: Task, model: nn.Module, loss: Loss) -> tuple[str, ...]:
     """Name what makes a cut batch give other numbers than the whole one."""
-    compares = "compares samples of a micro-batch with each other"
-    kinds = {f"{each.called} {compares}": not each.splits for _, each in named_losses(loss)} | {
+    kinds = {_why_not(each): not each.splits for _, each in named_losses(loss)} | {
         "the Task says its loss does not split": not task.splits,
         "batch statistics are the micro-batch's": _has(model, BATCH_NORM),
         "dropout draws for each micro-batch": any(
@@ -233,6 +234,13 @@ def _not_splitting(task: Task, model: nn.Module, loss: Loss) -> tuple[str, ...]:
         ),
     }
     return tuple(reason for reason, holds in kinds.items() if holds)
+
+
+def _why_not(loss: Loss) -> str:
+    """Say why a loss of a batch is not the mean over its parts, for one that does not split."""
+    if loss.is_in_training_only:
+        return "the model itself averages its losses over each micro-batch"
+    return f"{loss.called} compares samples of a micro-batch with each other"
 
 
 def _has(model: nn.Module, kind: type[nn.Module]) -> bool:

@@ -14,11 +14,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from surestep.base.config import Config
-from surestep.base.errors import CheckpointError, DataError
+from surestep.base.errors import CheckpointError, DataError, TaskError
 from surestep.base.sizes import byte_count
 from surestep.engine.callback import Callback, Request
 from surestep.engine.data.dataset import first_samples, samples_of
 from surestep.engine.data.targets import with_targets_learned
+from surestep.engine.model_loss import IN_TRAINING
 from surestep.engine.resolve import seed_of
 from surestep.engine.state import State
 from surestep.engine.task import Task
@@ -91,6 +92,11 @@ def overfit(task: Task, config: Config, samples: int) -> Overfit:
     Raises:
         DataError: there are not as many samples.
     """
+    if task.loss == IN_TRAINING:
+        raise TaskError(
+            f"Task(loss={IN_TRAINING!r}) has no loss in eval mode, by which learning by heart is "
+            "measured. Train on a few samples, and look at the loss of its steps."
+        )
     few = first_samples(task.train, samples, "train")
     there = samples_of(few, "train")
     if there is not None and there < samples:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surestep.base.errors import DataError, OutOfMemory, SurestepError, TaskError
+from surestep.base.errors import DataError, OutOfMemory, SurestepError, TaskError, near
 from surestep.base.warn import warn
 from surestep.engine.checks.additivity import check_additivity
 from surestep.engine.checks.batch_norm import watch_norms
@@ -30,7 +30,8 @@ from surestep.engine.evaluation.whole_set import WholeSetMetric
 from surestep.engine.loss import IGNORED, Loss, targets_for
 from surestep.engine.losses.several import Head, heads, its, named_losses, naming
 from surestep.engine.metrics import OpenMetric, open_metrics, seen_by, take_logged
-from surestep.engine.model.kept import kept_buffers
+from surestep.engine.model.kept import Modes, kept_buffers, kept_modes
+from surestep.engine.model_loss import without_targets
 from surestep.engine.parallel.network import is_of_network
 from surestep.engine.seed import ModelRandomness, kept_generators
 from surestep.engine.task import Task
@@ -72,6 +73,10 @@ def check_first_batch(
     _check_finite(micro)
     if feed.loss.kind == "none":
         return set()
+    if feed.loss.is_in_training_only:
+        with autocast, torch.no_grad(), kept_generators(feed.device):
+            _check_in_training(model, feed, task, micro, judged_by)
+        return set()
     randomness = ModelRandomness(feed.seed, feed.device)
     with (
         kept_buffers(model, feed.loss.module),
@@ -88,7 +93,7 @@ def check_first_batch(
                 with naming(head.name):
                     _check_additivity(model, feed, task, whole, head, value)
             found = _check_metrics(task, model, feed.loss.predictions(outputs), micro, feed)
-            _check_judge(found, judged_by)
+            _check_judge(task, found, judged_by)
             if feed.transform is not None:
                 _check_transformed(model, feed, feed.transform, micro)
         take_logged()
@@ -97,6 +102,24 @@ def check_first_batch(
             classes = head.loss.classes(head.outputs)
             check_first_loss(float(value) / head.micro.items, classes, head.name)
     return set() if feed.is_ready else narrow  # the sizes of the others are not known
+
+
+def _check_in_training(
+    model: nn.Module, feed: Feed, task: Task, micro: MicroBatch, judged_by: str | None
+) -> None:
+    """Try the losses in train mode, then predictions and metrics in eval mode.
+
+    What a loss is a mean over is not checked: such models draw samples in their forward.
+    """
+    ModelRandomness(feed.seed, feed.device).at(-1, 0)
+    with kept_buffers(model), kept_modes(model.modules()):
+        Modes(model, tuple(task.keep_eval))
+        loss_of(feed.loss, _forward(model, micro), micro.targets, micro)
+    measured = without_targets(micro)
+    with kept_buffers(model), eval_mode(model):
+        found = _check_metrics(task, model, _forward(model, measured), measured, feed)
+        _check_judge(task, found, judged_by)
+    take_logged()
 
 
 def _check_counted(feed: Feed, micro: MicroBatch) -> None:
@@ -268,7 +291,7 @@ def _check_metrics(
             given = outputs if seen is None else seen
             opened.update(given, micro.targets, count, positions_of(micro))
             found |= _computed(opened)
-            if not isinstance(opened, WholeSetMetric):
+            if not isinstance(opened, WholeSetMetric) and not feed.loss.is_in_training_only:
                 check_mean(name, metric, outputs, micro, feed.loss)
         except TaskError:
             raise
@@ -301,8 +324,17 @@ def _computed(opened: OpenMetric) -> dict[str, Value]:
     return {}
 
 
-def _check_judge(found: dict[str, Value], judged_by: str | None) -> None:
-    if judged_by is not None and isinstance(found.get(judged_by.split("/")[-1]), list):
+def _check_judge(task: Task, found: dict[str, Value], judged_by: str | None) -> None:
+    if judged_by is None:
+        return
+    name = judged_by.split("/")[-1]
+    objects = [each for each, metric in task.metrics.items() if hasattr(metric, "compute")]
+    of_object = any(name == each or name.startswith(f"{each}_") for each in objects)
+    if of_object and name not in found:
+        raise TaskError(
+            f"validation.metric={judged_by!r} is not what the metric returns. {near(name, found)}"
+        )
+    if isinstance(found.get(name), list):
         raise TaskError(
             f"validation.metric={judged_by!r} is a table, and which of two tables is better is not "
             "known. Judge by a metric that is one number."

@@ -32,7 +32,9 @@ class _Broadcast(DispatchMode):
 
 def loss_of(loss: Loss, outputs: Any, targets: Any, micro: MicroBatch) -> Tensor:
     """Return the loss of a micro-batch, checked, as a sum over its items."""
-    samples = samples_in((micro.targets, micro.args, dict(micro.kwargs)))
+    samples = micro.samples
+    if not loss.is_in_training_only:  # whose batches are lists
+        samples = samples_in((micro.targets, micro.args, dict(micro.kwargs)))
     with _Broadcast(samples) as broadcast, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:

@@ -36,6 +36,7 @@ from surestep.engine.data.source import InMemory, Loaded, Source
 from surestep.engine.data.transform import Transform, transform_of
 from surestep.engine.loss import IGNORED, Loss, no_loss
 from surestep.engine.losses.several import counted
+from surestep.engine.model_loss import inputs_with_targets
 from surestep.engine.plan import Plan
 from surestep.engine.task import Task
 
@@ -275,7 +276,9 @@ class Feed:
     def micro_batch_of(self, raw: Any, position: int) -> MicroBatch:
         """Take a batch of the user's own, whose items nobody has counted."""
         args, kwargs, targets = self.split(raw)
-        micro = MicroBatch(args, kwargs, targets, 0, samples_in(raw), position)
+        in_lists = self.loss.is_in_training_only
+        samples = self.loss.count(targets) if in_lists else samples_in(raw)
+        micro = MicroBatch(args, kwargs, targets, 0, samples, position)
         return counted(micro, self.loss, raw)
 
     def batch_of(self, raws: Iterable[Any], place: tuple[int, int, int]) -> Batch:
@@ -336,6 +339,8 @@ def feed(
     """
     if isinstance(data, NoData):
         task, loss = replace(task, inputs=lambda _: ((), None)), no_loss(lambda _: 1.0)
+    if training and loss.is_in_training_only:
+        task = replace(task, inputs=partial(inputs_with_targets, task.split))
     if part != "train":
         check_unsampled(data, part)
     own = loader_settings(data)

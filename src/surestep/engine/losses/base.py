@@ -62,7 +62,17 @@ class Loss:
     is_sum: bool
     items: Callable[[Any, Any], float]
     count: Callable[[Any], int]
-    kind: Literal["classes", "elementwise", "torch", "table", "other", "model", "several", "none"]
+    kind: Literal[
+        "classes",
+        "elementwise",
+        "torch",
+        "table",
+        "other",
+        "model",
+        "in training",
+        "several",
+        "none",
+    ]
     divides: bool = True
     predictions: Callable[[Any], Any] = _as_they_are
     called: str = "a function"
@@ -74,6 +84,11 @@ class Loss:
     in_fp32: Callable[[Any, Any], Tensor] | None = None
     teacher: nn.Module | None = None
     parts: tuple["Part", ...] = ()
+
+    @property
+    def is_in_training_only(self) -> bool:
+        """Whether the model computes it in train mode, and nothing in eval mode."""
+        return self.kind == "in training"
 
     def total(
         self, outputs: Any, targets: Any, items: float

@@ -104,6 +104,21 @@ REFUSALS: Refusals = {
     "validation.metric": (
         Refusal(
             lambda k: (
+                bool(k.given.val_sets)
+                and not k.given.evaluates_loss
+                and "validation.metric" not in k.said
+            ),
+            lambda k: (
+                "The model returns its losses in training alone, so validation has no loss. "
+                + (
+                    f"Set validation.metric to one of {', '.join(k.metric_names())}."
+                    if k.given.metrics
+                    else "Give Task(metrics={...}) and set validation.metric."
+                )
+            ),
+        ),
+        Refusal(
+            lambda k: (
                 "validation.metric" in k.said
                 and str(k.said["validation.metric"]).split("/")[-1] in k.given.tables
             ),
@@ -114,8 +129,7 @@ REFUSALS: Refusals = {
         ),
         Refusal(
             lambda k: (
-                "validation.metric" in k.said
-                and (not k.given.val_sets or k.metric() not in k.metric_names())
+                "validation.metric" in k.said and (not k.given.val_sets or not k.is_measured())
             ),
             lambda k: (
                 f"validation.metric={k.said['validation.metric']!r} is not measured. "
