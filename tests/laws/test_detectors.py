@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import surestep
-from surestep.base.errors import ConfigError, Stopped, TaskError
+from surestep.base.errors import ConfigError, DataError, NonFiniteError, Stopped, TaskError
 from surestep.trainer.planning import plan_task
 from tests.laws.detector import Detector, Images, Recall, collate
 
@@ -188,6 +188,32 @@ def test_what_does_not_go_with_such_a_loss_is_rejected(parts, message):
 def test_items_in_words_are_rejected():
     with pytest.raises(TaskError, match="function of the batch"):
         plan(task(items="tokens"), config())
+
+
+class Bad(Detector):
+    """A model whose loss is not a number for the image 5."""
+
+    def forward(self, images, targets=None):
+        found = super().forward(images, targets)
+        if self.training and any(int(each["image_id"]) == 5 for each in targets):
+            found["loss_classifier"] = found["loss_classifier"] * float("nan")
+        return found
+
+
+@pytest.mark.parametrize("parts", [{}, {"inputs": lambda batch: ({"images": batch[0]}, batch[1])}])
+def test_the_sample_of_a_loss_that_is_not_finite_is_named(tmp_path, parts):
+    with pytest.raises(NonFiniteError, match=r"Sample.*\b5\b"):
+        fit(tmp_path / "run", task(model=Bad(), **parts))
+
+
+def test_a_tuple_batch_with_a_models_own_loss_names_the_other_declaration(tmp_path):
+    with pytest.raises(DataError, match="loss='model in training'"):
+        fit(tmp_path / "run", task(loss="model"))
+
+
+def test_the_name_of_the_declaration_is_suggested():
+    with pytest.raises(TaskError, match="Did you mean 'model in training'"):
+        task(loss="model_in_training")
 
 
 class Predicting(Detector):

@@ -221,7 +221,8 @@ def split_whole(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
             f'With loss="model" a batch goes into the model by name, and this one is a '
             f"{type(batch).__name__}. Give a dataset of dicts, such as {{'input_ids': ..., "
             "'labels': ...}}, or say Task(inputs=lambda batch: ({'pixel_values': batch[0], "
-            "'labels': batch[1]}, batch[1]))."
+            "'labels': batch[1]}, batch[1])). A model that returns a dict of losses in train mode "
+            f"takes loss={IN_TRAINING!r}."
         )
     if "labels" in batch:
         return (), batch, batch["labels"]

@@ -84,7 +84,7 @@ class Feed:
         self._open_with = open_with
         self.cut = cut
         self.split = channels_last(task.split) if plan.channels_last else task.split
-        plain = task.inputs is None and task.loss is not None
+        plain = task.inputs is None and task.loss is not None and task.loss != "model"
         self._is_plain = plain and not plan.channels_last
         self.is_ready = task.collate_fn is only_element
         self.loss = loss

@@ -37,6 +37,8 @@ def with_rows(batch: Batch, rows: Sequence[Sequence[int]], loss: Loss) -> Batch:
 
 def _cut(micro: MicroBatch, rows: Sequence[int], loss: Loss) -> MicroBatch:
     held = (micro.args, dict(micro.kwargs), micro.targets)
+    if loss.is_in_training_only:
+        return _counted(micro, rows, loss, _of_lists(held, rows, micro.samples))
     for tensor in tensors_in(held):
         if tensor.dim() == 0 or len(tensor) != micro.samples:
             raise CannotCutError(
@@ -45,12 +47,39 @@ def _cut(micro: MicroBatch, rows: Sequence[int], loss: Loss) -> MicroBatch:
             )
     if not tensors_in(held):
         raise CannotCutError("the batch holds no tensors")
-    args, kwargs, targets = map_tensors(held, lambda tensor: _rows(tensor, rows))
+    return _counted(micro, rows, loss, map_tensors(held, lambda tensor: _rows(tensor, rows)))
+
+
+def _counted(micro: MicroBatch, rows: Sequence[int], loss: Loss, held: Any) -> MicroBatch:
+    """Return the micro-batch with these rows of its (args, kwargs, targets)."""
+    args, kwargs, targets = held
     fewer = micro._replace(args=args, kwargs=kwargs, targets=targets, samples=len(rows))
     try:
         return counted(fewer, loss, None)
     except (SurestepError, TypeError, AttributeError, KeyError, IndexError) as error:
         raise CannotCutError("its items are counted by a function of the whole batch") from error
+
+
+def _of_lists(
+    held: tuple[tuple[Any, ...], dict[str, Any], Any], rows: Sequence[int], samples: int
+) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """Return these samples of arguments and targets that are each a list of them, or a tensor.
+
+    Raises:
+        CannotCutError: one of them has no element for each sample.
+    """
+
+    def take(value: Any) -> Any:
+        if not isinstance(value, (list, tuple, Tensor)) or len(value) != samples:
+            raise CannotCutError(f"a {type(value).__name__} in it has no element for each sample")
+        return _rows(value, rows) if isinstance(value, Tensor) else [value[row] for row in rows]
+
+    args, kwargs, targets = held
+    return (
+        tuple(map(take, args)),
+        {name: take(each) for name, each in kwargs.items()},
+        take(targets),
+    )
 
 
 def _rows(tensor: Tensor, rows: Sequence[int]) -> Any:

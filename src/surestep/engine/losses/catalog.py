@@ -38,6 +38,9 @@ CATALOG: dict[str, type[TableLoss]] = {
 }
 
 
+_OF_MODEL = ("model", "model in training")
+
+
 def named(name: str) -> TableLoss:
     """Return the loss of this name with its own defaults.
 
@@ -46,8 +49,9 @@ def named(name: str) -> TableLoss:
     """
     if name not in CATALOG:
         raise TaskError(
-            f"loss={name!r} is not in the table. {near(name, (*CATALOG, 'model'))} `surestep "
-            "losses` explains them; 'model' takes the .loss that the model returns."
+            f"loss={name!r} is not in the table. {near(name, (*CATALOG, *_OF_MODEL))} "
+            "`surestep losses` explains them; 'model' takes the .loss that the model returns, and "
+            "'model in training' its dict of losses."
         )
     return CATALOG[name]()
 
