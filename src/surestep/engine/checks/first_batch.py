@@ -112,12 +112,14 @@ def _check_in_training(
     What a loss is a mean over is not checked: such models draw samples in their forward.
     """
     ModelRandomness(feed.seed, feed.device).at(-1, 0)
+    alone = feed.cut.ranks == 1
     with kept_buffers(model), kept_modes(model.modules()):
         Modes(model, tuple(task.keep_eval))
-        loss_of(feed.loss, _forward(model, micro), micro.targets, micro)
+        loss_of(feed.loss, _forward(model, micro, alone=alone), micro.targets, micro)
     measured = without_targets(micro)
     with kept_buffers(model), eval_mode(model):
-        found = _check_metrics(task, model, _forward(model, measured), measured, feed)
+        outputs = _forward(model, measured, alone=alone)
+        found = _check_metrics(task, model, outputs, measured, feed)
         _check_judge(task, found, judged_by)
     take_logged()
 
