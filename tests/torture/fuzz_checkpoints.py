@@ -10,6 +10,7 @@ import argparse
 import copy
 import hashlib
 import json
+import math
 import random
 import resource
 import shutil
@@ -35,6 +36,7 @@ from tests import tiny
 from tests.record.checkpoint.forge import state_of
 
 Files = dict[str, bytes]
+DEPTHS = (1_000, 10_000, 100_000)  # of JSON; Python's own reader gives up at about 1,000
 MODEL = state_of(steps=0).model
 WITHIN_S = 5  # for one input; most take 10 ms
 MEMORY = 2**31  # bytes beyond what the process has when it begins
@@ -51,14 +53,64 @@ def _deep(depth: int) -> Any:
 VALUES = tuple(
     json.dumps(value)
     for value in (
-        *(None, True, False, 0, 1, -1, 7, 2**31, 2**53, 2**63, 2**64, 10**400, -(2**70)),
-        *(0.5, -0.0, 1e308, 1e-320, "nan", "inf", "-inf", "", "x", "F32", "F64", "BOOL", "step"),
+        *(None, True, False, 0, 1, -1, 7, 2**31, 2**53, 2**62, 2**63, 2**64, 10**400, -(2**70)),
+        *(
+            0.5,
+            -0.0,
+            math.nan,
+            math.inf,
+            1e300,
+            1e308,
+            1e-320,
+            "nan",
+            "inf",
+            "-inf",
+            "",
+            "x",
+            "F32",
+            "F64",
+            "BOOL",
+            "step",
+        ),
         *("../state.json", "/etc/passwd", "a\nb", "a\0b", "\ud800", "é" * 300, "x" * 10**5),
         *([], {}, [[]], [0], [1, 2], [-1], [2**62, 4], {"a": 1}, {"$tensor": "nope"}),
         *({"$tensor": ["x"]}, {"$tensor": {}}, [None] * 1000, _deep(90), _deep(500)),
         *("model.safetensors", "state.json", "manifest.json", [1] * 100, "0.weight"),
     )
 )
+
+
+class Remembering:
+    """A callback's state that takes whatever it is given, so that a crash is never its own."""
+
+    def __init__(self) -> None:
+        self.state: Any = {"count": 3, "seen": [1, 2], "scale": torch.ones(2)}
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        """Set the state."""
+        self.state = state
+
+
+def _state(seed: int = 0) -> State:
+    """Return a state in which a callback declares its own."""
+    state = state_of(seed=seed)
+    state.declared["Remembering"] = Remembering()
+    return state
+
+
+def nest_deeply(tree: Any, draw: random.Random) -> bytes:
+    """Return a tree as JSON, in which a value is nested deeper than Python reads."""
+    path = draw.choice(_places(tree))
+    owner = tree
+    for key in path[:-1]:
+        owner = owner[key]
+    owner[path[-1]] = "@deep"
+    depth = draw.choice(DEPTHS)
+    return _dumps(tree).replace(b'"@deep"', b"[" * depth + b"0" + b"]" * depth)
 
 
 def _any(draw: random.Random) -> Any:
@@ -149,7 +201,9 @@ def mutated(good: Files, draw: random.Random) -> Files:
     names = [name for name in files if name != MANIFEST]
     raw = b""
     for _ in range(draw.choice((1, 1, 1, 2))):
-        match draw.randrange(8):
+        match draw.randrange(9):
+            case 8:
+                files[RECORD] = nest_deeply(json.loads(good[RECORD]), draw)
             case 0 | 1 | 2:
                 files[RECORD] = _dumps(mutate_json(json.loads(good[RECORD]), draw))
             case 3 | 4:
@@ -181,7 +235,7 @@ def _sealed(manifest: Any, files: Files, draw: random.Random) -> bytes:
 
 def good_files(folder: Path) -> Files:
     """Write a good checkpoint, and return its files."""
-    path = save_checkpoint(folder, state_of())
+    path = save_checkpoint(folder, _state())
     return {each.name: each.read_bytes() for each in sorted(path.iterdir())}
 
 
@@ -222,8 +276,8 @@ def fuzz(
 ) -> tuple[int, Counter[str], list[str]]:
     """Try inputs from the number `first` on; return how many, what came of them, and crashes."""
     good, came, crashes = good_files(folder / "good"), Counter[str](), []
-    assert check(folder, good, state_of(seed=7)) == "loaded"
-    state = state_of(seed=7)
+    assert check(folder, good, _state(seed=7)) == "loaded"
+    state = _state(seed=7)
     end, number = time.monotonic() + seconds, first
     while time.monotonic() < end:
         files = mutated(good, random.Random(f"{seed} {number}"))
@@ -232,12 +286,12 @@ def fuzz(
             result = check(folder, files, state)
             came[result] += 1
             if result == "loaded":
-                state = state_of(seed=7)
+                state = _state(seed=7)
         except Exception as error:
             came["crashed"] += 1
             frames = traceback.extract_tb(error.__traceback__)
             at = next((f for f in reversed(frames) if "surestep" in f.filename), frames[-1])
-            state = state_of(seed=7)
+            state = _state(seed=7)
             crashes.append(f"{number}: {at.filename}:{at.lineno}: {error!r}"[:300])
         finally:
             signal.alarm(0)
@@ -264,7 +318,7 @@ def main() -> int:
         if said.only is not None:
             good = good_files(Path(folder) / "good")
             files = mutated(good, random.Random(f"{said.seed} {said.only}"))
-            print(check(Path(folder), files, state_of(seed=7)))
+            print(check(Path(folder), files, _state(seed=7)))
             return 0
         tried, came, crashes = fuzz(said.seed, 0, said.seconds, Path(folder))
     kinds = {crash.split(": ", 1)[1][:90]: crash for crash in crashes}
