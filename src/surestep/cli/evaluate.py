@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 
 import tyro
 
+from surestep.base.printable import print_escaped, print_json
 from surestep.cli import show
+from surestep.cli.escaped_errors import escape_errors
 from surestep.cli.rebuild import asked_for, called, rebuilt
 from surestep.record.files import dumps
 
@@ -39,9 +41,10 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Measure the weights of a run's checkpoint on a part of its data."""
-    parsed = tyro.cli(
-        Options, args=words, prog="surestep evaluate", config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    with escape_errors(words):
+        parsed = tyro.cli(
+            Options, args=words, prog="surestep evaluate", config=(tyro.conf.FlagCreatePairsOff,)
+        )
     folder, which = asked_for(parsed.run, parsed.which)
     task, config = rebuilt(folder, allow_changed=parsed.allow == "recipe")
     from surestep.engine.metrics import is_confusion
@@ -52,9 +55,9 @@ def run(words: list[str]) -> int:
         folder, task, config, part=parsed.part, which=which, warn=reasons.append
     )
     for reason in reasons:
-        print(reason, file=sys.stderr)
+        print_escaped(reason, file=sys.stderr)
     if parsed.json:
-        print(dumps({"step": saved.step, "path": str(saved.path), "metrics": metrics}))
+        print_json(dumps({"step": saved.step, "path": str(saved.path), "metrics": metrics}))
         return 0
     title = f"{folder.path.name}, {called(which)}step {saved.step}"
     show.table(title, ("metric", "value"), show.metric_rows(metrics))
@@ -62,5 +65,5 @@ def run(words: list[str]) -> int:
         if isinstance(value, list) and is_confusion(task.metrics.get(name.split("/", 1)[1])):
             show.confusion(name, value)
     if not reasons and any(value != value for value in metrics.values()):
-        print(_NAN)
+        print_escaped(_NAN)
     return 0

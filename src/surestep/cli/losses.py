@@ -7,7 +7,9 @@ from typing import Annotated
 import tyro
 
 from surestep.base.errors import ConfigError, near
+from surestep.base.printable import print_json
 from surestep.cli import show
+from surestep.cli.escaped_errors import escape_errors
 from surestep.record.files import dumps
 
 
@@ -26,9 +28,10 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Show the table of losses, or all that is known of one."""
-    asked = tyro.cli(
-        Options, args=words, prog="surestep losses", config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    with escape_errors(words):
+        asked = tyro.cli(
+            Options, args=words, prog="surestep losses", config=(tyro.conf.FlagCreatePairsOff,)
+        )
     from surestep.engine.losses.catalog import guide  # with the losses themselves, and torch
 
     rows = guide()
@@ -38,7 +41,7 @@ def run(words: list[str]) -> int:
             names = [row["name"] for row in guide()]
             raise ConfigError(f"There is no loss {asked.name!r}. {near(asked.name, names)}")
     if asked.json:
-        print(dumps(rows if asked.name is None else rows[0], indent=1))
+        print_json(dumps(rows if asked.name is None else rows[0], indent=1))
         return 0
     show.cards((row["call"], _said(row)) for row in rows)
     if asked.name is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import surestep
 from surestep.base.errors import ConfigError, RecipeError, Stopped, SurestepError, near
-from surestep.base.printable import printable
+from surestep.base.printable import print_escaped
 from surestep.cli.launch import without_launchers_words
 from surestep.engine.parallel.last_words import tell_last
 from surestep.engine.parallel.launch import Launched, read_launched
@@ -57,7 +57,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"Warning: {message}", file=sys.stderr)
+    print_escaped(f"Warning: {message}", file=sys.stderr)
 
 
 def _guarded(words: list[str]) -> int:
@@ -70,7 +70,7 @@ def _guarded(words: list[str]) -> int:
         return os.EX_TEMPFAIL
     except SurestepError as error:
         notes = getattr(error, "__notes__", [])
-        _tell("\n".join([printable(f"{type(error).__name__}: {error}"), *notes]))
+        _tell("\n".join([f"{type(error).__name__}: {error}", *notes]))
         wrong_use = isinstance(error, (ConfigError, RecipeError))
         return 2 if wrong_use or words[:2] == ["ckpt", "diff"] else 1
     except KeyboardInterrupt:
@@ -87,7 +87,7 @@ def _guarded(words: list[str]) -> int:
 
 def _tell(text: str) -> None:
     """Print an error, of several processes one for all that have it."""
-    tell_last(text, _launched(), lambda said: print(said, file=sys.stderr, flush=True))
+    tell_last(text, _launched(), lambda said: print_escaped(said, file=sys.stderr))
 
 
 def _launched() -> Launched:
@@ -108,7 +108,9 @@ def _run(command: str, *rest: str) -> int:
         print(f"surestep {surestep.__version__}")
         return 0
     if command not in COMMANDS:
-        print(f"surestep: no command {command!r}. {near(command, COMMANDS)}", file=sys.stderr)
+        print_escaped(
+            f"surestep: no command {command!r}. {near(command, COMMANDS)}", file=sys.stderr
+        )
         return 2
     if command in _BY_ONE and read_launched().size > 1:
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from surestep.base.errors import ConfigError
+from surestep.base.printable import print_escaped
+from surestep.cli.escaped_errors import escape_errors
 from surestep.cli.options import read_command_line
 from surestep.cli.sbatch import WARNING_S, Job
 from surestep.cli.train import EXTRAS, check_extras
@@ -52,13 +55,14 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Write the file; print what to type next."""
-    said, more = tyro.cli(
-        Options,
-        args=words,
-        prog="surestep new",
-        config=(tyro.conf.FlagCreatePairsOff,),
-        return_unknown_args=True,
-    )
+    with escape_errors(words):
+        said, more = tyro.cli(
+            Options,
+            args=words,
+            prog="surestep new",
+            config=(tyro.conf.FlagCreatePairsOff,),
+            return_unknown_args=True,
+        )
     _check(said)
     asked = read_command_line("train", [said.recipe, *more], EXTRAS, check=check_extras)
     from surestep.trainer.planning import plan_task
@@ -79,8 +83,8 @@ def run(words: list[str]) -> int:
         time=said.time,
     )
     _write(out, job.text())
-    print(f"{out} is written: SIGUSR1 comes {WARNING_S} s before the time is up.")
-    print(f"Next: sbatch {out}")
+    print_escaped(f"{out} is written: SIGUSR1 comes {WARNING_S} s before the time is up.")
+    print_escaped(f"Next: sbatch {shlex.quote(str(out))}")
     return 0
 
 
@@ -105,7 +109,8 @@ def _of_the_job(said: Options, *, on_gpus: bool) -> Facts:
 def _check(said: Options) -> None:
     if not said.slurm:
         raise ConfigError(
-            f"surestep new writes an sbatch file: say surestep new --slurm {said.recipe}."
+            f"surestep new writes an sbatch file: say surestep new --slurm "
+            f"{shlex.quote(said.recipe)}."
         )
     for name, value in (("nodes", said.nodes), ("nproc", said.nproc)):
         if value < 1:

@@ -6,6 +6,7 @@ the messages are the same wherever an option was said.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
@@ -18,8 +19,10 @@ import tyro
 from surestep.base.config import LENGTHS, Config, options
 from surestep.base.errors import ConfigError, RecipeError, SurestepError
 from surestep.base.not_set import NotSet
+from surestep.base.printable import print_escaped
 from surestep.base.written import COMMAND_LINE
 from surestep.cli.config_file import ConfigFile, flat, read_config_file
+from surestep.cli.escaped_errors import escape_errors
 from surestep.cli.help import HELP_ALL, Shown, asks_for_help, chosen_by, help_text, set_by
 from surestep.cli.spelled import Spelled, spell_out
 from surestep.recipes.find import BUILT_IN, Outline, Parameter, RecipeFile, explained, find
@@ -89,19 +92,20 @@ def read_command_line(
     outline = found.outline() if found is not None else Outline(parameters={})
     if outline.parameters is None and found is not None:
         outline = replace(outline, parameters=_parameters_of(found))
-    usage = f"surestep {command} {name or 'RECIPE'}"
+    usage = f"surestep {command} {shlex.quote(name) if name else 'RECIPE'}"
     if asks_for_help(words):
         print(_help(usage, words, found, outline, extras))
         raise SystemExit(0)
     assert found is not None  # without one there was help
     spelled = _spell_out(words[1:], extras)
-    parsed = tyro.cli(
-        _model(outline, extras),
-        args=spelled.words,
-        prog=usage,
-        description=outline.doc,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
+    with escape_errors(spelled.words):
+        parsed = tyro.cli(
+            _model(outline, extras),
+            args=spelled.words,
+            prog=usage,
+            description=outline.doc,
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
     if check is not None:
         check({each: getattr(parsed, each) for each in extras})
     return _merge(found, parsed, extras, spelled.faults)
@@ -302,7 +306,7 @@ def _values_of_plan(found: RecipeFile) -> dict[str, str]:
         origin = recipe.origin(parameters, said)
         planned = plan_task(recipe.build(parameters, recipe.config), recipe.config, origin=origin)
     except SurestepError as error:
-        print(f"The defaults are not known: {error}", file=sys.stderr)
+        print_escaped(f"The defaults are not known: {error}", file=sys.stderr)
         return hints
     for option, value, reason in planned.plan.decisions:
         hints[option] = f"({value}: {reason})"

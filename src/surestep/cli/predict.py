@@ -12,6 +12,8 @@ import tyro
 from tqdm import tqdm
 
 from surestep.base.local import local_path
+from surestep.base.printable import print_escaped, print_json
+from surestep.cli.escaped_errors import escape_errors
 from surestep.cli.rebuild import asked_for, called, rebuilt
 from surestep.record.files import dumps
 
@@ -47,9 +49,10 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Write what the model of a run says of each sample of a part."""
-    parsed = tyro.cli(
-        Options, args=words, prog="surestep predict", config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    with escape_errors(words):
+        parsed = tyro.cli(
+            Options, args=words, prog="surestep predict", config=(tyro.conf.FlagCreatePairsOff,)
+        )
     folder, which = asked_for(parsed.run, parsed.which)
     out = (
         folder.path / f"predictions-{parsed.part}.npz"
@@ -75,15 +78,17 @@ def run(words: list[str]) -> int:
             )
         write(found.arrays)
     for notice in found.notices:
-        print(notice, file=sys.stderr)
+        print_escaped(notice, file=sys.stderr)
     said = f"{called(which)}step {saved.step}: {len(found)} samples of {parsed.part}"
-    print(said if found.passes is None else f"{said}, {found.passes} passes", file=sys.stderr)
+    print_escaped(
+        said if found.passes is None else f"{said}, {found.passes} passes", file=sys.stderr
+    )
     if parsed.json:
         shapes = {name: list(each.shape) for name, each in found.arrays.items()}
         step = {"step": saved.step, "checkpoint": str(saved.path), "notices": found.notices}
-        print(dumps({"path": str(out), "samples": len(found), "arrays": shapes, **step}))
+        print_json(dumps({"path": str(out), "samples": len(found), "arrays": shapes, **step}))
     else:
-        print(out)
+        print_escaped(str(out))
     return 0
 
 

@@ -9,7 +9,9 @@ import tyro
 
 from surestep.base.errors import ConfigError, RunError
 from surestep.base.local import local_path
+from surestep.base.printable import print_escaped, print_json
 from surestep.cli import show
+from surestep.cli.escaped_errors import escape_errors
 from surestep.cli.rebuild import rebuilt
 from surestep.record.files import dumps
 from surestep.record.incident import read_incident
@@ -40,9 +42,10 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Take the step that was not finite again, and say what changes."""
-    parsed = tyro.cli(
-        Options, args=words, prog="surestep replay", config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    with escape_errors(words):
+        parsed = tyro.cli(
+            Options, args=words, prog="surestep replay", config=(tyro.conf.FlagCreatePairsOff,)
+        )
     incident = read_incident(local_path(parsed.incident))
     without = _samples(parsed.without)
     folder = Run(incident.run)
@@ -56,7 +59,7 @@ def run(words: list[str]) -> int:
 
     done = replay(incident.path, task, precision=parsed.precision, without=without)
     if parsed.json:
-        print(dumps(asdict(done)))
+        print_json(dumps(asdict(done)))
         return 0
     _print(done)
     return 0
@@ -77,20 +80,22 @@ def _print(done: Replay) -> None:
     changed = f", {' and '.join(done.changes)}" if done.changes else ""
     show.table(f"Step {done.step}{changed}", ("", "in the run", "now"), list(columns))
     if not done.has_each:
-        print("Gradient norms of parameters are not available: the ranks had pieces of gradients.")
+        print_escaped(
+            "Gradient norms of parameters are not available: the ranks had pieces of gradients."
+        )
     if done.as_recorded:
-        print("Loss and gradient norms are bit for bit as recorded.")
+        print_escaped("Loss and gradient norms are bit for bit as recorded.")
     elif not done.can_tell and not done.differing:
-        print(
+        print_escaped(
             "All that was recorded is NaN or infinite, which does not tell one step from another."
         )
     else:
         names_of = list(done.differing)
         shown = ", ".join(names_of[:6]) + (" ..." if len(names_of) > 6 else "")
-        print(
+        print_escaped(
             f"Not bit for bit as recorded: {shown or 'the loss, the norm or what modules return'}."
         )
-    print(done.now.text)
+    print_escaped(done.now.text)
 
 
 def _shown(figures: Figures) -> tuple[str, ...]:

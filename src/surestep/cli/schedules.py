@@ -8,7 +8,9 @@ import tyro
 
 from surestep.base.errors import ConfigError, near
 from surestep.base.groups.schedule import Schedule
+from surestep.base.printable import print_json
 from surestep.cli import show
+from surestep.cli.escaped_errors import escape_errors
 from surestep.engine.schedule.catalog import CATALOG
 
 
@@ -27,15 +29,16 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Show the table of schedules, or all that is known of one."""
-    asked = tyro.cli(
-        Options, args=words, prog="surestep schedules", config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    with escape_errors(words):
+        asked = tyro.cli(
+            Options, args=words, prog="surestep schedules", config=(tyro.conf.FlagCreatePairsOff,)
+        )
     if asked.name is not None and asked.name not in CATALOG:
         raise ConfigError(f"There is no schedule {asked.name!r}. {near(asked.name, CATALOG)}")
     names = list(CATALOG) if asked.name is None else [asked.name]
     if asked.json:
         rows = [_row(name) for name in names]
-        print(json.dumps(rows if asked.name is None else rows[0], indent=1))
+        print_json(json.dumps(rows if asked.name is None else rows[0], indent=1))
     elif asked.name is None:
         show.cards((name, _said(name)) for name in CATALOG)
         print("One with its options: surestep schedules cosine. Drawn for a run:")

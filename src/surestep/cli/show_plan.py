@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from surestep.base.printable import print_escaped, print_json
 from surestep.base.sizes import byte_count
 from surestep.cli import show, show_groups
 from surestep.cli.applies import Choice, applies
@@ -42,14 +43,14 @@ def show_plan(asked: Asked, launched: Launched | None, picture: Path | None) -> 
     lr = _rates(planned)
     if picture is not None:
         draw(plan, picture, planned.task.schedule)
-        print(f"Drawn: {picture}", file=sys.stderr)
+        print_escaped(f"Drawn: {picture}", file=sys.stderr)
     if asked.extras["json"]:
         decisions = [each._asdict() for each in plan.decisions]
         shown = {"decisions": decisions, "rates": lr, "footprint": asdict(takes)}
         shown["ranks"] = [{**asdict(share), "total": share.total} for share in each]
         shown |= {} if started is None else {"init": asdict(started)}
         shown |= {"groups": show_groups.groups(groups, planned.model), "layers": layers}
-        print(dumps(shown, indent=1))
+        print_json(dumps(shown, indent=1))
         return 0
     _print_decisions(plan, asked)
     if started is not None:
@@ -62,7 +63,7 @@ def show_plan(asked: Asked, launched: Launched | None, picture: Path | None) -> 
     if launched is not None:
         _print_shares(each, plan, launched)
     if isinstance(measured, str):
-        print(f"The activations are not known: {measured}.")
+        print_escaped(f"The activations are not known: {measured}.")
     return 0
 
 
@@ -132,7 +133,9 @@ def _print_decisions(plan: Plan, asked: Asked) -> None:
         print("DeepSpeed's configuration:", dumps(dict(plan.parallel_deepspeed), indent=1))
     if len(shown) < len(plan.decisions):
         left = len(plan.decisions) - len(shown)
-        print(f"{left} options are off, at torch's default or of no use here: --all shows them.")
+        print_escaped(
+            f"{left} options are off, at torch's default or of no use here: --all shows them."
+        )
 
 
 def _print_footprint(takes: Footprint) -> None:
@@ -145,6 +148,6 @@ def _print_footprint(takes: Footprint) -> None:
     show.table("Memory", kinds, [[byte_count(getattr(takes, kind)) for kind in kinds]])
     if takes.activations != takes.activations_without:
         saved = byte_count(takes.activations_without)
-        print(f"Without activation checkpointing the activations would take {saved}.")
+        print_escaped(f"Without activation checkpointing the activations would take {saved}.")
     if takes.attention:
-        print(f"Attention is computed by: {', '.join(takes.attention)}.")
+        print_escaped(f"Attention is computed by: {', '.join(takes.attention)}.")

@@ -12,6 +12,7 @@ import tyro
 
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError, Stopped
+from surestep.base.printable import print_escaped, print_json
 from surestep.cli import show
 from surestep.cli.launch import as_typed, how_many, launch
 from surestep.cli.options import Asked, read_command_line
@@ -160,7 +161,7 @@ def tell_how_to_go_on(command: str, launched: Launched) -> None:
     typed = launched.size == 1 or launched.by == BY_NPROC
     by = "" if typed else f" (by {launched.by}, as before)"
     if launched.rank == 0:
-        print(f"Go on with: {command}{by}", file=sys.stderr)
+        print_escaped(f"Go on with: {command}{by}", file=sys.stderr)
 
 
 def _command(words: list[str]) -> str:
@@ -174,7 +175,7 @@ def report(done: Run, test: dict[str, Value] | None, *, as_json: bool) -> int:
         found: dict[str, Any] = {"run": str(done.path), "status": status, "test": test}
         if best is not None:
             found["best"] = {"step": best.step, "metrics": best.metrics, "path": str(best.path)}
-        print(dumps(found))
+        print_json(dumps(found))
         return 0
     taken = status["steps_taken"]
     clipped = "not known: the norm was not clipped"
@@ -192,8 +193,10 @@ def report(done: Run, test: dict[str, Value] | None, *, as_json: bool) -> int:
     show.table(str(done.path), (), rows)
     # Paths stand outside the table: a narrow terminal would cut them, and they are to be copied.
     if best is not None:
-        print(f"Best checkpoint: {best.path}")
-    print(f"Next: surestep evaluate {shlex.quote(str(done.path))}{' --part test' if test else ''}")
+        print_escaped(f"Best checkpoint: {best.path}")
+    print_escaped(
+        f"Next: surestep evaluate {shlex.quote(str(done.path))}{' --part test' if test else ''}"
+    )
     return 0
 
 
@@ -215,26 +218,26 @@ def _skipped(status: dict[str, Any]) -> str:
 
 def _dry_run(acts: list[Act], words: list[str], *, as_json: bool) -> int:
     if as_json:
-        print(dumps([each._asdict() for each in acts]))
+        print_json(dumps([each._asdict() for each in acts]))
         return 0
     shown = [(each.what, each.result, show.duration(each.seconds)) for each in acts]
     show.table("Dry run", ("what", "result", "time"), shown)
-    print(f"Next: {_command([word for word in words if word != '--dry-run'])}")
+    print_escaped(f"Next: {_command([word for word in words if word != '--dry-run'])}")
     return 0
 
 
 def _overfit(result: Overfit, *, as_json: bool) -> int:
     if as_json:
-        print(dumps(result._asdict()))
+        print_json(dumps(result._asdict()))
         return 0 if result.reached else 1
-    print(
+    print_escaped(
         f"{result.samples} samples: loss {show.figure(result.first)} -> {show.figure(result.last)} "
         f"in {result.steps} steps."
     )
     if result.reached:
-        print("The model can learn them by heart: model, loss and optimizer fit together.")
+        print_escaped("The model can learn them by heart: model, loss and optimizer fit together.")
         return 0
-    print(
+    print_escaped(
         "It did not come near zero. Look at the learning rate (--optim.lr), at targets that "
         "contradict each other, at label smoothing, and whether the loss reaches every layer.",
         file=sys.stderr,

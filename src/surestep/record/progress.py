@@ -11,6 +11,7 @@ from typing import Any, Protocol, TextIO
 
 from tqdm.auto import tqdm
 
+from surestep.base.printable import printable
 from surestep.engine.callback import Callback, Request
 from surestep.engine.log_point import LogPoint
 from surestep.engine.parallel.rank_log import Fork
@@ -60,7 +61,7 @@ class Quiet:
 
     def say(self, text: str) -> None:
         """Log a line."""
-        logger.info(text)
+        logger.info(printable(text))
 
     def log(self, point: LogPoint) -> None:
         """Show nothing."""
@@ -87,13 +88,13 @@ class Plain(Quiet):
 
     def say(self, text: str) -> None:
         """Print a line."""
-        logger.info(text)
+        logger.info(printable(text))
         self.line(text)
 
     def line(self, text: str) -> None:
         """Print a line that is logged already."""
         with _ignore_hangup():
-            print(text, file=self._out or sys.stderr, flush=True)
+            print(printable(text), file=self._out or sys.stderr, flush=True)
 
     def log(self, point: LogPoint) -> None:
         """Print a line if the last one is old enough, or this is the end."""
@@ -136,9 +137,9 @@ class Bar(Callback):
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        logger.info(text)
+        logger.info(printable(text))
         with _ignore_hangup():
-            self._bar.write(text, file=self._out)
+            self._bar.write(printable(text), file=self._out)
 
     def back(self, step: int) -> None:
         """Move the bar back."""

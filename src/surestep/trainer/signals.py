@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 
+from surestep.base.printable import printable
 from surestep.engine.parallel.launch import BY_NPROC, read_launched
 from surestep.engine.parallel.world import SIGNALS
 from surestep.trainer.session import Session
@@ -103,4 +104,4 @@ def _say(session: Session, text: str) -> None:
     try:
         session.say(text)
     except RuntimeError:  # the step was printing: a file that is written to cannot be entered again
-        os.write(2, f"{text}\n".encode())
+        os.write(2, f"{printable(text)}\n".encode())

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from surestep.base.errors import near
+from surestep.base.printable import print_escaped
 
 COMMANDS = {
     "list": "list RUN: a run's checkpoints: measured how, whole or not, and why they are kept",
@@ -29,7 +30,9 @@ def run(words: list[str]) -> int:
         print(USAGE.format(commands="\n".join(f"  {call:<{width}}  {text}" for call, text in rows)))
         return 0
     if command not in COMMANDS:
-        print(f"surestep ckpt: no command {command!r}. {near(command, COMMANDS)}", file=sys.stderr)
+        print_escaped(
+            f"surestep ckpt: no command {command!r}. {near(command, COMMANDS)}", file=sys.stderr
+        )
         return 2
     called: Callable[[list[str]], int] = import_module(f"surestep.cli.ckpt.{command}").run
     return called(rest)

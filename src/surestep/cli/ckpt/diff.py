@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from surestep.base.printable import print_escaped, print_json
 from surestep.cli import show
+from surestep.cli.escaped_errors import escape_errors
 from surestep.record.checkpoint.opened import open_checkpoint
 from surestep.record.files import dumps
 from surestep.record.named import find_folder
@@ -42,17 +44,18 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Name what changed between two checkpoints."""
-    parsed = tyro.cli(
-        Options, args=words, prog="surestep ckpt diff", config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    with escape_errors(words):
+        parsed = tyro.cli(
+            Options, args=words, prog="surestep ckpt diff", config=(tyro.conf.FlagCreatePairsOff,)
+        )
     folders = [find_folder(each) for each in (parsed.a, parsed.b)]
     from surestep.record.checkpoint.differences import differences
 
     found = differences(*map(open_checkpoint, folders))
     if parsed.json:
-        print(dumps({"a": str(folders[0]), "b": str(folders[1]), **_as_json(found)}, indent=1))
+        print_json(dumps({"a": str(folders[0]), "b": str(folders[1]), **_as_json(found)}, indent=1))
         return 0 if found.same else 1
-    print(f"A is {folders[0]}\nB is {folders[1]}", file=sys.stderr)
+    print_escaped(f"A is {folders[0]}\nB is {folders[1]}", file=sys.stderr)
     if found.values:
         rows = [(each.name, _short(each.before), _short(each.now)) for each in found.values]
         show.table("What is no tensor", ("what", "A", "B"), rows)
@@ -64,7 +67,7 @@ def run(words: list[str]) -> int:
     for kind in sorted(kinds, key=lambda kind: (kind != "model", kind)):
         moved = [each for each in found.moved if each.kind == kind]
         _show(kind, moved, len(moved) if parsed.all else ROWS)
-    print(f"{found.equal} tensors are bit for bit the same, {len(found.moved)} changed.")
+    print_escaped(f"{found.equal} tensors are bit for bit the same, {len(found.moved)} changed.")
     return 0 if found.same else 1
 
 
@@ -80,7 +83,7 @@ def _show(kind: str, moved: list[Moved], limit: int) -> None:
     called = CALLED.get(kind, kind)
     show.table(f"Changed in the {called}: |B - A|, and its norm over that of A", columns, rows)
     if limit < len(moved):
-        print(f"and {len(moved) - limit} more: --all shows them", file=sys.stderr)
+        print_escaped(f"and {len(moved) - limit} more: --all shows them", file=sys.stderr)
 
 
 def _short(value: Any) -> str:

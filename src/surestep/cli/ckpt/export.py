@@ -7,8 +7,9 @@ from typing import Annotated
 import tyro
 
 from surestep.base.local import local_path
-from surestep.base.printable import printable
+from surestep.base.printable import print_escaped, print_json
 from surestep.base.sizes import byte_count
+from surestep.cli.escaped_errors import escape_errors
 from surestep.record.export import Exported, check_out, export
 from surestep.record.files import dumps
 from surestep.record.named import choose_checkpoint
@@ -36,9 +37,10 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Write the weights of a checkpoint as one file."""
-    parsed = tyro.cli(
-        Options, args=words, prog="surestep ckpt export", config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    with escape_errors(words):
+        parsed = tyro.cli(
+            Options, args=words, prog="surestep ckpt export", config=(tyro.conf.FlagCreatePairsOff,)
+        )
     out = local_path(parsed.out)
     check_out(out, overwrite=parsed.overwrite)
     chosen, folder = choose_checkpoint(parsed.checkpoint)
@@ -50,19 +52,19 @@ def run(words: list[str]) -> int:
         overwrite=parsed.overwrite,
     )
     if exported.lacks:
-        print(printable(_base_is_needed(exported)), file=sys.stderr)
+        print_escaped(_base_is_needed(exported), file=sys.stderr)
     if parsed.json:
         paths = {"path": str(exported.path), "checkpoint": str(exported.checkpoint)}
-        print(dumps({**asdict(exported), **paths}))
+        print_json(dumps({**asdict(exported), **paths}))
         return 0
     what = "averaged weights" if exported.average else "weights"
     tied = f", {exported.tied} of them tied" if exported.tied else ""
-    print(
+    print_escaped(
         f"The {what} of step {exported.step}: {exported.tensors} tensors{tied}, "
         f"{byte_count(exported.bytes)}",
         file=sys.stderr,
     )
-    print(out)
+    print_escaped(str(out))
     return 0
 
 

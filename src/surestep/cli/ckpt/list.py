@@ -10,9 +10,10 @@ import tyro
 
 from surestep.base.errors import RunError
 from surestep.base.local import local_path
-from surestep.base.printable import printable
+from surestep.base.printable import print_escaped, print_json
 from surestep.base.sizes import byte_count
 from surestep.cli import show
+from surestep.cli.escaped_errors import escape_errors
 from surestep.engine.value import shown
 from surestep.record.checkpoint.examine import Examined, every_folder, examine_all, size_on_disk
 from surestep.record.files import dumps
@@ -40,9 +41,10 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Show the checkpoints of a run; the damaged ones too."""
-    parsed = tyro.cli(
-        Options, args=words, prog="surestep ckpt list", config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    with escape_errors(words):
+        parsed = tyro.cli(
+            Options, args=words, prog="surestep ckpt list", config=(tyro.conf.FlagCreatePairsOff,)
+        )
     folder = Run(local_path(parsed.run))
     size = sum(map(size_on_disk, every_folder(folder.checkpoints)))
     every_byte = parsed.verify or size <= READ_AT_ONCE
@@ -50,17 +52,17 @@ def run(words: list[str]) -> int:
     kept = _kept(folder, found)
     rows = [(each, kept.get(each.path, [])) for each in found]
     if parsed.json:
-        print(dumps([_as_json(*row) for row in rows], indent=1))
+        print_json(dumps([_as_json(*row) for row in rows], indent=1))
     elif not rows:
-        print(none_saved(folder.path), file=sys.stderr)
+        print_escaped(none_saved(folder.path), file=sys.stderr)
     else:
         names = ("step", "epochs + samples", "metrics", "size", "age", "verified", "kept as")
         show.table(str(folder.path), names, [_row(*row) for row in rows])
     for each in found:
         for problem in each.problems:
-            print(printable(f"{each.path}: {problem}"), file=sys.stderr)
+            print_escaped(f"{each.path}: {problem}", file=sys.stderr)
     if not every_byte and rows:
-        print(
+        print_escaped(
             f"The {byte_count(size)} were not read, only sizes, manifests and records. "
             "--verify reads them.",
             file=sys.stderr,
@@ -73,7 +75,7 @@ def _kept(folder: Run, found: list[Examined]) -> dict[Path, list[str]]:
     try:
         return why_kept(folder, [each.saved for each in found if each.saved and each.good])
     except RunError as error:
-        print(printable(str(error)), file=sys.stderr)
+        print_escaped(str(error), file=sys.stderr)
         return {}
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import tyro
 
 from surestep.base.errors import CheckpointError
-from surestep.base.printable import printable
+from surestep.base.printable import print_escaped, print_json
+from surestep.cli.escaped_errors import escape_errors
 from surestep.record.checkpoint.examine import Examined, every_folder, examine
 from surestep.record.files import dumps
 from surestep.record.named import find_folder, is_run, split_name
@@ -30,18 +31,19 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Read every byte of a run's checkpoints, or of one."""
-    parsed = tyro.cli(
-        Options, args=words, prog="surestep ckpt verify", config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    with escape_errors(words):
+        parsed = tyro.cli(
+            Options, args=words, prog="surestep ckpt verify", config=(tyro.conf.FlagCreatePairsOff,)
+        )
     found = []
     for each in _examined(parsed.name):
         found.append(each)
         if not parsed.json:
             good = f"good, {each.bytes:,} bytes"
             for said in each.problems or (good,):
-                print(printable(f"{each.path}: {said}"), flush=True)
+                print_escaped(f"{each.path}: {said}")
     if parsed.json:
-        print(dumps([_as_json(each) for each in found], indent=1))
+        print_json(dumps([_as_json(each) for each in found], indent=1))
     return 0 if all(each.good for each in found) else 1
 
 

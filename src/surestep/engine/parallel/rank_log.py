@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
+from surestep.base.printable import print_escaped, printable
 from surestep.engine.parallel.world import World
 
 FOLDER = "log"
@@ -57,8 +58,8 @@ class Fork(io.TextIOBase):
 
     def everywhere(self, text: str) -> None:
         """Write a line that nobody may miss, to the terminal too."""
-        self._keep(f"{text}\n")
-        print(text, file=self.terminal, flush=True)
+        self._keep(f"{printable(text)}\n")
+        print(printable(text), file=self.terminal, flush=True)
 
     def _keep(self, text: str) -> None:
         try:
@@ -74,7 +75,7 @@ def tell_everywhere(text: str) -> None:
     if isinstance(sys.stderr, Fork):
         sys.stderr.everywhere(text)
     else:
-        print(text, file=sys.stderr, flush=True)
+        print_escaped(text, sys.stderr)
 
 
 @contextmanager
