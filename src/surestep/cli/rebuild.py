@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from surestep.base.config import Config
 from surestep.base.errors import ConfigError, RecipeError, RunError
 from surestep.base.not_set import NOT_SET
+from surestep.base.printable import print_escaped
 from surestep.engine.parallel.launch import read_launched
 from surestep.recipes.find import SHIPPED, sha256
 from surestep.record.named import split_name
@@ -85,7 +87,8 @@ def _recipe(folder: Run, known: dict[str, str], *, allow_changed: bool) -> Recip
     if not path.is_file():
         raise RecipeError(
             f"The recipe of {folder.path} is not there any more: {path}. Put it back, or train by "
-            f"its new place: surestep train RECIPE --run {folder.path}."
+            f"its new place: surestep train RECIPE --run "
+            f"{shlex.quote(str(folder.path))}."
         )
     if sha256(path) != known["sha256"] and not allow_changed:
         raise RecipeError(
@@ -93,7 +96,7 @@ def _recipe(folder: Run, known: dict[str, str], *, allow_changed: bool) -> Recip
             "all the same."
         )
     if read_launched().rank == 0:
-        print(f"Running {path}", file=sys.stderr)
+        print_escaped(f"Running {path}", file=sys.stderr)
     from surestep.recipes.load import load
 
     return load(typed_as(known))

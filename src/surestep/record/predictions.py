@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,7 +83,9 @@ def _check_place(path: Path, *, overwrite: bool) -> None:
     if not path.parent.is_dir():
         raise ConfigError(f"There is no folder {path.parent} to write {path.name} into. Make it.")
     if path.is_dir():
-        raise ConfigError(f"{path} is a folder. Say a file in it: --out {path / 'test.npz'}.")
+        raise ConfigError(
+            f"{path} is a folder. Say a file in it: --out {shlex.quote(str(path / 'test.npz'))}."
+        )
     if path.exists() and not overwrite:
         raise ConfigError(
             f"{path} is there already. Say --overwrite to replace it, or choose another --out."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +92,8 @@ class Run:
     @property
     def status(self) -> dict[str, Any]:
         """How the run ended, or that it has not."""
-        branch = f"surestep train RECIPE --from {self.path}@last --run NEW"
+        newest = shlex.quote(f"{self.path}@last")
+        branch = f"surestep train RECIPE --from {newest} --run NEW"
         hint = f"Put a copy of it back, or start a new run from its newest checkpoint: {branch}"
         return dict(read_json(self.path / "status.json", status, hint=hint))
 
