@@ -12,7 +12,7 @@ from surestep.engine.incident.cause import is_bad
 from surestep.engine.model.compiled import eager
 from surestep.engine.model.kept import kept_buffers, kept_modes
 from surestep.engine.parallel.many import Kept
-from surestep.engine.seed import LoadingRandomness, kept_generators, seed_loading
+from surestep.engine.seed import kept_generators, seed_loading
 from surestep.engine.step import Parts, forward_backward, update
 
 
@@ -41,7 +41,6 @@ def untouched(parts: Parts) -> Iterator[None]:
     scale: dict[str, Any] = state.scaler.state_dict()
     device = parts.randomness.device
     with ExitStack() as stack:
-        stack.enter_context(LoadingRandomness())
         stack.enter_context(kept_generators(device))
         seed_loading(0)
         stack.enter_context(kept_modes(model.modules()))
