@@ -187,19 +187,26 @@ def test_evaluating_any_part_in_the_middle_of_an_epoch_changes_nothing(folder, p
     assert_same(snapshot(alone), snapshot(session))
 
 
-def test_evaluation_itself_is_the_same_whenever_and_however_cut(folder):
-    """Dropout is off, BatchNorm uses its running statistics, the mean is over the items."""
+def check_evaluation(folder: Folder, sizes: tuple[int, ...]) -> None:
+    """Compare repeated evaluations in batches of several sizes with the model in eval mode.
+
+    Dropout is off, BatchNorm uses its running statistics, the mean is over the items.
+    """
     x, y = rows(20)
     y[::3] = -100
     task = surestep.Task(with_batchnorm(), nn.CrossEntropyLoss(), rows(), val=(x, y))
     found = []
-    for size in (20, 7, 1):
+    for size in sizes:
         with session_of(task, folder(), max_steps=2, validation={"batch_size": size}) as session:
             found += [session.evaluate()["val/loss"], session.evaluate()["val/loss"]]
     task.model.eval()
     with torch.no_grad():
         expected = float(nn.functional.cross_entropy(task.model(x), y))
-    assert found == pytest.approx([expected] * 6, rel=1e-6)
+    assert found == pytest.approx([expected] * 2 * len(sizes), rel=1e-6)
+
+
+def test_evaluation_itself_is_the_same_whenever_and_however_cut(folder):
+    check_evaluation(folder, (20, 7, 1))
 
 
 def test_users_hands_in_the_middle_of_the_loop_change_nothing(folder):

@@ -34,6 +34,8 @@ from surestep.record.checkpoint.options import SavedOptions
 from surestep.record.recorder import Recorder
 from surestep.record.run import Run
 from surestep.trainer import identity, lengthening, together, wire
+from tests.laws.test_buffers import Observed, task_of
+from tests.laws.test_buffers import check_resume as check_buffers
 from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
 from tests.laws.test_law_1_several_losses import check_cut as check_several
 from tests.laws.test_law_1_transforms import check_mixed, check_own
@@ -56,7 +58,7 @@ from tests.laws.test_law_3_parameter_groups import check_layers, check_switch
 from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
 from tests.laws.test_law_3_plain_torch import check_schedule as check_rates
 from tests.laws.test_law_4_diagnosis import check_untouched
-from tests.laws.test_law_4_watching import check_callback, check_schedule, check_workers
+from tests.laws.test_law_4_watching import check_callback, check_evaluation, check_workers
 from tests.laws.test_law_5_fp16 import check_overflow
 from tests.laws.test_law_5_skipping import check_failure, check_skips
 from tests.laws.test_law_6_calls import check_calls, check_files
@@ -229,7 +231,9 @@ MUTATIONS = [
             instead(
                 step,
                 "weighted",
-                lambda loss, outputs, micro, _: weighted(loss, outputs, micro, micro.part_items),
+                lambda loss, outputs, micro, _, **rest: weighted(
+                    loss, outputs, micro, micro.part_items, **rest
+                ),
             ),
             check_several,
         ),
@@ -372,7 +376,7 @@ MUTATIONS = [
         ),
         (
             "the statistics of what is frozen move",
-            instead(freezing, "_norm_starts", lambda *_: {}),
+            instead(freezing, "norm_starts", lambda *_: {}),
             check_switch,
         ),
         (
@@ -417,16 +421,22 @@ MUTATIONS = [
         (
             "an evaluation in train mode",
             instead(evaluate, "eval_mode", nullcontext),
-            lambda folder: check_schedule(folder, "at every step"),
+            # BatchNorm refuses one sample in train mode
+            lambda folder: check_evaluation(folder, (20, 7)),
+        ),
+        (
+            "an evaluation leaves the buffers as its forward left them",
+            instead(evaluate, "kept_buffers", lambda *_: nullcontext()),
+            lambda folder: check_buffers(folder, lambda: task_of(Observed())),
         ),
         (
             "a diagnosis leaves the buffers as its forward left them",
-            instead(again, "kept_buffers", nullcontext),
+            instead(again, "kept_buffers", lambda *_: nullcontext()),
             check_untouched,
         ),
         (
             "a diagnosis leaves the generators where its forward left them",
-            instead(again, "LoadingRandomness", nullcontext),
+            instead(again, "kept_generators", nullcontext),
             check_untouched,
         ),
     ),
