@@ -16,6 +16,7 @@ from surestep.engine.parallel.accelerate_config import AccelerateConfig
 from surestep.engine.parallel.launch import Launched
 from surestep.engine.schedule.catalog import CATALOG
 from tests.laws.cannot_deepspeed import DEEPSPEED
+from tests.laws.detector import Detector, Images, Recall, collate
 from tests.laws.tasks import rows
 from tests.laws.wishes import EIGHT, FSDP, MANY, WISHES
 from tests.tiny import GPU, TWO_GPUS
@@ -59,9 +60,16 @@ def without(**lacking: Any) -> Callable[[], Facts]:
 
 
 VAL = {"val": rows(20)}
+MPS = {"facts": without(mps=True)}
 OWN = {"optimizer": lambda groups: torch.optim.RMSprop(groups, lr=1e-3)}
 OWN_STEP = {"model": nn.BatchNorm1d(10), "loss": None, "step": lambda turn: None}
 LOADER = {"train": loader()}
+BATCHED = {"train": list(loader()), "batched": True}
+NO_DATA = {"loss": None, "train": None, "step": lambda turn: None}
+DETECTOR = {
+    **{"model": Detector(), "loss": "model in training", "collate_fn": collate},
+    **{"train": Images(), "val": Images(5, seed=1), "metrics": {"recall": Recall()}},
+}
 FLAT = {"model": nn.Linear(10, 3)}
 ENDLESS = {"train": Endless()}
 COMPLEX = {"model": Complex()}
@@ -103,8 +111,10 @@ RUN: list[Case] = [
     ({"device": "gpu"}, {}, "This machine has: cpu"),
     ({"device": "meta"}, {}, "This machine has: cpu"),
     ({"precision": "tf32", "device": "cpu"}, {}, "precision='fp32'"),
+    ({"precision": "fp16", "device": "mps"}, MPS, "Use precision='bf16' or 'fp32'"),
     ({"epochs": None}, {}, "epochs=10 or max_steps=1000"),
     ({"epochs": 3}, ENDLESS, "Say max_steps=1000"),
+    ({"epochs": 3}, NO_DATA, "Set max_steps=1000 instead"),
     ({"profile": "3:99"}, {}, "Use earlier steps"),
     ({**STEPS, "checkpoint.keep_every": "2 epochs"}, ENDLESS, "Say it in steps"),
     ({**STEPS, "checkpoint.every": "0.5 epochs"}, ENDLESS, "Say whole epochs, or '500 steps'"),
@@ -122,6 +132,11 @@ DATA: list[Case] = [
         {},
         "Say checkpoint.keep_last=2",
     ),
+    (
+        {"on_spike": "rollback", "checkpoint.every": "off"},
+        {},
+        "Set checkpoint.every='1 epoch'",
+    ),
     ({"max_rollbacks": 2}, {}, "say on_spike='rollback' with it"),
     ({"data.drop_last": True}, LOADER, "leave data.drop_last out"),
     ({"data.num_workers": 2}, LOADER, "leave data.num_workers out"),
@@ -130,6 +145,8 @@ DATA: list[Case] = [
     ({"data.persistent_workers": True}, LOADER, "leave data.persistent_workers out"),
     ({"data.prefetch_factor": 4}, {"train": loader(num_workers=1)}, "leave data.prefetch_factor"),
     ({"validation.batch_size": 4}, {"val": loader()}, "Say it in one place"),
+    ({"validation.batch_size": 4}, BATCHED | {"val": list(loader())}, "Leave it out"),
+    ({"micro_batch_size": 4}, BATCHED, "Leave it out"),
     ({"batch_size": 8, "micro_batch_size": 9}, {}, "at most 8"),
     ({"data.persistent_workers": True}, {}, "data.num_workers=2"),
     ({"data.prefetch_factor": 2}, {}, "data.num_workers=2"),
@@ -250,6 +267,11 @@ EVALUATION: list[Case] = [
     ({"validation.batch_size": 4}, {}, "give the Task val data"),
     ({"validation.mode": "max"}, {}, "give the Task val data"),
     ({"early_stop.patience": 3}, {}, "give the Task val data"),
+    (
+        {"early_stop.patience": 3, "validation.every": "off"},
+        *(VAL, "Set validation.every='1 epoch'"),
+    ),
+    ({}, DETECTOR, "Set validation.metric to one of val/recall"),
     ({"early_stop.min_delta": 0.1}, VAL, "early_stop.patience=5"),
     ({"early_stop.start": "2 steps"}, VAL, "early_stop.patience=5"),
     (
@@ -334,6 +356,7 @@ PARALLEL: list[Case] = [
     ({"parallel.sync_batchnorm": True}, {}, "with surestep train RECIPE --nproc 2"),
     ({"parallel.sync_batchnorm": True}, LAUNCHED, "works on GPUs only"),
     ({"parallel.sync_batchnorm": True, "device": "cpu"}, cards(2, of=2), "works on GPUs only"),
+    ({"device": "mps"}, {"facts": lambda: replace(MANY["facts"](), mps=True)}, "Start one process"),
     ({"device": "cuda:0"}, cards(2, of=2), "Say device='cuda', with CUDA_VISIBLE_DEVICES=0,1"),
     ({"device": "cuda"}, cards(1, of=2), "one GPU is here: on device='cuda' each needs its own"),
     ({"device": "cuda"}, cards(2, of=4), "Say --nproc 2 (torchrun --nproc-per-node 2), or device="),

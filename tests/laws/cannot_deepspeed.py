@@ -44,7 +44,10 @@ DEEPSPEED: list[Case] = [
     (ZERO, BARE, "pip install --no-build-isolation 'surestep[deepspeed]'"),
     ({"parallel.zero": 1}, HERE, "Say parallel.kind='deepspeed'"),
     ({"parallel.deepspeed": "{}"}, HERE, "Say parallel.kind='deepspeed'"),
-    ({**ZERO, "parallel.deepspeed": '{"train_batch_size": 3}'}, HERE, "leave the key out"),
+    (
+        {**ZERO, "batch_size": 16, "parallel.deepspeed": '{"train_batch_size": 3}'},
+        *(HERE, "leave the key out"),
+    ),
     ({**ZERO, "parallel.offload": "all"}, HERE, "parallel.offload='optimizer'"),
     ({**WHOLE, "parallel.offload": "optimizer"}, HERE, "parallel.zero=1, 2 or 3"),
     ({**ZERO, "clip_value": 0.5}, HERE, "Say max_grad_norm"),

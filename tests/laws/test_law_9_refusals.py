@@ -40,11 +40,12 @@ def check_refusal(said: dict[str, Any], parts: dict[str, Any], words: str) -> No
         plan(said, parts)
     message = str(caught.value)
     assert words in message
-    assert any(name in message or str(value) in message for name, value in said.items())
+    named = any(name in message or str(value) in message for name, value in said.items())
+    assert named or not said  # the Task alone may be at fault
 
 
 @pytest.mark.parametrize(
-    ("said", "parts", "words"), CANNOT, ids=[" ".join(said) for said, _, _ in CANNOT]
+    ("said", "parts", "words"), CANNOT, ids=[" ".join(said) or "no option" for said, _, _ in CANNOT]
 )
 def test_wish_that_cannot_be_kept_is_refused_with_what_to_type(said, parts, words):
     check_refusal(said, parts, words)
@@ -56,7 +57,8 @@ def test_name_that_is_proposed_takes_the_option(option):
     wish, name = WISHES[option], f"{option.split('.')[0]}.name"
     with pytest.raises(ConfigError) as caught:
         plan({name: foreign_to(option), option: wish.said}, VAL)
-    proposed = re.search(rf" {name}='(\w+)'\.$", str(caught.value))
+    proposed = re.search(rf" {name}='(\w+)'\. \({name}: ", str(caught.value))
+    assert proposed
     plan({**wish.along, name: proposed[1], option: wish.said, "batch_size": 16}, VAL)
 
 
