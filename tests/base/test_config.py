@@ -58,7 +58,10 @@ def test_a_misspelt_choice_names_the_near_one():
         ({"gradient_accumulation_steps": 4}, r"Did you mean 'micro_batch_size'\?"),
         ({"optim.nesterv": 0.1}, r"Did you mean 'optim\.nesterov'\?"),
         ({"epoch": 1}, r"no option 'epoch'\. Did you mean 'epochs'\?"),
-        ({"lr": 0.1}, r"no option 'lr'\. Did you mean .*'optim\.lr'\?"),
+        (
+            {"lr": 0.1},
+            r"no option 'lr'\. Did you mean 'optim\.lr' or .*\? Write optim=Optim\(lr=0\.1\)",
+        ),
         ({"num_workers": 1}, r"Did you mean 'data\.num_workers'\?"),
         ({"optimizer.lr": 0.1}, r"no option 'optimizer'"),
     ],
