@@ -1,5 +1,6 @@
 """Hostile run folders: each file is refused by its name, in no time, running nothing."""
 
+import json
 import shutil
 from collections import deque
 
@@ -165,6 +166,7 @@ def test_a_step_that_is_none_is_refused(path, value):
 
 @pytest.mark.parametrize("name", ["config.json", INCIDENT])
 def test_a_newer_one_is_refused_with_what_to_install(path, name):
-    change(_file(path, name), "format", value=2)
-    with pytest.raises(RunError, match=r"has format 2, .*pip install -U surestep"):
+    newer = json.loads(_file(path, name).read_text())["format"] + 1
+    change(_file(path, name), "format", value=newer)
+    with pytest.raises(RunError, match=rf"has format {newer}, .*pip install -U surestep"):
         READERS[name][0](path)

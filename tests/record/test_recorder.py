@@ -97,8 +97,7 @@ def test_a_disk_that_is_full_at_the_end_lets_the_folder_go(tmp_path):
     session = tiny.prepare(tmp_path)
     writer = session._recorder._events
     writer._file.close()
-    writer._file = open("/dev/full", "w")  # noqa: SIM115
-    writer._file.write("x")
+    writer._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
     try:
         with pytest.raises(RunError, match="No space left"):
             session.close()

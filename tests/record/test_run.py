@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+import surestep
 from surestep.base.errors import CheckpointError, RunError
 from surestep.record.checkpoint.listing import saved
 from surestep.record.files import write_json
@@ -13,7 +14,10 @@ X, Y = tiny.data()
 def fit(folder, values, **said):
     """Fit a run whose metric takes these values, one at each evaluation."""
     rest = iter([values[0], *values])  # the first is asked for by the start-up checks
-    parts = {"val": (X[:1], Y[:1]), "metrics": {"score": lambda o, t: next(rest)}}
+    parts = {
+        "val": (X[:1], Y[:1]),
+        "metrics": {"score": surestep.whole_set(lambda o, t: next(rest))},
+    }
     validation = {"metric": "score", "mode": "max"}
     return tiny.fit(folder, parts, epochs=len(values), validation=validation, **said)
 

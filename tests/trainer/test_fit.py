@@ -26,7 +26,11 @@ X, Y = tiny.data()
 def scored(values, **parts):
     """A task whose metric takes these values, one at each evaluation."""
     rest = iter([values[0], *values])  # the first is asked for by the start-up checks
-    return {"val": (X[:1], Y[:1]), "metrics": {"score": lambda o, t: next(rest)}, **parts}
+    return {
+        "val": (X[:1], Y[:1]),
+        "metrics": {"score": surestep.whole_set(lambda o, t: next(rest))},
+        **parts,
+    }
 
 
 SCORE = {"metric": "score", "mode": "max"}

@@ -16,7 +16,6 @@ from surestep.base.local import local_path
 from surestep.engine.parallel.pieces import Described
 from surestep.record.checkpoint.listing import Saved
 from surestep.record.checkpoint.opened import Opened
-from surestep.record.checkpoint.sparse import put_together
 from surestep.record.checkpoint.tensors import stream_tensors
 from surestep.record.files import disk_hint, dumps, sync
 from surestep.record.leftovers import half_done
@@ -92,6 +91,8 @@ def export(
             else:
                 with _reading(found, lies) as read:
                     weights = _each_once(lies, read)
+                from surestep.record.checkpoint.sparse import put_together  # it needs torch
+
                 tensors, extra = put_together(weights, found.record["extra"])
                 _write_state_dict(temporary, {**tensors, **extra})
             size = temporary.stat().st_size

@@ -1,5 +1,6 @@
 import pytest
 
+import surestep
 from tests import tiny
 
 
@@ -8,7 +9,10 @@ def run(folder):
     """A run in the folder "r" with checkpoints at steps 3, 6 and 9; that of step 6 is the best."""
     rest = iter([0.5, 0.5, 0.9, 0.2])
     x, y = tiny.data()
-    parts = {"val": (x[:1], y[:1]), "metrics": {"score": lambda o, t: next(rest)}}
+    parts = {
+        "val": (x[:1], y[:1]),
+        "metrics": {"score": surestep.whole_set(lambda o, t: next(rest))},
+    }
     said = {"epochs": 3, "validation": {"metric": "score", "mode": "max"}}
     return tiny.fit(folder / "r", parts, **said, checkpoint={"keep_last": 3})
 
