@@ -1,7 +1,18 @@
 import gc
+import os
+import signal
+from pathlib import Path
 
 import pytest
 import torch
+
+# What a test starts finds `tests`, whatever its current folder is.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [*filter(None, [os.environ.get("PYTHONPATH")]), str(Path(__file__).parents[1])]
+)
+# Shells let what they start in the background ignore these; a run leaves ignored signals alone.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Two threads give other last bits than one, and the tests share their cores.
 torch.set_num_threads(1)

@@ -99,10 +99,14 @@ def test_metrics_see_logits_and_labels(tmp_path):
 
     def metric(outputs, targets):
         seen.append((tuple(outputs.shape), tuple(targets.shape)))
-        return outputs.sum(), 1
+        return float(outputs.sum())
 
     task = surestep.Task(
-        model=gpt2(), loss="model", train=masked(), val=masked(), metrics={"sum": metric}
+        model=gpt2(),
+        loss="model",
+        train=masked(),
+        val=masked(),
+        metrics={"sum": surestep.whole_set(metric)},
     )
     config = surestep.Config(max_steps=1, batch_size=40, logging={"progress": "quiet"})
     with surestep.prepare(task, config, run=tmp_path / "run") as session:

@@ -1,5 +1,6 @@
 import pytest
 
+import surestep
 from surestep.base.errors import RunError
 from surestep.record.checkpoint.listing import list_checkpoints, saved
 from surestep.record.files import write_json
@@ -15,7 +16,10 @@ def kept(run):
 def test_the_last_n_and_the_best_k_of_the_plan(tmp_path):
     rest = iter([0.5, 0.9, 0.8, 0.2, 0.1])
     x, y = tiny.data()
-    parts = {"val": (x[:1], y[:1]), "metrics": {"score": lambda o, t: next(rest)}}
+    parts = {
+        "val": (x[:1], y[:1]),
+        "metrics": {"score": surestep.whole_set(lambda o, t: next(rest))},
+    }
     validation = {"metric": "score", "mode": "max"}
     keep = {"keep_last": 1, "keep_best": 2}
     run = tiny.fit(tmp_path, parts, epochs=3, validation=validation, checkpoint=keep)

@@ -2,6 +2,7 @@ import shutil
 
 import pytest
 
+import surestep
 from surestep.base.errors import CheckpointError, ConfigError, RunError
 from surestep.record.named import find_checkpoint, split_name
 from tests import tiny
@@ -12,7 +13,10 @@ def run(tmp_path_factory):
     """A run with checkpoints at steps 3, 6 and 9, of which the first was the best."""
     rest = iter([0.5, 0.9, 0.2, 0.3])
     x, y = tiny.data()
-    parts = {"val": (x[:1], y[:1]), "metrics": {"score": lambda o, t: next(rest)}}
+    parts = {
+        "val": (x[:1], y[:1]),
+        "metrics": {"score": surestep.whole_set(lambda o, t: next(rest))},
+    }
     said = {"epochs": 3, "validation": {"metric": "score", "mode": "max"}}
     return tiny.fit(tmp_path_factory.mktemp("runs") / "r", parts, **said)
 

@@ -117,8 +117,9 @@ def test_early_stop_counts_evaluations_after_its_start(tmp_path, start, last):
 
 
 def test_a_better_metric_before_the_start_is_the_best(tmp_path):
-    values = iter([0.9, *[0.5] * 20])
-    task = tiny.task(val=tiny.data(5), metrics={"accuracy": lambda *_: torch.tensor(next(values))})
+    values = iter([0.9, 0.9, *[0.5] * 20])  # the first is asked for by the start-up checks
+    accuracy = surestep.whole_set(lambda *_: next(values))
+    task = tiny.task(val=tiny.data(5), metrics={"accuracy": accuracy})
     run = fit(
         tmp_path / "run",
         task,

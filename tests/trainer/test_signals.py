@@ -33,9 +33,10 @@ def at(moment, *numbers, step=2):
     return type("At", (surestep.Callback,), {moment: raise_them})()
 
 
-def fit(folder, *callbacks, parts=None, **said):
+def fit(folder, *callbacks, parts=None, allow=(), **said):
     task = tiny.task(val=tiny.data(8, seed=1), **(parts or {}))
-    return surestep.Trainer(task, tiny.config(**said), run=folder, callbacks=callbacks).fit()
+    config = tiny.config(**said)
+    return surestep.Trainer(task, config, run=folder, callbacks=callbacks, allow=allow).fit()
 
 
 def finish_and_compare(folder, whole, **said):
@@ -99,6 +100,7 @@ def test_an_evaluation_is_left_and_done_first_when_the_run_goes_on(tmp_path):
         fit(tmp_path / "r", parts=parts(StopsItsMeasuring), **said)
     assert StopsItsMeasuring.measured == 1
     assert Run(tmp_path / "r").last.step == 3
+    said["allow"] = ("modules",)
     runs = [fit(tmp_path / name, parts=parts(torch.nn.Linear), **said) for name in ("r", "whole")]
     assert runs[0].last.metrics == runs[1].last.metrics
     assert [r.status["reason"] for r in runs] == [runs[1].status["reason"]] * 2

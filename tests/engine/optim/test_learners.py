@@ -118,7 +118,6 @@ def test_a_parameter_is_in_one_optimizer(optimizers, sentence):
         ({"optimizers": {"a/b": surestep.Optim()}}, "cannot be called 'a/b'"),
         ({"optimizers": {"a": 3}}, r"optimizers\['a'\] is a int"),
         ({"items": "tokens"}, "items='tokens' takes targets"),
-        ({"train": None}, r"Say Task\(train=\.\.\.\)"),
     ],
 )
 def test_what_does_not_fit_is_refused(parts, sentence):

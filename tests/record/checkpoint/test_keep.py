@@ -71,7 +71,7 @@ def test_without_a_metric_only_the_last_stay(tmp_path):
 
 def saved_at(folder, state, step, keep_every):
     """Save a step, and delete what need not stay, as a run does."""
-    state.place = state.place._replace(step=step)
+    state.place = state.place._replace(step=step, steps_taken=step)
     save_checkpoint(folder, state)
     retain(folder, Retention(1, 0, None, "min", keep_every=keep_every))
 

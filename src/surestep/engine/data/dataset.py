@@ -154,6 +154,8 @@ def check_dtypes(train: Any, data: Any, part: str) -> None:
     if found[0] is None or found[1] is None or len(found[0][0]) != len(found[1][0]):
         return
     own, other = (each[0] for each in found if each is not None)
+    if isinstance(own, dict) is not isinstance(other, dict):
+        return
     for name in own if isinstance(own, dict) else range(len(own)):
         if isinstance(own, dict) and name not in other:
             return
