@@ -28,6 +28,9 @@ _FILES, _FILES_EACH = 8, 8  # that the process opens: measured 2 + 5 a worker, a
 _MOMENT_S = 0.5  # for a worker to end whose connection broke
 _loaders: "WeakSet[Loader]" = WeakSet()  # those that have started workers
 _torch_handler: list[Callable[[int, FrameType | None], object]] = []
+_ending: list[
+    list[BaseProcess]
+] = []  # workers that are being ended; their loader may be gone already
 _starting: list[int] = []  # threads that start workers
 _waiting: list[tuple[int, "Loader"]] = []  # threads that wait for a batch, and whose
 
@@ -134,7 +137,7 @@ class Loader:
     def _end(self) -> None:
         if self._iterator is None:
             return
-        workers = self._workers
+        _ending.append(workers := self._workers)
         # In a thread, because it waits for ever where a worker died that held one of its locks.
         end = threading.Thread(target=self._iterator._shutdown_workers, daemon=True)
         end.start()
@@ -143,7 +146,8 @@ class Loader:
         kill_tree(*(each.pid for each in workers if each.is_alive() and each.pid))
         for each in workers:
             each.join(_PATIENCE_S)
-        self._iterator = None  # until here the handler of SIGCHLD must know them
+        self._iterator = None
+        _ending.remove(workers)  # until here the handler of SIGCHLD must know them
 
     def __del__(self) -> None:
         """End the workers with the last reference to their loader."""
@@ -228,7 +232,8 @@ def _on_child(number: int, frame: FrameType | None) -> None:
         return  # the loader looks for those that died when all have been started
     if any(loader.find_dead() for thread, loader in list(_waiting) if thread == own):
         raise failure or RuntimeError("a data worker died")
-    if failure is not None and not any(each.find_dead() for each in list(_loaders)):
+    ended = any(process.exitcode for workers in list(_ending) for process in workers)
+    if failure is not None and not ended and not any(each.find_dead() for each in list(_loaders)):
         raise failure
 
 
