@@ -51,7 +51,7 @@ OTHERWISE = [
     {"cudnn_benchmark": "False", "channels_last": "False", "compile_blocks": "False"},
     {"average.kind": "ema", "average.decay": "0.9", "average.warmup": "False"},
     {"average.kind": "ema", "average.start": "2 steps", "average.every": "3 steps"},
-    {"average.kind": "ema", "average.buffers": "copy"},
+    {"average.kind": "ema", "average.buffers": "copy", "validation.weights": "both"},
     {"average.kind": "swa", "average.lr": "0.5", "average.anneal": "10%"},
     {"optim.name": "sgd", "optim.momentum": "0.5", "optim.nesterov": "True"},
     {"optim.name": "sgd", "optim.dampening": "0.5", "optim.implementation": "plain"},

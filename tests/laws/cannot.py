@@ -280,6 +280,13 @@ EVALUATION: list[Case] = [
         "Say whole epochs, or",
     ),
     ({"validation.on_start": True}, {}, "give the Task val data"),
+    ({"validation.weights": "both", **SWA}, {}, "give the Task val data"),
+    ({"validation.weights": "both"}, VAL, "needs an average. Set average.kind"),
+    (
+        {"validation.weights": "both", **SWA},
+        {"val": {"a": rows(20), "a_raw": rows(20)}},
+        "Rename that set",
+    ),
     ({"limit_val_batches": 2}, {}, "give the Task val data"),
     *(({f"average.{name}": value}, {}, "average.kind='ema'") for name, value in AVERAGE.items()),
     *(({**SWA, f"average.{name}": AVERAGE[name]}, {}, "='ema'") for name in ("decay", "warmup")),

@@ -215,6 +215,7 @@ WISHES: dict[str, Wish] = {
     "validation.every": Wish("3 steps", planned=Duration(3, "steps")),
     "validation.on_start": Wish(True),
     "validation.batch_size": Wish(9),
+    "validation.weights": Wish("both", along=EMA),
     "validation.metric": Wish("accuracy", planned="val/accuracy"),
     "validation.mode": Wish("max"),
     "early_stop.patience": Wish(4),

@@ -37,6 +37,11 @@ class Averaging:
     anneal: int
 
 
+def raw_name(part: str) -> str:
+    """Return what a set is called when it is measured by the raw weights beside their average."""
+    return f"{part}_raw"
+
+
 class Average:
     """The averaged weights of a model, and its buffers where the average has its own.
 

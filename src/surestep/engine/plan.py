@@ -9,7 +9,7 @@ import torch
 from surestep.base.config import Config
 from surestep.base.duration import Duration, parse_duration
 from surestep.base.not_set import NOT_SET
-from surestep.engine.average import Averaging
+from surestep.engine.average import Averaging, raw_name
 from surestep.engine.data.generators import Draws
 from surestep.engine.data.order import Cut, Order
 from surestep.engine.data.skips import Skips
@@ -166,6 +166,7 @@ class Plan:
     validation_every: Duration | None
     validation_on_start: bool
     validation_batch_size: int
+    validation_weights: Literal["average", "raw", "both"]
     validation_metric: str | None
     validation_mode: Literal["min", "max"]
     early_stop_patience: int | None
@@ -228,7 +229,10 @@ class Known:
     def metric_names(self) -> list[str]:
         """List what evaluations measure, as "set/metric"."""
         names = (*(["loss"] if self.given.evaluates_loss else []), *self.given.metrics)
-        return [f"{part}/{name}" for part in self.given.val_sets for name in names]
+        parts = list(self.given.val_sets)
+        if self["validation.weights"] == "both":
+            parts += [raw_name(part) for part in self.given.val_sets]
+        return [f"{part}/{name}" for part in parts for name in names]
 
     def metric(self) -> str:
         """Return the metric that was said, completed: "accuracy" is "val/accuracy"."""

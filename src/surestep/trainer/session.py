@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from surestep.base.errors import SurestepError
+from surestep.engine.average import Average, raw_name
 from surestep.engine.callback import Request
 from surestep.engine.evaluation.predict import Predictions
 from surestep.engine.facts import Facts
@@ -169,10 +170,11 @@ class Session:
         check_open(self._recorder.folder, closed=self.closed)
         self.loop.log_point()
         self._gauge.check(part)
-        step, average = self.state.place.step, self._gauge.average()
-        measured: Literal["weights", "average"] = "weights" if average is None else "average"
-        with nullcontext() if average is None else average.in_place():
-            metrics = self._gauge.measure(part, self._notice_once)
+        step, average = self.state.place.step, self._average()
+        metrics = self._measure_both(part, average)
+        measured: Literal["weights", "average"] = "average"
+        if average is None or self._is_judged_by_raw():
+            measured = "weights"
         self._recorder.event("evaluation", step=step, metrics=metrics, measured=measured)
         if part is None and not self.is_evaluated:
             standing = self.state.standing
@@ -192,6 +194,28 @@ class Session:
             self.say(f"step {step}{of}{parts}: {shown(metrics)}")
         self.loop.do_asked()
         return metrics
+
+    def _average(self) -> Average | None:
+        """Return the average that evaluations measure; None for the weights themselves."""
+        return None if self.plan.validation_weights == "raw" else self._gauge.average()
+
+    def _measure_both(self, part: str | None, average: Average | None) -> dict[str, Value]:
+        """Measure the average, and the raw weights beside it if the Plan says so."""
+        with nullcontext() if average is None else average.in_place():
+            metrics = self._gauge.measure(part, self._notice_once)
+        if self.plan.validation_weights != "both":
+            return metrics
+        raw = metrics
+        if average is not None:
+            raw = self._gauge.measure(part, self._notice_once)
+        named = (name.split("/", 1) for name in raw)
+        keys = [f"{raw_name(own)}/{metric}" for own, metric in named]
+        return metrics | dict(zip(keys, raw.values(), strict=True))
+
+    def _is_judged_by_raw(self) -> bool:
+        judged = (self.plan.validation_metric or "").split("/")[0]
+        raw = map(raw_name, self.task.val_sets())
+        return self.plan.validation_weights == "both" and judged in raw
 
     def measure(self, part: str, which: Which) -> dict[str, Value]:
         """Measure a part with the weights of a checkpoint; the model's own are put back."""
@@ -216,7 +240,7 @@ class Session:
         Raises:
             ConfigError, TaskError: no such part, no dropout, or no row for each sample.
         """
-        average = self._gauge.average() if which is None else None
+        average = self._average() if which is None else None
         now = nullcontext() if average is None else average.in_place()
         with now if which is None else self._gauge.holding(self.run, which):
             return self._gauge.predict(part, mc_dropout)

@@ -104,6 +104,7 @@ VERDICTS: Mapping[str, Verdict] = {
     "validation.every": _harmless("evaluations move no weight"),
     "validation.on_start": _harmless("evaluations move no weight"),
     "validation.batch_size": _rounds("metrics are summed in other parts"),
+    "validation.weights": _refused("the best so far was measured on other weights"),
     "validation.metric": _refused("the best so far was judged by another metric"),
     "validation.mode": _refused("the best so far was judged the other way round"),
     "early_stop.": ENDING,

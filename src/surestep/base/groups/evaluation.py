@@ -20,6 +20,11 @@ class Validation(Group):
         default=NOT_SET, description="Also evaluate once before the first step."
     )
     batch_size: Count | NotSet = Field(default=NOT_SET, description="Samples evaluated at once.")
+    weights: Literal["average", "raw", "both"] | NotSet = Field(
+        default=NOT_SET,
+        description="With average.kind: which weights are evaluated. both: the average as 'val/...'"
+        " and the raw weights as 'val_raw/...'.",
+    )
     metric: str | NotSet = Field(
         default=NOT_SET, description="What 'best' means: 'loss', a metric's name, or 'set/metric'."
     )

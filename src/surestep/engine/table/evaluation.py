@@ -1,7 +1,8 @@
 """When to evaluate, and what follows from it."""
 
 from surestep.base.duration import parse_duration
-from surestep.engine.plan import Refusal, Row
+from surestep.engine.average import raw_name
+from surestep.engine.plan import Known, Refusal, Row
 from surestep.engine.table.rows import (
     Refusals,
     Rows,
@@ -20,6 +21,11 @@ def _refuse_without_val(option: str) -> Refusal:
         lambda k: k.is_on(option) and not k.given.val_sets,
         lambda k: f"{option}={k.said[option]!r} needs evaluations: give the Task val data.",
     )
+
+
+def _has_average(k: Known) -> bool:
+    """Return whether the weights are averaged; the rows of the average are resolved later."""
+    return bool(k.said.get("average.kind", "none") != "none")
 
 
 ROWS: Rows = {
@@ -52,6 +58,15 @@ ROWS: Rows = {
         ),
     ),
     "limit_val_batches": plain("limit_val_batches", None, "nothing set: all of the data"),
+    "validation.weights": (
+        said("validation.weights"),
+        Row(
+            _has_average,
+            lambda _: "average",
+            "it is what average.kind is set for",
+        ),
+        default("raw", "there is no average"),
+    ),
     "validation.metric": (
         Row(lambda k: not k.given.val_sets, lambda _: None, "no validation data"),
         Row(is_said("validation.metric"), lambda k: k.metric(), "said: {origin}"),
@@ -98,6 +113,27 @@ REFUSALS: Refusals = {
             lambda k: (
                 f"validation.batch_size={k.said['validation.batch_size']}, but the val DataLoader "
                 f"has batch_size={k.given.val_batch_sizes[0]}. Say it in one place."
+            ),
+        ),
+    ),
+    "validation.weights": (
+        _refuse_without_val("validation.weights"),
+        Refusal(
+            lambda k: k.said.get("validation.weights", "raw") != "raw" and not _has_average(k),
+            lambda k: (
+                f"validation.weights={k.said['validation.weights']!r} needs an average. Set "
+                "average.kind='ema' or 'swa'."
+            ),
+        ),
+        Refusal(
+            lambda k: (
+                k.said.get("validation.weights") == "both"
+                and any(raw_name(part) in k.given.val_sets for part in k.given.val_sets)
+            ),
+            lambda k: (
+                "validation.weights='both' reports the raw weights as "
+                f"{', '.join(map(raw_name, k.given.val_sets))}, and a validation set has one of "
+                "these names. Rename that set."
             ),
         ),
     ),
