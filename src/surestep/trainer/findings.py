@@ -197,7 +197,8 @@ def validates_on_training_data(case: Case) -> Finding | None:
     return Finding(
         "validates-on-training-data",
         "warning",
-        f"The validation data {_listed(same)} has the same {count} samples as the training data.",
+        f"The validation data {_listed(same)} has the same {count} "
+        f"{'batches' if case.loop.feed.is_ready else 'samples'} as the training data.",
         {"parts": same, "samples": count, "digest": digest},
         "Hold samples out, such as torch.utils.data.random_split(data, [0.9, 0.1]): a metric on "
         "training data does not show how the model does on new data.",
@@ -303,12 +304,16 @@ def hides_modules(case: Case) -> Finding | None:
     )
 
 
-def _parameters(value: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Iterator[nn.Parameter]:
+def _parameters(
+    value: list[Any] | tuple[Any, ...] | dict[Any, Any], depth: int = 4
+) -> Iterator[nn.Parameter]:
     for each in value.values() if isinstance(value, dict) else value:
         if isinstance(each, nn.Parameter):
             yield each
         elif isinstance(each, nn.Module):
             yield from each.parameters()
+        elif isinstance(each, (list, tuple, dict)) and depth:
+            yield from _parameters(each, depth - 1)
 
 
 def loss_is_a_sum(case: Case) -> Finding | None:
@@ -338,19 +343,19 @@ def threads_fight(case: Case) -> Finding | None:
     facts, plan = case.facts, case.loop.plan
     ranks, workers = max(1, facts.launched.local_size), plan.data_num_workers
     threads = torch.get_num_threads() if plan.device.type == "cpu" else 1
-    busy = ranks * threads * max(1, workers)
-    if busy <= facts.cpus or threads == 1:
+    computing, loading = ranks * threads, ranks * workers  # a worker of torch's has one thread
+    cores = f"{facts.cpus} core{'s' if facts.cpus > 1 else ''}"
+    each = f"{ranks} rank{'s' if ranks > 1 else ''} x "
+    if computing > max(facts.cpus, ranks):
+        said = f"{computing} threads compute at once on {cores}: {each}{threads} threads."
+        fix = f"Set OMP_NUM_THREADS={max(1, facts.cpus // ranks)}."
+    elif loading > facts.cpus:
+        said = f"{loading} data workers load at once on {cores}: {each}{workers} workers."
+        fix = f"Set data.num_workers={facts.cpus // ranks}."
+    else:
         return None
-    share = max(1, facts.cpus // (ranks * max(1, workers)))
-    return Finding(
-        "threads-fight",
-        "speed",
-        f"{busy} threads may compute at once on {facts.cpus} core{'s' if facts.cpus > 1 else ''}: "
-        f"{ranks} rank{'s' if ranks > 1 else ''} x {threads} threads x {max(1, workers)} "
-        f"worker{'s' if workers > 1 else ''}.",
-        {"ranks": ranks, "threads": threads, "workers": workers, "cores": facts.cpus},
-        f"Set OMP_NUM_THREADS={share}, or fewer data.num_workers.",
-    )
+    evidence = {"ranks": ranks, "threads": threads, "workers": workers, "cores": facts.cpus}
+    return Finding("threads-fight", "speed", said, evidence, fix)
 
 
 RULES: tuple[Callable[[Case], Finding | None], ...] = (

@@ -182,7 +182,8 @@ def _stop_early(session: Session) -> None:
         if standing.best is not None:
             best = f"no better than {standing.best:.4g} (step {standing.best_step})"
         session.loop.stopping = (
-            f"early stop: {plan.validation_metric} is {best} after {patience} evaluations"
+            f"early stop: {plan.validation_metric} is {best} after {patience} "
+            f"evaluation{'s' if patience > 1 else ''}"
         )
         session.say(session.loop.stopping)
 

@@ -38,6 +38,7 @@ def test_the_seed_decides_which_of_equal_lengths_are_together():
     [
         ([3, 90, 4], "Sample 1 has 90 tokens, which is too long for max_tokens=50"),
         ([3, 0, 4], "Sample 1 has 0 tokens, which is less than 1"),
+        ([2.7, 3.2], "lengths holds fractions"),
         ([], r"lengths has shape \(0,\)"),
         ([[1, 2]], r"lengths has shape \(1, 2\)"),
     ],
@@ -186,8 +187,10 @@ def test_a_dry_run_of_ready_batches_passes():
 
 def test_epochs_without_data_are_refused(tmp_path):
     config = of_bandit(max_steps=None, epochs=3)
-    with pytest.raises(ConfigError, match="epochs=3 needs training data, and the Task has none"):
+    says = r"^epochs=3 needs training data, and the Task has none\. Set max_steps=1000 instead\. \("
+    with pytest.raises(ConfigError, match=says) as caught:
         surestep.prepare(environment_task(), config, run=tmp_path / "run")
+    assert "stream" not in str(caught.value)
 
 
 def test_a_task_without_data_and_step_is_refused():

@@ -201,3 +201,11 @@ def test_a_batch_size_larger_than_the_data_is_noted(tmp_path, capsys):
     assert "batch_size=64 is larger than the 20 training samples" in capsys.readouterr().err
     fit(tmp_path / "all", (X, Y), batch_size=20, logging={"progress": "plain"})
     assert "is larger than" not in capsys.readouterr().err
+
+
+def test_a_negative_class_is_told_of_ignore_index(tmp_path):
+    def load(index):
+        return X[index], torch.tensor(-1) if index == BAD else Y[index]
+
+    with pytest.raises(DataError, match=r"target -1 of sample 13 .* the loss's ignore_index"):
+        fit(tmp_path / "run", Samples(load))

@@ -76,7 +76,10 @@ def batch_by_tokens(
     Raises:
         DataError: no samples, a length below 1, or a sample longer than `max_tokens`.
     """
-    found = torch.as_tensor(lengths).long().cpu()
+    found = torch.as_tensor(lengths).cpu()
+    if found.is_floating_point() and not bool((found == found.round()).all()):
+        raise DataError("lengths holds fractions. Pass whole numbers of tokens.")
+    found = found.long()
     if found.dim() != 1 or not len(found):
         raise DataError(f"lengths has shape {tuple(found.shape)}. Pass one length for each sample.")
     for index, reason in ((found.argmin(), "less than 1"), (found.argmax(), "too long")):

@@ -140,9 +140,14 @@ def explain_target(
                 known = order is None or position < len(order)
                 index = position if order is None else int(order[position]) if known else None
                 named = f"sample {index} (position {position})" if known else f"row {position}"
+                what_to_do = (
+                    "Correct the target, or mark what to ignore by the loss's ignore_index (-100)."
+                    if target < 0
+                    else "Correct the target, or give the model more outputs."
+                )
                 return DataError(
                     f"The target {target} of {named} is out of range, at {where}: the model has "
-                    "no output for that class. Correct the target, or give the model more outputs."
+                    f"no output for that class. {what_to_do}"
                 )
     return DataError(f"The target {target} is out of range, at {where}.")
 

@@ -340,7 +340,7 @@ REFUSALS: Refusals = {
             ),
         ),
         Refusal(
-            lambda k: k["steps_per_epoch"] is None and "epochs" in k.said,
+            lambda k: k["steps_per_epoch"] is None and "epochs" in k.said and not k.given.no_data,
             lambda k: (
                 f"epochs={k.said['epochs']:g} needs max_steps instead: the training data is a "
                 "stream that does not say how many samples it has. Say max_steps=1000, or give "
