@@ -200,7 +200,7 @@ NAMES_OF_OTHERS = [
     (
         "cli",
         "--schedule.eta-min 1e-5",
-        "Did you mean '--schedule.min_lr'? Write --schedule.min-lr 1e-5",
+        "Did you mean '--schedule.min-lr'? Write --schedule.min-lr 1e-5",
     ),
     ("cli", "--schedule.max_lr 0.1", "Write --optim.lr 0.1"),
     ("toml", "[schedule]\nname = 'wsd'", {"schedule.name": "warmup_stable_decay"}),
@@ -458,7 +458,7 @@ TYPED_FOREIGN = [
     (
         "cli",
         "--batch-size 64 --gradient-accumulation-steps 4",
-        "Write --micro-batch-size 16 (batch_size 64 / 4)",
+        "Did you mean '--micro-batch-size'? Write --micro-batch-size 16 (batch_size 64 / 4)",
     ),
     ("cli", "--accumulate_grad_batches=4", "Write --micro-batch-size 16 (batch_size / 4"),
     ("cli", "--max-epochs 3", "Write --epochs 3"),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from surestep.base.words import VALUES, is_off, key
-from surestep.base.written import Form, written
+from surestep.base.written import Form, flag, written
 
 Known = Mapping[str, Any]  # what was set beside the option, by the names that were typed
 
@@ -59,7 +59,8 @@ def describe(name: str, value: Any, known: Known, form: Form, group: str) -> str
     own, how = own if isinstance(own, Figure) else (own, "")
     what_else = f" {text}" if text else ""
     figure = f" ({how})" if how else ""
-    meant = f"Did you mean {entry.ours!r}?{what_else}"
+    ours = flag(entry.ours) if form == "cli" else entry.ours
+    meant = f"Did you mean {ours!r}?{what_else}"
     return f"{meant} Write {written(entry.ours, own, form, group)}{figure}"
 
 

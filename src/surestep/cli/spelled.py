@@ -93,9 +93,10 @@ def _names(extras: Mapping[str, Any]) -> Iterable[str]:
 def _unknown(name: str, value: str, typed: Mapping[str, str], known: Iterable[str]) -> str:
     """Say that there is no such option, and which one may be meant."""
     group, _, own = name.rpartition(".")
-    if meant := describe(own, value, typed, "cli", group):
-        meant = meant.replace("Did you mean '", "Did you mean '--")
-    elif group in Config.model_fields:  # compared without the group, which all of them share
+    meant = describe(own, value, typed, "cli", group) or ""
+    if meant:
+        return f"There is no option {flag(name)!r}. {meant}"
+    if group in Config.model_fields:  # compared without the group, which all of them share
         inner = (each.rpartition(".") for each in known)
         meant = near(own, [last for above, _, last in inner if above == group], f"--{group}.")
     elif groups := [each for each in known if each.endswith(f".{name}")]:
