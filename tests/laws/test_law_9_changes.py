@@ -48,6 +48,7 @@ SHOWN: dict[str, dict[str, Any]] = {
     "channels_last": {"parts": {"model": convolution()}},
 }
 ALSO_ALLOWED = {  # options that follow from the one that is changed
+    "average.kind": ("validation.weights",),
     "clip_value": ("max_grad_norm",),
     "schedule.T_0": ("schedule.cycles",),
     "schedule.cycles": ("schedule.T_0",),
@@ -76,6 +77,7 @@ ELSEWHERE: dict[str, Callable[[Session], Any]] = {
     ),
     **dict.fromkeys(("schedule.threshold_mode", "schedule.save_cycles"), schedule_of),
     "limit_val_batches": lambda session: session.plan.limit_val_batches,
+    "validation.weights": lambda session: session.plan.validation_weights,
     "validation.metric": lambda session: session.plan.validation_metric,
     "validation.mode": lambda session: session.plan.validation_mode,
     **dict.fromkeys(

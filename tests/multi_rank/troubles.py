@@ -217,7 +217,7 @@ def train(folder: Path, name: str) -> None:
     if name == "other options" and rank() == 1:
         options["optim"] = {"lr": 1e-3}
     if name == "asleep with BatchNorm":
-        options["data"] = {"drop_last": True}  # the last batch has one sample
+        options["data"] = {**options["data"], "drop_last": True}  # the last batch has one sample
     samples = SAMPLES - (name == "other options" and rank() == 1)
     made = task(data(samples=samples), MODELS.get(name, net))
     if name == "not finite":

@@ -230,7 +230,7 @@ class Known:
         """List what evaluations measure, as "set/metric"."""
         names = (*(["loss"] if self.given.evaluates_loss else []), *self.given.metrics)
         parts = list(self.given.val_sets)
-        if self["validation.weights"] == "both":
+        if self.chosen.get("validation.weights") == "both":
             parts += [raw_name(part) for part in self.given.val_sets]
         return [f"{part}/{name}" for part in parts for name in names]
 
