@@ -24,13 +24,11 @@ from surestep.base.errors import DataError, WorkerError
 from surestep.engine.data.signals import kill_tree
 
 _PATIENCE_S = 5.0  # for workers to end after they were asked to
-_FILES, _FILES_EACH = 8, 8  # that the process opens: measured 2 + 5 a worker, and its batches
+_FILES, _FILES_EACH = 8, 8  # that the process opens, by a guess: seen were 2 + 5 a worker
 _MOMENT_S = 0.5  # for a worker to end whose connection broke
 _loaders: "WeakSet[Loader]" = WeakSet()  # those that have started workers
 _torch_handler: list[Callable[[int, FrameType | None], object]] = []
-_ending: list[
-    list[BaseProcess]
-] = []  # workers that are being ended; their loader may be gone already
+_ending: list[list[BaseProcess]] = []  # workers that are being ended, their loader may be gone
 _starting: list[int] = []  # threads that start workers
 _waiting: list[tuple[int, "Loader"]] = []  # threads that wait for a batch, and whose
 
