@@ -1,10 +1,14 @@
-"""What a checkpoint cannot hold is refused before the first step, or at the first log point."""
+"""What a checkpoint cannot hold is refused before the first step, or right after it."""
+
+import threading
 
 import pytest
 import torch
 from torch import nn
 
+import surestep
 from surestep.base.errors import CheckpointError
+from surestep.engine.optim.trial import try_step
 from tests import tiny
 
 
@@ -54,17 +58,123 @@ def test_complex64_is_trained_and_saved(tmp_path):
     assert torch.equal(whole.model.weight, session.model.weight)
 
 
-def test_state_of_an_optimizer_that_cannot_be_saved_is_refused_at_the_first_log_point(tmp_path):
-    class Keeping(torch.optim.SGD):
+class Keeping(torch.optim.SGD):
+    """Keeps what `made` returns, in its first step."""
+
+    made = staticmethod(object)
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.state[parameter]["memory"] = self.made()
+        super().step(closure)
+
+
+class NotCopied(Keeping):
+    """Cannot be copied."""
+
+    def __init__(self, groups, lr):
+        super().__init__(groups, lr)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("made", "sentence"),
+    [
+        (object, r"memory is a object, which has no form"),
+        (
+            lambda: torch.zeros(1, dtype=torch.complex128),
+            r"memory is a tensor of torch\.complex128",
+        ),
+    ],
+)
+def test_state_that_an_optimizer_makes_is_refused_before_the_first_step(tmp_path, made, sentence):
+    def optimizer(groups):
+        keeping = Keeping(groups, lr=0.1)
+        keeping.made = made
+        return keeping
+
+    with pytest.raises(CheckpointError, match=sentence):
+        tiny.prepare(tmp_path, {"optimizer": optimizer})
+    assert not (tmp_path / "events.jsonl").exists()
+
+
+def test_state_without_a_parameter_is_refused_before_the_first_step(tmp_path):
+    class OfAll(torch.optim.SGD):
         def step(self, closure=None):
             super().step(closure)
             self.state["all"]["count"] = 1
 
-    parts = {"optimizer": lambda groups: Keeping(groups, lr=0.1)}
-    said = {"logging": {"every": "1 step"}, "epochs": 5}
+    with pytest.raises(CheckpointError, match="OfAll keeps state under 'all'"):
+        tiny.prepare(tmp_path, {"optimizer": lambda groups: OfAll(groups, lr=0.1)})
+
+
+def test_state_of_an_optimizer_that_cannot_be_tried_is_refused_after_the_first_step(tmp_path):
+    parts = {"optimizer": lambda groups: NotCopied(groups, lr=0.1)}
     with (
-        pytest.raises(CheckpointError, match="Keeping keeps state under 'all'"),
-        tiny.prepare(tmp_path, parts, **said) as session,
+        pytest.raises(CheckpointError, match="memory is a object, which has no form"),
+        tiny.prepare(tmp_path, parts, epochs=5) as session,
+    ):
+        list(session.steps())
+    assert session.state.place.step == 1
+
+
+def test_trial_step_changes_neither_the_optimizer_nor_the_run(tmp_path):
+    class Counting(torch.optim.SGD):
+        """Counts its steps and adds noise."""
+
+        def __init__(self, groups, lr):
+            super().__init__(groups, lr)
+            self.seen = [0]
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            super().step(closure)
+            self.seen[0] += 1
+            for group in self.param_groups:
+                group["seen"] = self.seen[0]
+                for parameter in group["params"]:
+                    parameter.add_(torch.randn_like(parameter), alpha=0.01)
+
+    with tiny.prepare(tmp_path, {"optimizer": lambda groups: Counting(groups, lr=0.1)}) as session:
+        before, generator = tiny.weights(session.model), torch.get_rng_state()
+        trial = try_step(session.optimizer)
+        assert trial is not None
+        assert trial.optimizer.seen == [1]
+        assert session.optimizer.seen == [0]
+        assert "seen" not in session.optimizer.param_groups[0]
+        assert not session.optimizer.state
+        assert torch.equal(before, tiny.weights(session.model))
+        assert torch.equal(generator, torch.get_rng_state())
+
+
+def test_state_of_a_callback_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path):
+    class Remembering(surestep.Callback):
+        def state_dict(self):
+            return {"seen": {1, 2}}
+
+        def load_state_dict(self, state):
+            pass
+
+    with pytest.raises(CheckpointError, match=r"Remembering declares has a set at .*seen"):
+        surestep.prepare(tiny.task(), tiny.config(), run=tmp_path, callbacks=[Remembering()])
+
+
+def test_state_that_a_callback_makes_in_on_start_is_checked_after_the_first_step(tmp_path):
+    class Late(surestep.Callback):
+        def on_start(self, state):
+            self.seen = {1, 2}
+
+        def state_dict(self):
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state):
+            pass
+
+    with (
+        surestep.prepare(tiny.task(), tiny.config(), run=tmp_path, callbacks=[Late()]) as session,
+        pytest.raises(CheckpointError, match="Late declares has a set"),
     ):
         list(session.steps())
     assert session.state.place.step == 1

@@ -36,6 +36,7 @@ class Loop:
         notices: asked at each log point whether there is something to tell.
         compare: compares the copies of several ranks; called at each log point that is due.
         act: does what callbacks ask for, by request.
+        after_first: called once, after the first step that moved the parameters.
         out_of_memory: makes the error of a step that had not enough, where somebody can.
         explain: makes the error of a step that was not finite say why, where somebody can.
         blame: returns the positions of the samples for which a step is skipped, where it is known.
@@ -57,6 +58,7 @@ class Loop:
     notices: list[Callable[[], str | None]] = field(default_factory=list)
     compare: Callable[[], None] | None = None
     act: dict[Request, Callable[[], object]] = field(default_factory=dict)
+    after_first: Callable[[], None] | None = None
     out_of_memory: Callable[..., Exception] | None = None
     explain: Callable[[NonFiniteError, StepResult, dict[int, Batch]], NonFiniteError] | None = None
     blame: Callable[[StepResult, Batch], tuple[int, ...] | None] | None = None
@@ -172,6 +174,9 @@ class Loop:
                 raise explained from error
             raise
         self._pending.append(result)
+        if self.after_first is not None and result.outcome.took_step:
+            after_first, self.after_first = self.after_first, None
+            after_first()
         if self.world.agreed:
             self.agree()
         if not result.outcome.took_step:

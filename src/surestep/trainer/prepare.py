@@ -22,7 +22,7 @@ from surestep.engine.parallel.world import ALONE, World
 from surestep.engine.plan import Plan
 from surestep.engine.precision import process_settings
 from surestep.engine.task import Task
-from surestep.record.checkpoint.snapshot import check_can_be_saved
+from surestep.record.checkpoint.snapshot import check_before_first_step
 from surestep.record.files import disk_hint
 from surestep.record.recorder import Recorder
 from surestep.trainer.alike import check_alike, check_same_weights
@@ -157,7 +157,7 @@ def _open(
     session = Session(plan, task, loop, gauge, recorder, settings, planned.facts)
     if checkpoint is not None:
         loaded(world, checkpoint, session.state)
-    check_can_be_saved(session.state)
+    check_before_first_step(session.state)
     if going.other_metric:
         session.state.plateau.forget()
     if going.judges_anew:

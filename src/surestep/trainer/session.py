@@ -71,7 +71,6 @@ class Session:
         self._has_end = self._has_own_steps = False
         self._error: BaseException | None = None  # that left the `with` block
         self.timed = Timed()
-        self._checked = False
         self.observed = Observed(loop.state.model, plan)
         self._facts = facts
         self._gauge = gauge
@@ -82,6 +81,7 @@ class Session:
         self._progress: Quiet | Plain | Bar = Quiet()
         self.saving = Saving(recorder, loop, gauge, self.say)
         loop.on_log.append(self._log)
+        loop.after_first = partial(check_can_be_saved, loop.state)
         loop.act = {Request.SAVE: self.saving.begin, Request.EVALUATE: self.evaluate}
         self.incidents = Incidents(loop, recorder, self.save_once, self.say)
         loop.out_of_memory = partial(out_of_memory, recorder, loop)
@@ -364,9 +364,6 @@ class Session:
                 error.add_note(f"{kind}.on_exception failed: {type(late).__name__}: {late}")
 
     def _log(self, point: LogPoint) -> None:
-        if not self._checked:  # the optimizers have made their state, which is to be saved too
-            self._checked = True
-            check_can_be_saved(self.state)
         self.timed.add(point)
         self.observed(point)
         self._recorder.steps(point)

@@ -4,8 +4,9 @@ Taking one is all that training waits for; nobody writes into it afterwards. The
 buffers that are kept from one to the next, since fresh memory costs five times the copy.
 """
 
+import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -16,11 +17,12 @@ from torch import Tensor
 from surestep.base.errors import CheckpointError
 from surestep.engine.model.frozen import left_out
 from surestep.engine.model.nonpersistent import moved
+from surestep.engine.optim.trial import try_step
 from surestep.engine.parallel.pieces import Keeper, Piece, is_cut
 from surestep.engine.state import State
 from surestep.record.checkpoint.declared import KIND, described
 from surestep.record.checkpoint.layout import Layout, Named
-from surestep.record.checkpoint.options import encode_options
+from surestep.record.checkpoint.options import encode_options, is_of_torch
 from surestep.record.checkpoint.parts import Boxes, Found, is_shared, kept, parted
 from surestep.record.checkpoint.slots import flatten
 from surestep.record.checkpoint.sparse import is_sparse, layout_of, take_apart
@@ -115,23 +117,75 @@ class Staging:
         return self._layout
 
 
-def check_can_be_saved(state: State) -> None:
+def check_can_be_saved(state: State, *, declared: bool = True) -> None:
     """Check that a checkpoint can hold the model, the optimizers as they are, and the average.
 
     Nothing is copied. What a way keeps apart of the model is of types that it saves itself.
 
+    Args:
+        state: what is to be saved.
+        declared: check the states that callbacks declare too.
+
     Raises:
         CheckpointError: a tensor of a type or layout, or a value, that has no form there.
     """
-    if state.keeper is not None:
-        return
-    model, _, extra = _model_tensors(state, {})
-    tensors = [model, *(_of_optimizer(name, state)[0] for name in state.optimizers)]
-    tensors += [{} if state.average is None else state.average.tensors]
-    for name, each in chain.from_iterable(named.items() for named in tensors):
+    tensors: list[Mapping[str, Tensor | Piece]] = []
+    if declared:
+        tensors.append(described(state.declared)[0])
+    if state.keeper is None:
+        model, _, extra = _model_tensors(state, {})
+        dumps(extra)
+        tensors += [model, *(_of_optimizer(name, state)[0] for name in state.optimizers)]
+        tensors += [{} if state.average is None else state.average.tensors]
+    _check_types(chain.from_iterable(named.items() for named in tensors))
+
+
+def check_before_first_step(state: State) -> None:
+    """Check what a checkpoint must hold after the first step, as far as that is known before it.
+
+    A copy of each optimizer that is not of torch takes a step on small parameters. What cannot be
+    tried is not checked.
+
+    Raises:
+        CheckpointError: as of `check_can_be_saved`.
+    """
+    check_can_be_saved(state, declared=False)
+    for name, owner in state.declared.items():
+        # A callback may make its state in on_start: then it is checked after the first step.
+        try:
+            saved = _Fixed(dict(owner.state_dict()))
+        except Exception:
+            continue
+        _check_types(described({name: saved})[0].items())
+    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+    for called, optimizer in state.optimizers.items():
+        apart = state.keeper is not None or optimizer.state or is_of_torch(optimizer)
+        trial = None if apart else try_step(optimizer)
+        if trial is None:
+            continue
+        after = copy.copy(state)
+        after.optimizers = {**state.optimizers, called: trial.optimizer}
+        stand_ins = {stand_in: names[first] for stand_in, first in trial.originals.items()}
+        _check_types(_optimizer_state(called, trial.optimizer, after, stand_ins)[0].items())
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """A state that was asked for once."""
+
+    saved: dict[str, Any]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.saved
+
+    def load_state_dict(self, state: Any, /) -> None:
+        raise AssertionError("nothing is loaded into it")
+
+
+def _check_types(tensors: Iterable[tuple[str, Tensor | Piece]]) -> None:
+    for name, each in tensors:
         if isinstance(each, Tensor):
             name_of(name, each.dtype)
-    dumps(extra)
 
 
 def _numbers(state: State, cycle: int | None) -> dict[str, Any]:
@@ -194,14 +248,14 @@ def _of_optimizer(called: str, state: State) -> tuple[Mapping[str, Tensor | Piec
     """Return an optimizer's state: tensors by "optimizer/parameter/slot", and the rest."""
     optimizer = state.optimizers[called]
     if state.keeper is None:
-        return _optimizer_state(called, optimizer, state)
+        names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+        return _optimizer_state(called, optimizer, state, names)
     return _kept_state(called, optimizer, state, state.keeper)
 
 
 def _optimizer_state(
-    called: str, optimizer: torch.optim.Optimizer, state: State
+    called: str, optimizer: torch.optim.Optimizer, state: State, names: Mapping[int, str]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
     for parameter, slots in optimizer.state.items():
