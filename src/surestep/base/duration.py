@@ -29,6 +29,7 @@ _CLOCK = {
     **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 60.0),
     **dict.fromkeys(("day", "days"), 1440.0),
 }
+_CLOCK_UNITS = ("seconds", "minutes", "hours", "days")
 _SPELLINGS: dict[str, tuple[Unit, float]] = {
     **{word: (unit, 1.0) for unit in UNITS for word in (unit, unit[:-1])},
     **{word: ("minutes", scale) for word, scale in _CLOCK.items()},
@@ -81,7 +82,9 @@ def parse_duration(text: str, units: tuple[Unit, ...] = UNITS) -> Duration:
         ValueError: not an amount above zero and one of `units`.
     """
     match = _TEXT.fullmatch(text)
-    wanted = f"must be an amount and a unit ({', '.join(units)}), such as '2 {units[0]}'"
+    names = [name for unit in units for name in (_CLOCK_UNITS if unit == "minutes" else (unit,))]
+    example = "hours" if units == ("minutes",) else units[0]
+    wanted = f"must be an amount and a unit ({', '.join(names)}), such as '2 {example}'"
     if match is None:
         raise ValueError(wanted)
     word = match["unit"].lower()

@@ -16,7 +16,11 @@ _BARE = re.compile(r"\s*([0-9._]+(?:e[+-]?[0-9]+)?)\s*(k?)\s*", re.IGNORECASE)
 
 
 def _text(value: Any) -> Any:
-    """Turn a number into text, and a bare one into steps; what is neither is left to pydantic."""
+    """Turn a number into text, and a bare one into steps; what is neither is left to pydantic.
+
+    Raises:
+        Choice: a number above 1 that is not whole.
+    """
     if isinstance(value, (int, float)):
         value = str(value) if isinstance(value, bool) else exact(float(value))
     match = _BARE.fullmatch(value) if isinstance(value, str) else None
@@ -26,6 +30,8 @@ def _text(value: Any) -> Any:
         number = float(match[1]) * (1000 if match[2] else 1)
     except ValueError:
         return value
+    if number > 1 and not number.is_integer():
+        raise Choice("only whole numbers are steps.", {"": f"{exact(number)} epochs"})
     return f"{exact(number)} steps" if number >= 1 else exact(number)
 
 
@@ -46,23 +52,18 @@ def _percent(text: str, share: float) -> str:
 
 
 def _duration(*units: Unit) -> AfterValidator:
-    """Read how often something happens, in a length of the run's own."""
-    return AfterValidator(lambda text: str(parse_duration(_whole_steps(text), units)))
+    """Read how often something happens; a number below 1 is a fraction of an epoch."""
+    return AfterValidator(lambda text: str(parse_duration(_fraction_of_epoch(text), units)))
 
 
 def _period(*units: Unit) -> AfterValidator:
     """Read the same, or a share of the run such as "25%"."""
 
     def read(text: str) -> str:
+        text = _fraction_of_epoch(text)
         share = _share(text)
         if share is None:
             return str(parse_duration(text, units))
-        if not text.strip().endswith("%"):
-            raise Choice(
-                "a share of each epoch, or of the run?",
-                {"": f"{text} epochs"},
-                {"": _percent(text, share)},
-            )
         if not 0 < share < 1:
             raise ValueError("must be a share of the run between 0% and 100%")
         return _percent(text, share)
@@ -70,16 +71,26 @@ def _period(*units: Unit) -> AfterValidator:
     return AfterValidator(read)
 
 
-def _whole_steps(text: str) -> str:
-    """Return the text; a bare number below 1 has no unit.
+def _fraction_of_epoch(text: str) -> str:
+    """Return "0.25 epochs" for "0.25", as Lightning's val_check_interval means it."""
+    share = _share(text)
+    return text if share is None or text.strip().endswith("%") else f"{exact(share)} epochs"
+
+
+def _time(value: Any) -> Any:
+    """Read a time such as "2 hours"; what is not text is left to pydantic.
 
     Raises:
-        ValueError: it is one.
+        Choice: a number, which has no unit.
     """
-    share = _share(text)
-    if share is not None and not text.strip().endswith("%"):
-        raise Choice("it has no unit.", {"": f"{text} epochs"})
-    return text
+    text = str(value) if isinstance(value, (int, float)) else value
+    if not isinstance(text, str):
+        return value
+    if _BARE.fullmatch(text):
+        raise Choice(
+            "it has no unit.", *({"": f"{text} {unit}"} for unit in ("seconds", "minutes", "hours"))
+        )
+    return str(parse_duration(text, ("minutes",)))
 
 
 def _warmup(text: str) -> str:
@@ -211,7 +222,7 @@ Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 Number = BeforeValidator(_text)
 Period = Annotated[str, _period("epochs", "steps", "items"), Number]
 ClockPeriod = Annotated[str, _period("epochs", "steps", "items", "minutes"), Number]
-Clock = Annotated[str, _duration("minutes"), Number]
+Clock = Annotated[str, BeforeValidator(_time)]
 StepPeriod = Annotated[str, _duration("epochs", "steps"), Number]
 Warmup = Annotated[str, AfterValidator(_warmup), Number]
 Length = Annotated[str, AfterValidator(read_length), Number]
