@@ -9,7 +9,9 @@ from surestep.record.hold import Hold
 from tests.cli.conftest import HEAD, RECIPE
 
 FILES = Path(recipes.__file__).parent.glob("*.py")
-SHIPPED = sorted(path.stem for path in FILES if path.stem not in ("__init__", "find", "load"))
+SHIPPED = sorted(
+    path.stem for path in FILES if path.stem not in ("__init__", "find", "load", "parameters")
+)
 CONFIG = "config = surestep.Config(epochs=2, batch_size=8)\n"
 
 
@@ -83,7 +85,7 @@ RECIPES = {
     "a parameter is missing": (
         task(parameters="hidden: int"),
         2,
-        "mine's task needs hidden: say --task.hidden VALUE.",
+        "mine's task needs hidden: set --task.hidden VALUE.",
     ),
     "nothing says how long": (
         task().replace("epochs=2, ", ""),

@@ -102,9 +102,10 @@ def test_the_outline_is_what_running_the_recipe_shows(name):
     outline, recipe = find(name).outline(), load(name)
     assert outline.doc is not None
     assert [*outline.parameters] == [*recipe.parameters]
-    for parameter, (default, about) in outline.parameters.items():
-        assert default == repr(recipe.parameters[parameter].default)
-        assert about
+    for parameter, shown in outline.parameters.items():
+        assert shown.default == repr(recipe.parameters[parameter].default)
+        assert shown.about
+        assert shown.type in (recipe.types()[parameter], None)
     assert outline.options.keys() == recipe.config.said().keys()
     for option, value in outline.options.items():
         if option != "optim.groups":  # read as rules

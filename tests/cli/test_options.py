@@ -262,7 +262,7 @@ def test_none_is_a_value_like_another_and_never_as_if_not_said(surestep, recipe,
     [
         (["--epoch", "5"], "There is no option '--epoch'. Did you mean '--epochs'"),
         (["--optim.lrr", "1"], "There is no option '--optim.lrr'. Did you mean '--optim.lr'?"),
-        (["--task.hiden", "3"], "--task.hidden VALUE"),
+        (["--task.hiden", "3"], "no option '--task.hiden'. Did you mean '--task.hidden'?"),
         (["extra"], "Unrecognized options: extra"),
         (["--optim.betas", "0.9"], "it takes two numbers"),
         (["--optim.lr=-3"], "optim.lr='-3' is not allowed: it must be greater than 0."),
@@ -274,7 +274,7 @@ def test_none_is_a_value_like_another_and_never_as_if_not_said(surestep, recipe,
         (["--data.shuffle", "maybe"], "data.shuffle='maybe' is not allowed"),
         (["--device", "cuda:99"], "device='cuda:99' is not here. This machine has: cpu"),
         (["--epochs", "1", "--max-steps", "3"], "Say one of them."),
-        (["--task.hidden", "wide"], "task.hidden='wide' is not allowed: input should be a valid"),
+        (["--task.hidden", "wide"], "--task.hidden: task.hidden='wide' is not allowed: it must be"),
     ],
 )
 def test_a_bad_option_is_refused_with_what_is_allowed(surestep, recipe, folder, words, message):
@@ -300,7 +300,7 @@ def test_a_bad_option_is_refused_with_what_is_allowed(surestep, recipe, folder, 
         ("[optim.lr]\nx = 5", "There is no option 'optim.lr.x'. Did you mean 'optim.lr'?"),
         ("[optim]\nlr = -1", "optim.lr=-1 is not allowed: it must be greater than 0."),
         ("[task]\nhiden = 5", "mine's task has no parameter 'hiden'. Did you mean 'hidden'?"),
-        ("[task]\nhidden = [1]", "task.hidden=[1] is not allowed"),
+        ("[task]\nhidden = [1]", "run.toml:2: task.hidden=[1] is not allowed"),
     ],
 )
 def test_a_bad_file_is_refused(surestep, recipe, folder, text, message):
@@ -309,6 +309,23 @@ def test_a_bad_file_is_refused(surestep, recipe, folder, text, message):
     answer = surestep("plan", recipe(), "--config", "run.toml")
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
+
+
+def test_wrong_parameters_of_the_task_are_listed_with_all_other_faults(surestep, recipe, folder):
+    (folder / "run.toml").write_text("[task]\nbias = 'maybe'\nhiden = 5\n")
+    words = ("--task.hidden", "wide", "--optim.lr", "-3", "--epoch", "3", "--task.dept", "2")
+    answer = surestep("plan", recipe(), "--config", "run.toml", *words)
+    assert answer.code == 2
+    assert [line.partition(". ")[0] for line in answer.err.splitlines()] == [
+        "ConfigError: There is no option '--epoch'",
+        "There is no option '--task.dept'",
+        "run.toml:2: task.bias='maybe' is not allowed: it must be a valid boolean, unable to "
+        "interpret input.",
+        "run.toml:3: mine's task has no parameter 'hiden'",
+        "--task.hidden: task.hidden='wide' is not allowed: it must be a valid integer, unable to "
+        "parse string as an integer.",
+        "--optim.lr: optim.lr='-3' is not allowed: it must be greater than 0.",
+    ]
 
 
 def test_help_all_explains_every_option_with_its_default_and_reason(surestep, recipe):

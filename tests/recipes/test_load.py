@@ -32,7 +32,7 @@ def test_a_recipe_that_ships_loads_by_its_name(name):
 
 
 def test_every_file_beside_the_loader_is_a_recipe_that_ships():
-    beside = {"__init__", "find", "load"}
+    beside = {"__init__", "find", "load", "parameters"}
     assert {path.stem for path in SHIPPED.glob("*.py")} - beside == set(BUILT_IN)
 
 
@@ -107,12 +107,12 @@ def test_text_is_read_as_the_type_of_the_parameter(recipe, name, said, value):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"a": "1.5"}, r"task\.a='1\.5' is not allowed: input should be a valid integer"),
+        ({"a": "1.5"}, r"task\.a='1\.5' is not allowed: it must be a valid integer"),
         ({"a": "1", "b": "wide"}, r"task\.b='wide' is not allowed"),
         ({"a": "1", "c": "maybe"}, r"task\.c='maybe' is not allowed"),
         ({"a": [1]}, r"task\.a=\[1\] is not allowed"),
         ({"a": "1", "aa": "3"}, r"mine's task has no parameter 'aa'\. Did you mean 'a'\?"),
-        ({}, r"mine's task needs a: say --task\.a VALUE\."),
+        ({}, r"mine's task needs a: set --task\.a VALUE\."),
     ],
 )
 def test_a_value_of_another_type_is_refused(recipe, said, message):

@@ -110,9 +110,9 @@ def help_text(
 
 
 def _of_task(parameters: Mapping[str, Parameter]) -> Iterator[Shown]:
-    for name, (default, about) in parameters.items():
-        hint = "(required)" if default is None else f"({default}: the recipe's default)"
-        yield Shown(f"--task.{name.replace('_', '-')} VALUE", f"{about} {hint}".strip())
+    for name, each in parameters.items():
+        hint = "(required)" if each.default is None else f"({each.default}: the recipe's default)"
+        yield Shown(f"--task.{name.replace('_', '-')} VALUE", f"{each.about} {hint}".strip())
 
 
 def _lines(shown: Shown, width: int) -> Iterator[str]:

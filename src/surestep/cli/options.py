@@ -26,6 +26,7 @@ from surestep.cli.escaped_errors import escape_errors
 from surestep.cli.help import HELP_ALL, Shown, asks_for_help, chosen_by, help_text, set_by
 from surestep.cli.spelled import Spelled, spell_out
 from surestep.recipes.find import BUILT_IN, Outline, Parameter, RecipeFile, explained, find
+from surestep.recipes.parameters import read_parameters
 
 if TYPE_CHECKING:  # the command line is read and checked without torch
     from surestep.engine.task import Task
@@ -97,7 +98,7 @@ def read_command_line(
         print(_help(usage, words, found, outline, extras))
         raise SystemExit(0)
     assert found is not None  # without one there was help
-    spelled = _spell_out(words[1:], extras)
+    spelled = _spell_out(words[1:], extras, outline)
     with escape_errors(spelled.words):
         parsed = tyro.cli(
             _model(outline, extras),
@@ -108,11 +109,11 @@ def read_command_line(
         )
     if check is not None:
         check({each: getattr(parsed, each) for each in extras})
-    return _merge(found, parsed, extras, spelled.faults)
+    return _merge(found, outline, parsed, extras, spelled.faults)
 
 
-def _spell_out(words: list[str], extras: Mapping[str, Any]) -> Spelled:
-    return spell_out(words, extras, chain(*ALIASES.values()))
+def _spell_out(words: list[str], extras: Mapping[str, Any], outline: Outline) -> Spelled:
+    return spell_out(words, extras, chain(*ALIASES.values()), outline.parameters or ())
 
 
 def _parameters_of(found: RecipeFile) -> dict[str, Parameter]:
@@ -143,7 +144,7 @@ def _help(
         hints = _values_of_plan(found)
     of_config = {name: _shown(name, each, hints.get(name, "")) for name, each in options()}
     own = [_shown_extra(name, kind) for name, (kind, _) in _with_file(extras).items()]
-    typed = _spell_out(words, extras).words
+    typed = _spell_out(words, extras, outline).words
     chosen = None if every else chosen_by(typed, outline)
     return help_text(usage, outline, own, of_config, chosen)
 
@@ -173,7 +174,11 @@ def _with_file(extras: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merge(
-    found: RecipeFile, parsed: Any, extras: Mapping[str, Any], faults: Sequence[str]
+    found: RecipeFile,
+    outline: Outline,
+    parsed: Any,
+    extras: Mapping[str, Any],
+    faults: Sequence[str],
 ) -> Asked:
     """Put the command line over the file over the recipe, which is imported here."""
     own = {name: getattr(parsed, name) for name in extras}
@@ -186,18 +191,21 @@ def _merge(
     in_file, places = read_config_file(Path(config_file)) if config_file else ConfigFile({}, {})
     typed = {name: value for name, value in on_line.items() if not name.startswith("task.")}
     filed = {name: value for name, value in in_file.items() if not name.startswith("task.")}
-    merge(Config(), filed, typed, places, faults)  # what is wrong in these needs no recipe
+    values = {**_parameters(in_file), **_parameters(on_line)}
+    set_at = {**places, **dict.fromkeys(on_line, COMMAND_LINE)}
+    types = {name: each.type for name, each in (outline.parameters or {}).items()}
+    of_task = read_parameters(found.name, types, values, set_at).faults
+    # What is wrong in these needs no recipe.
+    merge(Config(), filed, typed, places, [*faults, *of_task])
     from surestep.recipes.load import load_file
 
     recipe = load_file(found)
     config = merge(recipe.config, filed, typed, places, ())
-    values = {**_parameters(in_file), **_parameters(on_line)}
     said = {
         **dict.fromkeys(recipe.config.said(), f"recipe {recipe.name}"),
-        **places,
-        **dict.fromkeys(on_line, COMMAND_LINE),
+        **set_at,
     }
-    return Asked(recipe, config, recipe.typed(values), said, own)
+    return Asked(recipe, config, recipe.typed(values, set_at), said, own)
 
 
 def merge(

@@ -72,7 +72,8 @@ def recorded(folder: Run, *, allow_changed: bool) -> Recorded:
     asked = folder.config
     recipe = _recipe(folder, asked["recipe"], allow_changed=allow_changed)
     config = Config.from_options(asked["config"])
-    return Recorded(recipe, recipe.typed(asked["task"]), config)
+    places = {f"task.{name}": str(folder.path / "config.json") for name in asked["task"]}
+    return Recorded(recipe, recipe.typed(asked["task"], places), config)
 
 
 def _recipe(folder: Run, known: dict[str, str], *, allow_changed: bool) -> Recipe:

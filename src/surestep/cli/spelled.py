@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, get_args
 
-from surestep.base.config import Config, options
+from surestep.base.config import options
 from surestep.base.errors import near
 from surestep.base.foreign import describe
 from surestep.base.words import MAIN
@@ -25,16 +25,23 @@ class Spelled(NamedTuple):
     faults: list[str]
 
 
-def spell_out(words: list[str], extras: Mapping[str, Any], aliases: Iterable[str]) -> Spelled:
+def spell_out(
+    words: list[str],
+    extras: Mapping[str, Any],
+    aliases: Iterable[str],
+    parameters: Iterable[str],
+) -> Spelled:
     """Write flags, groups and short forms out: `--optim adamw --compile`.
 
     Args:
         words: of the command line, behind the recipe.
         extras: the command's own options, by name, as (type, default).
         aliases: other names of options, "--log-ranks".
+        parameters: names of the recipe's own parameters.
     """
     fields = dict(options())
     known = {*fields, *_names(extras), "config", "help", "help_all"}
+    known |= {f"task.{each}" for each in parameters}
     known |= {each.lstrip("-").replace("-", "_") for each in aliases}
     on_or_off = {name for name, field in fields.items() if "bool" in str(field.annotation)}
     typed = _typed(words)
@@ -53,7 +60,7 @@ def spell_out(words: list[str], extras: Mapping[str, Any], aliases: Iterable[str
         bare = not equals and not values
         if bare and (name in on_or_off or name in _BARE):
             equals, value = "=", _BARE.get(name, "True")
-        if name not in known and not name.startswith("task."):
+        if name not in known:
             faults.append(_unknown(name, value if equals else " ".join(values), typed, known))
             at += 0 if equals else len(values)
             continue
@@ -93,14 +100,18 @@ def _names(extras: Mapping[str, Any]) -> Iterable[str]:
 def _unknown(name: str, value: str, typed: Mapping[str, str], known: Iterable[str]) -> str:
     """Say that there is no such option, and which one may be meant."""
     group, _, own = name.rpartition(".")
-    meant = describe(own, value, typed, "cli", group) or ""
-    if meant:
-        return f"There is no option {flag(name)!r}. {meant}"
-    if group in Config.model_fields:  # compared without the group, which all of them share
-        inner = (each.rpartition(".") for each in known)
-        meant = near(own, [last for above, _, last in inner if above == group], f"--{group}.")
-    elif groups := [each for each in known if each.endswith(f".{name}")]:
-        meant = f"Did you mean {' or '.join(repr(flag(each)) for each in groups)}?"
-    else:
-        meant = near(name.replace("_", "-"), [each.replace("_", "-") for each in known], "--")
+    meant = describe(own, value, typed, "cli", group)
+    meant = meant or _near(name, [each.replace("_", "-") for each in known])
     return f"There is no option {flag(name)!r}. {meant}"
+
+
+def _near(name: str, known: list[str]) -> str:
+    """Say which options are spelled alike; within a group they are compared without its name."""
+    group, _, own = name.replace("_", "-").rpartition(".")
+    inner = [each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == group]
+    if group and inner:
+        return near(own, inner, f"--{group}.")
+    in_groups = [f"--{each}" for each in known if each.endswith(f".{own}")]
+    if in_groups:
+        return f"Did you mean {' or '.join(map(repr, in_groups))}?"
+    return near(own, known, "--")

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from docstring_parser import parse as parse_docstring
 
 from surestep.base.errors import RecipeError, near
+from surestep.recipes.parameters import plain_type
 
 BUILT_IN = (
     "chars",
@@ -40,10 +41,12 @@ class Parameter(NamedTuple):
     Attributes:
         default: its text; None where the parameter must be set.
         about: what the docstring says of it.
+        type: its type, if it is a plain one; None if only running the recipe tells.
     """
 
     default: str | None
     about: str
+    type: Any = None
 
 
 @dataclass(frozen=True)
@@ -173,10 +176,13 @@ def _parameters(function: ast.stmt | None) -> dict[str, Parameter] | None:
     missing: list[ast.expr | None] = [None] * (len(by_place) - len(given.defaults))
     defaults = [*missing, *given.defaults, *given.kw_defaults]
     about = explained(ast.get_docstring(function))
-    return {
-        each.arg: Parameter(None if value is None else ast.unparse(value), about.get(each.arg, ""))
-        for each, value in zip([*by_place, *given.kwonlyargs], defaults, strict=True)
-    }
+    found = {}
+    for each, value in zip([*by_place, *given.kwonlyargs], defaults, strict=True):
+        default = None if value is None else ast.unparse(value)
+        annotation = None if each.annotation is None else ast.unparse(each.annotation)
+        kind = plain_type(annotation, default)
+        found[each.arg] = Parameter(default, about.get(each.arg, ""), kind)
+    return found
 
 
 def explained(doc: str | None) -> dict[str, str]:

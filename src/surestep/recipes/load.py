@@ -12,13 +12,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, get_type_hints
 
-from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
-
 from surestep.base.config import Config
-from surestep.base.errors import RecipeError, SurestepError, near
+from surestep.base.errors import RecipeError, SurestepError
+from surestep.base.groups.group import Places
 from surestep.engine.callback import Callback
 from surestep.engine.device import current
 from surestep.engine.facts import Facts, read_facts
@@ -26,6 +25,7 @@ from surestep.engine.resolve import device_of, seed_of
 from surestep.engine.seed import set_seed
 from surestep.engine.task import Task
 from surestep.recipes.find import RecipeFile, find, sha256
+from surestep.recipes.parameters import read_parameters
 from surestep.trainer.planning import Origin
 
 
@@ -82,22 +82,25 @@ class Recipe:
             for name, each in self.parameters.items()
         }
 
-    def typed(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Read what was said for the parameters, as their types.
+    def typed(
+        self, said: Mapping[str, Any], places: Places = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """Read what was set for the parameters, as their types.
+
+        Args:
+            said: the values by name, which are text if they come from the command line.
+            places: where each was set, by its full name, "task.hidden".
 
         Raises:
-            RecipeError: an unknown parameter, a value that is none of its type, or one missing.
+            RecipeError: all unknown parameters, values that are not of their type, and parameters
+                that must be set and are not.
         """
-        types = self.types()
-        for name in said:
-            if name not in types:
-                raise RecipeError(
-                    f"{self.name}'s task has no parameter {name!r}. {near(name, types)}"
-                )
-        values = {name: _read(name, types[name], value) for name, value in said.items()}
+        values, faults = read_parameters(self.name, self.types(), said, places)
         for name, each in self.parameters.items():
-            if each.default is each.empty and name not in values:
-                raise RecipeError(f"{self.name}'s task needs {name}: say --task.{name} VALUE.")
+            if each.default is each.empty and name not in said:
+                faults.append(f"{self.name}'s task needs {name}: set --task.{name} VALUE.")
+        if faults:
+            raise RecipeError("\n".join(faults))
         return values
 
     def build(
@@ -171,26 +174,6 @@ def load_file(found: RecipeFile) -> Recipe:
         del sys.modules[name]
         raise RecipeError(_what_happened(path, error)) from error
     return Recipe(name, path, module)
-
-
-def _read(name: str, kind: Any, value: Any) -> Any:
-    """Read a parameter's value, which is text where it comes from the command line."""
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(kind)
-    except PydanticSchemaGenerationError:
-        raise RecipeError(
-            f"task.{name}={value!r} is not allowed: a {getattr(kind, '__name__', kind)} has no "
-            "form as text. Set it in the recipe."
-        ) from None
-    try:
-        return adapter.validate_python(None if value == "None" and kind is not str else value)
-    except ValidationError as first:
-        try:
-            return adapter.validate_json(str(value))
-        except ValidationError:
-            raise RecipeError(
-                f"task.{name}={value!r} is not allowed: {first.errors()[0]['msg'].lower()}."
-            ) from None
 
 
 def _what_happened(path: Path, error: BaseException) -> str:

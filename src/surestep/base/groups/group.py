@@ -61,7 +61,7 @@ class Group(BaseModel):
                 faults.append(str(error))
             except ValueError as error:
                 what = _what(cls.prefix + name, error, cls, places)
-                sentence = _not_allowed(cls.prefix + name, value, what)
+                sentence = not_allowed(cls.prefix + name, value, what)
                 faults.append(placed(cls.prefix + name, sentence, places))
         for name in [each for each in options if each not in cls.model_fields]:
             faults.append(_unknown(cls, name, data, places))
@@ -244,7 +244,7 @@ def _sentence(
         known = re.findall(r"'([^']+)'", detail["ctx"]["expected"])
         close = get_close_matches(value.lower(), known, n=1)
         meant = f" Did you mean {close[0]!r}?" if close else ""
-    return f"{_not_allowed(full, value, what)}{meant}"
+    return f"{not_allowed(full, value, what)}{meant}"
 
 
 def _what(option: str, error: ValueError, group: type[Group], places: Places) -> str:
@@ -263,7 +263,8 @@ def _what(option: str, error: ValueError, group: type[Group], places: Places) ->
     return f"{error.question} {verb} {' or '.join(texts)}"
 
 
-def _not_allowed(option: str, value: Any, what: str) -> str:
+def not_allowed(option: str, value: Any, what: str) -> str:
+    """Say that a value is not allowed, and what is."""
     end = "" if "rite " in what or what.endswith((".", "?")) else "."  # text to type ends as it is
     return f"{option}={value!r} is not allowed: {what}{end}"
 
