@@ -27,6 +27,44 @@ FEATURES, CLASSES, PLACES = 6, 5, 12
 PAD = 255
 
 
+class Own(nn.Module):
+    """Computes its own loss from embedded tokens, as Hugging Face models do.
+
+    Its last layer is new (small weights) or zero.
+    """
+
+    def __init__(self, loss: Callable[[Any, Any], Any], spread: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.loss = loss
+        self.table = nn.Embedding(CLASSES + 1, FEATURES)
+        self.norm = nn.LayerNorm(FEATURES)
+        self.head = nn.Linear(FEATURES, CLASSES)
+        nn.init.normal_(self.head.weight, std=spread)
+        nn.init.zeros_(self.head.bias)
+        self.to(dtype)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Return the loss alone."""
+        logits = self.head(self.norm(self.table(input_ids)))
+        return {"loss": self.loss(logits.transpose(1, 2).float(), labels)}
+
+
+class Found(nn.Module):
+    """Returns a dict of losses in train mode only, as detectors do."""
+
+    def __init__(self, loss: Callable[[Any, Any], Any], spread: float) -> None:
+        super().__init__()
+        self.net = Net((100,), spread)
+        self.loss = loss
+
+    def forward(self, x: Tensor, targets: Any = None) -> Any:
+        """Return losses if there are targets."""
+        found = self.net(x)
+        if targets is None:
+            return found
+        return {"box": self.loss(found, targets), "label": 0.5 * self.loss(found + 1, targets)}
+
+
 class Net(nn.Module):
     """A linear model with small first weights, whose outputs have the wanted shape."""
 
@@ -232,16 +270,113 @@ WRONG: dict[str, Case] = {
 }
 
 
-def is_found(case: Case, samples: int, seed: int) -> bool:
-    """Tell whether the check of a first batch rejects a loss."""
+def of_model(
+    loss: Callable[[Any, Any], Any], dtype: torch.dtype = torch.float32, **options: Any
+) -> Callable[[int, float], surestep.Task]:
+    """Return what makes a Task whose model computes its own loss."""
+
+    def make(samples: int, spread: float) -> surestep.Task:
+        labels = padded(samples)
+        batch = {
+            "input_ids": torch.where(labels == PAD, CLASSES, labels),
+            "labels": torch.where(labels == PAD, -100, labels),
+        }
+        return surestep.Task(
+            model=Own(loss, spread, dtype),
+            loss="model",
+            train=[{name: each[row] for name, each in batch.items()} for row in range(samples)],
+            **options,
+        )
+
+    return make
+
+
+def of_detector(
+    loss: Callable[[Any, Any], Any], **options: Any
+) -> Callable[[int, float], surestep.Task]:
+    """Return what makes a Task whose model returns losses in training only."""
+
+    def make(samples: int, spread: float) -> surestep.Task:
+        data = (torch.randn(samples, FEATURES), anchors(samples))
+        return surestep.Task(
+            model=Found(loss, spread), loss="model in training", train=data, **options
+        )
+
+    return make
+
+
+def unpadded(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the loss of each place (N, T), 0 where it is ignored."""
+    return functional.cross_entropy(outputs, labels, reduction="none")
+
+
+def over_places(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean over samples of the mean over their places."""
+    return (unpadded(outputs, labels).sum(1) / (labels != -100).sum(1)).mean()
+
+
+def own_squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over samples of the squared error."""
+    return squares(outputs, targets).mean()
+
+
+def count_rows(batch: Any) -> int:
+    """Count the samples of a batch of named inputs."""
+    return len(batch["labels"])
+
+
+def count_positives(batch: Any) -> int:
+    """Count positive anchors."""
+    return int(batch[1].sum())
+
+
+BF16 = torch.bfloat16
+MODELS: dict[str, Callable[[int, float], surestep.Task]] = {
+    "mean over samples, the model's own": of_model(over_places),
+    "mean over samples, of a bf16 model": of_model(over_places, BF16),
+    "mean over tokens, of a bf16 model, items=samples": of_model(
+        functional.cross_entropy, BF16, items=count_rows
+    ),
+    "sum, of a bf16 model": of_model(lambda o, t: unpadded(o, t).sum(), BF16),
+    "mean, of a bf16 model, declared a sum": of_model(
+        functional.cross_entropy, BF16, reduction="sum"
+    ),
+    "of a detector, over samples, items=positives": of_detector(own_squares, items=count_positives),
+    "of a detector, over positives, items=samples": of_detector(
+        positives, items=lambda batch: len(batch[1])
+    ),
+    "of a detector, mean, declared a sum": of_detector(own_squares, reduction="sum"),
+}
+RIGHT: dict[str, Callable[[int, float], surestep.Task]] = {
+    "mean over tokens, the model's own": of_model(functional.cross_entropy),
+    "mean over tokens, of a bf16 model": of_model(functional.cross_entropy, BF16),
+    "mean over samples, of a bf16 model": of_model(over_places, BF16, items=count_rows),
+    "sum, of a bf16 model": of_model(lambda o, t: unpadded(o, t).sum(), BF16, reduction="sum"),
+    "of a detector, over samples": of_detector(own_squares, items=lambda batch: len(batch[1])),
+    "of a detector, over positives": of_detector(positives, items=count_positives),
+}
+
+
+def of_case(case: Case) -> Callable[[int, float], surestep.Task]:
+    """Return what makes the Task of a loss function."""
+
+    def make(samples: int, spread: float) -> surestep.Task:
+        return surestep.Task(
+            model=Net(case.shape, spread, case.final),
+            loss=case.loss,
+            train=(torch.randn(samples, FEATURES), case.targets(samples)),
+            **case.options,
+        )
+
+    return make
+
+
+def is_found(
+    make: Callable[[int, float], surestep.Task], samples: int, seed: int, sentence: str = "is not a"
+) -> bool:
+    """Tell whether the check of a first batch rejects a loss with this sentence."""
     torch.manual_seed(seed)
-    spread = 0.02 if seed % 2 else 0.0
-    task = surestep.Task(
-        model=Net(case.shape, spread, case.final),
-        loss=case.loss,
-        train=(torch.randn(samples, FEATURES), case.targets(samples)),
-        **case.options,
-    )
+    task = make(samples, 0.02 if seed % 2 else 0.0)
     config = surestep.Config(epochs=1, batch_size=samples, seed=seed, device="cpu")
     planned = plan_task(task, config)
     parts: Any = {"task": planned.task, "loss": planned.loss, "plan": planned.plan}
@@ -249,7 +384,7 @@ def is_found(case: Case, samples: int, seed: int) -> bool:
     try:
         check_first_batch(planned.model, training, planned.task, autocast=nullcontext())
     except TaskError as error:
-        return "is not a" in str(error)
+        return sentence in str(error)
     return False
 
 
@@ -262,11 +397,19 @@ def main() -> None:
     print("| the loss is | " + " | ".join(f"batch of {size}" for size in SIZES) + " |")
     print("|---|" + "---|" * len(SIZES))
     total = 0
-    for name, case in WRONG.items():
-        found = [sum(is_found(case, size, seed) for seed in range(tries)) for size in SIZES]
+    wrong = {**{name: of_case(case) for name, case in WRONG.items()}, **MODELS}
+    for name, make in wrong.items():
+        found = [sum(is_found(make, size, seed) for seed in range(tries)) for size in SIZES]
         total += sum(found)
         print(f"| {name} | " + " | ".join(f"{each} of {tries}" for each in found) + " |")
-    print(f"\n{total} of {len(WRONG) * len(SIZES) * tries} found")
+    print(f"\n{total} of {len(wrong) * len(SIZES) * tries} found")
+    alarms = sum(
+        is_found(make, size, seed, "")
+        for make in RIGHT.values()
+        for size in SIZES
+        for seed in range(tries)
+    )
+    print(f"{alarms} of {len(RIGHT) * len(SIZES) * tries} right declarations rejected")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.declarations import (
+    MODELS,
+    RIGHT,
     SIZES,
     WRONG,
     Net,
     is_found,
+    of_case,
     padded,
     token_mean,
     tokens,
@@ -37,7 +40,48 @@ Pair = namedtuple("Pair", "logits hidden")
 
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
 def test_a_wrong_declaration_is_found(case):
-    assert all(is_found(case, size, seed) for size in SIZES for seed in (1000, 1001))
+    assert all(is_found(of_case(case), size, seed) for size in SIZES for seed in (1000, 1001))
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_a_wrong_declaration_of_the_models_own_loss_is_found(make):
+    assert all(is_found(make, size, seed) for size in SIZES for seed in (1000, 1001))
+
+
+@pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT)
+def test_a_right_declaration_of_the_models_own_loss_is_accepted(make):
+    assert not any(is_found(make, size, seed, "") for size in SIZES for seed in (1000, 1001))
+
+
+class Drawing(nn.Module):
+    """Returns losses in train mode, of features that it drops at random."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Dropout(0.2), nn.Linear(4, 3))
+
+    def forward(self, x, targets=None):
+        logits = self.layers(x)
+        return logits if targets is None else {"label": functional.cross_entropy(logits, targets)}
+
+
+def test_a_declaration_is_checked_for_a_model_that_draws_in_training():
+    torch.manual_seed(0)
+    model, loss = Drawing(), "model in training"
+    check(model, (X, Y), loss, items=lambda batch: len(batch[1]))
+    with pytest.raises(TaskError, match="that the model computes is not a sum"):
+        check(model, (X, Y), loss, reduction="sum")
+
+
+def test_a_model_in_half_precision_keeps_its_weights_and_types():
+    torch.manual_seed(0)
+    make = MODELS["sum, of a bf16 model"](24, 0.02)
+    before = {name: each.clone() for name, each in make.model.state_dict().items()}
+    with pytest.raises(TaskError, match="is not a mean"):
+        check(make.model, make.train, "model")
+    after = make.model.state_dict()
+    assert all(torch.equal(after[name], each) for name, each in before.items())
+    assert {each.dtype for each in after.values()} == {torch.bfloat16}
 
 
 class Lookup(nn.Module):

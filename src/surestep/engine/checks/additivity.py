@@ -5,18 +5,19 @@ its batch size. A loss that is a sum, or a mean over something else than its ite
 
 Parts are uneven, because a mean of means is right for even ones, and go down to single samples.
 Outputs are varied at random besides, because a new model gives almost the same loss for everything.
-Where outputs cannot be split by sample, the model is called on the parts of the batch.
+Where outputs cannot be split by sample, the model is called on the parts of the batch, with other
+weights in its last layers besides.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.checks.declaration import explain
@@ -37,6 +38,7 @@ from surestep.engine.checks.terms import (
     Terms,
     UnmeasurableError,
 )
+from surestep.engine.checks.varied_weights import VariedModel, find_last_weights
 from surestep.engine.data.batch import map_tensors, tensors_in
 from surestep.engine.losses.base import HALF
 from surestep.engine.losses.several import its
@@ -44,6 +46,8 @@ from surestep.engine.parallel.network import is_of_network
 from surestep.engine.seed import ModelRandomness
 
 _REPEATS = 16  # of a comparison that draws random numbers
+_TOLERANCE_OF_DRAWS = 1e-2  # models with losses in training draw what those are means over
+_CALLED = 5  # the most samples of a comparison for which the model is called again
 _TOLERANCE_OF_CALLS = 1e-4  # kernels add up in another order for another number of samples
 
 
@@ -196,6 +200,8 @@ class _CalledParts:
         yield partial(self._compare, None)
         if not is_own and any(self.layout):
             yield from (partial(self._compare, seed) for seed in range(TRIALS // 2))
+        elif self.terms.batch.feed.cut.ranks == 1:  # else ranks would wait for each other
+            yield from _weight_trials(self.terms)
 
     def _compare(self, varied: int | None, times: int) -> Gap:
         """Compare the batch with its parts; only outputs that are split by sample are varied."""
@@ -206,16 +212,64 @@ class _CalledParts:
             whole = perturb(whole, self.layout, torch.Generator().manual_seed(varied))
             put = zip(parts, self.rows[1:], strict=True)
             parts = [put_samples(part, whole, self.layout, rows) for part, rows in put]
-        half = any(each.dtype in HALF for each in tensors_in(whole))
-        least = TOLERANCE_OF_HALF if half else _TOLERANCE_OF_CALLS
-        first, *others = (
-            self.terms.of(map_tensors(each, Tensor.clone), rows, least_tolerance=least)
-            for each, rows in zip((whole, *parts), self.rows, strict=True)
-        )
-        return Gap(first, tuple(others), varied is not None)
+        return _compare_calls(self.terms, (whole, *parts), self.rows, varied=varied is not None)
 
 
-def _call(batch: FirstBatch, rows: range) -> Any:
+def _compare_calls(
+    terms: Terms, outputs: Sequence[Any], rows: Sequence[range], *, varied: bool
+) -> Gap:
+    """Compare some samples with parts of them, by what the model returns for each."""
+    half = any(each.dtype in HALF for each in tensors_in(outputs[0]))
+    least = TOLERANCE_OF_HALF if half else _TOLERANCE_OF_CALLS
+    if terms.loss.kind == "in training":
+        least = max(least, _TOLERANCE_OF_DRAWS)
+    first, *others = (
+        terms.of(map_tensors(each, Tensor.clone), own, least_tolerance=least)
+        for each, own in zip(outputs, rows, strict=True)
+    )
+    return Gap(first, tuple(others), varied)
+
+
+@dataclass(frozen=True)
+class _WeightTrial:
+    """Some samples against parts of them, by a model with other last weights.
+
+    Attributes:
+        terms: computes the loss.
+        last: the weights to vary, by name.
+        split: the samples and their parts.
+    """
+
+    terms: Terms
+    last: dict[str, nn.Parameter]
+    split: Split
+
+    def __call__(self, _: int) -> Gap:
+        assert self.split.seed is not None
+        batch, taken = self.terms.batch, self.split.rows
+        varied = VariedModel(batch.model, self.last, self.split.seed)
+        rows = [taken, *(taken[part.start : part.stop] for part in self.split.parts())]
+        outputs = [_call(batch, each, varied) for each in rows]
+        return _compare_calls(self.terms, outputs, rows, varied=True)
+
+
+def _weight_trials(terms: Terms) -> Iterator[Trial]:
+    """Yield comparisons of a few samples, since the model is called for each part."""
+    batch = terms.batch
+    samples = batch.head.micro.samples
+    try:
+        args, kwargs, _, _ = batch.part(range(2))
+        last = find_last_weights(batch.model, args, kwargs)
+    except Exception as error:  # the model takes no part of the batch
+        if is_of_network(error):
+            raise
+        return
+    for split in draw_splits(samples, samples, most=_CALLED) if last else ():
+        if split.seed is not None and split.seed < TRIALS // 2:
+            yield _WeightTrial(terms, last, split)
+
+
+def _call(batch: FirstBatch, rows: range, varied: VariedModel | None = None) -> Any:
     """Return what the model returns for some samples.
 
     Raises:
@@ -224,7 +278,7 @@ def _call(batch: FirstBatch, rows: range) -> Any:
     args, kwargs, _, _ = batch.part(rows)
     name = batch.head.name
     try:
-        outputs = batch.model(*args, **kwargs)
+        outputs = (varied or batch.model)(*args, **kwargs)
         return its(outputs, name, "outputs") if name else outputs
     except Exception as error:
         if is_of_network(error):

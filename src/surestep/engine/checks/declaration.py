@@ -21,8 +21,9 @@ def explain(loss: Loss, whole: Term, parts: Sequence[Term], name: str, *, varied
     number = "" if len(parts) != 2 else "two "
     how = " (outputs varied at random)" if varied else ""
     declared = "a mean over its items" if loss.divides else "a sum"
+    called = "loss that the model computes" if loss.kind in ("model", "in training") else "loss"
     gives = (
-        f"The loss{' that the model computes' if loss.kind == 'model' else ''} is not {declared}: "
+        f"The {called} is not {declared}: "
         f"{whole.samples} samples give {whole.total / divisor:.6g}, and their {number}parts put "
         f"together {found / divisor:.6g}{how}. "
     )

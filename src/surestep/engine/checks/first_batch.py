@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import DataError, OutOfMemory, SurestepError, TaskError, near
 from surestep.base.warn import warn
+from surestep.engine.average import BATCH_NORM
 from surestep.engine.checks.additivity import check_additivity
 from surestep.engine.checks.batch_norm import watch_norms
 from surestep.engine.checks.forward import FAILURES, explain_forward
@@ -40,7 +41,7 @@ from surestep.engine.value import Value
 # On several ranks each calls the model as often: with fewer samples one could have none to split.
 _SAMPLES_OF_RANKS = 4
 _SAMPLES = 4  # the fewest that a loss is checked on, where the data has them
-_DECLARED = ("other", "model")  # losses whose denominator is only declared
+_DECLARED = ("other", "model", "in training")  # losses whose denominator is only declared
 
 
 def check_first_batch(
@@ -75,7 +76,7 @@ def check_first_batch(
         return set()
     if feed.loss.is_in_training_only:
         with autocast, torch.no_grad(), kept_generators(feed.device):
-            _check_in_training(model, feed, task, micro, judged_by)
+            _check_in_training(model, feed, task, raw, micro, judged_by)
         return set()
     randomness = ModelRandomness(feed.seed, feed.device)
     with (
@@ -105,17 +106,30 @@ def check_first_batch(
 
 
 def _check_in_training(
-    model: nn.Module, feed: Feed, task: Task, micro: MicroBatch, judged_by: str | None
+    model: nn.Module,
+    feed: Feed,
+    task: Task,
+    raw: Any,
+    micro: MicroBatch,
+    judged_by: str | None,
 ) -> None:
     """Try the losses in train mode, then predictions and metrics in eval mode.
 
-    What a loss is a mean over is not checked: such models draw samples in their forward.
+    What the losses are means over is checked if the Task says it. Such models draw samples in their
+    forward, so only a difference of the averages over several draws counts.
     """
     ModelRandomness(feed.seed, feed.device).at(-1, 0)
     alone = feed.cut.ranks == 1
     with kept_buffers(model), kept_modes(model.modules()):
         Modes(model, tuple(task.keep_eval))
-        loss_of(feed.loss, _forward(model, micro, alone=alone), micro.targets, micro)
+        outputs = _forward(model, micro, alone=alone)
+        value = loss_of(feed.loss, outputs, micro.targets, micro)
+        if feed.loss.splits and alone:
+            for module in model.modules():
+                if isinstance(module, BATCH_NORM):  # a part of the batch has other statistics
+                    module.eval()
+            head = Head("", feed.loss, _forward(model, micro, alone=alone), micro)
+            _check_additivity(model, feed, task, raw, head, value)
     measured = without_targets(micro)
     with kept_buffers(model), eval_mode(model):
         outputs = _forward(model, measured, alone=alone)

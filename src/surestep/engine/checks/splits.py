@@ -36,12 +36,13 @@ class Split(NamedTuple):
         return [range(*each) for each in itertools.pairwise((0, *self.cuts, len(self.rows)))]
 
 
-def draw_splits(samples: int, numbers: int) -> Iterator[Split]:
+def draw_splits(samples: int, numbers: int, most: int | None = None) -> Iterator[Split]:
     """Yield the splits of a batch: one with the model's outputs, the others with varied ones.
 
     Args:
         samples: in the batch.
         numbers: that the model returns for it.
+        most: samples of a split with varied outputs; None is all that a trial can vary.
     """
     yield Split(range(samples), [max(1, samples // 3)], None)
     size = max(1, numbers // samples)
@@ -50,11 +51,12 @@ def draw_splits(samples: int, numbers: int) -> Iterator[Split]:
     for seed in range(TRIALS):
         generator = torch.Generator().manual_seed(seed)
 
-        def draw(most: int, generator: torch.Generator = generator) -> int:
-            return int(torch.randint(most, (), generator=generator))
+        def draw(below: int, generator: torch.Generator = generator) -> int:
+            return int(torch.randint(below, (), generator=generator))
 
         single = bool(seed % 2)
-        count = min(samples, max(3, _TRIAL_SIZE // size), _SINGLES if single else samples)
+        allowed = samples if most is None else min(samples, most)
+        count = min(allowed, max(3, _TRIAL_SIZE // size), _SINGLES if single else allowed)
         start = draw(samples - count + 1)
         # Else a single sample, less than half of the others, and the rest.
         cuts = list(range(1, count)) if single else sorted({1, 1 + draw(max(1, count // 2))})
