@@ -24,6 +24,7 @@ from surestep.engine.metrics import (
     seen_by,
     take_logged,
 )
+from surestep.engine.model.generators import Seeded, own_generators
 from surestep.engine.model.kept import kept_buffers, kept_modes
 from surestep.engine.parallel.network import is_of_network
 from surestep.engine.parallel.world import ALONE, World
@@ -153,7 +154,7 @@ def evaluate(
         grad_off(),
         kept_generators(feed.device),
     ):
-        for micro in _micro_batches(feed):
+        for micro in _micro_batches(feed, model, loss):
             try:
                 eval_step(model, micro, totals, autocast)
             except FAILURES as error:
@@ -179,13 +180,16 @@ def _explained(error: Exception, model: nn.Module, micro: MicroBatch, feed: Feed
     )
 
 
-def _micro_batches(feed: Feed) -> Iterator[MicroBatch]:
+def _micro_batches(feed: Feed, model: nn.Module, loss: Loss) -> Iterator[MicroBatch]:
     """Yield the micro-batches of a part, each with torch seeded for its place.
+
+    So are the generators that the model and the loss keep.
 
     Raises:
         Interrupted: the feed was told to leave off.
     """
     randomness = ModelRandomness(feed.seed, feed.device)
+    randomness.generators += map(Seeded, own_generators(model, loss.module).found)
     for batch in feed.batches(epoch=0):
         if feed.leave is not None and feed.leave():
             raise Interrupted
@@ -235,7 +239,9 @@ def evaluate_parts(
                 grad_off(),
                 kept_generators(feed.device),
             ):
-                reason = explain_nonfinite(part, _micro_batches(feed), loss, forward, world)
+                reason = explain_nonfinite(
+                    part, _micro_batches(feed, model, loss), loss, forward, world
+                )
                 take_logged()
             if reason:
                 warn(reason)

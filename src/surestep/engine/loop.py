@@ -58,7 +58,7 @@ class Loop:
     notices: list[Callable[[], str | None]] = field(default_factory=list)
     compare: Callable[[], None] | None = None
     act: dict[Request, Callable[[], object]] = field(default_factory=dict)
-    after_first: Callable[[], None] | None = None
+    after_first: list[Callable[[], None]] = field(default_factory=list)
     out_of_memory: Callable[..., Exception] | None = None
     explain: Callable[[NonFiniteError, StepResult, dict[int, Batch]], NonFiniteError] | None = None
     blame: Callable[[StepResult, Batch], tuple[int, ...] | None] | None = None
@@ -174,9 +174,10 @@ class Loop:
                 raise explained from error
             raise
         self._pending.append(result)
-        if self.after_first is not None and result.outcome.took_step:
-            after_first, self.after_first = self.after_first, None
-            after_first()
+        if self.after_first and result.outcome.took_step:
+            checks, self.after_first = self.after_first, []
+            for check in checks:
+                check()
         if self.world.agreed:
             self.agree()
         if not result.outcome.took_step:

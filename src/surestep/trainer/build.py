@@ -1,6 +1,6 @@
 """The parts of a step and its loop, wired as the Plan says."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from torch import nn
@@ -19,6 +19,12 @@ from surestep.engine.losses.state import state_of_loss
 from surestep.engine.model.checkpointing import activation_checkpointing
 from surestep.engine.model.compiled import Graphs, compiled, eager
 from surestep.engine.model.frozen import base_of
+from surestep.engine.model.generators import (
+    Seeded,
+    check_own_generators,
+    find_late,
+    own_generators,
+)
 from surestep.engine.model.nonpersistent import built
 from surestep.engine.optim.freezing import Watch, freezing, trained_modules
 from surestep.engine.parallel.ways import laid_out
@@ -79,12 +85,17 @@ def build(
     parts.state.declared = (
         declared(callbacks) | declared_of(training.source, plan, parts.state) | state_of_loss(loss)
     )
+    losses = task.loss.values() if isinstance(task.loss, Mapping) else (task.loss,)
+    found = own_generators(model, *losses, task.step)
+    check_own_generators(found, plan.activation_checkpointing)
+    parts.randomness.generators += map(Seeded, found.found)
     parts.transform = training.transform
     for module, mode in modes:
         settings.callback(setattr, module, "training", mode)
     if world.size > 1 and task.step is None and plan.parallel_kind != "deepspeed":
         settle(parts, training, plan)
     loop = Loop(parts, training, plan, callbacks=list(callbacks), on_log=[Watch(model)])
+    loop.after_first.append(find_late(found, parts.randomness.generators))
     if world.size > 1 and plan.parallel_check_every is not None:
         loop.compare = Drift(world, parts.state, plan, every=plan.parallel_check_every)
     if plan.compile != "off":

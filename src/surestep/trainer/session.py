@@ -81,7 +81,7 @@ class Session:
         self._progress: Quiet | Plain | Bar = Quiet()
         self.saving = Saving(recorder, loop, gauge, self.say)
         loop.on_log.append(self._log)
-        loop.after_first = partial(check_can_be_saved, loop.state)
+        loop.after_first.append(partial(check_can_be_saved, loop.state))
         loop.act = {Request.SAVE: self.saving.begin, Request.EVALUATE: self.evaluate}
         self.incidents = Incidents(loop, recorder, self.save_once, self.say)
         loop.out_of_memory = partial(out_of_memory, recorder, loop)

@@ -224,6 +224,11 @@ def _named_by(function: Any) -> Iterator[tuple[str, Any]]:
             yield f":{name}", function.__globals__[name]
 
 
+def is_installed(kind: type) -> bool:
+    """Return whether a class is Python's or of a package that was installed."""
+    return _is_installed(sys.modules.get(kind.__module__))
+
+
 def _is_installed(module: ModuleType | None) -> bool:
     """Say whether a module is Python's or a package that was installed, and not the user's own."""
     if module is None:

@@ -23,6 +23,7 @@ from surestep.engine.evaluation.rows import Rows, named
 from surestep.engine.loss import Loss, no_loss
 from surestep.engine.losses.base import at_least_fp32
 from surestep.engine.metrics import take_logged
+from surestep.engine.model.generators import Seeded, own_generators
 from surestep.engine.model.kept import kept_buffers
 from surestep.engine.plan import Plan
 from surestep.engine.seed import ModelRandomness, kept_generators
@@ -127,7 +128,9 @@ def predict(
     with kept_buffers(model), eval_mode(model), grad_off(), kept_generators(feed.device):
         for module in dropping:
             module.training = True
-        one = _Forward(model, loss, autocast, ModelRandomness(feed.seed, feed.device))
+        randomness = ModelRandomness(feed.seed, feed.device)
+        randomness.generators += map(Seeded, own_generators(model).found)
+        one = _Forward(model, loss, autocast, randomness)
         for batch in feed.batches(epoch=0):
             for micro in batch.micro_batches:
                 rows.add(micro, one.of_passes(micro, passes) if passes else one.plain(micro))

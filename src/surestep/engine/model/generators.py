@@ -1,0 +1,102 @@
+"""Generators that a model, its loss or a step of the user's own keeps: seeded by place too."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from surestep.base.errors import TaskError
+from surestep.base.warn import warn
+from surestep.engine.data.generators import OwnGenerator, OwnGenerators, is_installed
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+
+
+class Seeded(NamedTuple):
+    """A generator that takes its seed as torch's do."""
+
+    own: OwnGenerator
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed it for a place."""
+        self.own.place(seed)
+
+
+def own_generators(model: nn.Module | None, *others: Any) -> OwnGenerators:
+    """Find the generators in the attributes of modules and in the functions of their classes.
+
+    Args:
+        model: the model; None where there is none.
+        others: losses and functions: a module, or what it closes over and the globals it names.
+    """
+    roots: dict[str, Any] = {}
+    for name, each in [("model", model), *((_name(other), other) for other in others)]:
+        if isinstance(each, nn.Module):
+            roots |= _members(each, name)
+        elif each is not None:
+            roots[name] = each
+    return OwnGenerators(**roots)
+
+
+def _name(other: Any) -> str:
+    return str(getattr(other, "__name__", type(other).__name__))
+
+
+def _members(model: nn.Module, root: str) -> dict[str, Any]:
+    """Return what may hold a generator: attributes that are not torch's, and methods."""
+    found: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        path = f"{root}.{name}" if name else root
+        for key, value in vars(module).items():
+            if key not in _OF_TORCH and not isinstance(value, (Tensor, nn.Module)):
+                found[f"{path}.{key}"] = value
+        for kind in type(module).__mro__:
+            if not is_installed(kind):
+                found |= {f"{kind.__qualname__}.{key}": each for key, each in vars(kind).items()}
+    return found
+
+
+def check_own_generators(found: OwnGenerators, checkpointing: str) -> None:
+    """Check that what is drawn from them can be drawn again; warn of those that take no seed.
+
+    Args:
+        found: the generators of the model.
+        checkpointing: the Plan's `activation_checkpointing`.
+
+    Raises:
+        TaskError: the forward is computed twice, and would draw two times.
+    """
+    if checkpointing != "off" and found.found:
+        raise TaskError(
+            f"activation_checkpointing={checkpointing!r} computes the forward twice, and the "
+            f"second one would draw other numbers from {found.found[0].path}. Draw from torch's, "
+            "numpy's or Python's global generator, or set activation_checkpointing='off'."
+        )
+    for each in found.found:
+        if each.seed is None:
+            warn(
+                f"{each.path} ({each.kind}) takes no seed, so a resumed run draws other numbers. "
+                "Use random.Random, numpy.random.default_rng() or torch.Generator."
+            )
+
+
+def find_late(found: OwnGenerators, generators: list[Any]) -> Callable[[], None]:
+    """Return what is to be called after the first step: it warns of generators made within it.
+
+    Args:
+        found: those that were there before.
+        generators: receives the new ones, to be seeded from the next micro-batch on.
+    """
+
+    def look() -> None:
+        before = {each.path for each in found.found}
+        if found.grew():
+            late = [each for each in found.found if each.path not in before]
+            generators.extend(map(Seeded, late))
+            warn(
+                f"{late[0].path} ({late[0].kind}) was made in the first step. So the first step of "
+                "a resumed run draws other numbers. Make it in __init__: then it is seeded for "
+                "each micro-batch."
+            )
+
+    return look

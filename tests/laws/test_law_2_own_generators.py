@@ -1,0 +1,148 @@
+"""Laws 2 and 4 where the model or the loss draws from a generator that it keeps itself."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import surestep
+from surestep.base.errors import TaskError
+from surestep.engine.data.generators import OwnGenerators
+from tests.laws.tasks import session_of, train
+from tests.laws.test_law_2_global_draws import OPTIONS, Noisy, check_draws, task_of
+
+MAKERS = {
+    "numpy": lambda: np.random.default_rng(0),
+    "numpy, old": lambda: np.random.RandomState(0),
+    "python": lambda: random.Random(0),
+    "torch": lambda: torch.Generator().manual_seed(0),
+}
+
+
+def draw_from(generator):
+    if isinstance(generator, torch.Generator):
+        return float(torch.rand((), generator=generator))
+    return float(generator.random() if hasattr(generator, "random") else generator.rand())
+
+
+class Keeping(Noisy):
+    """Draws from a generator of its own, in evaluations too."""
+
+    def __init__(self, make, *, late=False):
+        super().__init__(lambda: draw_from(self.generator()), evaluates=True)
+        self.make = make
+        self.rng = None if late else make()
+
+    def generator(self):
+        if self.rng is None:
+            self.rng = self.make()
+        return self.rng
+
+
+class KeepingLoss(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.rng = make()
+
+    def forward(self, outputs, targets):
+        scale = 1 + draw_from(self.rng)
+        return nn.functional.cross_entropy(outputs, targets) * scale
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_draws_from_a_generator_of_the_model_follow_from_the_place(folder, kind):
+    check_draws(folder, lambda: task_of(Keeping(MAKERS[kind])))
+
+
+def test_draws_from_a_generator_of_the_loss_follow_from_the_place(folder):
+    def make():
+        return task_of(Noisy(lambda: 0.0), KeepingLoss(MAKERS["numpy"]), splits=False)
+
+    check_draws(folder, make)
+
+
+def test_draws_from_a_generator_that_a_loss_function_closes_over_follow_from_the_place(folder):
+    def make():
+        rng = MAKERS["numpy"]()
+
+        def loss(outputs, targets):
+            return nn.functional.cross_entropy(outputs, targets) * (1 + rng.random())
+
+        return task_of(Noisy(lambda: 0.0), loss, splits=False)
+
+    check_draws(folder, make)
+
+
+def test_draws_of_a_step_of_the_users_own_follow_from_the_place(folder):
+    def make():
+        rng = MAKERS["python"]()
+
+        def step(turn):
+            for micro in turn.micro_batches():
+                loss = nn.functional.cross_entropy(turn.model(*micro.args), micro.targets)
+                turn.backward(loss * (1 + rng.random()), micro)
+            turn.step("model")
+
+        return task_of(Noisy(lambda: 0.0), step=step)
+
+    check_draws(folder, make)
+
+
+def test_evaluation_draws_the_same_numbers_each_time(folder):
+    with session_of(task_of(Keeping(MAKERS["numpy"])), folder(), **OPTIONS) as session:
+        assert session.evaluate() == session.evaluate()
+
+
+def test_generators_of_one_model_draw_different_numbers(folder):
+    drawn = []
+
+    class Two(Noisy):
+        def __init__(self):
+            super().__init__(self.both)
+            self.one, self.other = np.random.default_rng(0), np.random.default_rng(0)
+
+        def both(self):
+            drawn.append((self.one.random(), self.other.random()))
+            return 0.0
+
+    train(task_of(Two()), folder(), **{**OPTIONS, "max_steps": 2})
+    assert len(set(drawn)) == len(drawn) == 4
+    assert all(one != other for one, other in drawn)
+
+
+def test_a_generator_made_in_the_first_step_is_warned_of(folder):
+    class Late(Keeping):
+        def forward(self, x):
+            if not self.training:  # the first batch is tried in eval mode
+                return self.last(self.first(x))
+            return super().forward(x)
+
+    with pytest.warns(UserWarning, match=r"\.rng \(Generator\) was made in the first step"):
+        train(task_of(Late(MAKERS["numpy"], late=True)), folder(), **OPTIONS)
+
+
+def test_a_generator_that_takes_no_seed_is_warned_of(folder):
+    with pytest.warns(UserWarning, match=r"model\.rng \(SystemRandom\) takes no seed"):
+        train(task_of(Keeping(random.SystemRandom)), folder(), **OPTIONS)
+
+
+def test_recomputed_activations_with_a_generator_of_the_model_are_rejected(folder):
+    model = nn.Sequential(Keeping(MAKERS["numpy"]), nn.Linear(3, 3))
+    with pytest.raises(TaskError, match=r"draw other numbers from model\.0\.rng"):
+        train(task_of(model), folder(), activation_checkpointing="0", **OPTIONS)
+
+
+def test_the_seed_of_a_generator_is_that_of_its_place(folder):
+    drawn = []
+
+    class Drawing(Noisy):
+        def __init__(self):
+            super().__init__(lambda: drawn.append(self.rng.random()) or 0.0)
+            self.rng = random.Random(0)
+
+    train(task_of(Drawing()), folder(), **{**OPTIONS, "max_steps": 1})
+    digest = surestep.seed_at("model", 7, 0, 0)
+    salt = OwnGenerators(**{"model.rng": random.Random(0)}).found[0].salt
+    assert drawn[0] == random.Random(digest ^ salt).random()
