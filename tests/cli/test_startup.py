@@ -63,6 +63,7 @@ READING = [
     *(["--version"], ["ckpt", "list", "r"], ["ckpt", "list", "r", "--json"]),
     *(["ckpt", "verify", "r"], ["ckpt", "verify", "r@best"]),
     *(["schedules"], ["schedules", "cosine"]),
+    *(["losses"], ["losses", "huber"], ["losses", "--json"]),
 ]
 WRONG = [
     (["trian", "digits"], "Did you mean 'train'?"),
@@ -80,6 +81,8 @@ WRONG = [
     (["plan", "mine.py", "--plot", "a.txt"], "--plot a.txt has the suffix"),
     (["plan", "mine.py", "--local-ranks", "3"], "--local-ranks 3"),
     (["new", "mine.py"], "say surestep new --slurm mine.py"),
+    (["losses", "hubber"], "Did you mean 'huber'?"),
+    (["train", "mine.py", "--task.hidden", "wide"], "--task.hidden: task.hidden='wide'"),
     (["resume", "gone"], "There is no gone"),
     (["evaluate", "gone"], "There is no gone"),
     (["evaluate", "r"], "was started from Python"),

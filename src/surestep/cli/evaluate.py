@@ -10,7 +10,7 @@ import tyro
 
 from surestep.base.printable import print_escaped, print_json
 from surestep.cli import show
-from surestep.cli.escaped_errors import escape_errors
+from surestep.cli.parse import parse
 from surestep.cli.rebuild import asked_for, called, rebuilt
 from surestep.record.files import dumps
 
@@ -41,10 +41,7 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Measure the weights of a run's checkpoint on a part of its data."""
-    with escape_errors(words):
-        parsed = tyro.cli(
-            Options, args=words, prog="surestep evaluate", config=(tyro.conf.FlagCreatePairsOff,)
-        )
+    parsed = parse(Options, words, "surestep evaluate")
     folder, which = asked_for(parsed.run, parsed.which)
     task, config = rebuilt(folder, allow_changed=parsed.allow == "recipe")
     from surestep.engine.metrics import is_confusion

@@ -9,7 +9,8 @@ import tyro
 from surestep.base.errors import ConfigError, near
 from surestep.base.printable import print_json
 from surestep.cli import show
-from surestep.cli.escaped_errors import escape_errors
+from surestep.cli.loss_table import loss_table
+from surestep.cli.parse import parse
 from surestep.record.files import dumps
 
 
@@ -28,17 +29,12 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Show the table of losses, or all that is known of one."""
-    with escape_errors(words):
-        asked = tyro.cli(
-            Options, args=words, prog="surestep losses", config=(tyro.conf.FlagCreatePairsOff,)
-        )
-    from surestep.engine.losses.catalog import guide  # with the losses themselves, and torch
-
-    rows = guide()
+    asked = parse(Options, words, "surestep losses")
+    table = rows = loss_table()
     if asked.name is not None:
         rows = [row for row in rows if row["name"] == asked.name]
         if not rows:
-            names = [row["name"] for row in guide()]
+            names = [row["name"] for row in table]
             raise ConfigError(f"There is no loss {asked.name!r}. {near(asked.name, names)}")
     if asked.json:
         print_json(dumps(rows if asked.name is None else rows[0], indent=1))

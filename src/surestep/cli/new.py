@@ -13,8 +13,8 @@ import tyro
 
 from surestep.base.errors import ConfigError
 from surestep.base.printable import print_escaped
-from surestep.cli.escaped_errors import escape_errors
 from surestep.cli.options import read_command_line
+from surestep.cli.parse import parse_known
 from surestep.cli.sbatch import WARNING_S, Job
 from surestep.cli.train import EXTRAS, check_extras
 from surestep.engine.parallel.launch import Launched
@@ -55,14 +55,7 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Write the file; print what to type next."""
-    with escape_errors(words):
-        said, more = tyro.cli(
-            Options,
-            args=words,
-            prog="surestep new",
-            config=(tyro.conf.FlagCreatePairsOff,),
-            return_unknown_args=True,
-        )
+    said, more = parse_known(Options, words, "surestep new")
     _check(said)
     asked = read_command_line("train", [said.recipe, *more], EXTRAS, check=check_extras)
     from surestep.trainer.planning import plan_task

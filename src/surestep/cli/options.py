@@ -22,8 +22,8 @@ from surestep.base.not_set import NotSet
 from surestep.base.printable import print_escaped
 from surestep.base.written import COMMAND_LINE
 from surestep.cli.config_file import ConfigFile, flat, read_config_file
-from surestep.cli.escaped_errors import escape_errors
 from surestep.cli.help import HELP_ALL, Shown, asks_for_help, chosen_by, help_text, set_by
+from surestep.cli.parse import parse
 from surestep.cli.spelled import Spelled, spell_out
 from surestep.recipes.find import BUILT_IN, Outline, Parameter, RecipeFile, explained, find
 from surestep.recipes.parameters import read_parameters
@@ -99,14 +99,7 @@ def read_command_line(
         raise SystemExit(0)
     assert found is not None  # without one there was help
     spelled = _spell_out(words[1:], extras, outline)
-    with escape_errors(spelled.words):
-        parsed = tyro.cli(
-            _model(outline, extras),
-            args=spelled.words,
-            prog=usage,
-            description=outline.doc,
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
+    parsed = parse(_model(outline, extras), spelled.words, usage, description=outline.doc)
     if check is not None:
         check({each: getattr(parsed, each) for each in extras})
     return _merge(found, outline, parsed, extras, spelled.faults)

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from surestep.base.local import local_path
 from surestep.base.printable import print_escaped, print_json
-from surestep.cli.escaped_errors import escape_errors
+from surestep.cli.parse import parse
 from surestep.cli.rebuild import asked_for, called, rebuilt
 from surestep.record.files import dumps
 
@@ -49,10 +49,7 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Write what the model of a run says of each sample of a part."""
-    with escape_errors(words):
-        parsed = tyro.cli(
-            Options, args=words, prog="surestep predict", config=(tyro.conf.FlagCreatePairsOff,)
-        )
+    parsed = parse(Options, words, "surestep predict")
     folder, which = asked_for(parsed.run, parsed.which)
     out = (
         folder.path / f"predictions-{parsed.part}.npz"

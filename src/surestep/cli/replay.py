@@ -11,7 +11,7 @@ from surestep.base.errors import ConfigError, RunError
 from surestep.base.local import local_path
 from surestep.base.printable import print_escaped, print_json
 from surestep.cli import show
-from surestep.cli.escaped_errors import escape_errors
+from surestep.cli.parse import parse
 from surestep.cli.rebuild import rebuilt
 from surestep.record.files import dumps
 from surestep.record.incident import read_incident
@@ -42,10 +42,7 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Take the step that was not finite again, and say what changes."""
-    with escape_errors(words):
-        parsed = tyro.cli(
-            Options, args=words, prog="surestep replay", config=(tyro.conf.FlagCreatePairsOff,)
-        )
+    parsed = parse(Options, words, "surestep replay")
     incident = read_incident(local_path(parsed.incident))
     without = _samples(parsed.without)
     folder = Run(incident.run)

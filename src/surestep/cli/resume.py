@@ -10,8 +10,8 @@ import tyro
 
 from surestep.base.errors import ConfigError
 from surestep.base.local import local_path
-from surestep.cli.escaped_errors import escape_errors
 from surestep.cli.launch import as_typed, how_many, launch
+from surestep.cli.parse import parse_known
 from surestep.cli.rebuild import as_asked, recorded, typed_as
 from surestep.cli.train import names, report, train
 from surestep.engine.parallel.launch import NPROC
@@ -37,14 +37,7 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Go on with a run; print what `surestep train` prints."""
-    with escape_errors(words):
-        parsed, unknown = tyro.cli(
-            Options,
-            args=words,
-            prog="surestep resume",
-            config=(tyro.conf.FlagCreatePairsOff,),
-            return_unknown_args=True,
-        )
+    parsed, unknown = parse_known(Options, words, "surestep resume")
     if unknown:
         raise _options_stay(parsed, unknown)
     if parsed.nproc is not None:

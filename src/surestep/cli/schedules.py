@@ -10,7 +10,7 @@ from surestep.base.errors import ConfigError, near
 from surestep.base.groups.schedule import Schedule
 from surestep.base.printable import print_json
 from surestep.cli import show
-from surestep.cli.escaped_errors import escape_errors
+from surestep.cli.parse import parse
 from surestep.engine.schedule.catalog import CATALOG
 
 
@@ -29,10 +29,7 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Show the table of schedules, or all that is known of one."""
-    with escape_errors(words):
-        asked = tyro.cli(
-            Options, args=words, prog="surestep schedules", config=(tyro.conf.FlagCreatePairsOff,)
-        )
+    asked = parse(Options, words, "surestep schedules")
     if asked.name is not None and asked.name not in CATALOG:
         raise ConfigError(f"There is no schedule {asked.name!r}. {near(asked.name, CATALOG)}")
     names = list(CATALOG) if asked.name is None else [asked.name]

@@ -10,7 +10,7 @@ import tyro
 
 from surestep.base.printable import print_escaped, print_json
 from surestep.cli import show
-from surestep.cli.escaped_errors import escape_errors
+from surestep.cli.parse import parse
 from surestep.record.checkpoint.opened import open_checkpoint
 from surestep.record.files import dumps
 from surestep.record.named import find_folder
@@ -44,10 +44,7 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Name what changed between two checkpoints."""
-    with escape_errors(words):
-        parsed = tyro.cli(
-            Options, args=words, prog="surestep ckpt diff", config=(tyro.conf.FlagCreatePairsOff,)
-        )
+    parsed = parse(Options, words, "surestep ckpt diff")
     folders = [find_folder(each) for each in (parsed.a, parsed.b)]
     from surestep.record.checkpoint.differences import differences
 

@@ -9,7 +9,7 @@ import tyro
 from surestep.base.local import local_path
 from surestep.base.printable import print_escaped, print_json
 from surestep.base.sizes import byte_count
-from surestep.cli.escaped_errors import escape_errors
+from surestep.cli.parse import parse
 from surestep.record.export import Exported, check_out, export
 from surestep.record.files import dumps
 from surestep.record.named import choose_checkpoint
@@ -37,10 +37,7 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Write the weights of a checkpoint as one file."""
-    with escape_errors(words):
-        parsed = tyro.cli(
-            Options, args=words, prog="surestep ckpt export", config=(tyro.conf.FlagCreatePairsOff,)
-        )
+    parsed = parse(Options, words, "surestep ckpt export")
     out = local_path(parsed.out)
     check_out(out, overwrite=parsed.overwrite)
     chosen, folder = choose_checkpoint(parsed.checkpoint)

@@ -13,7 +13,7 @@ from surestep.base.local import local_path
 from surestep.base.printable import print_escaped, print_json
 from surestep.base.sizes import byte_count
 from surestep.cli import show
-from surestep.cli.escaped_errors import escape_errors
+from surestep.cli.parse import parse
 from surestep.engine.value import shown
 from surestep.record.checkpoint.examine import Examined, every_folder, examine_all, size_on_disk
 from surestep.record.files import dumps
@@ -41,10 +41,7 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Show the checkpoints of a run; the damaged ones too."""
-    with escape_errors(words):
-        parsed = tyro.cli(
-            Options, args=words, prog="surestep ckpt list", config=(tyro.conf.FlagCreatePairsOff,)
-        )
+    parsed = parse(Options, words, "surestep ckpt list")
     folder = Run(local_path(parsed.run))
     size = sum(map(size_on_disk, every_folder(folder.checkpoints)))
     every_byte = parsed.verify or size <= READ_AT_ONCE

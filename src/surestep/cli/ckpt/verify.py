@@ -8,7 +8,7 @@ import tyro
 
 from surestep.base.errors import CheckpointError
 from surestep.base.printable import print_escaped, print_json
-from surestep.cli.escaped_errors import escape_errors
+from surestep.cli.parse import parse
 from surestep.record.checkpoint.examine import Examined, every_folder, examine
 from surestep.record.files import dumps
 from surestep.record.named import find_folder, is_run, split_name
@@ -31,10 +31,7 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Read every byte of a run's checkpoints, or of one."""
-    with escape_errors(words):
-        parsed = tyro.cli(
-            Options, args=words, prog="surestep ckpt verify", config=(tyro.conf.FlagCreatePairsOff,)
-        )
+    parsed = parse(Options, words, "surestep ckpt verify")
     found = []
     for each in _examined(parsed.name):
         found.append(each)
