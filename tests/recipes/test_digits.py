@@ -1,5 +1,6 @@
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 import surestep
 from surestep.recipes.load import load
@@ -29,6 +30,14 @@ def test_images_are_in_their_range():
     assert (x.shape, y.shape) == ((1797, 1, 8, 8), (1797,))
     assert (float(x.min()), float(x.max())) == (0, 1)
     assert sorted(set(y.tolist())) == list(range(10))
+
+
+def test_the_images_are_those_of_scikit_learn():
+    bunch = load_digits()
+    order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
+    x, y = load("digits").module.images()
+    assert torch.equal(x[:, 0], torch.tensor(bunch.images, dtype=torch.float32)[order] / 16)
+    assert torch.equal(y, torch.tensor(bunch.target)[order])
 
 
 @pytest.mark.parametrize("width", [2, 5])

@@ -1,5 +1,9 @@
 """Handwritten digits: 1,797 real images of 8 x 8 pixels, from scikit-learn."""
 
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,12 +19,13 @@ config = surestep.Config(
 
 def images() -> tuple[Tensor, Tensor]:
     """Return images (1797, 1, 8, 8) in [0, 1] and digits (1797,), shuffled once for all."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    x = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
+    found = find_spec("sklearn")  # not imported: that takes a second
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("the images are in scikit-learn: pip install scikit-learn")
+    table = np.loadtxt(Path(found.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
+    x = torch.tensor(table[:, :-1], dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    return x[order], torch.tensor(bunch.target)[order]
+    return x[order], torch.tensor(table[:, -1], dtype=torch.int64)[order]
 
 
 def accuracy(logits: Tensor, digit: Tensor) -> Tensor:
