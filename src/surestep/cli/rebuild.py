@@ -12,6 +12,7 @@ from surestep.base.config import Config
 from surestep.base.errors import ConfigError, RecipeError, RunError
 from surestep.base.not_set import NOT_SET
 from surestep.base.printable import print_escaped
+from surestep.engine.garbage import import_without_collecting
 from surestep.engine.parallel.launch import read_launched
 from surestep.recipes.find import SHIPPED, sha256
 from surestep.record.named import split_name
@@ -98,9 +99,10 @@ def _recipe(folder: Run, known: dict[str, str], *, allow_changed: bool) -> Recip
         )
     if read_launched().rank == 0:
         print_escaped(f"Running {path}", file=sys.stderr)
-    from surestep.recipes.load import load
+    with import_without_collecting():
+        from surestep.recipes.load import load
 
-    return load(typed_as(known))
+        return load(typed_as(known))
 
 
 def typed_as(known: dict[str, str]) -> str:

@@ -44,7 +44,7 @@ def spell_out(
     known |= {f"task.{each}" for each in parameters}
     known |= {each.lstrip("-").replace("-", "_") for each in aliases}
     on_or_off = {name for name, field in fields.items() if "bool" in str(field.annotation)}
-    typed = _typed(words)
+    typed = values_in(words)
     spelled, faults, at = [], [], 0
     while at < len(words):
         word, values = words[at], _values(words, at)
@@ -78,8 +78,8 @@ def _values(words: list[str], at: int) -> list[str]:
     return found
 
 
-def _typed(words: list[str]) -> dict[str, str]:
-    """Return what was typed, by name."""
+def values_in(words: list[str]) -> dict[str, str]:
+    """Return the options of a command line and their values, by name."""
     found = {}
     for at, word in enumerate(words):
         name, equals, value = word.removeprefix("--").partition("=")

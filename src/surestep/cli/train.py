@@ -16,6 +16,7 @@ from surestep.base.printable import print_escaped, print_json
 from surestep.cli import show
 from surestep.cli.launch import as_typed, how_many, launch
 from surestep.cli.options import Asked, read_command_line
+from surestep.engine.garbage import import_without_collecting
 from surestep.engine.parallel.launch import BY_NPROC, Launched, read_launched
 from surestep.record.files import dumps
 
@@ -100,12 +101,14 @@ def check_extras(extras: Mapping[str, Any]) -> None:
 
 def _act(asked: Asked, words: list[str]) -> Callable[[], int]:
     """Do what is asked; return what prints the answer."""
-    from surestep.trainer.rehearse import dry_run, overfit
-
     if asked.extras["dry_run"]:
+        from surestep.trainer.rehearse import dry_run
+
         acts = dry_run(asked.task(), asked.config, callbacks=asked.recipe.callbacks)
         return lambda: _dry_run(acts, words, as_json=asked.extras["json"])
     if asked.extras["overfit"] is not None:
+        from surestep.trainer.rehearse import overfit
+
         result = overfit(asked.task(), asked.config, asked.extras["overfit"])
         return lambda: _overfit(result, as_json=asked.extras["json"])
     extras = asked.extras
@@ -143,8 +146,9 @@ def train(
         again: the command that goes on after Ctrl-C; "{run}" in it is the run folder.
         how: what else `prepare()` takes.
     """
-    from surestep.trainer.fit import fit
-    from surestep.trainer.prepare import prepare
+    with import_without_collecting():
+        from surestep.trainer.fit import fit
+        from surestep.trainer.prepare import prepare
 
     with prepare(task, config, **how) as session:
         try:
