@@ -1,12 +1,10 @@
-"""What an import makes is never walked by the collector, in the process of a command alone."""
-
 import gc
 import subprocess
 import sys
 
 import pytest
 
-from surestep.engine.garbage import import_without_collecting
+from surestep.engine.garbage import import_without_collecting, quiet_garbage
 
 NEW_PROCESS = """
 import gc
@@ -47,3 +45,45 @@ def test_a_process_that_has_torch_is_left_alone(monkeypatch):
     assert "torch" in sys.modules
     with import_without_collecting():
         assert gc.isenabled()
+
+
+@pytest.fixture
+def collected(monkeypatch):
+    """Generations that were collected; a full collection takes 20 ms of a clock of the test's."""
+    clock, generations = [0.0], []
+
+    def collect(generation=2):
+        generations.append(generation)
+        clock[0] += 0.02 if generation == 2 else 0.0
+        return 0
+
+    monkeypatch.setattr("surestep.engine.garbage.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(gc, "collect", collect)
+    was = gc.isenabled()
+    gc.enable()
+    yield clock, generations
+    if not was:
+        gc.disable()
+
+
+def test_full_collections_take_at_most_a_hundredth_of_short_epochs(collected):
+    clock, generations = collected
+    with quiet_garbage() as collect:
+        generations.clear()
+        for _ in range(1000):  # epochs of 50 ms
+            clock[0] += 0.05
+            collect(2)
+    full = generations.count(2)
+    assert 0.005 < full * 0.02 / clock[0] <= 0.0101
+    assert generations[0] == 2
+    assert set(generations) == {1, 2}
+
+
+def test_long_epochs_end_in_a_full_collection_each(collected):
+    clock, generations = collected
+    with quiet_garbage() as collect:
+        generations.clear()
+        for _ in range(5):
+            clock[0] += 10.0
+            collect(2)
+    assert generations == [2] * 5

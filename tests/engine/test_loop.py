@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from surestep.base.errors import NonFiniteError
+from surestep.engine import garbage
 from tests import tiny
 
 X, Y = tiny.data()
@@ -172,6 +173,7 @@ def test_the_garbage_collector_rests_in_the_steps_and_is_let_in_at_log_points(
 ):
     seen = []
     own = gc.collect
+    monkeypatch.setattr(garbage, "FULL_SHARE", math.inf)
     monkeypatch.setattr(gc, "collect", lambda *which: seen.append(which) or own(*which))
     stopped = []
     monkeypatch.setattr(gc, "disable", lambda: stopped.append("disable"))

@@ -2,8 +2,11 @@
 
 import gc
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+FULL_SHARE = 0.01  # of the time of a run goes to full collections, at most
 
 
 @contextmanager
@@ -27,9 +30,12 @@ def import_without_collecting() -> Iterator[None]:
 
 @contextmanager
 def quiet_garbage() -> Iterator[Callable[[int], object]]:
-    """Keep Python's garbage collector out of the steps; it is let in at log points.
+    """Keep Python's garbage collector out of the steps; yield a function that calls it.
 
-    A full collection walks every object of every imported module: up to half a second.
+    That function takes the oldest generation to collect, from 0 to 2, as `gc.collect` does. A full
+    collection walks every object that was made since: 20 ms where the first steps have imported
+    a large module. So it waits until it is a small share of the run, and young objects alone are
+    collected until then.
     """
     if not gc.isenabled():  # somebody else minds it
         yield lambda _: None
@@ -39,8 +45,25 @@ def quiet_garbage() -> Iterator[Callable[[int], object]]:
     gc.freeze()
     gc.disable()
     try:
-        yield gc.collect
+        yield _Collector()
     finally:
         gc.enable()
         if not frozen:
             gc.unfreeze()
+
+
+class _Collector:
+    """Collects garbage, fully only as often as `FULL_SHARE` allows."""
+
+    def __init__(self) -> None:
+        self._next_full = 0.0
+
+    def __call__(self, generation: int) -> int:
+        began = time.perf_counter()
+        if generation == 2 and began < self._next_full:
+            generation = 1
+        found = gc.collect(generation)
+        if generation == 2:
+            ended = time.perf_counter()
+            self._next_full = ended + (ended - began) / FULL_SHARE
+        return found
