@@ -1,12 +1,15 @@
 import math
+import subprocess
+import sys
+from typing import ClassVar
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from surestep.engine.optim.build import build_optimizer
 from surestep.engine.optim.groups import arrange
-from surestep.engine.parallel.single import AdamW, Single
+from surestep.engine.parallel.single import AdamW, Single, run_backward
 from surestep.engine.precision import grad_scaler
 from surestep.engine.state import WHOLE, State
 from tests import tiny
@@ -203,3 +206,39 @@ def test_adamw_takes_a_closure_as_torchs_does():
     model = give_gradients(tiny.model())
     optimizer = AdamW(model.parameters(), lr=0.1, fused=True)
     assert [optimizer.step(lambda: 5.0) for _ in range(2)] == [5.0, 5.0]
+
+
+FIRST_STEP = """
+import sys, torch
+import surestep
+net = torch.nn.Linear(2, 2)
+rows = (torch.randn(8, 2), torch.zeros(8).long())
+task = surestep.Task(net, torch.nn.CrossEntropyLoss(), train=rows)
+config = surestep.Config.from_options({"max_steps": 1, "batch_size": 4})
+surestep.Trainer(task, config, run="run").fit()
+print(sorted({"sympy", "torch._dynamo"} & set(sys.modules)))
+"""
+
+
+def test_the_first_step_imports_no_compiler(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_STEP], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+class Watched(Tensor):
+    seen: ClassVar[list[object]] = []
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(function)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_a_loss_of_a_tensor_subclass_brings_its_own_backward():
+    weight = torch.ones((), requires_grad=True)
+    loss = (weight * 3.0).as_subclass(Watched)
+    run_backward(loss, torch.tensor(0.5))
+    assert weight.grad == 1.5
+    assert torch.autograd.backward in Watched.seen
