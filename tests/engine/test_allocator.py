@@ -10,8 +10,12 @@ import pytest
 from surestep.engine.allocator import Allocator, read_allocator
 from tests.tiny import FACTS, GPU, decide
 
-needs_glibc = pytest.mark.skipif(
-    read_allocator().name != "glibc", reason="malloc is not glibc's here"
+ALLOCATOR = read_allocator()
+needs_glibc = pytest.mark.skipif(ALLOCATOR.name != "glibc", reason="malloc is not glibc's here")
+needs_huge_pages = pytest.mark.skipif(
+    ALLOCATOR.name != "glibc" or not ALLOCATOR.huge_pages,
+    reason="the kernel gives no huge pages on request: write madvise to "
+    "/sys/kernel/mm/transparent_hugepage/enabled",
 )
 
 # Activations of 40 MB in blocks of 4 MB. The thresholds glibc starts with are fixed first: it would
@@ -30,6 +34,21 @@ def faults():
 def resident_mb():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
 
+def heap_lines():
+    is_heap = False
+    for line in open("/proc/self/smaps"):
+        first, *rest = line.split()
+        if "-" in first:
+            is_heap = rest[-1] == "[heap]"
+        elif is_heap:
+            yield first, rest
+
+def huge_mb():
+    return sum(int(rest[0]) for first, rest in heap_lines() if first == "AnonHugePages:") / 1024
+
+def heap_mb():
+    return sum(int(rest[0]) for first, rest in heap_lines() if first == "Size:") / 1024
+
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(8, 4096), *[nn.Tanh() for _ in range(9)], nn.Linear(4096, 2))
 x = torch.randn(256, 8)
@@ -42,12 +61,14 @@ session = surestep.prepare(task, config, run=sys.argv[2])
 counts = []
 for _ in session.steps():
     counts.append(faults())
-used = resident_mb()
+used, huge = resident_mb(), huge_mb()
 session.close()
 gc.collect()
 print(json.dumps({
     "faults": (counts[-1] - counts[9]) / 20,
     "returned_mb": used - resident_mb(),
+    "huge_mb": huge,
+    "heap_mb": heap_mb(),
     "weights": [value.hex() for value in net[-1].weight.flatten().tolist()],
 }))
 """
@@ -68,7 +89,8 @@ def run(source, *arguments, **environment):
 def trained(tmp_path_factory):
     """What a run in a process of its own saw, with the allocator's own settings and with ours."""
     folder = tmp_path_factory.mktemp("runs")
-    return {each: run(TRAIN, each, folder / each) for each in ("default", "retain")}
+    values = ["default", "retain", *(["huge_pages"] if ALLOCATOR.huge_pages else [])]
+    return {each: run(TRAIN, each, folder / each) for each in values}
 
 
 @needs_glibc
@@ -88,10 +110,21 @@ def test_retained_memory_returns_to_the_kernel_as_the_session_closes(trained):
     assert trained["retain"]["returned_mb"] > 20
 
 
+@needs_huge_pages
+def test_activations_are_on_huge_pages_and_the_rest_of_the_reserve_is_returned(trained):
+    used = trained["huge_pages"]
+    assert used["weights"] == trained["default"]["weights"]
+    assert used["huge_mb"] >= 30  # the activations have 40 MB
+    assert trained["retain"]["huge_mb"] == 0
+    assert used["faults"] < trained["default"]["faults"] / 10
+    assert used["returned_mb"] > 20
+    assert used["heap_mb"] < 1024  # while the session was open, gigabytes were reserved
+
+
 READ = """
 import json
 from surestep.engine.allocator import read_allocator
-print(json.dumps(read_allocator()))
+print(json.dumps(read_allocator()[:2]))
 """
 
 
@@ -116,10 +149,19 @@ def test_a_preloaded_allocator_is_named(tmp_path):
     assert run(READ, LD_PRELOAD=str(library)) == ["libownmalloc.so.1", []]
 
 
+@needs_huge_pages
+def test_a_process_whose_address_space_is_limited_reserves_nothing():
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**36, 2**36))\n"
+    source = READ.replace("[:2]", ".huge_pages")
+    assert run(source) is True
+    assert run(limit + source) is False
+
+
 @pytest.mark.parametrize(
     ("facts", "value", "reason"),
     [
         ({}, "retain", "reuse freed memory"),
+        ({"huge_pages": True}, "huge_pages", "on huge pages"),
         ({"name": "libjemalloc.so.2"}, "default", "libjemalloc.so.2"),
         ({"settings": ("MALLOC_ARENA_MAX",)}, "default", "MALLOC_ARENA_MAX is set"),
     ],

@@ -248,6 +248,11 @@ SPEED: list[Case] = [
         {"facts": without(allocator=Allocator(settings=("MALLOC_TRIM_THRESHOLD_",)))},
         "Unset the variable",
     ),
+    (
+        {"cpu_allocator": "huge_pages"},
+        {"facts": without(allocator=Allocator())},
+        "cpu_allocator='retain'",
+    ),
 ]
 EVALUATION: list[Case] = [
     ({"validation.metric": "accuracy"}, VAL, "Measured: val/loss"),

@@ -120,10 +120,11 @@ class Config(Group):
     sdpa_backend: Literal["auto", "flash", "efficient", "cudnn", "math"] | NotSet = Field(
         default=NOT_SET, description="What computes scaled_dot_product_attention; auto: torch."
     )
-    cpu_allocator: Literal["auto", "retain", "default"] | NotSet = Field(
+    cpu_allocator: Literal["auto", "huge_pages", "retain", "default"] | NotSet = Field(
         default=NOT_SET,
-        description="retain: freed memory stays in the process (glibc's malloc); default: the "
-        "allocator's own settings; auto: retain on a CPU.",
+        description="retain: freed memory stays in the process (glibc's malloc); huge_pages: it "
+        "is also on huge pages; default: the allocator's own settings; auto: the first that the "
+        "machine has, on a CPU.",
     )
     profile: Steps | NotSet | None = Field(
         default=NOT_SET, description="Steps to watch with torch's profiler: '10:15'."

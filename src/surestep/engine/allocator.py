@@ -4,18 +4,28 @@ By its defaults glibc gives freed memory back to the kernel, by thresholds that 
 freed before. A step that crosses them gets its activations back from the kernel page by page:
 thousands of page faults a step, in some processes and not in others that run the same code.
 
-Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
+Memory that stays can also lie on huge pages of 2 MiB: one entry of the processor's table of
+addresses then covers what 512 entries cover with pages of 4 KiB.
+
+Sources: https://man7.org/linux/man-pages/man3/mallopt.3.html,
+https://docs.kernel.org/admin-guide/mm/transhuge.html
 """
 
 import ctypes
+import mmap
 import os
+import resource
 from pathlib import Path
 from typing import NamedTuple
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
-_NEVER_TRIM = 2**31 - 1
+_NEVER_TRIM = -1
 # Larger blocks still come from the kernel. Before glibc 2.35 the largest value is 32 MiB.
 _MMAP_THRESHOLDS = (2**30, 2**25)
+_HUGE_PAGE = 2**21
+_BLOCK = 2**30 - 2**16  # the largest kind of block that grows the heap
+_MOST_RESERVED = 8 * _BLOCK
+_KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 class Allocator(NamedTuple):
@@ -24,10 +34,12 @@ class Allocator(NamedTuple):
     Attributes:
         name: "glibc", or the file or system that `malloc` comes from instead.
         settings: environment variables that configure it.
+        huge_pages: the kernel gives huge pages to a process that asks for them, and only then.
     """
 
     name: str = "glibc"
     settings: tuple[str, ...] = ()
+    huge_pages: bool = False
 
 
 GLIBC = Allocator()
@@ -38,7 +50,7 @@ def read_allocator() -> Allocator:
     settings = [name for name in os.environ if name.startswith("MALLOC_")]
     if "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", ""):
         settings.append("GLIBC_TUNABLES")
-    return Allocator(_name(), tuple(sorted(settings)))
+    return Allocator(_name(), tuple(sorted(settings)), _has_huge_pages())
 
 
 def retain_freed_memory() -> bool:
@@ -55,6 +67,35 @@ def retain_freed_memory() -> bool:
     return bool(mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM))
 
 
+def reserve_huge_pages() -> int:
+    """Let glibc's heap grow on huge pages; call it after `retain_freed_memory`.
+
+    The heap grows by half of the machine's memory, 8 GiB at most, and shrinks again with
+    `return_free_memory`. The kernel hands out a page when it is first written to, so that what is
+    reserved costs no memory before.
+
+    Returns:
+        Bytes for which the kernel accepted it; 0 where the process may not have them.
+    """
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    count = min(_MOST_RESERVED, memory // 2) // _BLOCK
+    blocks = [block for _ in range(count) if (block := libc.malloc(_BLOCK))]
+    accepted = 0
+    for block in blocks:
+        start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
+        size = (block + _BLOCK - start) // _HUGE_PAGE * _HUGE_PAGE
+        if libc.madvise(start, size, mmap.MADV_HUGEPAGE) == 0:
+            accepted += size
+    for block in reversed(blocks):
+        libc.free(block)
+    return accepted
+
+
 def return_free_memory() -> None:
     """Give the memory that is free now back to the kernel, once."""
     ctypes.CDLL(None).malloc_trim(0)
@@ -69,6 +110,21 @@ class _Symbol(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("address", ctypes.c_void_p),
     ]
+
+
+def _has_huge_pages() -> bool:
+    """Return whether a reserve on huge pages is worth asking for, and costs nothing else.
+
+    Where the kernel uses them for all memory, nothing is to be asked for. Where it counts memory
+    that was only reserved, or the process is limited by it, the reserve would take from others.
+    """
+    limits = [resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    try:
+        asks = "[madvise]" in _KERNEL.read_text()
+        counts = Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
+    except OSError:
+        return False
+    return asks and not counts and all(each == resource.RLIM_INFINITY for each in limits)
 
 
 def _name() -> str:

@@ -158,7 +158,7 @@ class Plan:
     matmul_precision: Literal["highest", "high", "medium"]
     cudnn_benchmark: bool
     sdpa_backend: Literal["auto", "flash", "efficient", "cudnn", "math"]
-    cpu_allocator: Literal["retain", "default"]
+    cpu_allocator: Literal["huge_pages", "retain", "default"]
     scaler_init_scale: float
     scaler_growth_factor: float
     scaler_growth_interval: int

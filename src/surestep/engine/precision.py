@@ -12,7 +12,11 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from surestep.engine.allocator import retain_freed_memory, return_free_memory
+from surestep.engine.allocator import (
+    reserve_huge_pages,
+    retain_freed_memory,
+    return_free_memory,
+)
 from surestep.engine.device import current
 from surestep.engine.plan import Plan
 from surestep.engine.seed import use_deterministic_algorithms
@@ -76,7 +80,9 @@ def process_settings(plan: Plan) -> Iterator[None]:
     cudnn = (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
     matmul = torch.get_float32_matmul_precision()
     convolution = torch.backends.cudnn.allow_tf32
-    retains = plan.cpu_allocator == "retain" and retain_freed_memory()
+    retains = plan.cpu_allocator != "default" and retain_freed_memory()
+    if retains and plan.cpu_allocator == "huge_pages":
+        reserve_huge_pages()
     try:
         if plan.deterministic:
             use_deterministic_algorithms()

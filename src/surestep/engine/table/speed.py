@@ -18,7 +18,7 @@ def _sets_allocator(k: Known) -> bool:
 
 
 def _retains(k: Known) -> bool:
-    return k.said.get("cpu_allocator") == "retain"
+    return k.said.get("cpu_allocator") in ("retain", "huge_pages")
 
 
 ROWS: Rows = {
@@ -70,6 +70,11 @@ ROWS: Rows = {
             lambda k: bool(k.facts.allocator.settings),
             lambda _: "default",
             "auto: {k.facts.allocator.settings[0]} is set in the environment",
+        ),
+        Row(
+            lambda k: k.facts.allocator.huge_pages,
+            lambda _: "huge_pages",
+            "auto: steps on a CPU reuse freed memory, on huge pages",
         ),
         default("retain", "auto: steps on a CPU reuse freed memory without page faults"),
     ),
@@ -149,16 +154,27 @@ REFUSALS: Refusals = {
         Refusal(
             lambda k: _retains(k) and k.facts.allocator.name != "glibc",
             lambda k: (
-                "cpu_allocator='retain' sets glibc's malloc, and malloc here is not glibc's "
-                f"({k.facts.allocator.name}). Leave it out, or use cpu_allocator='default'."
+                f"cpu_allocator={k.said['cpu_allocator']!r} sets glibc's malloc, and malloc here "
+                f"is not glibc's ({k.facts.allocator.name}). Leave it out, or use "
+                "cpu_allocator='default'."
             ),
         ),
         Refusal(
             lambda k: _retains(k) and bool(k.facts.allocator.settings),
             lambda k: (
-                "cpu_allocator='retain' would override the environment variable "
-                f"{k.facts.allocator.settings[0]}. Unset the variable, or use "
+                f"cpu_allocator={k.said['cpu_allocator']!r} would override the environment "
+                f"variable {k.facts.allocator.settings[0]}. Unset the variable, or use "
                 "cpu_allocator='default'."
+            ),
+        ),
+        Refusal(
+            lambda k: (
+                k.said.get("cpu_allocator") == "huge_pages" and not k.facts.allocator.huge_pages
+            ),
+            lambda _: (
+                "cpu_allocator='huge_pages' needs Linux with 'madvise' in "
+                "/sys/kernel/mm/transparent_hugepage/enabled, overcommitted memory and no limit "
+                "on address space (ulimit -v, -d). Use cpu_allocator='retain'."
             ),
         ),
     ),
