@@ -31,7 +31,7 @@ class Net(nn.Module):
         (tiny.model(), "task is a Sequential. A model goes into a Task: surestep.Task(model=net"),
         (Net, "task is the class Net. A model goes into a Task: surestep.Task(model=net"),
         (tiny.task, "task is the function task. Call it, and pass the Task that it returns."),
-        (None, "task is a NoneType. Pass surestep.Task(model=net, loss=..., train=(x, y))."),
+        (None, "task is None. Pass surestep.Task(model=net, loss=..., train=(x, y))."),
     ],
     ids=["model", "class", "function", "None"],
 )
@@ -49,7 +49,14 @@ def test_what_is_not_a_task_is_named(tmp_path, start, task, message):
         ("run", 5, "run=5 is not a path. Pass the run folder: run='runs/mine'."),
         ("run", True, "run=True is not a path. Pass the run folder: run='runs/mine'."),
         ("resume", True, "resume=True is not known. 'auto', the default, resumes the run in the"),
-        ("resume", None, "resume=None is not known. 'auto', the default, resumes the run in the"),
+        ("resume", None, "resume=None is not known. Leave it out: the default, 'auto', resumes"),
+        ("resume", False, "resume=False is not known. Write resume='never'. 'auto', the default,"),
+        (
+            "resume",
+            "runs/a",
+            "resume='runs/a' is not known. A run is resumed by its folder: write ",
+        ),
+        ("resume", Path("runs/a"), f"resume={Path('runs/a')!r} is not known. A run is resumed by"),
         ("resume", "alway", "resume='alway' is not known. "),
         ("callbacks", Watch(), "callbacks is a Watch, not a list. Write callbacks=[that one]."),
         ("callbacks", Watch, "callbacks is the class Watch, not a list. Write callbacks=[Watch()]"),
@@ -60,7 +67,22 @@ def test_what_is_not_a_task_is_named(tmp_path, start, task, message):
             "callbacks has a Stranger, which is not a surestep.Callback. Derive its class from it: "
             "class Stranger(surestep.Callback).",
         ),
-        ("callbacks", [print], "callbacks has the function print, which is not a surestep.Callb"),
+        (
+            "callbacks",
+            [print],
+            "callbacks has the function print, which is not a surestep.Callback. Derive a class "
+            "from it: class MyCallback(surestep.Callback).",
+        ),
+        (
+            "callbacks",
+            "x",
+            "callbacks is 'x', not a list. It takes objects: callbacks=[MyCallback()]. Derive a "
+            "class from it: class MyCallback(surestep.Callback).",
+        ),
+        ("callbacks", ["x"], "callbacks has 'x', which is not a surestep.Callback. Derive a class"),
+        ("callbacks", None, "callbacks is None, not a list. Leave it out, or write callbacks=[]."),
+        ("callbacks", 5, "callbacks is 5, not a list. It takes objects: callbacks=[MyCallback()]."),
+        ("callbacks", Stranger(), "callbacks is a Stranger, not a list. It takes objects: callbac"),
         ("config", {"epochs": 1}, "config is a dict. Give surestep.Config(epochs=10, ...)."),
     ],
 )

@@ -21,6 +21,7 @@ OFF: Final[Mapping[str, object]] = {
     "limit_train_batches": None,
     "limit_val_batches": None,
     "skip_samples": None,
+    "optim.weight_decay": 0.0,
     "optim.layer_decay": None,
     "optim.line_search_fn": None,
     "validation.every": None,

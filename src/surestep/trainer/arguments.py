@@ -36,18 +36,15 @@ def check_callbacks(callbacks: Any) -> None:
     Raises:
         ConfigError: it is not, and what to write instead.
     """
-    if isinstance(callbacks, Callback) or not isinstance(callbacks, Sequence):
-        raise ConfigError(
-            f"callbacks is {_shown(callbacks)}, not a list. Write callbacks=[{_made(callbacks)}]."
-        )
+    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
+        raise ConfigError(f"callbacks is {_shown(callbacks)}, not a list. {_list_of(callbacks)}")
     for each in callbacks:
         name = each.__name__ if isinstance(each, type) else type(each).__name__
         if isinstance(each, type) and issubclass(each, Callback):
             raise ConfigError(f"callbacks has the class {name}. Pass an object: {name}().")
         if not isinstance(each, Callback):
             raise ConfigError(
-                f"callbacks has {_shown(each)}, which is not a surestep.Callback. Derive its class "
-                f"from it: class {_class_of(each)}(surestep.Callback)."
+                f"callbacks has {_shown(each)}, which is not a surestep.Callback. {_derived(each)}"
             )
         check_hooks(each)
 
@@ -65,15 +62,25 @@ def _shown(value: Any) -> str:
         return f"the class {value.__name__}"
     if callable(value) and hasattr(value, "__name__"):
         return f"the function {value.__name__}"
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
     return f"a {type(value).__name__}"
 
 
-def _made(value: Any) -> str:
-    return f"{value.__name__}()" if isinstance(value, type) else "that one"
+def _list_of(value: Any) -> str:
+    """Say which list to write instead of a value."""
+    if isinstance(value, Callback):
+        return "Write callbacks=[that one]."
+    if isinstance(value, type) and issubclass(value, Callback):
+        return f"Write callbacks=[{value.__name__}()]."
+    if not value:
+        return "Leave it out, or write callbacks=[]."
+    return f"It takes objects: callbacks=[MyCallback()]. {_derived(value)}"
 
 
-def _class_of(value: Any) -> str:
-    plain = callable(value) and hasattr(value, "__name__") and not isinstance(value, type)
-    if plain:
-        return "Mine"
-    return value.__name__ if isinstance(value, type) else type(value).__name__
+def _derived(value: Any) -> str:
+    """Say how a callback is made of what was given."""
+    if type(value).__module__ == "builtins" and not isinstance(value, type):
+        return "Derive a class from it: class MyCallback(surestep.Callback)."
+    name = value.__name__ if isinstance(value, type) else type(value).__name__
+    return f"Derive its class from it: class {name}(surestep.Callback)."

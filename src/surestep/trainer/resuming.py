@@ -1,5 +1,6 @@
 """Whether the run in a folder goes on, from which checkpoint, and with which changes."""
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -84,6 +85,17 @@ _RESUME = (
 )
 
 
+def _resume_instead(resume: Any) -> str:
+    """Say what to write instead of a value that is not one of the words."""
+    if resume is None:
+        return "Leave it out: the default, 'auto', resumes the run in the folder if there is one."
+    if resume is False:
+        return f"Write resume='never'. {_RESUME}"
+    if isinstance(resume, os.PathLike) or (isinstance(resume, str) and os.sep in resume):
+        return f"A run is resumed by its folder: write run={os.fspath(resume)!r}."
+    return near(resume, get_args(Resume)) if isinstance(resume, str) else _RESUME
+
+
 def wish(resume: Resume, allow: Sequence[str], from_: str | None) -> Wish:
     """Check what was said.
 
@@ -91,8 +103,7 @@ def wish(resume: Resume, allow: Sequence[str], from_: str | None) -> Wish:
         ConfigError: a word that is not known.
     """
     if resume not in get_args(Resume):
-        hint = near(resume, get_args(Resume)) if isinstance(resume, str) else _RESUME
-        raise ConfigError(f"resume={resume!r} is not known. {hint}")
+        raise ConfigError(f"resume={resume!r} is not known. {_resume_instead(resume)}")
     check_allow(allow)
     if from_ is not None:
         check_branch(from_)

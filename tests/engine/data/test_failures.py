@@ -46,6 +46,10 @@ def ragged(index):
     return (X[index][:3] if index == BAD else X[index]), Y[index]
 
 
+def lacking(index):
+    return (X[index],) if index == BAD else (X[index], Y[index])
+
+
 def unknown_class(index):
     return X[index], torch.tensor(7) if index == BAD else Y[index]
 
@@ -63,8 +67,16 @@ def fit(folder, train, *, model=None, val=None, **options):
         (missing, r"Sample 13 of the train data could not be loaded \(epoch 1, position 13\): "),
         (missing, r"FileNotFoundError: .*image\.png' \(.*test_failures\.py, line \d+\)\."),
         (missing, r"leave it out: skip_samples=\[13\]\.$"),
-        (ragged, r"Samples 12, 13, 14, 15 of the train data could not be put together \(epoch 1, "),
-        (ragged, r"Sample 13 has shapes \(3,\), \(\) and others have \(4,\), \(\)\. Pad them"),
+        (
+            ragged,
+            r"^Sample 13 of the train data has shapes \(3,\), \(\), and the others of its batch",
+        ),
+        (ragged, r"have \(4,\), \(\) \(epoch 1, positions 12 to 15\): .* Pad them to one length"),
+        (
+            lacking,
+            r"^Sample 13 of the train data is a tuple of 1, and the others of its batch are a",
+        ),
+        (lacking, r"a tuple of 2 \(epoch 1, positions 12 to 15\): .* Return the same parts for"),
         (unknown_class, r"The target 7 of sample 13 \(position 13\) is out of range, at step 4 of"),
     ],
 )
@@ -90,7 +102,7 @@ def test_the_sample_is_named_by_its_index_in_a_shuffled_epoch(tmp_path):
     ("load", "says"),
     [
         (missing, r"The stream failed at its sample 13 \(from 0\) of epoch 1: FileNotFoundError"),
-        (ragged, r"of the stream data could not be put together .* Sample 13 has shapes \(3,\)"),
+        (ragged, r"^Sample 13 of the stream data has shapes \(3,\), \(\), and the others"),
         (unknown_class, r"The target 7 of row 13 is out of range, at step 4 of epoch 1"),
     ],
 )

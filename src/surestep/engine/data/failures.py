@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from surestep.engine.data.batch import MicroBatch, tensors_in
 from surestep.engine.device import ran_out
 
 _OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")
+_Kind = TypeVar("_Kind")
 _NAMED = 8  # samples that an error lists
 
 
@@ -70,11 +71,13 @@ def name_samples(
     if _is_ours(error):
         return error
     epoch, first, wanted = place
+    where = f"(epoch {epoch + 1}, positions {first} to {first + len(wanted) - 1})"
+    if odd := _odd_sample(wanted, samples, part):
+        return DataError(f"{odd[0]} {where}: {_shown(error)}. {odd[1]}")
     named = ", ".join(map(str, wanted[:_NAMED])) + (", ..." if len(wanted) > _NAMED else "")
     did = "put together" if samples else "loaded"
     return DataError(
-        f"Samples {named} of the {part} data could not be {did} (epoch {epoch + 1}, positions "
-        f"{first} to {first + len(wanted) - 1}): {_shown(error)}.{_odd_shape(wanted, samples)}"
+        f"Samples {named} of the {part} data could not be {did} {where}: {_shown(error)}."
     )
 
 
@@ -97,20 +100,43 @@ def _shown(error: Exception) -> str:
     return f"{text} ({where})" if where else text
 
 
-def _odd_shape(wanted: Sequence[int], samples: Sequence[Any]) -> str:
-    """Name the first sample that has other shapes than most, and what to do; "" if none has."""
+def _odd_sample(wanted: Sequence[int], samples: Sequence[Any], part: str) -> tuple[str, str] | None:
+    """Name the first sample unlike most of its batch, and say what to do; None if all are alike."""
+    whose = f"of the {part} data"
+    kinds = [_kind(sample) for sample in samples]
+    if of_kind := _first_odd(wanted, kinds):
+        index, kind, usual_kind = of_kind
+        return (
+            f"Sample {index} {whose} is {kind}, and the others of its batch are {usual_kind}",
+            "Return the same parts for every sample.",
+        )
     shapes = [tuple(tuple(each.shape) for each in tensors_in(sample)) for sample in samples]
-    if len(set(shapes)) < 2:
-        return ""
-    usual = Counter(shapes).most_common(1)[0][0]
-    index, odd = next(
-        (index, shape) for index, shape in zip(wanted, shapes, strict=False) if shape != usual
-    )
-    return (
-        f" Sample {index} has shapes {_listed(odd)} and others have {_listed(usual)}. Pad them to "
-        "one length in Task(collate_fn=...); or, if each element of the data is a batch already, "
-        "pass Task(batched=True)."
-    )
+    if of_shape := _first_odd(wanted, shapes):
+        index, odd, usual = of_shape
+        return (
+            f"Sample {index} {whose} has shapes {_listed(odd)}, and the others of its batch have "
+            f"{_listed(usual)}",
+            "Pad them to one length in Task(collate_fn=...); or, if each element of the data is a "
+            "batch already, pass Task(batched=True).",
+        )
+    return None
+
+
+def _first_odd(wanted: Sequence[int], kinds: Sequence[_Kind]) -> tuple[int, _Kind, _Kind] | None:
+    """Return the first sample that is not of the most common kind, its kind, and that one."""
+    if len(set(kinds)) < 2:
+        return None
+    usual = Counter(kinds).most_common(1)[0][0]
+    odd = ((index, kind) for index, kind in zip(wanted, kinds, strict=False) if kind != usual)
+    return (*next(odd), usual)
+
+
+def _kind(sample: Any) -> str:
+    """Describe a sample in words: its class, and how many parts it has or which."""
+    name = type(sample).__name__
+    if isinstance(sample, Mapping):
+        return f"a {name} of {', '.join(map(repr, sample))}"
+    return f"a {name} of {len(sample)}" if isinstance(sample, (tuple, list)) else f"a {name}"
 
 
 def _listed(shapes: Iterable[tuple[int, ...]]) -> str:
