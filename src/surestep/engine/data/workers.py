@@ -25,7 +25,7 @@ from surestep.engine.data.signals import kill_tree
 
 _PATIENCE_S = 5.0  # for workers to end after they were asked to
 _FILES, _FILES_EACH = 8, 8  # that the process opens, by a guess: seen were 2 + 5 a worker
-_MOMENT_S = 0.5  # for a worker to end whose connection broke
+_MOMENT_S = 0.5  # for a worker to end whose connection broke, or whose loader was abandoned
 _loaders: "WeakSet[Loader]" = WeakSet()  # those that have started workers
 _torch_handler: list[Callable[[int, FrameType | None], object]] = []
 _ending: list[list[BaseProcess]] = []  # workers that are being ended, their loader may be gone
@@ -132,7 +132,7 @@ class Loader:
             self._end()
             self._loader = self._make()
 
-    def _end(self) -> None:
+    def _end(self, patience_s: float = _PATIENCE_S) -> None:
         if self._iterator is None:
             return
         _ending.append(workers := self._workers)
@@ -140,7 +140,7 @@ class Loader:
         end = threading.Thread(target=self._iterator._shutdown_workers, daemon=True)
         end.start()
         dead = any(each.exitcode not in (None, 0) for each in workers)
-        end.join(_PATIENCE_S / 10 if dead else _PATIENCE_S)
+        end.join(_MOMENT_S if dead else patience_s)
         kill_tree(*(each.pid for each in workers if each.is_alive() and each.pid))
         for each in workers:
             each.join(_PATIENCE_S)
@@ -148,9 +148,13 @@ class Loader:
         _ending.remove(workers)  # until here the handler of SIGCHLD must know them
 
     def __del__(self) -> None:
-        """End the workers with the last reference to their loader."""
-        if hasattr(self, "_process"):
-            self.close()
+        """End the workers of a loader that nothing refers to; they load what no one reads.
+
+        If the collector found it in a cycle, it closed the queues by which the workers are asked to
+        end before it came here, and they never end by themselves.
+        """
+        if getattr(self, "_process", None) == os.getpid():
+            self._end(_MOMENT_S)
 
 
 def _describe(worker: BaseProcess, workers: int) -> str:
