@@ -127,6 +127,6 @@ def check_norms(
         own = loader_settings(data)
         size = (own or {}).get("batch_size") or plan.validation_batch_size
         ranks = plan.parallel_ranks
-        check_validation(
-            model, narrow, part, Cut(samples_of(data, part), size * ranks, size, ranks=ranks)
-        )
+        samples, limit = samples_of(data, part), plan.limit_val_batches
+        cut = Cut(samples, size * ranks, size, ranks=ranks, limit=limit)
+        check_validation(model, narrow, part, cut)

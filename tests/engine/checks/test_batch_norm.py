@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset
 
 import surestep
 from surestep.base.errors import DataError
-from surestep.engine.data.order import Cut, find_single
+from surestep.engine.data.order import Cut, find_single, read_for
 from surestep.trainer.rehearse import dry_run
 from tests import tiny
 
@@ -142,6 +142,29 @@ def test_validation_without_running_statistics_is_refused(tmp_path):
     parts = {"val": tiny.data(9)}
     with pytest.raises(DataError, match="val data: BatchNorm '1' would get one value per channel"):
         prepare(tmp_path, 16, bare, parts, validation={"batch_size": 4})
+
+
+def test_a_last_batch_that_no_evaluation_reads_is_no_alarm(tmp_path):
+    def bare():
+        return flat(nn.BatchNorm1d(8, track_running_stats=False))
+
+    options = {"validation": {"batch_size": 4}, "limit_val_batches": 2}
+    with prepare(tmp_path, 16, bare, {"val": tiny.data(9)}, **options) as session:
+        assert session.evaluate()["val/loss"] > 0
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_is_refused_on_ranks_is_what_torch_rejects_on_one_of_them(ranks, whole):
+    for samples, batch, micro in itertools.product(range(3, 14), range(ranks, 8), range(1, 5)):
+        cut = Cut(samples, batch, micro, ranks=ranks, whole=whole)
+        sizes = [
+            len(read_for(range(*part)))
+            for rank in range(ranks)
+            for first, end, _ in cut.batches(0)
+            for part in cut._replace(rank=rank).micro_batches(first, end)
+        ]
+        assert (find_single(cut, None) is None) == (min(sizes) > 1)
 
 
 class Flow(IterableDataset):
