@@ -160,6 +160,31 @@ raise error
     assert ESCAPED in answer.err
 
 
+def test_an_error_in_training_that_is_not_ours_is_escaped(answers, recipe):
+    class_ = f"""
+class Odd(nn.Linear):
+    def forward(self, x):
+        if self.training:
+            raise LookupError({RAW!r})
+        return super().forward(x)
+
+def task("""
+    text = RECIPE.replace("def task(", class_, 1).replace("nn.Linear(hidden, 3)", "Odd(hidden, 3)")
+    answer = answers("train", recipe(text), "--run", "r")
+    assert answer.code == 1
+    assert "Traceback (most recent call last)" in answer.err
+    assert f"LookupError: {ESCAPED}" in answer.err
+
+
+def test_line_breaks_in_names_are_escaped_in_tables_and_figures(answers, recipe):
+    text = RECIPE.replace('metrics={"accuracy": accuracy}', 'metrics={"a\\nb": accuracy}')
+    trained = answers("train", recipe(text), "--run", "r")
+    assert trained.code == 0, trained.err
+    assert r"a\nb" in trained.out + trained.err
+    assert "a\nb" not in trained.out + trained.err
+    assert r"a\nb" in answers("evaluate", "r").out
+
+
 @pytest.mark.parametrize("kind", ["plain", "bar"])
 def test_lines_of_a_run_are_escaped(capfd, caplog, kind):
     caplog.set_level("INFO", "surestep")

@@ -9,6 +9,11 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() or each == "\n" else _spelled(each) for each in text)
 
 
+def one_line(text: str) -> str:
+    """Return text with what would steer a terminal spelled out, line breaks too."""
+    return printable(text).replace("\n", "\\n")
+
+
 def print_escaped(text: str, file: TextIO | None = None) -> None:
     """Print text with its control characters escaped, and flush it.
 

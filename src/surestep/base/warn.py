@@ -7,7 +7,7 @@ import traceback
 import warnings
 from pathlib import Path
 
-from surestep.base.printable import printable
+from surestep.base.printable import one_line
 
 _OURS = (str(Path(__file__).parents[1]), contextlib.__file__)
 
@@ -19,7 +19,7 @@ def warn(text: str) -> None:
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inner):
         frame, level = frame.f_back, level + 1
-    warnings.warn(printable(text), stacklevel=level)
+    warnings.warn(one_line(text), stacklevel=level)
 
 
 def place_of(error: BaseException) -> str:

@@ -78,9 +78,7 @@ def _guarded(words: list[str]) -> int:
     except BrokenPipeError:  # who read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception:
-        if _launched().size == 1:
-            raise
+    except Exception:  # Python itself would print the words of it as they are
         _tell(traceback.format_exc().rstrip())
         return 1
 

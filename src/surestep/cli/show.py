@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from surestep.base.printable import printable
+from surestep.base.printable import one_line
 
 if TYPE_CHECKING:  # the guides of schedules and losses are printed without torch
     from surestep.engine.value import Value
@@ -22,11 +22,11 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> 
     for name in names or ["" for _ in rows[0]]:
         drawn.add_column(name, overflow="fold")
     for row in rows:
-        drawn.add_row(*(escape(printable(str(cell))) for cell in row))
+        drawn.add_row(*(escape(one_line(str(cell))) for cell in row))
     # Without a terminal there is no width to fit, and a folded line is no use to a program.
     width = None if sys.stdout.isatty() else 10_000
     console = Console(file=sys.stdout, width=width, highlight=False)
-    console.print(printable(title), style="bold", markup=False, soft_wrap=True)
+    console.print(one_line(title), style="bold", markup=False, soft_wrap=True)
     console.print(drawn)
 
 

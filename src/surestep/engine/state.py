@@ -119,9 +119,9 @@ class State:
     out, as they were before the first step: those that differ from it are saved too. `keeper` has
     the parameters and optimizer state of a way that keeps them outside of model and optimizers.
     `built_options` are the options of each optimizer's groups before the first step: they show
-    which options the optimizer changed itself. `counts_steps` is True where the optimizer is one that
-    surestep built, and steps once for each step taken. `scheduled` names the options, by optimizer, that
-    the schedule writes before each step.
+    which options the optimizer changed itself. `counts_steps` is True if surestep built the
+    optimizer and steps it once for each step taken. `scheduled` names the options, by optimizer,
+    that the schedule writes before each step.
     """
 
     model: nn.Module

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from surestep.base.printable import one_line
+
 Value = float | list[Any]  # a table is a list of lists
 
 
@@ -13,4 +15,4 @@ def number(value: Value) -> float:
 def shown(metrics: dict[str, Value]) -> str:
     """Return metrics as a line of text; tables are left to the events."""
     figures = {name: value for name, value in metrics.items() if not isinstance(value, list)}
-    return "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    return "  ".join(f"{one_line(name)} {value:.4g}" for name, value in figures.items())
