@@ -7,6 +7,7 @@ from textwrap import wrap
 from typing import NamedTuple
 
 from surestep.cli.applies import applies
+from surestep.cli.spelled import values_in
 from surestep.engine.parallel.launch import NPROC
 from surestep.recipes.find import COMPUTED, Outline, Parameter
 
@@ -62,10 +63,7 @@ def asks_for_help(words: Iterable[str]) -> bool:
 
 def chosen_by(words: list[str], outline: Outline) -> dict[str, str]:
     """Return the options that decide which others apply: as typed, else the recipe's."""
-    typed = {}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        name, equals, value = word.removeprefix("--").replace("-", "_").partition("=")
-        typed[name] = value if equals else following
+    typed = values_in(words)
     several = NPROC.removeprefix("--") in typed or int(os.environ.get("WORLD_SIZE") or "1") > 1
     of_processes = {"parallel.ranks": "several"} if several else {}
     set_by_recipe = {name: str(value) for name, value in outline.options.items()}

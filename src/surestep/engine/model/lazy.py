@@ -8,6 +8,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from surestep.base.errors import TaskError
+from surestep.engine.checks.forward import explain_forward
 from surestep.engine.data.batch import MicroBatch
 from surestep.engine.model.kept import kept_modes
 
@@ -40,10 +41,11 @@ def initialize_lazy(model: nn.Module, micro: MicroBatch) -> None:
             model.eval()
             model(*args, **kwargs)
     except Exception as error:  # the forward is the user's, and may raise anything
+        moved = micro._replace(args=args, kwargs=kwargs)
         raise TaskError(
             f"The model has lazy modules ({', '.join(names[:3])}), which its first forward "
-            f"initializes, and that fails: {type(error).__name__}: {error} Call the model once "
-            "on a batch before you give it to the Task."
+            f"initializes, and that fails: {type(error).__name__}: "
+            f"{explain_forward(error, model, moved, alone=True)}"
         ) from error
     if left := lazy_names(model):
         raise TaskError(
