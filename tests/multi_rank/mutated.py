@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 import surestep
 from surestep.base.errors import SurestepError
-from surestep.engine import step
 from surestep.engine.data import feed, order
 from surestep.engine.parallel import fsdp
 from surestep.engine.parallel.cargo import Cargo
@@ -154,7 +153,7 @@ def instead(owner: Any, name: str, other: Any) -> Callable[[Patch], None]:
     return lambda patch: patch.setattr(owner, name, other)
 
 
-def of_this_rank(_: Any, batch: Any) -> Any:
+def of_this_rank(_: Ddp, batch: Any, __: Any) -> Any:
     """Take the other ranks for as full as this one."""
     return batch._replace(items=batch.items * dist.get_world_size() or 1.0)
 
@@ -232,10 +231,10 @@ def blind_to(field: str, own: Callable = alike._known) -> Callable[..., Any]:
 
 MUTATIONS: dict[str, Mutation] = {
     "the divisor is of this rank alone": Mutation(
-        1, "cut", instead(step, "_of_all_ranks", of_this_rank)
+        1, "cut", instead(Ddp, "count_items", of_this_rank)
     ),
     "the first guess of the items is the last": Mutation(
-        1, "cut", instead(step, "_corrected", lambda parallel, logged, factor: logged)
+        1, "cut", instead(Ddp, "_divide_again", lambda self, logged, items, of_all: logged)
     ),
     "the loss of a micro-batch takes the place of the one before": Mutation(
         1, "cut", instead(Cargo, "root", last_alone)

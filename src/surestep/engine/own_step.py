@@ -40,7 +40,7 @@ class OwnStep:
         logged = [(f"{name}/loss", value) for name, value in losses.items() if world.is_first]
         logged += [(name, _mean(list(values.values()))) for name, values in turn.logged.items()]
         total = torch.stack([each.float() for each in losses.values()]).sum() * divisor
-        return Update(outcome, _together(turn.norms), total, logged)
+        return Update(outcome, _together(turn.norms), total, logged, batch.items)
 
 
 def _mean(values: list[Tensor]) -> Tensor:

@@ -84,7 +84,7 @@ class Update(NamedTuple):
     norms: GradNorm | None
     loss_sum: Tensor | None
     logged: list[tuple[str, Tensor]]
-    late: tuple[float, float] | None = None  # items and divisor, where they are known only now
+    items: float
 
 
 def update(parts: "Parts", batch: Batch, divisor: float, rate: float) -> Update:
@@ -99,12 +99,11 @@ def update(parts: "Parts", batch: Batch, divisor: float, rate: float) -> Update:
         loss_sum, logged = forward_backward(parts, batch, divisor)
         if before != (python[0], numpy[0]):
             loss_sum, logged = _with_seeds(parts, batch, divisor)
-    items = None if parallel.world.size == 1 else parallel.landed()
-    late = None if items is None else (items, items)
-    if items is not None and items != divisor:
-        if not items:
-            return Update(Outcome(False), None, None, _NOTHING, late)
-        logged = _corrected(parallel, logged, divisor / items)
+    items = batch.items
+    if parallel.world.size > 1:
+        items, logged = parallel.settle_items(items, logged)
+    if not items:
+        return Update(Outcome(False), None, None, _NOTHING, items)
     parallel.unscale()
     for watch in parts.on_backward:
         watch(parts.state)
@@ -113,7 +112,7 @@ def update(parts: "Parts", batch: Batch, divisor: float, rate: float) -> Update:
         group["lr"] = peak * rate
     if parts.momentum is not None:
         parts.momentum(parts.state.place.steps_taken)
-    return Update(parallel.step(loss_sum, norms.total), norms, loss_sum, logged, late)
+    return Update(parallel.step(loss_sum, norms.total), norms, loss_sum, logged, items)
 
 
 def _with_seeds(
@@ -128,15 +127,6 @@ def _with_seeds(
     metrics.take_logged()
     with parts.generators.preserved():
         return forward_backward(parts, batch, divisor)
-
-
-def _corrected(
-    parallel: Parallel, logged: list[tuple[str, Tensor]], factor: float
-) -> list[tuple[str, Tensor]]:
-    """Bring gradients and what is logged to the divisor that turned out to be the right one."""
-    grads = [each.grad for each in parallel.parameters if each.grad is not None]
-    torch._foreach_mul_(grads, factor)
-    return [(name, value * factor) for name, value in logged]
 
 
 @dataclass
@@ -176,9 +166,9 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
     state, before = parts.state, parts.state.place
     rate = parts.rate(before.steps_taken)
     batch = parts.transform(batch, before.step) if parts.transform and batch.samples else batch
-    batch = batch if parts.parallel.world.size == 1 else _of_all_ranks(parts, batch)
-    items = batch.items
-    divisor = items if parts.loss.divides else 1.0
+    if parts.parallel.world.size > 1:
+        batch = parts.parallel.count_items(batch, parts.loss)
+    items, divides = batch.items, parts.loss.divides
     outcome, norms, loss_sum, logged = Outcome(False), None, None, _NOTHING
     if items:
         if parts.freeze is not None:
@@ -188,8 +178,8 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
                 module.training = training
         if parts.buffers.slots:
             parts.buffers.keep()
-        outcome, norms, loss_sum, logged, late = parts.update(parts, batch, divisor, rate)
-        items, divisor = late or (items, divisor)
+        divisor = items if divides else 1.0
+        outcome, norms, loss_sum, logged, items = parts.update(parts, batch, divisor, rate)
         if parts.buffers.slots:
             parts.buffers.restore(outcome)
         if state.average is not None:
@@ -204,7 +194,7 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
         epoch=batch.epoch,
         lr=parts.peak_rates[0] * rate,
         items=items,
-        divisor=divisor,
+        divisor=items if divides else 1.0,
         samples=batch.samples,
         before=before,
         outcome=outcome,
@@ -212,20 +202,6 @@ def train_step(parts: Parts, batch: Batch) -> StepResult:
         loss_sum=loss_sum,
         logged=logged,
     )
-
-
-def _of_all_ranks(parts: Parts, batch: Batch) -> Batch:
-    """Return a rank's share of a batch with the items of all ranks.
-
-    Or, where only the gradients' divisor is asked for and the gradients bring it, with a first
-    guess that is the same on all of them: the samples of the global batch, told by its place.
-    """
-    parallel, loss, samples = parts.parallel, parts.loss, batch.end - batch.position
-    guesses = parts.update is update and loss.divides and not loss.parts
-    if guesses and samples and batch.micro_batches and parallel.board(batch.items):
-        return batch._replace(items=float(samples))
-    items, *part_items = parallel.sum(batch.items, *batch.part_items)
-    return batch._replace(items=items, part_items=tuple(part_items))
 
 
 def forward_backward(

@@ -1,3 +1,5 @@
+import pytest
+
 from surestep.engine.parallel.world import ALONE, WORDS, World
 
 
@@ -33,3 +35,20 @@ def test_a_signal_that_comes_while_words_are_sent_is_agreed_at_the_next_exchange
     assert world.agreed == set()
     world.exchange([])
     assert world.agreed == {"SIGTERM"}
+
+
+def test_without_a_request_the_sums_of_a_summary_set_the_clock_alone():
+    world = World(rank=1, size=2)
+    world.exchange = pytest.fail
+    assert world.summarize() == (0.0, 0.0)
+    world.agree_by(0.0, 2.5)
+    assert (world.seconds, world.agreed) == (2.5, set())
+
+
+def test_a_request_in_a_summary_of_any_rank_is_exchanged_at_once():
+    world = World()
+    world.wanted.add("save")
+    requests, seconds = world.summarize()
+    assert requests == 1.0
+    world.agree_by(requests, seconds)
+    assert (world.agreed, world.wanted) == ({"save"}, set())

@@ -1,13 +1,17 @@
 """The verbs of a step, named after PyTorch's; the step itself knows no backend."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from surestep.engine.data.batch import Batch
+from surestep.engine.losses.base import Loss
 from surestep.engine.parallel.world import World
+
+Named = tuple[str, Tensor]
 
 
 class GradNorm(NamedTuple):
@@ -43,16 +47,20 @@ class Parallel(Protocol):
     parameters: list[nn.Parameter]
     cleared: list[nn.Parameter]  # what a step begins without gradients of
 
-    def sum(self, *items: float) -> Sequence[float]:
-        """Add up the items of all ranks, and let them agree on what one of them wants."""
+    def count_items(self, batch: Batch, loss: Loss) -> Batch:
+        """Return the batch with the items of all ranks, or what gradients can be divided by first.
+
+        The ranks also agree on what one of them requests, here or in `settle_items`.
+        """
         ...
 
-    def board(self, items: float) -> bool:
-        """Let the items of this rank travel with the gradients of the step; say whether they do."""
-        ...
+    def settle_items(self, items: float, logged: list[Named]) -> tuple[float, list[Named]]:
+        """Return the items of all ranks and what is logged; gradients are those of the mean then.
 
-    def landed(self) -> float | None:
-        """Return the items of all ranks that travelled with the gradients; None where none did."""
+        Args:
+            items: that `count_items` returned.
+            logged: means by these items.
+        """
         ...
 
     def add_up(self, loss_sum: Tensor) -> Tensor:

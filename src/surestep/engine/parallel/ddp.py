@@ -3,7 +3,7 @@
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 """
 
-from collections.abc import Sequence
+import math
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from surestep.base.errors import TaskError
+from surestep.engine.data.batch import Batch
+from surestep.engine.losses.base import Loss
+from surestep.engine.parallel.base import Named
 from surestep.engine.parallel.cargo import Cargo, Carrier
 from surestep.engine.parallel.ranked import Ranked
 from surestep.engine.parallel.single import NO_GRADIENT, NOTHING
-from surestep.engine.parallel.world import SAID, World
+from surestep.engine.parallel.world import World
 from surestep.engine.plan import Plan
 from surestep.engine.state import WHOLE, State
 
@@ -37,14 +40,15 @@ class Ddp(Ranked):
         if world.size > 1 and not plan.parallel_find_unused_parameters:
             # Of a graph that is not static torch adds up nothing, which a count of ranks tells.
             self._present = [world.rank + 1.0] if plan.parallel_static_graph else []
-            self._all_present = [world.size * (world.size + 1) / 2] if self._present else []
-            model = Carrier(model, 1 + len(self._present) + SAID)
+            model = Carrier(model, 2 + len(self._present))
             self._cargo = Cargo(model.cargo, world.size)
             self.cleared = [*self.parameters, model.cargo]
         self.module = self.wrapped(model, plan)
         self._learns_graph = plan.parallel_static_graph
-        # To read what arrived would wait for a GPU; and a scale fits to the size of a mean loss.
-        self._brings_items = plan.device.type == "cpu" and plan.guard != "scaled"
+        # To read what arrived would wait for a GPU; a scale fits to the size of a mean loss; and a
+        # search goes backward several times.
+        reads = plan.device.type == "cpu" and plan.guard not in ("scaled", "searching")
+        self._sends_items = reads and self._cargo is not None
 
     def wrapped(self, model: nn.Module, plan: Plan) -> nn.Module:
         """Return the model with what adds up its gradients."""
@@ -72,33 +76,46 @@ class Ddp(Ranked):
         context: AbstractContextManager[Any] = module.no_sync()
         return context
 
-    def sum(self, *items: float) -> Sequence[float]:
-        """Add up the items of all ranks, over the host's group."""
-        if self._cargo is not None:
-            self._cargo.unload()
-        return super().sum(*items)
+    def count_items(self, batch: Batch, loss: Loss) -> Batch:
+        """Return the batch with the items of all ranks, or send those of this one with gradients.
 
-    def board(self, items: float) -> bool:
-        """Send the items of this rank, and what else it says, with the gradients."""
-        if self._cargo is None or not self._brings_items:
-            return False
+        Gradients are then divided by the samples of the global batch, which all ranks know, until
+        `settle_items` has the items: for one item a sample that is the same number.
+        """
+        if self._cargo is None:
+            return super().count_items(batch, loss)
+        self._cargo.clear()
+        samples = batch.end - batch.position
+        divides_later = self._sends_items and loss.divides and not loss.parts
+        if not (divides_later and samples and batch.micro_batches):
+            return super().count_items(batch, loss)
         self.world.talks += 1
-        self._cargo.board([items, *self._present, *self.world.said()])
-        return True
+        self._cargo.send(batch.items, *self.world.summarize(), *self._present)
+        return batch._replace(items=float(samples))
 
-    def landed(self) -> float | None:
-        """Return the items of all ranks, and take in what else they said.
+    def settle_items(self, items: float, logged: list[Named]) -> tuple[float, list[Named]]:
+        """Return the items of all ranks, where they came with the gradients, and divide by them.
 
         Raises:
             TaskError: nothing was added up, since the graph was not static.
         """
-        sums = None if self._cargo is None else self._cargo.landed()
-        if sums is None:
-            return None
-        items, *present = self.world.heard(sums)
-        if present != self._all_present:
+        received = None if self._cargo is None else self._cargo.receive()
+        if received is None:
+            return items, logged
+        of_all, requests, seconds, *present = received
+        expected = self.world.size * (self.world.size + 1) / 2
+        if present and not math.isclose(present[0], expected, rel_tol=1e-3):
             raise TaskError(_NOT_STATIC)
-        return items
+        self.world.agree_by(requests, seconds)
+        return of_all, self._divide_again(logged, items, of_all)
+
+    def _divide_again(self, logged: list[Named], items: float, of_all: float) -> list[Named]:
+        """Divide gradients and what is logged by the items of all ranks in place of `items`."""
+        if of_all in (0, items):
+            return logged
+        grads = [each.grad for each in self.parameters if each.grad is not None]
+        torch._foreach_mul_(grads, items / of_all)
+        return [(name, value * (items / of_all)) for name, value in logged]
 
     def add_up(self, loss_sum: Tensor) -> Tensor:
         """Return the loss of all ranks, as it came with the gradients."""

@@ -1,10 +1,10 @@
 """What every way of sharing a step has in common: each rank sees its share of the batch."""
 
-from collections.abc import Sequence
-
 import torch.distributed as dist
 from torch import Tensor
 
+from surestep.engine.data.batch import Batch
+from surestep.engine.losses.base import Loss
 from surestep.engine.parallel.single import Single
 from surestep.engine.parallel.world import World
 from surestep.engine.plan import Plan
@@ -18,9 +18,10 @@ class Ranked(Single):
         super().__init__(plan, state, name)
         self.world = world
 
-    def sum(self, *items: float) -> Sequence[float]:
+    def count_items(self, batch: Batch, loss: Loss) -> Batch:
         """Add up the items of all ranks, over the host's group."""
-        return self.world.exchange(items)
+        items, *part_items = self.world.exchange([batch.items, *batch.part_items])
+        return batch._replace(items=items, part_items=tuple(part_items))
 
     def add_up(self, loss_sum: Tensor) -> Tensor:
         """Add up the loss of all ranks, on the device; one that is not finite is so for all."""

@@ -43,8 +43,8 @@ def _search(parts: Parts, batch: Batch, divisor: float, rate: float) -> Update:
     except _NotFiniteError as met:
         kept.restore()
         value, measured = met.args
-        return Update(Outcome(False, nonfinite=True), measured, value, logged)
-    return Update(Outcome(True), norms, loss_sum, logged)
+        return Update(Outcome(False, nonfinite=True), measured, value, logged, batch.items)
+    return Update(Outcome(True), norms, loss_sum, logged, batch.items)
 
 
 class _NotFiniteError(Exception):

@@ -1,7 +1,7 @@
 """One process."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -14,8 +14,10 @@ from torch.autograd.graph import _engine_run_backward
 from torch.nn.utils import get_total_norm
 
 from surestep.base.errors import TaskError
+from surestep.engine.data.batch import Batch
+from surestep.engine.losses.base import Loss
 from surestep.engine.optim.kinds import sparse_tables
-from surestep.engine.parallel.base import GradNorm, Outcome
+from surestep.engine.parallel.base import GradNorm, Named, Outcome
 from surestep.engine.parallel.guard import Reading, Scaled
 from surestep.engine.parallel.world import ALONE
 from surestep.engine.plan import Plan
@@ -58,21 +60,17 @@ class Single:
         self.unscale = partial(self.scaler.unscale_, self.optimizer)
         self._seeds: dict[torch.dtype, tuple[float, Tensor]] = {}
 
-    def sum(self, *items: float) -> Sequence[float]:
-        """Return the items themselves."""
-        return items
+    def count_items(self, batch: Batch, loss: Loss) -> Batch:
+        """Return the batch itself."""
+        return batch
+
+    def settle_items(self, items: float, logged: list[Named]) -> tuple[float, list[Named]]:
+        """Return both as they are."""
+        return items, logged
 
     def add_up(self, loss_sum: Tensor) -> Tensor:
         """Return the loss itself."""
         return loss_sum
-
-    def board(self, items: float) -> bool:
-        """Say no: nothing is sent."""
-        return False
-
-    def landed(self) -> float | None:
-        """Return None: nothing was sent."""
-        return None
 
     def reduce_grads(self) -> None:
         """Do nothing: no other rank has gradients."""

@@ -19,7 +19,6 @@ SIGNALS = ("Ctrl-C", "SIGTERM", "SIGUSR1", "SIGHUP")
 PAUSES = (*SIGNALS, "pause", "max_time")  # what stops a run that can be resumed
 WORKER_DIED = "a data worker died"  # on some rank: all of them save and stop at the same step
 WORDS = ("stop", "save", "evaluate", WORKER_DIED, *PAUSES)
-SAID = len(WORDS) + 1  # numbers that a rank says at each exchange
 
 
 class Watcher(Protocol):
@@ -108,23 +107,34 @@ class World:
 
     def exchange(self, values: Sequence[float]) -> list[float]:
         """Add up the values of all ranks; what one rank wants is then agreed on all of them."""
-        return self.heard(self.sums([*values, *self.said()]))
-
-    def said(self) -> list[float]:
-        """Return what this rank says at an exchange besides the values: its wishes and the time."""
-        if not self._is_settled and self.watch is not None:
-            self._is_settled = self.watch.settle()
+        clock = self._read_clock()
         # A signal may come at any of these lines: what it wants goes now or at the next exchange.
         wanted, self.wanted = self.wanted, set()
         asked = [float(word in wanted) for word in WORDS]
-        return [*asked, time.monotonic() - self._began if self.is_first else 0.0]
+        self._seconds, *sums = self.sums([clock, *asked, *values])
+        self.agreed = {word for word, n in zip(WORDS, sums, strict=False) if n}
+        return sums[len(WORDS) :]
 
-    def heard(self, sums: Sequence[float]) -> list[float]:
-        """Take in what all ranks said, which follows on the sums of the values; return those."""
-        own = len(sums) - SAID
-        *counts, self._seconds = sums[own:]
-        self.agreed = {word for word, n in zip(WORDS, counts, strict=True) if n}
-        return list(sums[:own])
+    def summarize(self) -> tuple[float, float]:
+        """Return whether this rank requests something, as 1 or 0, and its part of the clock.
+
+        The sums over all ranks go to `agree_by`: together the two take the place of an exchange.
+        The clock ticks ten times a second, so that most steps send what the one before sent.
+        """
+        return float(bool(self.wanted)), round(self._read_clock(), 1)
+
+    def agree_by(self, requests: float, seconds: float) -> None:
+        """Set the clock of all ranks; what is requested they exchange now, which is seldom."""
+        if requests:
+            self.exchange(())
+        else:
+            self._seconds = seconds
+
+    def _read_clock(self) -> float:
+        """Return the seconds since the start on the first rank, 0 on the others."""
+        if not self._is_settled and self.watch is not None:
+            self._is_settled = self.watch.settle()
+        return time.monotonic() - self._began if self.is_first else 0.0
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Add up the values of all ranks, each in its place."""
