@@ -239,6 +239,6 @@ class Watched(Tensor):
 def test_a_loss_of_a_tensor_subclass_brings_its_own_backward():
     weight = torch.ones((), requires_grad=True)
     loss = (weight * 3.0).as_subclass(Watched)
-    run_backward(loss, torch.tensor(0.5))
+    run_backward((loss,), (torch.tensor(0.5),))
     assert weight.grad == 1.5
     assert torch.autograd.backward in Watched.seen

@@ -17,7 +17,7 @@ from surestep.engine.losses.base import Loss
 from surestep.engine.parallel.base import Named
 from surestep.engine.parallel.cargo import Cargo, Carrier
 from surestep.engine.parallel.ranked import Ranked
-from surestep.engine.parallel.single import NO_GRADIENT, NOTHING
+from surestep.engine.parallel.single import NO_GRADIENT, NOTHING, run_backward
 from surestep.engine.parallel.world import World
 from surestep.engine.plan import Plan
 from surestep.engine.state import WHOLE, State
@@ -131,8 +131,8 @@ class Ddp(Ranked):
         if not loss_sum.requires_grad:
             raise TaskError(NO_GRADIENT)
         seed = self.scaler.scale(torch.full_like(loss_sum, self.world.size / items))
-        root, its_seed = self._cargo.root(loss_sum)
-        torch.autograd.backward((loss_sum, root), (seed, its_seed))
+        root, values = self._cargo.root(loss_sum)
+        run_backward((loss_sum, root), (seed, values))
 
 
 def synced_batchnorm(model: nn.Module) -> nn.Module:

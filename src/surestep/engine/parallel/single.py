@@ -90,7 +90,7 @@ class Single:
         if known != items:
             seed = torch.full((), 1 / items, dtype=loss_sum.dtype, device=loss_sum.device)
             self._seeds[loss_sum.dtype] = (items, seed)
-        run_backward(loss_sum, self.scaler.scale(seed))
+        run_backward((loss_sum,), (self.scaler.scale(seed),))
 
     def clip_grad_norm(self) -> GradNorm:
         """Do what torch.nn.utils.clip_grad_norm_ does, bit for bit, and keep each norm.
@@ -132,17 +132,17 @@ class Single:
         """Let go of what was put around the model, when the session closes."""
 
 
-def run_backward(loss: Tensor, seed: Tensor) -> None:
-    """Call `torch.autograd.backward` without the check that `seed` has the shape of the loss.
+def run_backward(roots: tuple[Tensor, ...], seeds: tuple[Tensor, ...]) -> None:
+    """Call `torch.autograd.backward` without the check that seeds have the shapes of the roots.
 
     That check imports torch.fx and sympy at its first call: 0.4 s, and 40,000 objects that Python's
     garbage collector walks.
     """
-    if type(loss) is not Tensor:  # a subclass may bring its own backward
-        torch.autograd.backward(loss, seed)
+    if type(roots[0]) is not Tensor:  # a subclass may bring its own backward
+        torch.autograd.backward(roots, seeds)
         return
     run: Any = _engine_run_backward
-    run((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    run(roots, seeds, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def _values(parameter: Tensor) -> Tensor:
