@@ -1,3 +1,4 @@
+import copy
 import math
 
 import numpy as np
@@ -94,3 +95,52 @@ def test_one_that_is_new_or_gone_is_told_and_no_error(tmp_path):
     assert "has a state of gone, which is not here now" in gone
     assert "new has no state in the checkpoint" in new
     assert strangers(record, declaring(stays=None, gone=None)) == []
+
+
+class Refusing(Memory):
+    """Takes half of a state, and raises."""
+
+    def load_state_dict(self, state):
+        self.value = state
+        if state == "new":
+            raise KeyError("best")
+
+
+def test_a_callback_that_raises_leaves_everything_as_it_was(tmp_path):
+    saved = tiny.state_of(seed=1, steps=3)
+    saved.declared = {"a": Memory("new"), "b": Memory("new")}
+    path = save_checkpoint(tmp_path, saved)
+    state = tiny.state_of(steps=2)
+    state.declared = {"a": Memory("old"), "b": Refusing("old")}
+    before, place = tiny.weights(state.model), state.place
+    moments = copy.deepcopy(state.optimizer.state_dict())
+    with pytest.raises(CheckpointError, match=r"b does not take the state .* KeyError: 'best'"):
+        load_checkpoint(path, state)
+    assert state.declared["a"].value == state.declared["b"].value == "old"
+    assert torch.equal(tiny.weights(state.model), before)
+    assert state.place == place
+    found = state.optimizer.state_dict()["state"]
+    slots = [(i, k, v) for i, each in moments["state"].items() for k, v in each.items()]
+    assert all(torch.equal(found[i][k], v) for i, k, v in slots)
+
+
+def test_a_model_that_refuses_its_extra_state_leaves_callbacks_as_they_were(tmp_path):
+    class Extra(torch.nn.Linear):
+        def get_extra_state(self):
+            return self.says
+
+        def set_extra_state(self, state):
+            if state != self.says:
+                raise ValueError(state)
+
+    def of(value):
+        net = Extra(4, 3)
+        net.says = value
+        state = tiny.state_of(net)
+        state.declared = {"a": Memory(value)}
+        return state
+
+    path, state = save_checkpoint(tmp_path, of("new")), of("old")
+    with pytest.raises(CheckpointError, match="extra state of the model was refused"):
+        load_checkpoint(path, state)
+    assert state.declared["a"].value == "old"

@@ -1,7 +1,8 @@
 """Load a checkpoint into a state or a model: verified first, and nothing moves until all fits."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from surestep.engine.model.nonpersistent import empty_buffers, every_buffer, put
 from surestep.engine.optim.names import opened
 from surestep.engine.parallel.pieces import Described, Keeper, in_parts
 from surestep.engine.spikes import Spikes
-from surestep.engine.state import Counts, Place, Standing, State
+from surestep.engine.state import Counts, Place, Standing, State, Stateful
 from surestep.record.checkpoint.declared import restored
 from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.manifest import RECORD
@@ -70,6 +71,10 @@ def fitting(found: Opened, state: State) -> Callable[[], None]:
         _check_types(found, averaged, state.average.tensors)
 
     def load() -> None:
+        with _declared_states(found, state, declared):
+            load_rest()
+
+    def load_rest() -> None:
         if averaged is not None and state.average is not None:
             state.average.load(averaged, place.steps_taken)
         _load_weights(found, state.model, weights, state.keeper)
@@ -85,10 +90,41 @@ def fitting(found: Opened, state: State) -> Callable[[], None]:
         vars(state.plateau).update(record["plateau"])  # in place: the rate looks at it
         state.spikes = _spikes(**record["spikes"])
         state.metadata = record["metadata"]
-        for name in declared.keys() & state.declared.keys():
-            state.declared[name].load_state_dict(declared[name])
 
     return load
+
+
+@contextmanager
+def _declared_states(found: Opened, state: State, saved: Mapping[str, Any]) -> Iterator[None]:
+    """Load the states that callbacks declare; if that or the body fails, load those of before.
+
+    They are loaded first, since code of the user's may refuse them.
+
+    Raises:
+        CheckpointError: one refuses its state.
+    """
+    before: list[tuple[Stateful, Any]] = []
+    try:
+        for name in sorted(saved.keys() & state.declared.keys()):
+            owner = state.declared[name]
+            with suppress(Exception):  # it may make its state later: then there is none to keep
+                before.append((owner, copy.deepcopy(owner.state_dict())))
+            try:
+                owner.load_state_dict(saved[name])
+            except CheckpointError:
+                raise
+            except Exception as error:
+                raise CheckpointError(
+                    f"{name} does not take the state that {found.path} has of it: "
+                    f"{type(error).__name__}: {error}. Nothing was loaded. Correct its "
+                    "load_state_dict(), or leave that callback out to resume without it."
+                ) from error
+        yield
+    except Exception:
+        for owner, kept in before:
+            with suppress(Exception):  # the error above is the one to raise
+                owner.load_state_dict(kept)
+        raise
 
 
 def _fitting_buffers(found: Opened, state: State) -> dict[str, Tensor]:
