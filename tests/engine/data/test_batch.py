@@ -96,3 +96,14 @@ def test_a_mapping_that_cannot_be_changed_becomes_a_dict():
     changed = map_tensors(MappingProxyType({"a": X}), lambda each: each + 1)
     assert type(changed) is dict
     assert torch.equal(changed["a"], X + 1)
+
+
+def test_nothing_of_outputs_that_are_not_finite_is_zero():
+    weight = torch.ones(3, requires_grad=True)
+    masked = (2 * weight).masked_fill(torch.tensor([False, True, False]), -torch.inf)
+    for outputs in (masked, {"a": masked, "b": (masked.sum(),)}):
+        nothing = nothing_of(outputs)
+        assert nothing.item() == 0
+        weight.grad = None
+        nothing.backward(retain_graph=True)
+        assert torch.equal(weight.grad, torch.zeros(3))

@@ -217,7 +217,8 @@ def nothing_of(outputs: Any) -> Tensor:
     """Return 0 that depends on outputs, so that a backward from it goes where theirs would go.
 
     A rank without items goes through the model all the same, since the others wait for it there.
+    It is the sum of no elements: 0 times a logit of -inf would be NaN.
     """
-    parts = [(each * 0).sum() for each in tensors_in(outputs) if each.requires_grad]
+    parts = [each[None][:0].sum() for each in tensors_in(outputs) if each.requires_grad]
     total = sum(parts[1:], start=parts[0])
     return total.float() if total.dtype.itemsize < torch.float32.itemsize else total
