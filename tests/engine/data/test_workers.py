@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 import surestep
 from surestep.base.errors import DataError, WorkerError
+from surestep.engine.data import workers as workers_module
 from surestep.engine.data.workers import Loader
 from surestep.record.run import Run
 from tests import tiny
@@ -271,3 +273,20 @@ def test_the_workers_of_a_loader_in_a_cycle_end_at_once():
     gc.collect()
     assert time.monotonic() - started < 3  # asked by queues that are closed, they took 5 s each
     assert not any(each.is_alive() for each in workers)
+
+
+def test_an_interrupt_while_workers_end_leaves_none(monkeypatch):
+    loader = Loader(lambda: DataLoader(Rows(), num_workers=1))
+    next(iter(loader))
+    (worker,) = loader._workers
+
+    def join(thread, timeout=None):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "join", join)
+        with pytest.raises(KeyboardInterrupt):
+            loader._end()
+    assert not worker.is_alive()
+    assert loader._iterator is None
+    assert not workers_module._ending

@@ -136,16 +136,18 @@ class Loader:
         if self._iterator is None:
             return
         _ending.append(workers := self._workers)
-        # In a thread, because it waits for ever where a worker died that held one of its locks.
-        end = threading.Thread(target=self._iterator._shutdown_workers, daemon=True)
-        end.start()
-        dead = any(each.exitcode not in (None, 0) for each in workers)
-        end.join(_MOMENT_S if dead else patience_s)
-        kill_tree(*(each.pid for each in workers if each.is_alive() and each.pid))
-        for each in workers:
-            each.join(_PATIENCE_S)
-        self._iterator = None
-        _ending.remove(workers)  # until here the handler of SIGCHLD must know them
+        try:
+            # In a thread, because it waits for ever where a worker died that held one of its locks.
+            end = threading.Thread(target=self._iterator._shutdown_workers, daemon=True)
+            end.start()
+            dead = any(each.exitcode not in (None, 0) for each in workers)
+            end.join(_MOMENT_S if dead else patience_s)
+        finally:  # Ctrl-C may end the wait
+            kill_tree(*(each.pid for each in workers if each.is_alive() and each.pid))
+            for each in workers:
+                each.join(_PATIENCE_S)
+            self._iterator = None
+            _ending.remove(workers)  # until here the handler of SIGCHLD must know them
 
     def __del__(self) -> None:
         """End the workers of a loader that nothing refers to; they load what no one reads.
