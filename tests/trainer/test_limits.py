@@ -208,3 +208,21 @@ def test_a_last_batch_of_one_sample_that_the_limit_leaves_out_is_no_fault_of_bat
     task = tiny.task(model=net, train=tiny.data(11))
     run = fit(tmp_path / "run", task, epochs=2, batch_size=5, limit_train_batches=2)
     assert run.status["step"] == 4
+
+
+def test_epochs_of_a_stream_without_a_length_name_the_steps_of_its_limit(tmp_path):
+    x, y = tiny.data(8)
+    task = tiny.task(train=lambda: iter(zip(x, y, strict=True)))
+    with pytest.raises(ConfigError, match=r"limit_train_batches=5. Set max_steps=15 instead"):
+        fit(tmp_path / "run", task, epochs=3, limit_train_batches=5)
+
+
+def test_a_pause_that_on_start_asks_for_comes_before_the_first_step(tmp_path):
+    class PauseFirst(surestep.Callback):
+        def on_start(self, state):
+            return surestep.Request.PAUSE
+
+    for _ in range(2):
+        with pytest.raises(Stopped):
+            fit(tmp_path / "run", callbacks=[PauseFirst()], max_steps=3)
+    assert fit(tmp_path / "run", max_steps=3).status["step"] == 3

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 class Request(Enum):
     """What a Callback may ask for by returning it; it is done after the step.
 
+    What `on_start` asks for is done before the first step: a callback that always returns PAUSE
+    there lets a run take no step, however often it is resumed.
+
     Attributes:
         STOP: end the run; it is finished, and the same call does not train any more.
         PAUSE: save and leave; the same call resumes the run, as after SIGTERM (exit code 75).

@@ -221,3 +221,17 @@ def test_a_negative_class_is_told_of_ignore_index(tmp_path):
 
     with pytest.raises(DataError, match=r"target -1 of sample 13 .* the loss's ignore_index"):
         fit(tmp_path / "run", Samples(load))
+
+
+def test_a_target_out_of_range_in_a_ready_made_batch_names_batch_and_row(tmp_path):
+    x, y = tiny.data(20)
+    y = y.clone()
+    y[13] = 7
+    batches = [(x[i : i + 5], y[i : i + 5]) for i in range(0, 20, 5)]
+    parts = {"train": batches, "batched": True}
+    options = {"data": {"shuffle": False}, "batch_size": 1, "max_steps": 4, "epochs": None}
+    with (
+        pytest.raises(DataError, match=r"The target 7 of row 3 of batch 2 is out of range, at ste"),
+        tiny.prepare(tmp_path, parts, **options) as session,
+    ):
+        list(session.steps())

@@ -161,11 +161,15 @@ def explain_target(
     for micro in micro_batches:
         for tensor in tensors_in(micro.targets):
             rows = (tensor == target).flatten(1).any(1) if tensor.dim() > 1 else tensor == target
-            if tensor.dim() and len(tensor) == micro.samples and bool(rows.any()):
-                position = micro.position + int(torch.nonzero(rows)[0])
+            one_each = tensor.dim() > 0 and len(tensor) == micro.samples and not micro.is_ready
+            if (one_each or (tensor.dim() and micro.is_ready)) and bool(rows.any()):
+                row = int(torch.nonzero(rows)[0])
+                position = micro.position + (row if one_each else 0)
                 known = order is None or position < len(order)
                 index = position if order is None else int(order[position]) if known else None
                 named = f"sample {index} (position {position})" if known else f"row {position}"
+                if not one_each:  # a ready-made batch: it counts as one sample of the data
+                    named = f"row {row} of batch {index}" if known else f"row {row} of its batch"
                 what_to_do = (
                     "Correct the target, or mark what to ignore by the loss's ignore_index (-100)."
                     if target < 0

@@ -25,6 +25,12 @@ def _steps_per_epoch(k: Known) -> int:
     return whole if limit is None else min(whole, limit)
 
 
+def _steps_of_limit(k: Known, limit: int) -> int:
+    """Return the steps of as many epochs as were set, each of `limit` batches."""
+    epochs: float = k.said["epochs"]
+    return max(1, round(epochs * limit))
+
+
 def _loader_row(name: str) -> Row:
     return Row(
         lambda k: k.loader(name) is not None, lambda k: k.loader(name), "the DataLoader's own"
@@ -343,6 +349,10 @@ REFUSALS: Refusals = {
             lambda k: k["steps_per_epoch"] is None and "epochs" in k.said and not k.given.no_data,
             lambda k: (
                 f"epochs={k.said['epochs']:g} needs max_steps instead: the training data is a "
+                "stream that does not say how many samples it has, so it may be shorter than "
+                f"limit_train_batches={limit}. Set max_steps={_steps_of_limit(k, limit)} instead."
+                if (limit := k["limit_train_batches"]) is not None
+                else f"epochs={k.said['epochs']:g} needs max_steps instead: the training data is a "
                 "stream that does not say how many samples it has. Say max_steps=1000, or give "
                 "the stream a __len__."
             ),
