@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from surestep.engine.optim.build import build_optimizer
 from surestep.engine.optim.groups import arrange
-from surestep.engine.parallel.single import AdamW, Single, run_backward
+from surestep.engine.parallel.single import AdamW, Single
 from surestep.engine.precision import grad_scaler
 from surestep.engine.state import WHOLE, State
 from tests import tiny
@@ -237,8 +237,8 @@ class Watched(Tensor):
 
 
 def test_a_loss_of_a_tensor_subclass_brings_its_own_backward():
-    weight = torch.ones((), requires_grad=True)
-    loss = (weight * 3.0).as_subclass(Watched)
-    run_backward((loss,), (torch.tensor(0.5),))
-    assert weight.grad == 1.5
+    made, _ = single(nn.Linear(1, 1, bias=False))
+    loss = (made.parameters[0].sum() * 3.0).as_subclass(Watched)
+    made.backward(loss, 2.0)
+    assert made.parameters[0].grad.item() == 1.5
     assert torch.autograd.backward in Watched.seen

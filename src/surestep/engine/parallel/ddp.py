@@ -132,7 +132,8 @@ class Ddp(Ranked):
             raise TaskError(NO_GRADIENT)
         seed = self.scaler.scale(torch.full_like(loss_sum, self.world.size / items))
         root, values = self._cargo.root(loss_sum)
-        run_backward((loss_sum, root), (seed, values))
+        run = run_backward if type(loss_sum) is Tensor else torch.autograd.backward
+        run((loss_sum, root), (seed, values))
 
 
 def synced_batchnorm(model: nn.Module) -> nn.Module:

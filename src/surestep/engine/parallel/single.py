@@ -32,6 +32,16 @@ NO_GRADIENTS = (
     "detach(), .data, numpy or no_grad on the way to the loss."
 )
 NOTHING: AbstractContextManager[Any] = nullcontext()
+# torch.autograd.backward without the check that gradients have the shapes of the losses. That check
+# imports torch.fx and sympy at its first call: 0.4 s, and 40,000 objects for the garbage collector.
+run_backward: Any = partial(
+    _engine_run_backward,
+    keep_graph=False,
+    create_graph=False,
+    inputs=(),
+    allow_unreachable=True,
+    accumulate_grad=True,
+)
 
 
 class Single:
@@ -90,7 +100,8 @@ class Single:
         if known != items:
             seed = torch.full((), 1 / items, dtype=loss_sum.dtype, device=loss_sum.device)
             self._seeds[loss_sum.dtype] = (items, seed)
-        run_backward((loss_sum,), (self.scaler.scale(seed),))
+        run = run_backward if type(loss_sum) is Tensor else torch.autograd.backward
+        run((loss_sum,), (self.scaler.scale(seed),))
 
     def clip_grad_norm(self) -> GradNorm:
         """Do what torch.nn.utils.clip_grad_norm_ does, bit for bit, and keep each norm.
@@ -130,19 +141,6 @@ class Single:
 
     def leave(self) -> None:
         """Let go of what was put around the model, when the session closes."""
-
-
-def run_backward(roots: tuple[Tensor, ...], seeds: tuple[Tensor, ...]) -> None:
-    """Call `torch.autograd.backward` without the check that seeds have the shapes of the roots.
-
-    That check imports torch.fx and sympy at its first call: 0.4 s, and 40,000 objects that Python's
-    garbage collector walks.
-    """
-    if type(roots[0]) is not Tensor:  # a subclass may bring its own backward
-        torch.autograd.backward(roots, seeds)
-        return
-    run: Any = _engine_run_backward
-    run(roots, seeds, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def _values(parameter: Tensor) -> Tensor:
