@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import surestep
 from benchmarks.intervals import ratio
-from benchmarks.loops.fast_by_hand import Guard, clip, retain_freed_memory
+from benchmarks.loops.fast_by_hand import Guard, clip, keep_memory
 from benchmarks.loops.surestep_loop import make_config
 from benchmarks.rules import LR, MAX_GRAD_NORM, READ_EVERY, WEIGHT_DECAY, lr_factor
 from benchmarks.tasks import TASKS, Task
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--tasks", default=",".join(STEPS))
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    retain_freed_memory()
+    keep_memory()
     dist.init_process_group("gloo")
     for name in asked.tasks.split(","):
         found = measure(name, asked.rounds)

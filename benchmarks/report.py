@@ -24,8 +24,8 @@ if a contestant takes another number of optimizer steps or ends with another los
 - **Faults** are the page faults of a step: memory that glibc returned to the kernel and got back.
 - **MB** is the largest resident memory of the process, imports included.
 - **Plain loop**: `DataLoader`, default `AdamW`, `LambdaLR`, `clip_grad_norm_`. No guard.
-- **Freed memory retained**: the same, with the two `mallopt` settings that surestep's
-  `cpu_allocator="retain"` makes ([switches](switches.md)).
+- **Freed memory retained**: the same, with the settings of memory that surestep's
+  `cpu_allocator` makes: retained, on huge pages ([switches](switches.md)).
 - **Made fast by hand**: every trick in `benchmarks/loops/fast_by_hand.py`, the two settings among
   them, and surestep's guard.
 - **surestep**: defaults, so clipping, schedule, guard and events file are on; no checkpoints.
