@@ -4,6 +4,7 @@ import gc
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -272,7 +273,8 @@ def test_the_workers_of_a_loader_in_a_cycle_end_at_once():
     del loader
     gc.collect()
     assert time.monotonic() - started < 3  # asked by queues that are closed, they took 5 s each
-    assert not any(each.is_alive() for each in workers)
+    # Two threads wait for them: the one that was too late learns of it a moment later.
+    assert until(lambda: not any(each.is_alive() for each in workers), 2)
 
 
 def test_an_interrupt_while_workers_end_leaves_none(monkeypatch):
@@ -290,3 +292,44 @@ def test_an_interrupt_while_workers_end_leaves_none(monkeypatch):
     assert not worker.is_alive()
     assert loader._iterator is None
     assert not workers_module._ending
+
+
+STUCK = textwrap.dedent(
+    """
+    import os, sys, time
+    import surestep
+    from surestep.base.errors import WorkerError
+    from surestep.engine.data import workers
+    from tests import tiny
+    from tests.engine.data.test_workers import Rows
+    folder, forks = sys.argv[1], []
+    os.register_at_fork(
+        before=lambda: forks.append(1),
+        after_in_child=lambda: len(forks) == 2 and time.sleep(600),
+    )
+    workers._BEGIN_S = 1.0
+    options = {"data.num_workers": 2, "max_steps": 3, "batch_size": 4}
+    config = surestep.Config.from_options({**options, "logging.progress": "quiet"})
+    try:
+        surestep.Trainer(tiny.task(train=Rows()), config, run=folder).fit()
+    except WorkerError as error:
+        print(error)
+    """
+)
+
+
+def test_a_worker_that_never_begins_is_named_and_killed(tmp_path):
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK, str(tmp_path / "run")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "A data worker did not begin within 1 s" in done.stdout, done.stderr
+    pid = int(re.search(r"pid (\d+)", done.stdout)[1])
+    assert not alive(pid)
+    assert time.monotonic() - began < 60

@@ -22,8 +22,7 @@ from torch.utils.data import (
 from surestep.base.errors import DataError
 from surestep.engine.data.failures import Failed, checked, name_sample, name_samples
 from surestep.engine.data.generators import OwnGenerators
-from surestep.engine.data.signals import leave_to_main
-from surestep.engine.data.workers import Loader
+from surestep.engine.data.workers import Loader, begin_worker
 from surestep.engine.seed import (
     LoadingRandomness,
     forget_gaussian,
@@ -226,7 +225,7 @@ class WorkerStart:
 
     def __call__(self, worker: int) -> None:
         """Run in each worker before it loads anything."""
-        leave_to_main()
+        begin_worker()
         own_bits()
         info = get_worker_info()
         # So that a function which sets `get_worker_info().dataset` up finds the user's own.

@@ -5,6 +5,7 @@ is: in the middle of an optimizer's step too. Here it is raised only while a bat
 """
 
 import atexit
+import mmap
 import os
 import resource
 import signal
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing import get_start_method
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -21,16 +23,27 @@ from weakref import WeakSet
 from torch.utils.data import DataLoader
 
 from surestep.base.errors import DataError, WorkerError
-from surestep.engine.data.signals import kill_tree
+from surestep.engine.data.signals import kill_tree, leave_to_main
 
 _PATIENCE_S = 5.0  # for workers to end after they were asked to
 _FILES, _FILES_EACH = 8, 8  # that the process opens, by a guess: seen were 2 + 5 a worker
 _MOMENT_S = 0.5  # for a worker to end whose connection broke, or whose loader was abandoned
+_BEGIN_S = 30.0  # for a worker to begin, which takes milliseconds
+_PROCESSES = 2**16
+_begun = mmap.mmap(
+    -1, _PROCESSES
+)  # a byte for each process id, shared with workers that are forked
 _loaders: "WeakSet[Loader]" = WeakSet()  # those that have started workers
 _torch_handler: list[Callable[[int, FrameType | None], object]] = []
 _ending: list[list[BaseProcess]] = []  # workers that are being ended, their loader may be gone
 _starting: list[int] = []  # threads that start workers
 _waiting: list[tuple[int, "Loader"]] = []  # threads that wait for a batch, and whose
+
+
+def begin_worker() -> None:
+    """Leave signals to the main process, and let it know that this worker runs."""
+    leave_to_main()
+    _begun[os.getpid() % _PROCESSES] = 1
 
 
 class Loader:
@@ -44,6 +57,8 @@ class Loader:
         self._make = make
         self._loader = make()
         self._iterator: Any = None  # torch's, which has the workers
+        self._began_s = 0.0
+        self._stuck: set[int] = set()  # workers that never began, by process id
         self._process = 0  # a process that is forked from ours must leave them alone
 
     def __iter__(self) -> Iterator[Any]:
@@ -75,7 +90,7 @@ class Loader:
             )  # torch waits for their answers
         self._end()  # those of a pass that was left
         _check_open_files(self._loader.num_workers)
-        self._process = os.getpid()
+        self._process, self._began_s = os.getpid(), time.monotonic()
         _starting.append(thread := threading.get_ident())
         try:
             self._iterator = iter(self._loader)
@@ -120,11 +135,28 @@ class Loader:
         """
         if (died := self.find_dead()) is not None:
             kill_tree(*(each.pid for each in self._workers if each.is_alive() and each.pid))
+            if died.pid in self._stuck:
+                raise WorkerError(_describe_stuck(died)) from None
             raise WorkerError(_describe(died, len(self._workers))) from None
 
     def find_dead(self) -> BaseProcess | None:
         """Return a worker that ended otherwise than it should, or None."""
         return next((each for each in self._workers if each.exitcode not in (None, 0)), None)
+
+    def kill_stuck(self) -> None:
+        """Kill workers that never began: they would be waited for for ever.
+
+        A fork of Python 3.11 and before blocks in the new process if another thread of C++ was
+        entering Python at that moment. No code of the worker runs then, so that only its main
+        process can end it.
+        """
+        if time.monotonic() < self._began_s + _BEGIN_S:
+            return
+        for each in self._workers:
+            pid, method = each.pid, getattr(each, "_start_method", None) or get_start_method()
+            if pid and method == "fork" and each.is_alive() and not _begun[pid % _PROCESSES]:
+                self._stuck.add(pid)
+                kill_tree(pid)
 
     def close(self) -> None:
         """End the workers: those that are not done in 5 seconds are killed."""
@@ -157,6 +189,13 @@ class Loader:
         """
         if getattr(self, "_process", None) == os.getpid():
             self._end(_MOMENT_S)
+
+
+def _describe_stuck(worker: BaseProcess) -> str:
+    return (
+        f"A data worker did not begin within {_BEGIN_S:g} s (pid {worker.pid}): Python's fork can "
+        "block where threads run. Start the run again; data.num_workers=0 forks nothing."
+    )
 
 
 def _describe(worker: BaseProcess, workers: int) -> str:
@@ -214,14 +253,21 @@ def _watch() -> None:
 
 
 def _remind() -> None:
-    """Send SIGCHLD again while a dead worker was not noticed: what its handler raises can be lost.
+    """Kill workers that never began, and send SIGCHLD again while a dead one was not noticed.
 
-    Python ignores it where it comes in a destructor, or in a callback around a fork.
+    What its handler raises can be lost: Python ignores it where it comes in a destructor, or in a
+    callback around a fork.
     """
     while True:
         time.sleep(_MOMENT_S)
+        _kill_stuck()
         if any(loader.find_dead() for _, loader in list(_waiting)):
             os.kill(os.getpid(), signal.SIGCHLD)
+
+
+def _kill_stuck() -> None:
+    for _, loader in list(_waiting):  # a name of its own: nothing refers to a loader afterwards
+        loader.kill_stuck()
 
 
 def _on_child(number: int, frame: FrameType | None) -> None:
