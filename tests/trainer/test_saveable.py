@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import surestep
 from surestep.base.errors import CheckpointError
@@ -147,6 +148,71 @@ def test_trial_step_changes_neither_the_optimizer_nor_the_run(tmp_path):
         assert not session.optimizer.state
         assert torch.equal(before, tiny.weights(session.model))
         assert torch.equal(generator, torch.get_rng_state())
+
+
+class Plain(torch.optim.SGD):
+    """SGD as a class of its own, which is not one of torch."""
+
+
+def attach_scheduler(optimizer, _):
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+
+
+def wrap_step(optimizer, calls):
+    step = optimizer.step
+
+    def counting(*args, **kwargs):
+        calls.append(optimizer)
+        return step(*args, **kwargs)
+
+    optimizer.step = counting
+
+
+def hold_itself(optimizer, calls):
+    """Have the optimizer call a closure of its own, which knows the optimizer itself."""
+    optimizer.seen = lambda: calls.append(optimizer)
+
+
+class Seeing(Plain):
+    """Calls `seen` in each step."""
+
+    def step(self, closure=None):
+        if "seen" in vars(self):
+            self.seen()
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("change", [attach_scheduler, wrap_step, hold_itself])
+def test_trial_step_runs_no_function_that_knows_the_optimizer_itself(tmp_path, change):
+    calls = []
+
+    def optimizer(groups):
+        made = Seeing(groups, lr=0.1)
+        change(made, calls)
+        return made
+
+    with tiny.prepare(tmp_path / "run", {"optimizer": optimizer}) as session:
+        assert "count" not in session.optimizer.param_groups[0]
+        assert not calls
+        next(iter(session.steps()))
+        assert session.optimizer.param_groups[0]["count"] == 1
+
+
+def test_hook_on_all_optimizers_does_not_see_the_trial_step(tmp_path):
+    seen = []
+    handle = register_optimizer_step_post_hook(
+        lambda optimizer, args, kwargs: seen.append(optimizer)
+    )
+    parts = {"optimizer": lambda groups: Plain(groups, lr=0.1)}
+    try:
+        with tiny.prepare(tmp_path, parts) as session:
+            assert not seen
+            next(iter(session.steps()))
+            assert seen == [session.optimizer]
+    finally:
+        handle.remove()
 
 
 def test_state_of_a_callback_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path):

@@ -5,9 +5,11 @@ It shows what state the optimizer will keep, before its first step.
 
 import copy
 import warnings
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
+import torch.optim.optimizer as optimizer_module
 from torch import Tensor
 
 from surestep.engine.optim.groups import parameters_of
@@ -33,6 +35,8 @@ def try_step(optimizer: torch.optim.Optimizer) -> Trial | None:
     Each group keeps its smallest parameter of each type and number of dimensions. Neither the
     optimizer nor the random generators change.
     """
+    if _runs_original(optimizer):
+        return None
     kept = [_smallest(group["params"]) for group in optimizer.param_groups]
     memo: dict[int, Any] = {}
     originals: dict[int, int] = {}
@@ -51,6 +55,22 @@ def try_step(optimizer: torch.optim.Optimizer) -> Trial | None:
             return Trial(_stepped(optimizer, memo), originals)
     except Exception:
         return None
+
+
+def _runs_original(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a step of a copy may run functions that know the original.
+
+    A copy shares functions: a scheduler of torch, for one, sets `optimizer.step` to a closure over
+    the original. Hooks on all optimizers see the step of a copy too.
+    """
+    own = vars(optimizer)
+    functions = (each for each in own.values() if isinstance(each, FunctionType))
+    return bool(
+        "step" in own
+        or any(each.__closure__ for each in functions)
+        or optimizer_module._global_optimizer_pre_hooks
+        or optimizer_module._global_optimizer_post_hooks
+    )
 
 
 def _stepped(optimizer: torch.optim.Optimizer, memo: dict[int, Any]) -> torch.optim.Optimizer:
