@@ -75,6 +75,59 @@ def test_draws_from_a_generator_that_a_loss_function_closes_over_follow_from_the
     check_draws(folder, make)
 
 
+class TwoHeads(Noisy):
+    """Returns outputs for two losses."""
+
+    def __init__(self):
+        super().__init__(lambda: 0.0)
+
+    def forward(self, x):
+        outputs = super().forward(x)
+        return {"a": outputs, "b": outputs}
+
+
+def two_losses_of_one_class():
+    return {name: KeepingLoss(MAKERS["numpy"]) for name in "ab"}
+
+
+def two_lambdas():
+    def of(rng):
+        return lambda outputs, targets: (
+            nn.functional.cross_entropy(outputs, targets) * (1 + rng.random())
+        )
+
+    return {name: of(MAKERS["python"]()) for name in "ab"}
+
+
+@pytest.mark.parametrize("losses", [two_losses_of_one_class, two_lambdas])
+def test_draws_of_two_losses_with_one_name_follow_from_the_place(folder, losses):
+    def split(batch):
+        x, y = batch
+        return x, {"a": y, "b": y}
+
+    def make():
+        return task_of(TwoHeads(), losses(), inputs=split, splits=False)
+
+    check_draws(folder, make)
+
+
+def test_draws_of_two_modules_whose_classes_have_one_name_follow_from_the_place(folder):
+    def layer():
+        rng = MAKERS["numpy"]()
+
+        class Layer(nn.Module):
+            def forward(self, x):
+                return x * (1 + rng.random())
+
+        return Layer()
+
+    def make():
+        torch.manual_seed(1)
+        return task_of(nn.Sequential(layer(), layer(), nn.Linear(10, 3)))
+
+    check_draws(folder, make)
+
+
 def test_draws_of_a_step_of_the_users_own_follow_from_the_place(folder):
     def make():
         rng = MAKERS["python"]()
@@ -92,6 +145,23 @@ def test_draws_of_a_step_of_the_users_own_follow_from_the_place(folder):
 
 def test_evaluation_draws_the_same_numbers_each_time(folder):
     with session_of(task_of(Keeping(MAKERS["numpy"])), folder(), **OPTIONS) as session:
+        assert session.evaluate() == session.evaluate()
+
+
+GLOBAL = torch.Generator()
+
+
+def draw_from_global(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets) * (1 + draw_from(GLOBAL))
+
+
+@pytest.mark.parametrize("loss", [draw_from_global, {"a": draw_from_global}])
+def test_evaluation_seeds_the_generator_that_a_loss_function_names(folder, loss):
+    several = isinstance(loss, dict)
+    model = TwoHeads() if several else Noisy(lambda: 0.0)
+    inputs = (lambda batch: (batch[0], {"a": batch[1]})) if several else None
+    task = task_of(model, loss, inputs=inputs, splits=False)
+    with session_of(task, folder(), **OPTIONS) as session:
         assert session.evaluate() == session.evaluate()
 
 

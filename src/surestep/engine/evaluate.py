@@ -16,7 +16,7 @@ from surestep.engine.data.feed import Feed
 from surestep.engine.device import ran_out, sum_dtype
 from surestep.engine.evaluation.nonfinite import explain_nonfinite, forward_of
 from surestep.engine.loss import Loss, targets_for
-from surestep.engine.losses.several import heads, naming
+from surestep.engine.losses.several import code_of_losses, heads, naming
 from surestep.engine.losses.state import own_module
 from surestep.engine.metrics import (
     OpenMetric,
@@ -189,7 +189,7 @@ def _micro_batches(feed: Feed, model: nn.Module, loss: Loss) -> Iterator[MicroBa
         Interrupted: the feed was told to leave off.
     """
     randomness = ModelRandomness(feed.seed, feed.device)
-    randomness.generators += map(Seeded, own_generators(model, loss.module).found)
+    randomness.generators += map(Seeded, own_generators(model, code_of_losses(loss)).found)
     for batch in feed.batches(epoch=0):
         if feed.leave is not None and feed.leave():
             raise Interrupted

@@ -1,6 +1,6 @@
 """The parts of a step and its loop, wired as the Plan says."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from torch import nn
@@ -15,6 +15,7 @@ from surestep.engine.data.feed import feed
 from surestep.engine.data.order import Cut
 from surestep.engine.data.resume import declared_of
 from surestep.engine.loop import Loop
+from surestep.engine.losses.several import code_of_losses
 from surestep.engine.losses.state import state_of_loss
 from surestep.engine.model.checkpointing import activation_checkpointing
 from surestep.engine.model.compiled import Graphs, compiled, eager
@@ -85,8 +86,7 @@ def build(
     parts.state.declared = (
         declared(callbacks) | declared_of(training.source, plan, parts.state) | state_of_loss(loss)
     )
-    losses = task.loss.values() if isinstance(task.loss, Mapping) else (task.loss,)
-    found = own_generators(model, *losses, task.step)
+    found = own_generators(model, {**code_of_losses(loss), "step": task.step})
     check_own_generators(found, plan.activation_checkpointing)
     parts.randomness.generators += map(Seeded, found.found)
     parts.transform = training.transform

@@ -22,6 +22,7 @@ from surestep.engine.evaluation.dropout import check_passes, dropouts, over_pass
 from surestep.engine.evaluation.rows import Rows, named
 from surestep.engine.loss import Loss, no_loss
 from surestep.engine.losses.base import at_least_fp32
+from surestep.engine.losses.several import code_of_losses
 from surestep.engine.metrics import take_logged
 from surestep.engine.model.generators import Seeded, own_generators
 from surestep.engine.model.kept import kept_buffers
@@ -129,7 +130,8 @@ def predict(
         for module in dropping:
             module.training = True
         randomness = ModelRandomness(feed.seed, feed.device)
-        randomness.generators += map(Seeded, own_generators(model).found)
+        own = own_generators(model, code_of_losses(loss))  # named as in training
+        randomness.generators += map(Seeded, own.found)
         one = _Forward(model, loss, autocast, randomness)
         for batch in feed.batches(epoch=0):
             for micro in batch.micro_batches:

@@ -68,6 +68,14 @@ def named_losses(loss: Loss) -> list[tuple[str, Loss]]:
     return [(part.name, part.loss) for part in loss.parts] or [("", loss)]
 
 
+def code_of_losses(loss: Loss) -> dict[str, Any]:
+    """Return the module or function of each loss by its name, such as "loss['a']" or "loss"."""
+    return {
+        f"loss[{name!r}]" if name else "loss": each.value if each.module is None else each.module
+        for name, each in named_losses(loss)
+    }
+
+
 def counted(micro: MicroBatch, loss: Loss, raw: Any) -> MicroBatch:
     """Return the micro-batch with its items, counted from the batch as it was read."""
     if not loss.parts:

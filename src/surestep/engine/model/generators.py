@@ -1,6 +1,6 @@
 """Generators that a model, its loss or a step of the user's own keeps: seeded by place too."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -22,38 +22,46 @@ class Seeded(NamedTuple):
         self.own.place(seed)
 
 
-def own_generators(model: nn.Module | None, *others: Any) -> OwnGenerators:
+def own_generators(model: nn.Module | None, others: Mapping[str, Any]) -> OwnGenerators:
     """Find the generators in the attributes of modules and in the functions of their classes.
 
     Args:
         model: the model; None where there is none.
-        others: losses and functions: a module, or what it closes over and the globals it names.
+        others: losses and functions by name: a module, or what closes over generators or names
+            global ones.
     """
     roots: dict[str, Any] = {}
-    for name, each in [("model", model), *((_name(other), other) for other in others)]:
+    for name, each in [("model", model), *others.items()]:
         if isinstance(each, nn.Module):
-            roots |= _members(each, name)
+            for path, member in _members(each, name):
+                _add(roots, path, member)
         elif each is not None:
-            roots[name] = each
+            _add(roots, name, each)
     return OwnGenerators(**roots)
 
 
-def _name(other: Any) -> str:
-    return str(getattr(other, "__name__", type(other).__name__))
+def _add(roots: dict[str, Any], name: str, value: Any) -> None:
+    """Add a root; a name that another object has gets a number, as two classes may share one."""
+    free, number = name, 1
+    while free in roots and roots[free] is not value:
+        number += 1
+        free = f"{name}#{number}"
+    roots[free] = value
 
 
-def _members(model: nn.Module, root: str) -> dict[str, Any]:
-    """Return what may hold a generator: attributes that are not torch's, and methods."""
-    found: dict[str, Any] = {}
+def _members(model: nn.Module, root: str) -> Iterator[tuple[str, Any]]:
+    """Yield what may hold a generator: attributes that are not torch's, and methods."""
+    seen: set[type] = set()
     for name, module in model.named_modules():
         path = f"{root}.{name}" if name else root
         for key, value in vars(module).items():
             if key not in _OF_TORCH and not isinstance(value, (Tensor, nn.Module)):
-                found[f"{path}.{key}"] = value
+                yield f"{path}.{key}", value
         for kind in type(module).__mro__:
-            if not is_installed(kind):
-                found |= {f"{kind.__qualname__}.{key}": each for key, each in vars(kind).items()}
-    return found
+            if kind not in seen and not is_installed(kind):
+                for key, value in vars(kind).items():
+                    yield f"{kind.__qualname__}.{key}", value
+            seen.add(kind)
 
 
 def check_own_generators(found: OwnGenerators, checkpointing: str) -> None:
@@ -93,10 +101,11 @@ def find_late(found: OwnGenerators, generators: list[Any]) -> Callable[[], None]
         if found.grew():
             late = [each for each in found.found if each.path not in before]
             generators.extend(map(Seeded, late))
-            warn(
-                f"{late[0].path} ({late[0].kind}) was made in the first step. So the first step of "
-                "a resumed run draws other numbers. Make it in __init__: then it is seeded for "
-                "each micro-batch."
-            )
+            if late:  # empty where a known path leads to one more generator
+                warn(
+                    f"{late[0].path} ({late[0].kind}) was made in the first step. So the first "
+                    "step of a resumed run draws other numbers. Make it in __init__: then it is "
+                    "seeded for each micro-batch."
+                )
 
     return look
