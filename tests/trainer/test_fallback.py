@@ -61,6 +61,8 @@ def test_a_finished_run_whose_end_is_damaged_ends_once_more(run, capsys):
     [
         ({"place__position": 2**39}, "place.position is 549755813888, and an epoch has at most"),
         ({"place__items": 0}, "place.items is 0 after 6 steps that were taken"),
+        ({"place__steps_taken": 5}, "counts has 0 skipped steps, and place has 6 steps of which 5"),
+        ({"counts__no_items": 1}, "counts has 1 skipped steps, and place has 6 steps of which 6"),
         ({"place__epoch": 2**39}, "place.epoch is 549755813888, and place.step is 6"),
     ],
 )

@@ -43,6 +43,43 @@ def recorded(events):
     return [(row["name"], row["verdict"]) for event in events for row in event["changes"]]
 
 
+class Restart(surestep.Callback):
+    """Clears the state of the optimizer after step 10."""
+
+    def on_step(self, state, result):
+        if result.step == 10:
+            state.optimizer.state.clear()
+
+
+class WarmStart(surestep.Callback):
+    """Gives Adam the state of an earlier training before the first step."""
+
+    def on_start(self, state):
+        if state.place.step:
+            return
+        for parameter in state.model.parameters():
+            state.optimizer.state[parameter] = {
+                "step": torch.tensor(1000.0),
+                "exp_avg": torch.full_like(parameter, 0.01),
+                "exp_avg_sq": torch.full_like(parameter, 0.01),
+            }
+
+
+@pytest.mark.parametrize("callback", [Restart, WarmStart])
+def test_run_whose_callback_writes_the_optimizer_state_resumes(tmp_path, callback):
+    def trained(folder, last):
+        options = tiny.config(max_steps=12)
+        with surestep.prepare(tiny.task(), options, run=folder, callbacks=[callback()]) as session:
+            while session.state.place.step < last:
+                next(session.steps())
+            session.save()
+            return tiny.weights(session.model)
+
+    whole = trained(tmp_path / "whole", 12)
+    trained(tmp_path / "run", 11)
+    assert torch.equal(trained(tmp_path / "run", 12), whole)
+
+
 def test_nothing_is_said_where_nothing_differs(tmp_path, capsys):
     unfinished(tmp_path, **PLAIN)
     assert went_on(tmp_path, **PLAIN) == []

@@ -119,9 +119,8 @@ class State:
     out, as they were before the first step: those that differ from it are saved too. `keeper` has
     the parameters and optimizer state of a way that keeps them outside of model and optimizers.
     `built_options` are the options of each optimizer's groups before the first step: they show
-    which options the optimizer changed itself. `counts_steps` is True if surestep built the
-    optimizer and steps it once for each step taken. `scheduled` names the options, by optimizer,
-    that the schedule writes before each step.
+    which options the optimizer changed itself. `scheduled` names the options, by optimizer, that
+    the schedule writes before each step.
     """
 
     model: nn.Module
@@ -139,7 +138,6 @@ class State:
     spikes: Spikes = field(default_factory=Spikes)
     keeper: Keeper | None = None
     scheduled: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    counts_steps: bool = False
     built_options: dict[str, list[dict[str, Any]]] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from surestep.base.errors import CheckpointError, ConfigError, RunError, near
 from surestep.engine.plan import Plan
-from surestep.engine.state import Place
+from surestep.engine.state import Counts, Place
 from surestep.record.checkpoint.divided import checking
 from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.manifest import RECORD
@@ -140,7 +140,8 @@ def fits_run(recorder: Recorder, plan: Plan) -> Callable[[Opened], None]:
     """Return what checks that a checkpoint's place can be one of this run.
 
     What is returned raises a DamagedError: for a position beyond an epoch of this plan and of the
-    last, and for steps that were taken without items, which are not taken.
+    last, for steps that were taken without items, which are not taken, and for steps that are
+    neither taken nor counted as skipped.
     """
     lengths = [_samples(plan.steps_per_epoch, plan.batch_size)]
     with suppress(RunError):  # it was killed before it had one
@@ -149,8 +150,14 @@ def fits_run(recorder: Recorder, plan: Plan) -> Callable[[Opened], None]:
         lengths.append(_samples(before.get("steps_per_epoch"), before.get("batch_size")))
 
     def check(found: Opened) -> None:
-        place = Place(**found.record["place"])
+        place, skipped = Place(**found.record["place"]), Counts(**found.record["counts"]).skipped
         position = place.position
+        if skipped != place.step - place.steps_taken:
+            what = (
+                f"counts has {skipped} skipped steps, and place has {place.step} steps of which "
+                f"{place.steps_taken} were taken"
+            )
+            raise fault(found.path, RECORD, what)
         if place.steps_taken and not place.items:
             what = f"place.items is 0 after {place.steps_taken} steps that were taken"
             raise fault(found.path, RECORD, what)

@@ -60,7 +60,6 @@ def parts_of(
         settings.enter_context(frozen(model, groups))
         optimizers = {WHOLE: build_optimizer(plan, task, model, groups)}
     state = State(model, optimizers, grad_scaler(plan))
-    state.counts_steps = not (task.optimizer or task.optimizers or task.step)
     if plan.average.kind != "none":
         trained = [each for optimizer in optimizers.values() for each in parameters_of(optimizer)]
         state.average = Average(plan.average, model, trained)

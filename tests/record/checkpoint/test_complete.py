@@ -80,7 +80,6 @@ CHANGES = {
     "keeper": None,  # what it has is the model's and the optimizers'
     "spikes": lambda state: vars(state.spikes).update(SPIKES),
     "scheduled": None,  # follows from the Plan, as the options that it names do
-    "counts_steps": None,  # follows from the Task
     "built_options": None,  # what the optimizers are built with; a checkpoint has them beside
 }
 SEEN = {

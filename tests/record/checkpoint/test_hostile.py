@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from surestep.base.errors import CheckpointError, DamagedError
+from surestep.base.errors import CheckpointError
 from surestep.record.checkpoint.good import newest_good, survey
 from surestep.record.checkpoint.listing import read_record
 from surestep.record.checkpoint.manifest import MANIFEST, RECORD
@@ -134,31 +134,6 @@ def test_numbers_that_cannot_be_of_one_run_are_rejected(path, name, values):
         if name == "place__step":  # the manifest and the folder say so too
             seal(path, {**manifest_of(path), "step": value})
         refused(path, r"state\.json: ")
-
-
-@pytest.mark.parametrize("skipped", [1, 3])
-def test_skipped_steps_are_counted_as_such(path, skipped):
-    forge_record(path, counts__no_items=skipped)
-    state = state_of(steps=0)
-    state.counts_steps = True
-    with pytest.raises(DamagedError, match=f"counts has {skipped} skipped steps, and place has 2"):
-        load_checkpoint(path, state)
-
-
-@pytest.mark.parametrize("taken", [0, 1, 1000])
-def test_steps_taken_that_the_optimizer_did_not_count_are_refused(tmp_path, taken):
-    state = state_of(steps=2)
-    state.place = state.place._replace(step=1000, steps_taken=taken)
-    state.counts.no_items = 1000 - taken
-    state.standing.latest_step = 2
-    path = save_checkpoint(tmp_path, state)
-    fresh = state_of(steps=0)
-    load_checkpoint(path, fresh)  # of an optimizer of the user's own nothing is known
-    fresh = state_of(steps=0)
-    fresh.counts_steps = True
-    with pytest.raises(DamagedError, match=f"steps_taken is {taken}, and the optimizer counts 2"):
-        load_checkpoint(path, fresh)
-    assert fresh.place.step == 0
 
 
 @pytest.mark.parametrize(("name", "value"), [("position", 1), ("items", 1.0), ("epoch", 1)])

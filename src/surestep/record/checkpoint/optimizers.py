@@ -9,8 +9,6 @@ from torch import Tensor
 from surestep.base.errors import CheckpointError
 from surestep.engine.parallel.pieces import Keeper, is_cut
 from surestep.engine.state import State
-from surestep.record.checkpoint.faults import fault
-from surestep.record.checkpoint.manifest import RECORD
 from surestep.record.checkpoint.opened import Opened
 from surestep.record.checkpoint.options import (
     SavedOptions,
@@ -55,42 +53,6 @@ def fitting_states(found: Opened, state: State) -> dict[str, dict[str, Any]]:
         saved = SavedOptions(found, called, own)
         states[called] = _fitting_state(saved, optimizer, _built(state, called), (names, slots))
     return states
-
-
-_EXACT = 2**24  # a count in fp32 is exact below
-
-
-def check_step_counts(found: Opened, states: Mapping[str, dict[str, Any]]) -> None:
-    """Check the steps taken against the skipped ones, and against the optimizer's own counts.
-
-    A parameter has a step less for each that gave it no gradient, and each step moves one or more.
-
-    Args:
-        found: the checkpoint.
-        states: of `fitting_states`, of optimizers that step once for each step taken.
-
-    Raises:
-        DamagedError: they are not of one run.
-    """
-    place, taken = found.record["place"], found.record["place"]["steps_taken"]
-    skipped = sum(n for name, n in found.record["counts"].items() if name != "clipped")
-    if skipped != place["step"] - taken:
-        raise fault(
-            found.path,
-            RECORD,
-            f"counts has {skipped} skipped steps, and place has {place['step']} steps of which "
-            f"{taken} were taken",
-        )
-    slots = [each for loaded in states.values() for each in loaded.get("state", {}).values()]
-    counts = [float(each["step"]) for each in slots if "step" in each]
-    if not counts or taken >= _EXACT:
-        return
-    if max(counts) > taken or (len(counts) == len(slots) and taken > sum(counts)):
-        raise fault(
-            found.path,
-            RECORD,
-            f"place.steps_taken is {taken}, and the optimizer counts {max(counts):.0f} steps",
-        )
 
 
 def load_states(found: Opened, state: State, states: Mapping[str, dict[str, Any]]) -> None:

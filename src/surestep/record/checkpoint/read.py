@@ -22,7 +22,7 @@ from surestep.record.checkpoint.declared import restored
 from surestep.record.checkpoint.faults import fault
 from surestep.record.checkpoint.manifest import RECORD
 from surestep.record.checkpoint.opened import Opened, open_checkpoint
-from surestep.record.checkpoint.optimizers import check_step_counts, fitting_states, load_states
+from surestep.record.checkpoint.optimizers import fitting_states, load_states
 from surestep.record.checkpoint.snapshot import BUFFERS
 from surestep.record.checkpoint.sparse import put_together
 
@@ -60,8 +60,6 @@ def fitting(found: Opened, state: State) -> Callable[[], None]:
     place, counts = Place(**record["place"]), Counts(**record["counts"])
     weights = _fitting_weights(found, state.model, state.base, state.keeper)
     optimizer_states = fitting_states(found, state)
-    if state.counts_steps:
-        check_step_counts(found, optimizer_states)
     declared, buffers = restored(found), _fitting_buffers(found, state)
     averaged: dict[str, Tensor] | None = None
     updates = state.average.updates(place.steps_taken) if state.average is not None else 0
