@@ -129,6 +129,49 @@ def test_samples_with_a_path_are_told_how_to_name_their_parts(tmp_path):
         fit(tmp_path / "run", Samples(load))
 
 
+class Surplus(Samples):
+    """Returns one sample too many, of a different length."""
+
+    def __getitems__(self, indices):
+        return [*map(self.load, indices), (X[0][:3], Y[0])]
+
+
+def test_a_surplus_sample_does_not_hide_the_error(tmp_path):
+    says = r"^Samples 0, 1, 2, 3 of the train data could not be put together .*stack expects"
+    with pytest.raises(DataError, match=says):
+        fit(tmp_path / "run", Surplus(lambda index: (X[index], Y[index])))
+
+
+def test_the_order_of_a_samples_keys_makes_it_no_different(tmp_path):
+    def load(index):
+        x = X[index][:3] if index == BAD else X[index]
+        sample = {"input": x, "targets": Y[index]}
+        return dict(reversed(sample.items())) if index == 12 else sample
+
+    with pytest.raises(DataError, match=r"^Sample 13 of the train data has shapes"):
+        fit(tmp_path / "run", Samples(load))
+
+
+@pytest.mark.parametrize("kind", [Samples, Stream])
+def test_an_error_of_a_custom_collate_fn_for_ragged_samples_is_not_explained_by_shapes(
+    tmp_path, kind
+):
+    def pad(samples):
+        if any(len(x) == 3 for x, _ in samples):
+            raise KeyError("pad_id")
+        return torch.utils.data.default_collate(samples)
+
+    says = (
+        r"^Samples 12, 13, 14, 15 of the (train|stream) data could not be put together "
+        r"\(epoch 1, positions 12 to 15\): KeyError: 'pad_id' \(.*test_failures\.py, line \d+\)\.$"
+    )
+    task = tiny.task(train=kind(ragged), collate_fn=pad)
+    data = {"num_workers": 0} if kind is Stream else {"num_workers": 0, "shuffle": False}
+    config = tiny.config(max_steps=9, batch_size=4, data=data)
+    with pytest.raises(DataError, match=says):
+        surestep.Trainer(task, config, run=tmp_path / "run").fit()
+
+
 def test_the_state_before_the_failed_batch_can_be_resumed(tmp_path):
     broken = [True]
 

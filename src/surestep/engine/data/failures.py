@@ -2,11 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from surestep.base.errors import DataError, SurestepError
 from surestep.base.warn import place_of
@@ -58,7 +59,11 @@ def name_sample(error: Exception, part: str, index: int, epoch: int, position: i
 
 
 def name_samples(
-    error: Exception, part: str, place: tuple[int, int, Sequence[int]], samples: Sequence[Any] = ()
+    error: Exception,
+    part: str,
+    place: tuple[int, int, Sequence[int]],
+    samples: Sequence[Any] = (),
+    collate: Callable[..., Any] | None = None,
 ) -> Exception:
     """Return an error of loading or collating several samples as one that names them.
 
@@ -67,12 +72,14 @@ def name_samples(
         part: of the data.
         place: epoch from 0, first position, and the samples' indices in the dataset.
         samples: as they were loaded; empty if loading them together failed.
+        collate: what failed on them. Only torch's own needs samples of one shape.
     """
     if _is_ours(error):
         return error
     epoch, first, wanted = place
     where = f"(epoch {epoch + 1}, positions {first} to {first + len(wanted) - 1})"
-    if odd := _odd_sample(wanted, samples, part):
+    odd = _odd_sample(wanted, samples, part) if collate is default_collate else None
+    if odd is not None:
         return DataError(f"{odd[0]} {where}: {_shown(error)}. {odd[1]}")
     named = ", ".join(map(str, wanted[:_NAMED])) + (", ..." if len(wanted) > _NAMED else "")
     did = "put together" if samples else "loaded"
@@ -110,7 +117,8 @@ def _odd_sample(wanted: Sequence[int], samples: Sequence[Any], part: str) -> tup
             f"Sample {index} {whose} is {kind}, and the others of its batch are {usual_kind}",
             "Return the same parts for every sample.",
         )
-    shapes = [tuple(tuple(each.shape) for each in tensors_in(sample)) for sample in samples]
+    sorted_samples = map(_sort_keys, samples)
+    shapes = [tuple(tuple(each.shape) for each in tensors_in(sample)) for sample in sorted_samples]
     if of_shape := _first_odd(wanted, shapes):
         index, odd, usual = of_shape
         return (
@@ -128,15 +136,23 @@ def _first_odd(wanted: Sequence[int], kinds: Sequence[_Kind]) -> tuple[int, _Kin
         return None
     usual = Counter(kinds).most_common(1)[0][0]
     odd = ((index, kind) for index, kind in zip(wanted, kinds, strict=False) if kind != usual)
-    return (*next(odd), usual)
+    first = next(odd, None)  # None if the odd one is beyond the samples that were wanted
+    return None if first is None else (*first, usual)
 
 
 def _kind(sample: Any) -> str:
     """Describe a sample in words: its class, and how many parts it has or which."""
     name = type(sample).__name__
     if isinstance(sample, Mapping):
-        return f"a {name} of {', '.join(map(repr, sample))}"
+        return f"a {name} of {', '.join(map(repr, _sort_keys(sample)))}"
     return f"a {name} of {len(sample)}" if isinstance(sample, (tuple, list)) else f"a {name}"
+
+
+def _sort_keys(sample: Any) -> Any:
+    """Sort the keys of dicts, whose order torch's `default_collate` ignores."""
+    if isinstance(sample, Mapping):
+        return {key: _sort_keys(sample[key]) for key in sorted(sample, key=repr)}
+    return [_sort_keys(each) for each in sample] if isinstance(sample, (tuple, list)) else sample
 
 
 def _listed(shapes: Iterable[tuple[int, ...]]) -> str:

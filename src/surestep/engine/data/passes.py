@@ -126,7 +126,7 @@ class _Pass(IterableDataset[Any]):
             except Exception as error:
                 places = [first + each * workers for each in there]
                 place = (epoch, places[0], places)
-                raise name_samples(error, "stream", place, there_samples) from error
+                raise name_samples(error, "stream", place, there_samples, self.collate) from error
         return raws
 
 

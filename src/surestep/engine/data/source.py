@@ -178,7 +178,7 @@ class Seeded(Dataset[Any]):
         try:
             return self.collate(samples)
         except Exception as error:
-            raise name_samples(error, self.part, batch, samples) from error
+            raise name_samples(error, self.part, batch, samples, self.collate) from error
 
     def _seed(self, epoch: int, position: int) -> None:
         seed = seed_of_load(self.seed, epoch, position)
