@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from surestep.base.errors import TaskError
 from surestep.engine.checks.first_batch import check_first_batch
+from surestep.engine.checks.varied_weights import VariedModel
 from surestep.engine.data.batch import map_tensors
 from surestep.engine.loss import as_loss
 from tests import tiny
@@ -82,6 +83,65 @@ def test_a_model_in_half_precision_keeps_its_weights_and_types():
     after = make.model.state_dict()
     assert all(torch.equal(after[name], each) for name, each in before.items())
     assert {each.dtype for each in after.values()} == {torch.bfloat16}
+
+
+class Float8(nn.Module):
+    """Computes its own loss; a frozen layer near the end has weights in 8 bits."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 8, dtype=torch.bfloat16)
+        self.middle = Frozen8()
+        self.last = nn.Linear(8, 3, dtype=torch.bfloat16)
+        self.seen = []
+
+    def forward(self, x, labels):
+        self.seen.append(self.first.bias)
+        logits = self.last(self.middle(self.first(x.to(self.first.weight.dtype))))
+        return {"loss": functional.cross_entropy(logits, labels)}
+
+
+class Frozen8(nn.Module):
+    """A matrix of 8 bits, which is widened in each forward."""
+
+    def __init__(self):
+        super().__init__()
+        weight = torch.randn(8, 8).to(torch.float8_e4m3fn)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x):
+        return x @ self.weight.to(x.dtype)
+
+
+def float8_data():
+    return {"x": X, "labels": Y}
+
+
+def test_a_model_with_a_frozen_weight_in_8_bits_is_checked_by_its_other_weights():
+    torch.manual_seed(0)
+    check(Float8(), float8_data(), "model")
+    with pytest.raises(TaskError, match="is not a sum"):
+        check(Float8(), float8_data(), "model", reduction="sum")
+
+
+def test_weights_in_half_precision_are_widened_once():
+    torch.manual_seed(0)
+    model = Float8()
+    check(model, float8_data(), "model")
+    widened = [each for each in model.seen if each.dtype == torch.float32]
+    assert len(widened) > 3
+    assert len({id(each) for each in widened}) == 1
+
+
+def out_of_memory(*_):
+    raise torch.OutOfMemoryError("no memory for a copy")
+
+
+@pytest.mark.parametrize("method", ["__init__", "vary"])
+def test_a_right_model_is_accepted_if_memory_runs_out_while_weights_are_varied(monkeypatch, method):
+    torch.manual_seed(0)
+    monkeypatch.setattr(VariedModel, method, out_of_memory)
+    check(Float8(), float8_data(), "model")
 
 
 class Lookup(nn.Module):

@@ -6,6 +6,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import TaskError
+from surestep.engine.checks.varied_weights import VariedModel
 from tests import tiny
 from tests.engine.test_model_loss import Own, own_task
 
@@ -51,3 +52,42 @@ def test_what_is_not_one_for_each_sample_is_not_cut(tmp_path):
     task = surestep.Task(model=Weighted(), loss="model", train=tiny.data(), inputs=inputs)
     with tiny.prepare(tmp_path / "run", vars(task)) as session:
         assert next(session.steps()).items == 8
+
+
+class EachToken(nn.Module):
+    """Has the same loss for each token at first; a frozen weight is stored in 8 bits."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Parameter(torch.eye(4).to(torch.float8_e4m3fn), requires_grad=False)
+        self.head = nn.Linear(4, 3)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x, labels):
+        logits = self.head(x @ self.frozen.to(x.dtype))
+        return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())}
+
+
+def prepare_each_token(folder, items):
+    generator = torch.Generator().manual_seed(0)
+    train = {
+        "x": torch.randn(16, 5, 4, generator=generator),
+        "labels": torch.randint(3, (16, 5), generator=generator),
+    }
+    task = surestep.Task(model=EachToken(), loss="model", train=train, items=items)
+    return surestep.prepare(task, tiny.config(), run=folder)
+
+
+def test_labels_are_checked_by_other_weights_beside_those_in_8_bits(tmp_path):
+    prepare_each_token(tmp_path / "right", "tokens").close()
+    with pytest.raises(TaskError, match=r"Task\(items='tokens'\)"):
+        prepare_each_token(tmp_path / "wrong", "next tokens")
+
+
+def test_labels_are_not_checked_if_memory_runs_out_while_weights_are_varied(tmp_path, monkeypatch):
+    def out_of_memory(*_):
+        raise torch.OutOfMemoryError("no memory for a copy")
+
+    monkeypatch.setattr(VariedModel, "__init__", out_of_memory)
+    prepare_each_token(tmp_path, "tokens").close()

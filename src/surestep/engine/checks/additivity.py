@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from surestep.base.errors import TaskError
 from surestep.engine.checks.declaration import explain
@@ -37,12 +37,12 @@ from surestep.engine.checks.terms import (
     Term,
     Terms,
     UnmeasurableError,
+    measuring,
 )
 from surestep.engine.checks.varied_weights import VariedModel, find_last_weights
 from surestep.engine.data.batch import map_tensors, tensors_in
 from surestep.engine.losses.base import HALF
 from surestep.engine.losses.several import its
-from surestep.engine.parallel.network import is_of_network
 from surestep.engine.seed import ModelRandomness
 
 _REPEATS = 16  # of a comparison that draws random numbers
@@ -236,20 +236,21 @@ class _WeightTrial:
 
     Attributes:
         terms: computes the loss.
-        last: the weights to vary, by name.
+        varied: that model.
         split: the samples and their parts.
     """
 
     terms: Terms
-    last: dict[str, nn.Parameter]
+    varied: VariedModel
     split: Split
 
     def __call__(self, _: int) -> Gap:
         assert self.split.seed is not None
         batch, taken = self.terms.batch, self.split.rows
-        varied = VariedModel(batch.model, self.last, self.split.seed)
+        with measuring():
+            self.varied.vary(self.split.seed)
         rows = [taken, *(taken[part.start : part.stop] for part in self.split.parts())]
-        outputs = [_call(batch, each, varied) for each in rows]
+        outputs = [_call(batch, each, self.varied) for each in rows]
         return _compare_calls(self.terms, outputs, rows, varied=True)
 
 
@@ -258,15 +259,17 @@ def _weight_trials(terms: Terms) -> Iterator[Trial]:
     batch = terms.batch
     samples = batch.head.micro.samples
     try:
-        args, kwargs, _, _ = batch.part(range(2))
-        last = find_last_weights(batch.model, args, kwargs)
-    except Exception as error:  # the model takes no part of the batch
-        if is_of_network(error):
-            raise
+        with measuring():
+            args, kwargs, _, _ = batch.part(range(2))
+            last = find_last_weights(batch.model, args, kwargs)
+            if not last:
+                return
+            varied = VariedModel(batch.model, last)
+    except UnmeasurableError:  # the model takes no part of the batch, or memory ran out
         return
-    for split in draw_splits(samples, samples, most=_CALLED) if last else ():
+    for split in draw_splits(samples, samples, most=_CALLED):
         if split.seed is not None and split.seed < TRIALS // 2:
-            yield _WeightTrial(terms, last, split)
+            yield _WeightTrial(terms, varied, split)
 
 
 def _call(batch: FirstBatch, rows: range, varied: VariedModel | None = None) -> Any:
@@ -275,12 +278,8 @@ def _call(batch: FirstBatch, rows: range, varied: VariedModel | None = None) -> 
     Raises:
         UnmeasurableError: it does not take them.
     """
-    args, kwargs, _, _ = batch.part(rows)
     name = batch.head.name
-    try:
+    with measuring():
+        args, kwargs, _, _ = batch.part(rows)
         outputs = (varied or batch.model)(*args, **kwargs)
         return its(outputs, name, "outputs") if name else outputs
-    except Exception as error:
-        if is_of_network(error):
-            raise
-        raise UnmeasurableError from error

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
+from surestep.engine.checks.terms import UnmeasurableError, measuring
 from surestep.engine.checks.varied_weights import VariedModel, find_last_weights
 from surestep.engine.data.batch import MicroBatch
 from surestep.engine.data.feed import Feed
@@ -34,14 +36,9 @@ def check_shift(model: nn.Module, feed: Feed, raw: Any, micro: MicroBatch, mean:
     if not isinstance(labels, Tensor) or labels.dim() < 2 or labels.is_floating_point():
         return
     turned = _turn(labels, 0)
-    depends = _differ(model, micro, turned, mean)
-    # A new model may give every token the same loss, and then no label changes the mean.
-    if feed.cut.ranks > 1:
-        is_known = _differ(model, micro, _turn(labels, -1), mean)  # each rank calls as often
-        if not depends and not is_known:
-            return
-    elif not depends and (last := find_last_weights(model, micro.args, dict(micro.kwargs))):
-        depends = _differ(VariedModel(model, last, 0), micro, turned)
+    depends = _depends(model, feed, micro, mean)
+    if depends is None:
+        return
     counts = feed.loss.items(raw, turned) != feed.loss.items(raw, labels)
     if depends != counts:
         uses, say = ("uses", "tokens") if depends else ("does not use", "next tokens")
@@ -49,6 +46,26 @@ def check_shift(model: nn.Module, feed: Feed, raw: Any, micro: MicroBatch, mean:
             f"The loss of {type(model).__name__} {uses} the first label of each row, and the items "
             f"were counted otherwise. Say Task(items={say!r})."
         )
+
+
+def _depends(model: nn.Module, feed: Feed, micro: MicroBatch, mean: float) -> bool | None:
+    """Return whether the loss depends on the first labels; None if that cannot be measured.
+
+    A new model may give every token the same loss, and then no label changes the mean.
+    """
+    labels = micro.kwargs["labels"]
+    turned = _turn(labels, 0)
+    depends = _differ(model, micro, turned, mean)
+    if feed.cut.ranks == 1:
+        if depends:
+            return True
+        with suppress(UnmeasurableError), measuring():
+            if last := find_last_weights(model, micro.args, dict(micro.kwargs)):
+                varied = VariedModel(model, last)
+                varied.vary(0)
+                return _differ(varied, micro, turned)
+    is_known = _differ(model, micro, _turn(labels, -1), mean)  # each rank calls as often
+    return depends if depends or is_known else None
 
 
 def _turn(labels: Tensor, place: int) -> Tensor:

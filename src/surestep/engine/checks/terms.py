@@ -1,5 +1,7 @@
 """The loss of some samples of the first batch, summed over its items."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +23,21 @@ _TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
 
 class UnmeasurableError(Exception):
     """The loss cannot be computed for some samples alone."""
+
+
+@contextmanager
+def measuring() -> Iterator[None]:
+    """Run code of the user, which may raise anything for parts of a batch or varied numbers.
+
+    Raises:
+        UnmeasurableError: it failed, or memory ran out; errors of the network are raised as such.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_of_network(error):
+            raise
+        raise UnmeasurableError from error
 
 
 @dataclass(frozen=True)
@@ -105,7 +122,7 @@ class Terms:
         Raises:
             UnmeasurableError: the loss fails.
         """
-        try:
+        with measuring():
             targets, items = self.batch.part(rows)[2:]
             tokens = _tokens(targets)
             if not items:
@@ -115,10 +132,6 @@ class Terms:
                 targets = targets, taught
             value = self._value(outputs, targets)
             number = float(value)
-        except Exception as error:  # the user's code may raise anything for outputs that are varied
-            if is_of_network(error):
-                raise
-            raise UnmeasurableError from error
         half = self._widest is None and any(each.dtype in HALF for each in tensors_in(outputs))
         rounding = TOLERANCE_OF_HALF if half else _TOLERANCES.get(value.dtype, TOLERANCE_OF_HALF)
         total = number if self.loss.is_sum else number * items

@@ -17,6 +17,7 @@ from surestep.engine.data.batch import map_tensors
 from surestep.engine.losses.base import HALF
 
 _LAYERS = 3  # the last ones with a weight of their own
+_VARIED = (torch.float64, torch.float32, *HALF)  # no arithmetic is defined for 8 bits
 _LARGEST = 2**30  # elements in half precision above which no copy in fp32 is made
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)  # whose rounding errors grow with their weights
 
@@ -28,26 +29,33 @@ class VariedModel:
     differences.
 
     Args:
-        model: as it is.
+        model: as it is. Copies in fp32 are made once, for all that `vary` does.
         last: the weights to vary, by name.
-        seed: of the noise.
     """
 
-    def __init__(self, model: nn.Module, last: dict[str, nn.Parameter], seed: int) -> None:
+    def __init__(self, model: nn.Module, last: dict[str, nn.Parameter]) -> None:
         self._model = model
         stored = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         half = {name: each for name, each in stored.items() if each.dtype in HALF}
         self._widens = 0 < sum(each.numel() for each in half.values()) <= _LARGEST
-        self._tensors = {name: self._widened(each) for name, each in half.items()}
+        widened = {name: self._widened(each) for name, each in half.items()}
+        self._last = {name: widened.get(name, weight).detach() for name, weight in last.items()}
+        self._tensors = {**widened, **self._last}
+        self._device = next(iter(stored.values())).device.type
+
+    def vary(self, seed: int) -> None:
+        """Add noise to the last weights as they were at first.
+
+        Args:
+            seed: of the noise.
+        """
         generator = torch.Generator().manual_seed(seed)
-        for name, weight in last.items():
-            values = self._widened(weight.detach())
+        for name, values in self._last.items():
             noise = torch.randn(values.shape, generator=generator).to(values.device, values.dtype)
             size = max(
                 float(values.square().mean().sqrt()), math.sqrt(len(values) / values.numel())
             )
             self._tensors[name] = values + 3 * size * noise
-        self._device = next(iter(stored.values())).device.type
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model."""
@@ -62,7 +70,10 @@ class VariedModel:
 def find_last_weights(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, nn.Parameter]:
-    """Return the matrices of the last layers that are called once in a forward, by name."""
+    """Return the matrices of the last layers that are called once in a forward, by name.
+
+    Only plain tensors are taken: a subclass may be packed or quantized.
+    """
     names = {id(each): name for name, each in model.named_parameters()}
     finished: list[nn.Module] = []
 
@@ -79,7 +90,10 @@ def find_last_weights(
         matrices = [
             each
             for each in module.parameters(recurse=False)
-            if each.dim() > 1 and each.is_floating_point() and id(each) in names
+            if each.dim() > 1
+            and each.dtype in _VARIED
+            and type(each) in (Tensor, nn.Parameter)
+            and id(each) in names
         ]
         if matrices and not isinstance(module, _RECURRENT) and finished.count(module) == 1:
             found.append(matrices)
