@@ -60,6 +60,21 @@ LENGTHS = [
     ("python", "Schedule(decay=0.2)", {"schedule.decay": "20%"}),
     ("python", "Average(start=0.75)", {"average.start": "75%"}),
     ("python", "Average(start=1000)", {"average.start": "1000 steps"}),
+    ("python", "Schedule(warmup='1e400')", "an amount and a unit"),
+    ("python", "Schedule(warmup=float('inf'))", "an amount and a unit"),
+    ("python", "Checkpoint(every='1e308k')", "an amount and a unit"),
+    ("python", "Config(max_time='1e400')", "an amount and a unit"),
+    ("python", "Parallel(blocks='size 1e400')", "must be auto, 'class Block', 'size 1e6'"),
+    (
+        "python",
+        "EarlyStop(start=0.5)",
+        "a share of an epoch or of the run? A share of the run has to be set in steps. Write "
+        "start='0.5 epochs' or start='1000 steps'",
+    ),
+    ("toml", "[early_stop]\nstart = '.5'", 'Write start = "0.5 epochs" in [early_stop] or'),
+    ("python", "EarlyStop(start=5)", {"early_stop.start": "5 steps"}),
+    ("python", "EarlyStop(start=0)", {"early_stop.start": None}),
+    ("python", "EarlyStop(start='0.5 epochs')", {"early_stop.start": "0.5 epochs"}),
     ("python", "Config(max_time='2 hours')", {"max_time": "120 minutes"}),
     ("python", "Config(max_time=timedelta(hours=2))", {"max_time": "120 minutes"}),
     (

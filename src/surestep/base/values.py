@@ -1,6 +1,7 @@
 """What an option's value may be, beyond its type."""
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,16 +24,22 @@ def _text(value: Any) -> Any:
     """
     if isinstance(value, (int, float)):
         value = str(value) if isinstance(value, bool) else exact(float(value))
-    match = _BARE.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        return value
-    try:
-        number = float(match[1]) * (1000 if match[2] else 1)
-    except ValueError:
+    number = _bare_number(value) if isinstance(value, str) else None
+    if number is None:
         return value
     if number > 1 and not number.is_integer():
         raise Choice("only whole numbers are steps.", {"": f"{exact(number)} epochs"})
     return f"{exact(number)} steps" if number >= 1 else exact(number)
+
+
+def _bare_number(text: str) -> float | None:
+    """Return the number that a text without a unit is; None where it is not a finite one."""
+    match = _BARE.fullmatch(text)
+    try:
+        number = float(match[1]) * (1000 if match[2] else 1) if match else math.inf
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _share(text: str) -> float | None:
@@ -86,11 +93,27 @@ def _time(value: Any) -> Any:
     text = str(value) if isinstance(value, (int, float)) else value
     if not isinstance(text, str):
         return value
-    if _BARE.fullmatch(text):
+    if _bare_number(text) is not None:
         raise Choice(
             "it has no unit.", *({"": f"{text} {unit}"} for unit in ("seconds", "minutes", "hours"))
         )
     return str(parse_duration(text, ("minutes",)))
+
+
+def _point(text: str) -> str:
+    """Read a point in the run, in epochs or steps.
+
+    Raises:
+        Choice: a number below 1.
+    """
+    share = _share(text)
+    if share is not None and not text.strip().endswith("%"):
+        raise Choice(
+            "a share of an epoch or of the run? A share of the run has to be set in steps.",
+            {"": f"{exact(share)} epochs"},
+            {"": "1000 steps"},
+        )
+    return str(parse_duration(text, ("epochs", "steps")))
 
 
 def _warmup(text: str) -> str:
@@ -131,7 +154,7 @@ def _block_choice(text: str) -> str:
     how, *words = text.split() or [""]
     if how == "size":
         try:
-            right = len(words) == 1 and float(words[0]) >= 1
+            right = len(words) == 1 and 1 <= float(words[0]) < math.inf
         except ValueError:
             right = False
     else:
@@ -224,6 +247,7 @@ Period = Annotated[str, _period("epochs", "steps", "items"), Number]
 ClockPeriod = Annotated[str, _period("epochs", "steps", "items", "minutes"), Number]
 Clock = Annotated[str, BeforeValidator(_time)]
 StepPeriod = Annotated[str, _duration("epochs", "steps"), Number]
+StepPoint = Annotated[str, AfterValidator(_point), Number]
 Warmup = Annotated[str, AfterValidator(_warmup), Number]
 Length = Annotated[str, AfterValidator(read_length), Number]
 Milestones = Annotated[tuple[Length, ...], BeforeValidator(_milestones)]

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from surestep.base.groups.group import Group
 from surestep.base.not_set import NOT_SET, NotSet
-from surestep.base.values import Count, NotNegative, Period, StepPeriod
+from surestep.base.values import Count, NotNegative, Period, StepPoint
 
 
 class Validation(Group):
@@ -41,7 +41,7 @@ class EarlyStop(Group):
         default=NOT_SET,
         description="Stop after this many evaluations in a row without a better metric.",
     )
-    start: StepPeriod | NotSet | None = Field(
+    start: StepPoint | NotSet | None = Field(
         default=NOT_SET,
         description="Count evaluations only from here on: '5 epochs', '1000 steps'.",
     )
