@@ -11,6 +11,7 @@ from surestep.base.errors import CheckpointError, ParallelError, RunError, Sures
 from surestep.engine.data.batch import Batch
 from surestep.engine.data.feed import Feed
 from surestep.engine.incident.again import untouched
+from surestep.engine.parallel.network import is_of_network
 from surestep.engine.parallel.world import World
 from surestep.engine.plan import COPIES, Plan
 from surestep.engine.state import State
@@ -90,20 +91,28 @@ def loaded(world: World, checkpoint: Opened, state: State) -> None:
 
     Raises:
         CheckpointError: it does not fit, or cannot be read, here; the states are as they were.
-        ParallelError: so it is on another rank.
+        ParallelError: another rank failed. If it failed after all had read, as a callback's
+            load_state_dict() may, the state of this rank is the loaded one.
     """
     if world.size == 1:
         load_opened(checkpoint, state)
         return
+    load = _of_all(world, checkpoint, lambda: fitting(checkpoint, state))
+    _of_all(world, checkpoint, load)
+
+
+def _of_all(world: World, checkpoint: Opened, act: Callable[[], T]) -> T:
+    """Return what a part of loading returns; raise on all ranks if it fails on one."""
     try:
-        load = fitting(checkpoint, state)
-    except SurestepError as error:
-        world.texts(f"{type(error).__name__}: {error}")
+        value = act()
+    except Exception as error:
+        if not is_of_network(error):
+            world.texts(f"{type(error).__name__}: {error}")
         raise
     for rank, text in enumerate(world.texts("")):
         if text:
             raise ParallelError(f"Rank {rank} could not load {checkpoint.path}: {text}")
-    load()
+    return value
 
 
 def settle(parts: Parts, feed: Feed, plan: Plan) -> None:

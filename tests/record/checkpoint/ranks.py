@@ -25,6 +25,7 @@ from surestep.record.checkpoint.opened import open_checkpoint
 from surestep.record.checkpoint.read import load_opened
 from surestep.record.checkpoint.saver import Saver
 from surestep.trainer.together import first
+from surestep.trainer.together import loaded as load_together
 from tests.record.checkpoint.keeper import Fake
 
 RANK = int(os.environ.get("RANK", 0))
@@ -163,6 +164,30 @@ def unlike(folder: Path, state: State, world: World) -> str:
     return "saved"
 
 
+class _Counter:
+    """A state that rank 2 does not take back."""
+
+    def state_dict(self) -> Any:
+        return {"count": 1}
+
+    def load_state_dict(self, state: Any) -> None:
+        if RANK == 2:
+            raise ValueError("an old count")
+
+
+def rejects_state(folder: Path, state: State, world: World) -> str:
+    """Have one rank reject a declared state while all load; return the error of this rank."""
+    state.declared["counter"] = _Counter()
+    path = saved(folder, state, world).path
+    try:
+        load_together(world, open_checkpoint(path), state)
+    except SurestepError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        state.declared.clear()
+    return "loaded"
+
+
 def gone(folder: Path, state: State, world: World) -> str:
     """Let the last rank leave while the others write; the wait for it is short here."""
     world.beside = dist.new_group(timeout=timedelta(seconds=1))
@@ -263,6 +288,7 @@ def main(out: Path) -> None:
             full = OSError(errno.ENOSPC, "No space left on device")
             found["words"]["full"] = fails(out / "full", state, world, 2, full)
             found["words"]["unlike"] = unlike(out / "unlike", state, world)
+            found["words"]["rejected"] = rejects_state(out / "rejected", state, world)
             again = saved(out / "full", state, world, background=False)
             found["again"] = str(again.path)
     dist.barrier()

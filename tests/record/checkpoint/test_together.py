@@ -108,6 +108,14 @@ def test_the_trouble_of_one_rank_is_that_of_all_and_leaves_nothing(folder, ranks
     assert list((folder / "unlike").iterdir()) == []
 
 
+def test_all_ranks_end_if_one_of_them_rejects_a_declared_state(ranks):
+    errors = [each["words"]["rejected"] for each in ranks]
+    assert "CheckpointError: counter does not take the state" in errors.pop(2)
+    for error in errors:
+        assert error.startswith("ParallelError: Rank 2 could not load ")
+        assert "ValueError: an old count" in error
+
+
 def test_a_way_that_keeps_its_tensors_apart_is_saved_and_loaded_one_by_one(folder, ranks):
     for each in ranks:
         assert each["kept"]["alive"] <= 2
