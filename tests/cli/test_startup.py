@@ -8,7 +8,7 @@ import pytest
 
 import surestep
 from tests import tiny
-from tests.cli.conftest import environment
+from tests.cli.conftest import RECIPE, environment
 
 # Calls one command after another; prints of each its exit code, what it printed, and whether torch
 # was imported by then.
@@ -111,3 +111,26 @@ def test_a_wrong_command_line_is_refused_before_torch_is_imported(place):
 
 def test_a_command_that_trains_imports_torch(place):
     assert answers(place, [["train", "mine.py", "--run", "s"]])[0][3]
+
+
+COLLECTING = """
+import gc, sys
+from surestep.cli.main import main
+
+assert main(sys.argv[1:]) == 0
+print("collecting:", gc.isenabled())
+"""
+
+
+def test_a_recipe_that_disables_the_garbage_collector_keeps_it_disabled(folder, recipe):
+    recipe("import gc\ngc.disable()\n" + RECIPE)
+    for words in (["train", "mine.py", "--run", "r"], ["evaluate", "r"]):
+        done = subprocess.run(
+            [sys.executable, "-c", COLLECTING, *words],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            cwd=folder,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "collecting: False", words

@@ -196,7 +196,7 @@ def _merge(
     with import_without_collecting():
         from surestep.recipes.load import load_file
 
-        recipe = load_file(found)
+    recipe = load_file(found)  # its own code may switch the collector off
     config = merge(recipe.config, filed, typed, places, ())
     said = {
         **dict.fromkeys(recipe.config.said(), f"recipe {recipe.name}"),

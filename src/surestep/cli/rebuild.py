@@ -102,7 +102,7 @@ def _recipe(folder: Run, known: dict[str, str], *, allow_changed: bool) -> Recip
     with import_without_collecting():
         from surestep.recipes.load import load
 
-        return load(typed_as(known))
+    return load(typed_as(known))  # its own code may switch the collector off
 
 
 def typed_as(known: dict[str, str]) -> str:
