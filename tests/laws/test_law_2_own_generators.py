@@ -10,7 +10,7 @@ from torch import nn
 import surestep
 from surestep.base.errors import TaskError
 from surestep.engine.data.generators import OwnGenerators
-from tests.laws.tasks import session_of, train
+from tests.laws.tasks import assert_same, session_of, snapshot, train
 from tests.laws.test_law_2_global_draws import OPTIONS, Noisy, check_draws, task_of
 
 MAKERS = {
@@ -200,7 +200,33 @@ def test_a_generator_that_takes_no_seed_is_warned_of(folder):
 
 def test_recomputed_activations_with_a_generator_of_the_model_are_rejected(folder):
     model = nn.Sequential(Keeping(MAKERS["numpy"]), nn.Linear(3, 3))
-    with pytest.raises(TaskError, match=r"draw other numbers from model\.0\.rng"):
+    before = snapshot_of(model)
+    with pytest.raises(TaskError, match=r"drew different numbers from model\.0\.rng"):
+        train(task_of(model), folder(), activation_checkpointing="0", **OPTIONS)
+    after = snapshot_of(model)
+    assert all(torch.equal(before[name], after[name]) for name in before)  # before the update
+
+
+def snapshot_of(model):
+    return {name: each.detach().clone() for name, each in model.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_recomputed_activations_beside_a_generator_that_no_recomputation_draws_from(folder, kind):
+    def make():
+        torch.manual_seed(1)
+        drawing, plain = Keeping(MAKERS[kind]), nn.Linear(10, 3)
+        plain.rng = MAKERS[kind]()
+        return task_of(nn.Sequential(drawing, nn.Linear(3, 10), plain))
+
+    options = {**OPTIONS, "max_steps": 3}
+    recomputed = train(make(), folder(), activation_checkpointing="2", **options)
+    assert_same(snapshot(recomputed), snapshot(train(make(), folder(), **options)))
+
+
+def test_recomputed_activations_with_a_generator_whose_state_cannot_be_read_are_rejected(folder):
+    model = nn.Sequential(Keeping(random.SystemRandom), nn.Linear(3, 3))
+    with pytest.raises(TaskError, match=r"may draw different numbers from model\.0\.rng"):
         train(task_of(model), folder(), activation_checkpointing="0", **OPTIONS)
 
 

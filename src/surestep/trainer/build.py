@@ -12,6 +12,7 @@ from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.parts import check_model, check_teacher
 from surestep.engine.data.dataset import loader_settings, samples_of
 from surestep.engine.data.feed import feed
+from surestep.engine.data.generators import OwnGenerator
 from surestep.engine.data.order import Cut
 from surestep.engine.data.resume import declared_of
 from surestep.engine.loop import Loop
@@ -64,8 +65,9 @@ def build(
     of_teacher = () if loss.teacher is None else loss.teacher.modules()
     of_both = (*planned.model.modules(), *of_teacher)
     modes = [(module, module.training) for module in of_both]
+    compiles, watched = plan.compile != "off", list[OwnGenerator]()
     rematerialised = activation_checkpointing(
-        planned.model, plan.activation_checkpointing, compiles=plan.compile != "off"
+        planned.model, plan.activation_checkpointing, compiles=compiles, watched=watched
     )
     settings.enter_context(rematerialised)  # within what gathers a block
     model = laid_out(planned.model, plan)
@@ -87,7 +89,7 @@ def build(
         declared(callbacks) | declared_of(training.source, plan, parts.state) | state_of_loss(loss)
     )
     found = own_generators(model, {**code_of_losses(loss), "step": task.step})
-    check_own_generators(found, plan.activation_checkpointing)
+    watched += check_own_generators(found, plan.activation_checkpointing, compiles)
     parts.randomness.generators += map(Seeded, found.found)
     parts.transform = training.transform
     for module, mode in modes:

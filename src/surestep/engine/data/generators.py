@@ -45,12 +45,14 @@ class OwnGenerator(NamedTuple):
         kind: its type's name, or the hook's.
         seed: takes a seed; None where it takes none.
         salt: two of one dataset draw differently: this is mixed into their seed.
+        state: returns its state; None where that cannot be read.
     """
 
     path: str
     kind: str
     seed: Callable[[int], object] | None
     salt: int
+    state: Callable[[], Any] | None = None
 
     def place(self, seed: int) -> None:
         """Seed it for a place."""
@@ -150,7 +152,7 @@ def _own(path: str, value: Any) -> OwnGenerator | None:
     if seed is None and not isinstance(value, random.SystemRandom):
         return None
     salt = int.from_bytes(blake2b(path.encode(), digest_size=8).digest(), "little") >> 1
-    return OwnGenerator(path, kind, seed, salt)
+    return OwnGenerator(path, kind, seed, salt, _state_reader(value))
 
 
 def _seeding(value: Any) -> Callable[[int], object] | None:
@@ -167,6 +169,27 @@ def _seeding(value: Any) -> Callable[[int], object] | None:
     if isinstance(value, np.random.Generator):
         return partial(_seed_bits, value.bit_generator)
     return partial(_seed_bits, value) if isinstance(value, np.random.BitGenerator) else None
+
+
+def _state_reader(value: Any) -> Callable[[], Any] | None:
+    """Return what reads the state of a generator; None where it has none that can be read."""
+    if callable(getattr(type(value), HOOK, None)) or isinstance(value, random.SystemRandom):
+        return None
+    if isinstance(value, torch.Generator):
+        return lambda: value.get_state().numpy()
+    if isinstance(value, random.Random):
+        return value.getstate
+    if isinstance(value, np.random.RandomState):
+        return lambda: value.get_state(legacy=False)
+    bits = value.bit_generator if isinstance(value, np.random.Generator) else value
+    return lambda: bits.state
+
+
+def is_same_state(one: Any, other: Any) -> bool:
+    """Return whether two states of one generator are equal."""
+    if isinstance(one, Mapping):
+        return all(is_same_state(one[key], other[key]) for key in one)
+    return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else one == other
 
 
 def _seed_bits(bits: np.random.BitGenerator, seed: int) -> None:

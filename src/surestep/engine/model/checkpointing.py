@@ -14,7 +14,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from surestep.base.errors import ConfigError, near
+from surestep.engine.data.generators import OwnGenerator
 from surestep.engine.global_generators import repeat_draws, state_of_globals
+from surestep.engine.model.generators import forbid_draws
 from surestep.engine.optim.layers import blocks_of
 from surestep.engine.optim.names import plain_name
 
@@ -28,7 +30,11 @@ def uses_own_checkpointing(model: nn.Module) -> bool:
 
 
 def activation_checkpointing(
-    model: nn.Module, choice: str, *, compiles: bool = False
+    model: nn.Module,
+    choice: str,
+    *,
+    compiles: bool = False,
+    watched: Sequence[OwnGenerator] = (),
 ) -> AbstractContextManager[None]:
     """Return a context in which the chosen modules keep no activations for the backward.
 
@@ -37,6 +43,7 @@ def activation_checkpointing(
         choice: "off"; "on" for what the model brings itself, or else for every block; "every n"
             for each n-th block; or names of modules, as patterns with spaces between them.
         compiles: torch.compile is used, which takes no contexts of a recomputation.
+        watched: generators from which no recomputation may draw; may be filled later.
 
     Raises:
         ConfigError: nothing is chosen by it.
@@ -44,8 +51,8 @@ def activation_checkpointing(
     if choice == "off":
         return nullcontext()
     if choice == "on" and uses_own_checkpointing(model):
-        return own_checkpointing(model, compiles=compiles)
-    return recomputed(chosen(model, choice))
+        return own_checkpointing(model, compiles=compiles, watched=watched)
+    return recomputed(chosen(model, choice), watched)
 
 
 def chosen(model: nn.Module, choice: str) -> Mapping[str, nn.Module]:
@@ -80,12 +87,14 @@ def chosen(model: nn.Module, choice: str) -> Mapping[str, nn.Module]:
 
 
 @contextmanager
-def recomputed(modules: Mapping[str, nn.Module]) -> Iterator[None]:
+def recomputed(
+    modules: Mapping[str, nn.Module], watched: Sequence[OwnGenerator] = ()
+) -> Iterator[None]:
     """Let the forward of these modules be run again in the backward, with the same dropout."""
     with ExitStack() as undo:
         for module in modules.values():
             own = vars(module).get("forward")
-            module.forward = partial(_forward, module, module.forward)
+            module.forward = partial(_forward, module, module.forward, watched)
             undo.callback(_put_back, module, own)
         yield
 
@@ -97,30 +106,40 @@ def _put_back(module: nn.Module, own: Callable[..., Any] | None) -> None:
         module.forward = own
 
 
-def _forward(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _forward(
+    module: nn.Module,
+    forward: Callable[..., Any],
+    watched: Sequence[OwnGenerator],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     if not (module.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)
     norms = [each for each in module.modules() if isinstance(each, _BatchNorm)]
     more: dict[str, Any] = {}
     # A compiled forward moves the statistics once by itself, and takes no context of another's.
     if not torch.compiler.is_compiling():
-        more["context_fn"] = partial(_contexts, norms)
+        more["context_fn"] = partial(_contexts, norms, watched)
     return checkpoint(forward, *args, use_reentrant=False, **more, **kwargs)
 
 
 def _contexts(
-    norms: Sequence[nn.Module] = (),
+    norms: Sequence[nn.Module] = (), watched: Sequence[OwnGenerator] = ()
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return the contexts of a forward and of its repetition, which draws the same numbers.
 
     torch itself sees to its own generators, and not to numpy's and Python's.
     """
-    return nullcontext(), _repeated(norms, state_of_globals())
+    return nullcontext(), _repeated(norms, watched, state_of_globals())
 
 
 @contextmanager
-def _repeated(norms: Sequence[nn.Module], drawn_from: tuple[Any, Any] | None) -> Iterator[None]:
-    with repeat_draws(drawn_from), _kept_statistics(norms):
+def _repeated(
+    norms: Sequence[nn.Module],
+    watched: Sequence[OwnGenerator],
+    drawn_from: tuple[Any, Any] | None,
+) -> Iterator[None]:
+    with forbid_draws(watched), repeat_draws(drawn_from), _kept_statistics(norms):
         yield
 
 
@@ -139,7 +158,9 @@ def _kept_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
-def own_checkpointing(model: Any, *, compiles: bool = False) -> Iterator[None]:
+def own_checkpointing(
+    model: Any, *, compiles: bool = False, watched: Sequence[OwnGenerator] = ()
+) -> Iterator[None]:
     """Switch the model's own activation checkpointing on, and off again.
 
     Its cache of keys and values, which generating text needs and training does not, is off
@@ -149,7 +170,7 @@ def own_checkpointing(model: Any, *, compiles: bool = False) -> Iterator[None]:
     newer = getattr(model, "activation_checkpointing_enable", None)
     options: dict[str, Any] = {"use_reentrant": False}
     if not compiles:
-        options["context_fn"] = _contexts
+        options["context_fn"] = partial(_contexts, watched=watched)
     if newer is not None:
         newer(activation_checkpointing_kwargs=options)
     else:

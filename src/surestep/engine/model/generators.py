@@ -1,14 +1,19 @@
 """Generators that a model, its loss or a step of the user's own keeps: seeded by place too."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.base.warn import warn
-from surestep.engine.data.generators import OwnGenerator, OwnGenerators, is_installed
+from surestep.engine.data.generators import OwnGenerator, OwnGenerators, is_installed, is_same_state
 
+_MEND_DRAWS = (
+    "Draw from torch's, numpy's or Python's global generator, or set "
+    "activation_checkpointing='off'."
+)
 _OF_TORCH = frozenset(vars(nn.Module()))
 
 
@@ -64,28 +69,58 @@ def _members(model: nn.Module, root: str) -> Iterator[tuple[str, Any]]:
             seen.add(kind)
 
 
-def check_own_generators(found: OwnGenerators, checkpointing: str) -> None:
+def check_own_generators(
+    found: OwnGenerators, checkpointing: str, compiles: bool
+) -> list[OwnGenerator]:
     """Check that what is drawn from them can be drawn again; warn of those that take no seed.
 
     Args:
         found: the generators of the model.
         checkpointing: the Plan's `activation_checkpointing`.
+        compiles: torch.compile is used, which takes no contexts of a recomputation.
+
+    Returns:
+        Those to be watched by `forbid_draws` in each recomputation.
 
     Raises:
-        TaskError: the forward is computed twice, and would draw two times.
+        TaskError: the forward is computed twice, and draws by the second cannot be watched.
     """
-    if checkpointing != "off" and found.found:
-        raise TaskError(
-            f"activation_checkpointing={checkpointing!r} computes the forward twice, and the "
-            f"second one would draw other numbers from {found.found[0].path}. Draw from torch's, "
-            "numpy's or Python's global generator, or set activation_checkpointing='off'."
-        )
+    watched = found.found if checkpointing != "off" else []
+    for each in watched:
+        if compiles or each.state is None:
+            raise TaskError(
+                f"activation_checkpointing={checkpointing!r} computes the forward twice, and the "
+                f"second one may draw different numbers from {each.path}. {_MEND_DRAWS}"
+            )
     for each in found.found:
         if each.seed is None:
             warn(
                 f"{each.path} ({each.kind}) takes no seed, so a resumed run draws other numbers. "
                 "Use random.Random, numpy.random.default_rng() or torch.Generator."
             )
+    return watched
+
+
+@contextmanager
+def forbid_draws(watched: Sequence[OwnGenerator]) -> Iterator[None]:
+    """Recompute a forward within this.
+
+    Args:
+        watched: generators whose state can be read.
+
+    Raises:
+        TaskError: the recomputation drew from one of them.
+    """
+    before = [each.state() for each in watched if each.state is not None]
+    try:
+        yield
+    finally:  # torch leaves a recomputation by an exception when it has all that it needs
+        for each, state in zip(watched, before, strict=True):
+            if each.state is not None and not is_same_state(state, each.state()):
+                raise TaskError(
+                    "activation_checkpointing computes the forward twice, and the second one drew "
+                    f"different numbers from {each.path}. {_MEND_DRAWS}"
+                )
 
 
 def find_late(found: OwnGenerators, generators: list[Any]) -> Callable[[], None]:
