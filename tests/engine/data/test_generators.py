@@ -111,6 +111,20 @@ def test_two_of_one_dataset_draw_differently():
     assert holder.a.random() != holder.b.random()
 
 
+def test_two_on_one_path_draw_differently():
+    class Shadowing:
+        rng = random.Random(0)
+
+        def __init__(self):
+            self.rng = random.Random(0)
+
+    holder = Shadowing()
+    found = OwnGenerators(dataset=holder)
+    assert [each.path for each in found.found] == ["dataset.rng", "dataset.rng#2"]
+    found.place(5)
+    assert holder.rng.random() != Shadowing.rng.random()
+
+
 def test_one_that_is_held_twice_is_seeded_once():
     rng = random.Random(0)
     assert len(paths(Holder(a=rng, b=rng))) == 1

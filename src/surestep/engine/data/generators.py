@@ -8,6 +8,7 @@ found is seeded before each sample. What is not found can have `set_sample_seed(
 import random
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -123,13 +124,14 @@ class OwnGenerators:
         self.found, self._watched = [], []
         waiting = [(name, each, 0) for name, each in self.roots.items()]
         seen = set(map(id, _SEEDED))
+        paths: Counter[str] = Counter()
         for path, value, depth in waiting:  # grows while it is walked
             if isinstance(value, _LEAVES) or ismodule(value) or id(value) in seen:
                 continue
             seen.add(id(value))
             if len(seen) > OBJECTS:
                 break
-            own = _own(path, value)
+            own = _own(path, value, paths)
             if own is not None:
                 self.found.append(own)
             elif depth < DEPTH:
@@ -147,10 +149,13 @@ def _are_filled(members: dict[Any, Any], names: list[Any]) -> bool:
     return any(members.get(name) is not None for name in names)
 
 
-def _own(path: str, value: Any) -> OwnGenerator | None:
+def _own(path: str, value: Any, paths: Counter[str]) -> OwnGenerator | None:
     kind, seed = type(value).__name__, _seeding(value)
     if seed is None and not isinstance(value, random.SystemRandom):
         return None
+    paths[path] += 1
+    if paths[path] > 1:  # an attribute of a class and one of its object have the same path
+        path = f"{path}#{paths[path]}"
     salt = int.from_bytes(blake2b(path.encode(), digest_size=8).digest(), "little") >> 1
     return OwnGenerator(path, kind, seed, salt, _state_reader(value))
 

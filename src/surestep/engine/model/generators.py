@@ -136,7 +136,7 @@ def find_late(found: OwnGenerators, generators: list[Any]) -> Callable[[], None]
         if found.grew():
             late = [each for each in found.found if each.path not in before]
             generators.extend(map(Seeded, late))
-            if late:  # empty where a known path leads to one more generator
+            if late:  # empty if the paths are the same as before
                 warn(
                     f"{late[0].path} ({late[0].kind}) was made in the first step. So the first "
                     "step of a resumed run draws other numbers. Make it in __init__: then it is "
