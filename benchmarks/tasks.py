@@ -29,6 +29,8 @@ class Task:
     targets: Tensor
     batch_size: int
     steps: int  # timed steps of one round; some seconds
+    # Another order of the data moved the final loss by up to 5%; other work moves it more.
+    loss_tolerance: float = 0.1
 
 
 def spiral(rows: int) -> tuple[Tensor, Tensor]:
@@ -185,7 +187,15 @@ def make_resnet() -> Task:
     title = "ResNet-18 on 32x32, batch 32"
     rows = pictures(1024, size=32)
     return Task(
-        "resnet", title, build_resnet, nn.CrossEntropyLoss(), "samples", *rows, 32, steps=15
+        "resnet",
+        title,
+        build_resnet,
+        nn.CrossEntropyLoss(),
+        "samples",
+        *rows,
+        32,
+        steps=15,
+        loss_tolerance=0.4,  # after 21 steps another order of the data moved it by 18%
     )
 
 
