@@ -195,7 +195,7 @@ def make_resnet() -> Task:
         *rows,
         32,
         steps=15,
-        loss_tolerance=0.4,  # after 21 steps another order of the data moved it by 18%
+        loss_tolerance=1.0,  # 1.4 to 2.9 after 21 steps: BatchNorm's averages still move
     )
 
 
