@@ -67,15 +67,12 @@ def retain_freed_memory() -> bool:
     return bool(mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM))
 
 
-def reserve_huge_pages() -> int:
+def reserve_huge_pages() -> None:
     """Let glibc's heap grow on huge pages; call it after `retain_freed_memory`.
 
     The heap grows by half of the machine's memory, 8 GiB at most, and shrinks again with
     `return_free_memory`. The kernel hands out a page when it is first written to, so that what is
-    reserved costs no memory before.
-
-    Returns:
-        Bytes for which the kernel accepted it; 0 where the process may not have them.
+    reserved costs no memory before. Where the kernel declines, the pages are ordinary ones.
     """
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
@@ -85,15 +82,12 @@ def reserve_huge_pages() -> int:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     count = min(_MOST_RESERVED, memory // 2) // _BLOCK
     blocks = [block for _ in range(count) if (block := libc.malloc(_BLOCK))]
-    accepted = 0
     for block in blocks:
         start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
         size = (block + _BLOCK - start) // _HUGE_PAGE * _HUGE_PAGE
-        if libc.madvise(start, size, mmap.MADV_HUGEPAGE) == 0:
-            accepted += size
+        libc.madvise(start, size, mmap.MADV_HUGEPAGE)
     for block in reversed(blocks):
         libc.free(block)
-    return accepted
 
 
 def return_free_memory() -> None:

@@ -30,9 +30,8 @@ _FILES, _FILES_EACH = 8, 8  # that the process opens, by a guess: seen were 2 + 
 _MOMENT_S = 0.5  # for a worker to end whose connection broke, or whose loader was abandoned
 _BEGIN_S = 30.0  # for a worker to begin, which takes milliseconds
 _PROCESSES = 2**16
-_begun = mmap.mmap(
-    -1, _PROCESSES
-)  # a byte for each process id, shared with workers that are forked
+# A byte for each process id, shared with workers that are forked.
+_begun = mmap.mmap(-1, _PROCESSES)
 _loaders: "WeakSet[Loader]" = WeakSet()  # those that have started workers
 _torch_handler: list[Callable[[int, FrameType | None], object]] = []
 _ending: list[list[BaseProcess]] = []  # workers that are being ended, their loader may be gone

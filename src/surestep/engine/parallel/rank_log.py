@@ -59,7 +59,7 @@ class Fork(io.TextIOBase):
     def everywhere(self, text: str) -> None:
         """Write a line that nobody may miss, to the terminal too."""
         self._keep(f"{printable(text)}\n")
-        print(printable(text), file=self.terminal, flush=True)
+        print_escaped(text, self.terminal)
 
     def _keep(self, text: str) -> None:
         try:
