@@ -1,0 +1,108 @@
+"""The text is plain technical English: it uses no word of words.txt.
+
+`python -m tests.words PATH...` prints each use with what to write instead.
+"""
+
+from pathlib import PurePosixPath
+
+import pytest
+
+from tests import words
+from tests.words import ROOT, files_of, find_names, find_words, keep_prose, read_rules
+
+PAGES = ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "CHANGELOG.md", "SECURITY.md"]
+CHECKED = [ROOT / path for path in ["src", "docs", ".github", *PAGES]]
+
+# One path or pattern a line. `python -m tests.words --text ENTRY` prints nothing: remove the entry.
+NOT_YET_CLEAN = (ROOT / "tests/words_not_yet_clean.txt").read_text(encoding="utf-8").split()
+# The same for identifiers: `python -m tests.words ENTRY`.
+NAMES_NOT_YET_CLEAN = ["src/surestep"]
+
+RULES = words.default_rules()
+
+
+def is_listed(path: PurePosixPath, entries: list[str]) -> bool:
+    return any(path.match(entry) or path.is_relative_to(entry) for entry in entries)
+
+
+def shown(path) -> PurePosixPath:
+    return PurePosixPath(path.relative_to(ROOT).as_posix())
+
+
+def test_the_text_uses_plain_words():
+    hits = [
+        f"{shown(path)}:{hit.line}: {hit.word} -> {hit.instead}"
+        for path in files_of(CHECKED)
+        if not is_listed(shown(path), NOT_YET_CLEAN)
+        for hit in words.check_file(path, names=False)
+    ]
+    assert hits == []
+
+
+def test_identifiers_use_plain_words():
+    hits = [
+        f"{shown(path)}:{hit.line}: {hit.word} -> {hit.instead}"
+        for path in files_of([ROOT / "src"])
+        if path.suffix == ".py" and not is_listed(shown(path), NAMES_NOT_YET_CLEAN)
+        for hit in find_names(path.read_text(encoding="utf-8"), RULES)
+    ]
+    assert hits == []
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "It begins anew.",
+        "the run goes\n    on from step 3",
+        "Nobody was told.",
+        "The value stands in status.json.",
+        "This is no option.",
+        "Use it where nothing is set.",
+        "The result is not bit for bit.",
+    ],
+)
+def test_a_word_of_the_list_is_found(sentence):
+    assert find_words(sentence, RULES)
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Resume the run; it continues at step 3, bit for bit.",
+        "There is no checkpoint, and the run is no longer locked.",
+        "cutmix, cutout and held-out data",
+        "If the run has finished, it says so.",
+    ],
+)
+def test_plain_words_are_left_alone(sentence):
+    assert find_words(sentence, RULES) == []
+
+
+def test_comments_and_strings_are_read_and_code_is_not():
+    source = (
+        "nobody = f('anew')  # nobody\n"
+        "text = (\n"
+        "    'the run goes '\n"
+        "    f'on {told} now'\n"
+        ")\n"
+        "pair = ('go', 'on')\n"
+    )
+    hits = find_words(keep_prose(source), RULES)
+    assert [(hit.line, hit.word) for hit in hits] == [(1, "anew"), (1, "nobody"), (3, "goes on")]
+
+
+def test_the_parts_of_an_identifier_are_read():
+    hits = find_names("if told_by(x):\n    k = _said\n    kind = 'told'\n", RULES)
+    assert [(hit.line, hit.word) for hit in hits] == [(1, "told_by"), (2, "_said"), (2, "k")]
+
+
+def test_an_exception_allows_a_word_in_its_files_only():
+    rules = read_rules("[text]\nwalk -> pass\n[except]\nsrc/a: os\\.walk\n")
+    assert find_words("os.walk(x)", rules, "src/a/b.py") == []
+    assert [hit.word for hit in find_words("os.walk, walk", rules, "src/a/b.py")] == ["walk"]
+    assert find_words("os.walk(x)", rules, "src/ab.py")
+
+
+def test_a_line_that_is_not_a_rule_is_an_error():
+    with pytest.raises(ValueError, match="not a rule"):
+        read_rules("[text]\nanew = again\n")
