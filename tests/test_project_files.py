@@ -1,0 +1,66 @@
+"""The files around the source agree with each other, and with what is there."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from surestep.base.version import VERSION
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+
+
+def load(path):
+    return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+
+
+def test_the_license_of_the_metadata_is_the_file():
+    (name,) = PROJECT["project"]["license-files"]
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+    assert "Apache License\n" in text
+    assert "Version 2.0, January 2004" in text
+    assert "The surestep authors" in text
+    assert PROJECT["project"]["authors"] == [{"name": "The surestep authors"}]
+
+
+def test_the_citation_has_what_its_format_requires():
+    citation = load("CITATION.cff")
+    assert citation.keys() >= {"cff-version", "message", "title", "authors"}
+    assert str(citation["version"]) == VERSION == PROJECT["project"]["version"]
+    assert citation["license"] == PROJECT["project"]["license"]
+    assert [author["name"] for author in citation["authors"]] == ["The surestep authors"]
+
+
+def test_hooks_need_no_network():
+    (repo,) = load(".pre-commit-config.yaml")["repos"]
+    assert repo["repo"] == "local"
+    assert {hook["language"] for hook in repo["hooks"]} == {"system"}
+
+
+def test_every_hook_runs_a_tool_of_the_dev_extra():
+    installed = " ".join(PROJECT["project"]["optional-dependencies"]["dev"])
+    for hook in load(".pre-commit-config.yaml")["repos"][0]["hooks"]:
+        tool = hook["entry"].removeprefix("python -m ").split()[0]
+        assert re.search(rf"\b{tool}\b", installed), tool
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_an_issue_form_has_the_fields_of_its_format(path):
+    form = load(path)
+    if path.stem == "config":
+        assert form.keys() <= {"blank_issues_enabled", "contact_links"}
+        return
+    assert form.keys() >= {"name", "description", "body"}
+    fields = [field for field in form["body"] if field["type"] != "markdown"]
+    identifiers = [field["id"] for field in fields]
+    assert len(set(identifiers)) == len(identifiers) > 1
+    assert all(field["attributes"]["label"] for field in fields)
+
+
+def test_there_is_a_form_for_each_kind_of_report():
+    assert {path.stem for path in FORMS} == {"bug", "config", "feature", "wrong_numbers"}
