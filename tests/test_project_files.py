@@ -64,3 +64,18 @@ def test_an_issue_form_has_the_fields_of_its_format(path):
 
 def test_there_is_a_form_for_each_kind_of_report():
     assert {path.stem for path in FORMS} == {"bug", "config", "feature", "wrong_numbers"}
+
+
+def test_every_changelog_fragment_has_a_name_and_a_type():
+    types = {kind["directory"] for kind in PROJECT["tool"]["towncrier"]["type"]}
+    fragments = [path.name for path in (ROOT / "changelog").iterdir()]
+    fragments = sorted(set(fragments) - {"README.md", "template.md.jinja"})
+    fits = re.compile(rf"[a-z0-9-]+\.({'|'.join(types)})\.md")
+    assert [name for name in fragments if not fits.fullmatch(name)] == []
+
+
+def test_the_changelog_has_this_version_and_the_line_that_towncrier_writes_at():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    marker = "<!-- towncrier release notes start -->"
+    assert text.count(marker) == 1
+    assert f"\n## {VERSION} " in text[text.index(marker) :]
