@@ -15,25 +15,27 @@ NOTES = """\
 Every contestant trains the same model from the same weights on the same in-memory data, on one
 thread: AdamW (lr 1e-3, weight decay 0.01), gradients clipped to norm 1.0, a schedule per step
 (linear warm-up, cosine), the loss read on the host every 50 steps. Start-up and tear-down are not
-timed. Contestants take turns round by round, in a new order each round. Each measurement is a fresh
-process, since the speed of a step depends on what the process allocated before. The ratios are
-taken within each round, and the table shows their median with the lowest and highest. A run fails
-if a contestant takes another number of optimizer steps or ends with another loss.
+timed. Contestants run one after the other in each round, in a new order each round. Each
+measurement is a fresh process, since the speed of a step depends on what the process allocated
+before. Ratios are taken within each round; the table shows their median with the lowest and
+highest. The benchmark fails if a contestant takes a different number of optimizer steps or ends
+with a different loss.
 
-- **CPU** is the processor time of the process, which other programs disturb less than the clock.
+- **CPU** is the processor time of the process, which other programs disturb less than wall time.
 - **Faults** are the page faults of a step: memory that glibc returned to the kernel and got back.
-- **MB** is the largest resident memory of the process, imports included.
-- **Plain loop**: `DataLoader`, default `AdamW`, `LambdaLR`, `clip_grad_norm_`. No guard.
-- **Freed memory retained**: the same, with the settings of memory that surestep's
-  `cpu_allocator` makes: retained, on huge pages ([switches](switches.md)).
-- **Made fast by hand**: every trick in `benchmarks/loops/fast_by_hand.py`, the two settings among
-  them, and surestep's guard.
-- **surestep**: defaults, so clipping, schedule, guard and events file are on; no checkpoints.
-- **Peers**: bars, loggers, checkpoints and NaN filter off, fused `AdamW` on, Lightning in its
-  `barebones` mode: every switch a user can set, but no code of one's own. No guard.
-- surestep and the HF Trainer keep biases and normalisation out of weight decay (two groups), the
-  others do not. surestep also reads at the end of each epoch, and lets Python's garbage collector
-  run at log points only; the others leave it as it is.
+- **MB** is the peak resident memory of the process, imports included.
+- **Plain loop**: `DataLoader`, default `AdamW`, `LambdaLR`, `clip_grad_norm_`, no check for NaN.
+- **Plain loop, freed memory retained**: the same, with the allocator settings of
+  `cpu_allocator="huge_pages"` ([memory and speed](switches.md)).
+- **Plain loop made fast by hand**: every trick in `benchmarks/loops/fast_by_hand.py`, the same
+  allocator settings, and surestep's check for NaN.
+- **surestep, defaults**: clipping, schedule, NaN check and events file are on; no checkpoints.
+- **Peers**: progress bars, loggers, checkpoints and NaN filter are off, fused `AdamW` is on, and
+  Lightning runs in its `barebones` mode: every switch a user can set, but no custom code. They do
+  not check for NaN.
+- surestep and the HF Trainer exclude biases and normalization layers from weight decay (two
+  groups), the others do not. surestep also reads the loss at the end of each epoch, and runs
+  Python's garbage collector only at log points; the others leave it as it is.
 """
 
 
@@ -74,19 +76,17 @@ def comparisons(rounds: Rounds) -> list[str]:
         return []
     ours, lines = rounds["surestep"], []
     if "fast" in rounds:
-        lines.append(f"- surestep to the loop made fast by hand: {_both(ours, rounds['fast'])}")
+        lines.append(f"- surestep / loop made fast by hand: {_both(ours, rounds['fast'])}")
     peers = [c for c in CONTESTANTS if c.is_peer and c.name in rounds]
     if peers:
         best = min(peers, key=lambda peer: median(cpu_times(rounds[peer.name])))
-        lines.append(
-            f"- surestep to the fastest peer, {best.title}: {_both(ours, rounds[best.name])}"
-        )
+        lines.append(f"- surestep / fastest peer, {best.title}: {_both(ours, rounds[best.name])}")
     return lines
 
 
 def _both(ours: Sequence[Answer], theirs: Sequence[Answer]) -> str:
     wall = spread(step_times(ours), step_times(theirs))
-    return f"{wall} by the clock, {spread(cpu_times(ours), cpu_times(theirs))} of processor time"
+    return f"{wall} of wall time, {spread(cpu_times(ours), cpu_times(theirs))} of processor time"
 
 
 def table(title: str, rounds: Rounds, names: Sequence[str]) -> str:
@@ -94,7 +94,7 @@ def table(title: str, rounds: Rounds, names: Sequence[str]) -> str:
     lines = [
         f"## {title}",
         "",
-        "| | µs/step | to the plain loop | CPU µs/step | to the plain loop | faults | MB | loss |",
+        "| | µs/step | ratio to plain | CPU µs/step | ratio to plain | faults | MB | loss |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for contestant in CONTESTANTS:
@@ -121,5 +121,7 @@ def page(tables: Sequence[str], rounds: int, command: str) -> str:
     versions = {c.package: c.version for c in CONTESTANTS if c.version}
     packages = ", ".join(f"{package} {version}" for package, version in versions.items())
     where = f"{cpu_model()}, Python {platform.python_version()}"
-    head = f"# Benchmarks\n\nMade on {date.today()} by `{command}`: {rounds} rounds on {where}.\n"
+    head = (
+        f"# Benchmarks\n\nMeasured on {date.today()} by `{command}`: {rounds} rounds on {where}.\n"
+    )
     return "\n".join([head, f"Versions: {packages}.\n", NOTES, *tables])
