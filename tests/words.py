@@ -153,11 +153,11 @@ def check_file(path: Path, *, names: bool = True) -> list[Hit]:
 
 
 def files_of(paths: list[Path]) -> list[Path]:
-    """Return the Python files and pages that the paths are or hold."""
+    """Return the Python files, pages and forms that the paths are or hold."""
     files: list[Path] = []
     for path in paths:
         inside = sorted(path.rglob("*")) if path.is_dir() else [path]
-        files += [file for file in inside if file.suffix in (".py", ".md") or file == path]
+        files += [file for file in inside if file.suffix in (".py", ".md", ".yml") or file == path]
     return [file for file in files if file.is_file()]
 
 
