@@ -79,3 +79,10 @@ def test_the_changelog_has_this_version_and_the_line_that_towncrier_writes_at():
     marker = "<!-- towncrier release notes start -->"
     assert text.count(marker) == 1
     assert f"\n## {VERSION} " in text[text.index(marker) :]
+
+
+def test_the_index_of_the_docs_lists_every_page():
+    index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"^- \[.*?\]\(([\w-]+\.md)\)", index, re.MULTILINE))
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert linked == pages
