@@ -63,7 +63,7 @@ def read_rules(source: str) -> Rules:
                 rules.names[pattern] = instead
             else:
                 spaced = pattern.replace(" ", r"\s+")
-                rules.text.append(Rule(re.compile(spaced, re.IGNORECASE), instead))
+                rules.text.append(Rule(re.compile(spaced, re.IGNORECASE | re.MULTILINE), instead))
     return rules
 
 
