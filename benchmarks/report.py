@@ -26,7 +26,7 @@ with a different loss.
 - **MB** is the peak resident memory of the process, imports included.
 - **Plain loop**: `DataLoader`, default `AdamW`, `LambdaLR`, `clip_grad_norm_`, no check for NaN.
 - **Plain loop, freed memory retained**: the same, with the allocator settings of
-  `cpu_allocator="huge_pages"` ([memory and speed](switches.md)).
+  `cpu_allocator="huge_pages"` ([memory and speed](memory-and-speed.md)).
 - **Plain loop made fast by hand**: every trick in `benchmarks/loops/fast_by_hand.py`, the same
   allocator settings, and surestep's check for NaN.
 - **surestep, defaults**: clipping, schedule, NaN check and events file are on; no checkpoints.
