@@ -19,7 +19,7 @@ from torch.nn import functional
 import surestep
 from surestep.base.errors import TaskError
 from surestep.engine.checks.first_batch import check_first_batch
-from surestep.engine.data.feed import feed
+from surestep.engine.data.batch_loader import make_loader
 from surestep.trainer.planning import plan_task
 
 SIZES = (8, 64, 256)
@@ -380,7 +380,7 @@ def is_found(
     config = surestep.Config(epochs=1, batch_size=samples, seed=seed, device="cpu")
     planned = plan_task(task, config)
     parts: Any = {"task": planned.task, "loss": planned.loss, "plan": planned.plan}
-    training = feed(task.train, "train", **parts, training=True)
+    training = make_loader(task.train, "train", **parts, training=True)
     try:
         check_first_batch(planned.model, training, planned.task, autocast=nullcontext())
     except TaskError as error:

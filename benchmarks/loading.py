@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from surestep.engine.data.order import Cut, order_of
-from surestep.engine.data.passes import Stream
-from surestep.engine.data.source import Loaded, as_it_is
-from surestep.engine.data.stream import Reader
+from surestep.engine.data.order import BatchLayout, epoch_permutation
+from surestep.engine.data.sources import MapStyleSource, identity_collate
+from surestep.engine.data.stream import StreamReader
+from surestep.engine.data.stream_loader import StreamLoader
 
 # Workers, samples of a micro-batch, and micro-batches of a global batch.
 CASES = ((0, 64, 1), (0, 16, 1), (0, 1, 16), (0, 1, 1), (2, 64, 1))
@@ -71,9 +71,9 @@ def plain(data: Rows, workers: int, size: int, _: int) -> None:
 
 def by_place(data: Rows, workers: int, size: int, each: int) -> None:
     """Read all as a run does."""
-    source = Loaded(data, seed=0, collate=None, options={"num_workers": workers})
+    source = MapStyleSource(data, seed=0, collate=None, options={"num_workers": workers})
     ranges = [range(a, min(a + size, len(data))) for a in range(0, len(data), size)]
-    found = source.read(0, order_of(len(data), 0, 0), ranges)
+    found = source.read(0, epoch_permutation(len(data), 0, 0), ranges)
     for left in range(len(ranges), 0, -each):
         for _ in source.take(found, min(each, left)):
             pass
@@ -117,14 +117,14 @@ def computed_us(samples: int) -> dict[str, float]:
         return list(DataLoader(OneByOne(samples), size))
 
     def stream() -> object:
-        cut = Cut(samples, size, size)
-        reader = Reader(OneByOne(samples), seed=0)
-        read = Stream(reader, cut, part="train", collate=None, options=options)
+        cut = BatchLayout(samples, size, size)
+        reader = StreamReader(OneByOne(samples), seed=0)
+        read = StreamLoader(reader, cut, part="train", collate=None, options=options)
         return list(read.batches(0, 0))
 
     def getitems() -> object:
-        source = Loaded(AtOnce(), seed=0, collate=as_it_is, options=options)
-        return list(source.read(0, order_of(samples, 0, 0), ranges))
+        source = MapStyleSource(AtOnce(), seed=0, collate=identity_collate, options=options)
+        return list(source.read(0, epoch_permutation(samples, 0, 0), ranges))
 
     found = {}
     for read in (function, loader, stream, getitems):

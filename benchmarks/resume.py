@@ -45,7 +45,7 @@ def first_step(session: Session, data: Counted, position: int) -> tuple[float, i
 
     Workers go on loading while the clock is read, so with them the count is a little more.
     """
-    session.state.place = session.state.place._replace(step=0, epoch=0, position=position)
+    session.state.progress = session.state.progress._replace(step=0, epoch=0, position=position)
     data.loaded.zero_()
     started = time.perf_counter()
     next(session.steps())

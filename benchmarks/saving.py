@@ -57,7 +57,7 @@ def stalls(*, background: bool) -> list[float]:
         for _ in session.steps():
             session.saving.collect(wait=True)
             start = time.perf_counter()
-            session.saving.begin()
+            session.saving.save_async()
             found.append(time.perf_counter() - start)
             if len(found) > ROUNDS:
                 return found[1:]
@@ -78,7 +78,7 @@ def stretch(session: Session, steps: Iterator[object], count: int, way: Way) -> 
     """Take some steps, with a save at their beginning, until it is written, or without one."""
     wall, cpu = time.perf_counter(), time.process_time()
     if way == "with a save":
-        session.saving.begin()
+        session.saving.save_async()
     elif way == "torch.save":
         by_hand(session, session.run.path / "by_hand.pt")
     for _ in range(count):

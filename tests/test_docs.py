@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import pytest
 
-from surestep.base.config import Config
 from surestep.cli.main import main
+from surestep.config.config import Config
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 
 import surestep
-from surestep.engine.data.feed import Feed, feed
-from surestep.engine.facts import Facts
-from surestep.engine.plan import Given, Plan
-from surestep.engine.resolve import resolve
-from surestep.engine.state import WHOLE, State
-from surestep.trainer.planning import Planned, plan_task
+from surestep.engine.data.batch_loader import BatchLoader, make_loader
+from surestep.engine.plan.plan import Plan, TaskInfo
+from surestep.engine.plan.system import SystemInfo
+from surestep.engine.rules.resolve import resolve
+from surestep.engine.state.state import WHOLE, State
+from surestep.trainer.planning import PreparedTask, plan_task
 from surestep.trainer.session import Session
 
 FEATURES, CLASSES = 4, 3
-FACTS = Facts(
+FACTS = SystemInfo(
     torch_version="0",
     cuda_devices=(),
     cuda_memory=(),
@@ -31,7 +31,7 @@ FACTS = Facts(
 GPU = replace(FACTS, cuda_devices=("H200",), cuda_memory=(1,), bf16_native=True, tf32=True, cpus=8)
 TWO_GPUS = replace(GPU, cuda_devices=("H200", "H200"), cuda_memory=(1, 1))
 OLD_GPU = replace(GPU, bf16_native=False, tf32=False)
-GIVEN = Given(train_samples=100, in_memory=False)
+GIVEN = TaskInfo(train_samples=100, in_memory=False)
 LOADER = {
     **{"batch_size": 10, "shuffle": False, "drop_last": True, "num_workers": 3},
     **{"pin_memory": False, "persistent_workers": False, "prefetch_factor": 4},
@@ -67,14 +67,14 @@ def config(**said: Any) -> surestep.Config:
     return surestep.Config(**{**length, "batch_size": 8, "logging": logging, **said})
 
 
-def plan(parts: dict[str, Any] | None = None, **said: Any) -> Planned:
+def plan(parts: dict[str, Any] | None = None, **said: Any) -> PreparedTask:
     return plan_task(task(**(parts or {})), config(**said))
 
 
-def train_feed(parts: dict[str, Any], **said: Any) -> Feed:
+def train_feed(parts: dict[str, Any], **said: Any) -> BatchLoader:
     planned = plan(parts, **said)
     parts = {"task": planned.task, "loss": planned.loss, "plan": planned.plan}
-    return feed(planned.task.train, "train", **parts, training=True)
+    return make_loader(planned.task.train, "train", **parts, training=True)
 
 
 def prepare(run: Path, parts: dict[str, Any] | None = None, **said: Any) -> Session:
@@ -128,12 +128,15 @@ def give_gradients(net: nn.Module, seed: int = 0) -> None:
 def move(state: State, seed: int) -> None:
     give_gradients(state.model, seed)
     state.optimizer.step()
-    place = state.place
-    state.place = place._replace(step=place.step + 1, steps_taken=place.steps_taken + 1)
+    place = state.progress
+    state.progress = place._replace(step=place.step + 1, steps_taken=place.steps_taken + 1)
 
 
 def decide(
-    said: dict[str, Any] | None = None, facts: Facts = FACTS, given: Given = GIVEN, **more: Any
+    said: dict[str, Any] | None = None,
+    facts: SystemInfo = FACTS,
+    given: TaskInfo = GIVEN,
+    **more: Any,
 ) -> Plan:
     return resolve(
         surestep.Config.from_options({"epochs": 1.0, **(said or {})}), facts, given, **more

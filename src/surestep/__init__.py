@@ -6,86 +6,86 @@ from typing import TYPE_CHECKING, Any
 from surestep.base.version import VERSION
 
 if TYPE_CHECKING:
-    from surestep.base.config import Config as Config
     from surestep.base.errors import SurestepError as SurestepError
-    from surestep.base.groups.average import Average as Average
-    from surestep.base.groups.data import Data as Data
-    from surestep.base.groups.evaluation import EarlyStop as EarlyStop
-    from surestep.base.groups.evaluation import Validation as Validation
-    from surestep.base.groups.optim import Optim as Optim
-    from surestep.base.groups.parallel import Parallel as Parallel
-    from surestep.base.groups.parameters import Group as Group
-    from surestep.base.groups.precision import Scaler as Scaler
-    from surestep.base.groups.record import Checkpoint as Checkpoint
-    from surestep.base.groups.record import Logging as Logging
-    from surestep.base.groups.schedule import Schedule as Schedule
-    from surestep.base.not_set import NOT_SET as NOT_SET
+    from surestep.config.average import Average as Average
+    from surestep.config.checkpoint import Checkpoint as Checkpoint
+    from surestep.config.checkpoint import Logging as Logging
+    from surestep.config.config import Config as Config
+    from surestep.config.data import Data as Data
+    from surestep.config.not_set import NOT_SET as NOT_SET
+    from surestep.config.optim import Optim as Optim
+    from surestep.config.parallel import Parallel as Parallel
+    from surestep.config.param_groups import ParamGroup as ParamGroup
+    from surestep.config.scaler import Scaler as Scaler
+    from surestep.config.schedule import Schedule as Schedule
+    from surestep.config.validation import EarlyStop as EarlyStop
+    from surestep.config.validation import Validation as Validation
     from surestep.engine import losses as losses
-    from surestep.engine.callback import Callback as Callback
-    from surestep.engine.callback import Request as Request
-    from surestep.engine.carry import Carry as Carry
-    from surestep.engine.data import orders as orders
-    from surestep.engine.data import transforms as transforms
+    from surestep.engine import metrics as metrics
+    from surestep.engine.data import batch_transforms as batch_transforms
+    from surestep.engine.data import samplers as samplers
     from surestep.engine.data.batched import BatchedDataset as BatchedDataset
     from surestep.engine.data.batched import batch_by_tokens as batch_by_tokens
-    from surestep.engine.data.lanes import Lanes as Lanes
-    from surestep.engine.evaluation import metrics as metrics
-    from surestep.engine.evaluation.whole_set import whole_set as whole_set
-    from surestep.engine.measure.saliency import input_gradients as input_gradients
-    from surestep.engine.metrics import InputMetric as InputMetric
-    from surestep.engine.metrics import log as log
-    from surestep.engine.model.initial import Init as Init
-    from surestep.engine.seed import seed_at as seed_at
-    from surestep.engine.seed import set_seed as set_seed
-    from surestep.engine.state import State as State
-    from surestep.engine.task import Learner as Learner
-    from surestep.engine.task import Task as Task
-    from surestep.engine.turn import Turn as Turn
+    from surestep.engine.data.bptt import BPTTDataset as BPTTDataset
+    from surestep.engine.evaluate.input_gradients import input_gradients as input_gradients
+    from surestep.engine.metrics.base import InputMetric as InputMetric
+    from surestep.engine.metrics.base import log as log
+    from surestep.engine.metrics.whole_set import whole_set as whole_set
+    from surestep.engine.model.stateful_rnn import StatefulRNN as StatefulRNN
+    from surestep.engine.rng import derive_seed as derive_seed
+    from surestep.engine.rng import set_seed as set_seed
+    from surestep.engine.state.state import State as State
+    from surestep.engine.step.callback import Callback as Callback
+    from surestep.engine.step.callback import Request as Request
+    from surestep.engine.step.manual_step import ManualStep as ManualStep
+    from surestep.engine.task.init_weights import InitWeights as InitWeights
+    from surestep.engine.task.task import OptimizerSpec as OptimizerSpec
+    from surestep.engine.task.task import Task as Task
     from surestep.record.run import Run as Run
     from surestep.trainer.prepare import prepare as prepare
     from surestep.trainer.replay import replay as replay
     from surestep.trainer.trainer import Trainer as Trainer
 
 _HOMES = {
-    "Average": "surestep.base.groups.average",
-    "Checkpoint": "surestep.base.groups.record",
-    "Data": "surestep.base.groups.data",
-    "EarlyStop": "surestep.base.groups.evaluation",
-    "Group": "surestep.base.groups.parameters",
-    "Logging": "surestep.base.groups.record",
-    "NOT_SET": "surestep.base.not_set",
-    "Optim": "surestep.base.groups.optim",
-    "Parallel": "surestep.base.groups.parallel",
-    "Scaler": "surestep.base.groups.precision",
-    "Schedule": "surestep.base.groups.schedule",
-    "Validation": "surestep.base.groups.evaluation",
+    "Average": "surestep.config.average",
+    "BPTTDataset": "surestep.engine.data.bptt",
     "BatchedDataset": "surestep.engine.data.batched",
-    "batch_by_tokens": "surestep.engine.data.batched",
-    "Callback": "surestep.engine.callback",
-    "Carry": "surestep.engine.carry",
-    "Config": "surestep.base.config",
-    "Lanes": "surestep.engine.data.lanes",
-    "Init": "surestep.engine.model.initial",
-    "Request": "surestep.engine.callback",
+    "Callback": "surestep.engine.step.callback",
+    "Checkpoint": "surestep.config.checkpoint",
+    "Config": "surestep.config.config",
+    "Data": "surestep.config.data",
+    "EarlyStop": "surestep.config.validation",
+    "InitWeights": "surestep.engine.task.init_weights",
+    "InputMetric": "surestep.engine.metrics.base",
+    "Logging": "surestep.config.checkpoint",
+    "ManualStep": "surestep.engine.step.manual_step",
+    "NOT_SET": "surestep.config.not_set",
+    "Optim": "surestep.config.optim",
+    "OptimizerSpec": "surestep.engine.task.task",
+    "Parallel": "surestep.config.parallel",
+    "ParamGroup": "surestep.config.param_groups",
+    "Request": "surestep.engine.step.callback",
     "Run": "surestep.record.run",
-    "State": "surestep.engine.state",
+    "Scaler": "surestep.config.scaler",
+    "Schedule": "surestep.config.schedule",
+    "State": "surestep.engine.state.state",
+    "StatefulRNN": "surestep.engine.model.stateful_rnn",
     "SurestepError": "surestep.base.errors",
-    "Learner": "surestep.engine.task",
-    "Task": "surestep.engine.task",
-    "Turn": "surestep.engine.turn",
+    "Task": "surestep.engine.task.task",
     "Trainer": "surestep.trainer.trainer",
+    "Validation": "surestep.config.validation",
+    "batch_by_tokens": "surestep.engine.data.batched",
+    "batch_transforms": "surestep.engine.data",
+    "derive_seed": "surestep.engine.rng",
+    "input_gradients": "surestep.engine.evaluate.input_gradients",
+    "log": "surestep.engine.metrics.base",
     "losses": "surestep.engine",
-    "InputMetric": "surestep.engine.metrics",
-    "input_gradients": "surestep.engine.measure.saliency",
-    "log": "surestep.engine.metrics",
-    "metrics": "surestep.engine.evaluation",
-    "orders": "surestep.engine.data",
+    "metrics": "surestep.engine",
     "prepare": "surestep.trainer.prepare",
     "replay": "surestep.trainer.replay",
-    "seed_at": "surestep.engine.seed",
-    "set_seed": "surestep.engine.seed",
-    "transforms": "surestep.engine.data",
-    "whole_set": "surestep.engine.evaluation.whole_set",
+    "samplers": "surestep.engine.data",
+    "set_seed": "surestep.engine.rng",
+    "whole_set": "surestep.engine.metrics.whole_set",
 }
 __all__ = sorted(_HOMES)
 __version__ = VERSION

@@ -64,7 +64,7 @@ LENGTHS = [
     ("python", "Schedule(warmup=float('inf'))", "an amount and a unit"),
     ("python", "Checkpoint(every='1e308k')", "an amount and a unit"),
     ("python", "Config(max_time='1e400')", "an amount and a unit"),
-    ("python", "Parallel(blocks='size 1e400')", "must be auto, 'class Block', 'size 1e6'"),
+    ("python", "Parallel(wrap_policy='size 1e400')", "must be auto, 'class Block', 'size 1e6'"),
     (
         "python",
         "EarlyStop(start=0.5)",
@@ -123,7 +123,11 @@ LENGTHS = [
         "--schedule.milestones '3 epochs,6 epochs'",
         {"schedule.milestones": ("3 epochs", "6 epochs")},
     ),
-    ("cli", "--parallel deepspeed_stage_2", "Write --parallel.kind deepspeed --parallel.zero 2"),
+    (
+        "cli",
+        "--parallel deepspeed_stage_2",
+        "Write --parallel.strategy deepspeed --parallel.zero_stage-stage 2",
+    ),
     ("cli", "--validation.every 0.25", {"validation.every": "0.25 epochs"}),
     ("cli", "--schedule.milestones 50% 75%", {"schedule.milestones": ("50%", "75%")}),
 ]
@@ -267,11 +271,15 @@ NAMES_OF_OTHERS = [
     ("python", "Parallel(shard='FSDP')", {"parallel.shard": "full"}),
     ("python", "Parallel(shard='shard_grad_op')", {"parallel.shard": "SHARD_GRAD_OP"}),
     ("python", "Parallel(shard=1)", {"parallel.shard": "full"}),
-    ("python", "Parallel(kind='FSDP')", {"parallel.kind": "fsdp"}),
-    ("python", "Parallel(kind='DDP')", {"parallel.kind": "ddp"}),
-    ("python", "Parallel(kind='DistributedDataParallel')", {"parallel.kind": "ddp"}),
-    ("python", "Parallel(kind='deepspeed_stage_2')", "Write kind='deepspeed', zero=2"),
-    ("python", "Parallel(kind='dp')", "Write kind='ddp'"),
+    ("python", "Parallel(strategy='FSDP')", {"parallel.strategy": "fsdp"}),
+    ("python", "Parallel(strategy='DDP')", {"parallel.strategy": "ddp"}),
+    ("python", "Parallel(strategy='DistributedDataParallel')", {"parallel.strategy": "ddp"}),
+    (
+        "python",
+        "Parallel(strategy='deepspeed_stage_2')",
+        "Write strategy='deepspeed', zero_stage=2",
+    ),
+    ("python", "Parallel(strategy='dp')", "Write strategy='ddp'"),
     ("cli", "--parallel.shard full_shard", {"parallel.shard": "FULL_SHARD"}),
 ]
 
@@ -284,7 +292,7 @@ GROUPS = [
     ("python", "Config(average=True)", "Write kind='ema' or kind='swa'"),
     ("python", "Config(early_stop=5)", {"early_stop.patience": 5}),
     ("python", "Config(early_stop=True)", "Write patience=5"),
-    ("python", "Config(parallel='ddp')", {"parallel.kind": "ddp"}),
+    ("python", "Config(parallel='ddp')", {"parallel.strategy": "ddp"}),
     ("python", "Config(validation='1 epoch')", {"validation.every": "1 epoch"}),
     ("python", "Config(checkpoint=500)", {"checkpoint.every": "500 steps"}),
     ("python", "Config(logging=10)", {"logging.every": "10 steps"}),
@@ -319,7 +327,7 @@ GROUPS = [
     (
         "python",
         "Optim(groups=[{'params': [torch.zeros(1)], 'lr': 1e-3}])",
-        "Write groups=[surestep.Group('head.*', lr=0.001)]",
+        "Write groups=[surestep.ParamGroup('head.*', lr=0.001)]",
     ),
     (
         "python",
@@ -338,7 +346,7 @@ GROUPS = [
     ("cli", "--average ema", {"average.kind": "ema"}),
     ("cli", "--early-stop 5", {"early_stop.patience": 5}),
     ("cli", "--early_stop=5", {"early_stop.patience": 5}),
-    ("cli", "--parallel ddp", {"parallel.kind": "ddp"}),
+    ("cli", "--parallel ddp", {"parallel.strategy": "ddp"}),
 ]
 
 SWITCHES = [
@@ -392,8 +400,8 @@ LISTS = [
     ("python", "Optim(betas='0.9,0.95')", {"optim.betas": (0.9, 0.95)}),
     ("python", "Optim(betas=[0.9, 0.95])", {"optim.betas": (0.9, 0.95)}),
     ("python", "Optim(betas=(0.9, 0.95, 0.99))", "it takes two numbers, such as betas="),
-    ("python", "Config(skip_samples=7)", {"skip_samples": (7,)}),
-    ("python", "Config(skip_samples=np.array([1, 2]))", {"skip_samples": (1, 2)}),
+    ("python", "Config(exclude_samples=7)", {"exclude_samples": (7,)}),
+    ("python", "Config(exclude_samples=np.array([1, 2]))", {"exclude_samples": (1, 2)}),
     (
         "toml",
         "[optim]\nbetas = 0.9",
@@ -405,9 +413,9 @@ LISTS = [
     ("cli", "--optim.betas 0.9 0.95", {"optim.betas": (0.9, 0.95)}),
     ("cli", "--optim.betas '(0.9, 0.95)'", {"optim.betas": (0.9, 0.95)}),
     ("cli", "--optim.betas 0.9", "such as --optim.betas 0.9,0.999"),
-    ("cli", "--skip-samples 1,2", {"skip_samples": (1, 2)}),
-    ("cli", "--skip-samples 1 2", {"skip_samples": (1, 2)}),
-    ("cli", "--skip-samples bad.json", {"skip_samples": "bad.json"}),
+    ("cli", "--exclude-samples 1,2", {"exclude_samples": (1, 2)}),
+    ("cli", "--exclude-samples 1 2", {"exclude_samples": (1, 2)}),
+    ("cli", "--exclude-samples bad.json", {"exclude_samples": "bad.json"}),
     (
         "cli",
         "--schedule.chain 'linear 5 steps' cosine",
@@ -474,9 +482,9 @@ FOREIGN = [
     ("gradient_checkpointing=True", "Write activation_checkpointing='on'"),
     ("torch_compile=True", "Write compile='default'"),
     ("jit_compile=False", "Write compile='off'"),
-    ("strategy='ddp'", "Write parallel=Parallel(kind='ddp')"),
-    ("strategy='DistributedDataParallel'", "Write parallel=Parallel(kind='ddp')"),
-    ("fsdp='full_shard'", "Write parallel=Parallel(kind='fsdp')"),
+    ("strategy='ddp'", "Write parallel=Parallel(strategy='ddp')"),
+    ("strategy='DistributedDataParallel'", "Write parallel=Parallel(strategy='ddp')"),
+    ("fsdp='full_shard'", "Write parallel=Parallel(strategy='fsdp')"),
     ("accelerator='gpu'", "Write device='cuda'"),
     ("devices=2", "Write surestep train RECIPE --nproc 2"),
     ("num_nodes=2", "Write torchrun --nnodes 2 -m surestep train RECIPE"),

@@ -1,37 +1,37 @@
 import pytest
 from pydantic import ValidationError
 
-from surestep.base.config import Config, Optim, options
 from surestep.base.errors import ConfigError
+from surestep.config.config import Config, Optim, iter_options
 
 
 def test_nothing_said_is_nothing_said():
-    assert Config().said() == {}
+    assert Config().set_options() == {}
 
 
 def test_said_lists_full_names():
     config = Config(epochs=2, optim={"lr": 0.1}, data={"shuffle": False})
-    assert config.said() == {"epochs": 2.0, "optim.lr": 0.1, "data.shuffle": False}
+    assert config.set_options() == {"epochs": 2.0, "optim.lr": 0.1, "data.shuffle": False}
 
 
 def test_from_options_is_the_way_back():
     config = Config(
         max_steps=7, optim=Optim(betas=(0.8, 0.9)), schedule={"warmup": "10%"}, max_grad_norm="off"
     )
-    assert Config.from_options(config.said()) == config
+    assert Config.from_options(config.set_options()) == config
 
 
 def test_alone_is_without_what_is_said_of_several_processes():
-    config = Config(epochs=2, parallel={"kind": "fsdp", "offload": "all"}, optim={"lr": 0.1})
-    assert config.alone() == Config(epochs=2, optim={"lr": 0.1})
+    config = Config(epochs=2, parallel={"strategy": "fsdp", "offload": "all"}, optim={"lr": 0.1})
+    assert config.single_process() == Config(epochs=2, optim={"lr": 0.1})
 
 
 def test_every_option_has_a_description():
-    assert [name for name, field in options() if not field.description] == []
+    assert [name for name, field in iter_options() if not field.description] == []
 
 
 def test_options_lists_what_said_may_hold():
-    everything = {name for name, _ in options()}
+    everything = {name for name, _ in iter_options()}
     assert {"epochs", "optim.lr", "logging.every"} <= everything
     assert {"optim", "logging"}.isdisjoint(everything)
 
@@ -142,7 +142,7 @@ def test_a_long_period_is_kept_to_the_last_digit():
 
 def test_with_options_stands_over_what_was_said():
     config = Config(epochs=2, optim={"lr": 0.1, "eps": 1e-9})
-    assert config.with_options({"optim.lr": 0.2, "optim.eps": None}).said() == {
+    assert config.replace_options({"optim.lr": 0.2, "optim.eps": None}).set_options() == {
         "epochs": 2.0,
         "optim.lr": 0.2,
     }
@@ -150,9 +150,9 @@ def test_with_options_stands_over_what_was_said():
 
 
 def test_a_length_said_anew_replaces_the_other_way_to_say_it():
-    assert Config(epochs=2).with_options({"max_steps": 5}).said() == {"max_steps": 5}
-    assert Config(max_steps=5).with_options({"epochs": 2}).said() == {"epochs": 2.0}
-    assert Config(max_steps=5).with_options({"epochs": None}).said() == {"max_steps": 5}
+    assert Config(epochs=2).replace_options({"max_steps": 5}).set_options() == {"max_steps": 5}
+    assert Config(max_steps=5).replace_options({"epochs": 2}).set_options() == {"epochs": 2.0}
+    assert Config(max_steps=5).replace_options({"epochs": None}).set_options() == {"max_steps": 5}
 
 
 def test_a_group_that_is_said_as_a_value_and_by_its_options_is_refused():

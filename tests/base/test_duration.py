@@ -1,6 +1,6 @@
 import pytest
 
-from surestep.base.duration import Cadence, Duration, parse_duration
+from surestep.config.duration import Duration, PeriodicTrigger, parse_duration
 
 PERIODS = ("1 step", "7 steps", "1 epoch", "0.3 epochs", "2.5 epochs", "0.3333333333 epochs")
 
@@ -53,8 +53,8 @@ def test_items_and_minutes_have_no_fixed_number_of_steps(text):
 
 
 def due_steps(text: str, *, steps_per_epoch: int = 10, first: int = 1, last: int = 40) -> list[int]:
-    cadence = Cadence(parse_duration(text), steps_per_epoch)
-    return [step for step in range(first, last + 1) if cadence.due(step, 0, 0)]
+    cadence = PeriodicTrigger(parse_duration(text), steps_per_epoch)
+    return [step for step in range(first, last + 1) if cadence.is_due(step, 0, 0)]
 
 
 def test_fractions_of_an_epoch_fall_on_the_epochs_too():
@@ -71,50 +71,50 @@ def test_a_resumed_cadence_is_due_at_the_same_steps(text):
 @pytest.mark.parametrize("text", PERIODS)
 @pytest.mark.parametrize("steps_per_epoch", [1, 7, 1000])
 def test_next_look_never_misses_a_due_step(text, steps_per_epoch):
-    cadence = Cadence(parse_duration(text), steps_per_epoch)
-    look = cadence.next_look(0)
+    cadence = PeriodicTrigger(parse_duration(text), steps_per_epoch)
+    look = cadence.next_check_step(0)
     for step in range(1, 100_000):
-        if cadence.due(step, 0, 0):
+        if cadence.is_due(step, 0, 0):
             assert step >= look
-            look = cadence.next_look(step)
+            look = cadence.next_check_step(step)
 
 
 @pytest.mark.parametrize("start", [10**6, 10**9])
 def test_next_look_is_right_far_out(start):
-    cadence = Cadence(parse_duration("0.3 epochs"), 77)
+    cadence = PeriodicTrigger(parse_duration("0.3 epochs"), 77)
     for step in range(start, start + 2000):
-        look = cadence.next_look(step)
-        assert not any(cadence.due(between, 0, 0) for between in range(step + 1, look))
+        look = cadence.next_check_step(step)
+        assert not any(cadence.is_due(between, 0, 0) for between in range(step + 1, look))
 
 
 def test_where_an_epochs_length_is_not_known_its_end_is_waited_for():
-    cadence = Cadence(parse_duration("2 epochs"), None)
+    cadence = PeriodicTrigger(parse_duration("2 epochs"), None)
     ends = {7: 1, 12: 2, 20: 3, 21: 4}
-    assert [step for step in range(30) if cadence.due(step, 0, 0, ends.get(step, 0))] == [12, 21]
-    assert all(cadence.next_look(step) == step + 1 for step in range(30))
-    steps = Cadence(parse_duration("10 steps"), None)
-    assert [step for step in range(30) if steps.due(step, 0, 0)] == [10, 20]
+    assert [step for step in range(30) if cadence.is_due(step, 0, 0, ends.get(step, 0))] == [12, 21]
+    assert all(cadence.next_check_step(step) == step + 1 for step in range(30))
+    steps = PeriodicTrigger(parse_duration("10 steps"), None)
+    assert [step for step in range(30) if steps.is_due(step, 0, 0)] == [10, 20]
 
 
 def test_items_are_due_with_the_step_that_crosses_a_multiple():
-    cadence = Cadence(parse_duration("100 items"), 10)
-    assert [cadence.due(0, items, 0) for items in (60, 120, 180, 200, 450, 460)] == [
+    cadence = PeriodicTrigger(parse_duration("100 items"), 10)
+    assert [cadence.is_due(0, items, 0) for items in (60, 120, 180, 200, 450, 460)] == [
         *(False, True, False, True, True, False)
     ]
 
 
 def test_items_go_on_from_where_the_run_stands():
-    cadence = Cadence(parse_duration("100 items"), 10, items=150)
-    assert not cadence.due(0, 199, 0)
-    assert cadence.due(0, 200, 0)
+    cadence = PeriodicTrigger(parse_duration("100 items"), 10, items=150)
+    assert not cadence.is_due(0, 199, 0)
+    assert cadence.is_due(0, 200, 0)
 
 
 def test_minutes_count_from_the_last_time():
-    cadence = Cadence(parse_duration("2 minutes"), 10, seconds=1000)
+    cadence = PeriodicTrigger(parse_duration("2 minutes"), 10, seconds=1000)
     times = (1119, 1120, 1200, 1240, 1300)
-    assert [cadence.due(0, 0, seconds) for seconds in times] == [False, True, False, True, False]
+    assert [cadence.is_due(0, 0, seconds) for seconds in times] == [False, True, False, True, False]
 
 
 @pytest.mark.parametrize("text", ["5 items", "5 minutes"])
 def test_what_steps_cannot_tell_is_looked_at_each_step(text):
-    assert Cadence(parse_duration(text), 10).next_look(41) == 42
+    assert PeriodicTrigger(parse_duration(text), 10).next_check_step(41) == 42

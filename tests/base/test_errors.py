@@ -1,7 +1,7 @@
 import inspect
 
 from surestep.base import errors
-from surestep.base.errors import NonFiniteError, SurestepError, near
+from surestep.base.errors import NonFiniteError, SurestepError, suggest_names
 
 
 def test_the_tree_on_top_of_the_file_is_the_tree():
@@ -12,15 +12,15 @@ def test_the_tree_on_top_of_the_file_is_the_tree():
 
 
 def test_near_names_come_first():
-    assert near("epoch", ["epochs", "seed"]) == "Did you mean 'epochs'?"
-    assert near("lerning_rate", ["learning_rate", "learning_rates"]) == (
+    assert suggest_names("epoch", ["epochs", "seed"]) == "Did you mean 'epochs'?"
+    assert suggest_names("lerning_rate", ["learning_rate", "learning_rates"]) == (
         "Did you mean 'learning_rate' or 'learning_rates'?"
     )
 
 
 def test_with_nothing_near_all_are_listed():
-    assert near("zzz", ["epochs", "seed"]) == "Known: epochs, seed."
-    assert near("zzz", []) == "There are none here."
+    assert suggest_names("zzz", ["epochs", "seed"]) == "Known: epochs, seed."
+    assert suggest_names("zzz", []) == "There are none here."
 
 
 def test_a_nonfinite_error_tells_step_loss_and_parameters():
@@ -30,6 +30,6 @@ def test_a_nonfinite_error_tells_step_loss_and_parameters():
 
 def test_of_many_names_only_the_nearest_are_said():
     known = [f"group.option_{n}" for n in range(99)] + ["loop"]
-    said = near("foo", known)
+    said = suggest_names("foo", known)
     assert said.startswith("The nearest of 100: loop, ")
     assert said.count(",") == 4

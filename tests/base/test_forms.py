@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import surestep
-from surestep.base.config import Config
 from surestep.base.errors import ConfigError
-from surestep.base.groups.group import Group
 from surestep.cli.config_file import read_config_file
 from surestep.cli.options import read_command_line
 from surestep.cli.train import EXTRAS
+from surestep.config.config import Config
+from surestep.config.group import ConfigGroup
 from tests.base.forms import ROWS
 
 NAMES = {
@@ -26,21 +26,25 @@ NAMES = {
 def python(typed, _):
     made = eval(typed, dict(NAMES))
     if isinstance(made, Config):
-        return made.said()
-    assert isinstance(made, Group)
-    return Config(**{made.prefix.rstrip("."): made}).said()
+        return made.set_options()
+    assert isinstance(made, ConfigGroup)
+    return Config(**{made.prefix.rstrip("."): made}).set_options()
 
 
 def toml(typed, folder):
     (folder / "run.toml").write_text(typed)
     options, places = read_config_file(Path("run.toml"))
-    return Config.from_options(options, places).said()
+    return Config.from_options(options, places).set_options()
 
 
 def cli(typed, _):
     asked = read_command_line("train", ["digits", *shlex.split(typed)], EXTRAS)
     return {
-        **{name: value for name, value in asked.config.said().items() if name in asked.said},
+        **{
+            name: value
+            for name, value in asked.config.set_options().items()
+            if name in asked.set_options
+        },
         **{f"extras.{name}": value for name, value in asked.extras.items()},
     }
 

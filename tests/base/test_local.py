@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from surestep.base.errors import RunError
-from surestep.base.local import local_path
+from surestep.base.paths import require_local_path
 
 
 @pytest.mark.parametrize(
@@ -26,11 +26,11 @@ from surestep.base.local import local_path
 )
 def test_an_address_is_refused_and_what_to_do_is_said(said, hint):
     with pytest.raises(RunError, match=rf"is an address.*{hint}"):
-        local_path(said)
+        require_local_path(said)
 
 
 @pytest.mark.parametrize(
     "said", ["runs/a", "/tmp/run", "12:30/a", "s3/run", "lr:/x", "a@b", ".", "my s3://x", "C:/run"]
 )
 def test_a_path_is_a_path(said):
-    assert local_path(said) == Path(said)
+    assert require_local_path(said) == Path(said)

@@ -6,9 +6,9 @@ import pickle
 
 import pytest
 
-from surestep.base.config import Config, options
-from surestep.base.not_set import NOT_SET, NotSet
-from surestep.base.words import OFF
+from surestep.config.choices import OFF
+from surestep.config.config import Config, iter_options
+from surestep.config.not_set import NOT_SET, NotSet
 
 
 def test_there_is_one_object_which_is_false_and_survives_copies():
@@ -19,26 +19,26 @@ def test_there_is_one_object_which_is_false_and_survives_copies():
 
 
 def test_every_option_is_not_set_until_it_is():
-    assert {field.default for _, field in options()} == {NOT_SET}
+    assert {field.default for _, field in iter_options()} == {NOT_SET}
 
 
 @pytest.mark.parametrize("option", OFF)
 @pytest.mark.parametrize("typed", [None, False, "off", "Off"])
 def test_an_option_that_can_be_off_is_set_by_none(option, typed):
     config = Config.from_options({option: typed})
-    assert config.said() == {option: OFF[option]}
+    assert config.set_options() == {option: OFF[option]}
     assert config != Config()
 
 
 @pytest.mark.parametrize("option", OFF)
 def test_off_comes_back_from_json_and_from_the_text_that_toml_holds(option):
     config = Config.from_options({option: None})
-    saved = json.loads(json.dumps(config.said()))
+    saved = json.loads(json.dumps(config.set_options()))
     assert Config.from_options(saved) == config
     assert Config.from_options({option: "off"}) == config
 
 
-@pytest.mark.parametrize("option", [name for name, _ in options() if name not in OFF])
+@pytest.mark.parametrize("option", [name for name, _ in iter_options() if name not in OFF])
 def test_none_unsets_an_option_that_has_no_off(option):
     assert Config.from_options({option: None}) == Config()
 
@@ -47,14 +47,17 @@ def test_a_dump_of_the_options_builds_the_same_config():
     config = Config(max_grad_norm=None, epochs=3, optim={"lr": 0.1})
     dumped = dict(config)
     assert Config(**dumped) == config
-    assert Config(**{**dumped, "epochs": 4}).said() == {**config.said(), "epochs": 4.0}
+    assert Config(**{**dumped, "epochs": 4}).set_options() == {
+        **config.set_options(),
+        "epochs": 4.0,
+    }
 
 
 def test_with_options_sets_none():
     config = Config(max_grad_norm=2.0, epochs=3, optim={"lr": 0.1})
-    assert config.with_options({"max_grad_norm": None}).said()["max_grad_norm"] is None
-    assert "optim.lr" not in config.with_options({"optim.lr": None}).said()
-    assert config.with_options({"max_grad_norm": NOT_SET}).said() == {
+    assert config.replace_options({"max_grad_norm": None}).set_options()["max_grad_norm"] is None
+    assert "optim.lr" not in config.replace_options({"optim.lr": None}).set_options()
+    assert config.replace_options({"max_grad_norm": NOT_SET}).set_options() == {
         "epochs": 3.0,
         "optim.lr": 0.1,
     }

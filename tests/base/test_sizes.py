@@ -1,6 +1,6 @@
 import pytest
 
-from surestep.base.sizes import byte_count
+from surestep.base.text import format_bytes
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ from surestep.base.sizes import byte_count
     ],
 )
 def test_bytes_are_shown_in_the_unit_that_fits(size, shown):
-    assert byte_count(size) == shown
+    assert format_bytes(size) == shown

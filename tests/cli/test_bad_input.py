@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from surestep import recipes
-from surestep.record.hold import Hold
+from surestep.record.lock import RunLock
 from tests.cli.conftest import HEAD, RECIPE
 
 FILES = Path(recipes.__file__).parent.glob("*.py")
@@ -149,7 +149,7 @@ def test_nan_that_comes_later_names_the_step_and_the_gradients(surestep, recipe,
     assert "NonFiniteError: Step 4 was not finite: its loss is nan" in answer.err
     assert "2 of 2 gradients are not finite: weight, bias" in answer.err
     assert "say --on-nonfinite skip (on_nonfinite='skip' in Python)" in answer.err
-    assert "--skip-samples 30 (skip_samples=[30] in Python)" in answer.err
+    assert "--exclude-samples 30 (exclude_samples=[30] in Python)" in answer.err
     assert "Saved as r/checkpoints/step-00000003." in answer.err
 
 
@@ -163,7 +163,7 @@ def test_steps_that_are_skipped_are_in_the_last_table(surestep, recipe):
 
 def test_a_run_that_is_held_names_who_holds_it(surestep, recipe, folder):
     (folder / "r").mkdir()
-    hold = Hold(folder / "r")
+    hold = RunLock(folder / "r")
     try:
         answer = surestep("train", recipe(), "--run", "r")
     finally:

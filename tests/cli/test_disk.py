@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from surestep.record.checkpoint.listing import list_checkpoints
-from surestep.record.checkpoint.read import load_model
+from surestep.record.checkpoint.load import load_model
 from tests import tiny
 from tests.cli.conftest import HEAD
 
@@ -37,7 +37,7 @@ def small_disk(folder, monkeypatch):
 
 def fill_up(monkeypatch):
     """Let the second checkpoint meet a full disk."""
-    from surestep.record.checkpoint import write
+    from surestep.record.checkpoint import writer as write
 
     save, count = write.save_file, []
 

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from surestep.cli import draw as module
+from surestep.cli import plot_schedule as module
 from tests.needs import needs
 
 needs("matplotlib")

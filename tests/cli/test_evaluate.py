@@ -52,7 +52,7 @@ def test_two_names_for_a_checkpoint_are_refused(surestep, run):
 
 def test_another_part_gives_what_training_measured_at_its_end(surestep, run):
     measured = [each for each in run.events() if each["event"] == "evaluation"][-1]
-    found = json.loads(surestep("evaluate", "r", "--part", "test", "--json").out)
+    found = json.loads(surestep("evaluate", "r", "--split", "test", "--json").out)
     assert found["metrics"] == measured["metrics"]
 
 
@@ -61,7 +61,7 @@ def test_every_sample_of_the_training_data_is_measured(surestep, run):
     model = tiny.nn.Sequential(tiny.nn.Linear(4, 8), tiny.nn.Tanh(), tiny.nn.Linear(8, 3))
     run.load_model(model)
     expected = float(tiny.nn.functional.cross_entropy(model(x), y).detach())
-    found = json.loads(surestep("evaluate", "r", "--part", "train", "--json").out)
+    found = json.loads(surestep("evaluate", "r", "--split", "train", "--json").out)
     assert found["metrics"]["train/loss"] == pytest.approx(expected, rel=1e-5)
 
 
@@ -73,7 +73,7 @@ def package_data():
 
 def test_measuring_writes_nothing(surestep, run, folder):
     before = {path: path.stat().st_mtime_ns for path in (folder / "r").rglob("*")}
-    surestep("evaluate", "r", "--part", "test")
+    surestep("evaluate", "r", "--split", "test")
     assert {path: path.stat().st_mtime_ns for path in (folder / "r").rglob("*")} == before
 
 
@@ -86,7 +86,7 @@ def test_what_was_typed_for_the_training_holds(surestep, recipe, folder):
 def test_a_recipe_that_ships_is_found_again(surestep, folder):
     words = ("--run", "r", "--max-steps", "2", "--schedule.warmup", "0%", "--task.hidden", "4")
     assert surestep("train", "spiral", *words, "--validation.every", "2 steps").code == 0
-    answer = surestep("evaluate", "r", "--part", "test")
+    answer = surestep("evaluate", "r", "--split", "test")
     assert answer.code == 0
     assert answer.err.endswith("/recipes/spiral.py\n")
 
@@ -94,9 +94,9 @@ def test_a_recipe_that_ships_is_found_again(surestep, folder):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["r", "--part", "tset"], 2, "The task has no tset data. Did you mean 'test'?"),
+        (["r", "--split", "tset"], 2, "The task has no tset data. Did you mean 'test'?"),
         (["r", "--which", "newest"], 2, "Expected one of ('best', 'last', 'average')"),
-        (["r", "--prt", "test"], 2, "Perhaps you meant: --part STR"),
+        (["r", "--splt", "test"], 2, "Perhaps you meant: --split STR"),
         (["nowhere"], 1, "There is no nowhere. Look at the path: a run folder."),
         (["mine.py"], 1, "mine.py is no run folder"),
         ([], 2, "Run folder."),
@@ -158,7 +158,7 @@ def test_val_means_every_validation_set(surestep, recipe):
     assert surestep("train", recipe(text), "--run", "r").code == 0
     both = json.loads(surestep("evaluate", "r", "--json").out)["metrics"]
     assert set(both) == {"near/loss", "near/accuracy", "far/loss", "far/accuracy"}
-    far = json.loads(surestep("evaluate", "r", "--part", "far", "--json").out)["metrics"]
+    far = json.loads(surestep("evaluate", "r", "--split", "far", "--json").out)["metrics"]
     assert far == {name: both[name] for name in ("far/loss", "far/accuracy")}
 
 

@@ -3,10 +3,10 @@ import re
 
 import pytest
 
-from surestep.base.config import options
-from surestep.cli.applies import OWN_OPTIONS
 from surestep.cli.help import COMMON, DEFAULTS
-from surestep.engine.optim.catalog import OPTIMIZERS
+from surestep.cli.relevant_options import OWN_OPTIONS
+from surestep.config.config import iter_options
+from surestep.engine.optim.registry import OPTIMIZERS
 from surestep.recipes.find import BUILT_IN, COMPUTED, find
 from surestep.recipes.load import load
 from tests.cli.conftest import RECIPE
@@ -52,7 +52,7 @@ def test_help_shows_the_common_options_first_and_each_option_once(surestep, reci
 
 def test_the_common_options_are_a_dozen():
     assert len(COMMON) == 12
-    assert set(COMMON) <= {name for name, _ in options()}
+    assert set(COMMON) <= {name for name, _ in iter_options()}
 
 
 @pytest.mark.parametrize("name", OF_NO_USE)
@@ -106,10 +106,10 @@ def test_the_outline_is_what_running_the_recipe_shows(name):
         assert shown.default == repr(recipe.parameters[parameter].default)
         assert shown.about
         assert shown.type in (recipe.types()[parameter], None)
-    assert outline.options.keys() == recipe.config.said().keys()
+    assert outline.options.keys() == recipe.config.set_options().keys()
     for option, value in outline.options.items():
         if option != "optim.groups":  # read as rules
-            said = recipe.config.said()[option]
+            said = recipe.config.set_options()[option]
             assert value in (said, COMPUTED) or (value, said) == ("off", None)
 
 

@@ -93,11 +93,17 @@ PLACES = {
         *(("config", "optim.lr"), ("config", "self"), ("config", "epochs"), ("data",)),
         *(("decided",), ("decided", "total_steps"), ("loss",), ("model",), ("machine",), ("from",)),
     ],
-    "status.json": [("status",), ("judged_by",), ("step",)],
+    "status.json": [("status",), ("monitor",), ("step",)],
     "events.jsonl": [("format", "version")],
     "plan.json": [(0,), (0, "option"), (0, "value")],
     f"{INCIDENT}/incident.json": [
-        *(("step",), ("checkpoint",), ("asked", "config"), ("place", "position"), ("batch",)),
+        *(
+            ("step",),
+            ("checkpoint",),
+            ("run_config", "config"),
+            ("progress", "position"),
+            ("batch",),
+        ),
         *(("batch", 0, "args"), ("batch", 0, "items"), ("norms",), ("diagnosis",), ("sha256",)),
     ],
 }

@@ -105,7 +105,7 @@ def test_a_signal_exits_with_75_and_says_what_to_type(surestep, recipe, folder, 
     assert (answer.code, answer.out) == (75, "")
     assert "Go on with: surestep train mine.py --run r" in answer.err
     assert answer.err.count("Stopped after step 4; saved as") == 1
-    assert Run(folder / "r").status["can_go_on"] is True
+    assert Run(folder / "r").status["resumable"] is True
     assert Run(folder / "r").last.step == 4
 
 
@@ -151,7 +151,7 @@ def test_a_closed_terminal_saves_the_run_and_ends_its_workers(recipe, folder):
     os.close(terminal)  # the kernel sends SIGHUP to all of its processes
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 75
     status = Run(folder / "r").status
-    assert (status["status"], status["reason"], status["can_go_on"]) == ("stopped", "SIGHUP", True)
+    assert (status["status"], status["reason"], status["resumable"]) == ("stopped", "SIGHUP", True)
     assert Run(folder / "r").last.step == status["step"] >= 4
     workers = [int(each.name.removeprefix("worker-")) for each in folder.glob("worker-*")]
     assert len(workers) >= 2

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from surestep.base.config import options
-from surestep.cli.launch import as_typed, without_launchers_words, without_nproc
-from surestep.cli.train import EXTRAS, tell_how_to_go_on
-from surestep.engine.parallel.launch import Launched
+from surestep.cli.launch import original_argv, strip_launcher_args, strip_nproc
+from surestep.cli.train import EXTRAS, print_resume_command
+from surestep.config.config import iter_options
+from surestep.engine.distributed.launcher_env import LaunchInfo
 
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 
@@ -27,17 +27,17 @@ TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     ],
 )
 def test_the_processes_are_started_with_the_rest_of_the_line(words, kept):
-    assert without_nproc(words) == kept
+    assert strip_nproc(words) == kept
 
 
 @pytest.mark.parametrize("first", [[], ["--"], ["--local_rank=1"], ["--local-rank=1", "--"]])
 def test_what_a_launcher_puts_before_the_command_is_left_out(surestep, first):
-    assert without_launchers_words([*first, "train", "a", "--"]) == ["train", "a", "--"]
+    assert strip_launcher_args([*first, "train", "a", "--"]) == ["train", "a", "--"]
     assert surestep(*first, "--version").out.startswith("surestep ")
 
 
 def options_of_train():
-    names = [name for name, _ in options()] + [name.strip("_") for name in EXTRAS]
+    names = [name for name, _ in iter_options()] + [name.strip("_") for name in EXTRAS]
     return [f"--{name.replace('_', '-')}" for name in names if name != "nproc"]
 
 
@@ -49,7 +49,7 @@ def test_torchrun_hands_every_option_on(behind):
         said = parser.parse_args(["-m", *behind.split(), *words])
         assert said.training_script_args == words
     said = parser.parse_args(["-m", "surestep", "--", "train", "digits", "--run", "r"])
-    assert without_launchers_words(said.training_script_args) == ["train", "digits", "--run", "r"]
+    assert strip_launcher_args(said.training_script_args) == ["train", "digits", "--run", "r"]
 
 
 def test_the_run_folder_has_a_name_that_torchrun_does_not_take_for_its_own(
@@ -72,14 +72,17 @@ def test_without_a_run_folder_a_launcher_that_restarts_is_refused(surestep, reci
 @pytest.mark.parametrize(
     ("launched", "told"),
     [
-        (Launched(), "Go on with: surestep train x\n"),
-        (Launched(size=2, by="srun"), "Go on with: surestep train x (by srun, as before)\n"),
-        (Launched(rank=1, size=2, by="srun"), ""),
-        (Launched(size=2, by="surestep --nproc"), "Go on with: surestep train x\n"),
+        (LaunchInfo(), "Go on with: surestep train x\n"),
+        (
+            LaunchInfo(size=2, launcher="srun"),
+            "Go on with: surestep train x (by srun, as before)\n",
+        ),
+        (LaunchInfo(rank=1, size=2, launcher="srun"), ""),
+        (LaunchInfo(size=2, launcher="surestep --nproc"), "Go on with: surestep train x\n"),
     ],
 )
 def test_one_process_tells_how_to_go_on(capsys, launched, told):
-    tell_how_to_go_on("surestep train x", launched)
+    print_resume_command("surestep train x", launched)
     assert capsys.readouterr().err == told
 
 
@@ -126,9 +129,9 @@ def test_files_named_as_libraries_beside_a_recipe_hide_none_of_several_processes
 
 
 def test_an_error_that_all_processes_have_is_printed_once_with_its_exit_code(surestep, recipe):
-    answer = surestep("train", recipe(), "--nproc", "2", "--parallel.kind", "single")
+    answer = surestep("train", recipe(), "--nproc", "2", "--parallel.strategy", "single")
     assert answer.code == 2
-    assert answer.err.startswith("ConfigError: parallel.kind='single'")
+    assert answer.err.startswith("ConfigError: parallel.strategy='single'")
     assert answer.err.count("\n") == 1
 
 
@@ -168,9 +171,9 @@ def test_a_signal_is_handed_on_and_the_processes_save(recipe, folder, number, co
 def test_processes_of_nproc_type_it_again(monkeypatch):
     for name, value in {**TWO, "SURESTEP_NPROC": "2"}.items():
         monkeypatch.setenv(name, value)
-    assert as_typed(["x.py", "--run", "r"]) == ["x.py", "--run", "r", "--nproc", "2"]
+    assert original_argv(["x.py", "--run", "r"]) == ["x.py", "--run", "r", "--nproc", "2"]
     monkeypatch.delenv("SURESTEP_NPROC")
-    assert as_typed(["x.py"]) == ["x.py"]
+    assert original_argv(["x.py"]) == ["x.py"]
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "replay"])

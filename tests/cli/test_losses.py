@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from surestep.engine.losses.catalog import CATALOG, guide
+from surestep.engine.losses.registry import CATALOG, loss_docs
 
 PAGE = Path(__file__).parents[2] / "docs" / "losses.md"
 
@@ -12,18 +12,18 @@ PAGE = Path(__file__).parents[2] / "docs" / "losses.md"
 def test_the_table_shows_every_loss_with_all_that_the_guide_asks(surestep):
     answer = surestep("losses")
     assert (answer.code, answer.err) == (0, "")
-    for row in guide():
+    for row in loss_docs():
         for part in ("call", "formula", "divides_by", "source"):
             assert row[part] in " ".join(answer.out.split())
 
 
 def test_json_is_the_table(surestep):
-    assert json.loads(surestep("losses", "--json").out) == guide()
+    assert json.loads(surestep("losses", "--json").out) == loss_docs()
 
 
 @pytest.mark.parametrize("name", CATALOG)
 def test_every_part_of_every_row_says_something(name):
-    row = next(row for row in guide() if row["name"] == name)
+    row = next(row for row in loss_docs() if row["name"] == name)
     assert all(isinstance(part, str) and part for part in row.values())
     assert re.search(r"https://\S+", row["source"])
 
@@ -41,7 +41,7 @@ def test_an_unknown_loss_is_refused_with_those_that_are_near(surestep):
 
 
 def test_the_page_has_a_row_for_each_loss_as_the_table_says():
-    wanted = [page_row(row) for row in guide()]
+    wanted = [page_row(row) for row in loss_docs()]
     found = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     assert found == wanted
 

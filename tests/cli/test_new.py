@@ -88,7 +88,7 @@ def test_a_job_that_is_warned_is_queued_again_until_its_run_is_done(
     assert (second.returncode, calls(folder)) == (0, ["show", "requeue", "show"])
 
 
-@pytest.mark.parametrize("mark", ['{"status": "stopped", "can_go_on": true}', None])
+@pytest.mark.parametrize("mark", ['{"status": "stopped", "resumable": true}', None])
 def test_a_job_whose_processes_never_came_to_train_is_not_queued_again(
     surestep, recipe, folder, slurm, mark
 ):
@@ -132,7 +132,7 @@ def test_options_of_gpus_are_taken_where_there_are_none_before_the_job(surestep,
         (["--slurm", "--out", "mine.py"], "mine.py is there already"),
         (["--slurm", "--batch-size", "many"], "batch_size='many'"),
         (["--slurm", *FSDP, "--nproc", "4", "--optim.name", "muon"], "optim.name='muon'"),
-        (["--slurm", *FSDP, "--parallel.blocks", "class Blok", "--nodes", "2"], "class Blok"),
+        (["--slurm", *FSDP, "--parallel.wrap_policy", "class Blok", "--nodes", "2"], "class Blok"),
         (["--slurm", "--nproc", "2", "--parallel.offload", "all"], "parallel.offload='all'"),
         (["--slurm", *FSDP], "and here is one"),
     ],

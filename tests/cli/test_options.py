@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from surestep.base.config import options
+from surestep.config.config import iter_options
 from tests.cli.conftest import RECIPE, STREAM
 
 TOML = """
@@ -19,17 +19,22 @@ act = "relu"
 SAID = {
     **{"epochs": "3", "batch_size": "6", "micro_batch_size": "3", "seed": "5"},
     **{"deterministic": "True", "device": "cpu", "precision": "bf16", "max_grad_norm": "0.5"},
-    **{"on_nonfinite": "skip", "max_nonfinite": "3", "optim.name": "adamw", "optim.lr": "3e-4"},
+    **{
+        "on_nonfinite": "skip",
+        "max_nonfinite_steps": "3",
+        "optim.name": "adamw",
+        "optim.lr": "3e-4",
+    },
     **{"optim.weight_decay": "0.3", "optim.betas": "0.5 0.6", "optim.eps": "1e-05"},
     **{"schedule.name": "cosine", "schedule.warmup": "3 steps", "schedule.min_lr_ratio": "0.1"},
-    **{"schedule.floor": "cut", "schedule.every": "2 steps", "data.drop_last": "True"},
+    **{"schedule.min_lr_mode": "cut", "schedule.interval": "2 steps", "data.drop_last": "True"},
     **{"data.shuffle": "False", "data.pin_memory": "False", "data.num_workers": "1"},
     **{"data.persistent_workers": "True", "data.prefetch_factor": "3"},
     **{"validation.every": "2 epochs", "validation.batch_size": "9", "validation.mode": "min"},
     **{"validation.metric": "accuracy", "early_stop.patience": "4", "early_stop.min_delta": "0.1"},
     **{"checkpoint.every": "10 minutes", "checkpoint.keep_last": "5", "checkpoint.keep_best": "0"},
     **{"logging.every": "5 items", "logging.progress": "quiet", "logging.ranks": "all"},
-    **{"optim.groups": "2.* lr=0.5x", "optim.layer_decay": "0.5"},
+    **{"optim.groups": "2.* lr=0.5x", "optim.layerwise_lr_decay": "0.5"},
     **{"activation_checkpointing": "off", "checkpoint.weights": "trained"},
     **{"checkpoint.async_save": "False", "checkpoint.keep_every": "2 epochs"},
 }
@@ -37,13 +42,17 @@ OTHERWISE = [
     {"max_steps": "7"},
     {"limit_train_batches": "2", "limit_val_batches": "1", "max_time": "60 minutes"},
     {"validation.on_start": "True", "early_stop.patience": "4", "early_stop.start": "1 epoch"},
-    {"parallel.kind": "ddp", "parallel.static_graph": "True", "parallel.timeout_s": "30.0"},
-    {"parallel.shard": "grad_op", "parallel.blocks": "class Linear", "parallel.offload": "all"},
-    {"parallel.shard": "hybrid", "parallel.shard_size": "2", "parallel.meta_start": "False"},
+    {"parallel.strategy": "ddp", "parallel.static_graph": "True", "parallel.timeout_s": "30.0"},
+    {
+        "parallel.shard": "grad_op",
+        "parallel.wrap_policy": "class Linear",
+        "parallel.offload": "all",
+    },
+    {"parallel.shard": "hybrid", "parallel.shard_size": "2", "parallel.meta_init": "False"},
     {"parallel.nccl_debug": "False"},
-    {"parallel.check_every": "2 epochs", "parallel.start_timeout_s": "900.0"},
+    {"parallel.replica_check_every": "2 epochs", "parallel.start_timeout_s": "900.0"},
     {"parallel.find_unused_parameters": "False", "parallel.sync_batchnorm": "False"},
-    {"parallel.kind": "deepspeed", "parallel.zero": "3", "parallel.offload": "all"},
+    {"parallel.strategy": "deepspeed", "parallel.zero_stage": "3", "parallel.offload": "all"},
     {"clip_value": "0.5", "profile": "2:3"},
     {"on_spike": "rollback", "max_rollbacks": "2"},
     {"compile": "max-autotune", "matmul_precision": "high", "sdpa_backend": "math"},
@@ -54,7 +63,7 @@ OTHERWISE = [
     {"average.kind": "ema", "average.buffers": "copy", "validation.weights": "both"},
     {"average.kind": "swa", "average.lr": "0.5", "average.anneal": "10%"},
     {"optim.name": "sgd", "optim.momentum": "0.5", "optim.nesterov": "True"},
-    {"optim.name": "sgd", "optim.dampening": "0.5", "optim.implementation": "plain"},
+    {"optim.name": "sgd", "optim.dampening": "0.5", "optim.implementation": "for_loop"},
     {"optim.name": "adam", "optim.amsgrad": "True", "optim.decoupled_weight_decay": "True"},
     {"optim.name": "nadam", "optim.momentum_decay": "0.01"},
     {"optim.name": "rmsprop", "optim.alpha": "0.5", "optim.centered": "True"},
@@ -105,7 +114,7 @@ OTHERWISE = [
 LAUNCHED = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 OVER_A_STREAM = {"max_steps": "9", "data.shuffle_buffer": "100"}
 TABLE = {"parallel.deepspeed": '{"steps_per_print": 7}'}
-BY_INDEX = {"skip_samples": ("3", "17")}  # planned as how many they are
+BY_INDEX = {"exclude_samples": ("3", "17")}  # planned as how many they are
 PAIRS = ("betas", "etas", "step_sizes", "ns_coefficients", "eps")
 SEVERAL = ("milestones", "chain")
 SPELT = {"0.0003": "3e-4", "8.0": "8", "3.0": "3", "0 2": "class Linear"}
@@ -144,7 +153,7 @@ def decisions(answer):
 
 
 def test_every_option_of_the_config_can_be_typed(surestep, recipe):
-    assert {name for name, _ in options()} == set(SAID).union(
+    assert {name for name, _ in iter_options()} == set(SAID).union(
         *OTHERWISE, OVER_A_STREAM, BY_INDEX, TABLE
     )
 
@@ -173,7 +182,7 @@ def test_keys_of_deepspeed_are_typed_as_json_or_as_a_file(surestep, recipe, fold
         monkeypatch.setenv(name, value)
     (folder / "ds_config.json").write_text(TABLE["parallel.deepspeed"])
     (folder / "run.toml").write_text("[parallel.deepspeed]\nsteps_per_print = 7\n")
-    kind = ("plan", recipe(), "--json", "--parallel.kind", "deepspeed")
+    kind = ("plan", recipe(), "--json", "--parallel.strategy", "deepspeed")
     for words in (
         ("--parallel.deepspeed", TABLE["parallel.deepspeed"]),
         ("--parallel.deepspeed", "ds_config.json"),
@@ -184,11 +193,11 @@ def test_keys_of_deepspeed_are_typed_as_json_or_as_a_file(surestep, recipe, fold
         assert "said: " in decided["reason"]
 
 
-@pytest.mark.parametrize("words", [BY_INDEX["skip_samples"], ("bad.txt",)])
+@pytest.mark.parametrize("words", [BY_INDEX["exclude_samples"], ("bad.txt",)])
 def test_samples_to_skip_are_typed_as_indices_or_as_a_file(surestep, recipe, folder, words):
     (folder / "bad.txt").write_text("3\n17\n")
-    decision = decisions(surestep("plan", recipe(), "--json", "--skip-samples", *words))
-    assert decision["skip_samples"]["value"] == "2 of 24 samples"
+    decision = decisions(surestep("plan", recipe(), "--json", "--exclude-samples", *words))
+    assert decision["exclude_samples"]["value"] == "2 of 24 samples"
     assert decision["steps_per_epoch"]["reason"] == "22 samples in batches of 8"
 
 
@@ -332,7 +341,7 @@ def test_help_all_explains_every_option_with_its_default_and_reason(surestep, re
     answer = surestep("train", recipe(), "--help-all")
     assert (answer.code, answer.err) == (0, "")
     text = " ".join(answer.out.split())
-    for name, field in options():
+    for name, field in iter_options():
         option = f"--{name.replace('_', '-')}"
         start = re.search(f" {re.escape(option)}(, --[a-z-]+)* ", text).end()
         end = text.find(" --", start)

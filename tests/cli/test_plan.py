@@ -105,7 +105,7 @@ def test_weights_to_start_from_are_shown(surestep, recipe, folder):
 
     made = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))  # the recipe's has 3 classes
     torch.save(made.state_dict(), "w.pt")
-    said = 'surestep.Task(init=surestep.Init("w.pt", skip=["2"]), '
+    said = 'surestep.Task(init=surestep.InitWeights("w.pt", skip=["2"]), '
     text = RECIPE.replace("surestep.Task(", said)
     assert text != RECIPE
     found = surestep("plan", recipe(text))
@@ -196,7 +196,7 @@ def test_a_plan_for_ranks_that_are_not_there_says_what_each_would_hold(surestep,
     assert shown["footprint"]["activations"] > 0  # of a rank that has samples
     ddp, full = shown["ranks"][0], shown["ranks"][1]
     assert ddp["weights"] == shown["footprint"]["weights"] + shown["footprint"]["buffers"]
-    assert full["way"] == "fsdp full"
+    assert full["strategy"] == "fsdp full"
     assert full["weights"] < ddp["weights"]
 
 
@@ -206,7 +206,7 @@ def test_a_plan_for_ranks_builds_the_shapes_of_a_shipped_recipe_alone(surestep):
         "chars",
         "--ranks",
         "64",
-        "--parallel.meta-start",
+        "--parallel.meta-init",
         "True",
         "--parallel.shard",
         "full",
@@ -214,7 +214,7 @@ def test_a_plan_for_ranks_builds_the_shapes_of_a_shipped_recipe_alone(surestep):
         "8",
     )
     assert found.code == 0
-    assert "The activations are not known: parallel.meta_start built the shapes" in found.out
+    assert "The activations are not known: parallel.meta_init built the shapes" in found.out
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_the_best_model_predicts_on_the_test_data_into_the_run_folder(surestep, 
 @pytest.mark.parametrize(("part", "rows"), [("val", slice(24, 32)), ("train", slice(24))])
 @pytest.mark.parametrize("which", ["best", "last"])
 def test_another_part_and_checkpoint(surestep, run, folder, part, rows, which):
-    words = ("--part", part, "--which", which, "--out", "p.jsonl", "--json")
+    words = ("--split", part, "--which", which, "--out", "p.jsonl", "--json")
     said = json.loads(surestep("predict", "r", *words).out)
     lines = [json.loads(line) for line in (folder / "p.jsonl").read_text().splitlines()]
     found = [line["output"] for line in lines]
@@ -91,7 +91,7 @@ def test_a_stream_is_predicted_in_its_order(surestep, recipe, folder):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["r", "--part", "tset"], 2, "The task has no tset data. Did you mean 'test'?"),
+        (["r", "--split", "tset"], 2, "The task has no tset data. Did you mean 'test'?"),
         (["r", "--which", "newest"], 2, "Expected one of ('best', 'last', 'average')"),
         (["r", "--which", "average"], 1, "has no averaged weights"),
         (["r", "--mc-dropout", "5"], 1, "Sequential has no dropout"),

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from surestep.base.printable import printable
+from surestep.base.text import escape_control_chars
 from surestep.base.warn import warn
-from surestep.engine.parallel.rank_log import tell_everywhere
-from surestep.record.progress import Bar, Plain
+from surestep.engine.distributed.rank_logging import print_all
+from surestep.record.progress_display import PlainProgress, TqdmProgress
 from tests import tiny
 from tests.cli.conftest import RECIPE
 
 RAW = "\x1b[2J\x1b]0;owned\x07\r\x9b31m\u202egnp"
-ESCAPED = printable(RAW)
+ESCAPED = escape_control_chars(RAW)
 SPACED = "my runs/it's one"
 
 NAMES = RECIPE.replace(
@@ -121,7 +121,7 @@ def test_every_command_escapes_names(answers, recipe):
         ("train", "mine.py", "--device", RAW),
         ("train", "mine.py", "--from", RAW),
         ("evaluate", RAW),
-        ("evaluate", "r", "--part", RAW),
+        ("evaluate", "r", "--split", RAW),
         ("replay", RAW),
         ("ckpt", "list", RAW),
         ("schedules", RAW),
@@ -189,14 +189,14 @@ def test_line_breaks_in_names_are_escaped_in_tables_and_figures(answers, recipe)
 def test_lines_of_a_run_are_escaped(capfd, caplog, kind):
     caplog.set_level("INFO", "surestep")
     plan = tiny.plan().plan
-    shown = Plain(plan) if kind == "plain" else Bar(plan, start=0, every_s=1000)
-    shown.say(f"Note: {RAW}")
+    shown = PlainProgress(plan) if kind == "plain" else TqdmProgress(plan, start=0, every_s=1000)
+    shown.print_line(f"Note: {RAW}")
     assert f"Note: {ESCAPED}" in capfd.readouterr().err
     assert caplog.messages == [f"Note: {ESCAPED}"]
 
 
 def test_a_line_that_is_printed_on_every_rank_is_escaped(capfd):
-    tell_everywhere(RAW)
+    print_all(RAW)
     assert capfd.readouterr().err == f"{ESCAPED}\n"
 
 
@@ -217,7 +217,7 @@ def test_suggested_commands_can_be_pasted(surestep, recipe):
     trained = surestep("train", name, "--run", SPACED)
     assert trained.code == 0, trained.err
     words = command_in(trained.out, "surestep evaluate")
-    assert words == ["surestep", "evaluate", SPACED, "--part", "test"]
+    assert words == ["surestep", "evaluate", SPACED, "--split", "test"]
     assert surestep(*words[1:]).code == 0
     dry = surestep("train", name, "--dry-run")
     assert command_in(dry.out, "surestep train") == ["surestep", "train", name]

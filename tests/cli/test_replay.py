@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from surestep.record.files import read_json, write_json
+from surestep.record.io import read_json, write_json
 from tests.cli.conftest import RECIPE
 
 BAD = RECIPE.replace("y = x", "x[20] = x[20] * 0 + torch.nan\ny = x")

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from surestep.base.groups.schedule import Schedule
-from surestep.engine.schedule.catalog import CATALOG, OWN
+from surestep.config.schedule import Schedule
+from surestep.engine.schedule.registry import CATALOG, OWN
 from tests.cli.conftest import environment
 from tests.laws.test_breadth import names_in
 

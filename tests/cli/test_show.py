@@ -1,13 +1,13 @@
 import pytest
 
-from surestep.cli import show
+from surestep.cli import output as show
 
 
 @pytest.mark.parametrize(
     ("value", "shown"), [(None, "not known"), (0.0, "0"), (3e-5, "3e-05"), (0.123456, "0.1235")]
 )
 def test_a_figure_that_is_not_known_is_never_zero(value, shown):
-    assert show.figure(value) == shown
+    assert show.format_number(value) == shown
 
 
 @pytest.mark.parametrize(
@@ -15,12 +15,12 @@ def test_a_figure_that_is_not_known_is_never_zero(value, shown):
     [(0.0123, "0.0123 s"), (59.9, "59.9 s"), (61, "1 min 1 s"), (119.9, "2 min 0 s")],
 )
 def test_a_duration_is_shown_as_people_say_it(seconds, shown):
-    assert show.duration(seconds) == shown
+    assert show.format_duration(seconds) == shown
 
 
 def test_a_table_shows_long_names_whole_and_brackets_as_they_are(capsys):
     long = "runs/" + "x" * 200
-    show.table("A [b] title", (), [("path", long), ("shape", "[red]3[/red]")])
+    show.print_table("A [b] title", (), [("path", long), ("shape", "[red]3[/red]")])
     found = capsys.readouterr()
     assert (found.err, found.out.splitlines()[0]) == ("", "A [b] title")
     assert long in found.out

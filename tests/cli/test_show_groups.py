@@ -22,13 +22,13 @@ def test_a_plan_shows_the_groups(surestep, recipe):
 
 
 def test_a_plan_shows_the_layers(surestep, recipe):
-    found = surestep("plan", recipe(), "--optim.layer-decay", "0.25").out
+    found = surestep("plan", recipe(), "--optim.layerwise-lr-decay", "0.25").out
     assert " 1 0 40 0.25 0.0025 " in found
     assert " 2 2 27 1 0.01 " in found
 
 
 def test_the_tables_in_json(surestep, recipe):
-    words = ("--json", "--optim.layer-decay", "0.25", *GROUPS)
+    words = ("--json", "--optim.layerwise-lr-decay", "0.25", *GROUPS)
     found = json.loads(surestep("plan", recipe(), *words).out)
     assert found["layers"][0] == {
         **{"layer": 1, "modules": ["0"], "parameters": 40, "factor": 0.25, "lr": 0.0025}
@@ -40,7 +40,7 @@ def test_the_tables_in_json(surestep, recipe):
 
 def test_the_rates_of_an_optimizer_of_the_tasks_own_are_its_own(surestep, recipe):
     recipe(OWN.replace("nn.Linear(4, 3)", "nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))"))
-    found = surestep("plan", "mine.py", "--optim.layer-decay", "0.5").out
+    found = surestep("plan", "mine.py", "--optim.layerwise-lr-decay", "0.5").out
     assert " layer 2, decay its own its own 12 - " in found
     assert " layer 1, no decay 0.5 x its own 0 4 - " in found
 

@@ -46,7 +46,7 @@ def test_the_last_table_says_what_came_of_the_run(surestep, recipe, folder):
     assert f" val/loss (best, step {step}) {metrics['val/loss']:.4g} " in answer.out
     assert f" test/accuracy (best, step {step}) " in answer.out
     assert f"Best checkpoint: r/checkpoints/step-{step:08}\n" in answer.out
-    assert answer.out.endswith("\nNext: surestep evaluate r --part test\n")
+    assert answer.out.endswith("\nNext: surestep evaluate r --split test\n")
 
 
 def test_the_next_line_can_be_typed(surestep, recipe):
@@ -177,14 +177,14 @@ def test_a_few_samples_are_learned_by_heart(surestep, recipe, folder):
 
 
 def test_targets_that_contradict_each_other_are_not_learned(surestep, recipe, monkeypatch):
-    monkeypatch.setattr("surestep.trainer.rehearse.PATIENCE_STEPS", 60)
+    monkeypatch.setattr("surestep.trainer.dry_run.PATIENCE_STEPS", 60)
     answer = surestep("train", recipe(CONTRADICTING), "--overfit", "8")
     assert answer.code == 1
     assert answer.out.endswith(" in 60 steps.\n")
     assert "targets that contradict each other" in answer.err
     found = surestep("train", "mine.py", "--overfit", "8", "--json")
     assert found.code == 1
-    assert json.loads(found.out)["reached"] is False
+    assert json.loads(found.out)["has_converged"] is False
 
 
 def test_overfitting_nothing_is_refused(surestep, recipe):

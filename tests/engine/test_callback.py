@@ -1,8 +1,8 @@
 import pytest
 
 import surestep
-from surestep.base.errors import Stopped, TaskError
-from surestep.engine.callback import Callback, Request, declared, overriding
+from surestep.base.errors import Preempted, TaskError
+from surestep.engine.step.callback import Callback, Request, callbacks_with, stateful_callbacks
 from surestep.trainer.trainer import Trainer
 from tests import tiny
 
@@ -50,8 +50,8 @@ def test_what_a_callback_does_not_override_costs_nothing():
             return None
 
     steps = Steps()
-    assert overriding([Callback(), steps], "on_step") == [steps]
-    assert overriding([Callback(), steps], "on_batch") == []
+    assert callbacks_with([Callback(), steps], "on_step") == [steps]
+    assert callbacks_with([Callback(), steps], "on_batch") == []
 
 
 def test_stop_ends_the_run_after_the_step(tmp_path):
@@ -64,12 +64,12 @@ def test_stop_ends_the_run_after_the_step(tmp_path):
 def test_pause_leaves_a_run_that_resumes_bit_for_bit(tmp_path, moment):
     said = {"epochs": 3, "validation": {"every": "2 steps"}, "checkpoint": {"every": "1 steps"}}
     whole = watched(tmp_path / "whole", Callback(), **said).fit()
-    with pytest.raises(Stopped, match="a callback asked to pause: Stopped after step"):
+    with pytest.raises(Preempted, match="a callback asked to pause: Stopped after step"):
         watched(tmp_path / "paused", Diary(moment, Request.PAUSE), **said).fit()
     paused = surestep.Run(tmp_path / "paused" / "run")
     assert paused.status["status"] == "stopped"
     assert paused.status["reason"] == "a callback asked to pause"
-    assert paused.status["can_go_on"] is True
+    assert paused.status["resumable"] is True
     assert 0 < paused.status["step"] < whole.status["step"]
     resumed = watched(tmp_path / "paused", Callback(), **said).fit()
     assert resumed.status["status"] == "finished"
@@ -108,7 +108,7 @@ def test_what_on_log_asks_for_is_done_at_that_log_point(tmp_path):
         for _ in range(3):
             next(steps)
         assert session.is_saved
-        assert session.state.place.step == 3
+        assert session.state.progress.step == 3
 
 
 @pytest.mark.parametrize("async_save", [True, False])
@@ -160,7 +160,7 @@ def test_on_exception_gets_the_error_before_on_end(tmp_path):
 
 def test_on_exception_is_not_called_when_a_run_pauses_or_ends(tmp_path):
     diary = Diary("on_step", Request.PAUSE)
-    with pytest.raises(Stopped):
+    with pytest.raises(Preempted):
         watched(tmp_path, diary, max_steps=3).fit()
     watched(tmp_path, diary, max_steps=3).fit()
     assert "on_exception" not in diary.moments
@@ -211,13 +211,13 @@ def named(name):
 
 def test_callbacks_with_a_state_go_by_their_name_or_their_class():
     first, other = Memory(), named("other")
-    assert declared([Diary(), first, other]) == {"Memory": first, "other": other}
+    assert stateful_callbacks([Diary(), first, other]) == {"Memory": first, "other": other}
 
 
 def test_two_of_one_name_are_refused():
     for pair in ([Memory(), Memory()], [named("a"), named("a")]):
         with pytest.raises(TaskError, match=r"Two callbacks .* Memory.name = 'first'"):
-            declared(pair)
+            stateful_callbacks(pair)
 
 
 @pytest.mark.parametrize(
@@ -228,4 +228,4 @@ def test_a_callback_that_only_saves_or_only_loads_is_refused(method, lacks):
     half = Diary()
     setattr(half, method, dict)
     with pytest.raises(TaskError, match=f"Diary has no {lacks}.*both, or neither"):
-        declared([half])
+        stateful_callbacks([half])

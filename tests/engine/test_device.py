@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.base.config import Config
-from surestep.engine.device import current
-from surestep.engine.parallel.launch import Launched
-from surestep.engine.precision import process_settings
+from surestep.config.config import Config
+from surestep.engine.device import use_device
+from surestep.engine.distributed.launcher_env import LaunchInfo
+from surestep.engine.model.precision import torch_settings
 from surestep.recipes.load import load
 from surestep.trainer import planning, prepare
 from surestep.trainer.planning import plan_task
@@ -18,7 +18,7 @@ from tests import tiny
 
 TWO = replace(
     tiny.TWO_GPUS,
-    launched=Launched(rank=1, size=2, local_rank=1, local_size=2, by="torchrun"),
+    launched=LaunchInfo(rank=1, size=2, local_rank=1, local_size=2, launcher="torchrun"),
 )
 
 
@@ -46,7 +46,7 @@ def cards(monkeypatch):
 
 
 def test_a_device_with_a_number_is_the_current_one_meanwhile(cards):
-    with current(torch.device("cuda", 1)):
+    with use_device(torch.device("cuda", 1)):
         assert cards.now == 1
     assert cards.now == 0
 
@@ -54,14 +54,14 @@ def test_a_device_with_a_number_is_the_current_one_meanwhile(cards):
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:7"])
 def test_others_leave_the_current_device_as_it_is(cards, device):
     """cuda:7 is of another machine, which a plan may be made for."""
-    with current(torch.device(device)):
+    with use_device(torch.device(device)):
         assert cards.now == 0
     assert cards.was == []
 
 
 def test_the_settings_of_a_run_make_its_device_the_current_one(cards):
-    plan = tiny.decide({"parallel.kind": "ddp"}, TWO)
-    with process_settings(plan):
+    plan = tiny.decide({"parallel.strategy": "ddp"}, TWO)
+    with torch_settings(plan):
         assert cards.now == plan.device.index == 1
     assert cards.now == 0
 
@@ -104,7 +104,7 @@ def test_the_process_group_is_opened_on_the_device_of_the_rank(cards, monkeypatc
         raise OpenedHere
 
     monkeypatch.setattr(planning, "read_facts", lambda: TWO)
-    monkeypatch.setattr(prepare, "open_world", open_world)
+    monkeypatch.setattr(prepare, "join_process_group", open_world)
     with pytest.raises(OpenedHere):
         tiny.prepare(tmp_path, {"model": nn.Linear(tiny.FEATURES, tiny.CLASSES)})
     assert seen == [1]

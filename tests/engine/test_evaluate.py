@@ -7,7 +7,7 @@ from torch import nn
 
 from surestep import losses
 from surestep.base.errors import DataError
-from surestep.engine.evaluate import eval_mode
+from surestep.engine.evaluate.evaluate import eval_mode
 from tests import tiny
 
 X, Y = tiny.data(20)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from surestep.engine.facts import read_facts
+from surestep.engine.plan.system import read_facts
 
 
 def test_the_machine_is_read():

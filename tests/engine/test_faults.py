@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from surestep.base.config import Config
 from surestep.base.errors import ConfigError
-from surestep.engine.resolve import resolve
+from surestep.config.config import Config
+from surestep.engine.rules.resolve import resolve
 from tests.tiny import FACTS, GIVEN
 
 ORIGINS = {"optim.momentum": "command line", "clip_value": "run.toml:7"}
@@ -23,11 +23,11 @@ def test_every_fault_is_a_line():
     lines = faults(
         {
             **{"precision": "tf32", "max_grad_norm": 1.0, "clip_value": 0.5},
-            **{"optim.name": "adamw", "optim.momentum": 0.9, "max_nonfinite": 3},
+            **{"optim.name": "adamw", "optim.momentum": 0.9, "max_nonfinite_steps": 3},
         }
     )
     assert [line.split("=")[0].split(" ")[0] for line in lines] == [
-        *("precision", "optim.momentum", "max_grad_norm", "max_nonfinite"),
+        *("precision", "optim.momentum", "max_grad_norm", "max_nonfinite_steps"),
     ]
 
 
@@ -57,4 +57,4 @@ def test_the_line_of_python_is_neither_compared_nor_saved():
     assert one.places() != two.places()
     assert one == two
     assert "_places" not in one.model_dump()
-    assert one.with_options({"seed": 3}).epochs == 1
+    assert one.replace_options({"seed": 3}).epochs == 1

@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from surestep.engine.garbage import import_without_collecting, quiet_garbage
+from surestep.engine.step.gc import import_without_collecting, manual_gc
 
 NEW_PROCESS = """
 import gc
-from surestep.engine.garbage import import_without_collecting
+from surestep.engine.step.gc import import_without_collecting
 
 seen = []
 gc.callbacks.append(lambda phase, about: seen.append(phase))
@@ -57,7 +57,7 @@ def collected(monkeypatch):
         clock[0] += 0.02 if generation == 2 else 0.0
         return 0
 
-    monkeypatch.setattr("surestep.engine.garbage.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("surestep.engine.step.gc.time.perf_counter", lambda: clock[0])
     monkeypatch.setattr(gc, "collect", collect)
     was = gc.isenabled()
     gc.enable()
@@ -68,7 +68,7 @@ def collected(monkeypatch):
 
 def test_full_collections_take_at_most_a_hundredth_of_short_epochs(collected):
     clock, generations = collected
-    with quiet_garbage() as collect:
+    with manual_gc() as collect:
         generations.clear()
         for _ in range(1000):  # epochs of 50 ms
             clock[0] += 0.05
@@ -81,7 +81,7 @@ def test_full_collections_take_at_most_a_hundredth_of_short_epochs(collected):
 
 def test_long_epochs_end_in_a_full_collection_each(collected):
     clock, generations = collected
-    with quiet_garbage() as collect:
+    with manual_gc() as collect:
         generations.clear()
         for _ in range(5):
             clock[0] += 10.0

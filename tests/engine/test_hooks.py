@@ -2,7 +2,7 @@ import pytest
 
 import surestep
 from surestep.base.errors import ConfigError
-from surestep.engine.callback import HOOKS, check_hooks
+from surestep.engine.step.callback import HOOKS, check_hooks
 
 
 def watch(**methods):

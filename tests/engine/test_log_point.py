@@ -6,26 +6,26 @@ from types import SimpleNamespace
 
 import torch
 
-from surestep.engine.log_point import read_logged, what_failed
-from surestep.engine.parallel.base import GradNorm, Outcome
-from surestep.engine.state import Place
-from surestep.engine.step import StepResult
+from surestep.engine.parallel.strategy import GradNorm, StepOutcome
+from surestep.engine.state.state import Progress
+from surestep.engine.step.log_point import describe_nonfinite_step, read_logged
+from surestep.engine.step.train_step import StepResult
 
 
 def test_where_ranks_have_pieces_of_gradients_the_norm_of_all_is_told():
     norms = GradNorm(torch.tensor(math.inf), torch.empty(0), [])
-    outcome, loss = Outcome(False, nonfinite=True), torch.tensor(2.0)
-    result = StepResult(3, 0, 0.1, 4, 4, 4, Place(), outcome, norms, loss, [])
-    assert what_failed(result, 0.5, []) == (
+    outcome, loss = StepOutcome(False, nonfinite=True), torch.tensor(2.0)
+    result = StepResult(3, 0, 0.1, 4, 4, 4, Progress(), outcome, norms, loss, [])
+    assert describe_nonfinite_step(result, 0.5, []) == (
         "Step 3 was not finite: its loss is 0.5, and the norm of its gradients is inf."
     )
 
 
 def test_all_ranks_tell_the_speed_by_the_time_of_the_first():
-    def texts(own):
+    def all_gather_text(own):
         assert json.loads(own) == [{}, 0.5]
         return [json.dumps([{"loss_a": [1.0]}, 2.0]), json.dumps([{"loss_a": [2.0]}, 0.5])]
 
-    world = SimpleNamespace(size=2, texts=texts)
+    world = SimpleNamespace(size=2, all_gather_text=all_gather_text)
     assert read_logged([], 0.5, world) == ({"loss_a": [3.0]}, 2.0)
     assert read_logged([], 0.5, world, gone=True) == ({}, 0.5)

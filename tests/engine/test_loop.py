@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from surestep.base.errors import NonFiniteError
-from surestep.engine import garbage
+from surestep.engine.step import gc as garbage
 from tests import tiny
 
 X, Y = tiny.data()
@@ -68,7 +68,7 @@ def test_a_run_has_the_steps_of_its_epochs(tmp_path, epochs):
 def test_a_run_of_steps_goes_over_the_data_again_and_again(tmp_path):
     with tiny.prepare(tmp_path, max_steps=7) as session:
         assert [result.epoch for result in session.steps()] == [0, 0, 0, 1, 1, 1, 2]
-        assert session.state.place == (7, 7, 2, 8, 48.0)
+        assert session.state.progress == (7, 7, 2, 8, 48.0)
 
 
 def test_clipped_steps_are_counted(tmp_path):
@@ -81,7 +81,7 @@ def test_leaving_and_going_on_is_as_if_nothing_had_been(tmp_path):
     with tiny.prepare(tmp_path / "a") as whole:
         list(whole.steps())
     with tiny.prepare(tmp_path / "b") as broken:
-        while broken.state.place.step < 6:
+        while broken.state.progress.step < 6:
             next(broken.steps())
     assert torch.equal(tiny.weights(whole.model), tiny.weights(broken.model))
 
@@ -90,11 +90,11 @@ def test_steps_of_ones_own_between_steps_leave_the_place_in_the_data(tmp_path):
     with tiny.prepare(tmp_path, max_steps=5) as session:
         positions = []
         for result in session.steps():
-            positions.append(result.before.position)
+            positions.append(result.progress_before.position)
             if result.step == 2:
                 session.train_step([(X[:3], Y[:3]), (X[3:4], Y[3:4])])
     assert positions == [0, 8, 16, 0]
-    assert session.state.place.step == 5
+    assert session.state.progress.step == 5
 
 
 def nonfinite(session):
@@ -114,7 +114,7 @@ def test_a_step_that_is_not_finite_ends_the_run_in_the_state_before(tmp_path, pa
     assert error.step == 2
     assert not math.isfinite(error.loss)
     assert error.parameters == ["weight", "bias"]
-    assert session.state.place == good.state.place
+    assert session.state.progress == good.state.progress
     assert torch.equal(tiny.weights(session.model), tiny.weights(good.model))
     assert "epoch 1 at position 8" in str(error)
     assert "on_nonfinite='skip'" in str(error)
@@ -132,11 +132,11 @@ def test_skipping_goes_on_and_counts(tmp_path):
         taken = [bool(result.took_step) for result in session.steps()]
     assert taken == [True, False, True] * 2
     assert session.state.counts.nonfinite == 2
-    assert session.state.place.steps_taken == 4
+    assert session.state.progress.steps_taken == 4
 
 
 def test_skipping_too_often_fails(tmp_path):
-    said = {"on_nonfinite": "skip", "max_nonfinite": 1, **ORDERED}
+    said = {"on_nonfinite": "skip", "max_nonfinite_steps": 1, **ORDERED}
     with tiny.prepare(tmp_path, poisoned(12), **said) as session:
         assert nonfinite(session).step == 5
         assert session.state.counts.nonfinite == 1

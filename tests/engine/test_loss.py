@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional
 
 from surestep.base.errors import TaskError
-from surestep.engine.loss import as_loss
+from surestep.engine.losses.adapt import as_loss
 
 torch.manual_seed(0)
 N, C, T = 7, 3, 5
@@ -56,7 +56,7 @@ known = pytest.mark.parametrize(("plain", "outputs", "targets"), CASES.values(),
 def sum_and_items(loss, outputs, targets):
     items = loss.items((outputs, targets), targets)
     value = loss.value(outputs, targets)
-    return (value if loss.is_sum else loss.add_up(value, items)[0]), items
+    return (value if loss.is_sum else loss.to_sum(value, items)[0]), items
 
 
 @known
@@ -135,7 +135,7 @@ def test_unknown_items_are_refused():
 
 def test_a_loss_of_named_parts_is_their_sum_and_each_is_told():
     loss = as_loss(lambda o, t: {"a": o.mean(), "b": 2 * o.mean()}, "samples")
-    total, parts = loss.add_up(loss.value(REAL, TARGET), 4)
+    total, parts = loss.to_sum(loss.value(REAL, TARGET), 4)
     torch.testing.assert_close(total, 12 * REAL.mean())
     torch.testing.assert_close(parts["b"], 8 * REAL.mean())
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import TaskError
-from surestep.engine.metrics import directions, open_metrics, take_logged
+from surestep.engine.metrics.base import init_metrics, metric_modes, pop_logged
 from tests import tiny
 
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ def counted(outputs, targets):
 
 def measured(metric, cut):
     """Measure in batches of `cut` samples."""
-    (opened,) = open_metrics({"m": metric}, CPU)
+    (opened,) = init_metrics({"m": metric}, CPU)
     for start in range(0, len(TARGETS), cut):
         targets = TARGETS[start : start + cut]
         at = range(start, start + len(targets))
@@ -50,7 +50,7 @@ def test_a_metric_does_not_depend_on_the_batch_size(metric, cut):
 def test_an_object_is_reset_before_each_evaluation():
     metric = torchmetrics.MeanMetric()
     metric.update(100.0)
-    (opened,) = open_metrics({"m": metric}, CPU)
+    (opened,) = init_metrics({"m": metric}, CPU)
     opened.metric.update(1.0)
     assert opened.compute() == {"m": 1.0}
 
@@ -63,7 +63,7 @@ def test_a_collection_has_a_name_for_each_value():
 
 
 def test_a_mean_of_nothing_is_not_a_number():
-    (opened,) = open_metrics({"m": accuracy}, CPU)
+    (opened,) = init_metrics({"m": accuracy}, CPU)
     assert math.isnan(opened.compute()["m"])
 
 
@@ -77,9 +77,9 @@ def test_a_metric_that_returns_a_value_for_each_sample_is_refused():
 
 
 def test_direction_is_what_the_metric_says():
-    assert directions("m", torchmetrics.Accuracy(task="binary"))["m"] == "max"
-    assert directions("m", torchmetrics.MeanSquaredError())["m"] == "min"
-    assert directions("m", accuracy)["m"] is None
+    assert metric_modes("m", torchmetrics.Accuracy(task="binary"))["m"] == "max"
+    assert metric_modes("m", torchmetrics.MeanSquaredError())["m"] == "min"
+    assert metric_modes("m", accuracy)["m"] is None
 
 
 def test_log_takes_scalars_only():
@@ -92,9 +92,9 @@ def test_log_takes_scalars_only():
 def test_log_keeps_no_graph():
     weight = torch.ones(1, requires_grad=True)
     surestep.log("x", weight * 2)
-    ((name, value),) = take_logged()
+    ((name, value),) = pop_logged()
     assert (name, float(value), value.requires_grad, value.shape) == ("x", 2.0, False, ())
-    assert take_logged() == []
+    assert pop_logged() == []
 
 
 class Logging(nn.Module):

@@ -8,12 +8,12 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import DataError, TaskError
-from surestep.engine.model_loss import (
+from surestep.engine.losses.model_loss import (
+    batch_as_kwargs,
+    extract_logits,
+    extract_loss,
+    is_causal_lm,
     model_loss,
-    predictions,
-    shifts_labels,
-    split_whole,
-    value_of,
 )
 from tests import tiny
 
@@ -56,7 +56,7 @@ def items_of(model, items, labels):
 )
 def test_the_kind_of_the_model_says_whether_labels_are_shifted(kind, encoder_decoder, shifts):
     model = type(kind, (Own,), {})(SimpleNamespace(is_encoder_decoder=encoder_decoder))
-    assert shifts_labels(model) is shifts
+    assert is_causal_lm(model) is shifts
     assert items_of(model, "samples", IGNORED) == (3 if shifts else 4)
 
 
@@ -64,7 +64,7 @@ def test_a_compiled_model_is_seen_through():
     inner = type("TinyForCausalLM", (Own,), {})()
     wrapped = nn.Module()
     wrapped._orig_mod = inner
-    assert shifts_labels(wrapped)
+    assert is_causal_lm(wrapped)
 
 
 def test_what_is_said_stands_over_the_kind():
@@ -86,29 +86,29 @@ def test_words_that_are_not_known_are_refused():
 
 def test_all_of_a_batch_goes_in_and_its_labels_are_the_targets():
     batch = {"input_ids": 1, "labels": 2}
-    assert split_whole(batch) == ((), batch, 2)
-    assert split_whole({"x": 1, "next_sentence_label": 3})[2] == 3
+    assert batch_as_kwargs(batch) == ((), batch, 2)
+    assert batch_as_kwargs({"x": 1, "next_sentence_label": 3})[2] == 3
     spans = {"start_positions": 1, "end_positions": 2}
-    assert split_whole({"x": 1, **spans})[2] == spans
-    assert split_whole({"x": 1})[2] == {"x": 1}
+    assert batch_as_kwargs({"x": 1, **spans})[2] == spans
+    assert batch_as_kwargs({"x": 1})[2] == {"x": 1}
     with pytest.raises(DataError, match="dataset of dicts"):
-        split_whole((1, 2))
+        batch_as_kwargs((1, 2))
 
 
 def test_the_loss_is_found_in_an_object_or_a_dict():
     value = torch.tensor(2.0)
-    assert value_of({"loss": value}) is value
-    assert value_of(SimpleNamespace(loss=value)) is value
+    assert extract_loss({"loss": value}) is value
+    assert extract_loss(SimpleNamespace(loss=value)) is value
     with pytest.raises(TaskError, match="returned no loss"):
-        value_of(SimpleNamespace(loss=None))
+        extract_loss(SimpleNamespace(loss=None))
     with pytest.raises(TaskError, match="return_dict=True"):
-        value_of((value, 1))
+        extract_loss((value, 1))
 
 
 def test_metrics_see_logits_or_all_there_is():
-    assert predictions({"logits": 3}) == 3
-    assert predictions(SimpleNamespace(logits=3)) == 3
-    assert predictions({"scores": 3}) == {"scores": 3}
+    assert extract_logits({"logits": 3}) == 3
+    assert extract_logits(SimpleNamespace(logits=3)) == 3
+    assert extract_logits({"scores": 3}) == {"scores": 3}
 
 
 def test_a_model_whose_labels_are_missing_is_told_so(tmp_path):

@@ -2,13 +2,13 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from surestep.base.config import Config
-from surestep.engine.plan import LARGER_IS_BETTER, SMALLER_IS_BETTER, Known
+from surestep.config.config import Config
+from surestep.engine.plan.plan import LARGER_IS_BETTER, SMALLER_IS_BETTER, PlanContext
 from tests.tiny import FACTS, GIVEN, GPU, LOADED, VALIDATED, decide
 
 
 def known(said=None, given=GIVEN, **chosen):
-    found = Known(Config.from_options(said or {}), FACTS, given)
+    found = PlanContext(Config.from_options(said or {}), FACTS, given)
     found.chosen.update({name.replace("__", "."): value for name, value in chosen.items()})
     return found
 
@@ -92,12 +92,12 @@ def test_a_length_in_steps_need_not_be_whole(duration, steps):
 )
 def test_a_length_may_be_a_share_of_the_run(length, steps):
     found = known(steps_per_epoch=7, total_steps=70)
-    assert found.length(length) == pytest.approx(steps)
+    assert found.length_in_steps(length) == pytest.approx(steps)
 
 
 def test_what_a_loader_says_is_known():
-    assert known(given=LOADED).loader("batch_size") == 10
-    assert known().loader("batch_size") is None
+    assert known(given=LOADED).dataloader_setting("batch_size") == 10
+    assert known().dataloader_setting("batch_size") is None
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from surestep.base.errors import TaskError
-from surestep.engine.precision import autocast, grad_scaler, process_settings
+from surestep.engine.model.precision import autocast, grad_scaler, torch_settings
 from tests import tiny
 
 SETTINGS = (
@@ -57,7 +57,7 @@ def test_deterministic_is_put_back_where_a_session_cannot_open(tmp_path, monkeyp
 def test_the_users_own_settings_are_put_back():
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with process_settings(tiny.plan().plan):
+        with torch_settings(tiny.plan().plan):
             torch.use_deterministic_algorithms(False)
         assert settings()[:2] == [True, True]
     finally:

@@ -2,22 +2,22 @@ from dataclasses import fields, replace
 
 import pytest
 
-from surestep.base.config import Config, options
-from surestep.engine.optim.catalog import options_of
-from surestep.engine.parallel.launch import Launched
-from surestep.engine.plan import Plan
-from surestep.engine.resolve import seed_of
-from surestep.engine.table import REFUSALS, TABLE
-from surestep.engine.table.optim_refusals import EVERY_OPTION
+from surestep.config.config import Config, iter_options
+from surestep.engine.distributed.launcher_env import LaunchInfo
+from surestep.engine.optim.registry import options_of
+from surestep.engine.plan.plan import Plan
+from surestep.engine.rules import REFUSALS, TABLE
+from surestep.engine.rules.optim_constraints import EVERY_OPTION
+from surestep.engine.rules.resolve import resolve_seed
 from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, VALIDATED, decide
 
 SAID = {
     **{"epochs": 3.0, "batch_size": 7, "micro_batch_size": 2, "seed": 5, "deterministic": True},
     **{"device": "cpu", "precision": "bf16", "clip_value": 0.5, "on_nonfinite": "skip"},
-    **{"max_nonfinite": 3, "optim.name": "adamw", "optim.lr": 0.2, "optim.weight_decay": 0.3},
+    **{"max_nonfinite_steps": 3, "optim.name": "adamw", "optim.lr": 0.2, "optim.weight_decay": 0.3},
     **{"optim.betas": (0.5, 0.6), "optim.eps": 1e-5, "schedule.name": "cosine"},
-    **{"schedule.warmup": "3 steps", "schedule.min_lr_ratio": 0.1, "schedule.floor": "cut"},
-    **{"schedule.every": "2 steps", "data.num_workers": 2, "data.pin_memory": False},
+    **{"schedule.warmup": "3 steps", "schedule.min_lr_ratio": 0.1, "schedule.min_lr_mode": "cut"},
+    **{"schedule.interval": "2 steps", "data.num_workers": 2, "data.pin_memory": False},
     **{"data.persistent_workers": False, "data.prefetch_factor": 3, "data.drop_last": True},
     **{"data.shuffle": False, "validation.every": "2 epochs", "validation.batch_size": 9},
     **{"validation.metric": "far/score", "validation.mode": "max", "early_stop.patience": 4},
@@ -48,12 +48,12 @@ def test_every_decision_has_a_reason(facts, given):
 @pytest.mark.parametrize(
     ("option", "given"),
     [
-        ("data.order", replace(GIVEN, is_stream=True)),
+        ("data.sampler", replace(GIVEN, is_stream=True)),
         ("batch_transform", replace(GIVEN, batch_transform="mixup(0.2)")),
     ],
 )
 def test_what_each_rank_reads_whole_has_its_price_said(option, given):
-    ranks = replace(FACTS, launched=Launched(rank=1, size=2, local_size=2))
+    ranks = replace(FACTS, launched=LaunchInfo(rank=1, size=2, local_size=2))
     assert (
         decide({}, ranks, given)
         .reason(option)
@@ -63,14 +63,14 @@ def test_what_each_rank_reads_whole_has_its_price_said(option, given):
 
 
 def test_a_step_of_the_tasks_own_says_when_gradients_are_added_up():
-    ranks = replace(FACTS, launched=Launched(rank=1, size=2, local_size=2))
+    ranks = replace(FACTS, launched=LaunchInfo(rank=1, size=2, local_size=2))
     found = decide({}, ranks, replace(GIVEN, own_step=True))
-    assert found.reason("parallel.kind").endswith("turn.step adds up the gradients")
+    assert found.reason("parallel.strategy").endswith("turn.step adds up the gradients")
 
 
 def test_every_option_of_the_config_is_decided():
     apart = {"epochs", "max_steps"}  # together they are total_steps
-    assert {name for name, _ in options()} - apart <= set(TABLE)
+    assert {name for name, _ in iter_options()} - apart <= set(TABLE)
 
 
 def test_every_refusal_stands_at_an_option_that_is_decided():
@@ -92,12 +92,12 @@ def test_what_is_said_is_what_is_chosen_and_where_it_was_said_is_the_reason(opti
 
 
 def test_a_schedule_is_in_steps():
-    said = {"epochs": 5.0, "schedule.warmup": "20%", "schedule.every": "0.5 epochs"}
+    said = {"epochs": 5.0, "schedule.warmup": "20%", "schedule.interval": "0.5 epochs"}
     shape = decide({**said, "batch_size": 10}).schedule
-    assert (shape.total, shape.warmup, shape.every) == (50, 10, 5)
+    assert (shape.total, shape.warmup, shape.interval) == (50, 10, 5)
     assert decide({**said, "schedule.warmup": "1.5 epochs", "batch_size": 10}).schedule.warmup == 15
 
 
 def test_the_seed_is_known_before_the_plan_and_is_its():
-    assert seed_of(Config()) == decide().seed
-    assert seed_of(Config(seed=9)) == decide({"seed": 9}).seed == 9
+    assert resolve_seed(Config()) == decide().seed
+    assert resolve_seed(Config(seed=9)) == decide({"seed": 9}).seed == 9

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from surestep.engine.seed import (
-    LoadingRandomness,
-    ModelRandomness,
-    seed_at,
+from surestep.engine.rng import (
+    ModelRNG,
+    derive_load_seed,
+    derive_seed,
+    preserve_rng,
     seed_loading,
-    seed_of_load,
     set_seed,
 )
 
@@ -21,19 +21,19 @@ def draw():
 
 def test_a_seed_is_a_function_of_its_place():
     # Written out, so that a change of the expression, which would break every resume, is seen.
-    assert seed_at("order", 0, 0) == 2304759194598237764
-    assert seed_at("order", 0, 1) != seed_at("order", 1, 0)
+    assert derive_seed("order", 0, 0) == 2304759194598237764
+    assert derive_seed("order", 0, 1) != derive_seed("order", 1, 0)
 
 
 def test_seeds_have_63_bits_and_differ():
-    seeds = {seed_at("load", 0, 0, position) for position in range(1000)}
+    seeds = {derive_seed("load", 0, 0, position) for position in range(1000)}
     assert len(seeds) == 1000
     assert 0 <= min(seeds) <= max(seeds) < 2**63
 
 
 @pytest.mark.parametrize("place", [(0, 0, 0), (7, 2, 10_000_000), (2**63 - 1, 0, 12)])
 def test_the_seed_of_a_load_is_that_of_its_place(place):
-    assert seed_of_load(*place) == seed_at("load", *place)
+    assert derive_load_seed(*place) == derive_seed("load", *place)
 
 
 @pytest.fixture
@@ -82,18 +82,18 @@ def test_loading_hands_the_generators_back():
     set_seed(1)
     expected = draw()
     set_seed(1)
-    with LoadingRandomness():
+    with preserve_rng():
         seed_loading(5)
         draw()
     assert draw() == expected
 
 
 def test_loading_within_loading_hands_the_generators_back():
-    with LoadingRandomness():
+    with preserve_rng():
         seed_loading(5)
         expected = draw()
         seed_loading(5)
-        with LoadingRandomness():
+        with preserve_rng():
             seed_loading(6)
             draw()
         assert draw() == expected
@@ -101,7 +101,7 @@ def test_loading_within_loading_hands_the_generators_back():
 
 def test_loading_leaves_the_generator_that_a_program_has_chosen(other_bits):
     before = np.random.get_bit_generator().state
-    with LoadingRandomness():
+    with preserve_rng():
         seed_loading(5)
         found = [np.random.randn() for _ in range(3)]
         seed_loading(5)
@@ -110,7 +110,7 @@ def test_loading_leaves_the_generator_that_a_program_has_chosen(other_bits):
 
 
 def test_loading_draws_the_same_at_the_same_place():
-    with LoadingRandomness():
+    with preserve_rng():
         seed_loading(2**63 - 1)
         first = draw()
         seed_loading(2**63 - 1)
@@ -118,10 +118,10 @@ def test_loading_draws_the_same_at_the_same_place():
 
 
 def test_a_model_draws_by_step_and_position():
-    randomness = ModelRandomness(0, torch.device("cpu"))
+    randomness = ModelRNG(0, torch.device("cpu"))
 
     def at(*place):
-        randomness.at(*place)
+        randomness.seed_micro_batch(*place)
         return float(torch.rand(()))
 
     assert at(3, 8) == at(3, 8)

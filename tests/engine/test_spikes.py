@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from surestep.engine.spikes import LEAST, STRETCH, WINDOW, Spike, Spikes
+from surestep.engine.state.loss_spikes import LEAST, STRETCH, WINDOW, LossSpike, SpikeDetector
 
 NAN = float("nan")
 
@@ -16,12 +16,12 @@ def noisy(count: int, level: float = 1.0, spread: float = 0.05) -> list[float]:
 
 
 def steps_of(losses: list[float | None], first: int = 1) -> list[int]:
-    return [spike.step for spike in Spikes().find(first, losses)]
+    return [spike.step for spike in SpikeDetector().find(first, losses)]
 
 
 def test_jump_is_a_spike_with_its_robust_z_score():
     losses = noisy(101)
-    (spike,) = Spikes().find(1, [*losses, 3.0])
+    (spike,) = SpikeDetector().find(1, [*losses, 3.0])
     kept = torch.tensor(losses, dtype=torch.float64)
     median = float(kept.median())
     mad = 1.4826 * float((kept - median).abs().median())
@@ -34,7 +34,7 @@ def test_jump_is_a_spike_with_its_robust_z_score():
 
 @pytest.mark.parametrize(("before", "counted"), [(33, 33), (80, 80), (400, WINDOW)])
 def test_spike_knows_of_how_many_losses_its_median_is(before, counted):
-    (spike,) = Spikes().find(1, [*noisy(before), 9.0])
+    (spike,) = SpikeDetector().find(1, [*noisy(before), 9.0])
     assert spike.n_losses == counted
 
 
@@ -70,7 +70,7 @@ def test_level_that_stays_up_is_a_spike_only_at_first():
 def test_losses_that_are_not_there_or_not_finite_are_passed_over():
     losses = noisy(100)
     holes = [*losses[:50], None, NAN, float("inf"), *losses[50:]]
-    plain, with_holes = Spikes(), Spikes()
+    plain, with_holes = SpikeDetector(), SpikeDetector()
     plain.find(1, losses)
     assert with_holes.find(1, holes) == []
     assert plain.losses == with_holes.losses
@@ -79,7 +79,7 @@ def test_losses_that_are_not_there_or_not_finite_are_passed_over():
 @pytest.mark.parametrize("cut", [1, 7, 50])
 def test_same_spikes_are_found_wherever_the_log_points_are(cut):
     losses = [*noisy(150), 5.0, *noisy(40), 4.0, *noisy(200, 2.0)]
-    whole, parts, found = Spikes(), Spikes(), []
+    whole, parts, found = SpikeDetector(), SpikeDetector(), []
     for start in range(0, len(losses), cut):
         found += parts.find(start + 1, losses[start : start + cut])
     assert found == whole.find(1, losses)
@@ -89,9 +89,9 @@ def test_same_spikes_are_found_wherever_the_log_points_are(cut):
 
 
 def test_stretch_begins_before_the_spike_and_doubles():
-    spikes = Spikes()
-    spike = Spike(40, 9.0, 99.0, 1.0, 39)
-    assert [spikes.leave_out(spike) for _ in range(3)] == [
+    spikes = SpikeDetector()
+    spike = LossSpike(40, 9.0, 99.0, 1.0, 39)
+    assert [spikes.skip_after(spike) for _ in range(3)] == [
         (39, 39 + STRETCH - 1),
         (39, 39 + 2 * STRETCH - 1),
         (39, 39 + 4 * STRETCH - 1),

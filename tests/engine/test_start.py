@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.model.initial import Init
-from surestep.engine.start import start_from
+from surestep.engine.model.load_weights import load_matching_weights
+from surestep.engine.task.init_weights import InitWeights
 
 
 class Net(nn.Module):
@@ -32,7 +32,7 @@ def weights(seed=1, **options):
 
 
 def start(model, tensors, **said):
-    return start_from(model, tensors, Init(tensors, **said))
+    return load_matching_weights(model, tensors, InitWeights(tensors, **said))
 
 
 def assert_loaded(model, tensors):

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from surestep.base.errors import TaskError
-from surestep.engine.state import WHOLE, Counts, Standing
+from surestep.engine.state.state import WHOLE, BestMetric, StepCounts
 from tests import tiny
 
 
@@ -11,37 +11,37 @@ from tests import tiny
     ("mode", "values", "best"), [("min", [3, 1, 2], (1, 2)), ("max", [1, 3, 2], (3, 2))]
 )
 def test_the_best_is_remembered_with_its_step(mode, values, best):
-    standing = Standing()
+    standing = BestMetric()
     found = [
-        standing.judge(value, step, mode=mode, delta=0.0) for step, value in enumerate(values, 1)
+        standing.update(value, step, mode=mode, delta=0.0) for step, value in enumerate(values, 1)
     ]
     assert found == [True, True, False]
     assert (standing.best, standing.best_step, standing.since_best) == (*best, 1)
 
 
 def test_of_equals_the_first_is_best():
-    standing = Standing()
-    assert [standing.judge(1.0, step, mode="min", delta=0.0) for step in (1, 2)] == [True, False]
+    standing = BestMetric()
+    assert [standing.update(1.0, step, mode="min", delta=0.0) for step in (1, 2)] == [True, False]
 
 
 def test_a_gain_must_be_larger_than_delta():
-    standing = Standing()
+    standing = BestMetric()
     values = [1.0, 0.95, 0.9, 0.8]
-    assert [standing.judge(v, 1, mode="min", delta=0.1) for v in values] == [
+    assert [standing.update(v, 1, mode="min", delta=0.1) for v in values] == [
         *(True, False, False, True)
     ]
 
 
 def test_what_is_not_a_number_is_never_best():
-    standing = Standing()
-    assert not standing.judge(math.nan, 1, mode="min", delta=0.0)
+    standing = BestMetric()
+    assert not standing.update(math.nan, 1, mode="min", delta=0.0)
     assert (standing.best, standing.since_best) == (None, 1)
-    assert standing.judge(5.0, 2, mode="min", delta=0.0)
-    assert not standing.judge(math.nan, 3, mode="max", delta=0.0)
+    assert standing.update(5.0, 2, mode="min", delta=0.0)
+    assert not standing.update(math.nan, 3, mode="max", delta=0.0)
 
 
 def test_skipped_steps_are_counted_by_reason():
-    assert Counts(overflow=1, nonfinite=2, no_items=4, clipped=8).skipped == 7
+    assert StepCounts(overflow=1, nonfinite=2, no_items=4, clipped=8).skipped == 7
 
 
 def test_the_only_optimizer_needs_no_name():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from surestep.base.errors import NonFiniteError
-from surestep.engine.model.kept import Buffers, Modes
+from surestep.engine.model.preserve import BufferSnapshot, TrainModes
 from tests import tiny
 
 X, Y = tiny.data()
@@ -81,7 +81,7 @@ def test_a_result_tells_what_was_done(tmp_path):
         assert (result.step, result.epoch, result.items, result.samples) == (1, 0, 8, 8)
         assert result.lr == 0.5
         assert bool(result.took_step)
-        assert result.before.step == 0
+        assert result.progress_before.step == 0
         assert float(result.loss) > 0
         assert not torch.equal(tiny.weights(session.model), before)
 
@@ -107,12 +107,12 @@ def test_a_batch_without_items_moves_nothing_and_has_no_numbers(tmp_path):
         assert torch.isnan(result.loss)
         assert torch.isnan(result.grad_norm)
         assert session.state.counts.no_items == 1
-        assert session.state.place[:2] == (2, 1)
+        assert session.state.progress[:2] == (2, 1)
 
 
 def test_modes_are_asked_of_the_model_itself():
     model = OwnTrain()
-    modes = Modes(model)
+    modes = TrainModes(model)
     assert (model.training, model.backbone.training) == (True, False)
     wanted = dict(modes.wanted)
     assert (wanted[model], wanted[model.backbone], wanted[model.head]) == (True, False, True)
@@ -142,7 +142,7 @@ def test_a_mode_that_the_user_changes_between_steps_is_set_right(tmp_path):
 @pytest.mark.parametrize("said", [{}, {"on_nonfinite": "skip"}], ids=["device", "host"])
 def test_buffers_are_put_back_where_a_step_is_skipped(tmp_path, replace, said):
     model = Counting(replace)
-    parts = {"model": model, "loss": spoiled_at(2), "splits": False}
+    parts = {"model": model, "loss": spoiled_at(2), "loss_is_separable": False}
     heard = pytest.raises(NonFiniteError) if not said else nullcontext()  # at the latest on close
     with heard, session_of(tmp_path, parts, **said) as session:
         steps = session.steps()
@@ -162,13 +162,13 @@ def test_a_buffer_that_grows_is_no_obstacle(tmp_path):
 
 def test_buffers_are_found_again_where_they_are():
     norm = nn.BatchNorm1d(2)
-    names = [name for _, name in Buffers(norm).slots]
+    names = [name for _, name in BufferSnapshot(norm).slots]
     assert names == ["running_mean", "running_var", "num_batches_tracked"]
-    assert Buffers(nn.BatchNorm1d(2, track_running_stats=False)).slots == []
+    assert BufferSnapshot(nn.BatchNorm1d(2, track_running_stats=False)).slots == []
 
 
 def test_the_schedule_moves_only_with_steps_that_were_taken(tmp_path):
-    parts = {"loss": spoiled_at(2), "splits": False}
+    parts = {"loss": spoiled_at(2), "loss_is_separable": False}
     said = {"on_nonfinite": "skip", "schedule": {"name": "cosine"}, "max_steps": 5}
     with session_of(tmp_path, parts, **said) as session:
         rates = [result.lr for result in session.steps()]

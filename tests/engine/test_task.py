@@ -46,7 +46,7 @@ def test_a_function_that_builds_no_model_is_refused():
     ids=["one", "tuple", "dict", "list"],
 )
 def test_inputs_says_how_a_batch_becomes_arguments(returned, args, kwargs):
-    found = tiny.task(inputs=lambda batch: returned).split("any batch")
+    found = tiny.task(inputs=lambda batch: returned).split_batch("any batch")
     assert str(found) == str((args, kwargs, Y))
 
 

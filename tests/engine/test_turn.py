@@ -4,7 +4,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import SurestepError, TaskError
-from surestep.engine.parallel.many import Movers
+from surestep.engine.step.multi_optimizer import OptimizerSet
 from surestep.record.run import Run
 from tests import tiny
 
@@ -256,7 +256,7 @@ def test_losses_norms_and_rates_stand_in_the_events_by_name(tmp_path):
 
 
 def test_an_optimizer_that_is_never_stepped_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(Movers, "TURNS_TO_BE_STEPPED", 1)
+    monkeypatch.setattr(OptimizerSet, "TURNS_TO_BE_STEPPED", 1)
 
     def step(turn):
         walk(turn, "a")

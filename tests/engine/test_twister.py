@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from surestep.engine import twister
+from surestep.engine import python_rng as twister
 
 
 def draws(count: int) -> list[float]:
@@ -25,23 +25,23 @@ def way(request, monkeypatch):
 def test_what_is_drawn_goes_on_where_it_was_kept(way, before):
     random.seed(before)
     draws(before)
-    kept = twister.keep()
+    kept = twister.get_state()
     expected = draws(1000)
     random.seed(7)
     draws(3)
-    twister.put_back(kept)
+    twister.set_state(kept)
     assert draws(1000) == expected
-    twister.put_back(kept)  # which nobody wrote into meanwhile
+    twister.set_state(kept)  # which nobody wrote into meanwhile
     assert draws(1000) == expected
 
 
 def test_the_second_half_of_a_pair_of_gaussians_is_kept(way):
     random.seed(0)
     random.gauss(0, 1)
-    kept = twister.keep()
+    kept = twister.get_state()
     expected = [random.gauss(0, 1) for _ in range(3)]
     random.seed(1)
-    twister.put_back(kept)
+    twister.set_state(kept)
     assert [random.gauss(0, 1) for _ in range(3)] == expected
 
 
@@ -49,9 +49,9 @@ def test_the_memory_is_the_state_that_python_tells(way):
     random.seed(3)
     draws(5)
     told = random.getstate()
-    kept = twister.keep()
+    kept = twister.get_state()
     random.seed(4)
-    twister.put_back(kept)
+    twister.set_state(kept)
     assert random.getstate() == told
 
 

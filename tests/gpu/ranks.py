@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import surestep
-from surestep.engine.parallel.pieces import whole_of
+from surestep.engine.distributed.shards import full_tensor
 from surestep.trainer.session import Session
 from tests.multi_rank.cases import data, net, task, trained
 from tests.multi_rank.fsdp import whole_weights
 from tests.multi_rank.ways import plain_weights
 
-FSDP = {"parallel": {"kind": "fsdp"}}
+FSDP = {"parallel": {"strategy": "fsdp"}}
 # In full precision, and 100 samples: BatchNorm takes no batch of one.
 USUAL: dict[str, Any] = {"precision": "fp32", "micro_batch_size": 4}
 SAMPLES = 100
@@ -32,14 +32,14 @@ def made(model: Callable[[], nn.Module] = net) -> surestep.Task:
 
 def gathered(session: Session) -> dict[str, Tensor]:
     """Return the whole weights of parts that lie on the host, where NCCL does not reach."""
-    return {name: whole_of(each) for name, each in session.model.state_dict().items()}
+    return {name: full_tensor(each) for name, each in session.model.state_dict().items()}
 
 
 # Model, options, and what returns the whole weights.
 WAYS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], Callable[..., Any]]] = {
-    "ddp": (net, {"parallel": {"kind": "ddp"}}, plain_weights),
+    "ddp": (net, {"parallel": {"strategy": "ddp"}}, plain_weights),
     "fsdp": (net, FSDP, whole_weights),
-    "offload": (net, {"parallel": {"kind": "fsdp", "offload": "all"}}, gathered),
+    "offload": (net, {"parallel": {"strategy": "fsdp", "offload": "all"}}, gathered),
     "bf16": (net, {**FSDP, "precision": "bf16"}, whole_weights),
     "norm": (
         *(normed, {"parallel": {"sync_batchnorm": True}, "micro_batch_size": None}),

@@ -51,11 +51,11 @@ def test_a_group_of_one_rank_comes_to_what_no_group_does(
     tmp_path, monkeypatch, kind, backend, device
 ):
     """One GPU is enough for it: all collectives are there, with nobody else in them."""
-    shared = {"parallel_kind": kind, "parallel_backend": backend, "parallel_shard": "full"}
+    shared = {"parallel_strategy": kind, "parallel_backend": backend, "parallel_shard": "full"}
 
     def planned(*args: Any, **how: Any) -> Any:
         found = plan_task(*args, **how)
-        return replace(found, plan=replace(found.plan, **shared, parallel_blocks=("0", "2")))
+        return replace(found, plan=replace(found.plan, **shared, parallel_wrap_policy=("0", "2")))
 
     options = {"device": device, "precision": "fp32", "micro_batch_size": 3}
     plain = trained(tmp_path / "plain", made(), **options)

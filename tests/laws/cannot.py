@@ -10,11 +10,11 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import surestep
 from surestep.engine.allocator import Allocator
-from surestep.engine.facts import Facts, read_facts
-from surestep.engine.optim.catalog import OPTIMIZERS
-from surestep.engine.parallel.accelerate_config import AccelerateConfig
-from surestep.engine.parallel.launch import Launched
-from surestep.engine.schedule.catalog import CATALOG
+from surestep.engine.distributed.accelerate_env import AccelerateConfig
+from surestep.engine.distributed.launcher_env import LaunchInfo
+from surestep.engine.optim.registry import OPTIMIZERS
+from surestep.engine.plan.system import SystemInfo, read_facts
+from surestep.engine.schedule.registry import CATALOG
 from tests.laws.cannot_deepspeed import DEEPSPEED
 from tests.laws.detector import Detector, Images, Recall, collate
 from tests.laws.tasks import rows
@@ -54,7 +54,7 @@ class Table(nn.Module):
         self.table, self.head = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3)
 
 
-def without(**lacking: Any) -> Callable[[], Facts]:
+def without(**lacking: Any) -> Callable[[], SystemInfo]:
     """This machine, but for what it lacks."""
     return lambda: replace(read_facts(), **lacking)
 
@@ -123,10 +123,10 @@ RUN: list[Case] = [
 DATA: list[Case] = [
     ({"batch_size": 16}, LOADER, "leave batch_size out"),
     ({"data.shuffle": True}, LOADER, "leave data.shuffle out"),
-    ({"data.shuffle": True}, {"order": surestep.orders.sequential()}, "Leave data.shuffle out"),
+    ({"data.shuffle": True}, {"sampler": surestep.samplers.sequential()}, "Leave data.shuffle out"),
     ({**STEPS, "data.shuffle": True}, ENDLESS, "data.shuffle_buffer=1000"),
     ({"data.shuffle_buffer": 9}, {}, "Say data.shuffle=True"),
-    ({**STEPS, "skip_samples": [3]}, ENDLESS, "Leave them out in the stream itself"),
+    ({**STEPS, "exclude_samples": [3]}, ENDLESS, "Leave them out in the stream itself"),
     (
         {"on_spike": "rollback", "checkpoint.keep_last": 1},
         {},
@@ -175,7 +175,7 @@ OPTIM: list[Case] = [
     ({**SGD, "optim.momentum": 0.9, "optim.dampening": 0.5}, SPARSE, "sparse=False"),
     ({"optim.adamw_lr": 0.1}, ALL_SPARSE, "Leave it out"),
     ({**RPROP, "optim.etas": (0.5, 0.9)}, {}, "such as (0.5, 1.2)"),
-    ({"optim.name": "radam", "optim.implementation": "fused"}, {}, "Say 'foreach' or 'plain'"),
+    ({"optim.name": "radam", "optim.implementation": "fused"}, {}, "Say 'foreach' or 'for_loop'"),
     ({**RPROP, "optim.groups": ("0.* decay=0.1",)}, {}, "say optim.name='adamw'"),
     ({"optim.groups": ("0.* freeze='9 epochs'",)}, {}, "freeze alone, for good"),
 ]
@@ -190,7 +190,7 @@ SCHEDULE: list[Case] = [
     ({"schedule.warmup": "2 epochs"}, {}, "a shorter warm-up or a longer run"),
     ({"schedule.warmup_start": 0.5}, {}, "say schedule.warmup='5%'"),
     ({"schedule.min_lr_ratio": 0.1}, {}, "schedule.name='cosine'"),
-    ({"schedule.floor": "cut"}, {}, "schedule.name='cosine'"),
+    ({"schedule.min_lr_mode": "cut"}, {}, "schedule.name='cosine'"),
     ({**COSINE, "schedule.min_lr": 1e-4}, OWN, "Say schedule.min_lr_ratio"),
     ({**COSINE, "schedule.min_lr": 0.1}, {}, "Use a lower floor or a higher peak"),
     ({**COSINE, "schedule.min_lr": 1e-4, "schedule.min_lr_ratio": 0.1}, {}, "Say one of them"),
@@ -225,7 +225,7 @@ STEP: list[Case] = [
     ({"max_grad_norm": 1.0, "clip_value": 1.0}, {}, "Say one of them"),
     ({**LBFGS, "max_grad_norm": 1.0}, {}, "say another optim.name"),
     ({**LBFGS, "clip_value": 1.0}, {}, "say another optim.name"),
-    ({"max_nonfinite": 3}, {}, "on_nonfinite='skip'"),
+    ({"max_nonfinite_steps": 3}, {}, "on_nonfinite='skip'"),
     ({"scaler.init_scale": 8.0}, {}, "precision='fp16'"),
     ({"scaler.growth_interval": 8, "precision": "bf16"}, {}, "precision='fp16'"),
 ]
@@ -310,7 +310,7 @@ LAUNCHED = {"facts": MANY["facts"]}
 
 def by_accelerate(**config: Any) -> dict[str, Any]:
     """Two processes that `accelerate launch` started with a config."""
-    launched = Launched(size=2, local_size=2, by="accelerate launch")
+    launched = LaunchInfo(size=2, local_size=2, launcher="accelerate launch")
     told = AccelerateConfig(**config)
     return {"facts": lambda: replace(read_facts(), launched=launched, accelerate=told)}
 
@@ -323,17 +323,17 @@ def on_gpu(parts: dict[str, Any]) -> dict[str, Any]:
 def cards(count: int, *, of: int) -> dict[str, Any]:
     """So many GPUs here for so many processes."""
     seen = {"cuda_devices": ("H200",) * count, "cuda_memory": (1,) * count}
-    launched = Launched(rank=1, size=of, local_rank=1, local_size=of, by="torchrun")
+    launched = LaunchInfo(rank=1, size=of, local_rank=1, local_size=of, launcher="torchrun")
     return {"facts": lambda: replace(GPU, launched=launched, **seen)}
 
 
 DYNAMO = {"dynamo": "inductor", "dynamo_mode": "reduce-overhead"}
-OF_FSDP = {"engine": "FSDP", "words": "--parallel.kind fsdp --parallel.shard full"}
+OF_FSDP = {"engine": "FSDP", "words": "--parallel.strategy fsdp --parallel.shard full"}
 BARE = {"facts": lambda: replace(read_facts(), extras=())}
 ACCELERATE: list[Case] = [
-    ({"parallel.kind": "accelerate"}, BARE, "surestep[accelerate]"),
-    ({"parallel.kind": "accelerate"}, by_accelerate(**OF_FSDP), OF_FSDP["words"]),
-    ({"parallel.kind": "accelerate"}, by_accelerate(engine="Megatron-LM"), "Choose multi-GPU"),
+    ({"parallel.strategy": "accelerate"}, BARE, "surestep[accelerate]"),
+    ({"parallel.strategy": "accelerate"}, by_accelerate(**OF_FSDP), OF_FSDP["words"]),
+    ({"parallel.strategy": "accelerate"}, by_accelerate(engine="Megatron-LM"), "Choose multi-GPU"),
     ({"precision": "fp16"}, by_accelerate(mixed_precision="bf16"), "says mixed_precision bf16"),
     ({"precision": "bf16"}, by_accelerate(mixed_precision="fp8"), "--mixed_precision bf16"),
     ({"device": "cuda"}, on_gpu(by_accelerate(use_cpu=True)), "Say it in one place"),
@@ -342,9 +342,9 @@ ACCELERATE: list[Case] = [
 ]
 PARALLEL: list[Case] = [
     *ACCELERATE,
-    ({"parallel.kind": "ddp"}, {}, "torchrun --nproc-per-node 2"),
-    ({"parallel.kind": "fsdp"}, {}, "torchrun --nproc-per-node 2"),
-    ({"parallel.kind": "single"}, LAUNCHED, "2 processes were started"),
+    ({"parallel.strategy": "ddp"}, {}, "torchrun --nproc-per-node 2"),
+    ({"parallel.strategy": "fsdp"}, {}, "torchrun --nproc-per-node 2"),
+    ({"parallel.strategy": "single"}, LAUNCHED, "2 processes were started"),
     (
         {"parallel.find_unused_parameters": True},
         {},
@@ -358,7 +358,7 @@ PARALLEL: list[Case] = [
     ({"parallel.static_graph": True}, {}, "with surestep train RECIPE --nproc 2"),
     ({"parallel.find_unused_parameters": True}, LAUNCHED | OWN_STEP, "brings its own step"),
     ({"parallel.static_graph": True}, LAUNCHED | OWN_STEP, "brings its own step"),
-    ({"parallel.check_every": "1 epoch"}, {}, "with surestep train RECIPE --nproc 2"),
+    ({"parallel.replica_check_every": "1 epoch"}, {}, "with surestep train RECIPE --nproc 2"),
     ({"parallel.nccl_debug": True}, LAUNCHED, "talk over gloo and not NCCL"),
     (
         {"parallel.static_graph": True, "parallel.find_unused_parameters": True},
@@ -377,7 +377,11 @@ PARALLEL: list[Case] = [
         {},
         "Start several: surestep train RECIPE --nproc 2",
     ),
-    ({"parallel.shard": "grad_op", "parallel.kind": "ddp"}, LAUNCHED, "say parallel.kind='fsdp'"),
+    (
+        {"parallel.shard": "grad_op", "parallel.strategy": "ddp"},
+        LAUNCHED,
+        "say parallel.strategy='fsdp'",
+    ),
     (FSDP, LAUNCHED | OWN_STEP, "The Task brings its own step"),
     ({**FSDP, **LBFGS}, LAUNCHED, "evaluates the batch by itself"),
     ({**FSDP, "optim.name": "muon"}, LAUNCHED, "Say optim.name='adamw'"),
@@ -386,19 +390,19 @@ PARALLEL: list[Case] = [
     ({**FSDP, "optim.name": "sgd"}, LAUNCHED | SPARSE, "with sparse=False"),
     ({**FSDP, "compile": "reduce-overhead"}, LAUNCHED, "Say compile='default'"),
     ({**FSDP, "compile": "default", "compile_blocks": False}, LAUNCHED, "Leave it out"),
-    ({**FSDP, "channels_last": True}, LAUNCHED, "say parallel.kind='ddp'"),
-    ({**FSDP, "parallel.check_every": "1 epoch"}, LAUNCHED, "say parallel.shard='hybrid'"),
-    ({**FSDP, "parallel.find_unused_parameters": True}, LAUNCHED, "say parallel.kind='ddp'"),
-    ({**FSDP, "parallel.static_graph": True}, LAUNCHED, "say parallel.kind='ddp'"),
+    ({**FSDP, "channels_last": True}, LAUNCHED, "say parallel.strategy='ddp'"),
+    ({**FSDP, "parallel.replica_check_every": "1 epoch"}, LAUNCHED, "say parallel.shard='hybrid'"),
+    ({**FSDP, "parallel.find_unused_parameters": True}, LAUNCHED, "say parallel.strategy='ddp'"),
+    ({**FSDP, "parallel.static_graph": True}, LAUNCHED, "say parallel.strategy='ddp'"),
     ({**FSDP, "parallel.shard_size": 2}, LAUNCHED, "say parallel.shard='hybrid' with it"),
     ({"parallel.shard": "hybrid"}, LAUNCHED, "Say parallel.shard='full'"),
     ({"parallel.shard": "hybrid", "parallel.shard_size": 3}, EIGHT, "parallel.shard_size=2"),
-    ({"parallel.blocks": "class Linear"}, LAUNCHED, "Say parallel.kind='fsdp'"),
-    ({**FSDP, "parallel.blocks": "class Linea"}, LAUNCHED, "Linear (2)"),
-    ({"parallel.meta_start": True}, LAUNCHED, "Say parallel.kind='fsdp'"),
-    ({**FSDP, "parallel.meta_start": True}, LAUNCHED, "model=lambda: Net()"),
+    ({"parallel.wrap_policy": "class Linear"}, LAUNCHED, "Say parallel.strategy='fsdp'"),
+    ({**FSDP, "parallel.wrap_policy": "class Linea"}, LAUNCHED, "Linear (2)"),
+    ({"parallel.meta_init": True}, LAUNCHED, "Say parallel.strategy='fsdp'"),
+    ({**FSDP, "parallel.meta_init": True}, LAUNCHED, "model=lambda: Net()"),
     ({**FSDP, "parallel.offload": "optimizer"}, LAUNCHED, "Say parallel.offload='all'"),
-    ({"parallel.offload": "all"}, LAUNCHED, "Say parallel.kind='fsdp'"),
+    ({"parallel.offload": "all"}, LAUNCHED, "Say parallel.strategy='fsdp'"),
     (
         {**FSDP, "parallel.offload": "all", "precision": "fp16"},
         {"facts": lambda: replace(TWO_GPUS, launched=MANY["facts"]().launched)},

@@ -30,11 +30,11 @@ class Scaled(nn.Linear):
 
 HERE = {"facts": MANY["facts"]}
 BARE = {"facts": lambda: replace(MANY["facts"](), extras=())}
-ZERO = {"parallel.kind": "deepspeed"}
-WHOLE = {**ZERO, "parallel.zero": 0}
-CUT = {**ZERO, "parallel.zero": 3}
+ZERO = {"parallel.strategy": "deepspeed"}
+WHOLE = {**ZERO, "parallel.zero_stage": 0}
+CUT = {**ZERO, "parallel.zero_stage": 3}
 OWN_STEP: dict[str, Any] = {"loss": None, "step": lambda turn: None}
-LEARNERS = {name: surestep.Learner(optim=surestep.Optim(name="sgd")) for name in ("0", "1")}
+LEARNERS = {name: surestep.OptimizerSpec(optim=surestep.Optim(name="sgd")) for name in ("0", "1")}
 SEVERAL = OWN_STEP | {"optimizers": LEARNERS}
 OWN_ADAM = {**ZERO, "parallel.deepspeed": '{"optimizer": {"params": {"torch_adam": false}}}'}
 COMPILED = {"facts": lambda: replace(MANY["facts"](), compiler=True)}
@@ -42,34 +42,34 @@ COMPILED = {"facts": lambda: replace(MANY["facts"](), compiler=True)}
 DEEPSPEED: list[Case] = [
     (ZERO, {}, "torchrun --nproc-per-node 2"),
     (ZERO, BARE, "pip install --no-build-isolation 'surestep[deepspeed]'"),
-    ({"parallel.zero": 1}, HERE, "Say parallel.kind='deepspeed'"),
-    ({"parallel.deepspeed": "{}"}, HERE, "Say parallel.kind='deepspeed'"),
+    ({"parallel.zero_stage": 1}, HERE, "Say parallel.strategy='deepspeed'"),
+    ({"parallel.deepspeed": "{}"}, HERE, "Say parallel.strategy='deepspeed'"),
     (
         {**ZERO, "batch_size": 16, "parallel.deepspeed": '{"train_batch_size": 3}'},
         *(HERE, "leave the key out"),
     ),
     ({**ZERO, "parallel.offload": "all"}, HERE, "parallel.offload='optimizer'"),
-    ({**WHOLE, "parallel.offload": "optimizer"}, HERE, "parallel.zero=1, 2 or 3"),
+    ({**WHOLE, "parallel.offload": "optimizer"}, HERE, "parallel.zero_stage=1, 2 or 3"),
     ({**ZERO, "clip_value": 0.5}, HERE, "Say max_grad_norm"),
-    ({**ZERO, "optim.name": "adagrad"}, HERE, "parallel.zero=0"),
+    ({**ZERO, "optim.name": "adagrad"}, HERE, "parallel.zero_stage=0"),
     ({**OWN_ADAM, "optim.implementation": "fused"}, HERE, "Leave one of them out"),
     ({**OWN_ADAM, "optim.name": "sgd"}, HERE, "Say 'adam' or 'adamw'"),
     ({**OWN_ADAM, "optim.amsgrad": True}, HERE, "Leave optim.amsgrad out"),
-    ({**OWN_ADAM, "parallel.zero": 0}, HERE, "Say 1, 2 or 3"),
+    ({**OWN_ADAM, "parallel.zero_stage": 0}, HERE, "Say 1, 2 or 3"),
     (WHOLE, HERE | {"model": Table()}, "sparse=False"),
     (ZERO, HERE | {"model": Scaled()}, "torch.ones(1)"),
-    ({**WHOLE, "precision": "bf16"}, HERE, "Say parallel.zero=1"),
+    ({**WHOLE, "precision": "bf16"}, HERE, "Say parallel.zero_stage=1"),
     ({**ZERO, "compile": "default"}, COMPILED, "Say compile='off'"),
-    ({**CUT, "average.kind": "ema"}, HERE, "parallel.zero up to 2"),
+    ({**CUT, "average.kind": "ema"}, HERE, "parallel.zero_stage up to 2"),
     ({**ZERO, "precision": "bf16", "average.kind": "ema"}, HERE, "with precision='fp32'"),
     ({**ZERO, "optim.groups": ("0.* freeze=1 step",), "epochs": 2}, HERE, "Freeze it for good"),
     ({**ZERO, "precision": "fp16", "scaler.growth_factor": 3.0}, HERE, "doubles and halves"),
     ({**ZERO, "precision": "fp16"}, HERE, "Say precision='bf16'"),
     ({**CUT, "checkpoint.weights": "trained"}, HERE, "Say checkpoint.weights='all'"),
-    ({**CUT, "parallel.check_every": "1 epoch"}, HERE, "or say parallel.zero=2"),
-    ({**CUT, "parallel.meta_start": True}, HERE, "say parallel.kind='fsdp'"),
-    ({**ZERO, "parallel.find_unused_parameters": True}, HERE, "say parallel.kind='ddp'"),
-    ({**ZERO, "parallel.static_graph": True}, HERE, "say parallel.kind='ddp'"),
+    ({**CUT, "parallel.replica_check_every": "1 epoch"}, HERE, "or say parallel.zero_stage=2"),
+    ({**CUT, "parallel.meta_init": True}, HERE, "say parallel.strategy='fsdp'"),
+    ({**ZERO, "parallel.find_unused_parameters": True}, HERE, "say parallel.strategy='ddp'"),
+    ({**ZERO, "parallel.static_graph": True}, HERE, "say parallel.strategy='ddp'"),
     (ZERO, HERE | OWN_STEP, "The Task brings its own step"),
     (ZERO, HERE | SEVERAL, "The Task brings its own step"),
     ({**ZERO, "optim.name": "lbfgs"}, HERE, "evaluates the batch by itself"),

@@ -87,7 +87,7 @@ def snapshot(session: Session) -> dict[str, Any]:
     average = session._gauge.average()  # with its statistics computed, as it is saved
     for name, value in average.tensors.items() if average is not None else ():
         kept[f"average/{name}"] = value.clone()
-    kept["steps_taken"] = torch.tensor(session.state.place.steps_taken)
+    kept["steps_taken"] = torch.tensor(session.state.progress.steps_taken)
     return kept
 
 

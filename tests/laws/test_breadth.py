@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 import surestep
-from surestep.base.groups.average import Average
-from surestep.base.groups.optim import Optim
-from surestep.engine.losses.catalog import CATALOG as LOSSES
-from surestep.engine.schedule.catalog import CATALOG as SCHEDULES
-from surestep.engine.step import StepResult
+from surestep.config.average import Average
+from surestep.config.optim import Optim
+from surestep.engine.losses.registry import CATALOG as LOSSES
+from surestep.engine.schedule.registry import CATALOG as SCHEDULES
+from surestep.engine.step.train_step import StepResult
 from surestep.trainer.session import Session
 from tests.laws.breadth import Entry, averages, losses, optimizers, schedules
 from tests.laws.plain import distance
@@ -61,7 +61,7 @@ class Poison(surestep.Callback):
         return type(outputs)(self.spoil(each) for each in outputs)
 
     def on_batch(self, state: surestep.State, batch: Any) -> None:
-        self.factor = float("nan") if state.place.step + 1 in self.steps else 1.0
+        self.factor = float("nan") if state.progress.step + 1 in self.steps else 1.0
 
     def on_step(self, state: surestep.State, result: StepResult) -> None:
         self.factor = 1.0  # what is measured after it is not spoiled
@@ -93,7 +93,7 @@ def check_cut(entry: Entry, folder: Folder) -> None:
     """A batch cut unevenly gives the same update, or the Plan says that it does not."""
     whole, cut = (trained(entry, folder(), micro_batch_size=size) for size in (BATCH, 5))
     if entry.tolerance is None:
-        assert "cutting changes the numbers here" in cut.plan.reason("cutting")
+        assert "cutting changes the numbers here" in cut.plan.reason("batch_layout")
     else:
         assert distance(whole.model, cut.model) <= entry.tolerance
 
@@ -107,7 +107,7 @@ def check_skip(entry: Entry, folder: Folder) -> None:
             if result.step == BAD_STEP:
                 assert_same(before, now)
             before = now
-    assert session.state.place.steps_taken == STEPS - 1
+    assert session.state.progress.steps_taken == STEPS - 1
     assert session.state.counts.nonfinite == 1
     assert_moved(start, before)
 
@@ -121,7 +121,7 @@ def check_resume(entry: Entry, folder: Folder) -> None:
                 session.save()
                 break
     gone_on = trained(entry, stopped)
-    assert gone_on.state.place == never.state.place
+    assert gone_on.state.progress == never.state.progress
     assert gone_on.state.plateau == never.state.plateau
     assert_same(snapshot(never), snapshot(gone_on))
 

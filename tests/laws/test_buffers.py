@@ -121,7 +121,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def task_of(model: nn.Module, loss: nn.Module | None = None) -> surestep.Task:
-    own = {"splits": False} if loss is not None else {}
+    own = {"loss_is_separable": False} if loss is not None else {}
     return surestep.Task(model, loss or nn.CrossEntropyLoss(), rows(44), val=rows(20), **own)
 
 
@@ -179,7 +179,7 @@ def test_buffers_are_put_back_after_a_step_that_does_not_count(folder, kind, on_
     x[9:] = torch.nan
     model = MODELS[kind]()
     options = {"batch_size": 9, "data": {"shuffle": False}, "on_nonfinite": on_nonfinite}
-    task = surestep.Task(model, Centered(), (x, y), splits=False)
+    task = surestep.Task(model, Centered(), (x, y), loss_is_separable=False)
     with session_of(task, folder(), max_steps=2, **options) as session:
         steps = session.steps()
         if isinstance(model, Filled):
@@ -188,6 +188,6 @@ def test_buffers_are_put_back_after_a_step_that_does_not_count(folder, kind, on_
         before = state_of(session)
         with pytest.raises(NonFiniteError) if on_nonfinite == "raise" else nullcontext():
             list(steps)
-        assert session.state.place.step == (1 if on_nonfinite == "raise" else 2)
+        assert session.state.progress.step == (1 if on_nonfinite == "raise" else 2)
         assert_same(before, state_of(session))
     assert not isinstance(model, Filled) or model.mean is None

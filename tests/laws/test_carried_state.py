@@ -47,8 +47,8 @@ def start_of(kind):
 
 
 def carried(kind=nn.GRU, **parts):
-    model = surestep.Carry(speller(kind), start_of(kind), LANES, dim=1)
-    data = surestep.Lanes(symbols(), LANES, LENGTH)
+    model = surestep.StatefulRNN(speller(kind), start_of(kind), LANES, dim=1)
+    data = surestep.BPTTDataset(symbols(), LANES, LENGTH)
     return surestep.Task(**{"model": model, "loss": nn.CrossEntropyLoss(), "train": data, **parts})
 
 
@@ -115,7 +115,7 @@ def test_law_2_resumed_is_never_interrupted_bit_for_bit(folder, stop):
 
 
 def test_law_4_evaluating_leaves_the_state_of_training(folder):
-    val = surestep.Lanes(symbols(9, 200), 4, LENGTH)
+    val = surestep.BPTTDataset(symbols(9, 200), 4, LENGTH)
     alone = train(carried(), folder(), **OPTIONS)
     said = {**OPTIONS, "validation": {"batch_size": 4}}
     with session_of(carried(val=val), folder(), **said) as watched:
@@ -143,7 +143,7 @@ def test_law_4_statistics_computed_anew_leave_it_too(folder):
 
 def test_an_evaluation_carries_its_own_state(folder):
     """The loss over all windows is that of the whole sequences at once."""
-    val = surestep.Lanes(symbols(9, 200), 4, LENGTH)
+    val = surestep.BPTTDataset(symbols(9, 200), 4, LENGTH)
     said = {**OPTIONS, "validation": {"batch_size": 4}}
     with session_of(carried(val=val), folder(), **said) as session:
         found = session.evaluate()["val/loss"]
@@ -193,7 +193,7 @@ FOUR = (symbols(0, 6)[:, None], torch.arange(6), torch.ones(6).bool())
         ),
         ({}, {"data": {"shuffle": True}}, ConfigError, "'sequential'.*Leave data.shuffle out"),
         (
-            {"order": surestep.orders.shuffled()},
+            {"sampler": surestep.samplers.shuffled()},
             {},
             DataError,
             "in lanes.*order is 'shuffled'. Leave the order out",
@@ -205,13 +205,13 @@ FOUR = (symbols(0, 6)[:, None], torch.arange(6), torch.ones(6).bool())
             r"data\.shuffle mixes the windows",
         ),
         (
-            {"val": surestep.Lanes(symbols(), 7, LENGTH)},
+            {"val": surestep.BPTTDataset(symbols(), 7, LENGTH)},
             {},
             TaskError,
             "val data has 7 lanes, and the model carries 6",
         ),
         (
-            {"val": surestep.Lanes(symbols(), 6, LENGTH)},
+            {"val": surestep.BPTTDataset(symbols(), 6, LENGTH)},
             {"validation": {"batch_size": 12}},
             ConfigError,
             r"validation\.batch_size=12 holds several windows",
@@ -225,17 +225,17 @@ def test_what_does_not_follow_on_is_refused(folder, parts, options, error, sente
 
 def test_a_state_of_several_lanes_is_no_start():
     with pytest.raises(TaskError, match=r"shape \(1, 6, 8\).*Say dim=1 for nn\.LSTM"):
-        surestep.Carry(speller(nn.GRU), torch.zeros(1, 6, HIDDEN), 6, dim=1)
+        surestep.StatefulRNN(speller(nn.GRU), torch.zeros(1, 6, HIDDEN), 6, dim=1)
 
 
 def test_a_batch_of_too_many_windows_is_refused_in_the_forward():
-    model = surestep.Carry(speller(nn.GRU), start_of(nn.GRU), 2, dim=1)
+    model = surestep.StatefulRNN(speller(nn.GRU), start_of(nn.GRU), 2, dim=1)
     with pytest.raises(TaskError, match="several windows of one of the 2 lanes"):
         model(symbols(0, 12).view(3, 4), torch.tensor([0, 1, 0]), torch.ones(3).bool())
 
 
 def test_lanes_are_read_window_by_window():
-    data = surestep.Lanes(torch.arange(13), lanes=2, length=3)
+    data = surestep.BPTTDataset(torch.arange(13), lanes=2, length=3)
     read = [data[index] for index in range(len(data))]
     assert [x.tolist() for x, *_ in read] == [[0, 1, 2], [6, 7, 8], [3, 4, 5], [9, 10, 11]]
     assert read[0][-1].tolist() == [1, 2, 3]
@@ -247,9 +247,9 @@ def test_lanes_are_read_window_by_window():
 @pytest.mark.parametrize("lanes", [0, 7])
 def test_a_sequence_that_is_too_short_is_refused(lanes):
     with pytest.raises(DataError, match="too short for"):
-        surestep.Lanes(torch.arange(13), lanes=lanes, length=3)
+        surestep.BPTTDataset(torch.arange(13), lanes=lanes, length=3)
 
 
 def test_targets_are_as_long_as_inputs():
     with pytest.raises(DataError, match="13 inputs and 5 targets"):
-        surestep.Lanes(torch.arange(13), 2, 3, targets=torch.arange(5))
+        surestep.BPTTDataset(torch.arange(13), 2, 3, targets=torch.arange(5))

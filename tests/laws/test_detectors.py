@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import surestep
-from surestep.base.errors import ConfigError, DataError, NonFiniteError, Stopped, TaskError
+from surestep.base.errors import ConfigError, DataError, NonFiniteError, Preempted, TaskError
 from surestep.trainer.planning import plan_task
 from tests.laws.detector import Detector, Images, Recall, collate
 
@@ -69,7 +69,7 @@ def plain_loop(steps, size=4):
             batch = [images[index] for index in range(first, min(first + size, len(images)))]
             if step == steps:
                 break
-            torch.manual_seed(surestep.seed_at("model", SEED, step, first))
+            torch.manual_seed(surestep.derive_seed("model", SEED, step, first))
             losses = model(*collate(batch))
             loss = sum(losses.values())
             optimizer.zero_grad()
@@ -115,7 +115,7 @@ def test_a_run_resumes_bit_for_bit(tmp_path):
 
     options = {"validation": {"metric": "recall_any"}, "data": {"shuffle": True}}
     expected, _ = fit(tmp_path / "whole", evaluated_task(), **options)
-    with pytest.raises(Stopped):
+    with pytest.raises(Preempted):
         fit(tmp_path / "cut", evaluated_task(), callbacks=[PauseAtFour()], **options)
     resumed, _ = fit(tmp_path / "cut", evaluated_task(), **options)
     assert same(resumed, expected)
@@ -138,10 +138,10 @@ def test_evaluations_measure_the_metrics_and_do_not_change_the_run(tmp_path):
 
 def test_the_plan_says_that_cutting_changes_the_numbers():
     made = plan(task(), config(micro_batch_size=2))
-    assert "averages its losses over each micro-batch" in made.reason("cutting")
+    assert "averages its losses over each micro-batch" in made.reason("batch_layout")
     declared = task(items=lambda batch: len(batch[0]))
     made = plan(declared, config(micro_batch_size=2))
-    assert "averages its losses" not in made.reason("cutting")
+    assert "averages its losses" not in made.reason("batch_layout")
 
 
 def test_a_cut_batch_is_the_mean_over_its_micro_batches_by_samples(tmp_path):
@@ -150,7 +150,7 @@ def test_a_cut_batch_is_the_mean_over_its_micro_batches_by_samples(tmp_path):
     model, images = detector().train(), Images()
     expected = {"loss_classifier": 0.0, "loss_box_reg": 0.0}
     for rows in (range(3), range(3, 4)):
-        torch.manual_seed(surestep.seed_at("model", SEED, 0, rows.start))
+        torch.manual_seed(surestep.derive_seed("model", SEED, 0, rows.start))
         for name, each in model(*collate([images[row] for row in rows])).items():
             expected[name] += float(each.detach()) * len(rows) / 4
     assert seen.losses[0] == pytest.approx(expected, rel=1e-5)

@@ -233,7 +233,7 @@ def check_nothing_to_learn(folder: Folder, optim: dict[str, Any] | None = None) 
     assert_same(taken[1][1], taken[2][1])
     assert_moved(taken[2][1], taken[3][1])
     assert session.state.counts.no_items == 1
-    assert session.state.place.step == 4
+    assert session.state.progress.step == 4
 
 
 MOMENTUM = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}

@@ -58,7 +58,7 @@ def test_a_cut_batch_moves_as_the_usual_loop_does(name, micro, tmp_path):
 
 def test_a_wrong_count_is_seen_by_the_law(tmp_path, monkeypatch):
     """A mean over labels that were not shifted: what the law is there to catch."""
-    monkeypatch.setattr("surestep.engine.model_loss.shifts_labels", lambda model: False)
+    monkeypatch.setattr("surestep.engine.losses.model_loss.is_causal_lm", lambda model: False)
     for check in ("check_shift", "check_additivity"):
         monkeypatch.setattr(f"surestep.engine.checks.first_batch.{check}", lambda *a, **k: None)
     model = trained(CASES["causal, gpt2"], tmp_path / "run", 5)

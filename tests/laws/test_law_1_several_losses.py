@@ -172,7 +172,7 @@ def test_law_2_a_resumed_run_equals_one_that_never_stopped(folder):
         assert [result.step for result in session.steps()] == list(range(8, STEPS + 1))
     assert_same(snapshot(whole), snapshot(session))
     assert_moved(half, snapshot(session))
-    assert whole.state.place == session.state.place
+    assert whole.state.progress == session.state.progress
 
 
 def nan_box(step: int) -> dict[str, torch.Tensor]:

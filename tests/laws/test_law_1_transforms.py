@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import surestep
-from surestep import transforms
+from surestep import batch_transforms
 from tests.laws import plain
 from tests.laws.tasks import mlp, rows, train
 
@@ -77,8 +77,13 @@ def plain_loop(model: nn.Module, data: tuple[Tensor, Tensor], mix: Callable, los
 
 
 CASES = {
-    "mixup": (mlp, rows, lambda x: plain_mixup(x, 0.4), transforms.mixup(0.4, classes=3)),
-    "cutmix": (flat_mlp, images, lambda x: plain_cutmix(x, 1.0), transforms.cutmix(classes=3)),
+    "mixup": (mlp, rows, lambda x: plain_mixup(x, 0.4), batch_transforms.mixup(0.4, classes=3)),
+    "cutmix": (
+        flat_mlp,
+        images,
+        lambda x: plain_cutmix(x, 1.0),
+        batch_transforms.cutmix(classes=3),
+    ),
 }
 OPTIONS = {
     "max_steps": STEPS,
@@ -128,7 +133,7 @@ def test_class_weights_count_as_torch_counts_them_for_probabilities(folder):
         return functional.cross_entropy(outputs, one_hot, weight)
 
     usual = plain_loop(mlp(), rows(), lambda x: plain_mixup(x, 0.4), loss)
-    mixup = transforms.mixup(0.4, classes=3)
+    mixup = batch_transforms.mixup(0.4, classes=3)
     task = surestep.Task(mlp(), nn.CrossEntropyLoss(weight), rows(), batch_transform=mixup)
     ours = train(task, folder(), micro_batch_size=5, **OPTIONS).model
     assert plain.distance(usual, ours) <= 1e-6
@@ -151,7 +156,7 @@ def test_targets_that_are_numbers_are_mixed_as_numbers(folder):
             optimizer.step()
         return model
 
-    task = surestep.Task(mlp(), nn.MSELoss(), data, batch_transform=transforms.mixup(0.4))
+    task = surestep.Task(mlp(), nn.MSELoss(), data, batch_transform=batch_transforms.mixup(0.4))
     ours = train(task, folder(), micro_batch_size=5, **OPTIONS).model
     assert plain.distance(mixed_mse(mlp()), ours) <= 1e-6
 

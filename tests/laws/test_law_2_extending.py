@@ -37,7 +37,7 @@ def check_extended(folder: Folder, *, stop_at: int | None = None, **more: Any) -
         return True
     assert_moved(short, snapshot(longer))
     assert_same(snapshot(whole), snapshot(longer))
-    assert whole.state.place == longer.state.place
+    assert whole.state.progress == longer.state.progress
     return False
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import surestep
-from surestep.engine.global_generators import GlobalGenerators
-from surestep.engine.seed import seed_at
+from surestep.engine.global_rng import GlobalGenerators
+from surestep.engine.rng import derive_seed
 from tests.laws.tasks import assert_same, rows, session_of, snapshot, train
 
 Folder = Callable[[], Path]
@@ -137,10 +137,10 @@ def test_recomputed_activations_see_the_same_draws(folder):
 
 def test_draws_equal_those_of_a_plain_loop(folder):
     model, (x, y) = Noisy(SOURCES["both"]), rows(44)
-    order = torch.randperm(44, generator=torch.Generator().manual_seed(seed_at("order", 7, 0)))
+    order = torch.randperm(44, generator=torch.Generator().manual_seed(derive_seed("order", 7, 0)))
     total = 0.0
     for position in (0, 5):
-        seed = seed_at("model", 7, 0, position)
+        seed = derive_seed("model", 7, 0, position)
         np.random.seed(seed % 2**32)
         random.seed(seed)
         part = order[position : min(position + 5, 9)]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
 import surestep
-from surestep import orders, transforms
+from surestep import batch_transforms, samplers
 from tests.laws.tasks import (
     Augmented,
     assert_moved,
@@ -42,17 +42,17 @@ def jittered(inputs, targets, generator):
 
 
 PARTS: dict[str, Callable[[], dict]] = {
-    "shuffled": lambda: {"order": orders.shuffled()},
-    "sequential": lambda: {"order": orders.sequential()},
-    "weighted": lambda: {"order": orders.weighted(torch.arange(1.0, SAMPLES + 1))},
-    "balanced": lambda: {"order": orders.balanced(LABELS)},
-    "by length": lambda: {"order": orders.by_length(torch.arange(SAMPLES) % 13, window=2)},
+    "shuffled": lambda: {"sampler": samplers.shuffled()},
+    "sequential": lambda: {"sampler": samplers.sequential()},
+    "weighted": lambda: {"sampler": samplers.weighted(torch.arange(1.0, SAMPLES + 1))},
+    "balanced": lambda: {"sampler": samplers.balanced(LABELS)},
+    "by length": lambda: {"sampler": samplers.by_length(torch.arange(SAMPLES) % 13, window=2)},
     "mixed": lambda: {
         "train": {"a": Augmented(17), "b": rows(30)},
-        "order": orders.mixed({"a": 0.4, "b": 0.6}, SAMPLES),
+        "sampler": samplers.mixture({"a": 0.4, "b": 0.6}, SAMPLES),
     },
-    "own": lambda: {"order": orders.own(lambda seed, epoch: torch.randperm(SAMPLES))},
-    "mixup": lambda: {"batch_transform": transforms.mixup(0.4, classes=3)},
+    "own": lambda: {"sampler": samplers.custom(lambda seed, epoch: torch.randperm(SAMPLES))},
+    "mixup": lambda: {"batch_transform": batch_transforms.mixup(0.4, classes=3)},
     "own transform": lambda: {"batch_transform": jittered},
     "sampler": lambda: {"train": weighted_loader(0), "batch_size": None},
 }

@@ -9,7 +9,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import TaskError
-from surestep.engine.data.generators import OwnGenerators
+from surestep.engine.data.dataset_rng import DatasetRNGs
 from tests.laws.tasks import assert_same, session_of, snapshot, train
 from tests.laws.test_law_2_global_draws import OPTIONS, Noisy, check_draws, task_of
 
@@ -58,7 +58,7 @@ def test_draws_from_a_generator_of_the_model_follow_from_the_place(folder, kind)
 
 def test_draws_from_a_generator_of_the_loss_follow_from_the_place(folder):
     def make():
-        return task_of(Noisy(lambda: 0.0), KeepingLoss(MAKERS["numpy"]), splits=False)
+        return task_of(Noisy(lambda: 0.0), KeepingLoss(MAKERS["numpy"]), loss_is_separable=False)
 
     check_draws(folder, make)
 
@@ -70,7 +70,7 @@ def test_draws_from_a_generator_that_a_loss_function_closes_over_follow_from_the
         def loss(outputs, targets):
             return nn.functional.cross_entropy(outputs, targets) * (1 + rng.random())
 
-        return task_of(Noisy(lambda: 0.0), loss, splits=False)
+        return task_of(Noisy(lambda: 0.0), loss, loss_is_separable=False)
 
     check_draws(folder, make)
 
@@ -106,7 +106,7 @@ def test_draws_of_two_losses_with_one_name_follow_from_the_place(folder, losses)
         return x, {"a": y, "b": y}
 
     def make():
-        return task_of(TwoHeads(), losses(), inputs=split, splits=False)
+        return task_of(TwoHeads(), losses(), inputs=split, loss_is_separable=False)
 
     check_draws(folder, make)
 
@@ -160,7 +160,7 @@ def test_evaluation_seeds_the_generator_that_a_loss_function_names(folder, loss)
     several = isinstance(loss, dict)
     model = TwoHeads() if several else Noisy(lambda: 0.0)
     inputs = (lambda batch: (batch[0], {"a": batch[1]})) if several else None
-    task = task_of(model, loss, inputs=inputs, splits=False)
+    task = task_of(model, loss, inputs=inputs, loss_is_separable=False)
     with session_of(task, folder(), **OPTIONS) as session:
         assert session.evaluate() == session.evaluate()
 
@@ -239,6 +239,6 @@ def test_the_seed_of_a_generator_is_that_of_its_place(folder):
             self.rng = random.Random(0)
 
     train(task_of(Drawing()), folder(), **{**OPTIONS, "max_steps": 1})
-    digest = surestep.seed_at("model", 7, 0, 0)
-    salt = OwnGenerators(**{"model.rng": random.Random(0)}).found[0].salt
+    digest = surestep.derive_seed("model", 7, 0, 0)
+    salt = DatasetRNGs(**{"model.rng": random.Random(0)}).found[0].salt
     assert drawn[0] == random.Random(digest ^ salt).random()

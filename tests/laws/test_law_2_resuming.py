@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import surestep
 from surestep import Request
-from surestep.record.checkpoint.opened import open_checkpoint
+from surestep.record.checkpoint.reader import open_checkpoint
 from tests.laws.tasks import (
     Augmented,
     assert_moved,
@@ -66,7 +66,7 @@ def check_resume(
         assert [result.step for result in session.steps()] == list(range(stop_at + 1, 15))
     assert_same(snapshot(whole), snapshot(session))
     assert_moved(half, snapshot(session))
-    assert whole.state.place == session.state.place
+    assert whole.state.progress == session.state.progress
     assert whole.state.counts == session.state.counts
 
 
@@ -100,7 +100,7 @@ def test_resume_with_another_number_of_workers_in_the_config(folder):
 def test_checkpoint_asked_for_at_any_moment_of_a_step_can_be_gone_on_from(folder, moment):
     class Asking(surestep.Callback):
         def ask(self, state, *_):
-            return Request.SAVE if state.place.step == 9 else None
+            return Request.SAVE if state.progress.step == 9 else None
 
     setattr(Asking, moment, Asking.ask)
     whole = train(task_of(Augmented()), folder(), **OPTIONS)
@@ -179,7 +179,7 @@ def check_callback_state(folder: Folder) -> None:
                 break
     resumed = train(task_of(Augmented(), other_weights=True), run, callbacks=[rest], **OPTIONS)
     assert rest.started_with == half.over  # loaded before on_start
-    assert resumed.state.place == session.state.place
+    assert resumed.state.progress == session.state.progress
     assert torch.equal(rest.mean, whole.mean)
 
 
@@ -261,8 +261,10 @@ def check_loads(folder: Folder, *, workers: int = 0) -> None:
     data.loaded.zero_()
     with session_of(task_of(data), run, data={"num_workers": workers}, **OPTIONS) as session:
         # Opening looks at the first batch, and at the samples that the data is known by.
-        looked_at = torch.cat([session.loop.feed.order_at(0)[:9], data.loaded.nonzero().flatten()])
-        order = session.loop.feed.order_at(1)
+        looked_at = torch.cat(
+            [session.loop.loader.epoch_order(0)[:9], data.loaded.nonzero().flatten()]
+        )
+        order = session.loop.loader.epoch_order(1)
         before = data.loaded.sum()
         next(session.steps())
     done = order[:18][~torch.isin(order[:18], looked_at)]

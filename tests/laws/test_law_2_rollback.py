@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import surestep
-from surestep.engine.state import State
-from surestep.engine.step import StepResult
+from surestep.engine.state.state import State
+from surestep.engine.step.train_step import StepResult
 from surestep.trainer.fit import fit
 from surestep.trainer.session import Session
 from tests.laws.plain import order_of
@@ -68,7 +68,7 @@ def test_run_that_went_back_equals_a_plain_loop_that_never_saw_the_stretch(folde
 
 
 def test_going_back_is_better_than_going_on(folder):
-    through, back = (fitted(folder(), on_spike=each) for each in ("tell", "rollback"))
+    through, back = (fitted(folder(), on_spike=each) for each in ("warn", "rollback"))
     assert loss_on_clean_data(back.model) < 0.9 * loss_on_clean_data(through.model)
     assert events_of(through, "spike")
     assert not events_of(through, "rollback")
@@ -82,15 +82,15 @@ def test_events_tell_the_spike_the_way_back_and_what_was_left_out(folder):
     order = order_of(SAMPLES, 0, 0)
     assert spike["samples"] == order[69 * BATCH : 75 * BATCH].tolist()
     assert spike["loss"] > 100 > 10 < spike["z"]
-    assert (back["step"], back["left_out"], back["rollback"]) == (60, [70, 77], 1)
+    assert (back["step"], back["skipped_steps"], back["rollback"]) == (60, [70, 77], 1)
     skipped = session.run.skipped
     assert [each["step"] for each in skipped.steps] == list(LEFT_OUT)
     assert {each["reason"] for each in skipped.steps} == {"spike"}
     assert skipped.steps[0]["positions"] == [69 * BATCH, 70 * BATCH]
     counts = session.state.counts
-    assert (counts.left_out, counts.no_items, counts.skipped) == (8, 0, 8)
-    assert session.state.place.step == STEPS
-    assert session.state.place.steps_taken == STEPS - 8
+    assert (counts.after_spike, counts.no_items, counts.skipped) == (8, 0, 8)
+    assert session.state.progress.step == STEPS
+    assert session.state.progress.steps_taken == STEPS - 8
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def check_resumed(folder: Folder, saved_at: int = 74) -> None:
         for result in session.steps():
             if result.step == saved_at:
                 session.save()
-                if saved_at == session.state.place.step:
+                if saved_at == session.state.progress.step:
                     break
     assert_moved(snapshot(whole), snapshot(session))
     with session_of(task_of(dropout=0.2), run, **OPTIONS) as again:
@@ -154,7 +154,7 @@ def test_what_evaluations_said_after_the_checkpoint_is_undone(folder):
     often = {"validation": {"every": "10 steps"}, "logging": {"every": "10 steps"}}
     late = {"validation": {"every": "10 steps"}, "logging": {"every": "1 step"}}
     one, other = fitted(folder(), **often), fitted(folder(), **late)
-    assert one.state.standing == other.state.standing
+    assert one.state.best == other.state.best
     assert one.run.best.metrics == other.run.best.metrics
 
 
@@ -178,7 +178,7 @@ class Tells(surestep.Callback):
         self.scores.step = result.step
 
     def on_evaluate(self, state: State, metrics: Mapping[str, Any]) -> None:
-        self.scores.values.pop(state.place.step, None)
+        self.scores.values.pop(state.progress.step, None)
 
 
 def test_best_from_before_the_way_that_is_undone_is_still_there(folder):
@@ -189,18 +189,18 @@ def test_best_from_before_the_way_that_is_undone_is_still_there(folder):
     with session_of(task, folder(), callbacks=[Tells(scores)], **OPTIONS | often) as session:
         fit(session)
     assert len(events_of(session, "rollback")) == 1
-    assert session.state.standing.best_step == 10
+    assert session.state.best.best_step == 10
     assert session.run.best.step == 10
     assert len(session.run.verify()) == 3  # the last two and the best
 
 
 def test_second_spike_leaves_out_twice_as_much_and_the_last_is_only_told(folder):
     session = fitted(folder(), range(71, 119), max_rollbacks=2)
-    stretches = [each["left_out"] for each in events_of(session, "rollback")]
+    stretches = [each["skipped_steps"] for each in events_of(session, "rollback")]
     assert stretches == [[70, 77], [77, 92]]
     assert session.state.spikes.rollbacks == 2
     assert [each["step"] for each in events_of(session, "spike")] == [71, 78, 93]
-    assert session.state.place.step == STEPS
+    assert session.state.progress.step == STEPS
 
 
 def test_spike_that_ends_not_finite_is_gone_back_from(folder):
@@ -222,7 +222,7 @@ def test_stop_that_was_asked_for_on_the_way_that_is_undone_is_undone_too(folder)
     task, run = task_of(), folder()
     with session_of(task, run, callbacks=[StopAtHighLoss()], **OPTIONS) as session:
         fit(session)
-    assert session.state.place.step == STEPS
+    assert session.state.progress.step == STEPS
 
 
 def test_without_a_checkpoint_before_it_the_spike_is_told_and_the_run_goes_on(folder):
@@ -232,7 +232,7 @@ def test_without_a_checkpoint_before_it_the_spike_is_told_and_the_run_goes_on(fo
         list(session.steps())
     assert not events_of(session, "rollback")
     assert len(events_of(session, "spike")) >= 1
-    assert session.state.place.steps_taken == STEPS
+    assert session.state.progress.steps_taken == STEPS
 
 
 def test_stream_is_read_again_and_the_stretch_left_out(folder):
@@ -252,7 +252,7 @@ def test_stream_is_read_again_and_the_stretch_left_out(folder):
 @pytest.mark.parametrize("every", ["1 step", "20 steps"])
 def test_suspects_of_a_spike_at_the_end_of_an_epoch_are_of_that_epoch(folder, every):
     """What is told does not lie beyond the last sample, and never before the first."""
-    options = {"epochs": 2, "on_spike": "tell", "logging": {"every": every}}
+    options = {"epochs": 2, "on_spike": "warn", "logging": {"every": every}}
     session = fitted(folder(), range(STEPS, STEPS + 1), **options)
     spike = events_of(session, "spike")[0]
     assert (spike["epoch"], spike["positions"]) == (0, [SAMPLES - 2 * BATCH, SAMPLES])
@@ -260,7 +260,7 @@ def test_suspects_of_a_spike_at_the_end_of_an_epoch_are_of_that_epoch(folder, ev
 
 
 def test_own_batches_cannot_be_left_out(folder):
-    refused = pytest.raises(surestep.SurestepError, match="on_spike='tell'")
+    refused = pytest.raises(surestep.SurestepError, match="on_spike='warn'")
     with session_of(task_of(), folder(), **OPTIONS) as session, refused:
         session.train_step([session.task.train])
 

@@ -11,7 +11,9 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from surestep.base.errors import DataError
-from surestep.engine.data import own_state, passes, resume
+from surestep.engine.data import stream_loader as passes
+from surestep.engine.data import stream_resume as resume
+from surestep.engine.data import stream_state as own_state
 from tests.laws.tasks import Augmented, session_of, train
 from tests.laws.test_law_2_resuming import OPTIONS, check_resume, task_of
 from tests.needs import needs
@@ -318,29 +320,29 @@ def test_hugging_face(folder, workers, mixed, capsys):
 
 def of_what_was_read_ahead(patch):
     patch.setattr(
-        resume._StreamState,
+        resume._StreamCheckpointState,
         "state_dict",
         lambda self: (
             self.stream.marks[-1]
-            ._replace(position=self.state.place.position, epoch=self.state.place.epoch)
+            ._replace(position=self.state.progress.position, epoch=self.state.progress.epoch)
             .as_json()
         ),
     )
 
 
 def numbered_anew(patch):
-    own = own_state.Own.begin
+    own = own_state.StreamStateTracker.start
 
     def begin(self, stream, epoch):
         found = own(self, stream, epoch)
         self.read = 0
         return found
 
-    patch.setattr(own_state.Own, "begin", begin)
+    patch.setattr(own_state.StreamStateTracker, "start", begin)
 
 
 def not_loaded(patch):
-    patch.setattr(own_state.Own, "_load", lambda self: None)
+    patch.setattr(own_state.StreamStateTracker, "_load", lambda self: None)
 
 
 def turns_forgotten(patch):
@@ -350,8 +352,8 @@ def turns_forgotten(patch):
             self._pass.mark = self._pass.mark._replace(last=-1)
         return mark
 
-    own = passes.Stream._begin
-    patch.setattr(passes.Stream, "_begin", begin)
+    own = passes.StreamLoader._begin
+    patch.setattr(passes.StreamLoader, "_begin", begin)
 
 
 @pytest.mark.parametrize(
@@ -360,7 +362,7 @@ def turns_forgotten(patch):
 )
 def test_the_check_fails_where_the_law_is_broken(folder, monkeypatch, mutate, workers):
     mutate(monkeypatch)
-    monkeypatch.setattr("surestep.trainer.planning.why_read_again", lambda _: "")
+    monkeypatch.setattr("surestep.trainer.planning.stream_state_problem", lambda _: "")
     with pytest.raises((AssertionError, DataError)):
         check_own_state(folder, stop_at=6, data={"num_workers": workers})
 

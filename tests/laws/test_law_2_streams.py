@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from surestep.base.errors import DataError, RunError
-from surestep.engine.data import passes, stream
+from surestep.engine.data import stream
+from surestep.engine.data import stream_loader as passes
 from tests.laws.tasks import Augmented, rows, session_of
 from tests.laws.test_law_2_resuming import OPTIONS, check_resume, task_of
 
@@ -146,12 +147,12 @@ def by_the_clock(patch):
 
 
 def from_the_start(patch):
-    own = passes.Stream._batches
-    patch.setattr(passes.Stream, "_batches", lambda self, epoch, _: own(self, epoch, 0))
+    own = passes.StreamLoader._batches
+    patch.setattr(passes.StreamLoader, "_batches", lambda self, epoch, _: own(self, epoch, 0))
 
 
 def unseeded(patch):
-    patch.setattr(stream.Reader, "seed_place", lambda *_: None)
+    patch.setattr(stream.StreamReader, "seed_place", lambda *_: None)
 
 
 @pytest.mark.parametrize("mutate", [by_the_clock, from_the_start, unseeded])

@@ -149,7 +149,7 @@ def test_ema_with_warm_up_is_the_documented_sum(folder):
 @pytest.mark.parametrize("kind", ["ema", "swa"])
 def test_metrics_are_those_of_the_average_and_best_loads_it(folder, kind):
     run = our_run(folder(), kind=kind, start="6 steps" if kind == "swa" else "50%")
-    assert run.best.measured == "average"
+    assert run.best.evaluated == "average"
     best, (x, y) = loaded(run, "best").eval(), rows(20)
     with torch.no_grad():
         loss = float(nn.functional.cross_entropy(best(x), y))
@@ -208,5 +208,5 @@ def test_half_precision_weights_are_averaged_in_fp32(folder):
     with session_of(task, folder(), **options) as session:
         list(session.steps())
         assert {each.dtype for each in session.state.average.tensors.values()} == {torch.float32}
-        with session.state.average.in_place():
+        with session.state.average.swapped_in():
             assert {each.dtype for each in session.model.parameters()} == {torch.bfloat16}

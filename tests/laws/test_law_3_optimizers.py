@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import surestep
 from surestep.base.errors import NonFiniteError
-from surestep.engine.optim.catalog import OPTIMIZERS
+from surestep.engine.optim.registry import OPTIMIZERS
 from tests.laws.breadth.optimizers import Words, deep
 from tests.laws.cases import tokens
 from tests.laws.plain import distance, order_of
@@ -35,7 +35,7 @@ WHOLE = [name for name in OPTIMIZERS if name not in ("adamw8bit", "lbfgs", "muon
 CHOICES = [
     (name, choice)
     for name in WHOLE
-    for choice in ("fused", "foreach", "plain")
+    for choice in ("fused", "foreach", "for_loop")
     if choice == "plain" or choice in OPTIMIZERS[name].signature
 ]
 

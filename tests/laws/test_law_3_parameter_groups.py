@@ -153,7 +153,7 @@ def check_layers(folder):
             nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)
         )
 
-    optim = {**ADAMW, "layer_decay": 0.7}
+    optim = {**ADAMW, "layerwise_lr_decay": 0.7}
     ours = train(task(deep()), folder(), max_steps=STEPS, batch_size=BATCH, optim=optim).model
     model = deep()
     rates = {0: 1e-2 * 0.7**2, 2: 1e-2 * 0.7, 4: 1e-2}

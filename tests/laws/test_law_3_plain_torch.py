@@ -190,10 +190,10 @@ SCHEDULES = {
     "a share": ({"name": "cosine", "warmup": "25%"}, plain.cosine(4, 16), 1),
     "an epoch": ({"name": "cosine", "warmup": "1 epoch"}, plain.cosine(4, 16), 1),
     "floor": ({"name": "cosine", "min_lr_ratio": 0.2}, plain.cosine(0, 16, 0.2), 1),
-    "floor, cut": ({"name": "cosine", "min_lr_ratio": 0.2, "floor": "cut"}, cut_cosine, 1),
-    "by epoch": ({"name": "cosine", "every": "1 epoch"}, plain.cosine(0, 4), 4),
+    "floor, cut": ({"name": "cosine", "min_lr_ratio": 0.2, "min_lr_mode": "cut"}, cut_cosine, 1),
+    "by epoch": ({"name": "cosine", "interval": "1 epoch"}, plain.cosine(0, 4), 4),
     "warm-up by epoch": (
-        {"name": "cosine", "every": "1 epoch", "warmup": "2 epochs"},
+        {"name": "cosine", "interval": "1 epoch", "warmup": "2 epochs"},
         plain.cosine(2, 4),
         4,
     ),

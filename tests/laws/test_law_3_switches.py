@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import surestep
 from surestep.base.errors import ConfigError
-from surestep.engine.data.feed import feed
-from surestep.engine.measure.activations import measure_activations
-from surestep.engine.precision import process_settings
-from surestep.trainer.planning import Planned, activations, plan_task
+from surestep.engine.data.batch_loader import make_loader
+from surestep.engine.model.precision import torch_settings
+from surestep.engine.profile.activation_memory import measure_activations
+from surestep.trainer.planning import PreparedTask, measure_task_activations, plan_task
 from tests.laws.plain import distance
 from tests.laws.tasks import assert_same, rows, session_of, snapshot
 
@@ -71,7 +71,7 @@ def trained(model: nn.Module, folder: Path, train: Any = None, **options: Any) -
         return snapshot(session)
 
 
-def planned(model: nn.Module, **options: Any) -> Planned:
+def planned(model: nn.Module, **options: Any) -> PreparedTask:
     task = surestep.Task(model, nn.CrossEntropyLoss(), rows(64))
     return plan_task(task, surestep.Config(**OPTIONS | options))
 
@@ -79,8 +79,8 @@ def planned(model: nn.Module, **options: Any) -> Planned:
 def measured(model: nn.Module, **options: Any) -> Any:
     found = planned(model, **options)
     parts = {"task": found.task, "loss": found.loss, "plan": found.plan}
-    training = feed(found.task.train, "train", training=True, **parts)
-    with process_settings(found.plan):
+    training = make_loader(found.task.train, "train", training=True, **parts)
+    with torch_settings(found.plan):
         return measure_activations(found.model, training, found.plan)
 
 
@@ -171,7 +171,7 @@ def test_attention_of_a_recomputed_block_is_computed_by_it_too(folder, backend):
 def test_activations_are_measured_with_a_teacher():
     loss, teacher = surestep.losses.distillation(), nn.Linear(10, 3)
     task = surestep.Task(nn.Linear(10, 3), loss, rows(64), teacher=teacher)
-    found = activations(plan_task(task, surestep.Config(**OPTIONS)))
+    found = measure_task_activations(plan_task(task, surestep.Config(**OPTIONS)))
     assert not isinstance(found, str), found
     assert found.kept > 0
     assert teacher.training

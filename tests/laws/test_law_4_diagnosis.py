@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import surestep
-from surestep.engine.incident.diagnose import diagnose
+from surestep.engine.diagnose.diagnose import diagnose
 from tests.engine.incident.broken import BAD, data, model, place_of
 from tests.laws.tasks import assert_same, session_of, snapshot
 
@@ -38,7 +38,7 @@ def check_untouched(folder: Folder) -> None:
     with session_of(task, folder(), **options) as session:
         next(session.steps())
         batch, place = place_of(session, BAD)
-        session.state.place = session.state.place._replace(**place._asdict())
+        session.state.progress = session.state.progress._replace(**place._asdict())
         session.model.eval()
         before = snapshot(session)
         grads = {n: None if p.grad is None else p.grad.clone() for n, p in named(session)}

@@ -166,7 +166,7 @@ def test_loading_hands_the_users_generators_back(folder):
     """What the user's own code draws between steps is not touched by the data's draws."""
     torch.manual_seed(3), np.random.seed(3), random.seed(3)
     with session_of(task_of(), folder(), **OPTIONS) as session:
-        batches = session._gauge.feeds["train"].batches(0)
+        batches = session._gauge.loaders["train"].batches(0)
         np.random.seed(3), random.seed(3)
         for _ in range(3):
             next(batches)

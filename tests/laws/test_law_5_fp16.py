@@ -44,7 +44,7 @@ def check_overflow(folder: Folder, **options: Any) -> None:
     assert (rates[4], rates[7]) == (rates[3], rates[6])
     assert session.state.counts.overflow == 2
     assert session.state.counts.nonfinite == 0
-    assert (session.state.place.step, session.state.place.steps_taken) == (12, 10)
+    assert (session.state.progress.step, session.state.progress.steps_taken) == (12, 10)
 
 
 @pytest.mark.parametrize("optim", [{"lr": 0.05}, {"name": "sgd", "lr": 0.05, "momentum": 0.9}])

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import surestep
 from surestep import Request
 from surestep.base.errors import NonFiniteError
-from surestep.record.files import read_json
+from surestep.record.io import read_json
 from surestep.trainer.session import Session
 from tests.laws import plain
 from tests.laws.bombs import BATCH, HURT, bomb
@@ -87,7 +87,7 @@ def check_failure(folder: Folder, kind: str, bad: int, optimizer: str = "adamw")
         assert set(caught.value.parameters) == set(HURT[kind])
         for name in (f"Step {bad} ", *HURT[kind][:1]):
             assert name in str(caught.value)
-        assert session.state.place.step == session.state.place.steps_taken == bad - 1
+        assert session.state.progress.step == session.state.progress.steps_taken == bad - 1
         assert files_of(session.save()) == expected
 
 
@@ -164,7 +164,7 @@ def test_error_in_the_middle_of_a_step_leaves_the_state_before_the_bad_one(folde
 
     class Asking(surestep.Callback):
         def on_backward(self, state):
-            return Request.SAVE if state.place.step == 5 else None
+            return Request.SAVE if state.progress.step == 5 else None
 
     options = OPTIONS | {"logging": {"every": "50 steps"}}
     expected = before(folder, bomb("both", [5]), 4, **options)
@@ -227,19 +227,19 @@ def check_skips(folder: Folder, kind: str, optimizer: str = "adamw", **options: 
                     assert result.lr == rate, "the schedule moved with a step not taken"
             held = now
     assert session.state.counts.skipped == 2
-    assert (session.state.place.step, session.state.place.steps_taken) == (12, 10)
+    assert (session.state.progress.step, session.state.progress.steps_taken) == (12, 10)
     return session
 
 
 @KINDS
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_skipped_step_moves_nothing_and_is_counted(folder, kind, optimizer):
-    check_skips(folder, kind, optimizer, on_nonfinite="skip", max_nonfinite=2)
+    check_skips(folder, kind, optimizer, on_nonfinite="skip", max_nonfinite_steps=2)
 
 
 def test_one_skip_too_many_ends_the_run_with_the_state_before_it(folder):
     task = bomb("both", [3, 6, 8])
-    options = OPTIONS | {"on_nonfinite": "skip", "max_nonfinite": 2}
+    options = OPTIONS | {"on_nonfinite": "skip", "max_nonfinite_steps": 2}
     expected = before(folder, bomb("both", [3, 6, 8]), 7, **options)
     with session_of(task, folder(), **options) as session:
         with pytest.raises(NonFiniteError, match="Step 8 ") as caught:

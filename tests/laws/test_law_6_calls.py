@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import surestep
-from surestep.engine import loop
+from surestep.engine.step import loop
 from tests.laws.tasks import rows, session_of
 
 Folder = Callable[[], Path]
@@ -62,12 +62,12 @@ def files_in(found: Counter[tuple[str, str]]) -> set[str]:
 
 
 def check_files(folder: Folder) -> None:
-    """Take one step on a batch that is there, by `train_step` of engine/step.py."""
+    """Take one step on a batch that is there, by `train_step` of engine/step/train_step.py."""
     with session_of(mlp_task(), folder(), **OPTIONS) as session:
         steps = session.steps()
         for _ in range(6):
             next(steps)
-        batch = next(session._gauge.feeds["train"].batches(0))
+        batch = next(session._gauge.loaders["train"].batches(0))
         found = calls_of(lambda: loop.train_step(session.loop.parts, batch))
         steps.close()
     assert len(files_in(found)) <= FILES, shown(found)

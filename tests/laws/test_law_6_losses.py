@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surestep.engine.loss import as_loss
+from surestep.engine.losses.adapt import as_loss
 from tests.engine.losses.table import CASES, Case
 from tests.laws.reads import host_reads
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import surestep
 from surestep.base.errors import NonFiniteError
-from surestep.engine import loop
+from surestep.engine.step import loop
 from tests.laws.bombs import bomb
 from tests.laws.cases import CASES
 from tests.laws.reads import host_reads
@@ -38,7 +38,7 @@ MODES: dict[str, dict[str, Any]] = {
     "adam": {"optim": {"name": "adam", "amsgrad": True}},
     "adagrad": {"optim": {"name": "adagrad"}},
     "groups": {"optim": {"groups": ["0.* lr=0.1x", "type:BatchNorm1d decay=0"]}},
-    "layer decay": {"optim": {"layer_decay": 0.5}},
+    "layer decay": {"optim": {"layerwise_lr_decay": 0.5}},
     "unfreezing": {"optim": {"groups": ["0.* freeze='5 steps'"]}},
     "one cycle": {"schedule": {"name": "one_cycle"}},
     "chain": {"schedule": {"chain": ["linear 4 steps", "cosine"]}},
@@ -83,7 +83,7 @@ def test_host_reads_nothing_between_log_points(folder, mode):
 def test_mixed_batches_are_not_read(folder, micro_batch_size, monkeypatch):
     """Partners and shares are drawn on the host; probabilities are counted by their shape."""
     found = watch_the_step(monkeypatch)
-    task = task_of(batch_transform=surestep.transforms.mixup(0.4, classes=3))
+    task = task_of(batch_transform=surestep.batch_transforms.mixup(0.4, classes=3))
     options = OPTIONS | {"micro_batch_size": micro_batch_size}
     with session_of(task, folder(), **options) as session:
         for _ in session.steps():

@@ -61,7 +61,7 @@ def check_damage(folder: Folder, file: str = "model.safetensors", damage: str = 
                 break
     DAMAGES[damage](list_checkpoints(run / "checkpoints")[-1] / file)
     with session_of(task(), run, **OPTIONS) as session:
-        assert session.state.place.step == 4
+        assert session.state.progress.step == 4
         assert_same(snapshot(session), half)
         for _ in session.steps():
             pass

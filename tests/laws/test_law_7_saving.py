@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import surestep
-from surestep.record.checkpoint import saver
+from surestep.record.checkpoint import async_saver as saver
 from surestep.record.checkpoint.listing import list_checkpoints
 from tests.laws.tasks import Augmented, session_of, with_batchnorm
 
@@ -60,8 +60,8 @@ def check_background(folder: Folder, workers: int = 0) -> None:
     with held_writer() as let_go, session_of(task(), run, **OPTIONS, data=data) as session:
         for result in session.steps():
             if result.step == 7:
-                session.saving.begin()
-        assert session.state.place.step == 20
+                session.saving.save_async()
+        assert session.state.progress.step == 20
         assert list_checkpoints(run / "checkpoints") == []
         let_go.set()
         session.saving.collect(wait=True)
@@ -82,10 +82,10 @@ def check_two_saves(folder: Folder) -> None:
     with held_writer() as let_go, session_of(task(), run, **OPTIONS) as session:
         for result in session.steps():
             if result.step == 7:
-                session.saving.begin()
+                session.saving.save_async()
                 threading.Timer(0.05, let_go.set).start()
             if result.step == 8:
-                session.saving.begin()
+                session.saving.save_async()
                 break
         session.saving.collect(wait=True)
     assert [files(path) for path in list_checkpoints(run / "checkpoints")] == expected

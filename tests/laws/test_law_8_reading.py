@@ -20,7 +20,7 @@ import torch
 import surestep
 from surestep.base.errors import SurestepError
 from surestep.cli.main import main
-from surestep.record.files import write_json
+from surestep.record.io import write_json
 from tests import tiny
 
 Folder = Callable[[], Path]

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 import surestep
-from surestep.base.config import Config, options
 from surestep.base.errors import RunError
+from surestep.config.config import Config, iter_options
+from surestep.trainer.resume_effects import resume_effect
 from surestep.trainer.session import Session
-from surestep.trainer.verdicts import verdict_of
 from tests import tiny
 from tests.laws.tasks import snapshot, with_batchnorm
 from tests.laws.test_law_9_honest import held
@@ -42,7 +42,7 @@ SHOWN: dict[str, dict[str, Any]] = {
     "optim.step_sizes": {"said": (0.5, 1.0)},
     "optim.tolerance_change": {"said": 1e9},
     "optim.history_size": {"said": 1},
-    "schedule.floor": {"along": {"schedule.name": "cosine", "schedule.min_lr_ratio": 0.5}},
+    "schedule.min_lr_mode": {"along": {"schedule.name": "cosine", "schedule.min_lr_ratio": 0.5}},
     "average.decay": {"along": EMA},
     "average.buffers": {"along": EMA, "parts": {"model": with_batchnorm()}},
     "channels_last": {"parts": {"model": convolution()}},
@@ -128,8 +128,8 @@ def differ(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 def cases(*kinds: str) -> list[str]:
     return [
         name
-        for name, _ in options()
-        if verdict_of(name).kind in kinds
+        for name, _ in iter_options()
+        if resume_effect(name).effect in kinds
         and name not in (*LENGTHS, *SLOW, *ONLY_VALUE)
         and not name.startswith(RANKS)
     ]
@@ -167,7 +167,7 @@ def test_change_that_needs_no_permission_is_taken_over(tmp_path, option):
     with open_session(tmp_path / "changed", wish, {**wish.along, option: wish.said}) as session:
         planned = wish.said if wish.planned is AS_SAID else wish.planned
         assert held(session.plan, at) == planned
-        assert session.state.place.step == SAVED_AT
+        assert session.state.progress.step == SAVED_AT
         next(iter(session.steps()))
 
 

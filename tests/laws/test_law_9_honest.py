@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 import surestep
-from surestep.base.config import Config, options
-from surestep.engine.facts import read_facts
-from surestep.engine.plan import Plan
+from surestep.config.config import Config, iter_options
+from surestep.engine.plan.plan import Plan
+from surestep.engine.plan.system import read_facts
 from surestep.trainer import planning
 from surestep.trainer.planning import plan_task
 from tests.laws.tasks import Augmented, mlp, rows, session_of, with_batchnorm
@@ -36,7 +36,7 @@ def plan_of(said: dict[str, Any], **parts: Any) -> Plan:
 
 
 def held(plan: Plan, at: str) -> Any:
-    """Return what the Plan holds at a place such as "schedule.own.gamma"."""
+    """Return what the Plan holds at a place such as "schedule.curve_options.gamma"."""
     value: Any = plan
     for name in at.split("."):
         value = value[name] if isinstance(value, Mapping) else getattr(value, name)
@@ -60,13 +60,13 @@ def check_wish(option: str) -> None:
         assert "said" in plan.reason(option)
 
 
-@pytest.mark.parametrize("option", [name for name, _ in options()])
+@pytest.mark.parametrize("option", [name for name, _ in iter_options()])
 def test_said_value_is_the_planned_value(option):
     check_wish(option)
 
 
 def test_every_option_is_a_wish():
-    assert list(WISHES) == [name for name, _ in options()]
+    assert list(WISHES) == [name for name, _ in iter_options()]
 
 
 def test_every_option_has_a_reason():
@@ -167,5 +167,5 @@ def test_workers_of_the_plan_are_those_of_the_loader(folder):
     data = {"num_workers": 2, "prefetch_factor": 3, "persistent_workers": False}
     task = surestep.Task(mlp(), nn.CrossEntropyLoss(), Augmented())
     with session_of(task, folder(), epochs=1, data=data) as session:
-        loader = session._gauge.feeds["train"].source._loader._loader
+        loader = session._gauge.loaders["train"].source._loader._loader
     assert {name: getattr(loader, name) for name in data} == data

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import surestep
-from surestep.base.config import Config
-from surestep.engine.facts import Facts, read_facts
-from surestep.engine.plan import Given
-from surestep.engine.resolve import resolve
+from surestep.config.config import Config
+from surestep.engine.plan.plan import TaskInfo
+from surestep.engine.plan.system import SystemInfo, read_facts
+from surestep.engine.rules.resolve import resolve
 from tests.laws.tasks import rows, session_of
 
 Folder = Callable[[], Path]
@@ -100,7 +100,7 @@ def test_low_precision_learns_what_full_precision_learns(folder, precision):
     assert (weights[0] - weights[1]).norm() / weights[0].norm() < 2e-2
 
 
-def machine(**facts: object) -> Facts:
+def machine(**facts: object) -> SystemInfo:
     return replace(read_facts(), **facts)
 
 
@@ -113,7 +113,7 @@ def machine(**facts: object) -> Facts:
     ],
 )
 def test_auto_is_bf16_only_where_a_gpu_has_it_natively(facts, precision):
-    given = Given(train_samples=64, in_memory=True)
+    given = TaskInfo(train_samples=64, in_memory=True)
     plan = resolve(Config(epochs=1), machine(**facts), given)
     assert plan.precision == precision
     assert "bf16" in plan.reason("precision")

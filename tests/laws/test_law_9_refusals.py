@@ -9,11 +9,11 @@ import pytest
 from torch import nn
 
 import surestep
-from surestep.base.config import Config
 from surestep.base.errors import ConfigError
-from surestep.engine.facts import read_facts
-from surestep.engine.plan import Known, Refusal
-from surestep.engine.table import REFUSALS
+from surestep.config.config import Config
+from surestep.engine.plan.plan import Constraint, PlanContext
+from surestep.engine.plan.system import read_facts
+from surestep.engine.rules import REFUSALS
 from surestep.trainer import planning
 from surestep.trainer.planning import plan_task
 from tests.laws.cannot import CANNOT, CURVE_OPTIONS, OWN_OPTIONS, VAL, foreign_to
@@ -66,14 +66,14 @@ def test_every_refusal_of_the_table_is_tried(monkeypatch):
     """A new refusal without a case here fails."""
     held: set[str] = set()
 
-    def watched(name: str, refusal: Refusal) -> Refusal:
-        def when(k: Known) -> bool:
-            holds = refusal.when(k)
+    def watched(name: str, refusal: Constraint) -> Constraint:
+        def when(k: PlanContext) -> bool:
+            holds = refusal.condition(k)
             if holds:
                 held.add(name)
             return holds
 
-        return refusal._replace(when=when)
+        return refusal._replace(condition=when)
 
     names = set()
     for option, refusals in REFUSALS.items():

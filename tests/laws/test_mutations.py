@@ -18,22 +18,42 @@ import numpy as np
 import pytest
 import torch
 
-from surestep.base.duration import parse_duration
-from surestep.engine import evaluate, loop, seed, spikes, step, table
-from surestep.engine.data import feed, generators, order, source, transform
-from surestep.engine.data.orders import drawn
-from surestep.engine.incident import again
-from surestep.engine.losses import of_torch
-from surestep.engine.losses.several import weighted
-from surestep.engine.optim import freezing, groups
-from surestep.engine.optim.layers import layers_of
-from surestep.engine.parallel import guard, single
-from surestep.record.checkpoint import divided, examine, keep, layout, read, saver, snapshot
+from surestep.config.duration import parse_duration
+from surestep.engine import rng as seed
+from surestep.engine import rules as table
+from surestep.engine.data import apply_transform as transform
+from surestep.engine.data import batch_loader as feed
+from surestep.engine.data import dataset_rng as generators
+from surestep.engine.data import order
+from surestep.engine.data import sources as source
+from surestep.engine.data.samplers import weights as drawn
+from surestep.engine.diagnose import rerun as again
+from surestep.engine.evaluate import evaluate
+from surestep.engine.losses import torch_losses as of_torch
+from surestep.engine.losses.multi import weighted_sum
+from surestep.engine.model.layers import layers_of
+from surestep.engine.optim import freezing
+from surestep.engine.optim import param_groups as groups
+from surestep.engine.parallel import nonfinite_guard as guard
+from surestep.engine.parallel import single
+from surestep.engine.state import loss_spikes as spikes
+from surestep.engine.step import loop
+from surestep.engine.step import train_step as step
+from surestep.record.checkpoint import async_saver as saver
+from surestep.record.checkpoint import inspect as examine
+from surestep.record.checkpoint import load as read
+from surestep.record.checkpoint import retention as keep
+from surestep.record.checkpoint import staging as layout
+from surestep.record.checkpoint import staging as snapshot
+from surestep.record.checkpoint import verify as divided
 from surestep.record.checkpoint.manifest import read_manifest
 from surestep.record.checkpoint.options import SavedOptions
-from surestep.record.recorder import Recorder
 from surestep.record.run import Run
-from surestep.trainer import identity, lengthening, together, wire
+from surestep.record.run_writer import RunWriter
+from surestep.trainer import build as wire
+from surestep.trainer import extend as lengthening
+from surestep.trainer import rank_zero as together
+from surestep.trainer import run_identity as identity
 from tests.laws.test_buffers import Observed, task_of
 from tests.laws.test_buffers import check_resume as check_buffers
 from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
@@ -119,8 +139,8 @@ def without_modes(modes: Any, *_: Any) -> None:
 
 
 def schedule_moved(result: Any, parts: Any, _: Any) -> Any:
-    place = parts.state.place
-    parts.state.place = place._replace(steps_taken=place.step)
+    place = parts.state.progress
+    parts.state.progress = place._replace(steps_taken=place.step)
     return result
 
 
@@ -164,7 +184,7 @@ def forgiving(option: str) -> Callable[[Patch], None]:
 
 
 def forgetful(guard: Any, *_: Any) -> None:
-    guard.poison = torch.zeros(())
+    guard.nonfinite = torch.zeros(())
 
 
 def chatty(self: Any, *_: Any) -> None:
@@ -172,12 +192,12 @@ def chatty(self: Any, *_: Any) -> None:
         assert self.state is not None
 
 
-def passed_over(self: Any, epoch: int, start: int, own: Callable = feed.Feed._read) -> Any:
+def passed_over(self: Any, epoch: int, start: int, own: Callable = feed.BatchLoader._read) -> Any:
     return (batch for batch in own(self, epoch, 0) if batch.position >= start)
 
 
 def of_each_micro_batch(
-    self: Any, batch: Any, step: int, own: Callable = transform.Transform.__call__
+    self: Any, batch: Any, step: int, own: Callable = transform.BatchTransform.__call__
 ) -> Any:
     parts = [own(self, batch._replace(micro_batches=(m,)), step) for m in batch.micro_batches]
     return batch._replace(micro_batches=tuple(part.micro_batches[0] for part in parts))
@@ -209,18 +229,18 @@ MUTATIONS = [
         1,
         (
             "each micro-batch weighs the same",
-            after(feed.Feed, "batch", mean_of_means),
+            after(feed.BatchLoader, "batch", mean_of_means),
             lambda folder: check_cut(folder, MASKED, 5),
         ),
         (
             "ignored targets count as items",
-            instead(of_torch, "class_items", lambda targets, *_: targets.numel()),
+            instead(of_torch, "weighted_count", lambda targets, *_: targets.numel()),
             lambda folder: check_cut(folder, MASKED, 16),
         ),
         (
             "the last batch of an epoch counts as a whole one",
             after(
-                feed.Feed,
+                feed.BatchLoader,
                 "batch",
                 lambda batch, *_: batch._replace(items=16.0) if batch.ends_epoch else batch,
             ),
@@ -230,8 +250,8 @@ MUTATIONS = [
             "each of several losses is divided within its micro-batch",
             instead(
                 step,
-                "weighted",
-                lambda loss, outputs, micro, _, **rest: weighted(
+                "weighted_sum",
+                lambda loss, outputs, micro, _, **rest: weighted_sum(
                     loss, outputs, micro, micro.part_items, **rest
                 ),
             ),
@@ -240,7 +260,7 @@ MUTATIONS = [
         ("a step without items moves the schedule", ALWAYS_TAKEN, check_nothing_to_learn),
         (
             "each micro-batch is mixed by itself",
-            instead(transform.Transform, "__call__", of_each_micro_batch),
+            instead(transform.BatchTransform, "__call__", of_each_micro_batch),
             lambda folder: check_mixed(folder, "mixup", 5),
         ),
         (
@@ -250,7 +270,7 @@ MUTATIONS = [
         ),
         (
             "a transform of one's own sees micro-batches",
-            instead(transform.Transform, "__call__", of_each_micro_batch),
+            instead(transform.BatchTransform, "__call__", of_each_micro_batch),
             check_own,
         ),
     ),
@@ -259,15 +279,15 @@ MUTATIONS = [
         (
             "a resumed epoch begins anew",
             lambda patch: patch.setattr(
-                order.Cut,
+                order.BatchLayout,
                 "batches",
-                lambda self, start, own=order.Cut.batches: own(self, 0),
+                lambda self, start, own=order.BatchLayout.batches: own(self, 0),
             ),
             lambda folder: check_resume(folder),
         ),
         (
             "what was done is loaded again and passed over",
-            instead(feed.Feed, "_read", passed_over),
+            instead(feed.BatchLoader, "_read", passed_over),
             check_loads,
         ),
         (
@@ -277,31 +297,31 @@ MUTATIONS = [
         ),
         (
             "an order goes on from the one before",
-            instead(drawn, "generator_of", lambda *_: ONE_GENERATOR),
+            instead(drawn, "order_generator", lambda *_: ONE_GENERATOR),
             lambda folder: check_order(folder, "weighted"),
         ),
-        ("dropout by history", by_history(seed.ModelRandomness, "at"), check_resume),
+        ("dropout by history", by_history(seed.ModelRNG, "seed_micro_batch"), check_resume),
         ("augmentation by history", unknown_data_by_history, check_resume),
         (
             "a callback's memory is not loaded",
-            instead(read, "restored", lambda _: {}),
+            instead(read, "decode_states", lambda _: {}),
             check_callback_state,
         ),
         (
             "a buffer that no state_dict holds is not loaded",
-            instead(read, "put", lambda *_: None),
+            instead(read, "restore_buffers", lambda *_: None),
             check_nonpersistent_buffer,
         ),
         (
             "a dataset's own generators by history",
-            by_history(generators.OwnGenerators, "place"),
+            by_history(generators.DatasetRNGs, "reseed"),
             lambda folder: check_resume(folder, OwnNoise),
         ),
         (
             "moments are not loaded",
             after(
                 together,
-                "load_opened",
+                "load_into_state",
                 lambda _, found, state, *rest: state.optimizer.state.clear(),
             ),
             check_resume,
@@ -313,12 +333,12 @@ MUTATIONS = [
         ),
         (
             "a step is taken again with dropout by history",
-            by_history(seed.ModelRandomness, "at"),
+            by_history(seed.ModelRNG, "seed_micro_batch"),
             check_replay,
         ),
         (
             "a checkpoint that an incident needs is let go",
-            instead(keep, "referred", lambda _: set()),
+            instead(keep, "referenced_checkpoints", lambda _: set()),
             check_kept,
         ),
     ),
@@ -326,12 +346,12 @@ MUTATIONS = [
         2,
         (
             "what is left out is trained on",
-            instead(spikes.Spikes, "without", lambda _, batch, step: batch),
+            instead(spikes.SpikeDetector, "filter_batch", lambda _, batch, step: batch),
             check_rollback,
         ),
         (
             "what is left out is not loaded",
-            instead(read, "_spikes", lambda **_: spikes.Spikes()),
+            instead(read, "_spikes", lambda **_: spikes.SpikeDetector()),
             check_resumed,
         ),
         (
@@ -366,7 +386,7 @@ MUTATIONS = [
         3,
         (
             "clipping comes before the loss scale is taken out",
-            after(single.Single, "__init__", clipped_first),
+            after(single.SingleProcessStrategy, "__init__", clipped_first),
             check_clip,
         ),
         (
@@ -388,33 +408,33 @@ MUTATIONS = [
             "another order",
             instead(
                 feed,
-                "order_of",
+                "epoch_permutation",
                 lambda n, s, e: torch.randperm(n, generator=torch.Generator().manual_seed(s + e)),
             ),
             check_exact,
         ),
         (
             "weight decay for biases and norms too",
-            instead(groups, "without_decay", lambda _: set()),
+            instead(groups, "no_decay_params", lambda _: set()),
             lambda folder: check_usual(folder, GIVEN["tensors"]),
         ),
         (
             "the schedule is a step ahead",
-            after(wire, "rate_of", lambda at, *_: lambda n: at(n + 1)),
+            after(wire, "make_lr_factor", lambda at, *_: lambda n: at(n + 1)),
             lambda folder: check_rates(folder, "warm-up, cosine"),
         ),
-        ("dropout by history", by_history(seed.ModelRandomness, "at"), check_exact),
+        ("dropout by history", by_history(seed.ModelRNG, "seed_micro_batch"), check_exact),
     ),
     *of_law(
         4,
         (
             "the mode is left as a watcher made it",
-            instead(step.Modes, "__init__", without_modes),
+            instead(step.TrainModes, "__init__", without_modes),
             lambda folder: check_callback(folder, "on_batch", None),
         ),
         (
             "dropout by history",
-            by_history(seed.ModelRandomness, "at"),
+            by_history(seed.ModelRNG, "seed_micro_batch"),
             lambda folder: check_callback(folder, "on_step", None),
         ),
         ("augmentation by history", by_history(source, "seed_loading"), check_workers),
@@ -426,17 +446,17 @@ MUTATIONS = [
         ),
         (
             "an evaluation leaves the buffers as its forward left them",
-            instead(evaluate, "kept_buffers", lambda *_: nullcontext()),
+            instead(evaluate, "preserve_buffers", lambda *_: nullcontext()),
             lambda folder: check_buffers(folder, lambda: task_of(Observed())),
         ),
         (
             "a diagnosis leaves the buffers as its forward left them",
-            instead(again, "kept_buffers", lambda *_: nullcontext()),
+            instead(again, "preserve_buffers", lambda *_: nullcontext()),
             check_untouched,
         ),
         (
             "a diagnosis leaves the generators where its forward left them",
-            instead(again, "kept_generators", nullcontext),
+            instead(again, "preserve_torch_rng", nullcontext),
             check_untouched,
         ),
     ),
@@ -444,17 +464,17 @@ MUTATIONS = [
         5,
         (
             "batch statistics are not put back",
-            instead(step.Buffers, "restore", nothing),
+            instead(step.BufferSnapshot, "restore", nothing),
             lambda folder: check_failure(folder, "both", 5),
         ),
         (
             "the guard forgets a bad step",
-            before(single.Sticky, "step", forgetful),
+            before(single.DeviceGuard, "step", forgetful),
             lambda folder: check_failure(folder, "gradient", 2),
         ),
         (
             "the loss is not looked at",
-            instead(guard, "finite", lambda *values: bool(torch.isfinite(values[-1]))),
+            instead(guard, "all_finite", lambda *values: bool(torch.isfinite(values[-1]))),
             lambda folder: check_skips(folder, "loss", on_nonfinite="skip"),
         ),
         (
@@ -468,12 +488,20 @@ MUTATIONS = [
         6,
         (
             "the norm is read",
-            after(single.Single, "clip_grad_norm", lambda norms, *_: norms.total.item() and norms),
+            after(
+                single.SingleProcessStrategy,
+                "clip_grad_norm",
+                lambda norms, *_: norms.total.item() and norms,
+            ),
             check_no_reads,
         ),
         (
             "the loss is looked at",
-            before(single.Single, "backward", lambda _, loss_sum, items: bool(loss_sum > 0)),
+            before(
+                single.SingleProcessStrategy,
+                "backward",
+                lambda _, loss_sum, items: bool(loss_sum > 0),
+            ),
             check_no_reads,
         ),
         ("forty calls more", before(loop.Loop, "step", chatty), check_calls),
@@ -487,12 +515,16 @@ MUTATIONS = [
         7,
         (
             "the thread writes what is trained on",
-            instead(snapshot.Staging, "_copied", lambda _, tensors: layout.Layout(tensors)),
+            instead(
+                snapshot.SnapshotStager,
+                "_copied",
+                lambda _, tensors: layout.StagingBuffers(tensors),
+            ),
             check_background,
         ),
         (
             "a save does not wait for the one before",
-            instead(saver.Saver, "wait", nothing),
+            instead(saver.AsyncSaver, "wait", nothing),
             check_two_saves,
         ),
         (
@@ -502,7 +534,7 @@ MUTATIONS = [
         ),
         (
             "damage is not told",
-            instead(Recorder, "passed_over", ()),
+            instead(RunWriter, "passed_over", ()),
             check_damage,
         ),
         *(

@@ -6,8 +6,8 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import ConfigError, NonFiniteError
-from surestep.engine.parallel import many
-from surestep.engine.turn import Turn
+from surestep.engine.step import multi_optimizer as many
+from surestep.engine.step.manual_step import ManualStep
 from tests.laws import plain_turns
 from tests.laws.plain import distance
 from tests.laws.reads import host_reads
@@ -142,7 +142,7 @@ def test_law_5_a_turn_that_fails_halfway_moves_nothing(folder, parts, options):
             list(session.steps())
         assert_same(before, snapshot(session))
         assert session.state.scaler.state_dict() == scale
-        assert session.state.place.step == 8
+        assert session.state.progress.step == 8
     never = run(wgan_task(**parts), folder(), **options)
     assert_same(snapshot(never), snapshot(run(wgan_task(**parts), expected, **options)))
 
@@ -159,7 +159,7 @@ def test_law_5_even_the_first_turns_move_nothing(folder, bad, skip):
                 turn.backward(turn.models["generator"](turn.randn(micro, 3)).sum() / 0, micro)
             turn.step("generator")
 
-    options = {"on_nonfinite": "skip", "max_nonfinite": 1} if skip else {}
+    options = {"on_nonfinite": "skip", "max_nonfinite_steps": 1} if skip else {}
     said = {"max_steps": STEPS, "batch_size": BATCH, **options}
     with session_of(wgan_task(step), folder(), **said) as session:
         start = snapshot(session)
@@ -167,7 +167,7 @@ def test_law_5_even_the_first_turns_move_nothing(folder, bad, skip):
             list(session.steps())
         if not bad:
             assert_same(start, snapshot(session))
-        assert session.state.place.steps_taken == bad
+        assert session.state.progress.steps_taken == bad
         assert session.state.counts.nonfinite == skip
         assert all(torch.isfinite(value).all() for value in snapshot(session).values())
 
@@ -202,7 +202,7 @@ def test_law_5_an_overflow_in_one_update_undoes_the_turn_and_halves_the_scale(fo
             else:
                 held = snapshot(session)
     assert session.state.counts.overflow == 1
-    assert session.state.place.steps_taken == 5
+    assert session.state.progress.steps_taken == 5
 
 
 @pytest.mark.parametrize(
@@ -226,14 +226,14 @@ def test_half_precision_follows_fp32_roughly(folder, options):
     exact = run(wgan_task(), folder())
     half = run(wgan_task(), folder(), **options)
     assert 1e-5 < distance(exact.model, half.model) < 0.05
-    assert half.state.place.steps_taken == STEPS
+    assert half.state.progress.steps_taken == STEPS
 
 
 def test_a_schedule_moves_with_the_turns_taken_for_each_optimizer(folder):
     down = surestep.Schedule(name="cosine")
     task = wgan_task(
         optimizers={
-            "critic": surestep.Learner(surestep.Optim(lr=0.1), schedule=down),
+            "critic": surestep.OptimizerSpec(surestep.Optim(lr=0.1), schedule=down),
             "generator": surestep.Optim(lr=0.2),
         }
     )
@@ -307,19 +307,19 @@ def nothing(*_):
     pass
 
 
-def alike(self, loss, seed, *names, own=many.Movers.add_gradient, **graph):
+def alike(self, loss, seed, *names, own=many.OptimizerSet.add_gradient, **graph):
     own(self, loss, torch.full_like(seed, 0.25), *names, **graph)
 
 
 MUTATIONS = {
     "nothing is put back on the device": (
-        many.Kept,
+        many.OptimizerSnapshot,
         "restore_where",
         nothing,
         lambda folder: test_law_5_a_turn_that_fails_halfway_moves_nothing(folder, {}, {}),
     ),
     "nothing is put back by the host": (
-        many.Kept,
+        many.OptimizerSnapshot,
         "restore",
         nothing,
         lambda folder: test_law_5_a_turn_that_fails_halfway_moves_nothing(
@@ -327,13 +327,13 @@ MUTATIONS = {
         ),
     ),
     "noise by micro-batch": (
-        Turn,
+        ManualStep,
         "_drawn",
         lambda self, draw, micro, size: draw(micro.samples, *size),
         lambda folder: test_law_1_a_batch_that_is_cut_gives_the_same_update(folder, wgan_task, 5),
     ),
     "each micro-batch counts alike": (
-        many.Movers,
+        many.OptimizerSet,
         "add_gradient",
         alike,
         lambda folder: test_law_1_a_batch_that_is_cut_gives_the_same_update(

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import surestep
-from surestep.base.errors import ConfigError, DataError, Stopped, TaskError
+from surestep.base.errors import ConfigError, DataError, Preempted, TaskError
 
 SIZES = [5, 9, 2, 7, 7, 3, 8]
 TOKENS = -100
@@ -134,7 +134,7 @@ def test_a_run_over_ready_batches_resumes_bit_for_bit(tmp_path, kind, workers):
 
     options = {"data": {"num_workers": workers if kind is Ready else 0}}
     whole = fit(tmp_path / "whole", made(), **options)
-    with pytest.raises(Stopped):
+    with pytest.raises(Preempted):
         fit(tmp_path / "cut", made(), callbacks=[PauseAtFive()], **options)
     assert same(fit(tmp_path / "cut", made()), whole)
 

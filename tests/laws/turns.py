@@ -26,7 +26,7 @@ def real_samples(samples: int = 55) -> Tensor:
     return 1 + torch.randn(samples, 4, generator=torch.Generator().manual_seed(2)) / 2
 
 
-def wgan_step(turn: surestep.Turn) -> None:
+def wgan_step(turn: surestep.ManualStep) -> None:
     critic, generator = turn.models["critic"], turn.models["generator"]
     for micro in turn.micro_batches("critic"):
         (real,) = micro.args
@@ -44,7 +44,9 @@ def wgan_step(turn: surestep.Turn) -> None:
         turn.step("generator")
 
 
-def wgan_task(step: Callable[[surestep.Turn], Any] = wgan_step, **parts: Any) -> surestep.Task:
+def wgan_task(
+    step: Callable[[surestep.ManualStep], Any] = wgan_step, **parts: Any
+) -> surestep.Task:
     said: dict[str, Any] = {
         "model": gan(),
         "train": (real_samples(),),
@@ -65,7 +67,7 @@ def starts(samples: int = 55) -> Tensor:
     return 3 * torch.randn(samples, 1, generator=torch.Generator().manual_seed(3))
 
 
-def actor_critic_step(turn: surestep.Turn) -> None:
+def actor_critic_step(turn: surestep.ManualStep) -> None:
     for micro in turn.micro_batches("actor", "critic"):
         (start,) = micro.args
         chances = [turn.rand(micro, 1) for _ in range(4)]
@@ -81,8 +83,8 @@ def actor_critic_task(**parts: Any) -> surestep.Task:
         "model": players(),
         "train": (starts(),),
         "optimizers": {
-            "actor": surestep.Learner(surestep.Optim(lr=1e-2), parts=["policy"]),
-            "critic": surestep.Learner(surestep.Optim(lr=3e-3), parts=["trunk", "value"]),
+            "actor": surestep.OptimizerSpec(surestep.Optim(lr=1e-2), modules=["policy"]),
+            "critic": surestep.OptimizerSpec(surestep.Optim(lr=3e-3), modules=["trunk", "value"]),
         },
     }
     return surestep.Task(step=actor_critic_step, **{**said, **parts})

@@ -8,10 +8,10 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 import surestep
-from surestep.base.duration import Duration
-from surestep.engine.data.skips import Skips
-from surestep.engine.facts import read_facts
-from surestep.engine.parallel.launch import Launched
+from surestep.config.duration import Duration
+from surestep.engine.data.exclude_samples import ExcludedSamples
+from surestep.engine.distributed.launcher_env import LaunchInfo
+from surestep.engine.plan.system import read_facts
 from tests.laws.tasks import mlp, rows
 
 SAMPLES = 50
@@ -80,17 +80,23 @@ def of_curve(
     name: str, said: Any, planned: Any = AS_SAID, otherwise: Any = None, **along: Any
 ) -> Wish:
     """An option of the curve alone; a length is held in steps, of which the run has four."""
-    return of_schedule(name, said, "own.", planned, otherwise, **along)
+    return of_schedule(name, said, "curve_options.", planned, otherwise, **along)
 
 
-MANY = {"facts": lambda: replace(read_facts(), launched=Launched(rank=1, size=2, local_size=2))}
-EIGHT = {"facts": lambda: replace(read_facts(), launched=Launched(rank=1, size=8, local_size=4))}
-FSDP = {"parallel.kind": "fsdp"}
+MANY = {"facts": lambda: replace(read_facts(), launched=LaunchInfo(rank=1, size=2, local_size=2))}
+EIGHT = {"facts": lambda: replace(read_facts(), launched=LaunchInfo(rank=1, size=8, local_size=4))}
+FSDP = {"parallel.strategy": "fsdp"}
 ONLY_VALUE = (
-    *("device", "data.pin_memory", "cudnn_benchmark", "parallel.kind", "parallel.sync_batchnorm"),
+    *(
+        "device",
+        "data.pin_memory",
+        "cudnn_benchmark",
+        "parallel.strategy",
+        "parallel.sync_batchnorm",
+    ),
     "parallel.nccl_debug",
 )  # no other is possible on a CPU
-ZERO = {"parallel.kind": "deepspeed"}
+ZERO = {"parallel.strategy": "deepspeed"}
 OTHER_KEY = {"parallel.deepspeed": '{"steps_per_print": 8}'}
 SKIP = {"on_nonfinite": "skip"}
 FP16 = {"precision": "fp16"}
@@ -115,10 +121,10 @@ WISHES: dict[str, Wish] = {
     "max_grad_norm": Wish(0.25),
     "clip_value": Wish(0.125),
     "on_nonfinite": Wish("skip"),
-    "max_nonfinite": Wish(3, along=SKIP),
+    "max_nonfinite_steps": Wish(3, along=SKIP),
     "on_spike": Wish("rollback"),
     "max_rollbacks": Wish(2, along={"on_spike": "rollback"}),
-    "skip_samples": Wish((3, 17), planned=Skips((3, 17), SAMPLES)),
+    "exclude_samples": Wish((3, 17), planned=ExcludedSamples((3, 17), SAMPLES)),
     "activation_checkpointing": Wish("every 2", parts={"model": blocks()}),
     "compile": Wish("default"),
     "compile_blocks": Wish(True, along=COMPILE, parts={"model": blocks()}),
@@ -163,14 +169,14 @@ WISHES: dict[str, Wish] = {
     "optim.adamw_lr": of_optimizer("muon", 0.25),
     "optim.min_8bit_size": of_optimizer("adamw8bit", 64),
     "optim.groups": Wish(PARTS),
-    "optim.layer_decay": Wish(0.5),
+    "optim.layerwise_lr_decay": Wish(0.5),
     "schedule.name": Wish("cosine", "schedule.name"),
     "schedule.warmup": Wish("3 steps", "schedule.warmup", 3),
     "schedule.warmup_start": of_schedule("linear", 0.5, "warmup_start", warmup="50%"),
-    "schedule.every": of_schedule("cosine", "2 steps", "every", 2),
+    "schedule.interval": of_schedule("cosine", "2 steps", "interval", 2),
     "schedule.min_lr": of_schedule("cosine", 0.00025, "min_lr_ratio", 0.25),
     "schedule.min_lr_ratio": of_schedule("cosine", 0.25, "min_lr_ratio"),
-    "schedule.floor": of_schedule("cosine", "cut", "floor"),
+    "schedule.min_lr_mode": of_schedule("cosine", "cut", "min_lr_mode"),
     "schedule.cycles": of_curve(RESTARTS, 2, otherwise={"schedule.T_0": "2 steps"}),
     "schedule.T_0": of_curve(RESTARTS, "2 steps", 2, otherwise={"schedule.cycles": 2}),
     "schedule.T_mult": of_curve(RESTARTS, 3, T_0="1 step"),
@@ -227,7 +233,7 @@ WISHES: dict[str, Wish] = {
     "average.decay": Wish(0.5, "average.decay", along=EMA),
     "average.warmup": Wish(False, "average.warmup", along=EMA),
     "average.start": Wish("50%", "average.start", 2, along=EMA),
-    "average.every": Wish("2 steps", "average.every", 2, along=EMA),
+    "average.every": Wish("2 steps", "average.interval", 2, along=EMA),
     "average.buffers": Wish("copy", "average.buffers", along=EMA),
     "average.lr": Wish(0.5, "average.lr", along=SWA),
     "average.anneal": Wish("1 step", "average.anneal", 1, along={**SWA, "average.lr": 0.5}),
@@ -237,21 +243,21 @@ WISHES: dict[str, Wish] = {
     "checkpoint.keep_every": Wish("2 epochs", planned=Duration(2, "epochs")),
     "checkpoint.async_save": Wish(False),
     "checkpoint.weights": Wish("trained"),
-    "parallel.kind": Wish("ddp", parts=MANY),
+    "parallel.strategy": Wish("ddp", parts=MANY),
     "parallel.shard": Wish("SHARD_GRAD_OP", planned="grad_op", parts=MANY),
     "parallel.shard_size": Wish(2, along={"parallel.shard": "hybrid"}, parts=EIGHT),
-    "parallel.blocks": Wish("class Linear", planned=("0.0", "1"), along=FSDP, parts=MANY),
-    "parallel.meta_start": Wish(True, along=FSDP, parts={**MANY, "model": mlp}),
+    "parallel.wrap_policy": Wish("class Linear", planned=("0.0", "1"), along=FSDP, parts=MANY),
+    "parallel.meta_init": Wish(True, along=FSDP, parts={**MANY, "model": mlp}),
     "parallel.offload": Wish("all", along=FSDP, parts=MANY),
     "parallel.find_unused_parameters": Wish(True, parts=MANY),
     "parallel.static_graph": Wish(True, parts=MANY),
     "parallel.sync_batchnorm": Wish(False, parts=MANY),
-    "parallel.zero": Wish(3, along=ZERO, parts=MANY),
+    "parallel.zero_stage": Wish(3, along=ZERO, parts=MANY),
     "parallel.deepspeed": Wish(
         '{"steps_per_print": 7}', "parallel_deepspeed.steps_per_print", 7, ZERO, MANY, OTHER_KEY
     ),
     "parallel.nccl_debug": Wish(False, parts=MANY),
-    "parallel.check_every": Wish("2 epochs", planned=Duration(2, "epochs"), parts=MANY),
+    "parallel.replica_check_every": Wish("2 epochs", planned=Duration(2, "epochs"), parts=MANY),
     "parallel.timeout_s": Wish(30.0),
     "parallel.start_timeout_s": Wish(900.0),
     "logging.every": Wish("5 steps", planned=Duration(5, "steps")),

@@ -59,8 +59,8 @@ def opened(
 
 def result(session: Session) -> dict[str, Any]:
     weights = {name: each.clone() for name, each in session.model.state_dict().items()}
-    talks = session.loop.world.talks
-    return {"weights": weights, "place": tuple(session.state.place), "talks": talks}
+    talks = session.loop.world.n_collectives
+    return {"weights": weights, "place": tuple(session.state.progress), "talks": talks}
 
 
 def trained(
@@ -196,7 +196,7 @@ def own_batches(folder: Path, parallel: dict[str, Any] | None = None) -> dict[st
             session.loop.log_point()
         except NonFiniteError as error:
             found = {"failed": error.step, "rows": error.positions, "incident": error.incident}
-            return {**found, "place": tuple(session.state.place)}
+            return {**found, "place": tuple(session.state.progress)}
     return {"failed": None}
 
 

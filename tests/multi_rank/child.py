@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import surestep
-from surestep.base.errors import Stopped
+from surestep.base.errors import Preempted
 from surestep.trainer.fit import fit
 from tests.multi_rank import zero
 from tests.multi_rank.cases import (
@@ -60,7 +60,7 @@ class SignalOnOne(surestep.Callback):
     """Sends SIGTERM to the last rank alone, in step 4."""
 
     def on_batch(self, state, batch):
-        if RANK == RANKS - 1 and state.place.step == 3:
+        if RANK == RANKS - 1 and state.progress.step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -84,7 +84,7 @@ def left_by(callback: surestep.Callback, folder: Path) -> dict[str, Any]:
             )
         try:
             fit(session)
-        except Stopped:
+        except Preempted:
             return {"status": session.run.status["status"], **result(session)}
     return {"status": "not stopped", **result(session)}
 
@@ -173,7 +173,7 @@ def of_two(out: Path) -> Iterator[Act]:
     for name, case in ON_PARTS.items():
         yield ("on parts", name), partial(run, out / f"on parts {name}", case, many=True)
     for name, failing in OF_PARTS.items():
-        act = partial(failing, out / f"{name} in parts", parallel={"kind": "fsdp"})
+        act = partial(failing, out / f"{name} in parts", parallel={"strategy": "fsdp"})
         yield ("in parts", name), act
     by_zero = [(stage, f"zero-{stage}", {}) for stage in range(4)]
     by_zero += [(stage, f"zero-{stage} bf16", zero.BF16) for stage in (1, 2)]

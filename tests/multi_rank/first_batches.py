@@ -121,8 +121,8 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
 }
 ON_RANKS: Mapping[str, Mapping[str, Any]] = {
     **{name: {} for name in CASES},
-    "last rank, fsdp": {"parallel": {"kind": "fsdp"}, "weights": whole_weights},
-    "every rank, fsdp": {"parallel": {"kind": "fsdp"}, "weights": whole_weights},
+    "last rank, fsdp": {"parallel": {"strategy": "fsdp"}, "weights": whole_weights},
+    "every rank, fsdp": {"parallel": {"strategy": "fsdp"}, "weights": whole_weights},
 }
 
 
@@ -133,7 +133,7 @@ def main(out: Path) -> None:
         found[name] = CASES[name.removesuffix(", fsdp")](out / name, **options)
     found |= {name: case(out / name) for name, case in REFUSED.items()}
     found["skipped"] = skipped(out / "skipped")
-    found["skipped, fsdp"] = skipped(out / "skipped in parts", parallel={"kind": "fsdp"})
+    found["skipped, fsdp"] = skipped(out / "skipped in parts", parallel={"strategy": "fsdp"})
     torch.save(found, out / f"rank-{os.environ['RANK']}.pt")
 
 

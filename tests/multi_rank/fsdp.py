@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from surestep.engine.parallel.world import WORDS
+from surestep.engine.distributed.communicator import WORDS
 from surestep.trainer.session import Session
 from tests.multi_rank.cases import data, net
 from tests.multi_rank.traffic import traffic, traffic_of_a_step
@@ -27,7 +27,7 @@ def shows(shard: str) -> Callable[[Session], dict[str, Any]]:
 
     def show(session: Session) -> dict[str, Any]:
         loop = session.loop
-        batch = loop.feed.move(next(loop.feed.batches(0)))
+        batch = loop.loader.move(next(loop.loader.batches(0)))
         loop.step(batch)  # what an evaluation left is gone
         parts = [each.to_local() for each in session.model.parameters()]
         return {

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 import surestep
-from surestep import transforms
+from surestep import batch_transforms
 from surestep.base.errors import SurestepError
-from surestep.engine.parallel import world
+from surestep.engine.distributed import communicator as world
 from surestep.trainer.fit import fit
 from surestep.trainer.session import Session
 from tests.laws import spikes, turns
@@ -73,7 +73,7 @@ def jitter(inputs: Tensor, targets: Tensor, generator: torch.Generator) -> tuple
     return inputs + 0.3 * inputs.roll(1, 0) + 0.1 * noise, targets
 
 
-MIXUP = transforms.mixup(0.4, classes=3)
+MIXUP = batch_transforms.mixup(0.4, classes=3)
 
 
 def half_of_a_stream(folder: Path) -> Found:
@@ -99,7 +99,7 @@ def halved_stream(folder: Path) -> Found:
 def told(session: Session) -> list[Found]:
     """Return what the events tell of the steps, but for the time they took."""
     steps = [each for each in session.run.events() if each["event"] == "steps"]
-    timed = ("event", "time", "seconds", "waited_s")
+    timed = ("event", "time", "seconds", "data_wait_s")
     return [{name: each[name] for name in each if name not in timed} for each in steps]
 
 
@@ -152,7 +152,7 @@ def by_the_clock(folder: Path) -> Found:
     rank, logged = int(os.environ.get("RANK", "0")), []  # type: int, list[int]
     every = {"logging": {"every": "0.05 minutes"}, "checkpoint": {"every": "0.12 minutes"}}
     with clock_of(rank), opened(folder, task(), **every) as session:
-        session.loop.on_log.append(lambda point: logged.append(point.place.step))
+        session.loop.on_log.append(lambda point: logged.append(point.progress.step))
         fit(session)
     return {**result(session), "logged": logged}
 
@@ -171,10 +171,10 @@ def branched(folder: Path) -> Found:
     options = {"validation": {"every": "2 steps", "metric": "loss", "mode": "max"}}
     with opened(folder / "parent", task(), max_steps=10, **options) as session:
         fit(session)
-        assert session.state.standing.best_step != 10
+        assert session.state.best.best_step != 10
     source = f"{folder / 'parent'}@last"
     with opened(folder / "branch", task(), from_=source, **options) as session:
-        begun = session.state.standing.best_step
+        begun = session.state.best.best_step
         fit(session)
     return {**result(session), "losses": [], "metrics": {}, "begun": begun}
 
@@ -285,7 +285,7 @@ def with_metric(folder: Path, metric: Any) -> Found:
     return trained(folder, made)
 
 
-def step_by_rank(turn: surestep.Turn) -> None:
+def step_by_rank(turn: surestep.ManualStep) -> None:
     """Step another optimizer on each rank."""
     name = ("critic", "generator")[torch.distributed.get_rank() % 2]
     for micro in turn.micro_batches(name):

@@ -11,7 +11,7 @@ from surestep.trainer.session import Session
 def held_bytes(session: Session) -> dict[str, int]:
     """Return what this rank holds of weights, gradients and the optimizer's state."""
     loop = session.loop
-    loop.step(loop.feed.move(next(loop.feed.batches(0))))  # leaves its gradients
+    loop.step(loop.loader.move(next(loop.loader.batches(0))))  # leaves its gradients
     parameters = list(session.model.parameters())
     parts = [each.ds_tensor for each in parameters if hasattr(each, "ds_tensor")]  # of ZeRO 3
     state = session.optimizer.state

@@ -22,15 +22,17 @@ import torch.distributed as dist
 
 import surestep
 from surestep.base.errors import SurestepError
-from surestep.engine.data import feed, order
+from surestep.engine.data import batch_loader as feed
+from surestep.engine.data import order
+from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.parallel import fsdp
-from surestep.engine.parallel.cargo import Cargo
-from surestep.engine.parallel.ddp import Ddp
-from surestep.engine.parallel.world import World
-from surestep.engine.seed import seed_at
-from surestep.record.checkpoint import opened, together
-from surestep.record.checkpoint.written import Written
-from surestep.trainer import alike
+from surestep.engine.parallel.ddp import DDPStrategy
+from surestep.engine.parallel.ddp_piggyback import PiggybackScalars
+from surestep.engine.rng import derive_seed
+from surestep.record.checkpoint import reader as opened
+from surestep.record.checkpoint import writer as together
+from surestep.record.checkpoint.writer import CheckpointFiles
+from surestep.trainer import rank_consistency as alike
 from tests.multi_rank import mutated_zero, troubles
 from tests.multi_rank.cases import accuracy, data, half, masked, net, task, trained
 from tests.multi_rank.forked import run_forked
@@ -40,7 +42,7 @@ Patch = pytest.MonkeyPatch
 Found = dict[str, Any]
 
 MANY = 103  # samples to measure: on two ranks one has one more
-FSDP: Any = {"parallel": {"kind": "fsdp"}, "weights": whole_weights}
+FSDP: Any = {"parallel": {"strategy": "fsdp"}, "weights": whole_weights}
 DDP: Any = {"parallel": {}}
 SHORT = {"timeout_s": 3.0, "start_timeout_s": 20.0}  # where a rank waits in vain
 
@@ -153,24 +155,26 @@ def instead(owner: Any, name: str, other: Any) -> Callable[[Patch], None]:
     return lambda patch: patch.setattr(owner, name, other)
 
 
-def of_this_rank(_: Ddp, batch: Any, __: Any) -> Any:
+def of_this_rank(_: DDPStrategy, batch: Any, __: Any) -> Any:
     """Take the other ranks for as full as this one."""
     return batch._replace(items=batch.items * dist.get_world_size() or 1.0)
 
 
-def synced_but_last(patch: Patch, own: Callable = Ddp.sync_grads) -> None:
+def synced_but_last(patch: Patch, own: Callable = DDPStrategy.sync_grads) -> None:
     """Sync the wrong gradients; the copies, which then drift apart, are not compared."""
-    patch.setattr(Ddp, "sync_grads", lambda self, *, when: own(self, when=not when))
-    patch.setattr(alike, "differing", lambda *_: {})
+    patch.setattr(DDPStrategy, "sync_grads", lambda self, *, when: own(self, when=not when))
+    patch.setattr(alike, "find_mismatched", lambda *_: {})
 
 
-def of_something(self: Ddp, loss_sum: torch.Tensor, items: float, own: Any = Ddp.backward) -> None:
+def of_something(
+    self: DDPStrategy, loss_sum: torch.Tensor, items: float, own: Any = DDPStrategy.backward
+) -> None:
     """Spare a rank without items its backward."""
     if loss_sum.detach():
         own(self, loss_sum, items)
 
 
-def padded(self: order.Cut, first: int, end: int) -> Any:
+def padded(self: order.BatchLayout, first: int, end: int) -> Any:
     """Give all ranks equally many samples, some of them twice."""
     samples, size = end - first, self.micro_batch_size
     largest = -(-samples // self.ranks)
@@ -180,7 +184,7 @@ def padded(self: order.Cut, first: int, end: int) -> Any:
 
 
 def order_of_ranks(samples: int, seed: int, epoch: int) -> torch.Tensor:
-    place = seed_at("order", seed, epoch, dist.get_world_size())
+    place = derive_seed("order", seed, epoch, dist.get_world_size())
     return torch.randperm(samples, generator=torch.Generator().manual_seed(place))
 
 
@@ -191,35 +195,37 @@ def asked_by_first(patch: Patch) -> None:
         lambda self: vars(self).setdefault(kept, set()) if self.is_first else set(),
         lambda self, value: vars(self).update({kept: value}),
     )
-    patch.setattr(World, "wanted", wanted, raising=False)
+    patch.setattr(Communicator, "requests", wanted, raising=False)
 
 
 def heeded_alone(patch: Patch) -> None:
     """Heed on each rank what it sent itself."""
     kept, sent = "wanted by this rank", "sent by this rank"
 
-    def take(self: World, value: set[str]) -> None:
+    def take(self: Communicator, value: set[str]) -> None:
         vars(self).update({sent: vars(self).get(kept, set()), kept: value})
 
     wanted = property(lambda self: vars(self).setdefault(kept, set()), take)
     agreed = property(lambda self: set(vars(self).get(sent, ())), lambda *_: None)
-    patch.setattr(World, "wanted", wanted, raising=False)
-    patch.setattr(World, "agreed", agreed, raising=False)
+    patch.setattr(Communicator, "requests", wanted, raising=False)
+    patch.setattr(Communicator, "agreed", agreed, raising=False)
 
 
-def of_first_alone(written: Written, own: Callable = Written.sync) -> None:
+def of_first_alone(written: CheckpointFiles, own: Callable = CheckpointFiles.sync) -> None:
     if troubles.rank() == 0:
         own(written)
 
 
-def last_alone(cargo: Cargo, loss_sum: Any, own: Callable = Cargo.root) -> Any:
+def last_alone(
+    cargo: PiggybackScalars, loss_sum: Any, own: Callable = PiggybackScalars.root
+) -> Any:
     """Carry what the last micro-batch has to say, and nothing of those before it."""
     root, seed = own(cargo, loss_sum)
     cargo.parameter.grad = None
     return root, seed
 
 
-def from_the_start(tensor: Any, own: Callable = opened.box_of) -> Any:
+def from_the_start(tensor: Any, own: Callable = opened.shard_extent) -> Any:
     """Take each rank's box for the first one."""
     offset, shape, is_first_copy = own(tensor)
     return tuple(0 for _ in offset), shape, is_first_copy
@@ -231,33 +237,35 @@ def blind_to(field: str, own: Callable = alike._known) -> Callable[..., Any]:
 
 MUTATIONS: dict[str, Mutation] = {
     "the divisor is of this rank alone": Mutation(
-        1, "cut", instead(Ddp, "count_items", of_this_rank)
+        1, "cut", instead(DDPStrategy, "count_items", of_this_rank)
     ),
     "the first guess of the items is the last": Mutation(
-        1, "cut", instead(Ddp, "_divide_again", lambda self, logged, items, of_all: logged)
+        1, "cut", instead(DDPStrategy, "_divide_again", lambda self, logged, items, of_all: logged)
     ),
     "the loss of a micro-batch takes the place of the one before": Mutation(
-        1, "cut", instead(Cargo, "root", last_alone)
+        1, "cut", instead(PiggybackScalars, "root", last_alone)
     ),
     "all backwards but the last are synced": Mutation(1, "cut", synced_but_last),
     "a sample that a rank borrows counts": Mutation(
-        1, "cut", instead(feed, "nothing_in", lambda micro: micro)
+        1, "cut", instead(feed, "as_empty", lambda micro: micro)
     ),
     "an empty rank goes not backward": Mutation(
-        1, "cut", instead(Ddp, "backward", of_something), ends="mismatch|Error"
+        1, "cut", instead(DDPStrategy, "backward", of_something), ends="mismatch|Error"
     ),
     "each rank clips by the norm of its part": Mutation(
         1, "clipped by parts", partial(mutated_zero.unsummed, module=fsdp)
     ),
     "the order depends on the number of ranks": Mutation(
-        1, "shuffled", instead(feed, "order_of", order_of_ranks)
+        1, "shuffled", instead(feed, "epoch_permutation", order_of_ranks)
     ),
-    "an evaluation is padded": Mutation(1, "measured", instead(order.Cut, "micro_batches", padded)),
+    "an evaluation is padded": Mutation(
+        1, "measured", instead(order.BatchLayout, "micro_batches", padded)
+    ),
     "each rank reads the first part": Mutation(
-        2, "gone on by parts", instead(opened, "box_of", from_the_start)
+        2, "gone on by parts", instead(opened, "shard_extent", from_the_start)
     ),
     "the others do not sync what they wrote": Mutation(
-        7, "saved by parts", instead(Written, "sync", of_first_alone)
+        7, "saved by parts", instead(CheckpointFiles, "sync", of_first_alone)
     ),
     "what the first rank wants is all that counts": Mutation(10, "stopped", asked_by_first),
     "what a rank wants counts there alone": Mutation(
@@ -266,7 +274,9 @@ MUTATIONS: dict[str, Mutation] = {
         heeded_alone,
         ends="cannot go on|gave up|collective mismatch",
     ),
-    "copies are never compared": Mutation(10, "pushed", instead(alike, "differing", lambda *_: {})),
+    "copies are never compared": Mutation(
+        10, "pushed", instead(alike, "find_mismatched", lambda *_: {})
+    ),
     "the start is blind to the learning rate": Mutation(
         10, "other options", instead(alike, "_known", blind_to("optim.lr"))
     ),

@@ -11,16 +11,16 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor
 
-from surestep.engine.parallel import deepspeed
-from surestep.engine.parallel.deepspeed import DeepSpeed
-from surestep.engine.parallel.deepspeed_keeper import Cut, Shared
+from surestep.engine.parallel.deepspeed import strategy as deepspeed
+from surestep.engine.parallel.deepspeed.state import ZeroSlice, ZeroState
+from surestep.engine.parallel.deepspeed.strategy import DeepSpeedStrategy
 from tests.multi_rank import zero
 from tests.multi_rank.cases import SGD, opened, task
 from tests.multi_rank.checks import distance, same
 
 Patch = pytest.MonkeyPatch
 SAID: dict[str, Any] = {"optim": SGD, "micro_batch_size": 3, "max_steps": 4}
-ZERO: dict[str, Any] = {"parallel": {"kind": "deepspeed", "zero": 2}}
+ZERO: dict[str, Any] = {"parallel": {"strategy": "deepspeed", "zero_stage": 2}}
 
 
 def warm() -> None:
@@ -52,17 +52,21 @@ def unsummed(patch: Patch, module: Any) -> None:
     patch.setattr(module, "dist", SimpleNamespace(**alone))
 
 
-def from_the_start(self: Shared, name: str, own: Callable[..., Cut] = Shared._cut) -> Cut:
+def from_the_start(
+    self: ZeroState, name: str, own: Callable[..., ZeroSlice] = ZeroState._cut
+) -> ZeroSlice:
     """Take each rank's piece for the first one."""
     return own(self, name)._replace(begin=0)
 
 
-def of_a_sum(self: DeepSpeed, loss_sum: Tensor, items: float) -> None:
+def of_a_sum(self: DeepSpeedStrategy, loss_sum: Tensor, items: float) -> None:
     """Go backward from the sum, as if DeepSpeed divided by the items."""
     self.engine.backward(loss_sum, scale_wrt_gas=False)
 
 
-def always_last(self: DeepSpeed, *, when: bool, own: Callable = DeepSpeed.sync_grads) -> Any:
+def always_last(
+    self: DeepSpeedStrategy, *, when: bool, own: Callable = DeepSpeedStrategy.sync_grads
+) -> Any:
     """Take each backward for the last of its step."""
     return own(self, when=True)
 
@@ -71,15 +75,15 @@ def always_last(self: DeepSpeed, *, when: bool, own: Callable = DeepSpeed.sync_g
 BROKEN: dict[str, tuple[int, Callable[[Patch], None]]] = {
     "each rank saves its piece as the first one": (
         2,
-        lambda patch: patch.setattr(Shared, "_cut", from_the_start),
+        lambda patch: patch.setattr(ZeroState, "_cut", from_the_start),
     ),
     "DeepSpeed goes backward from a sum": (
         1,
-        lambda patch: patch.setattr(DeepSpeed, "backward", of_a_sum),
+        lambda patch: patch.setattr(DeepSpeedStrategy, "backward", of_a_sum),
     ),
     "each backward by DeepSpeed is the last": (
         1,
-        lambda patch: patch.setattr(DeepSpeed, "sync_grads", always_last),
+        lambda patch: patch.setattr(DeepSpeedStrategy, "sync_grads", always_last),
     ),
     "DeepSpeed's norm is that of one rank's pieces": (1, partial(unsummed, module=deepspeed)),
 }

@@ -16,7 +16,7 @@ RECIPE = str(Path(__file__).with_name("mortal.py"))
 def both(out: Path, *options: str) -> int:
     """Train all; return the exit code of what went wrong first, or of the last."""
     deaths, of_parts = os.environ.pop("DEATHS"), os.environ.pop("PART_DEATHS", "")
-    shared = ("--parallel.kind", "fsdp", *options)
+    shared = ("--parallel.strategy", "fsdp", *options)
     runs = [("shared whole", None, shared), ("shared killed", of_parts, shared)]
     runs = [*(runs if of_parts else []), ("whole", None, options), ("killed", deaths, options)]
     for name, dies, said in runs:

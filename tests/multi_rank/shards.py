@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import surestep
-from surestep import orders, transforms
+from surestep import batch_transforms, samplers
 from surestep.trainer.fit import fit
 from surestep.trainer.session import Session
 from tests.laws import spikes
@@ -24,7 +24,7 @@ Kind = Callable[..., Found]
 
 def whole_weights(session: Session) -> dict[str, Tensor]:
     """Return what is whole, by each of its names."""
-    if session.plan.parallel_kind != "deepspeed":
+    if session.plan.parallel_strategy != "deepspeed":
         return fsdp.whole_weights(session)
     whole, first = zero.whole_weights(session), {}
     for name, each in session.model.named_parameters():
@@ -44,9 +44,9 @@ def of(make: Callable[[], surestep.Task], **said: Any) -> Kind:
 
 def two_sources() -> surestep.Task:
     x, y = data()
-    order = orders.mixed({"first": 0.3, "rest": 0.7})
+    order = samplers.mixture({"first": 0.3, "rest": 0.7})
     train = {"first": (x[:30], y[:30]), "rest": (x[30:], y[30:])}
-    return surestep.Task(net, nn.CrossEntropyLoss(), train=train, val=(x, y), order=order)
+    return surestep.Task(net, nn.CrossEntropyLoss(), train=train, val=(x, y), sampler=order)
 
 
 def poisoned() -> surestep.Task:
@@ -112,10 +112,10 @@ def compiled(folder: Path, **more: Any) -> Found:
 
 
 def done(session: Session) -> Found:
-    return {"weights": whole_weights(session), "place": tuple(session.state.place)}
+    return {"weights": whole_weights(session), "place": tuple(session.state.progress)}
 
 
-MIXUP = transforms.mixup(0.4, classes=3)
+MIXUP = batch_transforms.mixup(0.4, classes=3)
 SHARDS: dict[str, Kind] = {
     "stream": of(lambda: streaming(Rows()), micro_batch_size=3),
     "two sources": of(two_sources, micro_batch_size=3),

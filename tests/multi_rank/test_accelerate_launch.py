@@ -43,4 +43,4 @@ def test_it_comes_to_the_weights_of_torchrun(folder):
 @pytest.mark.parametrize(("by", "kind"), [("accelerate", "accelerate"), ("torchrun", "ddp")])
 def test_each_runs_its_own_way_on_two_ranks(folder, by, kind):
     decided = Run(folder / by).config["decided"]
-    assert (decided["parallel.kind"], decided["parallel.ranks"]) == (kind, 2)
+    assert (decided["parallel.strategy"], decided["parallel.ranks"]) == (kind, 2)

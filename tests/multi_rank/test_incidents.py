@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import surestep
-from surestep.record.files import read_json
+from surestep.record.io import read_json
 from tests.multi_rank.cases import task
 
 OPERATIONS = ("overflows in the forward", "breaks in the backward")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import surestep
-from surestep.record.files import read_json
+from surestep.record.io import read_json
 from tests.multi_rank.cases import CASES, POISONED, data, task, trained
 from tests.multi_rank.checks import (
     check_copies,

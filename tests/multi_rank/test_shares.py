@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from surestep.engine.measure.footprint import Footprint, size_of
-from surestep.engine.measure.shares import Share, shares
+from surestep.engine.profile.memory_estimate import MemoryEstimate, tensor_bytes
+from surestep.engine.profile.sharded_memory import RankMemory, estimate_rank_memory
 from tests.multi_rank.cases import task
 from tests.multi_rank.ways import WAYS
 
@@ -24,14 +24,14 @@ STAGES = ("zero-1", "zero-2", "zero-3")
 FLATS, COPIES = 2, 3  # decayed or not; weights and two moments of each
 
 
-def compared(folder: Path, way: str, called: str, count: int) -> tuple[dict[str, int], Share]:
+def compared(folder: Path, way: str, called: str, count: int) -> tuple[dict[str, int], RankMemory]:
     """Return the bytes that the first rank holds, and what the formula says."""
     first = torch.load(folder / "rank-0.pt")
     model = task().build_model()
-    size = size_of(model.parameters())
-    takes = Footprint([], 0, 0, size, 0, size, 2 * size, 0)
+    size = tensor_bytes(model.parameters())
+    takes = MemoryEstimate([], 0, 0, size, 0, size, 2 * size, 0)
     how = {"blocks": [], "ranks": count, "local": 2, "precision": "fp32"}
-    told = {each.way: each for each in shares(model, takes, **how)}[called]
+    told = {each.strategy: each for each in estimate_rank_memory(model, takes, **how)}[called]
     return first[way, "one micro-batch", "adamw"]["shown"]["bytes"], told
 
 

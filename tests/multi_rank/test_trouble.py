@@ -137,13 +137,13 @@ def test_a_rank_that_goes_while_all_write_ends_the_run_and_leaves_the_checkpoint
     assert "is not heard of any more; it last stood at" in case.wrote[0]
     assert [(each.step, each.good) for each in Run(folder / name).verify()] == [(2, True)]
     with opened(folder / name, task(), **OPTIONS) as session:
-        assert session.state.place.step == 2
+        assert session.state.progress.step == 2
         assert [each.step for each in session.steps()][-1] == 8
 
 
 def test_a_run_that_a_hanging_rank_ended_goes_on(folder):
     with opened(folder / "loops", task(), **OPTIONS) as session:
-        assert session.state.place.step == 2
+        assert session.state.progress.step == 2
         assert [each.step for each in session.steps()][-1] == 8
 
 

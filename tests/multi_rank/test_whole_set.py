@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from surestep.engine.evaluation import spool
+from surestep.engine.metrics import spool
 from tests.multi_rank.torchrun import check_ended_well, launch
 from tests.multi_rank.whole import all_cases
 

@@ -12,7 +12,7 @@ from surestep.trainer.session import Session
 def traffic_of_a_step(session: Session) -> dict[str, list[int]]:
     """Take one more step; return what travels in it."""
     loop = session.loop
-    batch = loop.feed.move(next(loop.feed.batches(0)))
+    batch = loop.loader.move(next(loop.loader.batches(0)))
     return traffic(lambda: loop.step(batch))
 
 

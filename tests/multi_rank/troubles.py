@@ -178,12 +178,12 @@ WHILE_SAVING = {
 }
 SAID: dict[str, dict[str, Any]] = {
     "asleep in step 1": {"parallel": {"start_timeout_s": START_TIMEOUT_S}},
-    "pushed": {"parallel": {"check_every": "1 step"}, "logging": {"every": "1 step"}},
+    "pushed": {"parallel": {"replica_check_every": "1 step"}, "logging": {"every": "1 step"}},
     "unused, allowed": {"parallel": {"find_unused_parameters": True}},
     "not static": {"parallel": {"static_graph": True}},
-    "unused by DeepSpeed": {"parallel": {"kind": "deepspeed"}},
-    "not finite": {"parallel": {"kind": "deepspeed"}},
-    **{name: {"parallel": {"kind": "fsdp"}} for name in WHILE_SAVING},
+    "unused by DeepSpeed": {"parallel": {"strategy": "deepspeed"}},
+    "not finite": {"parallel": {"strategy": "deepspeed"}},
+    **{name: {"parallel": {"strategy": "fsdp"}} for name in WHILE_SAVING},
 }
 CALLBACKS: dict[str, Callable[[], surestep.Callback]] = {
     "pushed": Pushes,

@@ -67,12 +67,12 @@ def _is_ddp(shown: Mapping[str, Any], ranks: int) -> None:
 
 
 def _fsdp(shard: str, ranks: tuple[int, ...] = (2, 4), **more: Any) -> Way:
-    options = {"parallel": {"kind": "fsdp", "shard": shard, **more}}
+    options = {"parallel": {"strategy": "fsdp", "shard": shard, **more}}
     return Way(options, fsdp.proves(shard), ranks, fsdp.whole_weights, fsdp.shows(shard))
 
 
 def shown_by_accelerate(session: Session) -> dict[str, Any]:
-    accelerator = session.loop.parts.parallel.accelerator
+    accelerator = session.loop.parts.strategy.accelerator
     told = {"type": str(accelerator.distributed_type), "processes": accelerator.num_processes}
     return {**shown_by_all(session), **told}
 
@@ -84,13 +84,13 @@ def _is_accelerate(shown: Mapping[str, Any], ranks: int) -> None:
 
 
 WAYS = {
-    "ddp": Way({"parallel": {"kind": "ddp"}}, _is_ddp),
+    "ddp": Way({"parallel": {"strategy": "ddp"}}, _is_ddp),
     "fsdp-full": _fsdp("full"),
     "fsdp-grad_op": _fsdp("grad_op"),
     "fsdp-hybrid": _fsdp("hybrid", (4,), shard_size=2),
     **{
         f"zero-{stage}": Way(
-            {"parallel": {"kind": "deepspeed", "zero": stage}},
+            {"parallel": {"strategy": "deepspeed", "zero_stage": stage}},
             zero.is_stage(stage),
             ranks=(2, 4) if stage == 3 else (2,),
             weights=zero.whole_weights,
@@ -99,7 +99,7 @@ WAYS = {
         for stage in range(4)
     },
     "accelerate": Way(
-        {"parallel": {"kind": "accelerate"}}, _is_accelerate, shows=shown_by_accelerate
+        {"parallel": {"strategy": "accelerate"}}, _is_accelerate, shows=shown_by_accelerate
     ),
 }
 
@@ -149,7 +149,10 @@ class Cell:
         """Measure the weights of the last checkpoint, and then the model's own, put back."""
         made, options = self._made(way)
         with opened(folder, made(), **options) as session:
-            return {"last": session.measure("val", "last"), "own": session.evaluate("val")}
+            return {
+                "last": session.evaluate_checkpoint("val", "last"),
+                "own": session.evaluate("val"),
+            }
 
     def _made(self, way: Way | None) -> tuple[Callable[[], Task], dict[str, Any]]:
         samples, size = CUTS[self.cut]

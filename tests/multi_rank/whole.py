@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import surestep
 from surestep.base.errors import SurestepError
-from surestep.engine.evaluation import spool
+from surestep.engine.metrics import spool
 from tests.multi_rank.cases import data, net, opened
 
 FEW = data(samples=3)[0], torch.arange(3)  # of four ranks one has none

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surestep.engine.parallel.world import WORDS
+from surestep.engine.distributed.communicator import WORDS
 from surestep.record.run import Run
 from surestep.trainer.session import Session
 from tests.multi_rank.cases import data, net, opened, task, trained
@@ -50,7 +50,7 @@ BF16 = {"precision": "bf16", "micro_batch_size": 3}
 
 def options(stage: int) -> dict[str, Any]:
     own = {"deepspeed": ALL_CUT} if stage == 3 else {}
-    return {"parallel": {"kind": "deepspeed", "zero": stage, **own}}
+    return {"parallel": {"strategy": "deepspeed", "zero_stage": stage, **own}}
 
 
 def live_weights(session: Session) -> dict[str, Tensor]:
@@ -84,14 +84,14 @@ def saved_weights(folder: Path) -> dict[str, Tensor]:
 
 def shown_by_engine(session: Session) -> dict[str, Any]:
     """Say which stage the engine is in, and how much of optimizer and parameters is here."""
-    engine, loop = session.loop.parts.parallel.engine, session.loop
+    engine, loop = session.loop.parts.strategy.engine, session.loop
     slots = [max(map(_numel, each.values())) for each in session.optimizer.state.values()]
     pieces = [getattr(each, "ds_tensor", each) for each in session.model.parameters()]
     return {
         "stage": engine.zero_optimization_stage(),
         "optimizer": sum(slots),
         "held": sum(each.numel() for each in pieces),
-        "micro": len(next(loop.feed.batches(0)).micro_batches),
+        "micro": len(next(loop.loader.batches(0)).micro_batches),
         "traffic": traffic_of_a_step(session),
     }
 
@@ -133,7 +133,7 @@ def gone_on(folder: Path, stage: int, **said: Any) -> dict[str, Any]:
                         session.save()
                         found["live"] = live_weights(session)
                         session.evaluate()
-                        session.measure("val", "last")
+                        session.evaluate_checkpoint("val", "last")
                         break
             found["saved"] = saved_weights(folder / name)
         told = trained(folder / name, task(), weights=whole_weights, **said)
@@ -166,7 +166,7 @@ def timed(folder: Path) -> str:
 def buffers(folder: Path, kind: str) -> dict[str, Tensor]:
     """Train with BatchNorm; return its statistics as the last step left them on this rank."""
     made = task(model=lambda: nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)))
-    with opened(folder, made, max_steps=4, parallel={"kind": kind}) as session:
+    with opened(folder, made, max_steps=4, parallel={"strategy": kind}) as session:
         for _ in session.steps():
             pass
         return {name: each.clone() for name, each in session.model.named_buffers()}

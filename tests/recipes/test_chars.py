@@ -24,7 +24,7 @@ def few_files(tmp_path, monkeypatch):
 def train(folder, **said):
     recipe = load("chars")
     said = {"max_steps": 20, "batch_size": 16, "logging.progress": "quiet", **said}
-    config = recipe.config.with_options({"validation.every": "10 steps", **said})
+    config = recipe.config.replace_options({"validation.every": "10 steps", **said})
     task = recipe.build(SMALL, config)
     return surestep.Trainer(task, config, run=folder, callbacks=[])
 
@@ -101,8 +101,8 @@ def test_the_model_writes_on_from_a_prompt_at_any_length(length):
 
 def test_the_model_writes_when_the_run_is_done(tmp_path, few_files, capsys):
     recipe = load("chars")
-    config = recipe.config.with_options({"max_steps": 1, "schedule.warmup": "0%"})
-    config = config.with_options({"logging.progress": "quiet", "batch_size": 4})
+    config = recipe.config.replace_options({"max_steps": 1, "schedule.warmup": "0%"})
+    config = config.replace_options({"logging.progress": "quiet", "batch_size": 4})
     task = recipe.build({**SMALL, "length": 128}, config)
     surestep.Trainer(task, config, run=tmp_path / "r", callbacks=recipe.callbacks).fit()
     assert capsys.readouterr().out.startswith("def ")

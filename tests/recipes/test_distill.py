@@ -11,12 +11,12 @@ SMALL = {"width": 2, "teacher_width": 4, "teacher_steps": 20, "samples": 40}
 
 def prepared(folder, epochs=3, **said):
     recipe = load("distill")
-    config = recipe.config.with_options({"epochs": epochs, "logging.progress": "quiet"})
+    config = recipe.config.replace_options({"epochs": epochs, "logging.progress": "quiet"})
     return surestep.prepare(recipe.build({**SMALL, **said}, config), config, run=folder)
 
 
 def test_the_teacher_is_not_trained_and_not_saved(tmp_path):
-    teacher = distill.taught(4, 20)
+    teacher = distill.train_teacher(4, 20)
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
     with prepared(tmp_path / "r") as session:
         student = [each.clone() for each in session.model.parameters()]
@@ -35,7 +35,7 @@ def test_the_loss_is_both_terms_by_hand(tmp_path, temperature, alpha):
         measured = session.evaluate("test")["test/loss"]
         x, y = session.task.test
         with torch.no_grad():
-            student, teacher = session.model.eval()(x), distill.taught(4, 20).eval()(x)
+            student, teacher = session.model.eval()(x), distill.train_teacher(4, 20).eval()(x)
     soft = functional.kl_div(
         (student / temperature).log_softmax(1),
         (teacher / temperature).softmax(1),
@@ -50,7 +50,9 @@ def test_the_student_comes_nearer_to_its_teacher(tmp_path):
         x, _ = session.task.test
         with torch.no_grad():
             named = model.eval()(x).argmax(dim=1)
-            return float((named == distill.taught(8, 60).eval()(x).argmax(dim=1)).float().mean())
+            return float(
+                (named == distill.train_teacher(8, 60).eval()(x).argmax(dim=1)).float().mean()
+            )
 
     small = {"width": 4, "teacher_width": 8, "teacher_steps": 60, "samples": 320}
     with prepared(tmp_path / "r", 8, **small, alpha=1.0) as session:  # no label counts
@@ -64,7 +66,7 @@ def test_the_teacher_has_not_seen_val_and_test(monkeypatch):
     x, y = distill.images()
     x[1200:] = torch.nan
     monkeypatch.setattr(distill, "images", lambda: (x, y))
-    teacher = distill.taught.__wrapped__(2, 40)
+    teacher = distill.train_teacher.__wrapped__(2, 40)
     assert all(value.isfinite().all() for value in teacher.state_dict().values())
 
 

@@ -12,7 +12,7 @@ SMALL = {"width": 4, "pretrain_steps": 5}
 def session(tmp_path):
     recipe = load("finetune")
     said = {"validation.every": "60 epochs", "checkpoint.every": "60 epochs"}
-    config = recipe.config.with_options({**said, "logging.progress": "quiet"})
+    config = recipe.config.replace_options({**said, "logging.progress": "quiet"})
     with surestep.prepare(recipe.build(SMALL, config), config, run=tmp_path / "r") as opened:
         yield opened
 
@@ -28,7 +28,7 @@ def same(model, before, part):
 
 
 def test_it_starts_from_the_weights_of_the_other_digits_with_a_new_head(session):
-    start = finetune.pretrained(**{"width": 4, "steps": 5})
+    start = finetune.pretrain(**{"width": 4, "steps": 5})
     assert same(session.model, start, "backbone.")
     assert not same(session.model, start, "head.")
 
@@ -84,7 +84,7 @@ def test_it_can_start_from_nothing():
 def test_weights_are_the_same_whether_pretraining_was_cached_or_not(session, tmp_path):
     first = copies(session.model)
     session.close()
-    finetune.pretrained.cache_clear()
+    finetune.pretrain.cache_clear()
     recipe = load("finetune")
     torch.rand(3)
     task = recipe.build(SMALL, recipe.config)

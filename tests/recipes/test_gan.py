@@ -10,7 +10,7 @@ REAL = gan.images()
 
 def train(folder, callbacks=(), **said):
     recipe = load("gan")
-    config = recipe.config.with_options({"logging.progress": "quiet", **said})
+    config = recipe.config.replace_options({"logging.progress": "quiet", **said})
     task = recipe.build({"width": 32}, config)
     return surestep.Trainer(task, config, run=folder, callbacks=list(callbacks))
 
@@ -19,7 +19,7 @@ def test_what_is_drawn_comes_nearer_to_digits(tmp_path):
     said = {"max_steps": 200, "optim.lr": 3e-3, "average.decay": 0.9}
     torch.manual_seed(0)
     with torch.no_grad():
-        before = float(gan.energy_distance(gan.Pair(32)(REAL[1500:]), REAL[1500:]))
+        before = float(gan.energy_distance(gan.WGAN(32)(REAL[1500:]), REAL[1500:]))
     trainer = train(tmp_path / "r", **said)
     trainer.fit()
     assert trainer.evaluate("test")["test/loss"] < before / 2

@@ -36,7 +36,7 @@ def few_files(tmp_path, monkeypatch):
 def test_the_loss_of_the_model_falls_and_is_the_bits_of_a_character(tmp_path):
     recipe = load("hf")
     said = {"max_steps": 20, "batch_size": 8, "optim.lr": 0.01, "validation.every": "10 steps"}
-    config = recipe.config.with_options({**said, "logging.progress": "quiet"})
+    config = recipe.config.replace_options({**said, "logging.progress": "quiet"})
     trainer = surestep.Trainer(recipe.build(SMALL, config), config, run=tmp_path / "r")
     run = trainer.fit()
     first, last = (each["metrics"] for each in run.events() if each["event"] == "evaluation")
@@ -72,7 +72,7 @@ def test_padding_is_not_learned_and_not_seen():
 def test_no_file_is_in_two_parts(few_files, monkeypatch):
     few_files.sort()
     monkeypatch.setattr(hf, "functions", lambda files, length: [str(each) for each in files])
-    monkeypatch.setattr(surestep.orders, "by_length", lambda lengths: None)
+    monkeypatch.setattr(surestep.samplers, "by_length", lambda lengths: None)
     task = hf.task(**SMALL)
     assert sorted([*task.train, *task.val, *task.test]) == [str(each) for each in few_files]
     assert (len(task.val), len(task.test)) == (2, 1)

@@ -18,7 +18,7 @@ def built(**said):
 def trained(folder, epochs, **said):
     recipe = load("imbalanced")
     small = {"epochs": epochs, "optim.lr": 4e-3, "logging.progress": "quiet"}
-    config = recipe.config.with_options(small)
+    config = recipe.config.replace_options(small)
     task = recipe.build(said, config)
     trainer = surestep.Trainer(task, config, run=folder)
     trainer.fit()

@@ -27,7 +27,7 @@ def test_a_recipe_that_ships_loads_by_its_name(name):
     recipe = load(name)
     assert recipe.name == name
     assert recipe.path == SHIPPED / f"{name}.py"
-    assert recipe.config.said()["batch_size"] in (32, 64)
+    assert recipe.config.set_options()["batch_size"] in (32, 64)
     assert recipe.module.__doc__
 
 
@@ -163,7 +163,7 @@ def test_the_records_say_which_file_it_was(recipe, folder):
         "path": str(folder / "mine.py"),
         "sha256": sha256(folder / "mine.py"),
     }
-    assert (origin.parameters, origin.said) == ({"hidden": 3}, {"epochs": "recipe mine"})
+    assert (origin.parameters, origin.set_options) == ({"hidden": 3}, {"epochs": "recipe mine"})
 
 
 def test_the_hash_is_the_one_of_sha256sum(folder):

@@ -13,7 +13,7 @@ SMALL = {"width": 8, "samples": 96, "size": 16, "noise": 0.05}
 def test_digits_are_told_from_scraps(tmp_path):
     recipe = load("segment")
     said = {"epochs": 7, "batch_size": 16, "optim.lr": 0.01, "validation.every": "7 epochs"}
-    config = recipe.config.with_options({**said, "logging.progress": "quiet"})
+    config = recipe.config.replace_options({**said, "logging.progress": "quiet"})
     task = recipe.build(SMALL, config)
     surestep.Trainer(task, config, run=tmp_path / "r").fit()
     scenes, masks = task.val

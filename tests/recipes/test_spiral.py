@@ -7,7 +7,7 @@ from surestep.recipes.load import load
 
 def test_spiral_reaches_its_accuracy(tmp_path):
     recipe = load("spiral")
-    config = recipe.config.with_options({"logging.progress": "quiet"})
+    config = recipe.config.replace_options({"logging.progress": "quiet"})
     trainer = surestep.Trainer(recipe.build({}, config), config, run=tmp_path / "r")
     trainer.fit()
     assert trainer.evaluate("test")["test/accuracy"] >= 0.97

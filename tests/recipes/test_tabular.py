@@ -18,7 +18,7 @@ def built(**said):
 def test_it_predicts_better_than_the_mean(tmp_path):
     recipe = load("tabular")
     small = {"epochs": 15, "validation.every": "15 epochs", "logging.progress": "quiet"}
-    config = recipe.config.with_options(small)
+    config = recipe.config.replace_options(small)
     trainer = surestep.Trainer(recipe.build({}, config), config, run=tmp_path / "r")
     trainer.fit()
     measured = trainer.evaluate("test")

@@ -3,12 +3,12 @@ import subprocess
 
 import torch
 
-from surestep.record.environment import environment
+from surestep.record.environment import collect_environment
 from tests import tiny
 
 
 def test_versions_devices_and_threads_are_there(tmp_path):
-    found = environment(tiny.FACTS, tmp_path)
+    found = collect_environment(tiny.FACTS, tmp_path)
     assert found["packages"]["torch"] == torch.__version__
     assert found["packages"]["surestep"] is not None
     assert (found["devices"], found["cpus"], found["threads"]) == (["cpu"], 2, 1)
@@ -17,7 +17,7 @@ def test_versions_devices_and_threads_are_there(tmp_path):
 
 def test_a_package_that_is_missing_is_not_known(tmp_path, monkeypatch):
     monkeypatch.setattr("surestep.record.environment._PACKAGES", ("no-such-package",))
-    assert environment(tiny.FACTS, tmp_path)["packages"] == {"no-such-package": None}
+    assert collect_environment(tiny.FACTS, tmp_path)["packages"] == {"no-such-package": None}
 
 
 def test_no_environment_variable_is_kept(tmp_path, monkeypatch):
@@ -38,14 +38,14 @@ def test_the_commit_and_whether_files_differ(tmp_path):
     (tmp_path / "a").write_text("1")
     git(tmp_path, "add", "a")
     git(tmp_path, "commit", "-m", "a")
-    found = environment(tiny.FACTS, tmp_path)["git"]
+    found = collect_environment(tiny.FACTS, tmp_path)["git"]
     assert len(found["commit"]) == 40
     assert found["dirty"] is False
     (tmp_path / "a").write_text("2")
-    assert environment(tiny.FACTS, tmp_path)["git"]["dirty"] is True
+    assert collect_environment(tiny.FACTS, tmp_path)["git"]["dirty"] is True
 
 
 def test_without_git_it_is_not_known(tmp_path, monkeypatch):
-    assert environment(tiny.FACTS, tmp_path)["git"] is None
+    assert collect_environment(tiny.FACTS, tmp_path)["git"] is None
     monkeypatch.setenv("PATH", "")
-    assert environment(tiny.FACTS, tmp_path)["git"] is None
+    assert collect_environment(tiny.FACTS, tmp_path)["git"] is None

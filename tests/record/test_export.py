@@ -11,9 +11,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from surestep.base.errors import CheckpointError, ConfigError, DamagedError
-from surestep.record.checkpoint.opened import open_checkpoint
-from surestep.record.checkpoint.write import save_checkpoint
+from surestep.base.errors import CheckpointError, ConfigError, CorruptCheckpointError
+from surestep.record.checkpoint.reader import open_checkpoint
+from surestep.record.checkpoint.writer import save_checkpoint
 from surestep.record.export import export
 from tests import tiny
 
@@ -198,7 +198,9 @@ def test_of_a_run_the_newest_good_one_is_exported_and_the_damaged_one_told(tmp_p
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    with pytest.raises(DamagedError, match=r"step-00000006 is damaged: model\.safetensors"):
+    with pytest.raises(
+        CorruptCheckpointError, match=r"step-00000006 is damaged: model\.safetensors"
+    ):
         run.export(tmp_path / "w.pt", 6)
     assert run.export(tmp_path / "w.pt", "last").step == 3
     assert "step-00000006 is damaged" in caplog.text

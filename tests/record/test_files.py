@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from surestep.base.errors import RunError
-from surestep.record.files import disk_hint, dumps, parse_json, plain, read_json, write_json
+from surestep.record.io import (
+    dumps,
+    os_error_hint,
+    parse_json,
+    read_json,
+    to_jsonable,
+    write_json,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,7 +28,7 @@ from surestep.record.files import disk_hint, dumps, parse_json, plain, read_json
     ],
 )
 def test_anything_has_a_plain_form(value, written):
-    assert plain(value) == written
+    assert to_jsonable(value) == written
     assert json.loads(dumps(value)) == written
 
 
@@ -67,7 +74,7 @@ def test_the_hint_fits_what_the_disk_said(tmp_path, monkeypatch, number, hint):
 
 def test_a_hint_names_what_else_to_choose():
     error = OSError(errno.EROFS, "Read-only file system")
-    assert disk_hint(error, ("file", " with --out")) == (
+    assert os_error_hint(error, ("file", " with --out")) == (
         "Choose a file that can be written with --out."
     )
 

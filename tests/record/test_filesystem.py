@@ -7,9 +7,9 @@ import pytest
 
 import surestep
 from surestep.base.errors import RunError
-from surestep.record import filesystem
-from surestep.record.filesystem import file_system, try_out
-from surestep.record.hold import Hold
+from surestep.record import filesystem_check as filesystem
+from surestep.record.filesystem_check import file_system, probe_filesystem
+from surestep.record.lock import RunLock
 from tests import tiny
 
 
@@ -36,13 +36,13 @@ def no_folder_syncs(monkeypatch):
 
 
 def test_a_usual_file_system_has_it_all(tmp_path):
-    assert try_out(tmp_path, locked=True) == []
+    assert probe_filesystem(tmp_path, locked=True) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lock_that_keeps_nobody_out_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "lockf", lambda *_: None)
-    (told,) = try_out(tmp_path, locked=True)
+    (told,) = probe_filesystem(tmp_path, locked=True)
     assert "without locks: two processes" in told
 
 
@@ -56,7 +56,7 @@ def test_without_locks_a_run_goes_on_and_says_so(tmp_path, no_locks, capsys):
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_no_lock_is_not_taken_for_a_holder(tmp_path, monkeypatch, number):
     monkeypatch.setattr(fcntl, "lockf", failing(fcntl.lockf, number))
-    hold = Hold(tmp_path)
+    hold = RunLock(tmp_path)
     assert not hold.locked
     hold.release()
 
@@ -93,5 +93,5 @@ def test_the_type_of_the_file_system_is_known(tmp_path):
 
 def test_a_network_that_has_it_all_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(filesystem, "file_system", lambda _: "nfs4")
-    (told,) = try_out(tmp_path, locked=True)
+    (told,) = probe_filesystem(tmp_path, locked=True)
     assert "(nfs4) of a network: renames, locks and syncs were tried, and work" in told

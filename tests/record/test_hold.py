@@ -9,15 +9,15 @@ import textwrap
 import pytest
 
 from surestep.base.errors import RunError
-from surestep.record.hold import Hold
-from surestep.record.recorder import Recorder
+from surestep.record.lock import RunLock
+from surestep.record.run_writer import RunWriter
 
 HOLDER = textwrap.dedent(
     """
     import os, sys, time
     from pathlib import Path
-    from surestep.record.hold import Hold
-    hold = Hold(Path(sys.argv[1]))
+    from surestep.record.lock import RunLock
+    hold = RunLock(Path(sys.argv[1]))
     child = os.fork()
     if not child:
         time.sleep(60)
@@ -47,7 +47,7 @@ def test_a_start_that_the_disk_refuses_leaves_nothing_behind(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # no file may have a byte
         try:
             with pytest.raises(RunError, match="cannot be a run folder: File too large"):
-                Recorder(folder)
+                RunWriter(folder)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert list(tmp_path.iterdir()) == []
@@ -56,7 +56,7 @@ def test_a_start_that_the_disk_refuses_leaves_nothing_behind(tmp_path):
 def test_a_second_process_is_refused_and_told_who_holds(tmp_path, holder):
     expected = f"is held by process {holder[0].pid} on {socket.gethostname()}"
     with pytest.raises(RunError, match=expected):
-        Hold(tmp_path)
+        RunLock(tmp_path)
 
 
 def test_a_killed_holder_holds_no_more_although_its_child_lives(tmp_path, holder):
@@ -64,23 +64,23 @@ def test_a_killed_holder_holds_no_more_although_its_child_lives(tmp_path, holder
     process.kill()
     process.wait()
     os.kill(child, 0)
-    Hold(tmp_path).release()
+    RunLock(tmp_path).release()
 
 
 def test_the_same_process_is_refused_too(tmp_path):
-    hold = Hold(tmp_path)
+    hold = RunLock(tmp_path)
     with pytest.raises(RunError, match="held by another session of this process"):
-        Hold(tmp_path / ".." / tmp_path.name)
+        RunLock(tmp_path / ".." / tmp_path.name)
     hold.release()
 
 
 def test_a_refused_second_holder_does_not_open_the_folder_to_others(tmp_path):
-    hold = Hold(tmp_path)
+    hold = RunLock(tmp_path)
     with pytest.raises(RunError):
-        Hold(tmp_path)
+        RunLock(tmp_path)
     code = (
-        "import sys, pathlib; from surestep.record.hold import Hold; "
-        "Hold(pathlib.Path(sys.argv[1]))"
+        "import sys, pathlib; from surestep.record.lock import RunLock; "
+        "RunLock(pathlib.Path(sys.argv[1]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
@@ -91,7 +91,7 @@ def test_a_refused_second_holder_does_not_open_the_folder_to_others(tmp_path):
 
 def test_released_it_can_be_held_again(tmp_path):
     for _ in range(2):
-        hold = Hold(tmp_path)
+        hold = RunLock(tmp_path)
         hold.release()
         hold.release()
 
@@ -99,4 +99,4 @@ def test_released_it_can_be_held_again(tmp_path):
 def test_a_lock_file_that_nobody_can_read_still_names_somebody(tmp_path, holder):
     (tmp_path / "lock").write_text("")
     with pytest.raises(RunError, match="is held by somebody"):
-        Hold(tmp_path)
+        RunLock(tmp_path)

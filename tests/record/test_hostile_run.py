@@ -8,11 +8,11 @@ import pytest
 
 import surestep
 from surestep.base.errors import RunError, SurestepError
-from surestep.record.checkpoint.listing import list_checkpoints, saved
-from surestep.record.hold import Hold
+from surestep.record.checkpoint.listing import list_checkpoints, read_info
 from surestep.record.incident import incidents_of, read_incident
-from surestep.record.kept import why_kept
-from surestep.record.skipped import read_samples
+from surestep.record.lock import RunLock
+from surestep.record.retention_reasons import explain_retention
+from surestep.record.skipped_samples import read_samples
 from tests import tiny
 from tests.record.spoiled import DAMAGES, GONE, change, in_time, spoil
 from tests.trainer.test_replay import DIVIDES, failed
@@ -30,8 +30,8 @@ def made(tmp_path_factory):
     shutil.copytree(other / "checkpoints", run.path / "checkpoints", dirs_exist_ok=True)
     skip = {"step": 1, "epoch": 0, "positions": [0, 8], "samples": [0, 3], "reason": "nonfinite"}
     with (run.path / "events.jsonl").open("a") as file:
-        file.write(surestep.record.files.dumps({"event": "skipped", "time": 1.0, **skip}) + "\n")
-    surestep.record.skipped.write_skipped(run.path / "skipped.json", run.skipped)
+        file.write(surestep.record.io.dumps({"event": "skipped", "time": 1.0, **skip}) + "\n")
+    surestep.record.skipped_samples.write_skipped(run.path / "skipped.json", run.skipped)
     return run.path
 
 
@@ -42,11 +42,11 @@ def path(made, tmp_path):
 
 def _kept(path):
     run = surestep.Run(path)
-    return why_kept(run, [saved(each) for each in list_checkpoints(run.checkpoints)])
+    return explain_retention(run, [read_info(each) for each in list_checkpoints(run.checkpoints)])
 
 
 def _hold(path):
-    Hold(path).release()
+    RunLock(path).release()
 
 
 READERS = {
@@ -131,14 +131,14 @@ STRANGE = {
     "gone": GONE,
 }
 PLACES = {
-    "config.json": [("recipe",), ("task",), ("config",), ("data", "skip_samples"), ("format",)],
-    "status.json": [("status",), ("judged_by",), ("step",), ("seconds",), ("clipped",)],
+    "config.json": [("recipe",), ("task",), ("config",), ("data", "exclude_samples"), ("format",)],
+    "status.json": [("status",), ("monitor",), ("step",), ("seconds",), ("clipped",)],
     "events.jsonl": [("skipped", each) for each in ("event", "step", "samples", "reason")],
     "plan.json": [(0,), (0, "option")],
     INCIDENT: [
-        *((each,) for each in ("step", "checkpoint", "asked", "place", "norms", "batch")),
-        *((each,) for each in ("loss", "sha256", "bytes", "diagnosis", "is_own", "text")),
-        *(("place", "epoch"), ("batch", 0, "samples"), ("batch", 0, "args"), ("norms", 0, 1)),
+        *((each,) for each in ("step", "checkpoint", "run_config", "progress", "norms", "batch")),
+        *((each,) for each in ("loss", "sha256", "bytes", "diagnosis", "is_manual", "text")),
+        *(("progress", "epoch"), ("batch", 0, "samples"), ("batch", 0, "args"), ("norms", 0, 1)),
     ],
 }
 

@@ -7,17 +7,22 @@ import pytest
 import torch
 
 from surestep.base.errors import RunError
-from surestep.engine.data.batch import MicroBatch
-from surestep.engine.state import Place
-from surestep.record.batches import Packed, unpacked
-from surestep.record.incident import incidents_of, read_incident, referred, write_incident
+from surestep.engine.batch import MicroBatch
+from surestep.engine.state.state import Progress
+from surestep.record.batch_dump import BatchDump, decode_batch
+from surestep.record.incident import (
+    incidents_of,
+    read_incident,
+    referenced_checkpoints,
+    write_incident,
+)
 
 RECORD = {
     "checkpoint": "step-00000006",
-    "asked": {"recipe": {}, "task": {}, "config": {}},
-    "place": Place(6, 6, 2, 0, 48)._asdict(),
+    "run_config": {"recipe": {}, "task": {}, "config": {}},
+    "progress": Progress(6, 6, 2, 0, 48)._asdict(),
     **dict.fromkeys(("loss", "grad_norm", "diagnosis", "batch")),
-    **{"is_own": False, "norms": [], "text": "", "not_kept": []},
+    **{"is_manual": False, "norms": [], "text": "", "not_saved": []},
 }
 
 
@@ -47,8 +52,8 @@ def test_checkpoints_that_incidents_need_are_known(tmp_path):
     written(tmp_path)
     written(tmp_path, 9, checkpoint="step-00000008")
     folder = tmp_path / "checkpoints"
-    assert referred(folder) == {folder / "step-00000006", folder / "step-00000008"}
-    assert referred(tmp_path / "elsewhere" / "checkpoints") == set()
+    assert referenced_checkpoints(folder) == {folder / "step-00000006", folder / "step-00000008"}
+    assert referenced_checkpoints(tmp_path / "elsewhere" / "checkpoints") == set()
 
 
 HOSTILE = {
@@ -81,9 +86,9 @@ def test_other_bytes_are_refused(tmp_path):
 def test_a_batch_comes_back_as_it_was():
     args = (torch.ones(2, 3).t(), [1, 2.5, math.inf, None, "text", (True,)])
     micro = MicroBatch(args, {"mask": {"a": torch.zeros(2).bool()}}, torch.tensor([1, 2]), 2, 2, 5)
-    packed = Packed((micro,))
+    packed = BatchDump((micro,))
     assert packed.lost == []
-    (found,) = unpacked(json.loads(json.dumps(packed.record)), packed.tensors)
+    (found,) = decode_batch(json.loads(json.dumps(packed.record)), packed.tensors)
     assert torch.equal(found.args[0], args[0])
     assert found.args[1] == args[1]
     assert torch.equal(found.kwargs["mask"]["a"], micro.kwargs["mask"]["a"])
@@ -92,10 +97,10 @@ def test_a_batch_comes_back_as_it_was():
 
 def test_what_is_no_tensor_is_named_and_not_kept():
     micro = MicroBatch((torch.eye(2).to_sparse(), {3: 1}), {}, object(), 1, 1, 0)
-    packed = Packed((micro,))
+    packed = BatchDump((micro,))
     assert packed.lost == ["0.args.0: Tensor", "0.args.1: dict", "0.targets: object"]
 
 
 def test_a_form_that_nobody_wrote_is_refused():
     with pytest.raises(RunError, match="cannot be read"):
-        unpacked([{"args": {"tensor": "x"}}], {})
+        decode_batch([{"args": {"tensor": "x"}}], {})

@@ -2,15 +2,15 @@ import pytest
 
 import surestep
 from surestep.base.errors import RunError
-from surestep.record.checkpoint.listing import list_checkpoints, saved
-from surestep.record.files import write_json
-from surestep.record.kept import why_kept
+from surestep.record.checkpoint.listing import list_checkpoints, read_info
+from surestep.record.io import write_json
+from surestep.record.retention_reasons import explain_retention
 from tests import tiny
 
 
 def kept(run):
-    found = [saved(path) for path in list_checkpoints(run.checkpoints)]
-    return {path.name[-1]: why for path, why in why_kept(run, found).items()}
+    found = [read_info(path) for path in list_checkpoints(run.checkpoints)]
+    return {path.name[-1]: why for path, why in explain_retention(run, found).items()}
 
 
 def test_the_last_n_and_the_best_k_of_the_plan(tmp_path):

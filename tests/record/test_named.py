@@ -4,7 +4,7 @@ import pytest
 
 import surestep
 from surestep.base.errors import CheckpointError, ConfigError, RunError
-from surestep.record.named import find_checkpoint, split_name
+from surestep.record.checkpoint_ref import find_checkpoint, split_name
 from tests import tiny
 
 

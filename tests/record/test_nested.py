@@ -6,8 +6,8 @@ from torch import nn
 import surestep
 from surestep.base.errors import CheckpointError, ConfigError
 from surestep.cli.config_file import read_config_file
-from surestep.record.files import parse_json
-from surestep.record.weights import load_initial
+from surestep.record.io import parse_json
+from surestep.record.pretrained import load_init_weights
 
 DEEP = "[" * 100_000 + "]" * 100_000
 
@@ -22,7 +22,7 @@ def test_json_of_ours_is_limited(depth, start, end):
 def test_an_index_of_weights_is_limited(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(f'{{"weight_map": {DEEP}}}')
     with pytest.raises(CheckpointError, match="nested too deep"):
-        load_initial(nn.Linear(1, 1), str(tmp_path / "model.safetensors.index.json"))
+        load_init_weights(nn.Linear(1, 1), str(tmp_path / "model.safetensors.index.json"))
 
 
 @pytest.mark.parametrize("text", [f"a = {DEEP}", f'{{"a": {DEEP}}}'], ids=["TOML", "JSON"])

@@ -10,8 +10,8 @@ import pytest
 from safetensors import safe_open
 
 from surestep.base.errors import ConfigError, DataError, RunError
-from surestep.record import predictions
-from surestep.record.predictions import writing
+from surestep.record import prediction_files as predictions
+from surestep.record.prediction_files import open_predictions
 
 ARRAYS = {
     "index": np.arange(3),
@@ -22,7 +22,7 @@ ARRAYS = {
 
 
 def written(path, arrays=ARRAYS, **said):
-    with writing(path, **said) as write:
+    with open_predictions(path, **said) as write:
         write(arrays)
     return path
 
@@ -117,7 +117,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
 def test_a_wrong_place_is_refused_before_anything_is_computed(tmp_path, name, message):
     (tmp_path / "there.csv").write_text("mine")
     (tmp_path / "folder.npz").mkdir()
-    with pytest.raises(ConfigError, match=message), writing(tmp_path / name):
+    with pytest.raises(ConfigError, match=message), open_predictions(tmp_path / name):
         pytest.fail("it was opened")
     assert (tmp_path / "there.csv").read_text() == "mine"
 
@@ -134,7 +134,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before(tmp_path, monkeypatch
 def test_overwriting_is_by_one_move(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("mine")
-    with writing(path, overwrite=True) as write:
+    with open_predictions(path, overwrite=True) as write:
         assert path.read_text() == "mine"
         write(ARRAYS)
     assert path.read_text().startswith("index")
@@ -142,7 +142,7 @@ def test_overwriting_is_by_one_move(tmp_path):
 
 
 def test_a_file_that_came_meanwhile_is_not_overwritten(tmp_path):
-    with writing(tmp_path / "a.csv") as write:
+    with open_predictions(tmp_path / "a.csv") as write:
         (tmp_path / "a.csv").write_text("mine")
         with pytest.raises(ConfigError, match="is there already"):
             write(ARRAYS)
@@ -150,7 +150,7 @@ def test_a_file_that_came_meanwhile_is_not_overwritten(tmp_path):
 
 
 def test_nothing_is_left_where_predicting_failed(tmp_path):
-    with pytest.raises(ZeroDivisionError), writing(tmp_path / "a.npz"):
+    with pytest.raises(ZeroDivisionError), open_predictions(tmp_path / "a.npz"):
         raise ZeroDivisionError
     assert os.listdir(tmp_path) == []
 
@@ -159,10 +159,10 @@ KILLED = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from surestep.record.predictions import writing
+from surestep.record.prediction_files import open_predictions
 
 os.fsync = lambda _: os.kill(os.getpid(), 9)
-with writing(Path(sys.argv[1])) as write:
+with open_predictions(Path(sys.argv[1])) as write:
     write({"index": np.arange(100_000)})
 """
 

@@ -2,22 +2,30 @@ import logging
 
 import pytest
 
-from surestep.engine.log_point import LogPoint
-from surestep.engine.state import Place
-from surestep.record.progress import Bar, Plain, Quiet, figures, open_progress
+from surestep.engine.state.state import Progress
+from surestep.engine.step.log_point import LogPoint
+from surestep.record.progress_display import (
+    NullProgress,
+    PlainProgress,
+    TqdmProgress,
+    figures,
+    open_progress,
+)
 from tests import tiny
 
 
 def point(first=1, losses=(1.0, 2.0), norms=(3.0, 4.0), **more):
     usual = {
         **{"lr": [0.1] * len(losses), "logged": {}, "samples": 16, "items": 16.0},
-        **{"seconds": 2.0, "waited_s": 0.5},
+        **{"seconds": 2.0, "data_wait_s": 0.5},
     }
-    place = Place(first)
-    return LogPoint(first, 0, list(losses), list(norms), **{**usual, **more}, place=place)
+    place = Progress(first)
+    return LogPoint(first, 0, list(losses), list(norms), **{**usual, **more}, progress=place)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("bar", Bar), ("plain", Plain), ("quiet", Quiet)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("bar", TqdmProgress), ("plain", PlainProgress), ("quiet", NullProgress)]
+)
 def test_the_display_is_the_plans(name, kind):
     progress = open_progress(tiny.plan(logging={"progress": name}).plan, start=0)
     assert type(progress) is kind
@@ -25,9 +33,9 @@ def test_the_display_is_the_plans(name, kind):
 
 
 def test_quiet_shows_nothing_and_logs_what_is_said(capsys, caplog):
-    quiet = Quiet()
+    quiet = NullProgress()
     with caplog.at_level(logging.INFO, "surestep"):
-        quiet.say("hello")
+        quiet.print_line("hello")
     quiet.log(point())
     quiet.close()
     assert capsys.readouterr().err == ""
@@ -35,7 +43,7 @@ def test_quiet_shows_nothing_and_logs_what_is_said(capsys, caplog):
 
 
 def test_plain_prints_a_line_and_then_waits(capsys):
-    plain = Plain(tiny.plan().plan, every_s=1000)
+    plain = PlainProgress(tiny.plan().plan, every_s=1000)
     plain.log(point(first=1))
     plain.log(point(first=3))
     assert capsys.readouterr().err.splitlines() == [
@@ -46,21 +54,21 @@ def test_plain_prints_a_line_and_then_waits(capsys):
 @pytest.mark.parametrize(("every", "lines"), [("2 steps", 2), (None, 1)])
 def test_plain_prints_every_log_point_of_a_period_that_was_set(capsys, every, lines):
     logging = {} if every is None else {"logging": {"every": every}}
-    plain = Plain(tiny.plan(**logging).plan)
+    plain = PlainProgress(tiny.plan(**logging).plan)
     plain.log(point(first=1))
     plain.log(point(first=3))
     assert len(capsys.readouterr().err.splitlines()) == lines
 
 
 def test_plain_prints_the_last_step_however_soon(capsys):
-    plain = Plain(tiny.plan().plan, every_s=1000)
+    plain = PlainProgress(tiny.plan().plan, every_s=1000)
     plain.log(point(first=1))
     plain.log(point(first=5))
     assert capsys.readouterr().err.splitlines()[-1].startswith("step 6/6")
 
 
 def test_plain_counts_a_step_after_the_end_out_of_nothing(capsys):
-    plain = Plain(tiny.plan().plan)
+    plain = PlainProgress(tiny.plan().plan)
     plain.log(point(first=plain.total))
     shown = capsys.readouterr().err
     assert shown.startswith(f"step {plain.total + 1}, after the {plain.total} of the run  loss 1.5")
@@ -74,12 +82,12 @@ def test_nothing_goes_to_stdout(tmp_path, capfd):
 
 
 def test_a_bar_goes_on_from_where_the_run_stands_and_ends_at_its_end(capsys):
-    bar = Bar(tiny.plan().plan, start=2, every_s=0)
+    bar = TqdmProgress(tiny.plan().plan, start=2, every_s=0)
     assert bar._bar.n == 2
     for _ in range(4):
         bar.on_step(None, None)
     bar.log(point())
-    bar.say("a line")
+    bar.print_line("a line")
     bar.close()
     assert bar._bar.n == 6
     shown = capsys.readouterr().err
@@ -88,7 +96,7 @@ def test_a_bar_goes_on_from_where_the_run_stands_and_ends_at_its_end(capsys):
 
 
 def test_a_bar_that_is_closed_shows_every_step(capsys):
-    bar = Bar(tiny.plan().plan, start=0, every_s=1000)
+    bar = TqdmProgress(tiny.plan().plan, start=0, every_s=1000)
     for _ in range(5):
         bar.on_step(None, None)
     bar.close()

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from surestep.base.errors import RunError, TaskError
-from surestep.record.recorder import Recorder
+from surestep.record.run_writer import RunWriter
 from tests import tiny
 
 
@@ -61,7 +61,7 @@ def test_a_run_that_could_not_go_on_is_left_as_it_was(tmp_path):
 
 def test_a_closed_run_is_held_by_nobody(tmp_path):
     tiny.fit(tmp_path)
-    Recorder(tmp_path).close()
+    RunWriter(tmp_path).close()
 
 
 def half_done_elsewhere(run):
@@ -72,7 +72,7 @@ def half_done_elsewhere(run):
 
 def held(run):
     """Hold the folder; return the names in its checkpoints then."""
-    recorder = Recorder(run)
+    recorder = RunWriter(run)
     try:
         return sorted(path.name for path in recorder.checkpoints.iterdir())
     finally:
@@ -101,7 +101,7 @@ def test_a_disk_that_is_full_at_the_end_lets_the_folder_go(tmp_path):
     try:
         with pytest.raises(RunError, match="No space left"):
             session.close()
-        Recorder(tmp_path).close()
+        RunWriter(tmp_path).close()
     finally:
         session._recorder._hold.release()
 

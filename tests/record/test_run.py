@@ -3,8 +3,8 @@ import torch
 
 import surestep
 from surestep.base.errors import CheckpointError, RunError
-from surestep.record.checkpoint.listing import saved
-from surestep.record.files import write_json
+from surestep.record.checkpoint.listing import read_info
+from surestep.record.io import write_json
 from surestep.record.run import Run
 from tests import tiny
 
@@ -55,7 +55,9 @@ def test_where_nothing_was_measured_the_best_is_the_last(tmp_path):
 def test_a_checkpoint_has_only_the_metrics_of_its_own_step(tmp_path):
     said = {"checkpoint": {"every": "2 steps", "keep_last": 9, "keep_best": 1}}
     run = fit(tmp_path, [0.9, 0.1], **said)
-    measured = {path.name: bool(saved(path).metrics) for path in sorted(run.checkpoints.iterdir())}
+    measured = {
+        path.name: bool(read_info(path).metrics) for path in sorted(run.checkpoints.iterdir())
+    }
     assert measured == {
         **{"step-00000002": False, "step-00000003": True},
         **{"step-00000004": False, "step-00000006": True},
@@ -107,8 +109,8 @@ def test_verify_reads_every_byte_of_each(tmp_path):
 @pytest.mark.parametrize("judged", [3, [], ["val/loss"], ["val/loss", "most"], [[], "min"]])
 def test_a_status_that_tells_no_metric_is_refused(tmp_path, judged):
     run = tiny.fit(tmp_path)
-    write_json(run.path / "status.json", {"status": "running", "judged_by": judged})
-    with pytest.raises(RunError, match=r"status\.json cannot be read: it.judged_by"):
+    write_json(run.path / "status.json", {"status": "running", "monitor": judged})
+    with pytest.raises(RunError, match=r"status\.json cannot be read: it.monitor"):
         run.best  # noqa: B018
     write_json(run.path / "status.json", [judged])
     with pytest.raises(RunError, match=r"status\.json cannot be read: it is .* not an object"):

@@ -1,4 +1,4 @@
-"""What a run skipped: in its events, in skipped.json, and read again by `skip_samples`."""
+"""What a run skipped: in its events, in skipped.json, and read again by `exclude_samples`."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import ConfigError
-from surestep.engine.data.order import order_of
-from surestep.record.files import read_json
-from surestep.record.skipped import gather, read_samples
+from surestep.engine.data.order import epoch_permutation
+from surestep.record.io import read_json
+from surestep.record.skipped_samples import read_samples, summarize_skips
 from tests.laws.bombs import BATCH, SAMPLES, bomb
 from tests.laws.tasks import session_of
 from tests.laws.test_law_5_skipping import EVERY
@@ -23,12 +23,12 @@ OPTIONS = {
 
 def guilty() -> int:
     """Return the sample that spoils step 3 of the first epoch."""
-    return int(order_of(SAMPLES, 0, 0)[2 * BATCH + 2])
+    return int(epoch_permutation(SAMPLES, 0, 0)[2 * BATCH + 2])
 
 
 def skipped_step(epoch: int) -> dict:
     """Return the record of the step of an epoch in which the guilty sample is."""
-    order = order_of(SAMPLES, 0, epoch).tolist()
+    order = epoch_permutation(SAMPLES, 0, epoch).tolist()
     first = order.index(guilty()) // BATCH * BATCH
     return {
         "step": (epoch * SAMPLES + first) // BATCH + 1,
@@ -56,7 +56,7 @@ def test_its_file_leaves_them_out_of_the_next_run(tmp_path):
     with session_of(bomb("both", [3]), tmp_path / "run", **OPTIONS) as session:
         list(session.steps())
     file = session.run.path / "skipped.json"
-    options = OPTIONS | {"on_nonfinite": "raise", "skip_samples": file}
+    options = OPTIONS | {"on_nonfinite": "raise", "exclude_samples": file}
     with session_of(bomb("both", [3]), tmp_path / "next", **options) as again:
         list(again.steps())
     left = SAMPLES - len(session.run.skipped.samples)
@@ -117,8 +117,11 @@ def test_what_was_done_again_counts_once():
         return {"event": "skipped", "step": step, "reason": reason, **where}
 
     events = [event(1, "overflow"), event(3, "nonfinite"), {"event": "resume", "step": 2}]
-    assert [each["step"] for each in gather(events).steps] == [1]
-    assert [each["step"] for each in gather([*events, event(3, "nonfinite")]).steps] == [1, 3]
+    assert [each["step"] for each in summarize_skips(events).steps] == [1]
+    assert [each["step"] for each in summarize_skips([*events, event(3, "nonfinite")]).steps] == [
+        1,
+        3,
+    ]
 
 
 @pytest.mark.parametrize("text", ["5\n3\n", "[5, 3]", '{"samples": [5, 3], "steps": []}', "5 3"])
@@ -150,7 +153,7 @@ def test_files_without_indices_are_refused(tmp_path, text, message):
 
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(
-        ConfigError, match=r"nowhere.*cannot be read: No such file .*: --skip-samples 17 42"
+        ConfigError, match=r"nowhere.*cannot be read: No such file .*: --exclude-samples 17 42"
     ):
         read_samples(tmp_path / "nowhere")
 
@@ -192,7 +195,7 @@ def test_looking_for_the_samples_changes_no_step(tmp_path, workers):
         x, y = torch.rand(40, 4, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 3
         x[5] = torch.nan
         task = surestep.Task(nn.Sequential(hidden, nn.Linear(8, 3)), nn.CrossEntropyLoss(), (x, y))
-        options = {"epochs": 3, "batch_size": 8, "on_nonfinite": "skip", "max_nonfinite": 9}
+        options = {"epochs": 3, "batch_size": 8, "on_nonfinite": "skip", "max_nonfinite_steps": 9}
         options["data"] = {"num_workers": workers}
         with session_of(task, tmp_path / name, **options, seed=4) as session:
             if name == "does not":

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 import surestep
 from surestep.base.errors import CheckpointError
-from surestep.engine.model.initial import as_init
-from surestep.record.weights import load_initial
+from surestep.engine.task.init_weights import as_init
+from surestep.record.pretrained import load_init_weights
 from tests import tiny
 
 
@@ -39,7 +39,7 @@ def write(tmp_path, name, content=None):
 
 def loaded(path):
     model = tiny.model(0)
-    started = load_initial(model, as_init(path))
+    started = load_init_weights(model, as_init(path))
     assert torch.equal(tiny.weights(model), tiny.weights(tiny.model(5)))
     return started
 
@@ -96,7 +96,7 @@ def test_a_run_and_its_checkpoint_are_read(tmp_path):
     run = tiny.fit(tmp_path / "run", {"model": tiny.model(5)}, max_steps=1)
     for path in (run.path, run.best.path):
         model = tiny.model(0)
-        load_initial(model, as_init(path))
+        load_init_weights(model, as_init(path))
         run.load_model(other := tiny.model(1))
         assert torch.equal(tiny.weights(model), tiny.weights(other))
 

@@ -22,12 +22,12 @@ def _set(module: str, name: str, value: Any) -> None:
 
 
 def _augmentation_by_history() -> None:
-    _set("surestep.engine.data.source", "seed_loading", _nothing)
-    _set("surestep.engine.data.transform", "seed_loading", _nothing)
+    _set("surestep.engine.data.sources", "seed_loading", _nothing)
+    _set("surestep.engine.data.apply_transform", "seed_loading", _nothing)
 
 
 def _dropout_by_history() -> None:
-    _set("surestep.engine.seed", "ModelRandomness.at", _nothing)
+    _set("surestep.engine.rng", "ModelRNG.seed_micro_batch", _nothing)
 
 
 def _no_scaler() -> None:
@@ -35,7 +35,7 @@ def _no_scaler() -> None:
 
 
 def _prefetched_place() -> None:
-    place = importlib.import_module("surestep.engine.state").Place
+    place = importlib.import_module("surestep.engine.state.state").Progress
     own = place._asdict
 
     def ahead(self: Any) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def _prefetched_place() -> None:
 
 
 def _published_first() -> None:
-    write = importlib.import_module("surestep.record.checkpoint.write")
+    write = importlib.import_module("surestep.record.checkpoint.writer")
     own = write._write
 
     def under_its_name(folder: Path, snapshot: Any) -> Any:
@@ -54,11 +54,11 @@ def _published_first() -> None:
         return own(folder.rename(final), snapshot)
 
     write._write, write.check_readable = under_its_name, _nothing
-    write.publish = lambda _, final: write.sync(final.parent)
+    write.publish = lambda _, final: write.fsync(final.parent)
 
 
 def _deleted_first() -> None:
-    write = importlib.import_module("surestep.record.checkpoint.write")
+    write = importlib.import_module("surestep.record.checkpoint.writer")
     own = write._write
 
     def making_room(folder: Path, snapshot: Any) -> Any:
@@ -70,8 +70,8 @@ def _deleted_first() -> None:
 
 
 def _forgotten_stretch() -> None:
-    spikes = importlib.import_module("surestep.engine.spikes").Spikes
-    _set("surestep.record.checkpoint.read", "_spikes", lambda **_: spikes())
+    spikes = importlib.import_module("surestep.engine.state.loss_spikes").SpikeDetector
+    _set("surestep.record.checkpoint.load", "_spikes", lambda **_: spikes())
 
 
 BREAKAGES: dict[str, Callable[[], None]] = {

@@ -27,11 +27,11 @@ from typing import Any
 import torch
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.state import State
-from surestep.record.checkpoint.good import newest_good, survey
-from surestep.record.checkpoint.manifest import MANIFEST, RECORD, sealed
-from surestep.record.checkpoint.read import load_checkpoint, load_model
-from surestep.record.checkpoint.write import save_checkpoint
+from surestep.engine.state.state import State
+from surestep.record.checkpoint.discovery import find_newest_valid, scan_checkpoints
+from surestep.record.checkpoint.load import load_checkpoint, load_model
+from surestep.record.checkpoint.manifest import MANIFEST, RECORD, add_self_hash
+from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
 from tests.record.checkpoint.forge import state_of
 
@@ -98,7 +98,7 @@ class Remembering:
 def _state(seed: int = 0) -> State:
     """Return a state in which a callback declares its own."""
     state = state_of(seed=seed)
-    state.declared["Remembering"] = Remembering()
+    state.callback_states["Remembering"] = Remembering()
     return state
 
 
@@ -230,7 +230,7 @@ def _sealed(manifest: Any, files: Files, draw: random.Random) -> bytes:
     if isinstance(manifest, dict):
         manifest = {"sha256": "0" * 64, **manifest}
         manifest["sha256"] = "0" * 64
-    return sealed(json.dumps(manifest)).encode("utf-8", "surrogatepass")
+    return add_self_hash(json.dumps(manifest)).encode("utf-8", "surrogatepass")
 
 
 def good_files(folder: Path) -> Files:
@@ -250,11 +250,11 @@ def check(folder: Path, files: Files, state: State) -> str:
     path.mkdir()
     for name, data in files.items():
         (path / name).write_bytes(data)
-    for read in (survey, newest_good):
+    for read in (scan_checkpoints, find_newest_valid):
         with suppress(CheckpointError):
             read(folder)
     came = "loaded"
-    before, step = tiny.weights(state.model), state.place
+    before, step = tiny.weights(state.model), state.progress
     moments = copy.deepcopy(state.optimizer.state_dict())
     try:
         load_checkpoint(path, state)
@@ -263,7 +263,7 @@ def check(folder: Path, files: Files, state: State) -> str:
     if came != "loaded":
         assert came == "refused", "a message without end"
         assert torch.equal(tiny.weights(state.model), before), "half a model"
-        assert state.place == step, "half a state"
+        assert state.progress == step, "half a state"
         assert repr(state.optimizer.state_dict()) == repr(moments), "half an optimizer"
     for average in (False, True):
         with suppress(CheckpointError):

@@ -23,12 +23,12 @@ import torch
 
 import surestep
 from surestep.base.errors import SurestepError
-from surestep.record.checkpoint.listing import list_checkpoints, saved
-from surestep.record.hold import Hold
+from surestep.record.checkpoint.listing import list_checkpoints, read_info
 from surestep.record.incident import read_incident
-from surestep.record.kept import why_kept
+from surestep.record.lock import RunLock
+from surestep.record.retention_reasons import explain_retention
 from surestep.record.run import Run
-from surestep.record.skipped import read_samples, write_skipped
+from surestep.record.skipped_samples import read_samples, write_skipped
 from tests import tiny
 from tests.torture.fuzz_checkpoints import mutate_bytes, mutate_json
 from tests.trainer.test_replay import DIVIDES, OPTIONS, failed, task
@@ -55,11 +55,11 @@ def _incident(path: Path) -> None:
 
 def _kept(path: Path) -> None:
     run = Run(path)
-    why_kept(run, [saved(each) for each in list_checkpoints(run.checkpoints)])
+    explain_retention(run, [read_info(each) for each in list_checkpoints(run.checkpoints)])
 
 
 def _hold(path: Path) -> None:
-    Hold(path).release()
+    RunLock(path).release()
 
 
 def _on(path: Path) -> None:

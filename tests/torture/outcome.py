@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from surestep import Callback
-from surestep.engine.state import State
+from surestep.engine.state.state import State
 from surestep.trainer.session import Session
 from tests.laws.tasks import snapshot, tensors_in
 
@@ -29,9 +29,9 @@ def outcome(session: Session) -> dict[str, Any]:
     tensors = {name: digest(tensor) for name, tensor in snapshot(session).items()}
     return {
         "tensors": tensors,
-        "place": state.place._asdict(),
+        "place": state.progress._asdict(),
         "counts": asdict(state.counts),
-        "standing": asdict(state.standing),
+        "standing": asdict(state.best),
         "plateau": {name: repr(value) for name, value in vars(state.plateau).items()},
         "scaler": state.scaler.state_dict(),
     }
@@ -49,7 +49,7 @@ def differences(a: Any, b: Any, name: str = "") -> list[str]:
 
 def digest_of(state: State) -> str:
     """Return a digest of what each step moves; counts are known at log points only."""
-    whole = sha256(repr((state.place, state.scaler.state_dict())).encode())
+    whole = sha256(repr((state.progress, state.scaler.state_dict())).encode())
     parts = [tensors_in(state.model.state_dict(), "model")]
     for name, optimizer in state.optimizers.items():
         parts.append(tensors_in(optimizer.state_dict()["state"], name))
@@ -68,11 +68,11 @@ class Trace(Callback):
         self.path = path
 
     def on_start(self, state: State) -> None:
-        self.path.write_text(f"{state.place.step} {digest_of(state)}\n", encoding="utf-8")
+        self.path.write_text(f"{state.progress.step} {digest_of(state)}\n", encoding="utf-8")
 
     def on_step(self, state: State, result: Any) -> None:
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(f"{state.place.step} {digest_of(state)}\n")
+            file.write(f"{state.progress.step} {digest_of(state)}\n")
 
 
 def read_trace(path: Path) -> list[tuple[int, str]]:

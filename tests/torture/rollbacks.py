@@ -12,8 +12,8 @@ from typing import Any
 import surestep
 from surestep.record.events import read_events
 from surestep.trainer.fit import fit
-from surestep.trainer.rollback import SpikeWatch
 from surestep.trainer.session import Session
+from surestep.trainer.spike_rollback import SpikeWatch
 from tests.laws.spikes import BATCH, DECAY, LR, task_of
 from tests.torture.breakages import BREAKAGES
 from tests.torture.forked import Child

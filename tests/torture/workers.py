@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import WorkerError
-from surestep.engine.data.signals import children
+from surestep.engine.data.worker_signals import children
 from tests.torture.cases import Case
 from tests.torture.forked import Child
 from tests.torture.outcome import differences

@@ -40,17 +40,17 @@ def test_a_step_is_judged_once_however_often_it_is_evaluated(tmp_path):
     with tiny.prepare(tmp_path, max_steps=3) as session:
         next(session.steps())
         session.evaluate()
-        before = session.state.standing.since_best
+        before = session.state.best.since_best
         session.evaluate()
-        assert session.state.standing.since_best == before
+        assert session.state.best.since_best == before
 
 
 def test_a_best_that_a_callback_asked_for_is_saved(tmp_path):
     task, config = tiny.task(val=tiny.task().train), tiny.config(max_steps=5)
     trainer = surestep.Trainer(task, config, run=tmp_path / "r", callbacks=[EvaluatingWhenDue()])
     run = trainer.fit()
-    assert run.best.step == trainer.session.state.standing.best_step
-    assert run.best.metrics["val/loss"] == trainer.session.state.standing.best
+    assert run.best.step == trainer.session.state.best.best_step
+    assert run.best.metrics["val/loss"] == trainer.session.state.best.best
 
 
 def test_evaluating_leaves_the_users_own_draws_alone(tmp_path):
@@ -65,7 +65,7 @@ def test_evaluating_leaves_the_users_own_draws_alone(tmp_path):
 
 
 def test_what_ended_a_session_is_told_before_what_closing_found(tmp_path):
-    bad = {"loss": lambda logits, y: logits.mean() * float("nan"), "splits": False}
+    bad = {"loss": lambda logits, y: logits.mean() * float("nan"), "loss_is_separable": False}
     session = tiny.prepare(tmp_path, bad)
     next(session.steps())
     own = ZeroDivisionError("mine")
@@ -74,7 +74,7 @@ def test_what_ended_a_session_is_told_before_what_closing_found(tmp_path):
 
 
 def test_a_bad_step_is_heard_of_at_the_latest_on_closing(tmp_path):
-    bad = {"loss": lambda logits, y: logits.mean() * float("nan"), "splits": False}
+    bad = {"loss": lambda logits, y: logits.mean() * float("nan"), "loss_is_separable": False}
     with pytest.raises(NonFiniteError, match="Step 1 "), tiny.prepare(tmp_path, bad) as session:
         next(session.steps())
 

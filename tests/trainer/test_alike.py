@@ -10,9 +10,9 @@ from torch.utils.data import Dataset, IterableDataset
 
 import surestep
 from surestep.base.errors import ParallelError
-from surestep.engine.parallel.launch import Launched
-from surestep.trainer.alike import _known, _text, check_alike, told
-from surestep.trainer.planning import Origin, plan_task
+from surestep.engine.distributed.launcher_env import LaunchInfo
+from surestep.trainer.planning import TaskOrigin, plan_task
+from surestep.trainer.rank_consistency import _known, _text, check_same_setup, describe_differences
 from tests import tiny
 
 
@@ -22,13 +22,19 @@ def planned(shift=0.0, parts=None, **said):
 
 
 def known(shift=0.0, parts=None, **said):
-    return {name: _text(value) for name, value in _known(Origin(), planned(shift, parts, **said))}
+    return {
+        name: _text(value) for name, value in _known(TaskOrigin(), planned(shift, parts, **said))
+    }
 
 
 def two(other):
     """Two ranks, of which the second is known by this."""
     return SimpleNamespace(
-        size=2, texts=lambda text: [text, json.dumps(other) if text.startswith("{") else "other "]
+        size=2,
+        all_gather_text=lambda text: [
+            text,
+            json.dumps(other) if text.startswith("{") else "other ",
+        ],
     )
 
 
@@ -68,19 +74,21 @@ class Counted(Endless):
 
 
 def test_other_data_is_told_in_words_with_what_to_type():
-    said = told([known(), known(1.0), known(1.0)])
+    said = describe_differences([known(), known(1.0), known(1.0)])
     assert "\n  training data: other values on rank 1-2 than on rank 0\n" in said
     assert "call torch.manual_seed(0) before it is made" in said
     assert "data.some samples" not in said
 
 
 def test_a_stream_that_begins_otherwise_is_told_so_too():
-    said = told([{"data.first samples": "a"}, {"data.first samples": "b"}])
+    said = describe_differences([{"data.first samples": "a"}, {"data.first samples": "b"}])
     assert "training data: other values on rank 1 than on rank 0" in said
 
 
 def test_other_options_are_told_with_their_values_and_no_word_of_data():
-    said = told([known(optim=surestep.Optim(lr=0.1)), known(optim=surestep.Optim(lr=0.2))])
+    said = describe_differences(
+        [known(optim=surestep.Optim(lr=0.1)), known(optim=surestep.Optim(lr=0.2))]
+    )
     assert "  optim.lr: 0.1 on rank 0; 0.2 on rank 1\n" in said
     assert "manual_seed" not in said
 
@@ -101,14 +109,16 @@ def test_other_data_to_measure_by_is_told(part, given, kind):
         known(parts={name: given(kind(data))}) for data in (moved(), moved(9), moved(shift=1.0))
     )
     assert same == known(parts={name: given(kind(moved()))})
-    assert f"  data.{part} samples: 12 on rank 0; 9 on rank 1\n" in told([same, fewer])
-    said = told([same, other])
+    assert f"  data.{part} samples: 12 on rank 0; 9 on rank 1\n" in describe_differences(
+        [same, fewer]
+    )
+    said = describe_differences([same, other])
     assert f"\n  {part} data: other values on rank 1 than on rank 0\n" in said
     assert f"data.{part} samples" not in said
 
 
 def test_data_that_one_rank_alone_measures_by_is_told():
-    said = told([known(), known(parts={"val": moved()})])
+    said = describe_differences([known(), known(parts={"val": moved()})])
     assert "  data.val samples: not said on rank 0; 12 on rank 1\n" in said
 
 
@@ -131,17 +141,17 @@ class Others:
     def __init__(self, gpu):
         self.gpu = gpu
 
-    def texts(self, text):
+    def all_gather_text(self, text):
         return [text, f"{text.split()[0]} {self.gpu}"]
 
 
 def check_beside(monkeypatch, gpu):
     """Compare a rank on the GPU "a", the one that it sees, with a rank on another."""
-    monkeypatch.setattr("surestep.trainer.alike.check_shared", lambda *_: None)
-    launched = Launched(size=2, local_size=2, by="srun")
+    monkeypatch.setattr("surestep.trainer.rank_consistency.check_shared", lambda *_: None)
+    launched = LaunchInfo(size=2, local_size=2, launcher="srun")
     facts = replace(tiny.GPU, launched=launched, cuda_ids=("a",), one_gpu_each=True)
     planned = plan_task(tiny.task(), tiny.config(), facts=facts)
-    check_alike(Others(gpu), Origin(), planned)
+    check_same_setup(Others(gpu), TaskOrigin(), planned)
 
 
 def test_two_ranks_on_one_gpu_are_told_before_nccl_meets_it(monkeypatch):
@@ -155,15 +165,15 @@ def test_ranks_that_see_a_gpu_of_their_own_each_may_train(monkeypatch):
 
 def test_another_file_of_a_module_is_told():
     one, other = (known() | {"code of mymodel": text} for text in "ab")
-    said = told([one, other, other])
+    said = describe_differences([one, other, other])
     assert "\n  code of mymodel: another file on rank 1-2 than on rank 0\n" in said
 
 
 def test_a_rank_may_have_imported_more_than_another():
     mine = {"code of tracker": "a"}
-    check_alike(two(known() | mine), Origin(), planned())
+    check_same_setup(two(known() | mine), TaskOrigin(), planned())
     with pytest.raises(ParallelError, match=r"optim\.lr: 0\.\d+ on rank 0; 0\.1 on rank 1"):
-        check_alike(two(known(optim=surestep.Optim(lr=0.1)) | mine), Origin(), planned())
+        check_same_setup(two(known(optim=surestep.Optim(lr=0.1)) | mine), TaskOrigin(), planned())
 
 
 @pytest.mark.parametrize(
@@ -176,11 +186,11 @@ def test_a_rank_may_have_imported_more_than_another():
 def test_a_model_of_the_same_parameters_and_other_code_is_told(other, line):
     model = tiny.model()
     model[1] = other
-    assert f"  {line}\n" in told([known(), known(parts={"model": model})])
+    assert f"  {line}\n" in describe_differences([known(), known(parts={"model": model})])
 
 
 def test_other_options_of_a_layer_are_told():
-    said = told([known(), known(parts={"model": tiny.model(dropout=0.5)})])
+    said = describe_differences([known(), known(parts={"model": tiny.model(dropout=0.5)})])
     assert '  module 2: "Dropout(p=0.0, inplace=False)" on rank 0; "Dropout(p=0.5' in said
 
 

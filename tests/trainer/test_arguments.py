@@ -131,9 +131,9 @@ def test_a_closed_session_says_how_its_checkpoints_are_measured(tmp_path):
 @pytest.mark.parametrize(
     ("group", "written"),
     [
-        ({"params": [], "lr": 0.5}, "surestep.Group('head.*', lr=0.5)"),
-        ({"params": [], "weight_decay": 0.0}, "surestep.Group('head.*', weight_decay=0.0)"),
-        ({"pattern": "0.*", "lr": 0.5, "betas": 1}, "surestep.Group('0.*', lr=0.5)"),
+        ({"params": [], "lr": 0.5}, "surestep.ParamGroup('head.*', lr=0.5)"),
+        ({"params": [], "weight_decay": 0.0}, "surestep.ParamGroup('head.*', weight_decay=0.0)"),
+        ({"pattern": "0.*", "lr": 0.5, "betas": 1}, "surestep.ParamGroup('0.*', lr=0.5)"),
     ],
 )
 def test_groups_as_torch_writes_them_are_refused_with_ours(group, written):

@@ -24,7 +24,7 @@ def branch(tmp_path, which, name="second", **said):
 @pytest.mark.parametrize(("which", "step"), [("3", 3), ("last", 6), ("best", 6)])
 def test_a_branch_starts_from_the_state_of_its_checkpoint(tmp_path, first, which, step):
     with branch(tmp_path, which, epochs=3) as session:
-        assert session.state.place.step == step
+        assert session.state.progress.step == step
         assert session.state.optimizer.state
 
 
@@ -62,7 +62,7 @@ def test_a_branch_goes_on_in_its_own_folder(tmp_path, first):
         task, said = tiny.task(val=tiny.data(4)), tiny.config(epochs=3)
         from_ = None if source is None else f"{first.path}@{source}"
         with surestep.prepare(task, said, run=tmp_path / "second", from_=from_) as session:
-            assert session.state.place.step == 4
+            assert session.state.progress.step == 4
     assert Run(tmp_path / "second").config["from"]["step"] == 3
 
 
@@ -123,7 +123,7 @@ def test_a_branch_keeps_its_own_best(tmp_path):
 
 def test_a_branch_judges_by_what_its_first_step_measured(tmp_path):
     with scored_branch(tmp_path, "last", [0.2]).session as session:
-        standing = session.state.standing
+        standing = session.state.best
         assert (standing.best, standing.best_step) == (pytest.approx(0.3), 9)
         assert standing.since_best == 0
 

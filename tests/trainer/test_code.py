@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from surestep.trainer.code import own_code
+from surestep.trainer.run_identity import hash_user_modules
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def module(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name, raising=False)
         importlib.invalidate_caches()
         importlib.import_module(name)
-        return own_code()
+        return hash_user_modules()
 
     yield imported
     sys.modules.pop("mymodel", None)
@@ -36,24 +36,26 @@ def test_a_module_is_known_by_what_it_holds_and_not_by_where_it_lies(module):
 def test_what_is_installed_or_shipped_is_not_of_the_user(module):
     found = module("site-packages", "x = 1\n")
     assert __name__ in found
-    assert not {"mymodel", "json", "torch", "surestep", "surestep.trainer.code"} & found.keys()
+    assert (
+        not {"mymodel", "json", "torch", "surestep", "surestep.trainer.run_identity"} & found.keys()
+    )
 
 
 def test_a_recipe_is_known_by_itself():
-    assert __name__ not in own_code(__file__)
+    assert __name__ not in hash_user_modules(__file__)
 
 
 def test_the_script_is_known(tmp_path, monkeypatch):
     script = tmp_path / "own.py"
     script.write_text("x = 1\n")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
-    assert "__main__" in own_code()
+    assert "__main__" in hash_user_modules()
 
 
 def test_a_file_that_is_gone_is_left_out(module, tmp_path):
     module("a", "x = 1\n")
     (tmp_path / "a" / "mymodel.py").unlink()
-    assert "mymodel" not in own_code()
+    assert "mymodel" not in hash_user_modules()
 
 
 def test_a_file_of_several_names_is_known_by_one(tmp_path, monkeypatch):
@@ -61,7 +63,7 @@ def test_a_file_of_several_names_is_known_by_one(tmp_path, monkeypatch):
     script.write_text("x = 1\n")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
     monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["__main__"])  # multiprocessing does
-    found = own_code()
+    found = hash_user_modules()
     assert "__main__" in found
     assert "__mp_main__" not in found
 
@@ -71,7 +73,7 @@ def test_what_an_installed_package_has_made_elsewhere_is_not_of_the_user(tmp_pat
     made.__file__ = str(tmp_path / "kernel.py")
     (tmp_path / "kernel.py").write_text("x = 1\n")
     monkeypatch.setitem(sys.modules, made.__name__, made)
-    assert made.__name__ not in own_code()
+    assert made.__name__ not in hash_user_modules()
 
 
 def test_a_module_that_is_loaded_when_it_is_used_stays_unloaded(tmp_path, monkeypatch):
@@ -82,7 +84,7 @@ def test_a_module_that_is_loaded_when_it_is_used_stays_unloaded(tmp_path, monkey
     lazy = module_from_spec(spec)
     spec.loader.exec_module(lazy)
     monkeypatch.setitem(sys.modules, "lazy", lazy)
-    assert "lazy" in own_code()
+    assert "lazy" in hash_user_modules()
 
 
 @pytest.mark.parametrize("name", [7, "lone \ud800", "nul"])
@@ -92,4 +94,4 @@ def test_what_is_no_usual_module_is_left_out(name, tmp_path, monkeypatch):
     (tmp_path / "odd.py").write_text("x = 1\n")
     monkeypatch.setitem(sys.modules, name, odd)
     monkeypatch.setitem(sys.modules, "nothing", None)
-    assert name not in own_code()
+    assert name not in hash_user_modules()

@@ -1,23 +1,23 @@
 from types import SimpleNamespace
 
-from surestep.trainer.ending import Timed
+from surestep.trainer.summary import ThroughputCounter
 
 
 def point(first_step, items, seconds):
-    return SimpleNamespace(first_step=first_step, items=items, seconds=seconds, waited_s=0.5)
+    return SimpleNamespace(first_step=first_step, items=items, seconds=seconds, data_wait_s=0.5)
 
 
 def test_speed_is_of_the_items_that_the_seconds_were_for():
-    timed = Timed()
+    timed = ThroughputCounter()
     timed.add(point(201, 100.0, 2.0))
     timed.add(point(211, 100.0, 3.0))
     assert timed.figures() == {
         "since_step": 200,
         "seconds": 5.0,
-        "waited_s": 1.0,
+        "data_wait_s": 1.0,
         "items_per_s": 40.0,
     }
 
 
 def test_nothing_timed_has_no_speed():
-    assert Timed().figures()["items_per_s"] is None
+    assert ThroughputCounter().figures()["items_per_s"] is None

@@ -6,9 +6,9 @@ import torch
 
 import surestep
 from surestep import Run
-from surestep.base.errors import CheckpointError, DamagedError, RunError
+from surestep.base.errors import CheckpointError, CorruptCheckpointError, RunError
 from surestep.record.checkpoint.listing import list_checkpoints
-from surestep.trainer.measure import measure_run
+from surestep.trainer.evaluate_run import measure_run
 from tests import tiny
 from tests.record.checkpoint.forge import forge_record
 
@@ -59,11 +59,20 @@ def test_a_finished_run_whose_end_is_damaged_ends_once_more(run, capsys):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"place__position": 2**39}, "place.position is 549755813888, and an epoch has at most"),
-        ({"place__items": 0}, "place.items is 0 after 6 steps that were taken"),
-        ({"place__steps_taken": 5}, "counts has 0 skipped steps, and place has 6 steps of which 5"),
-        ({"counts__no_items": 1}, "counts has 1 skipped steps, and place has 6 steps of which 6"),
-        ({"place__epoch": 2**39}, "place.epoch is 549755813888, and place.step is 6"),
+        (
+            {"progress__position": 2**39},
+            "progress.position is 549755813888, and an epoch has at most",
+        ),
+        ({"progress__items": 0}, "progress.items is 0 after 6 steps that were taken"),
+        (
+            {"progress__steps_taken": 5},
+            "counts has 0 skipped steps, and progress has 6 steps of which 5",
+        ),
+        (
+            {"counts__no_items": 1},
+            "counts has 1 skipped steps, and progress has 6 steps of which 6",
+        ),
+        ({"progress__epoch": 2**39}, "progress.epoch is 549755813888, and progress.step is 6"),
     ],
 )
 def test_numbers_with_hashes_made_to_fit_are_named_and_not_believed(run, capsys, changes, named):
@@ -145,10 +154,12 @@ def test_a_damaged_best_is_replaced_by_none(run, file, how):
     flip(best.path, file) if how == "bit" else (best.path / file).unlink()
     model = tiny.model(seed=5)
     before = tiny.weights(model)
-    with pytest.raises(DamagedError, match=rf"{best.path.name} is damaged: {file}.*--which last"):
+    with pytest.raises(
+        CorruptCheckpointError, match=rf"{best.path.name} is damaged: {file}.*--which last"
+    ):
         run.load_model(model)
     assert torch.equal(tiny.weights(model), before)
-    with pytest.raises(DamagedError, match=file):
+    with pytest.raises(CorruptCheckpointError, match=file):
         measure_run(run, tiny.task(**parts()), tiny.config(**SAID), part="val", which="best")
 
 

@@ -71,7 +71,7 @@ def test_waiting_for_data_is_reported_with_the_workers_that_keep_up(tmp_path):
 def seen(steps, step_s, wait_s):
     observed = Observed(nn.Linear(1, 1), None)
     observed.timed_steps = steps
-    observed.waited_s, observed.seconds = steps * wait_s, steps * (step_s + wait_s)
+    observed.data_wait_s, observed.seconds = steps * wait_s, steps * (step_s + wait_s)
     return observed
 
 

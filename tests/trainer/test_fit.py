@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import surestep
-from surestep.base.errors import NonFiniteError, Stopped
-from surestep.engine.parallel import world
+from surestep.base.errors import NonFiniteError, Preempted
+from surestep.engine.distributed import communicator as world
 from surestep.record.checkpoint.listing import list_checkpoints, read_record
 from surestep.record.run import Run
 from surestep.trainer.fit import fit
@@ -113,11 +113,11 @@ def test_the_end_saves_what_its_evaluation_changed(tmp_path):
     said = {**OFTEN, "max_steps": 10}
     with tiny.prepare(tmp_path, scored(values), **said) as session:
         fit(session)
-        ended = vars(session.state.standing)
+        ended = vars(session.state.best)
     assert (ended["latest_step"], ended["since_best"]) == (10, 2)
     with tiny.prepare(tmp_path, scored(values), **said) as again:
         assert again.finished
-        assert vars(again.state.standing) == ended
+        assert vars(again.state.best) == ended
     assert Run(tmp_path).last.metrics["val/score"] == pytest.approx(0.3)
 
 
@@ -142,7 +142,7 @@ def test_a_run_that_goes_on_keeps_the_best_of_all_evaluations(tmp_path, stop):
                 os.kill(os.getpid(), signal.SIGUSR1)
 
     task, config = tiny.task(**scored(RANKED)), tiny.config(**THREE)
-    with pytest.raises(Stopped):
+    with pytest.raises(Preempted):
         surestep.Trainer(task, config, run=tmp_path, callbacks=[Stops()]).fit()
     asked = (stop - 1) // 2  # an evaluation that was due is left, and done first
     run = tiny.fit(tmp_path, scored(RANKED[asked:]), **THREE)
@@ -158,7 +158,7 @@ def test_the_best_stays_however_little_better_it_is(tmp_path):
 
 def asks_to_save(moment, step):
     def asks(self, state, *_):
-        return surestep.Request.SAVE if state.place.step == step else None
+        return surestep.Request.SAVE if state.progress.step == step else None
 
     return type("Asks", (surestep.Callback,), {moment: asks})()
 
@@ -186,7 +186,7 @@ def test_a_save_that_is_asked_for_holds_the_evaluation_of_its_step(tmp_path, mom
     assert Run(tmp_path / "killed").last.step == 4
     with tiny.prepare(tmp_path / "killed", scored(values[1:]), **said) as rest:
         fit(rest)
-    assert vars(rest.state.standing) == vars(session.state.standing)
+    assert vars(rest.state.best) == vars(session.state.best)
 
 
 def test_a_metric_of_a_collection_may_be_what_best_means(tmp_path):

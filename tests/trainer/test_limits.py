@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import surestep
-from surestep.base.errors import ConfigError, Stopped
+from surestep.base.errors import ConfigError, Preempted
 from tests import tiny
 
 
@@ -38,11 +38,11 @@ def test_max_time_pauses_a_run_that_resumes_bit_for_bit(tmp_path):
     starts = 0
     while starts < 30:
         starts += 1
-        with suppress(Stopped):
+        with suppress(Preempted):
             fit(tmp_path / "run", callbacks=[Slow()], max_time="0.02 minutes", **options)
             break
         status = surestep.Run(tmp_path / "run").status
-        assert (status["status"], status["can_go_on"]) == ("stopped", True)
+        assert (status["status"], status["resumable"]) == ("stopped", True)
         assert status["reason"] == "max_time is over"
         assert 0 < status["step"] < 60
     run = surestep.Run(tmp_path / "run")
@@ -65,7 +65,7 @@ def test_max_time_ends_an_evaluation_that_is_under_way(tmp_path):
     task = tiny.task(model=SlowModel(), val=tiny.data(400))
     began = time.monotonic()
     options = {"validation": {"every": "1 step", "batch_size": 1}}
-    with pytest.raises(Stopped, match="max_time is over: Stopped after step 1; saved as"):
+    with pytest.raises(Preempted, match="max_time is over: Stopped after step 1; saved as"):
         fit(tmp_path / "run", task, max_steps=3, max_time="0.02 minutes", **options)
     assert time.monotonic() - began < 40
 
@@ -89,7 +89,7 @@ def test_a_resumed_run_does_not_evaluate_on_start_again(tmp_path):
         def on_step(self, state, result):
             return surestep.Request.PAUSE if result.step == 2 else None
 
-    with pytest.raises(Stopped):
+    with pytest.raises(Preempted):
         fit(tmp_path / "run", callbacks=[PauseAtTwo()], **options)
     run = fit(tmp_path / "run", **options)
     assert [event["step"] for event in events_of(run, "evaluation")].count(0) == 1
@@ -178,7 +178,7 @@ def test_a_limited_epoch_resumes_bit_for_bit(tmp_path, kind, workers):
         "data": {"num_workers": workers if kind == "dataset" else 0},
     }
     whole = fit(tmp_path / "whole", task(), **options)
-    with pytest.raises(Stopped):
+    with pytest.raises(Preempted):
         fit(tmp_path / "cut", task(), callbacks=[PauseAtFour()], **options)
     assert weights_of(fit(tmp_path / "cut", task(), **options)) == weights_of(whole)
     assert whole.status["epoch"] == 3
@@ -223,6 +223,6 @@ def test_a_pause_that_on_start_asks_for_comes_before_the_first_step(tmp_path):
             return surestep.Request.PAUSE
 
     for _ in range(2):
-        with pytest.raises(Stopped):
+        with pytest.raises(Preempted):
             fit(tmp_path / "run", callbacks=[PauseFirst()], max_steps=3)
     assert fit(tmp_path / "run", max_steps=3).status["step"] == 3

@@ -5,7 +5,7 @@ from torch import nn
 import surestep
 from surestep.base.errors import CheckpointError, ConfigError
 from surestep.record.run import Run
-from surestep.trainer.measure import measure_run
+from surestep.trainer.evaluate_run import measure_run
 from tests import tiny
 
 X, Y = tiny.data()
@@ -47,7 +47,7 @@ def trained(folder, **said):
 def sessions_words(folder, task, config, part, which):
 
     with surestep.prepare(task, config, run=folder) as session:
-        return session.measure(part, which)
+        return session.evaluate_checkpoint(part, which)
 
 
 @pytest.mark.parametrize("which", ["best", "last"])
@@ -63,7 +63,7 @@ def test_a_closed_run_is_measured_as_an_open_one(tmp_path, which):
 
 def test_a_run_of_ranks_that_shared_the_model_is_measured_in_one_process(tmp_path):
     task, config = trained(tmp_path)
-    ranked = config.with_options({"parallel.kind": "fsdp", "parallel.shard": "grad_op"})
+    ranked = config.replace_options({"parallel.strategy": "fsdp", "parallel.shard": "grad_op"})
     of_one = measure_run(Run(tmp_path), task, config, part="test", which="last")
     assert measure_run(Run(tmp_path), task, ranked, part="test", which="last") == of_one
 

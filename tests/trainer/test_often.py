@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from surestep.engine.parallel import world
+from surestep.engine.distributed import communicator as world
 from tests import tiny
 
 # 20 samples in batches of 4 and 4 epochs: 5 steps an epoch, 20 steps, 4 items a step.

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from surestep.trainer.opening import ranks
+from surestep.trainer.session_start import describe_ranks
 from tests.trainer.test_prepare import PLAIN, prepare, spoken, unfinished
 
 
@@ -15,10 +15,10 @@ from tests.trainer.test_prepare import PLAIN, prepare, spoken, unfinished
     ],
 )
 def test_it_is_said_how_many_ranks_there_are_and_in_which_way(kind, shard, zero, way):
-    own = {"parallel_kind": kind, "parallel_shard": shard, "parallel_zero": zero}
+    own = {"parallel_strategy": kind, "parallel_shard": shard, "parallel_zero_stage": zero}
     device = SimpleNamespace(type="cpu")
     plan = SimpleNamespace(**own, parallel_backend="gloo", device=device)
-    assert ranks(plan, 2) == f"2 ranks (gloo, cpu), {way}."
+    assert describe_ranks(plan, 2) == f"2 ranks (gloo, cpu), {way}."
 
 
 def test_a_restart_says_that_it_is_one_and_where_it_goes_on(tmp_path, monkeypatch, capsys):

@@ -10,9 +10,9 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import CheckpointError, RunError
-from surestep.engine.parallel.world import ALONE
+from surestep.engine.distributed.communicator import ALONE
 from surestep.record.run import Run
-from surestep.trainer.planning import Origin, plan_task
+from surestep.trainer.planning import TaskOrigin, plan_task
 from surestep.trainer.prepare import _logged, default_folder
 from tests import tiny
 
@@ -26,7 +26,7 @@ def prepare(folder, resume="auto", parts=None, **said):
 
 def unfinished(folder, steps=2, **said):
     with prepare(folder, **said) as session:
-        while session.state.place.step < steps:
+        while session.state.progress.step < steps:
             next(session.steps())
         session.save()
 
@@ -40,7 +40,7 @@ PLAIN = {"logging": {"progress": "plain"}}
 
 def test_no_run_is_a_start(tmp_path, capsys):
     with prepare(tmp_path / "deep" / "run", **PLAIN) as session:
-        assert session.state.place.step == 0
+        assert session.state.progress.step == 0
         assert not session.finished
     assert "Going on" not in spoken(capsys)
 
@@ -48,7 +48,7 @@ def test_no_run_is_a_start(tmp_path, capsys):
 def test_an_unfinished_run_goes_on_and_says_so(tmp_path, capsys):
     unfinished(tmp_path)
     with prepare(tmp_path, **PLAIN) as session:
-        assert session.state.place.step == 2
+        assert session.state.progress.step == 2
         assert [result.step for result in session.steps()] == [3, 4, 5, 6]
     assert f"Going on in {tmp_path} from step 2, epoch 1." in spoken(capsys)
     assert "resume" in [event["event"] for event in Run(tmp_path).events()]
@@ -104,7 +104,7 @@ def test_must_refuses_to_begin(tmp_path):
 def test_must_goes_on(tmp_path):
     unfinished(tmp_path)
     with prepare(tmp_path, resume="must") as session:
-        assert session.state.place.step == 2
+        assert session.state.progress.step == 2
 
 
 def test_must_does_not_begin_where_only_the_checkpoints_are_left(tmp_path):
@@ -149,7 +149,7 @@ def test_a_folder_that_is_not_named_is_a_new_one(tmp_path, monkeypatch):
 
 
 def test_where_options_were_said_is_in_the_plan(tmp_path):
-    origin = Origin(said={"optim.lr": "command line"}, parameters={"hidden": 3})
+    origin = TaskOrigin(set_options={"optim.lr": "command line"}, parameters={"hidden": 3})
     task, config = tiny.task(), tiny.config(optim={"lr": 0.5})
     with surestep.prepare(task, config, run=tmp_path, origin=origin) as session:
         assert session.plan.reason("optim.lr") == "said: command line"
@@ -161,19 +161,19 @@ def test_where_options_were_said_is_in_the_plan(tmp_path):
     [
         (lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), {}, "batch statistics"),
         (lambda: tiny.model(dropout=0.1), {}, "dropout draws"),
-        (lambda: nn.Linear(4, 3), {"splits": False}, "the Task says"),
+        (lambda: nn.Linear(4, 3), {"loss_is_separable": False}, "the Task says"),
         (lambda: nn.Linear(4, 3), {}, "the same update as uncut"),
     ],
     ids=["BatchNorm", "dropout", "declared", "nothing"],
 )
 def test_what_changes_the_numbers_of_a_cut_batch_is_said(build, parts, reason):
     planned = plan_task(tiny.task(model=build(), **parts), tiny.config(micro_batch_size=4))
-    assert reason in planned.plan.reason("cutting")
+    assert reason in planned.plan.reason("batch_layout")
 
 
 def test_a_dropout_of_zero_changes_nothing():
     planned = plan_task(tiny.task(model=tiny.model(dropout=0.0)), tiny.config(micro_batch_size=4))
-    assert planned.plan.reason("cutting") == "the same update as uncut"
+    assert planned.plan.reason("batch_layout") == "the same update as uncut"
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from surestep.engine.parallel.world import ALONE
-from surestep.trainer.ranking import Ranking
+from surestep.engine.distributed.communicator import ALONE
+from surestep.trainer.top_k import TopK
 from tests import tiny
 from tests.record.checkpoint.test_keep import saved_with
 
@@ -23,24 +23,24 @@ def taken(ranking, values):
     """Take in values by step; return the steps that are among the best."""
     state, found = ranking.session.state, []
     for step, value in values.items():
-        state.place, state.standing.latest = state.place._replace(step=step), {"val/a": value}
-        found += [step] if ranking.takes_in() else []
+        state.progress, state.best.latest = state.progress._replace(step=step), {"val/a": value}
+        found += [step] if ranking.is_top_k() else []
     return found
 
 
 def test_what_is_no_better_than_the_best_two_is_not_among_them(ranked):
     values = {1: 5.0, 2: math.nan, 3: 3.0, 4: 5.0, 5: 6.0, 6: 4.0, 7: 1.0}
-    assert taken(Ranking(ranked), values) == [1, 3, 6, 7]
+    assert taken(TopK(ranked), values) == [1, 3, 6, 7]
 
 
 def test_what_is_there_already_counts(tmp_path, ranked):
     saved_with(tmp_path, [3.0, math.nan, 4.0])
-    assert taken(Ranking(ranked), {4: 5.0, 5: 3.5}) == [5]
+    assert taken(TopK(ranked), {4: 5.0, 5: 3.5}) == [5]
 
 
 @pytest.mark.parametrize("again", [6, 8], ids=["before the spike", "after it"])
 def test_what_is_undone_does_not_count(ranked, again):
-    ranking = Ranking(ranked)
+    ranking = TopK(ranked)
     assert taken(ranking, {3: 3.0, 7: 1.0}) == [3, 7]
-    ranked.state.spikes.left_out.append((7, 14))  # the checkpoint of step 7 is deleted
+    ranked.state.spikes.skipped_steps.append((7, 14))  # the checkpoint of step 7 is deleted
     assert taken(ranking, {again: 5.0, 9: 4.0}) == [again, 9]

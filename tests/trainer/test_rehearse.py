@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, Dataset
 import surestep
 from surestep.base.errors import CheckpointError, DataError
 from surestep.record.run import Run
-from surestep.trainer import rehearse
-from surestep.trainer.rehearse import dry_run, overfit
+from surestep.trainer import dry_run as rehearse
+from surestep.trainer.dry_run import dry_run, overfit
 from tests import tiny
 
 X, Y = tiny.data()
@@ -140,7 +140,7 @@ def test_an_empty_validation_set_is_named():
 
 def test_a_few_samples_are_learned_by_heart(temporary):
     result = overfit(tiny.task(), tiny.config(optim={"lr": 0.1}), 4)
-    assert result.reached
+    assert result.has_converged
     assert result.samples == 4
     assert result.last <= rehearse.NEAR_ZERO * result.first
     assert result.steps % 20 == 0
@@ -160,7 +160,7 @@ def test_contradicting_targets_are_not_learned(monkeypatch):
     monkeypatch.setattr(rehearse, "PATIENCE_STEPS", 60)
     x = torch.ones(6, tiny.FEATURES)
     result = overfit(tiny.task(train=(x, torch.arange(6) % 3)), tiny.config(), 6)
-    assert not result.reached
+    assert not result.has_converged
     assert result.steps == 60
     assert result.last > 1
 
@@ -182,25 +182,25 @@ def test_contradicting_targets_are_not_learned(monkeypatch):
 def test_what_shapes_a_real_run_does_not_stand_in_the_way(said):
     metrics = {"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()}
     task = tiny.task(val=(X, Y), metrics=metrics)
-    assert overfit(task, tiny.config(**{"optim": {"lr": 0.1}, **said}), 4).reached
+    assert overfit(task, tiny.config(**{"optim": {"lr": 0.1}, **said}), 4).has_converged
 
 
 def test_an_optimizer_of_ones_own_learns_by_heart():
     task = tiny.task(optimizer=lambda groups: torch.optim.Adam(groups, lr=0.1))
-    assert overfit(task, tiny.config(), 4).reached
+    assert overfit(task, tiny.config(), 4).has_converged
 
 
 def test_a_dataset_is_learned_by_heart_by_its_first_samples():
     data = Counting()
     config = tiny.config(optim={"lr": 0.1}, data={"num_workers": 0})
-    assert overfit(tiny.task(train=data), config, 4).reached
+    assert overfit(tiny.task(train=data), config, 4).has_converged
     assert data.asked == {0, 1, 2, 3}
 
 
 def test_what_a_loader_collates_is_learned_by_heart():
     task = tiny.task(train=loader(), inputs=from_dict)
     config = tiny.config(batch_size=4, optim={"lr": 0.1}, data={"num_workers": 0})
-    assert overfit(task, config, 4).reached
+    assert overfit(task, config, 4).has_converged
 
 
 def test_more_samples_than_there_are_is_refused():
@@ -231,5 +231,5 @@ def test_overfitting_weighs_classes_by_all_samples_although_the_few_lack_one():
     loss = surestep.losses.multiclass(weight="balanced")
     task = tiny.task(train=(x[order], y[order]), loss=loss)
     assert y[order][:4].unique().tolist() == [0]
-    assert overfit(task, tiny.config(optim={"lr": 0.1}), 4).reached
+    assert overfit(task, tiny.config(optim={"lr": 0.1}), 4).has_converged
     assert loss.weight is None  # nothing is left behind in the user's own

@@ -15,7 +15,7 @@ from torch import nn
 import surestep
 from surestep.base.errors import CheckpointError, ConfigError, NonFiniteError, RunError
 from surestep.record.checkpoint.listing import list_checkpoints
-from surestep.record.files import read_json
+from surestep.record.io import read_json
 from tests import tiny
 from tests.engine.incident.broken import BAD, SAMPLES, data, half_logarithm, learned, model
 
@@ -168,11 +168,11 @@ def test_a_batch_of_other_things_is_read_again_by_its_place(tmp_path):
         "inputs": lambda batch: ((batch[0].x,), Targets(batch[0].y)),
         "loss": lambda logits, targets: nn.functional.cross_entropy(logits, targets.y),
         "items": lambda batch: len(batch[0].x),
-        "splits": False,
+        "loss_is_separable": False,
     }
     error = failed(tmp_path / "run", parts, {})
     record = read_json(Path(error.incident) / "incident.json")
-    assert record["not_kept"] == ["0.targets: Targets"]
+    assert record["not_saved"] == ["0.targets: Targets"]
     assert surestep.replay(error.incident, task(parts)).as_recorded
     assert "Which samples did it is not known" in str(error)
 

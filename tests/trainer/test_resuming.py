@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 import surestep
 from surestep.base.errors import ConfigError, RunError
 from surestep.record.run import Run
-from surestep.trainer.changes import MODULES
+from surestep.trainer.config_diff import MODULES
 from tests import tiny
 from tests.trainer.test_fit import SCORE, scored
 
@@ -28,14 +28,14 @@ def prepare(folder, parts=None, *, allow=(), **said):
 
 def unfinished(folder, parts=None, steps=2, **said):
     with prepare(folder, parts, **said) as session:
-        while session.state.place.step < steps:
+        while session.state.progress.step < steps:
             next(session.steps())
         session.save()
 
 
 def went_on(folder, parts=None, **more):
     with prepare(folder, parts, **more) as session:
-        assert session.state.place.step == 2
+        assert session.state.progress.step == 2
     return [event for event in Run(folder).events() if event["event"] == "changes"]
 
 
@@ -55,7 +55,7 @@ class WarmStart(surestep.Callback):
     """Gives Adam the state of an earlier training before the first step."""
 
     def on_start(self, state):
-        if state.place.step:
+        if state.progress.step:
             return
         for parameter in state.model.parameters():
             state.optimizer.state[parameter] = {
@@ -70,7 +70,7 @@ def test_run_whose_callback_writes_the_optimizer_state_resumes(tmp_path, callbac
     def trained(folder, last):
         options = tiny.config(max_steps=12)
         with surestep.prepare(tiny.task(), options, run=folder, callbacks=[callback()]) as session:
-            while session.state.place.step < last:
+            while session.state.progress.step < last:
                 next(session.steps())
             session.save()
             return tiny.weights(session.model)
@@ -264,7 +264,7 @@ def test_a_finished_run_goes_on_for_longer(tmp_path):
 
 ELSEWHERE = {
     "fsdp": {"parallel.shard": "full"},
-    "zero": {"parallel.kind": "deepspeed", "parallel.zero": 2},
+    "zero": {"parallel.strategy": "deepspeed", "parallel.zero_stage": 2},
     "batch norm": {"parallel.sync_batchnorm": True},
     "gpu": {"device": "cuda:7", "data.pin_memory": True},
     "profile": {"profile": "3:6"},
@@ -329,8 +329,13 @@ CURVES = {
     "cosine": {"name": "cosine"},
     "with a warm-up and a floor": {"name": "cosine", "warmup": "30%", "min_lr_ratio": 0.1},
     "with a floor as a rate": {"name": "linear", "warmup": "1 step", "min_lr": 0.02},
-    "in stairs": {"name": "polynomial", "power": 2.0, "every": "2 steps"},
-    "in cycles": {"name": "cosine_restarts", "cycles": 2, "floor": "cut", "min_lr_ratio": 0.1},
+    "in stairs": {"name": "polynomial", "power": 2.0, "interval": "2 steps"},
+    "in cycles": {
+        "name": "cosine_restarts",
+        "cycles": 2,
+        "min_lr_mode": "cut",
+        "min_lr_ratio": 0.1,
+    },
     "flat, then down": {"name": "warmup_stable_decay", "decay": "30%", "decay_shape": "linear"},
 }
 
@@ -399,7 +404,7 @@ def test_what_another_metric_said_is_no_best(tmp_path, before, now):
     for _ in range(2):  # a run that is killed at once goes on the same way
         said = {"validation": now, **more, **falls}
         with prepare(tmp_path, scored([0.7]), allow=names, **said) as session:
-            standing = session.state.standing
+            standing = session.state.best
             assert (standing.metric, standing.best_step) == ("val/score", 6)
             assert (standing.best, standing.since_best) == (pytest.approx(0.4), 0)
             assert session.state.plateau.best is None

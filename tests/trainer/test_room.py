@@ -8,9 +8,9 @@ from torch import nn
 
 from surestep import Run
 from surestep.base.errors import RunError
-from surestep.record.checkpoint.examine import size_on_disk
-from surestep.trainer import room
-from surestep.trainer.room import expected_bytes
+from surestep.record.checkpoint.inspect import size_on_disk
+from surestep.trainer import disk_space as room
+from surestep.trainer.disk_space import estimate_checkpoint_bytes
 from tests import tiny
 
 WIDTH = 4000  # some 375 KB with AdamW
@@ -97,7 +97,7 @@ def test_what_an_optimizer_of_the_users_own_keeps_is_told_after_the_first_save(
 def test_what_is_expected_is_what_is_written(tmp_path, optim, average):
     said = {"optim": {"lr": 0.01, **optim}, "average": average, "max_steps": 2}
     with tiny.prepare(tmp_path, wide(), **said) as session:
-        expected = expected_bytes(session.plan, session.state)
+        expected = estimate_checkpoint_bytes(session.plan, session.state)
         for _ in session.steps():
             pass
         written = size_on_disk(session.save())

@@ -118,7 +118,7 @@ def test_state_of_an_optimizer_that_cannot_be_tried_is_refused_after_the_first_s
         tiny.prepare(tmp_path, parts, epochs=5) as session,
     ):
         list(session.steps())
-    assert session.state.place.step == 1
+    assert session.state.progress.step == 1
 
 
 def test_trial_step_changes_neither_the_optimizer_nor_the_run(tmp_path):
@@ -243,7 +243,7 @@ def test_state_that_a_callback_makes_in_on_start_is_checked_after_the_first_step
         pytest.raises(CheckpointError, match="Late declares has a set"),
     ):
         list(session.steps())
-    assert session.state.place.step == 1
+    assert session.state.progress.step == 1
 
 
 def test_option_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from surestep.base.errors import CheckpointError, UntoldError
-from surestep.record.checkpoint import saver
+from surestep.base.errors import CheckpointError, StatusWriteError
+from surestep.record.checkpoint import async_saver as saver
 from surestep.record.checkpoint.listing import list_checkpoints
 from surestep.record.run import Run
 from tests import tiny
@@ -78,7 +78,7 @@ def test_what_failed_in_the_thread_is_told_at_the_next_log_point(tmp_path, monke
     with tiny.prepare(tmp_path, max_steps=6, **said) as session:
         for result in session.steps():
             if result.step == 1:
-                session.saving.begin()
+                session.saving.save_async()
                 begun.set()
                 for thread in [t for t in threading.enumerate() if t.name == "surestep-save"]:
                     thread.join()
@@ -110,7 +110,7 @@ def test_an_end_that_cannot_be_written_loses_only_its_telling(tmp_path, monkeypa
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", filling)
-    with pytest.raises(UntoldError) as caught:
+    with pytest.raises(StatusWriteError) as caught:
         tiny.fit(tmp_path, **SAVES)
     newest = tmp_path / "checkpoints" / "step-00000006"
     assert str(caught.value) == (
@@ -152,7 +152,7 @@ def test_an_end_without_a_checkpoint_says_from_where_it_goes_on(tmp_path, monkey
         with monkeypatch.context() as patch:
             patch.setattr(Path, "replace", lambda self, target: os.stat(tmp_path / "none"))
             with pytest.raises(
-                UntoldError, match=r"it has no checkpoint; .* again: it starts anew\."
+                StatusWriteError, match=r"it has no checkpoint; .* again: it starts anew\."
             ):
                 session.end("failed")
 
@@ -164,7 +164,7 @@ def test_an_end_in_a_folder_that_is_gone_says_to_bring_it_back(tmp_path):
         session.save()
         run.rename(tmp_path / "away")
         with pytest.raises(
-            UntoldError, match=r"its folder is gone; .* the newest checkpoint in it"
+            StatusWriteError, match=r"its folder is gone; .* the newest checkpoint in it"
         ):
             session.end("failed")
 
@@ -188,7 +188,7 @@ def steps_with(run, act, **said):
     """Train, and do something to the disk after step 3."""
     with tiny.prepare(run, **said) as session:
         for result in session.steps():
-            session.saving.begin()
+            session.saving.save_async()
             session.saving.collect(wait=True)
             if result.step in act:
                 act[result.step]()
@@ -236,9 +236,11 @@ def test_a_mount_that_vanishes_leaves_a_run_that_goes_on(mounted):
     for result in session.steps():
         if result.step == 3:
             vanish()
-        session.saving.begin()
+        session.saving.save_async()
         session.saving.collect(wait=True)
-    assert session.state.place.step == 6
-    with pytest.raises(UntoldError, match=r"The run finished at step 6, and its folder is gone"):
+    assert session.state.progress.step == 6
+    with pytest.raises(
+        StatusWriteError, match=r"The run finished at step 6, and its folder is gone"
+    ):
         session.close()
     assert list(mounted.iterdir()) == []

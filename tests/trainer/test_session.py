@@ -57,7 +57,7 @@ def test_train_step_takes_the_step_of_the_whole_batch(tmp_path, cut):
         result = session.train_step(batches)
         torch.testing.assert_close(tiny.weights(session.model), tiny.weights(plain))
         assert (result.items, result.samples) == (8, 8)
-        assert session.state.place[:4] == (1, 1, 0, 0)
+        assert session.state.progress[:4] == (1, 1, 0, 0)
 
 
 def test_train_step_without_a_batch_is_refused(tmp_path):
@@ -80,9 +80,9 @@ def test_measuring_a_part_does_not_move_the_standing(tmp_path):
     with tiny.prepare(tmp_path, {"val": (X, Y), "test": (X, Y)}) as session:
         session.evaluate("val")
         session.evaluate("test")
-        assert session.state.standing.best is None
+        assert session.state.best.best is None
         session.evaluate()
-        assert session.state.standing.best_step == 0
+        assert session.state.best.best_step == 0
         assert session.is_best
 
 
@@ -122,7 +122,7 @@ def test_measuring_with_saved_weights_puts_everything_back(tmp_path):
         session.save()
         list(steps)
         before, count = tiny.weights(model), model.count
-        session.measure("val", "last")
+        session.evaluate_checkpoint("val", "last")
         assert torch.equal(tiny.weights(model), before)
         assert model.count == count
 
@@ -159,7 +159,7 @@ def test_a_closed_session_does_nothing_and_says_so(tmp_path, use):
     session.close()
     with pytest.raises(RunError, match=r"is closed: .* Go on with another: prepare\(.*fit\(\)"):
         use(session)
-    assert session.state.place.step == 0
+    assert session.state.progress.step == 0
     assert not list(tmp_path.glob("checkpoints/*"))
 
 
@@ -191,7 +191,7 @@ def test_a_run_that_was_ended_by_its_own_loop_says_so_and_is_finished(tmp_path):
 
 def status_of(path):
     status = Run(path).status
-    return status["status"], status.get("reason"), status.get("can_go_on")
+    return status["status"], status.get("reason"), status.get("resumable")
 
 
 def test_a_loop_that_took_all_steps_leaves_a_finished_run(tmp_path):

@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset
 
 from surestep.base.errors import DataError
 from surestep.trainer.planning import plan_task
-from surestep.trainer.shared import check_shared
+from surestep.trainer.rank_consistency import check_shared
 from tests import tiny
 
 
@@ -24,11 +24,11 @@ def test_a_stream_to_measure_by_that_begins_otherwise_on_a_rank_is_refused(part)
     planned = plan_task(tiny.task(**{part: Stream()}), tiny.config())
     said = []
 
-    def texts(text):
+    def all_gather_text(text):
         said.append(text)
         return [text, other if other is not None else text]
 
-    world, other = SimpleNamespace(size=2, texts=texts), None
+    world, other = SimpleNamespace(size=2, all_gather_text=all_gather_text), None
     check_shared(world, planned.task, planned.plan)
     other = json.dumps({part: "other"})
     assert json.loads(said[0]).keys() == {part}

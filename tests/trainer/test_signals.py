@@ -7,17 +7,17 @@ import torch
 from torch.utils.data import Dataset
 
 import surestep
-from surestep.base.errors import Stopped
-from surestep.engine.data import signals as workers
-from surestep.record.recorder import Recorder
+from surestep.base.errors import Preempted
+from surestep.engine.data import worker_signals as workers
 from surestep.record.run import Run
+from surestep.record.run_writer import RunWriter
 from tests import tiny
 
 NAMES = {
     signal.SIGINT: "Ctrl-C",
     **{each: each.name for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)},
 }
-RAISED = dict.fromkeys(NAMES, Stopped) | {signal.SIGINT: KeyboardInterrupt}
+RAISED = dict.fromkeys(NAMES, Preempted) | {signal.SIGINT: KeyboardInterrupt}
 
 SEEN = {"logging": {"progress": "plain"}}
 
@@ -26,7 +26,7 @@ def at(moment, *numbers, step=2):
     """Return a callback that raises signals in one moment."""
 
     def raise_them(self, state, *_):
-        if state.place.step == step:
+        if state.progress.step == step:
             for number in numbers:
                 signal.raise_signal(number)
 
@@ -59,7 +59,7 @@ def test_a_signal_stops_after_the_step_and_the_run_can_go_on(tmp_path, number):
         fit(tmp_path / "r", at("on_backward", number, step=1))
     assert [signal.getsignal(each) for each in NAMES] == before
     status = Run(tmp_path / "r").status
-    assert (status["status"], status["reason"], status["can_go_on"]) == (
+    assert (status["status"], status["reason"], status["resumable"]) == (
         *("stopped", NAMES[number]),
         True,
     )
@@ -69,7 +69,7 @@ def test_a_signal_stops_after_the_step_and_the_run_can_go_on(tmp_path, number):
 
 @pytest.mark.parametrize("moment", ["on_start", "on_step", "on_evaluate"])
 def test_wherever_a_signal_comes_nothing_is_lost(tmp_path, moment):
-    with pytest.raises(Stopped):
+    with pytest.raises(Preempted):
         fit(tmp_path / "r", at(moment, signal.SIGTERM, step=0 if moment == "on_start" else 3))
     finish_and_compare(tmp_path / "r", tmp_path / "whole")
 
@@ -96,7 +96,7 @@ def test_an_evaluation_is_left_and_done_first_when_the_run_goes_on(tmp_path):
         torch.manual_seed(3)
         return {"model": kind(4, 3)}
 
-    with pytest.raises(Stopped):
+    with pytest.raises(Preempted):
         fit(tmp_path / "r", parts=parts(StopsItsMeasuring), **said)
     assert StopsItsMeasuring.measured == 1
     assert Run(tmp_path / "r").last.step == 3
@@ -110,13 +110,13 @@ def test_an_evaluation_is_left_and_done_first_when_the_run_goes_on(tmp_path):
 
 def test_more_signals_change_nothing_and_ctrl_c_stops_at_once(tmp_path, capsys):
     several = (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM)
-    with pytest.raises(Stopped, match="SIGUSR1"):
+    with pytest.raises(Preempted, match="SIGUSR1"):
         fit(tmp_path / "r", at("on_step", *several))
     assert Run(tmp_path / "r").last.step == 2
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path / "s", at("on_step", signal.SIGTERM, signal.SIGINT), **SEEN)
     status = Run(tmp_path / "s").status
-    assert (status["status"], status["can_go_on"]) == ("stopped", True)
+    assert (status["status"], status["resumable"]) == ("stopped", True)
     assert Run(tmp_path / "s").last is None
     assert "Stopped at once after step 2; no checkpoint was written yet." in capsys.readouterr().err
 
@@ -125,7 +125,7 @@ def test_where_torchrun_sends_sigterm_it_is_said_when(tmp_path, monkeypatch, cap
     said = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     for name, value in {**said, "TORCHELASTIC_RUN_ID": "x"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(Stopped):
+    with pytest.raises(Preempted):
         fit(tmp_path, at("on_step", signal.SIGTERM), **SEEN)
     assert "SIGTERM (torchrun sends it to all where a process has died): stopping" in (
         capsys.readouterr().err
@@ -142,14 +142,14 @@ def test_ctrl_c_twice_says_what_is_saved(tmp_path, capsys):
 
 
 def test_ctrl_c_again_when_the_last_save_is_done_names_that_one(tmp_path, monkeypatch, capsys):
-    own = Recorder.event
+    own = RunWriter.event
 
     def impatient(self, kind, **fields):
         if kind == "checkpoint" and fields["step"] == 5:
             signal.raise_signal(signal.SIGINT)
         own(self, kind, **fields)
 
-    monkeypatch.setattr(Recorder, "event", impatient)
+    monkeypatch.setattr(RunWriter, "event", impatient)
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path, at("on_step", signal.SIGINT, step=5), **SEEN)
     newest = tmp_path / "checkpoints" / "step-00000005"
@@ -160,10 +160,10 @@ def test_ctrl_c_again_when_the_last_save_is_done_names_that_one(tmp_path, monkey
 def test_a_signal_when_all_is_done_leaves_a_finished_run(tmp_path):
     class Late(surestep.Callback):
         def on_evaluate(self, state, metrics):
-            if state.place.step == 6:
+            if state.progress.step == 6:
                 signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(Stopped):
+    with pytest.raises(Preempted):
         fit(tmp_path, Late())
     assert fit(tmp_path).status["status"] == "finished"
 
@@ -199,7 +199,7 @@ def test_a_worker_that_hangs_is_ended_by_sigterm_in_the_end(monkeypatch):
     monkeypatch.setattr(workers, "GRACE_S", 0.01)
     pid = os.fork()
     if pid == 0:
-        workers.leave_to_main()
+        workers.ignore_signals_in_worker()
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
         os._exit(9)

@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader
 
 from surestep.base.errors import ConfigError, DataError
 from surestep.record.run import Run
-from surestep.trainer.rehearse import dry_run, overfit
+from surestep.trainer.dry_run import dry_run, overfit
 from tests import tiny
 from tests.engine.data.streams import Sized, Unsized, X, Y, of_class
 
@@ -67,7 +67,7 @@ def test_a_dry_run_over_streams(data):
 def test_the_first_samples_of_a_stream_are_learned_by_heart(data):
     said = {"optim": {"lr": 0.1}, "batch_size": 4, "max_steps": 5}
     buffer = {} if isinstance(data, DataLoader) else {"data": {"shuffle_buffer": 4}}
-    assert overfit(tiny.task(train=data), tiny.config(**said, **buffer), 4).reached
+    assert overfit(tiny.task(train=data), tiny.config(**said, **buffer), 4).has_converged
 
 
 def test_fewer_samples_in_a_stream_than_are_asked_for():
@@ -90,10 +90,10 @@ def test_measuring_in_the_middle_of_a_stream_does_not_move_it(tmp_path):
 
 
 def test_an_order_is_for_data_with_positions():
-    from surestep import orders
+    from surestep import samplers
 
     with pytest.raises(DataError, match=r"order 'sequential', which needs positions"):
-        tiny.plan({"train": Unsized(), "order": orders.sequential()}, max_steps=3)
+        tiny.plan({"train": Unsized(), "sampler": samplers.sequential()}, max_steps=3)
 
 
 def test_the_config_tells_the_number_of_workers_only_of_a_stream(tmp_path):

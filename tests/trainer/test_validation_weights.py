@@ -58,7 +58,7 @@ def test_both_are_what_each_alone_reports(tmp_path):
 def test_the_best_checkpoint_loads_the_weights_of_its_monitor(tmp_path, metric, measured, which):
     said = {} if metric is None else {"metric": metric}
     run = tiny.fit(tmp_path / "run", parts(), **options("both", **said))
-    assert run.best.measured == (measured or "average")
+    assert run.best.evaluated == (measured or "average")
     assert run.best.step == 6  # the last, so that "last" and "average" load the same checkpoint
     best = min(each[metric or "val/loss"] for each in evaluations(run))
     assert loss_of(run, "best") == pytest.approx(best, rel=1e-6)

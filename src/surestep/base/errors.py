@@ -6,13 +6,13 @@ SurestepError
 ├── DataError         the data cannot be trained on
 │   └── WorkerError   a data worker died; the run can be resumed
 ├── RecipeError       a recipe file cannot be used
-├── RunError          a run folder is held, missing, or belongs to another config
-│   └── UntoldError   how a run ended could not be written; what it saved is there
+├── RunError          a run folder is locked, missing, or belongs to another config
+│   └── StatusWriteError  the status of an ended run could not be written; its checkpoints are there
 ├── CheckpointError   a checkpoint is missing or does not fit
-│   └── DamagedError  it is not what was written; another may be good
+│   └── CorruptCheckpointError  it is not what was written; another may be valid
 ├── ParallelError     the processes of a run do not come together, or do not agree
-├── OutOfMemory       a step needs more memory than there is
-├── Stopped           a signal stopped the run, which can go on
+├── OutOfMemoryError  a step needs more memory than there is
+├── Preempted         a signal stopped the run, which can be resumed
 └── NonFiniteError    the loss or a gradient stopped being finite
 """
 
@@ -48,7 +48,7 @@ class RunError(SurestepError):
     """A run folder is held by somebody, is missing, or belongs to another config."""
 
 
-class UntoldError(RunError):
+class StatusWriteError(RunError):
     """How a run ended could not be written; what it saved is there."""
 
 
@@ -56,7 +56,7 @@ class CheckpointError(SurestepError):
     """A checkpoint is missing, unreadable, or does not fit the model."""
 
 
-class DamagedError(CheckpointError):
+class CorruptCheckpointError(CheckpointError):
     """A checkpoint is not what was written; one that is older may be good."""
 
 
@@ -64,11 +64,11 @@ class ParallelError(SurestepError):
     """The processes of a run do not come together, or do not agree."""
 
 
-class OutOfMemory(SurestepError):
+class OutOfMemoryError(SurestepError):
     """A step needs more memory than there is; what was held is in the run folder."""
 
 
-class Stopped(SurestepError):
+class Preempted(SurestepError):
     """SIGTERM, SIGUSR1 or SIGHUP stopped the run after a step, which is saved: it can go on."""
 
 
@@ -103,7 +103,7 @@ class NonFiniteError(SurestepError):
 _MANY = 60  # names that a message lists; nobody reads more
 
 
-def near(name: str, known: Iterable[str], prefix: str = "") -> str:
+def suggest_names(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Say which of the known names are close to `name`, as the end of an error message."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)

@@ -7,7 +7,7 @@ import traceback
 import warnings
 from pathlib import Path
 
-from surestep.base.printable import one_line
+from surestep.base.text import one_line
 
 _OURS = (str(Path(__file__).parents[1]), contextlib.__file__)
 

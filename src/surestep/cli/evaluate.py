@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 
 import tyro
 
-from surestep.base.printable import print_escaped, print_json
-from surestep.cli import show
+from surestep.base.text import print_escaped, print_json
+from surestep.cli import output as show
+from surestep.cli.load_run import describe_which, load_task_and_config, parse_run_ref
 from surestep.cli.parse import parse
-from surestep.cli.rebuild import asked_for, called, rebuilt
-from surestep.record.files import dumps
+from surestep.record.io import dumps
 
 _NAN = (
     "nan is not a number: there was nothing to measure it by (no sample or prediction of that "
@@ -26,14 +26,14 @@ class Options:
 
     Attributes:
         run: Run folder. RUN@200 is its checkpoint of a step.
-        part: val, test, train, or a validation set's name; val means all of those.
+        split: val, test, train, or a validation set's name; val means all of those.
         which: Which checkpoint's weights.
         allow: recipe, to run it although its file has changed.
         json: Print the metrics as JSON.
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    part: str = "val"
+    split: str = "val"
     which: Literal["best", "last", "average"] = "best"
     allow: Literal["recipe"] | None = None
     json: bool = False
@@ -42,25 +42,25 @@ class Options:
 def run(words: list[str]) -> int:
     """Measure the weights of a run's checkpoint on a part of its data."""
     parsed = parse(Options, words, "surestep evaluate")
-    folder, which = asked_for(parsed.run, parsed.which)
-    task, config = rebuilt(folder, allow_changed=parsed.allow == "recipe")
-    from surestep.engine.metrics import is_confusion
-    from surestep.trainer.measure import measure_run
+    folder, which = parse_run_ref(parsed.run, parsed.which)
+    task, config = load_task_and_config(folder, allow_changed=parsed.allow == "recipe")
+    from surestep.engine.metrics.base import is_confusion
+    from surestep.trainer.evaluate_run import measure_run
 
     reasons: list[str] = []
     saved, metrics = measure_run(
-        folder, task, config, part=parsed.part, which=which, warn=reasons.append
+        folder, task, config, part=parsed.split, which=which, warn=reasons.append
     )
     for reason in reasons:
         print_escaped(reason, file=sys.stderr)
     if parsed.json:
         print_json(dumps({"step": saved.step, "path": str(saved.path), "metrics": metrics}))
         return 0
-    title = f"{folder.path.name}, {called(which)}step {saved.step}"
-    show.table(title, ("metric", "value"), show.metric_rows(metrics))
+    title = f"{folder.path.name}, {describe_which(which)}step {saved.step}"
+    show.print_table(title, ("metric", "value"), show.metric_rows(metrics))
     for name, value in metrics.items():
         if isinstance(value, list) and is_confusion(task.metrics.get(name.split("/", 1)[1])):
-            show.confusion(name, value)
+            show.print_confusion_matrix(name, value)
     if not reasons and any(value != value for value in metrics.values()):
         print_escaped(_NAN)
     return 0

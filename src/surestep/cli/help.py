@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from textwrap import wrap
 from typing import NamedTuple
 
-from surestep.cli.applies import applies
-from surestep.cli.spelled import values_in
-from surestep.engine.parallel.launch import NPROC
+from surestep.cli.relevant_options import applies
+from surestep.cli.spelling import values_in
+from surestep.engine.distributed.launcher_env import NPROC
 from surestep.recipes.find import COMPUTED, Outline, Parameter
 
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
@@ -25,7 +25,7 @@ DEFAULTS: Mapping[str, str] = {
     "early_stop.patience": "None",
     "compile": "off",
     "on_nonfinite": "raise",
-    "on_spike": "tell",
+    "on_spike": "warn",
     "parallel.ranks": "1",
 }
 _GROUPS = {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import ConfigError
-from surestep.engine.parallel.launch import BY_NPROC, NPROC, NPROC_SAID, read_launched
+from surestep.engine.distributed.launcher_env import BY_NPROC, NPROC, NPROC_SAID, read_launched
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGQUIT")
 _SAVING_S = "600"  # that a process which was asked to stop may take
@@ -36,7 +36,8 @@ def launch(processes: int, words: list[str]) -> int:
         raise ConfigError(f"{NPROC} is said {len(said)} times. Say it once: {NPROC} {processes}.")
     if read_launched().size > 1:
         raise ConfigError(
-            f"{NPROC} {processes}, but {read_launched().by} has started several processes already. "
+            f"{NPROC} {processes}, but {read_launched().launcher} has started several processes "
+            "already. "
             f"Say it in one place: leave {NPROC} out."
         )
     # `surestep --help` needs no torch.
@@ -46,7 +47,7 @@ def launch(processes: int, words: list[str]) -> int:
     torchrun: Any = import_module("torch.distributed.run")  # which has no types
     options = ["--standalone", "--nproc-per-node", str(processes), "--shutdown-timeout", _SAVING_S]
     options += ["--signals-to-handle", ",".join(_SIGNALS), "-m", "surestep", "--"]
-    asked = torchrun.parse_args([*options, *without_nproc(words)])
+    asked = torchrun.parse_args([*options, *strip_nproc(words)])
     with _quiet(processes):
         try:
             torchrun.run(asked)
@@ -59,7 +60,7 @@ def launch(processes: int, words: list[str]) -> int:
     return 0
 
 
-def how_many(text: str) -> int:
+def parse_nproc(text: str) -> int:
     """Read how many processes are asked for.
 
     Raises:
@@ -126,7 +127,7 @@ def _is_running(pid: int) -> bool:
         return False
 
 
-def without_launchers_words(words: list[str]) -> list[str]:
+def strip_launcher_args(words: list[str]) -> list[str]:
     """Return a command line without what a launcher put before the command.
 
     deepspeed says --local_rank=0, older launchers of torch --local-rank=0, which the environment
@@ -134,11 +135,11 @@ def without_launchers_words(words: list[str]) -> list[str]:
     """
     first = words[0] if words else ""
     if first == "--" or first.startswith(("--local_rank=", "--local-rank=")):
-        return without_launchers_words(words[1:])
+        return strip_launcher_args(words[1:])
     return words
 
 
-def without_nproc(words: list[str]) -> list[str]:
+def strip_nproc(words: list[str]) -> list[str]:
     """Return a command line without --nproc, in either form it is typed in."""
     kept: list[str] = []
     skip = False
@@ -149,7 +150,7 @@ def without_nproc(words: list[str]) -> list[str]:
     return kept
 
 
-def as_typed(words: list[str]) -> list[str]:
+def original_argv(words: list[str]) -> list[str]:
     """Return a command line as it was typed: with the --nproc that this process was started by."""
     launched = read_launched()
-    return [*words, NPROC, str(launched.size)] if launched.by == BY_NPROC else words
+    return [*words, NPROC, str(launched.size)] if launched.launcher == BY_NPROC else words

@@ -1,6 +1,6 @@
 """The table of losses, read from the source of the losses: it needs no torch.
 
-The classes of the losses hold their row (`guide`) and their options, and import torch. Only the
+The classes of the losses hold their row (`doc`) and their options, and import torch. Only the
 constants and the classes are read from the source; nothing in it is run.
 """
 
@@ -24,17 +24,17 @@ class _Module(NamedTuple):
 
 
 def loss_table() -> list[dict[str, Any]]:
-    """Return the rows of `surestep.engine.losses.catalog.guide()`."""
-    columns = [each.target.id for each in _fields(_read("base").classes["Guide"])]
-    catalog = ast.parse((_FOLDER / "catalog.py").read_bytes())
+    """Return the rows of `surestep.engine.losses.registry.loss_docs()`."""
+    columns = [each.target.id for each in _fields(_read("base").classes["LossDoc"])]
+    registry = ast.parse((_FOLDER / "registry.py").read_bytes())
     home = {
         each.name: (node.module or "").removeprefix(_PACKAGE)
-        for node in catalog.body
+        for node in registry.body
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE)
         for each in node.names
     }
     rows = []
-    for name, loss in _entries(catalog).items():
+    for name, loss in _entries(registry).items():
         module = _read(home[loss])
         texts = _guide(module, loss)
         row = dict(zip(columns, texts, strict=True))
@@ -46,14 +46,14 @@ def _fields(of_class: ast.ClassDef) -> list[Any]:
     return [each for each in of_class.body if isinstance(each, ast.AnnAssign)]
 
 
-def _entries(catalog: ast.Module) -> dict[str, str]:
+def _entries(registry: ast.Module) -> dict[str, str]:
     """Return the class of each loss by the loss's name, from the CATALOG."""
-    for node in catalog.body:
+    for node in registry.body:
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "CATALOG":
             assert isinstance(node.value, ast.Dict)
             keys = [ast.literal_eval(each) for each in node.value.keys if each is not None]
             return dict(zip(keys, map(ast.unparse, node.value.values), strict=True))
-    raise AssertionError("catalog.py has no CATALOG")
+    raise AssertionError("registry.py has no CATALOG")
 
 
 @cache
@@ -99,10 +99,10 @@ def _constant(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 def _guide(module: _Module, loss: str) -> list[Any]:
     for node in module.classes[loss].body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "guide":
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "doc":
             assert isinstance(node.value, ast.Call)
             return [_constant(each, module.constants) for each in node.value.args]
-    raise AssertionError(f"{loss} has no guide")
+    raise AssertionError(f"{loss} has no doc")
 
 
 def _options(module: _Module, loss: str) -> str:

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import tyro
 
-from surestep.base.errors import ConfigError, near
-from surestep.base.printable import print_json
-from surestep.cli import show
+from surestep.base.errors import ConfigError, suggest_names
+from surestep.base.text import print_json
+from surestep.cli import output as show
 from surestep.cli.loss_table import loss_table
 from surestep.cli.parse import parse
-from surestep.record.files import dumps
+from surestep.record.io import dumps
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,13 @@ def run(words: list[str]) -> int:
         rows = [row for row in rows if row["name"] == asked.name]
         if not rows:
             names = [row["name"] for row in table]
-            raise ConfigError(f"There is no loss {asked.name!r}. {near(asked.name, names)}")
+            raise ConfigError(
+                f"There is no loss {asked.name!r}. {suggest_names(asked.name, names)}"
+            )
     if asked.json:
         print_json(dumps(rows if asked.name is None else rows[0], indent=1))
         return 0
-    show.cards((row["call"], _said(row)) for row in rows)
+    show.print_entries((row["call"], _said(row)) for row in rows)
     if asked.name is None:
         print("A name goes into a Task with its defaults: Task(loss='huber'). With options:")
         print("Task(loss=surestep.losses.huber(delta=0.5)). One loss alone: surestep losses huber.")

@@ -10,11 +10,11 @@ from importlib import import_module
 from pathlib import Path
 
 import surestep
-from surestep.base.errors import ConfigError, RecipeError, Stopped, SurestepError, near
-from surestep.base.printable import print_escaped
-from surestep.cli.launch import without_launchers_words
-from surestep.engine.parallel.last_words import tell_last
-from surestep.engine.parallel.launch import Launched, read_launched
+from surestep.base.errors import ConfigError, Preempted, RecipeError, SurestepError, suggest_names
+from surestep.base.text import print_escaped
+from surestep.cli.launch import strip_launcher_args
+from surestep.engine.distributed.error_reporting import report_error_once
+from surestep.engine.distributed.launcher_env import LaunchInfo, read_launched
 
 COMMANDS = {
     "train": "train RECIPE: train a model by a recipe",
@@ -52,7 +52,7 @@ def main(words: Sequence[str] | None = None) -> int:
             nowhere = stack.enter_context(Path(os.devnull).open("w"))
             stack.enter_context(redirect_stdout(nowhere))
         warnings.showwarning = _show_warning
-        said = without_launchers_words(list(sys.argv[1:] if words is None else words))
+        said = strip_launcher_args(list(sys.argv[1:] if words is None else words))
         return _guarded(said or ["--help"])
 
 
@@ -66,7 +66,7 @@ def _guarded(words: list[str]) -> int:
         code = _run(*words)
         sys.stdout.flush()
         return code
-    except Stopped:  # where it stopped was said at once
+    except Preempted:  # where it stopped was said at once
         return os.EX_TEMPFAIL
     except SurestepError as error:
         notes = getattr(error, "__notes__", [])
@@ -85,15 +85,15 @@ def _guarded(words: list[str]) -> int:
 
 def _tell(text: str) -> None:
     """Print an error, of several processes one for all that have it."""
-    tell_last(text, _launched(), lambda said: print_escaped(said, file=sys.stderr))
+    report_error_once(text, _launched(), lambda said: print_escaped(said, file=sys.stderr))
 
 
-def _launched() -> Launched:
+def _launched() -> LaunchInfo:
     """Return what the launcher said; what it said wrong is an error of its own."""
     try:
         return read_launched()
     except ConfigError:
-        return Launched()
+        return LaunchInfo()
 
 
 def _run(command: str, *rest: str) -> int:
@@ -107,12 +107,12 @@ def _run(command: str, *rest: str) -> int:
         return 0
     if command not in COMMANDS:
         print_escaped(
-            f"surestep: no command {command!r}. {near(command, COMMANDS)}", file=sys.stderr
+            f"surestep: no command {command!r}. {suggest_names(command, COMMANDS)}", file=sys.stderr
         )
         return 2
     if command in _BY_ONE and read_launched().size > 1:
         raise ConfigError(
-            f"surestep {command} runs in one process, and {read_launched().by} has started "
+            f"surestep {command} runs in one process, and {read_launched().launcher} has started "
             f"{read_launched().size}. Call it without a launcher."
         )
     run: Callable[[list[str]], int] = import_module(f"surestep.cli.{command}").run

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from surestep.base.errors import ConfigError
-from surestep.base.printable import print_escaped
+from surestep.base.text import print_escaped
 from surestep.cli.options import read_command_line
 from surestep.cli.parse import parse_known
-from surestep.cli.sbatch import WARNING_S, Job
+from surestep.cli.slurm import WARNING_S, SlurmJob
 from surestep.cli.train import EXTRAS, check_extras
-from surestep.engine.parallel.launch import Launched
+from surestep.engine.distributed.launcher_env import LaunchInfo
 
 if TYPE_CHECKING:  # torch is imported once the command line is checked
-    from surestep.engine.facts import Facts
+    from surestep.engine.plan.system import SystemInfo
 
 # Minutes, or [days-]hours[:minutes[:seconds]], as sbatch reads them.
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
@@ -65,7 +65,7 @@ def run(words: list[str]) -> int:
     plan_task(task, asked.config, origin=asked.origin, facts=facts)
     name = asked.recipe.name
     out = Path(said.out or f"{name}.sbatch")
-    job = Job(
+    job = SlurmJob(
         name=name,
         words=(said.recipe, *more),
         run=said.run or f"runs/{name}",
@@ -81,12 +81,12 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def _of_the_job(said: Options, *, on_gpus: bool) -> Facts:
+def _of_the_job(said: Options, *, on_gpus: bool) -> SystemInfo:
     """Return what a process of the job will find, of which this machine knows only a part."""
-    from surestep.engine.facts import read_facts
+    from surestep.engine.plan.system import read_facts
 
     size = said.nodes * said.nproc
-    launched = Launched(size=size, local_size=said.nproc, by="srun", imagined=True)
+    launched = LaunchInfo(size=size, local_size=said.nproc, launcher="srun", is_simulated=True)
     facts = replace(read_facts(), launched=launched, one_gpu_each=False)
     gpus = (said.nproc if said.gpus else 8) if on_gpus else 0
     return replace(

@@ -17,30 +17,30 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import tyro
 
-from surestep.base.config import LENGTHS, Config, options
 from surestep.base.errors import ConfigError, RecipeError, SurestepError
-from surestep.base.not_set import NotSet
-from surestep.base.printable import print_escaped
+from surestep.base.text import print_escaped
 from surestep.base.written import COMMAND_LINE
 from surestep.cli.config_file import ConfigFile, flat, read_config_file
 from surestep.cli.help import HELP_ALL, Shown, asks_for_help, chosen_by, help_text, set_by
 from surestep.cli.parse import parse
-from surestep.cli.spelled import Spelled, spell_out, values_in
-from surestep.engine.garbage import import_without_collecting
+from surestep.cli.spelling import Spelled, spell_out, values_in
+from surestep.config.config import LENGTHS, Config, iter_options
+from surestep.config.not_set import NotSet
+from surestep.engine.step.gc import import_without_collecting
 from surestep.recipes.find import BUILT_IN, Outline, Parameter, RecipeFile, explained, find
 from surestep.recipes.parameters import read_parameters
 
 if TYPE_CHECKING:  # the command line is read and checked without torch
-    from surestep.engine.task import Task
+    from surestep.engine.task.task import Task
     from surestep.recipes.load import Recipe
-    from surestep.trainer.planning import Origin
+    from surestep.trainer.planning import TaskOrigin
 
 NOT_SAID = "\0"  # no text that a command line can hold
 ALIASES = {"logging.ranks": ("--log-ranks",)}
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedCommand:
     """What a command line asks for.
 
     Attributes:
@@ -54,13 +54,13 @@ class Asked:
     recipe: Recipe
     config: Config
     parameters: dict[str, Any]
-    said: dict[str, str]
+    set_options: dict[str, str]
     extras: dict[str, Any]
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> TaskOrigin:
         """Where the Task comes from."""
-        return self.recipe.origin(self.parameters, self.said)
+        return self.recipe.origin(self.parameters, self.set_options)
 
     def task(self) -> Task:
         """Call the recipe's function."""
@@ -73,7 +73,7 @@ def read_command_line(
     extras: Mapping[str, Any],
     *,
     check: Callable[[Mapping[str, Any]], None] | None = None,
-) -> Asked:
+) -> ParsedCommand:
     """Read `RECIPE [options]`; the recipe, and torch with it, is imported once all is checked.
 
     Args:
@@ -138,7 +138,7 @@ def _help(
     hints = set_by(found.name, outline) if found is not None else {}
     if every and found is not None:
         hints = _values_of_plan(found)
-    of_config = {name: _shown(name, each, hints.get(name, "")) for name, each in options()}
+    of_config = {name: _shown(name, each, hints.get(name, "")) for name, each in iter_options()}
     own = [_shown_extra(name, kind) for name, (kind, _) in _with_file(extras).items()]
     typed = _spell_out(words, extras, outline).words
     chosen = None if every else chosen_by(typed, outline)
@@ -175,7 +175,7 @@ def _merge(
     parsed: Any,
     extras: Mapping[str, Any],
     faults: Sequence[str],
-) -> Asked:
+) -> ParsedCommand:
     """Put the command line over the file over the recipe, which is imported here."""
     own = {name: getattr(parsed, name) for name in extras}
     own["config_file"] = config_file = getattr(parsed, "config", None)
@@ -199,10 +199,10 @@ def _merge(
     recipe = load_file(found)  # its own code may switch the collector off
     config = merge(recipe.config, filed, typed, places, ())
     said = {
-        **dict.fromkeys(recipe.config.said(), f"recipe {recipe.name}"),
+        **dict.fromkeys(recipe.config.set_options(), f"recipe {recipe.name}"),
         **set_at,
     }
-    return Asked(recipe, config, recipe.typed(values, set_at), said, own)
+    return ParsedCommand(recipe, config, recipe.typed(values, set_at), said, own)
 
 
 def merge(
@@ -229,7 +229,7 @@ def merge(
     found = list(faults)
     try:
         of_line = dict.fromkeys(typed, COMMAND_LINE)
-        config = config.with_options({**filed, **typed}, {**places, **of_line})
+        config = config.replace_options({**filed, **typed}, {**places, **of_line})
     except ConfigError as error:
         found.append(str(error))
     if found:
@@ -250,7 +250,7 @@ def _model(outline: Outline, extras: Mapping[str, Any], typed: AbstractSet[str])
         typed: names of the options that are read. tyro takes 1 ms for each option it knows.
     """
     groups: dict[str, dict[str, Any]] = {"": _with_file(extras)}
-    for name, option_field in options():
+    for name, option_field in iter_options():
         if typed.isdisjoint({name, *_aliases(name)}):
             continue
         group, _, option = name.rpartition(".")
@@ -318,7 +318,7 @@ def _values_of_plan(found: RecipeFile) -> dict[str, str]:
     from surestep.trainer.planning import plan_task
 
     recipe = load_file(found)
-    said = dict.fromkeys(recipe.config.said(), f"recipe {recipe.name}")
+    said = dict.fromkeys(recipe.config.set_options(), f"recipe {recipe.name}")
     hints: dict[str, str] = {}
     try:
         parameters = recipe.typed({})
@@ -329,10 +329,10 @@ def _values_of_plan(found: RecipeFile) -> dict[str, str]:
         return hints
     for option, value, reason in planned.plan.decisions:
         hints[option] = f"({value}: {reason})"
-    for name, value in recipe.config.said().items():
+    for name, value in recipe.config.set_options().items():
         hints.setdefault(name, f"({value}: said: recipe {recipe.name})")
     hints.setdefault("epochs", "(not said: max_steps decides)")
     hints.setdefault("max_steps", "(not said: epochs decide)")
-    for name, _ in options():
+    for name, _ in iter_options():
         hints.setdefault(name, "(None: not an option of what was chosen)")
     return hints

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import tyro
 
-from surestep.base.printable import print_escaped
+from surestep.base.text import print_escaped
 
 Options = TypeVar("Options")
 _CONFIG = (tyro.conf.FlagCreatePairsOff,)

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import tyro
 
 from surestep.base.errors import ConfigError
-from surestep.cli.draw import check_drawing
 from surestep.cli.options import read_command_line
-from surestep.engine.parallel.launch import Launched
+from surestep.cli.plot_schedule import check_drawing
+from surestep.engine.distributed.launcher_env import LaunchInfo
 
 EXTRAS: dict[str, Any] = {
     "json": (Annotated[bool, tyro.conf.arg(help="Print the plan as JSON.")], False),
@@ -59,7 +59,7 @@ def _check_extras(extras: Mapping[str, Any]) -> None:
     _imagined(extras["ranks"], extras["local_ranks"])
 
 
-def _imagined(ranks: int | None, local: int | None) -> Launched | None:
+def _imagined(ranks: int | None, local: int | None) -> LaunchInfo | None:
     """Return the processes that a plan is asked for; None for those that are there."""
     if ranks is None:
         if local is not None:
@@ -79,4 +79,4 @@ def _imagined(ranks: int | None, local: int | None) -> Launched | None:
             f"--ranks {ranks} does not fill machines of {local} ranks each{taken}. Say "
             f"--local-ranks {part}, or --ranks {ranks - ranks % local + local}."
         )
-    return Launched(size=ranks, local_size=local, by="--ranks", imagined=True)
+    return LaunchInfo(size=ranks, local_size=local, launcher="--ranks", is_simulated=True)

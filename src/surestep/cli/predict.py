@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from tqdm import tqdm
 
-from surestep.base.local import local_path
-from surestep.base.printable import print_escaped, print_json
+from surestep.base.paths import require_local_path
+from surestep.base.text import print_escaped, print_json
+from surestep.cli.load_run import describe_which, load_task_and_config, parse_run_ref
 from surestep.cli.parse import parse
-from surestep.cli.rebuild import asked_for, called, rebuilt
-from surestep.record.files import dumps
+from surestep.record.io import dumps
 
 if TYPE_CHECKING:  # torch is imported once the command line is checked
-    from surestep.trainer.predict import Watch
+    from surestep.trainer.predict_run import Watch
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Options:
 
     Attributes:
         run: Run folder. RUN@200 is its checkpoint of a step.
-        part: test, train, or a validation set's name.
+        split: test, train, or a validation set's name.
         which: Which checkpoint's weights.
         out: File to write: .npz, .safetensors, .csv or .jsonl; predictions-PART.npz in the
             run folder if not set.
@@ -38,7 +38,7 @@ class Options:
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    part: str = "test"
+    split: str = "test"
     which: Literal["best", "last", "average"] = "best"
     out: str | None = None
     mc_dropout: int | None = None
@@ -50,24 +50,26 @@ class Options:
 def run(words: list[str]) -> int:
     """Write what the model of a run says of each sample of a part."""
     parsed = parse(Options, words, "surestep predict")
-    folder, which = asked_for(parsed.run, parsed.which)
+    folder, which = parse_run_ref(parsed.run, parsed.which)
     out = (
-        folder.path / f"predictions-{parsed.part}.npz"
+        folder.path / f"predictions-{parsed.split}.npz"
         if parsed.out is None
-        else local_path(parsed.out)
+        else require_local_path(parsed.out)
     )
-    from surestep.record.predictions import writing  # with numpy, which --help does not need
+    from surestep.record.prediction_files import (
+        open_predictions,  # with numpy, which --help does not need
+    )
 
-    with writing(out, overwrite=parsed.overwrite) as write:
-        task, config = rebuilt(folder, allow_changed=parsed.allow == "recipe")
-        from surestep.trainer.predict import predict_run
+    with open_predictions(out, overwrite=parsed.overwrite) as write:
+        task, config = load_task_and_config(folder, allow_changed=parsed.allow == "recipe")
+        from surestep.trainer.predict_run import predict_run
 
         with _bar() as watch:
             saved, found = predict_run(
                 folder,
                 task,
                 config,
-                part=parsed.part,
+                part=parsed.split,
                 which=which,
                 mc_dropout=parsed.mc_dropout,
                 watch=watch,
@@ -76,7 +78,7 @@ def run(words: list[str]) -> int:
         write(found.arrays)
     for notice in found.notices:
         print_escaped(notice, file=sys.stderr)
-    said = f"{called(which)}step {saved.step}: {len(found)} samples of {parsed.part}"
+    said = f"{describe_which(which)}step {saved.step}: {len(found)} samples of {parsed.split}"
     print_escaped(
         said if found.passes is None else f"{said}, {found.passes} passes", file=sys.stderr
     )

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from surestep.base.errors import ConfigError, RunError
-from surestep.base.local import local_path
-from surestep.base.printable import print_escaped, print_json
-from surestep.cli import show
+from surestep.base.paths import require_local_path
+from surestep.base.text import print_escaped, print_json
+from surestep.cli import output as show
+from surestep.cli.load_run import load_task_and_config
 from surestep.cli.parse import parse
-from surestep.cli.rebuild import rebuilt
-from surestep.record.files import dumps
 from surestep.record.incident import read_incident
+from surestep.record.io import dumps
 from surestep.record.run import Run
 
 if TYPE_CHECKING:  # torch is imported once the command line is checked
-    from surestep.trainer.replay import Figures, Replay
+    from surestep.trainer.replay import ReplayResult, StepNumbers
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Options:
 def run(words: list[str]) -> int:
     """Take the step that was not finite again, and say what changes."""
     parsed = parse(Options, words, "surestep replay")
-    incident = read_incident(local_path(parsed.incident))
+    incident = read_incident(require_local_path(parsed.incident))
     without = _samples(parsed.without)
     folder = Run(incident.run)
     if not folder.config["recipe"]:
@@ -51,7 +51,7 @@ def run(words: list[str]) -> int:
             f"{folder.path} was started from Python, not from a recipe. Take the step again there: "
             f"surestep.replay({str(incident.path)!r}, task)."
         )
-    task, _ = rebuilt(folder, allow_changed=parsed.allow == "recipe")
+    task, _ = load_task_and_config(folder, allow_changed=parsed.allow == "recipe")
     from surestep.trainer.replay import replay
 
     done = replay(incident.path, task, precision=parsed.precision, without=without)
@@ -71,11 +71,11 @@ def _samples(text: str) -> list[int]:
         ) from None
 
 
-def _print(done: Replay) -> None:
+def _print(done: ReplayResult) -> None:
     names = ("loss", "gradient norm", "finite", "first in", "made by", "samples")
     columns = zip(names, _shown(done.recorded), _shown(done.now), strict=True)
     changed = f", {' and '.join(done.changes)}" if done.changes else ""
-    show.table(f"Step {done.step}{changed}", ("", "in the run", "now"), list(columns))
+    show.print_table(f"Step {done.step}{changed}", ("", "in the run", "now"), list(columns))
     if not done.has_each:
         print_escaped(
             "Gradient norms of parameters are not available: the ranks had pieces of gradients."
@@ -95,7 +95,7 @@ def _print(done: Replay) -> None:
     print_escaped(done.now.text)
 
 
-def _shown(figures: Figures) -> tuple[str, ...]:
+def _shown(figures: StepNumbers) -> tuple[str, ...]:
     norm = "none" if figures.grad_norm is None else f"{figures.grad_norm:.6g}"
     module = "the model itself" if figures.module == "" else figures.module or "no module"
     return (

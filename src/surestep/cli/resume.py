@@ -9,12 +9,12 @@ from typing import Annotated
 import tyro
 
 from surestep.base.errors import ConfigError
-from surestep.base.local import local_path
-from surestep.cli.launch import as_typed, how_many, launch
+from surestep.base.paths import require_local_path
+from surestep.cli.launch import launch, original_argv, parse_nproc
+from surestep.cli.load_run import load_run_recipe, original_options, recipe_argument
 from surestep.cli.parse import parse_known
-from surestep.cli.rebuild import as_asked, recorded, typed_as
-from surestep.cli.train import names, report, train
-from surestep.engine.parallel.launch import NPROC
+from surestep.cli.train import report, split_names, train
+from surestep.engine.distributed.launcher_env import NPROC
 from surestep.record.run import Run
 
 
@@ -41,11 +41,11 @@ def run(words: list[str]) -> int:
     if unknown:
         raise _options_stay(parsed, unknown)
     if parsed.nproc is not None:
-        return launch(how_many(parsed.nproc), ["resume", *words])
-    folder, allow = Run(local_path(parsed.run)), names(parsed.allow)
+        return launch(parse_nproc(parsed.nproc), ["resume", *words])
+    folder, allow = Run(require_local_path(parsed.run)), split_names(parsed.allow)
     # Under --json nothing but the answer may stand on stdout; a recipe's callbacks print too.
     with redirect_stdout(sys.stderr) if parsed.json else nullcontext():
-        found = recorded(folder, allow_changed="recipe" in allow)
+        found = load_run_recipe(folder, allow_changed="recipe" in allow)
         done, test = train(
             found.task(),
             found.config,
@@ -53,24 +53,25 @@ def run(words: list[str]) -> int:
             allow=allow,
             callbacks=found.recipe.callbacks,
             origin=found.recipe.origin(
-                found.parameters, dict.fromkeys(found.config.said(), f"{folder.path}/config.json")
+                found.parameters,
+                dict.fromkeys(found.config.set_options(), f"{folder.path}/config.json"),
             ),
-            again=shlex.join(["surestep", "resume", *as_typed(words)]),
+            again=shlex.join(["surestep", "resume", *original_argv(words)]),
         )
     return report(done, test, as_json=parsed.json)
 
 
 def _options_stay(parsed: Options, unknown: list[str]) -> ConfigError:
     """Return what to raise for options that `surestep resume` does not take."""
-    folder, said = Run(local_path(parsed.run)), shlex.join(unknown)
+    folder, said = Run(require_local_path(parsed.run)), shlex.join(unknown)
     recipe = folder.config["recipe"]
     if not recipe:
         instead = f"surestep.Trainer(task, config, run={str(folder.path)!r}), in Python"
     else:
-        words = ["surestep", "train", typed_as(recipe), "--run", str(folder.path)]
+        words = ["surestep", "train", recipe_argument(recipe), "--run", str(folder.path)]
         words += [NPROC, parsed.nproc] if parsed.nproc else []
         words += ["--allow", parsed.allow] if parsed.allow else []
-        instead = shlex.join([*words, *as_asked(folder, without=unknown), *unknown])
+        instead = shlex.join([*words, *original_options(folder, without=unknown), *unknown])
     return ConfigError(
         f"surestep resume takes no {said}: a run goes on with what it was asked. To change its "
         f"options: {instead}"

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from surestep.base.errors import ConfigError, near
-from surestep.base.groups.schedule import Schedule
-from surestep.base.printable import print_json
-from surestep.cli import show
+from surestep.base.errors import ConfigError, suggest_names
+from surestep.base.text import print_json
+from surestep.cli import output as show
 from surestep.cli.parse import parse
-from surestep.engine.schedule.catalog import CATALOG
+from surestep.config.schedule import Schedule
+from surestep.engine.schedule.registry import CATALOG
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,15 @@ def run(words: list[str]) -> int:
     """Show the table of schedules, or all that is known of one."""
     asked = parse(Options, words, "surestep schedules")
     if asked.name is not None and asked.name not in CATALOG:
-        raise ConfigError(f"There is no schedule {asked.name!r}. {near(asked.name, CATALOG)}")
+        raise ConfigError(
+            f"There is no schedule {asked.name!r}. {suggest_names(asked.name, CATALOG)}"
+        )
     names = list(CATALOG) if asked.name is None else [asked.name]
     if asked.json:
         rows = [_row(name) for name in names]
         print_json(json.dumps(rows if asked.name is None else rows[0], indent=1))
     elif asked.name is None:
-        show.cards((name, _said(name)) for name in CATALOG)
+        show.print_entries((name, _said(name)) for name in CATALOG)
         print("One with its options: surestep schedules cosine. Drawn for a run:")
         print("surestep plan digits --schedule.name linear --plot rate.png")
     else:
@@ -65,13 +67,13 @@ def _row(name: str) -> dict[str, Any]:
 def _one(name: str) -> None:
     row = _row(name)
     parts = [(part, row[part]) for part in ("purpose", "formula", "source", "example")]
-    show.table(name, (), parts)
+    show.print_table(name, (), parts)
     if row["options"]:
         options = [
             (f"schedule.{option}", each["about"], f"{each['default']}: {each['reason']}")
             for option, each in row["options"].items()
         ]
-        show.table("It takes", ("option", "what it is", "where not said"), options)
+        show.print_table("It takes", ("option", "what it is", "where not said"), options)
 
 
 def _about(option: str) -> str:

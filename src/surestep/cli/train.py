@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from surestep.base.config import Config
-from surestep.base.errors import ConfigError, Stopped
-from surestep.base.printable import print_escaped, print_json
-from surestep.cli import show
-from surestep.cli.launch import as_typed, how_many, launch
-from surestep.cli.options import Asked, read_command_line
-from surestep.engine.garbage import import_without_collecting
-from surestep.engine.parallel.launch import BY_NPROC, Launched, read_launched
-from surestep.record.files import dumps
+from surestep.base.errors import ConfigError, Preempted
+from surestep.base.text import print_escaped, print_json
+from surestep.cli import output as show
+from surestep.cli.launch import launch, original_argv, parse_nproc
+from surestep.cli.options import ParsedCommand, read_command_line
+from surestep.config.config import Config
+from surestep.engine.distributed.launcher_env import BY_NPROC, LaunchInfo, read_launched
+from surestep.engine.step.gc import import_without_collecting
+from surestep.record.io import dumps
 
 if TYPE_CHECKING:  # torch is imported once the command line is checked
-    from surestep.engine.task import Task
+    from surestep.engine.task.task import Task
     from surestep.engine.value import Value
     from surestep.record.run import Run
-    from surestep.trainer.rehearse import Act, Overfit
+    from surestep.trainer.dry_run import DryRunStep, OverfitResult
 
 
 def _extra(
@@ -71,7 +71,7 @@ def run(words: list[str]) -> int:
     """Train; print the table of results, the best checkpoint, and what to type next."""
     asked = read_command_line("train", words, EXTRAS, check=check_extras)
     if asked.extras["nproc"] is not None:
-        return launch(how_many(asked.extras["nproc"]), ["train", *words])
+        return launch(parse_nproc(asked.extras["nproc"]), ["train", *words])
     # Under --json nothing but the answer may stand on stdout; a recipe's callbacks print too.
     with redirect_stdout(sys.stderr) if asked.extras["json"] else nullcontext():
         answer = _act(asked, words)
@@ -96,18 +96,18 @@ def check_extras(extras: Mapping[str, Any]) -> None:
             f"--overfit {extras['overfit']} is not allowed: say how many samples, such as 32."
         )
     if extras["nproc"] is not None:
-        how_many(extras["nproc"])
+        parse_nproc(extras["nproc"])
 
 
-def _act(asked: Asked, words: list[str]) -> Callable[[], int]:
+def _act(asked: ParsedCommand, words: list[str]) -> Callable[[], int]:
     """Do what is asked; return what prints the answer."""
     if asked.extras["dry_run"]:
-        from surestep.trainer.rehearse import dry_run
+        from surestep.trainer.dry_run import dry_run
 
         acts = dry_run(asked.task(), asked.config, callbacks=asked.recipe.callbacks)
         return lambda: _dry_run(acts, words, as_json=asked.extras["json"])
     if asked.extras["overfit"] is not None:
-        from surestep.trainer.rehearse import overfit
+        from surestep.trainer.dry_run import overfit
 
         result = overfit(asked.task(), asked.config, asked.extras["overfit"])
         return lambda: _overfit(result, as_json=asked.extras["json"])
@@ -118,7 +118,7 @@ def _act(asked: Asked, words: list[str]) -> Callable[[], int]:
         asked.config,
         run=extras["run"],
         resume=extras["resume"],
-        allow=names(extras["allow"]),
+        allow=split_names(extras["allow"]),
         from_=extras["from_"],
         callbacks=asked.recipe.callbacks,
         origin=asked.origin,
@@ -130,7 +130,7 @@ def _act(asked: Asked, words: list[str]) -> Callable[[], int]:
 _OF_A_RUN = ("run", "resume", "allow", "from_")
 
 
-def names(text: str | None) -> tuple[str, ...]:
+def split_names(text: str | None) -> tuple[str, ...]:
     """Read "NAME,NAME"."""
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
@@ -153,23 +153,23 @@ def train(
     with prepare(task, config, **how) as session:
         try:
             done = fit(session)
-        except (KeyboardInterrupt, Stopped):
+        except (KeyboardInterrupt, Preempted):
             run = shlex.quote(str(session.run.path))
-            tell_how_to_go_on(again.replace(shlex.quote("{run}"), run), read_launched())
+            print_resume_command(again.replace(shlex.quote("{run}"), run), read_launched())
             raise
-        return done, None if task.test is None else session.measure("test", "best")
+        return done, None if task.test is None else session.evaluate_checkpoint("test", "best")
 
 
-def tell_how_to_go_on(command: str, launched: Launched) -> None:
+def print_resume_command(command: str, launched: LaunchInfo) -> None:
     """Print, once, the command that goes on, and what has to start it again."""
-    typed = launched.size == 1 or launched.by == BY_NPROC
-    by = "" if typed else f" (by {launched.by}, as before)"
+    typed = launched.size == 1 or launched.launcher == BY_NPROC
+    by = "" if typed else f" (by {launched.launcher}, as before)"
     if launched.rank == 0:
         print_escaped(f"Go on with: {command}{by}", file=sys.stderr)
 
 
 def _command(words: list[str]) -> str:
-    return shlex.join(["surestep", "train", *as_typed(words)])
+    return shlex.join(["surestep", "train", *original_argv(words)])
 
 
 def report(done: Run, test: dict[str, Value] | None, *, as_json: bool) -> int:
@@ -194,12 +194,12 @@ def report(done: Run, test: dict[str, Value] | None, *, as_json: bool) -> int:
     if best is not None:
         measured = show.metric_rows({**best.metrics, **(test or {})})
         rows += [(f"{name} (best, step {best.step})", value) for name, value in measured]
-    show.table(str(done.path), (), rows)
+    show.print_table(str(done.path), (), rows)
     # Paths stand outside the table: a narrow terminal would cut them, and they are to be copied.
     if best is not None:
         print_escaped(f"Best checkpoint: {best.path}")
     print_escaped(
-        f"Next: surestep evaluate {shlex.quote(str(done.path))}{' --part test' if test else ''}"
+        f"Next: surestep evaluate {shlex.quote(str(done.path))}{' --split test' if test else ''}"
     )
     return 0
 
@@ -208,37 +208,38 @@ def _steps(status: dict[str, Any]) -> str:
     since, speed = status.get("since_step"), status.get("items_per_s")
     part = f", since step {since}" if since else ""
     rate = f", {speed:,.0f} items/s" if speed is not None else ""
-    return f"{status['step']}{part} in {show.duration(status['seconds'])}{rate}"
+    return f"{status['step']}{part} in {show.format_duration(status['seconds'])}{rate}"
 
 
 def _skipped(status: dict[str, Any]) -> str:
     reasons = {
         **{"overflow": "fp16 overflow", "nonfinite": "not finite", "no_items": "no items"},
-        "left_out": "left out after a loss spike",
+        "after_spike": "left out after a loss spike",
     }
     found = [f"{status[key]} {text}" for key, text in reasons.items() if status[key]]
     return ", ".join(found) or "0"
 
 
-def _dry_run(acts: list[Act], words: list[str], *, as_json: bool) -> int:
+def _dry_run(acts: list[DryRunStep], words: list[str], *, as_json: bool) -> int:
     if as_json:
         print_json(dumps([each._asdict() for each in acts]))
         return 0
-    shown = [(each.what, each.result, show.duration(each.seconds)) for each in acts]
-    show.table("Dry run", ("what", "result", "time"), shown)
+    shown = [(each.what, each.result, show.format_duration(each.seconds)) for each in acts]
+    show.print_table("Dry run", ("what", "result", "time"), shown)
     print_escaped(f"Next: {_command([word for word in words if word != '--dry-run'])}")
     return 0
 
 
-def _overfit(result: Overfit, *, as_json: bool) -> int:
+def _overfit(result: OverfitResult, *, as_json: bool) -> int:
     if as_json:
         print_json(dumps(result._asdict()))
-        return 0 if result.reached else 1
+        return 0 if result.has_converged else 1
     print_escaped(
-        f"{result.samples} samples: loss {show.figure(result.first)} -> {show.figure(result.last)} "
+        f"{result.samples} samples: loss {show.format_number(result.first)} -> "
+        f"{show.format_number(result.last)} "
         f"in {result.steps} steps."
     )
-    if result.reached:
+    if result.has_converged:
         print_escaped("The model can learn them by heart: model, loss and optimizer fit together.")
         return 0
     print_escaped(

@@ -8,7 +8,7 @@ import torch
 _AS_IT_IS: AbstractContextManager[Any] = nullcontext()
 
 
-def current(device: torch.device) -> AbstractContextManager[Any]:
+def use_device(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which "cuda" is this device, on the thread that enters it.
 
     torch asks for the current device in many places: FSDP puts the parameters there. Of "cuda"

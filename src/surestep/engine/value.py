@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from surestep.base.printable import one_line
+from surestep.base.text import one_line
 
 Value = float | list[Any]  # a table is a list of lists
 

@@ -122,7 +122,7 @@ def sample(model: GPT, prompt: str, characters: int) -> str:
     return decode(tokens)
 
 
-class Sample(surestep.Callback):
+class PrintSample(surestep.Callback):
     """Print what the model writes when it is done."""
 
     def on_end(self, state: surestep.State) -> None:
@@ -131,7 +131,7 @@ class Sample(surestep.Callback):
             print(sample(state.model, "def ", 400))
 
 
-callbacks = [Sample()]
+callbacks = [PrintSample()]
 
 
 def task(width: int = 160, layers: int = 3, heads: int = 4, length: int = 128) -> surestep.Task:

@@ -53,7 +53,7 @@ def network(width: int) -> nn.Sequential:
 
 
 @cache
-def taught(width: int, steps: int) -> nn.Module:
+def train_teacher(width: int, steps: int) -> nn.Module:
     """Return a teacher, trained on 1,200 images by a run of its own."""
     x, y = images()
     teacher = network(width)
@@ -95,7 +95,7 @@ def task(
     labels = torch.where(torch.rand(y.shape, generator=generator) < wrong, drawn, y)
     return surestep.Task(
         model=lambda: network(width),
-        teacher=lambda: taught(teacher_width, teacher_steps),
+        teacher=lambda: train_teacher(teacher_width, teacher_steps),
         loss=surestep.losses.distillation(temperature=temperature, alpha=alpha),
         train=(x[:samples], labels[:samples]),
         val=(x[1200:1500], y[1200:1500]),

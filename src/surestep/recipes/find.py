@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from docstring_parser import parse as parse_docstring
 
-from surestep.base.errors import RecipeError, near
+from surestep.base.errors import RecipeError, suggest_names
 from surestep.recipes.parameters import plain_type
 
 BUILT_IN = (
@@ -100,7 +100,7 @@ def find(name: str) -> RecipeFile:
     path = Path(name)
     if path.suffix != ".py":
         hint = f"Or give a file, such as {name}.py." if not path.exists() else "Give a .py file."
-        raise RecipeError(f"There is no recipe {name!r}. {near(name, BUILT_IN)} {hint}")
+        raise RecipeError(f"There is no recipe {name!r}. {suggest_names(name, BUILT_IN)} {hint}")
     if not path.is_file():
         raise RecipeError(f"{name} is not there. Recipes that ship: {', '.join(BUILT_IN)}.")
     path = path.resolve()

@@ -47,7 +47,7 @@ def images() -> Tensor:
     return torch.tensor(load_digits().data, dtype=torch.float32)[order] / 16
 
 
-class Pair(nn.Module):
+class WGAN(nn.Module):
     """A generator and its critic; called, it draws as many images as it is shown."""
 
     def __init__(self, width: int) -> None:
@@ -69,7 +69,7 @@ class Pair(nn.Module):
         return drawn
 
 
-def step(turn: surestep.Turn) -> None:
+def step(turn: surestep.ManualStep) -> None:
     """Move the critic, and once in a few turns the generator."""
     generator, critic = turn.models["generator"], turn.models["critic"]
     for micro in turn.micro_batches("critic"):
@@ -103,19 +103,19 @@ def sketch(images: Tensor) -> str:
     )
 
 
-class Show(surestep.Callback):
+class PrintSamples(surestep.Callback):
     """Print what the generator draws when it is done."""
 
     def on_end(self, state: surestep.State) -> None:
         """Print five digits to stdout."""
-        if isinstance(state.model, Pair) and state.average is not None:
+        if isinstance(state.model, WGAN) and state.average is not None:
             noise = torch.randn(5, NOISE, generator=torch.Generator().manual_seed(0))
-            with torch.no_grad(), state.average.in_place():
+            with torch.no_grad(), state.average.swapped_in():
                 device = next(state.model.parameters()).device
                 print(sketch(state.model.generator(noise.to(device)).cpu()))
 
 
-callbacks = [Show()]
+callbacks = [PrintSamples()]
 
 
 def task(width: int = 256) -> surestep.Task:
@@ -127,12 +127,12 @@ def task(width: int = 256) -> surestep.Task:
     real = images()
     train, val, test = real[:1200], real[1200:1500], real[1500:]
     return surestep.Task(
-        model=lambda: Pair(width),
+        model=lambda: WGAN(width),
         loss=energy_distance,
         step=step,
         optimizers={"critic": surestep.Optim(), "generator": surestep.Optim()},
         train=(train, train),
         val=(val, val),
         test=(test, test),
-        splits=False,
+        loss_is_separable=False,
     )

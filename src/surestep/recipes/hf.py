@@ -115,6 +115,6 @@ def task(width: int = 96, layers: int = 2, heads: int = 4, length: int = 160) ->
         val=functions(files[0::20], length),
         test=functions(files[1::20], length),
         collate_fn=batch,
-        order=surestep.orders.by_length([len(each) for each in train]),
+        sampler=surestep.samplers.by_length([len(each) for each in train]),
         metrics={"bits_per_char": bits_per_char},
     )

@@ -15,18 +15,18 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, get_type_hints
 
-from surestep.base.config import Config
 from surestep.base.errors import RecipeError, SurestepError
-from surestep.base.groups.group import Places
-from surestep.engine.callback import Callback
-from surestep.engine.device import current
-from surestep.engine.facts import Facts, read_facts
-from surestep.engine.resolve import device_of, seed_of
-from surestep.engine.seed import set_seed
-from surestep.engine.task import Task
+from surestep.config.config import Config
+from surestep.config.group import Places
+from surestep.engine.device import use_device
+from surestep.engine.plan.system import SystemInfo, read_facts
+from surestep.engine.rng import set_seed
+from surestep.engine.rules.resolve import resolve_device, resolve_seed
+from surestep.engine.step.callback import Callback
+from surestep.engine.task.task import Task
 from surestep.recipes.find import RecipeFile, find, sha256
 from surestep.recipes.parameters import read_parameters
-from surestep.trainer.planning import Origin
+from surestep.trainer.planning import TaskOrigin
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Recipe:
         return values
 
     def build(
-        self, parameters: Mapping[str, Any], config: Config, *, facts: Facts | None = None
+        self, parameters: Mapping[str, Any], config: Config, *, facts: SystemInfo | None = None
     ) -> Task:
         """Call the recipe's function, after seeding.
 
@@ -117,10 +117,10 @@ class Recipe:
             RecipeError: it raised, or returned no Task.
             ConfigError: the device that was said cannot be had.
         """
-        set_seed(seed_of(config))
-        device = device_of(config, facts or read_facts())
+        set_seed(resolve_seed(config))
+        device = resolve_device(config, facts or read_facts())
         try:
-            with current(device):  # what a recipe puts on "cuda" is to lie on the Plan's device
+            with use_device(device):  # what a recipe puts on "cuda" is to lie on the Plan's device
                 task = self.function(**parameters)
         except SurestepError:
             raise
@@ -133,10 +133,10 @@ class Recipe:
             )
         return task
 
-    def origin(self, parameters: Mapping[str, Any], said: Mapping[str, str]) -> Origin:
+    def origin(self, parameters: Mapping[str, Any], said: Mapping[str, str]) -> TaskOrigin:
         """Describe where the Task came from."""
         recipe = {"name": self.name, "path": str(self.path), "sha256": sha256(self.path)}
-        return Origin(self.name, recipe, parameters, said)
+        return TaskOrigin(self.name, recipe, parameters, said)
 
 
 def load(name: str) -> Recipe:

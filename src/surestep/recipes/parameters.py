@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
-from surestep.base.errors import near
-from surestep.base.groups.group import Places, not_allowed, placed
+from surestep.base.errors import suggest_names
+from surestep.config.group import Places, not_allowed, placed
 
 _PLAIN: Final[Mapping[str, Any]] = {
     **{each.__name__: each for each in (int, float, str, bool)},
@@ -68,7 +68,7 @@ def read_parameters(
     for name, value in typed.items():
         full = f"task.{name}"
         if name not in types:
-            sentence = f"{recipe}'s task has no parameter {name!r}. {near(name, types)}"
+            sentence = f"{recipe}'s task has no parameter {name!r}. {suggest_names(name, types)}"
             faults.append(placed(full, sentence, places))
         elif types[name] is not None:
             try:

@@ -54,7 +54,7 @@ def scenes(digits: Tensor, count: int, size: int, noise: float) -> tuple[Tensor,
     return canvas + noise * torch.randn(canvas.shape, generator=generator), mask
 
 
-def twice(inputs: int, outputs: int) -> nn.Sequential:
+def double_conv(inputs: int, outputs: int) -> nn.Sequential:
     """Return two convolutions, each with its normalisation and activation."""
     return nn.Sequential(
         *(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs)),
@@ -69,11 +69,11 @@ class UNet(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.fine = twice(1, width)
-        self.middle = twice(width, 2 * width)
-        self.coarse = twice(2 * width, 4 * width)
-        self.up_to_middle = twice(6 * width, 2 * width)
-        self.up_to_fine = twice(3 * width, width)
+        self.fine = double_conv(1, width)
+        self.middle = double_conv(width, 2 * width)
+        self.coarse = double_conv(2 * width, 4 * width)
+        self.up_to_middle = double_conv(6 * width, 2 * width)
+        self.up_to_fine = double_conv(3 * width, width)
         self.head = nn.Conv2d(width, 1, kernel_size=1)
         # A digit is on 8% of the pixels: begin there, not at a half.
         nn.init.constant_(self.head.get_parameter("bias"), math.log(0.08 / 0.92))

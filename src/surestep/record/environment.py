@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from surestep.engine.facts import Facts
+from surestep.engine.plan.system import SystemInfo
 
 _PACKAGES = (
     "surestep",
@@ -20,7 +20,7 @@ _PACKAGES = (
 )
 
 
-def environment(facts: Facts, folder: Path) -> dict[str, Any]:
+def collect_environment(facts: SystemInfo, folder: Path) -> dict[str, Any]:
     """Return what to know about this process; `folder` is where git is asked."""
     return {
         "python": platform.python_version(),

@@ -14,44 +14,44 @@ from pathlib import Path
 from typing import Any, cast
 
 from surestep.base.errors import RunError
-from surestep.base.printable import printable
-from surestep.record.files import (
+from surestep.base.text import escape_control_chars
+from surestep.record.io import (
     COPY_HINT,
     LARGEST,
     MOST_SHOWN,
-    disk_hint,
     dumps,
-    open_plain,
+    open_regular,
+    os_error_hint,
     parse_json,
     size_of,
-    unreadable,
+    unreadable_error,
 )
-from surestep.record.kinds import (
+from surestep.record.schema import (
     Kind,
-    NewerError,
+    NewerFormatError,
     anything,
     count,
-    holding,
-    listed,
+    list_of,
     number,
+    open_object,
     optional,
     pair,
     text,
     version,
 )
 
-FORMAT = 1
-_EVENT = holding({"event": text}, {"time": number})
-_SKIPPED = holding(
+FORMAT = 2
+_EVENT = open_object({"event": text}, {"time": number})
+_SKIPPED = open_object(
     {
         **{"step": count, "epoch": count, "reason": text},
         "positions": optional(pair(count, count)),
-        "samples": optional(listed(count)),
+        "samples": optional(list_of(count)),
     }
 )
 _EVENTS: dict[str, Kind] = {  # those that are read again, by what they are called
-    "format": holding({"version": version(FORMAT)}),
-    **dict.fromkeys(("resume", "restart", "rollback"), holding({"step": count})),
+    "format": open_object({"version": version(FORMAT)}),
+    **dict.fromkeys(("resume", "restart", "rollback"), open_object({"step": count})),
     "skipped": _SKIPPED,
 }
 
@@ -113,7 +113,7 @@ class EventWriter:
             count = self._left.count(b"\n")
             raise RunError(
                 f"{self.path} could not be written: {error.strerror}. The last {count} events are "
-                f"lost. {disk_hint(error)}"
+                f"lost. {os_error_hint(error)}"
             ) from error
         finally:
             self._file.close()
@@ -148,7 +148,7 @@ def _cut_torn_line(path: Path) -> None:
                 file.flush()
                 os.fsync(file.fileno())
     except ValueError as error:
-        raise unreadable(path, error) from error
+        raise unreadable_error(path, error) from error
     next(read_events(path), None)
 
 
@@ -159,7 +159,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         RunError: missing, or from a newer surestep, or a line within is no event.
     """
     try:
-        with open_plain(path) as file, BufferedReader(cast("FileIO", file)) as lines:
+        with open_regular(path) as file, BufferedReader(cast("FileIO", file)) as lines:
             for place, line in enumerate(iter(partial(lines.readline, LARGEST), b""), 1):
                 event = _event(path, place, line)
                 if event is not None:
@@ -167,7 +167,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         raise RunError(f"{path} is missing: there are no events. {COPY_HINT}") from None
     except (OSError, ValueError) as error:
-        raise unreadable(path, error) from error
+        raise unreadable_error(path, error) from error
 
 
 def _event(path: Path, place: int, line: bytes) -> dict[str, Any] | None:
@@ -177,11 +177,11 @@ def _event(path: Path, place: int, line: bytes) -> dict[str, Any] | None:
     try:
         event: dict[str, Any] = _EVENT(parse_json(line), "it")
         _EVENTS.get(event["event"], anything)(event, "it")
-    except NewerError as error:
-        raise unreadable(path, error) from error
+    except NewerFormatError as error:
+        raise unreadable_error(path, error) from error
     except ValueError as error:
         if not line.endswith(b"\n") and len(line) < LARGEST:
             return None
-        said = printable(str(error))[:MOST_SHOWN]
+        said = escape_control_chars(str(error))[:MOST_SHOWN]
         raise RunError(f"{path}, line {place} is no event: {said}. {COPY_HINT}") from error
     return event

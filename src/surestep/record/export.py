@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from surestep.base.errors import CheckpointError, ConfigError, near
-from surestep.base.local import local_path
-from surestep.engine.parallel.pieces import Described
-from surestep.record.checkpoint.listing import Saved
-from surestep.record.checkpoint.opened import Opened
-from surestep.record.checkpoint.tensors import stream_tensors
-from surestep.record.files import disk_hint, dumps, sync
-from surestep.record.leftovers import half_done
+from surestep.base.errors import CheckpointError, ConfigError, suggest_names
+from surestep.base.paths import require_local_path
+from surestep.engine.distributed.shards import TensorMeta
+from surestep.record.checkpoint.listing import CheckpointInfo
+from surestep.record.checkpoint.reader import CheckpointReader
+from surestep.record.checkpoint.safetensors_writer import stream_tensors
+from surestep.record.io import dumps, fsync, os_error_hint
+from surestep.record.temp_files import temp_name
 
 if TYPE_CHECKING:  # what cannot be written there is refused without torch
     from torch import Tensor
@@ -28,7 +28,7 @@ _OTHER = "file", ""  # than the one that cannot be written
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """What was written.
 
     Attributes:
@@ -53,13 +53,13 @@ class Exported:
 
 
 def export(
-    found: Opened,
+    found: CheckpointReader,
     path: Path,
     *,
     run: str | None = None,
     average: bool = False,
     overwrite: bool = False,
-) -> Exported:
+) -> ExportResult:
     """Write the weights and buffers of a checkpoint as one file, whole or not at all.
 
     Args:
@@ -98,9 +98,10 @@ def export(
             size = temporary.stat().st_size
     except OSError as error:
         raise CheckpointError(
-            f"{path} could not be written: {error.strerror or error}. {disk_hint(error, _OTHER)}"
+            f"{path} could not be written: {error.strerror or error}. "
+            f"{os_error_hint(error, _OTHER)}"
         ) from error
-    return Exported(path, found.path, saved.step, average, len(lies), len(tied), size, lacks)
+    return ExportResult(path, found.path, saved.step, average, len(lies), len(tied), size, lacks)
 
 
 def check_out(path: Path, *, overwrite: bool) -> None:
@@ -110,11 +111,11 @@ def check_out(path: Path, *, overwrite: bool) -> None:
         ConfigError: another ending, no such folder, or a file is there already.
         RunError: it is an address.
     """
-    local_path(path)
+    require_local_path(path)
     if path.suffix not in _ENDINGS:
         raise ConfigError(
             f"{str(path)!r}: the ending says the format, and {path.suffix or 'none'!r} is not one. "
-            f"{near(path.suffix, _ENDINGS)}"
+            f"{suggest_names(path.suffix, _ENDINGS)}"
         )
     if not path.parent.is_dir():
         raise ConfigError(f"There is no folder {path.parent} to write {path.name} into. Make it.")
@@ -127,18 +128,19 @@ def check_out(path: Path, *, overwrite: bool) -> None:
         )
 
 
-class Lies(NamedTuple):
+class TensorLocation(NamedTuple):
     """Where the tensor of a name lies in a checkpoint, and what it is in the file."""
 
     kind: str
     name: str
-    described: Described
+    described: TensorMeta
 
 
-def _sources(found: Opened, *, average: bool) -> dict[str, Lies]:
+def _sources(found: CheckpointReader, *, average: bool) -> dict[str, TensorLocation]:
     """Return where the tensors of a model lie, those that are tied under each of their names."""
     lies = {
-        name: Lies("model", name, each.described) for name, each in found.stored("model").items()
+        name: TensorLocation("model", name, each.described)
+        for name, each in found.entries("model").items()
     }
     if average:
         if "average" not in found.manifest.tensors:
@@ -146,10 +148,10 @@ def _sources(found: Opened, *, average: bool) -> dict[str, Lies]:
                 f"{found.path} has no averaged weights. Train with average.kind='ema' or 'swa', "
                 "or leave out --average (average=True in Python)."
             )
-        for name, each in found.stored("average").items():
+        for name, each in found.entries("average").items():
             # The average of half-precision weights is kept in fp32; the model holds them as before.
             dtype = lies[name].described.dtype if name in lies else each.described.dtype
-            lies[name] = Lies("average", name, Described(each.shape, dtype))
+            lies[name] = TensorLocation("average", name, TensorMeta(each.shape, dtype))
     try:
         return lies | {name: lies[of] for name, of in found.record["aliases"].items()}
     except KeyError as error:
@@ -159,11 +161,13 @@ def _sources(found: Opened, *, average: bool) -> dict[str, Lies]:
 
 
 @contextmanager
-def _reading(found: Opened, lies: Mapping[str, Lies]) -> Iterator[Callable[[str], Tensor]]:
+def _reading(
+    found: CheckpointReader, lies: Mapping[str, TensorLocation]
+) -> Iterator[Callable[[str], Tensor]]:
     """Yield what reads the tensor of a name."""
     with ExitStack() as stack:
         kinds = {each.kind for each in lies.values()}
-        reads = {kind: stack.enter_context(found.reading(kind)) for kind in sorted(kinds)}
+        reads = {kind: stack.enter_context(found.open_tensors(kind)) for kind in sorted(kinds)}
 
         def read(name: str) -> Tensor:
             kind, of, described = lies[name]
@@ -172,16 +176,18 @@ def _reading(found: Opened, lies: Mapping[str, Lies]) -> Iterator[Callable[[str]
         yield read
 
 
-def _each_once(lies: Mapping[str, Lies], read: Callable[[str], Tensor]) -> dict[str, Tensor]:
+def _each_once(
+    lies: Mapping[str, TensorLocation], read: Callable[[str], Tensor]
+) -> dict[str, Tensor]:
     """Read all tensors; those that are tied are one."""
-    once: dict[Lies, Tensor] = {}
+    once: dict[TensorLocation, Tensor] = {}
     for name, each in lies.items():
         if each not in once:
             once[each] = read(name)
     return {name: once[each] for name, each in lies.items()}
 
 
-def _check_plain(found: Opened) -> None:
+def _check_plain(found: CheckpointReader) -> None:
     if found.record["extra"]:
         names = ", ".join(found.record["extra"])
         raise CheckpointError(
@@ -191,7 +197,7 @@ def _check_plain(found: Opened) -> None:
 
 
 def _about(
-    saved: Saved, *, average: bool, tied: Mapping[str, str], lacks: tuple[str, ...]
+    saved: CheckpointInfo, *, average: bool, tied: Mapping[str, str], lacks: tuple[str, ...]
 ) -> dict[str, str]:
     """Return what the header of the file tells, as text; transformers asks for the format."""
     return {
@@ -199,7 +205,7 @@ def _about(
         "step": str(saved.step),
         "weights": "average" if average else "weights",
         "metrics": dumps(saved.metrics),
-        "measured": saved.measured,
+        "measured": saved.evaluated,
         **({"tied": dumps(tied)} if tied else {}),
         **({"lacks": dumps(lacks)} if lacks else {}),
     }
@@ -216,14 +222,14 @@ def _write_state_dict(path: Path, state_dict: dict[str, Any]) -> None:
     copies = {id(each): each.clone() for each in tensors}
     state_dict = {name: copies.get(id(each), each) for name, each in state_dict.items()}
     with path.open("xb") as file:
-        writing: Any = _Writing(file)  # torch asks for write and flush alone
+        writing: Any = _CheckedFile(file)  # torch asks for write and flush alone
         try:
             torch.save(state_dict, writing)
         except RuntimeError as error:  # torch's writer tells only that something failed
             raise (writing.error or error) from error
 
 
-class _Writing:
+class _CheckedFile:
     """A file that remembers what the disk said."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -244,14 +250,14 @@ class _Writing:
 @contextmanager
 def _replacing(path: Path, *, overwrite: bool) -> Iterator[Path]:
     """Yield where to write what then takes this name, synced, in one move."""
-    temporary = half_done(path, "tmp")
+    temporary = temp_name(path, "tmp")
     try:
         temporary.unlink(missing_ok=True)
         yield temporary
-        sync(temporary)
+        fsync(temporary)
         check_out(path, overwrite=overwrite)
         temporary.replace(path)
-        sync(path.parent)
+        fsync(path.parent)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -19,18 +19,18 @@ from safetensors import SafetensorError
 
 from surestep.base.errors import RunError
 from surestep.base.version import VERSION
-from surestep.record.checkpoint.tensors import write_tensors, write_text
-from surestep.record.files import (
+from surestep.record.checkpoint.safetensors_writer import write_tensors, write_text
+from surestep.record.io import (
     COPY_HINT,
-    disk_hint,
     dumps,
+    fsync,
+    os_error_hint,
     read_json,
-    read_plain,
-    sync,
-    unreadable,
+    read_regular,
+    unreadable_error,
 )
-from surestep.record.leftovers import half_done
-from surestep.record.run_files import INCIDENT, INCIDENT_FORMAT
+from surestep.record.run_schemas import INCIDENT, INCIDENT_FORMAT
+from surestep.record.temp_files import temp_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,17 +75,17 @@ class Incident:
 
         path = self.path / BATCH
         try:
-            data = read_plain(path, most=self.record["bytes"])
+            data = read_regular(path, most=self.record["bytes"])
             if sha256(data).hexdigest() != self.record["sha256"]:
                 raise RunError(
                     f"{path} is damaged: it has other bytes than were written. {COPY_HINT}"
                 )
             return dict(load(data))
         except (OSError, ValueError) as error:
-            raise unreadable(path, error) from error
+            raise unreadable_error(path, error) from error
         except (SafetensorError, MemoryError) as error:
             said = str(error) or "it does not fit in memory"
-            raise unreadable(path, ValueError(said)) from error
+            raise unreadable_error(path, ValueError(said)) from error
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -108,8 +108,8 @@ def write_incident(
         RunError: the disk is full or cannot be written.
     """
     final = folder_of(run, step)
-    temporary = half_done(final, "tmp")
-    old = half_done(final, "old")
+    temporary = temp_name(final, "tmp")
+    old = temp_name(final, "old")
     try:
         for left in (temporary, old):
             shutil.rmtree(left, ignore_errors=True)
@@ -124,16 +124,16 @@ def write_incident(
         text = dumps({**whole, **written._asdict()}, indent=1)
         write_text(temporary / RECORD, text + "\n")
         for path in (temporary / BATCH, temporary / RECORD, temporary):
-            sync(path)
+            fsync(path)
         if final.exists():
             final.rename(old)
         temporary.rename(final)
-        sync(final.parent)
+        fsync(final.parent)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise RunError(
-            f"{final} could not be written: {error.strerror or error}. {disk_hint(error)}"
+            f"{final} could not be written: {error.strerror or error}. {os_error_hint(error)}"
         ) from error
     return final
 
@@ -163,6 +163,6 @@ def incidents_of(run: Path) -> Iterator[Incident]:
                 yield read_incident(path)
 
 
-def referred(checkpoints: Path) -> set[Path]:
+def referenced_checkpoints(checkpoints: Path) -> set[Path]:
     """Return the checkpoints that an incident of their run needs."""
     return {checkpoints / each.checkpoint.name for each in incidents_of(checkpoints.parent)}

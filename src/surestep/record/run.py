@@ -9,37 +9,48 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from surestep.base.errors import CheckpointError, ConfigError, DamagedError, RunError, near
-from surestep.base.local import local_path
-from surestep.record.checkpoint.examine import Examined, examine_all
-from surestep.record.checkpoint.faults import GoneError
-from surestep.record.checkpoint.good import TRIES, newest_good, none_good, survey
-from surestep.record.checkpoint.keep import best_first, cycle_checkpoints
-from surestep.record.checkpoint.listing import Saved, list_checkpoints, saved, step_of
-from surestep.record.checkpoint.opened import Opened, open_checkpoint
+from surestep.base.errors import (
+    CheckpointError,
+    ConfigError,
+    CorruptCheckpointError,
+    RunError,
+    suggest_names,
+)
+from surestep.base.paths import require_local_path
+from surestep.record.checkpoint.discovery import (
+    TRIES,
+    find_newest_valid,
+    no_valid_checkpoint_message,
+    scan_checkpoints,
+)
+from surestep.record.checkpoint.errors import CheckpointVanishedError
+from surestep.record.checkpoint.inspect import InspectionResult, examine_all
+from surestep.record.checkpoint.listing import CheckpointInfo, list_checkpoints, read_info, step_of
+from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
+from surestep.record.checkpoint.retention import best_first, cycle_checkpoints
 from surestep.record.events import read_events
-from surestep.record.files import read_json
-from surestep.record.none_saved import none_saved
-from surestep.record.run_files import CONFIG, status
-from surestep.record.skipped import Skipped, gather
+from surestep.record.io import read_json
+from surestep.record.no_checkpoint import no_checkpoint_message
+from surestep.record.run_schemas import CONFIG, status
+from surestep.record.skipped_samples import SkippedSteps, summarize_skips
 
 if TYPE_CHECKING:  # a run can be looked at without torch
     from torch import nn
 
-    from surestep.engine.parallel.pieces import Keeper
-    from surestep.record.checkpoint.divided import Check
-    from surestep.record.export import Exported
+    from surestep.engine.distributed.shards import ShardedStateProvider
+    from surestep.record.checkpoint.verify import Check
+    from surestep.record.export import ExportResult
 
 Which = Literal["best", "last", "average"]
 NO_SECOND = "Put a copy of it back, or take the newest that is good: which='last' (--which last)."
 logger = logging.getLogger("surestep")
 
 
-class Chosen(NamedTuple):
+class SelectedWeights(NamedTuple):
     """A checkpoint that was verified, and which of its weights are meant."""
 
-    saved: Saved
-    opened: Opened
+    saved: CheckpointInfo
+    opened: CheckpointReader
     average: bool
 
     @property
@@ -47,13 +58,13 @@ class Chosen(NamedTuple):
         """Whether it lacks frozen parameters, which the model must have already."""
         return bool(self.opened.record.get("base"))
 
-    def load(self, model: nn.Module, keeper: Keeper | None = None) -> None:
+    def load(self, model: nn.Module, keeper: ShardedStateProvider | None = None) -> None:
         """Load the weights into a model, or to where a keeper has its parameters.
 
         Raises:
             CheckpointError: they do not fit.
         """
-        from surestep.record.checkpoint.read import load_weights
+        from surestep.record.checkpoint.load import load_weights
 
         load_weights(self.opened, model, average=self.average, keeper=keeper)
 
@@ -65,7 +76,7 @@ class Run:
     path: Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", local_path(self.path))  # text is as good
+        object.__setattr__(self, "path", require_local_path(self.path))  # text is as good
         if not self.path.exists():
             raise RunError(f"There is no {self.path}. Look at the path: a run folder.")
         if not (self.path / "config.json").exists():
@@ -100,19 +111,19 @@ class Run:
     @property
     def judged_by(self) -> tuple[str, Literal["min", "max"]] | None:
         """The metric that tells the best checkpoint, and whether less or more of it is better."""
-        judged = self.status.get("judged_by")
+        judged = self.status.get("monitor")
         return None if judged is None else (judged[0], judged[1])
 
     @property
-    def last(self) -> Saved | None:
+    def last(self) -> CheckpointInfo | None:
         """The newest checkpoint, or None; one that is seen to be damaged is told and left out."""
-        found = survey(self.checkpoints)
+        found = scan_checkpoints(self.checkpoints)
         for each in found.newer_damaged():
             logger.warning("%s", each.reason)
         return found.good[-1] if found.good else None
 
     @property
-    def best(self) -> Saved | None:
+    def best(self) -> CheckpointInfo | None:
         """The best checkpoint by validation.metric; the newest where nothing was measured.
 
         Raises:
@@ -121,24 +132,24 @@ class Run:
         judged = self.judged_by
         if judged is None:
             return self.last
-        found = survey(self.checkpoints)
+        found = scan_checkpoints(self.checkpoints)
         ranked = best_first(found.good, *judged)
         for each in found.damaged if found.good else []:
             if each.step == found.good[-1].best_step or each in found.newer_damaged():
-                raise DamagedError(f"{each.reason} {NO_SECOND}")
+                raise CorruptCheckpointError(f"{each.reason} {NO_SECOND}")
         return ranked[0] if ranked else self.last
 
     @property
-    def cycles(self) -> list[Saved]:
+    def cycles(self) -> list[CheckpointInfo]:
         """The checkpoints at the ends of the schedule's cycles, for an ensemble of snapshots."""
-        return cycle_checkpoints(survey(self.checkpoints).good)
+        return cycle_checkpoints(scan_checkpoints(self.checkpoints).good)
 
     @property
-    def skipped(self) -> Skipped:
+    def skipped(self) -> SkippedSteps:
         """The steps that moved nothing, and the samples in them."""
-        return gather(self.events())
+        return summarize_skips(self.events())
 
-    def load_model(self, model: nn.Module, which: Which | int = "best") -> Saved:
+    def load_model(self, model: nn.Module, which: Which | int = "best") -> CheckpointInfo:
         """Load the weights of a checkpoint into `model`; return which it was.
 
         Args:
@@ -155,7 +166,7 @@ class Run:
         chosen.load(model)
         return chosen.saved
 
-    def choose(self, which: Which | int, *, check: Check | None = None) -> Chosen:
+    def choose(self, which: Which | int, *, check: Check | None = None) -> SelectedWeights:
         """Verify a checkpoint, every byte, and return it.
 
         In place of the last one, if it is damaged, comes the newest that is good, which is told.
@@ -173,26 +184,28 @@ class Run:
         if which not in ("last", "average"):
             return self._choose(which, check)
         self.saved(which)
-        newest = newest_good(self.checkpoints, check=check)
+        newest = find_newest_valid(self.checkpoints, check=check)
         for each in newest.passed_over:
             logger.warning("%s", each.reason)
         if newest.opened is None:
-            raise CheckpointError(none_saved(self.path))
-        return Chosen(newest.opened.saved, newest.opened, average=which == "average")
+            raise CheckpointError(no_checkpoint_message(self.path))
+        return SelectedWeights(newest.opened.saved, newest.opened, average=which == "average")
 
-    def _choose(self, which: Which | int, check: Check | None) -> Chosen:
+    def _choose(self, which: Which | int, check: Check | None) -> SelectedWeights:
         for _ in range(TRIES):
             found = self.saved(which)
             try:
                 opened = open_checkpoint(found.path, check=check)
-            except GoneError:
+            except CheckpointVanishedError:
                 continue
-            except DamagedError as error:
-                raise DamagedError(f"{error} {NO_SECOND}") from error
-            return Chosen(found, opened, which == "best" and found.measured == "average")
-        raise GoneError(f"{self.checkpoints} loses its checkpoints faster than they can be read.")
+            except CorruptCheckpointError as error:
+                raise CorruptCheckpointError(f"{error} {NO_SECOND}") from error
+            return SelectedWeights(found, opened, which == "best" and found.evaluated == "average")
+        raise CheckpointVanishedError(
+            f"{self.checkpoints} loses its checkpoints faster than they can be read."
+        )
 
-    def saved(self, which: Which | int) -> Saved:
+    def saved(self, which: Which | int) -> CheckpointInfo:
         """Return the best checkpoint, the last, which holds the newest average too, or a step's.
 
         Raises:
@@ -200,12 +213,18 @@ class Run:
             CheckpointError: there is none, and of which steps there are.
         """
         if isinstance(which, int):
-            return saved(self.folder_of(which))
+            return read_info(self.folder_of(which))
         if which not in get_args(Which):
-            raise ConfigError(f"which={which!r} is not known. {near(which, get_args(Which))}")
+            raise ConfigError(
+                f"which={which!r} is not known. {suggest_names(which, get_args(Which))}"
+            )
         found = self.best if which == "best" else self.last
         if found is None:
-            raise CheckpointError(none_good(self.checkpoints, survey(self.checkpoints).damaged))
+            raise CheckpointError(
+                no_valid_checkpoint_message(
+                    self.checkpoints, scan_checkpoints(self.checkpoints).damaged
+                )
+            )
         if which == "average" and not found.has_average:
             raise CheckpointError(
                 f"{found.path} has no averaged weights. Train with average.kind='ema' or 'swa', or "
@@ -220,7 +239,7 @@ class Run:
         *,
         average: bool = False,
         overwrite: bool = False,
-    ) -> Exported:
+    ) -> ExportResult:
         """Write the weights of a checkpoint as one file that plain PyTorch loads.
 
         Args:
@@ -245,7 +264,7 @@ class Run:
             overwrite=overwrite,
         )
 
-    def verify(self) -> list[Examined]:
+    def verify(self) -> list[InspectionResult]:
         """Read every byte of each checkpoint, also of damaged ones that were put aside.
 
         Raises:

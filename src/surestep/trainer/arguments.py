@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
-from surestep.base.config import Config
 from surestep.base.errors import ConfigError, TaskError
-from surestep.engine.callback import Callback, check_hooks
-from surestep.engine.task import Task
+from surestep.config.config import Config
+from surestep.engine.step.callback import Callback, check_hooks
+from surestep.engine.task.task import Task
 
 
 def check_arguments(task: Any, config: Any, run: Any, callbacks: Any) -> None:

@@ -1,50 +1,168 @@
-"""The parts of a step and its loop, wired as the Plan says."""
+"""From what was planned to the parts of a step."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
 
 from torch import nn
 
-from surestep.engine.callback import Callback, declared
-from surestep.engine.carry import check_carried
+from surestep.base.errors import ConfigError
 from surestep.engine.checks.batch_norm import check_training, check_validation
 from surestep.engine.checks.first_batch import check_first_batch
-from surestep.engine.checks.parts import check_model, check_teacher
-from surestep.engine.data.dataset import loader_settings, samples_of
-from surestep.engine.data.feed import feed
-from surestep.engine.data.generators import OwnGenerator
-from surestep.engine.data.order import Cut
-from surestep.engine.data.resume import declared_of
-from surestep.engine.loop import Loop
-from surestep.engine.losses.several import code_of_losses
-from surestep.engine.losses.state import state_of_loss
-from surestep.engine.model.checkpointing import activation_checkpointing
-from surestep.engine.model.compiled import Graphs, compiled, eager
-from surestep.engine.model.frozen import base_of
+from surestep.engine.checks.task import check_model, check_teacher
+from surestep.engine.data.batch_loader import make_loader
+from surestep.engine.data.dataset import count_samples, loader_settings
+from surestep.engine.data.dataset_rng import DatasetRNG
+from surestep.engine.data.order import BatchLayout
+from surestep.engine.data.stream_resume import checkpoint_state
+from surestep.engine.distributed.communicator import ALONE, Communicator
+from surestep.engine.global_rng import GlobalGenerators
+from surestep.engine.losses.adapt import Loss
+from surestep.engine.losses.multi import code_of_losses
+from surestep.engine.losses.state import own_module, state_of_loss
+from surestep.engine.model.activation_checkpointing import activation_checkpointing
+from surestep.engine.model.compile import RecompileCounter, compile_model, disable_compile
+from surestep.engine.model.frozen_weights import frozen_hashes
 from surestep.engine.model.generators import (
     Seeded,
     check_own_generators,
     find_late,
     own_generators,
 )
-from surestep.engine.model.nonpersistent import built
-from surestep.engine.optim.freezing import Watch, freezing, trained_modules
-from surestep.engine.parallel.ways import laid_out
-from surestep.engine.parallel.world import ALONE, World
-from surestep.engine.precision import autocast
-from surestep.trainer.alike import Drift
-from surestep.trainer.planning import Planned
-from surestep.trainer.together import settle
-from surestep.trainer.wire import parts_of
+from surestep.engine.model.nonpersistent_buffers import initial_values
+from surestep.engine.model.precision import autocast, grad_scaler
+from surestep.engine.model.preserve import BufferSnapshot, TrainModes
+from surestep.engine.model.stateful_rnn import check_stateful_rnn
+from surestep.engine.optim.build import build_optimizer
+from surestep.engine.optim.freezing import (
+    UnfreezeDetector,
+    freeze_permanent,
+    frozen_norm_modules,
+    make_unfreeze_schedule,
+    trained_modules,
+)
+from surestep.engine.optim.multi import build_learners
+from surestep.engine.optim.param_groups import ParameterGroup, make_param_groups, parameters_of
+from surestep.engine.parallel.factory import make_strategy, prepare_model
+from surestep.engine.parallel.manual_allreduce import ManualAllReduceStrategy, broadcast_module
+from surestep.engine.plan.plan import Plan
+from surestep.engine.rng import ModelRNG
+from surestep.engine.schedule.lr import make_lr_factor, momentum_writer
+from surestep.engine.state.average import AveragedWeights, with_swa_lr
+from surestep.engine.state.state import WHOLE, State, trainable_parameters
+from surestep.engine.step.callback import Callback, stateful_callbacks
+from surestep.engine.step.lbfgs import lbfgs_update
+from surestep.engine.step.loop import Loop
+from surestep.engine.step.manual_step import ManualUpdate
+from surestep.engine.step.multi_optimizer import OptimizerHandle, OptimizerSet, OptimizerSnapshot
+from surestep.engine.step.train_step import StepContext
+from surestep.engine.task.task import Task
+from surestep.trainer.planning import PreparedTask
+from surestep.trainer.rank_consistency import ReplicaDriftCheck
+from surestep.trainer.rank_zero import warm_up_ddp
+
+
+def make_step_context(
+    plan: Plan, task: Task, model: nn.Module, loss: Loss, settings: ExitStack, world: Communicator
+) -> tuple[StepContext, Sequence[ParameterGroup]]:
+    """Wire a step: the usual one, or the Task's own over its optimizers.
+
+    Returns the groups too, of which some may be frozen until later.
+
+    Args:
+        plan: what was decided.
+        task: what is trained.
+        model: on its device.
+        loss: with its denominator.
+        settings: puts back, when the session closes, what is frozen here.
+        world: the processes that make a step together.
+
+    Raises:
+        TaskError: the optimizers do not fit the model.
+        ConfigError: they do not fit a step of the user's own.
+    """
+    groups: Sequence[ParameterGroup] = ()
+    keep_eval = list(task.keep_eval)
+    if task.optimizers:
+        before = list(trainable_parameters(model).values())
+        optimizers = build_learners(plan, task, model, settings)
+        keep_eval += frozen_norm_modules(model, before)
+    else:
+        groups = make_param_groups(model, plan)
+        settings.enter_context(freeze_permanent(model, groups))
+        optimizers = {WHOLE: build_optimizer(plan, task, model, groups)}
+    state = State(model, optimizers, grad_scaler(plan))
+    if plan.average.kind != "none":
+        trained = [each for optimizer in optimizers.values() for each in parameters_of(optimizer)]
+        state.average = AveragedWeights(plan.average, model, trained)
+    plans = plan.optimizers or {WHOLE: plan}
+    movers = OptimizerSet(
+        {name: _mover(plans[name], task, state, name, world) for name in optimizers}, state.scaler
+    )
+    if task.step is not None and world.size > 1:
+        broadcast_module(model, weights=True)
+    first = next(iter(movers.by_name.values()))
+    settings.callback(first.parallel.leave)
+    # Only the usual update, in one process, can be computed again where something draws late.
+    lazy = world.size == 1 and task.step is None and plan.guard != "searching"
+    generators = GlobalGenerators(lazy=lazy)
+    parts = StepContext(
+        state=state,
+        loss=loss,
+        strategy=first.parallel,
+        train_modes=TrainModes(model, tuple(keep_eval)),
+        buffers=BufferSnapshot(model, own_module(loss)),
+        randomness=ModelRNG(plan.seed, plan.device, generators),
+        generators=generators,
+        autocast=autocast(plan, cached=task.step is None),
+        lr_factor=first.rate,
+        peak_rates=first.peak_rates,
+        momentum=first.momentum,
+    )
+    _set_update(parts, plan, task, movers)
+    return parts, groups
+
+
+def _set_update(parts: StepContext, plan: Plan, task: Task, movers: OptimizerSet) -> None:
+    """Replace what moves the parameters, where the optimizer or the Task does so itself."""
+    if task.step is not None:
+        if plan.guard == "searching":
+            raise ConfigError(
+                "optim.name='lbfgs' evaluates the batch by itself, and the Task's own step says "
+                "when to. Say another optim.name."
+            )
+        parts.update = ManualUpdate(task.step, movers)
+    elif plan.guard == "searching":
+        parts.update = lbfgs_update
+
+
+def _mover(plan: Plan, task: Task, state: State, name: str, world: Communicator) -> OptimizerHandle:
+    optimizer = state.optimizers[name]
+    peaks = [float(group["lr"]) for group in optimizer.param_groups]
+    rate = with_swa_lr(
+        make_lr_factor(plan.schedule, state.plateau, task.schedule), plan.average, peaks[0]
+    )
+    own = task.step is not None and world.size > 1
+    momentum = momentum_writer(plan.schedule, optimizer)
+    if momentum is not None:
+        state.scheduled[name] = ("betas", "momentum")
+    return OptimizerHandle(
+        ManualAllReduceStrategy(plan, state, world, name)
+        if own
+        else make_strategy(plan, state, name, world),
+        rate,
+        peaks,
+        OptimizerSnapshot(optimizer),
+        momentum,
+    )
 
 
 def build(
-    planned: Planned,
+    planned: PreparedTask,
     settings: ExitStack,
     callbacks: Sequence[Callback],
     *,
     fresh: bool,
-    world: World = ALONE,
+    world: Communicator = ALONE,
 ) -> Loop:
     """Lay the model out on its device and wire the parts around it.
 
@@ -60,33 +178,34 @@ def build(
     """
     plan, task, loss = planned.plan, planned.task, planned.loss
     check_model(planned.model)
-    check_carried(task, planned.model, plan)
+    check_stateful_rnn(task, planned.model, plan)
     check_teacher(loss.teacher, planned.model)
     of_teacher = () if loss.teacher is None else loss.teacher.modules()
     of_both = (*planned.model.modules(), *of_teacher)
     modes = [(module, module.training) for module in of_both]
-    compiles, watched = plan.compile != "off", list[OwnGenerator]()
+    compiles, watched = plan.compile != "off", list[DatasetRNG]()
     rematerialised = activation_checkpointing(
         planned.model, plan.activation_checkpointing, compiles=compiles, watched=watched
     )
     settings.enter_context(rematerialised)  # within what gathers a block
-    model = laid_out(planned.model, plan)
+    model = prepare_model(planned.model, plan)
     loss.to(plan.device)
-    training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
+    training = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     settings.callback(training.close)
     judged_by, casting = plan.validation_metric, autocast(plan)
-    with eager(model):
+    with disable_compile(model):
         narrow = check_first_batch(
             model, training, task, autocast=casting, fresh=fresh, judged_by=judged_by
         )
-    settings.enter_context(compiled(model, plan))
-    parts, groups = parts_of(plan, task, model, loss, settings, world)
-    check_norms(
-        planned, model, trained_modules(parts.modes, model, plan, groups), narrow, training.cut
-    )
-    parts.state.base, parts.state.built = base_of(model, plan), built(model)
-    parts.state.declared = (
-        declared(callbacks) | declared_of(training.source, plan, parts.state) | state_of_loss(loss)
+    settings.enter_context(compile_model(model, plan))
+    parts, groups = make_step_context(plan, task, model, loss, settings, world)
+    trained = trained_modules(parts.train_modes, model, plan, groups)
+    check_norms(planned, model, trained, narrow, training.layout)
+    parts.state.base, parts.state.built = frozen_hashes(model, plan), initial_values(model)
+    parts.state.callback_states = (
+        stateful_callbacks(callbacks)
+        | checkpoint_state(training.source, plan, parts.state)
+        | state_of_loss(loss)
     )
     found = own_generators(model, {**code_of_losses(loss), "step": task.step})
     watched += check_own_generators(found, plan.activation_checkpointing, compiles)
@@ -94,20 +213,26 @@ def build(
     parts.transform = training.transform
     for module, mode in modes:
         settings.callback(setattr, module, "training", mode)
-    if world.size > 1 and task.step is None and plan.parallel_kind != "deepspeed":
-        settle(parts, training, plan)
-    loop = Loop(parts, training, plan, callbacks=list(callbacks), on_log=[Watch(model)])
+    if world.size > 1 and task.step is None and plan.parallel_strategy != "deepspeed":
+        warm_up_ddp(parts, training, plan)
+    loop = Loop(parts, training, plan, callbacks=list(callbacks), on_log=[UnfreezeDetector(model)])
     loop.after_first.append(find_late(found, parts.randomness.generators))
-    if world.size > 1 and plan.parallel_check_every is not None:
-        loop.compare = Drift(world, parts.state, plan, every=plan.parallel_check_every)
+    if world.size > 1 and plan.parallel_replica_check_every is not None:
+        loop.check_replicas = ReplicaDriftCheck(
+            world, parts.state, plan, every=plan.parallel_replica_check_every
+        )
     if plan.compile != "off":
-        loop.notices.append(Graphs().notice)
-    parts.freeze = freezing(model, plan, groups, parts.modes)
+        loop.notices.append(RecompileCounter().notice)
+    parts.freeze = make_unfreeze_schedule(model, plan, groups, parts.train_modes)
     return loop
 
 
 def check_norms(
-    planned: Planned, model: nn.Module, trained: set[nn.Module], narrow: set[nn.Module], cut: Cut
+    planned: PreparedTask,
+    model: nn.Module,
+    trained: set[nn.Module],
+    narrow: set[nn.Module],
+    cut: BatchLayout,
 ) -> None:
     """Check that BatchNorm gets more than one value per channel in training and validation.
 
@@ -129,6 +254,6 @@ def check_norms(
         own = loader_settings(data)
         size = (own or {}).get("batch_size") or plan.validation_batch_size
         ranks = plan.parallel_ranks
-        samples, limit = samples_of(data, part), plan.limit_val_batches
-        cut = Cut(samples, size * ranks, size, ranks=ranks, limit=limit)
+        samples, limit = count_samples(data, part), plan.limit_val_batches
+        cut = BatchLayout(samples, size * ranks, size, ranks=ranks, limit=limit)
         check_validation(model, narrow, part, cut)

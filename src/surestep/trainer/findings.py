@@ -13,15 +13,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from surestep.engine.data.dataset import samples_of
-from surestep.engine.data.fingerprint import map_fingerprint
-from surestep.engine.data.source import InMemory
+from surestep.engine.data.dataset import count_samples
+from surestep.engine.data.fingerprint import dataset_fingerprint
+from surestep.engine.data.sources import InMemory
 from surestep.engine.data.stream import is_stream
-from surestep.engine.facts import Facts
-from surestep.engine.loop import Loop
-from surestep.engine.losses.several import named_losses
-from surestep.engine.optim.names import plain_name
-from surestep.engine.task import Task
+from surestep.engine.losses.multi import named_losses
+from surestep.engine.model.param_patterns import plain_name
+from surestep.engine.plan.system import SystemInfo
+from surestep.engine.step.loop import Loop
+from surestep.engine.task.task import Task
 from surestep.trainer.observed import Group, Observed
 
 WAITS = 0.2  # of the time, above which waiting for data is reported
@@ -72,7 +72,7 @@ class Case:
     loop: Loop
     task: Task
     observed: Observed
-    facts: Facts
+    facts: SystemInfo
     is_finished: bool
 
 
@@ -99,14 +99,14 @@ def waits_for_data(case: Case) -> Finding | None:
     remains visible is the wait. So loading takes `workers * (step + wait)` a batch, or the wait.
     """
     seen, plan = case.observed, case.loop.plan
-    sliced = isinstance(case.loop.feed.source, InMemory)
+    sliced = isinstance(case.loop.loader.source, InMemory)
     if seen.timed_steps < FEW or sliced or not seen.seconds:
         return None
-    share = seen.waited_s / seen.seconds
+    share = seen.data_wait_s / seen.seconds
     if share <= WAITS:
         return None
-    wait_s = seen.waited_s / seen.timed_steps
-    step_s = (seen.seconds - seen.waited_s) / seen.timed_steps
+    wait_s = seen.data_wait_s / seen.timed_steps
+    step_s = (seen.seconds - seen.data_wait_s) / seen.timed_steps
     workers = plan.data_num_workers
     load_s = workers * (step_s + wait_s) if workers else wait_s
     if load_s < HANDED_OVER_S:
@@ -189,16 +189,16 @@ def validates_on_training_data(case: Case) -> Finding | None:
     task, plan = case.task, case.loop.plan
     if not case.is_finished or is_stream(task.train):
         return None
-    count = samples_of(task.train, "train")
+    count = count_samples(task.train, "train")
     same = [name for name, data in task.val_sets().items() if _same_samples(case, data, name)]
     if not same:
         return None
-    digest = map_fingerprint(task.train, "train", task=task, plan=plan)
+    digest = dataset_fingerprint(task.train, "train", task=task, plan=plan)
     return Finding(
         "validates-on-training-data",
         "warning",
         f"The validation data {_listed(same)} has the same {count} "
-        f"{'batches' if case.loop.feed.is_ready else 'samples'} as the training data.",
+        f"{'batches' if case.loop.loader.is_ready else 'samples'} as the training data.",
         {"parts": same, "samples": count, "digest": digest},
         "Hold samples out, such as torch.utils.data.random_split(data, [0.9, 0.1]): a metric on "
         "training data does not show how the model does on new data.",
@@ -210,15 +210,17 @@ def _same_samples(case: Case, data: Any, name: str) -> bool:
     task, plan = case.task, case.loop.plan
     if data is task.train:
         return True
-    if is_stream(data) or samples_of(data, name) != samples_of(task.train, "train"):
+    if is_stream(data) or count_samples(data, name) != count_samples(task.train, "train"):
         return False
-    here = map_fingerprint(data, name, task=task, plan=plan)
-    return here is not None and here == map_fingerprint(task.train, "train", task=task, plan=plan)
+    here = dataset_fingerprint(data, name, task=task, plan=plan)
+    return here is not None and here == dataset_fingerprint(
+        task.train, "train", task=task, plan=plan
+    )
 
 
 def classes_come_sorted(case: Case) -> Finding | None:
     """Report classes that come one after the other, since nothing shuffles them."""
-    plan, feed = case.loop.plan, case.loop.feed
+    plan, feed = case.loop.plan, case.loop.loader
     if plan.data_shuffle or feed.order is not None or not case.is_finished:
         return None
     targets = _classes(case)
@@ -239,11 +241,11 @@ def classes_come_sorted(case: Case) -> Finding | None:
 
 def _classes(case: Case) -> Tensor | None:
     """Return the class of each training sample, if tensors in memory or `targets` have it."""
-    source, loss = case.loop.feed.source, case.loop.parts.loss
+    source, loss = case.loop.loader.source, case.loop.parts.loss
     if isinstance(source, InMemory) and source.index is None:
         if loss.kind != "classes":
             return None
-        found = case.loop.feed.split(source.tensors)[2]
+        found = case.loop.loader.split(source.tensors)[2]
     else:
         dataset = getattr(case.task.train, "dataset", case.task.train)
         found = getattr(dataset, "targets", None)
@@ -258,7 +260,7 @@ def _are_integers(value: Any) -> bool:
 
 def trains_without_gradient(case: Case) -> Finding | None:
     """Report parameters that never had a gradient: no step has moved them."""
-    if case.observed.steps < FEW or case.loop.plan.parallel_kind == "deepspeed":
+    if case.observed.steps < FEW or case.loop.plan.parallel_strategy == "deepspeed":
         return None
     state = case.loop.state
     if case.task.step is not None and not any(each.state for each in state.optimizers.values()):

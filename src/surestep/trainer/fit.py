@@ -6,27 +6,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from surestep.base.duration import Cadence, Duration
 from surestep.base.errors import (
     CheckpointError,
     NonFiniteError,
-    Stopped,
+    Preempted,
+    StatusWriteError,
     SurestepError,
-    UntoldError,
     WorkerError,
 )
-from surestep.engine.callback import Request
+from surestep.config.duration import Duration, PeriodicTrigger
 from surestep.engine.device import ran_out
-from surestep.engine.evaluate import Interrupted
-from surestep.engine.parallel.pieces import in_parts
-from surestep.engine.schedule.rate import cycle_ends
-from surestep.engine.step import StepResult
+from surestep.engine.distributed.shards import is_model_sharded
+from surestep.engine.evaluate.evaluate import EvaluationInterrupted
+from surestep.engine.schedule.lr import cycle_ends
+from surestep.engine.step.callback import Request
+from surestep.engine.step.train_step import StepResult
 from surestep.record.checkpoint.listing import list_checkpoints, step_of
 from surestep.record.run import Run
-from surestep.trainer.ending import ALL_DONE
-from surestep.trainer.ranking import Ranking
 from surestep.trainer.session import Session
 from surestep.trainer.signals import interruptible
+from surestep.trainer.summary import ALL_DONE
+from surestep.trainer.top_k import TopK
 
 
 def fit(session: Session) -> Run:
@@ -51,16 +51,16 @@ def fit(session: Session) -> Run:
             if session.run.status["status"] == "running":
                 _stop_at_once(session, came[0] if came else "Ctrl-C")
             raise
-        except UntoldError:  # to write another end would fail, or be none of this run
+        except StatusWriteError:  # to write another end would fail, or be none of this run
             raise
         except NonFiniteError as error:
             error.add_note(_saved_before(session))
             _fail(session, error, str(error))
             raise
         except WorkerError as error:
-            session.say(str(error))  # at once, since to save may take long
+            session.print_line(str(error))  # at once, since to save may take long
             error.add_note(_saved_before(session))
-            _fail(session, error, f"{type(error).__name__}: {error}", can_go_on=True)
+            _fail(session, error, f"{type(error).__name__}: {error}", resumable=True)
             raise
         except Exception as error:
             _fail(session, error, f"{type(error).__name__}: {error}")
@@ -70,12 +70,12 @@ def fit(session: Session) -> Run:
             raise
     if came:
         session.close()
-        raise KeyboardInterrupt if came[0] == "Ctrl-C" else Stopped(where)
+        raise KeyboardInterrupt if came[0] == "Ctrl-C" else Preempted(where)
     return session.run
 
 
 @dataclass
-class _Seen:
+class _LastHandled:
     """The step that was last seen to, and whether a callback asked to save the one after it."""
 
     step: int
@@ -87,52 +87,52 @@ def _train(session: Session) -> bool:
     plan, loop = session.plan, session.loop
     has_val = bool(session.task.val_sets())
     if has_val:
-        evaluate = partial(_evaluate, session, Ranking(session))
-        loop.act[Request.EVALUATE] = evaluate
+        evaluate = partial(_evaluate, session, TopK(session))
+        loop.handlers[Request.EVALUATE] = evaluate
         _take_up(session, evaluate)
     evaluating = _cadence(session, plan.validation_every)
     saving = _cadence(session, plan.checkpoint_every)
     cycles = frozenset(cycle_ends(plan.schedule))
-    seen = _Seen(session.state.place.step)
-    loop.act[Request.SAVE] = partial(_save_as_asked, session, seen)
-    if has_val and plan.validation_on_start and not session.state.place.step:
+    seen = _LastHandled(session.state.progress.step)
+    loop.handlers[Request.SAVE] = partial(_save_as_asked, session, seen)
+    if has_val and plan.validation_on_start and not session.state.progress.step:
         loop.start()
         evaluate()
     for result in session.steps():
-        items, now = session.state.place.items, loop.world.seconds
+        items, now = session.state.progress.items, loop.world.seconds
         if result.step <= seen.step:  # the run went back
-            evaluating.start(result.before.items, now)
-            saving.start(result.before.items, now)
+            evaluating.start(result.progress_before.items, now)
+            saving.start(result.progress_before.items, now)
         seen.step, ended = result.step, result.epoch + 1 if loop.ends_epoch else 0
-        evaluates = has_val and evaluating.due(result.step, items, now, ended)
-        saves = saving.due(result.step, items, now, ended) or _ends_cycle(result, cycles)
+        evaluates = has_val and evaluating.is_due(result.step, items, now, ended)
+        saves = saving.is_due(result.step, items, now, ended) or _ends_cycle(result, cycles)
         saves, seen.asked = saves or seen.asked, False
         if (evaluates or saves) and not _stays(session):
             continue
         if evaluates:
             evaluate()
         if saves and not session.is_saved:
-            session.saving.begin()
+            session.saving.save_async()
     if has_val and not loop.interrupted:
         evaluate()
     if loop.interrupted:
         loop.check_workers()
         return False
-    session.saving.finish()
+    session.saving.flush()
     return True
 
 
-def _save_as_asked(session: Session, seen: _Seen) -> None:
+def _save_as_asked(session: Session, seen: _LastHandled) -> None:
     """Save; within a step only after the evaluation that may be due there, which it then holds."""
-    if session.state.place.step == seen.step:
-        session.saving.begin()
+    if session.state.progress.step == seen.step:
+        session.saving.save_async()
     else:
         seen.asked = True
 
 
 def _take_up(session: Session, evaluate: Callable[[], None]) -> None:
     """Do first what was due when the run was stopped."""
-    if session.state.standing.is_due:
+    if session.state.best.is_due:
         evaluate()
     elif session.is_evaluated:
         _stop_early(session)
@@ -140,42 +140,42 @@ def _take_up(session: Session, evaluate: Callable[[], None]) -> None:
 
 def _stays(session: Session) -> bool:
     """Read what the steps left; say whether the run did not go back for it."""
-    place = session.state.place
+    place = session.state.progress
     session.loop.log_point()
-    return session.state.place is place
+    return session.state.progress is place
 
 
 def _ends_cycle(result: StepResult, cycles: frozenset[int]) -> bool:
     """Say whether a cycle of the schedule ended with this step; one that was skipped ends none."""
-    return result.outcome.took_step and result.before.steps_taken + 1 in cycles
+    return result.outcome.took_step and result.progress_before.steps_taken + 1 in cycles
 
 
-def _cadence(session: Session, duration: Duration | None) -> Cadence:
-    return Cadence(
+def _cadence(session: Session, duration: Duration | None) -> PeriodicTrigger:
+    return PeriodicTrigger(
         duration,
         session.plan.steps_per_epoch,
-        items=session.state.place.items,
+        items=session.state.progress.items,
         seconds=session.loop.world.seconds,
     )
 
 
-def _evaluate(session: Session, ranking: Ranking) -> None:
+def _evaluate(session: Session, ranking: TopK) -> None:
     """Evaluate, once a step; save what is among the best; stop early where that is due."""
     if session.is_evaluated:
         return
-    session.state.standing.is_due = True
+    session.state.best.is_due = True
     try:
         session.evaluate()
-    except Interrupted:
-        session.say("The evaluation was left; the run does it first when it goes on.")
+    except EvaluationInterrupted:
+        session.print_line("The evaluation was left; the run does it first when it goes on.")
         return
-    if ranking.takes_in():
-        session.saving.begin()
+    if ranking.is_top_k():
+        session.saving.save_async()
     _stop_early(session)
 
 
 def _stop_early(session: Session) -> None:
-    plan, standing = session.plan, session.state.standing
+    plan, standing = session.plan, session.state.best
     patience = plan.early_stop_patience
     if patience is not None and standing.since_best >= patience:
         best = "not a number"
@@ -185,7 +185,7 @@ def _stop_early(session: Session) -> None:
             f"early stop: {plan.validation_metric} is {best} after {patience} "
             f"evaluation{'s' if patience > 1 else ''}"
         )
-        session.say(session.loop.stopping)
+        session.print_line(session.loop.stopping)
 
 
 def _end(session: Session, came: list[str]) -> str:
@@ -193,10 +193,10 @@ def _end(session: Session, came: list[str]) -> str:
     if reason is None or reason in came:
         reason = ALL_DONE
     session.end("finished", reason=reason)
-    session.loop.world.meet()  # what the first rank wrote is what the others read next
-    if in_parts(session.model) and not session.run.config["recipe"]:
+    session.loop.world.barrier()  # what the first rank wrote is what the others read next
+    if is_model_sharded(session.model) and not session.run.config["recipe"]:
         path = str(session.run.path)
-        session.say(
+        session.print_line(
             "The model that was given holds parts of its parameters now. Load the whole weights "
             f"into a new one: surestep.Run({path!r}).load_model(model). Or write them as one file: "
             f"surestep ckpt export {shlex.quote(path)} weights.safetensors"
@@ -204,18 +204,18 @@ def _end(session: Session, came: list[str]) -> str:
     if not came:
         return ""
     late = f"{session.run.path} was finished when {came[0]} came."
-    session.say(late)
+    session.print_line(late)
     return late
 
 
 def _stop(session: Session, name: str) -> str:
     """Save, and write that the run can go on; launchers swallow exit codes."""
-    session.saving.finish()
+    session.saving.flush()
     path = session.saving.path
-    session.end("stopped", reason=name, can_go_on=True)
-    session.loop.world.meet()
-    where = f"Stopped after step {session.state.place.step}; saved as {path}."
-    session.say(where)
+    session.end("stopped", reason=name, resumable=True)
+    session.loop.world.barrier()
+    where = f"Stopped after step {session.state.progress.step}; saved as {path}."
+    session.print_line(where)
     return f"{name}: {where} The same call goes on from there."
 
 
@@ -224,12 +224,12 @@ def _stop_at_once(session: Session, name: str) -> None:
 
     That is looked for in the folder: what told of it may have been cut off by the second signal.
     """
-    session.saving.leave()
-    step, there = session.state.place.step, list_checkpoints(session.run.checkpoints)
+    session.saving.wait()
+    step, there = session.state.progress.step, list_checkpoints(session.run.checkpoints)
     was = "was" if there and step_of(there[-1]) == step else "was not"
-    session.end("stopped", reason=f"{name}, then Ctrl-C: this step {was} saved", can_go_on=True)
+    session.end("stopped", reason=f"{name}, then Ctrl-C: this step {was} saved", resumable=True)
     saved = f"the newest checkpoint is {there[-1]}" if there else "no checkpoint was written yet"
-    session.say(f"Stopped at once after step {step}; {saved}.")
+    session.print_line(f"Stopped at once after step {step}; {saved}.")
 
 
 def _fail(session: Session, error: Exception, reason: str, **more: Any) -> None:

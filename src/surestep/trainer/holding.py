@@ -4,22 +4,22 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from surestep.base.config import Config
-from surestep.base.duration import exact
 from surestep.base.errors import SurestepError
-from surestep.engine.plan import Plan
-from surestep.engine.schedule.catalog import CATALOG, NOT_IN_STAGES
+from surestep.config.config import Config
+from surestep.config.duration import format_number
+from surestep.engine.plan.plan import Plan
 from surestep.engine.schedule.curves import LENGTHS
-from surestep.engine.schedule.shape import Shape
-from surestep.engine.state import Place
-from surestep.trainer.lengthening import differences, plan_before, planned_rate
-from surestep.trainer.planning import Planned
+from surestep.engine.schedule.registry import CATALOG, NOT_IN_STAGES
+from surestep.engine.schedule.spec import ScheduleSpec
+from surestep.engine.state.state import Progress
+from surestep.trainer.extend import differences, plan_before, planned_lr
+from surestep.trainer.planning import PreparedTask
 
 _GROUP = "schedule."
 
 
 def how_to_hold(
-    before: Mapping[str, Any], planned: Planned, place: Place, allow: Sequence[str]
+    before: Mapping[str, Any], planned: PreparedTask, place: Progress, allow: Sequence[str]
 ) -> str:
     """Say what to type to go on by the old curve; nothing where no chain has it bit for bit.
 
@@ -33,7 +33,7 @@ def how_to_hold(
     if old is None or planned.plan.optimizers or planned.task.schedule is not None:
         return ""
     chain = _chain(old, planned.plan)
-    said = planned.config.said()
+    said = planned.config.set_options()
     left_out = [name for name in said if name.startswith(_GROUP) and not _is_taken(name)]
     kept = {name: value for name, value in said.items() if name not in left_out}
     try:
@@ -62,19 +62,25 @@ def _chain(old: Plan, now: Plan) -> dict[str, Any]:
     shape = old.schedule
     found: dict[str, Any] = {"schedule.name": "chain"}
     if shape.warmup != now.schedule.warmup:
-        found["schedule.warmup"] = f"{exact(shape.warmup)} steps"
-    first = " ".join([shape.name, f"{exact(shape.total - shape.warmup)} steps", *_options(shape)])
-    end = planned_rate(old, None)(int(shape.total) - 1)
+        found["schedule.warmup"] = f"{format_number(shape.warmup)} steps"
+    first = " ".join(
+        [shape.name, f"{format_number(shape.total - shape.warmup)} steps", *_options(shape)]
+    )
+    end = planned_lr(old, None)(int(shape.total) - 1)
     return {**found, "schedule.chain": (first, f"constant scale={end:.3g}")}
 
 
-def _options(shape: Shape) -> Iterator[str]:
+def _options(shape: ScheduleSpec) -> Iterator[str]:
     """Yield the options of a stage that is this schedule without its warm-up."""
-    values = {"min_lr_ratio": shape.min_lr_ratio, "floor": shape.floor, **shape.own}
+    values = {
+        "min_lr_ratio": shape.min_lr_ratio,
+        "min_lr_mode": shape.min_lr_mode,
+        **shape.curve_options,
+    }
     for name, default in CATALOG[shape.name].takes.items():
         value = values.get(name)
         if name not in NOT_IN_STAGES and value not in (None, default.value):
-            yield f"{name}={exact(value)}steps" if name in LENGTHS else f"{name}={value}"
+            yield f"{name}={format_number(value)}steps" if name in LENGTHS else f"{name}={value}"
 
 
 def _typed(value: str | tuple[str, ...]) -> str:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from surestep.engine.log_point import LogPoint
-from surestep.engine.plan import Plan
-from surestep.engine.state import named_trainable
+from surestep.engine.plan.plan import Plan
+from surestep.engine.state.state import trainable_parameters
+from surestep.engine.step.log_point import LogPoint
 
 GROUPS = 64  # of consecutive losses; twice as many are merged in pairs
 RATIOS = 4096  # gradient norms over the limit that are kept
@@ -59,7 +59,7 @@ class Observed:
     steps: int = 0
     timed_steps: int = 0
     seconds: float = 0.0
-    waited_s: float = 0.0
+    data_wait_s: float = 0.0
     first_step: int = 0
     clipped: int = 0
     ratios: list[float] = field(default_factory=list)
@@ -72,11 +72,11 @@ class Observed:
         count = len(point.loss)
         if not self.steps:
             self.first_step = point.first_step
-            self.no_gradient = named_trainable(self.model)
+            self.no_gradient = trainable_parameters(self.model)
         else:
             self.timed_steps += count
             self.seconds += point.seconds
-            self.waited_s += point.waited_s
+            self.data_wait_s += point.data_wait_s
         self.steps += count
         self.items_per_step = point.items / count
         self._take_norms(point)

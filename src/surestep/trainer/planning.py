@@ -9,56 +9,56 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from surestep.base.config import Config
-from surestep.base.errors import ConfigError, near
-from surestep.engine.average import BATCH_NORM
-from surestep.engine.checks.parts import check_loss
-from surestep.engine.data.arrange import with_order
-from surestep.engine.data.batch import MicroBatch, only_element
+from surestep.base.errors import ConfigError, suggest_names
+from surestep.config.config import Config
+from surestep.engine.batch import MicroBatch, only_element
+from surestep.engine.checks.task import check_loss
+from surestep.engine.data.apply_order import apply_order
+from surestep.engine.data.apply_transform import name_of
+from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.batched import NoData, with_ready_batches
 from surestep.engine.data.dataset import (
     check_dtypes,
-    check_unsampled,
+    check_no_sampler,
+    count_samples,
     dataset_of,
     loader_settings,
-    samples_of,
 )
-from surestep.engine.data.draws import draws_of
-from surestep.engine.data.feed import Feed, feed
-from surestep.engine.data.open import slices_in_memory
-from surestep.engine.data.skips import Skips, rest_of
+from surestep.engine.data.exclude_samples import ExcludedSamples, remaining_data
+from surestep.engine.data.loading_seeds import loading_seed_info
+from surestep.engine.data.open_source import is_in_memory
 from surestep.engine.data.stream import is_stream
-from surestep.engine.data.targets import learn_targets
-from surestep.engine.data.transform import name_of
-from surestep.engine.data.trial import why_read_again
-from surestep.engine.device import current
-from surestep.engine.facts import Facts, read_facts
-from surestep.engine.loss import Loss
-from surestep.engine.losses.several import named_losses
-from surestep.engine.measure.activations import Activations, measure_activations
-from surestep.engine.measure.footprint import Footprint
-from surestep.engine.measure.shares import Share, shares
-from surestep.engine.metrics import directions, tables
-from surestep.engine.model.adapters import has_adapters
-from surestep.engine.model.compiled import unwrapped
-from surestep.engine.model.initial import Started
-from surestep.engine.model.kept import kept_modes
+from surestep.engine.data.stream_resume import stream_state_problem
+from surestep.engine.data.target_stats import fit_class_weights
+from surestep.engine.device import use_device
+from surestep.engine.losses.adapt import Loss
+from surestep.engine.losses.multi import named_losses
+from surestep.engine.metrics.base import metric_modes, table_metric_names
+from surestep.engine.model.compile import unwrap_compiled
+from surestep.engine.model.layers import blocks_of
 from surestep.engine.model.lazy import initialize_lazy, lazy_names
-from surestep.engine.optim.kinds import kinds_of
-from surestep.engine.optim.layers import blocks_of
-from surestep.engine.optim.learners import plan_learners
-from surestep.engine.parallel.blocks import blocks_for
-from surestep.engine.plan import Given, Plan
-from surestep.engine.precision import process_settings
-from surestep.engine.resolve import device_of, resolve, seed_of
-from surestep.engine.seed import kept_generators, set_seed
-from surestep.engine.task import Task
-from surestep.record.weights import load_initial
-from surestep.trainer.skipping import skips_asked
+from surestep.engine.model.peft import has_adapters
+from surestep.engine.model.precision import torch_settings
+from surestep.engine.model.preserve import preserve_modes
+from surestep.engine.optim.multi import plan_learners
+from surestep.engine.optim.param_roles import param_info
+from surestep.engine.parallel.wrap_policy import select_wrap_units
+from surestep.engine.plan.plan import Plan, TaskInfo
+from surestep.engine.plan.system import SystemInfo, read_facts
+from surestep.engine.profile.activation_memory import ActivationMemory, measure_activations
+from surestep.engine.profile.memory_estimate import MemoryEstimate
+from surestep.engine.profile.sharded_memory import RankMemory, estimate_rank_memory
+from surestep.engine.rng import preserve_torch_rng, set_seed
+from surestep.engine.rules.resolve import resolve, resolve_device, resolve_seed
+from surestep.engine.state.average import BATCH_NORM
+from surestep.engine.task.init_weights import InitReport
+from surestep.engine.task.task import Task
+from surestep.record.pretrained import load_init_weights
+from surestep.trainer.exclude_samples import read_excluded_samples
 
 
 @dataclass(frozen=True)
-class Origin:
+class TaskOrigin:
     """Where a Task came from, for the records.
 
     Attributes:
@@ -71,16 +71,16 @@ class Origin:
     name: str = "run"
     recipe: Mapping[str, Any] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    said: Mapping[str, str] = field(default_factory=dict)
+    set_options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Planned:
+class PreparedTask:
     """A Task whose model is built and whose Plan is made; nothing is on a device yet."""
 
     task: Task
     config: Config
-    facts: Facts
+    system: SystemInfo
     plan: Plan
     model: nn.Module
     loss: Loss
@@ -88,8 +88,8 @@ class Planned:
 
 
 def plan_task(
-    task: Task, config: Config, *, origin: Origin | None = None, facts: Facts | None = None
-) -> Planned:
+    task: Task, config: Config, *, origin: TaskOrigin | None = None, facts: SystemInfo | None = None
+) -> PreparedTask:
     """Build the model after seeding, and decide every option.
 
     Args:
@@ -103,38 +103,38 @@ def plan_task(
     """
     facts = facts or read_facts()
     task = with_ready_batches(task)
-    skips = skips_asked(task, config)
-    task = with_order(task, skips)
+    skips = read_excluded_samples(task, config)
+    task = apply_order(task, skips)
     for name, data in task.val_sets().items():
-        check_unsampled(data, name)
+        check_no_sampler(data, name)
         check_dtypes(task.train, data, name)
     if not isinstance(task.model, nn.Module):
-        set_seed(seed_of(config))
-    with current(device_of(config, facts)), _on_meta(task, config, facts):
-        model = unwrapped(task.build_model())
+        set_seed(resolve_seed(config))
+    with use_device(resolve_device(config, facts)), _on_meta(task, config, facts):
+        model = unwrap_compiled(task.build_model())
     loss = task.build_loss(model)
     check_loss(task.loss)
     if lazy_names(model):
         initialize_lazy(model, _first_batch(task, config, loss, facts, skips))
     given = _given(task, config, model, loss, skips)
-    said = origin.said if origin is not None else {}
+    said = origin.set_options if origin is not None else {}
     one = partial(plan_learners, task, model) if task.optimizers else resolve
     decide = partial(one, facts=facts, given=given, origins=said)
-    return Planned(task, config, facts, decide(config), model, loss, decide)
+    return PreparedTask(task, config, facts, decide(config), model, loss, decide)
 
 
 def _first_batch(
-    task: Task, config: Config, loss: Loss, facts: Facts, skips: Skips | None
+    task: Task, config: Config, loss: Loss, facts: SystemInfo, skips: ExcludedSamples | None
 ) -> MicroBatch:
     """Read the first batch of a Task whose model has no shapes yet, for a Plan of another model.
 
     The generators are put back: the weights are drawn next, as if nothing had been read.
     """
-    said = {k: v for k, v in config.said().items() if k.partition(".")[0] not in _OF_MODEL}
-    with kept_generators(torch.device("cpu")):
+    said = {k: v for k, v in config.set_options().items() if k.partition(".")[0] not in _OF_MODEL}
+    with preserve_torch_rng(torch.device("cpu")):
         given = replace(_given(task, config, nn.Linear(1, 1), loss, skips), own_optimizer=True)
-        plan = resolve(Config.from_options(said), facts, given).alone()
-        training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
+        plan = resolve(Config.from_options(said), facts, given).single_process()
+        training = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
         try:
             return training.first()[1]
         finally:
@@ -144,10 +144,12 @@ def _first_batch(
 _OF_MODEL = ("optim", "schedule", "average", "parallel", "activation_checkpointing", "compile")
 
 
-def _given(task: Task, config: Config, model: nn.Module, loss: Loss, skips: Skips | None) -> Given:
+def _given(
+    task: Task, config: Config, model: nn.Module, loss: Loss, skips: ExcludedSamples | None
+) -> TaskInfo:
     """Say of the Task what a Plan depends on."""
-    reason = learn_targets(loss, rest_of(task, skips), seed_of(config))
-    return Given(
+    reason = fit_class_weights(loss, remaining_data(task, skips), resolve_seed(config))
+    return TaskInfo(
         train_samples=train_samples(task, skips),
         skips=skips,
         **_of_data(task),
@@ -158,11 +160,11 @@ def _given(task: Task, config: Config, model: nn.Module, loss: Loss, skips: Skip
             if (own := loader_settings(data)) and own["batch_size"]
         ),
         metrics=_directions(task),
-        tables=tables(task.metrics),
+        tables=table_metric_names(task.metrics),
         objects=tuple(n for n, each in task.metrics.items() if hasattr(each, "compute")),
         own_optimizer=task.optimizer is not None,
         own_schedule=task.schedule is not None,
-        **kinds_of(model),
+        **param_info(model),
         not_splitting=_not_splitting(task, model, loss),
         adapters=has_adapters(model),
         blocks=bool(blocks_of(model)),
@@ -171,45 +173,45 @@ def _given(task: Task, config: Config, model: nn.Module, loss: Loss, skips: Skip
         own_step=task.step is not None,
         batched=task.collate_fn is only_element,
         no_data=isinstance(task.train, NoData),
-        loss=loss.called,
+        loss=loss.label,
         evaluates_loss=not loss.is_in_training_only,
         loss_reason=reason,
         batch_norm=_has(model, BATCH_NORM),
         is_built=isinstance(task.model, nn.Module),
-        blocks_by=cache(partial(blocks_for, model)),
+        blocks_by=cache(partial(select_wrap_units, model)),
     )
 
 
-def _on_meta(task: Task, config: Config, facts: Facts) -> AbstractContextManager[Any]:
+def _on_meta(task: Task, config: Config, facts: SystemInfo) -> AbstractContextManager[Any]:
     """Return a context for building shapes alone, where the values come from the first rank."""
     parallel = config.parallel
-    others = facts.launched.rank > 0 or facts.launched.imagined
-    meta = others and not isinstance(task.model, nn.Module) and bool(parallel.meta_start)
+    others = facts.launched.rank > 0 or facts.launched.is_simulated
+    meta = others and not isinstance(task.model, nn.Module) and bool(parallel.meta_init)
     return torch.device("meta") if meta else nullcontext()
 
 
 def _of_data(task: Task) -> dict[str, Any]:
     """Say how the training data comes, in the words of Given."""
     return {
-        "order": task.order,
+        "order": task.sampler,
         "batch_transform": name_of(task.batch_transform),
-        "in_memory": slices_in_memory(task.train, task),
+        "in_memory": is_in_memory(task.train, task),
         "is_stream": is_stream(task.train),
         "why_read_again": _why_read_again(task),
-        "draws": draws_of(task),
+        "draws": loading_seed_info(task),
         "loader": loader_settings(task.train),
     }
 
 
 def _why_read_again(task: Task) -> str:
-    return why_read_again(dataset_of(task.train, "train")) if is_stream(task.train) else ""
+    return stream_state_problem(dataset_of(task.train, "train")) if is_stream(task.train) else ""
 
 
-def train_samples(task: Task, skips: Skips | None) -> int | None:
+def train_samples(task: Task, skips: ExcludedSamples | None) -> int | None:
     """Count the samples of an epoch of training; None where a stream does not say."""
-    if task.order is not None:
-        return len(task.order)
-    return samples_of(task.train, "train") if skips is None else skips.left
+    if task.sampler is not None:
+        return len(task.sampler)
+    return count_samples(task.train, "train") if skips is None else skips.left
 
 
 def _directions(task: Task) -> dict[str, Literal["min", "max"] | None]:
@@ -218,15 +220,15 @@ def _directions(task: Task) -> dict[str, Literal["min", "max"] | None]:
     return losses | {
         known: better
         for name, metric in task.metrics.items()
-        for known, better in directions(name, metric).items()
-        if name not in tables(task.metrics)
+        for known, better in metric_modes(name, metric).items()
+        if name not in table_metric_names(task.metrics)
     }
 
 
 def _not_splitting(task: Task, model: nn.Module, loss: Loss) -> tuple[str, ...]:
     """Name what makes a cut batch give other numbers than the whole one."""
-    kinds = {_why_not(each): not each.splits for _, each in named_losses(loss)} | {
-        "the Task says its loss does not split": not task.splits,
+    kinds = {_why_not(each): not each.is_separable for _, each in named_losses(loss)} | {
+        "the Task says its loss does not split": not task.loss_is_separable,
         "batch statistics are the micro-batch's": _has(model, BATCH_NORM),
         "dropout draws for each micro-batch": any(
             isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
@@ -240,14 +242,14 @@ def _why_not(loss: Loss) -> str:
     """Say why a loss of a batch is not the mean over its parts, for one that does not split."""
     if loss.is_in_training_only:
         return "the model itself averages its losses over each micro-batch"
-    return f"{loss.called} compares samples of a micro-batch with each other"
+    return f"{loss.label} compares samples of a micro-batch with each other"
 
 
 def _has(model: nn.Module, kind: type[nn.Module]) -> bool:
     return any(isinstance(module, kind) for module in model.modules())
 
 
-def start(planned: Planned) -> Started | None:
+def apply_init_weights(planned: PreparedTask) -> InitReport | None:
     """Load the weights that the Task starts from into its model; None where it names none.
 
     A checkpoint that leaves frozen parameters out needs them too: they may come from there.
@@ -255,22 +257,22 @@ def start(planned: Planned) -> Started | None:
     Raises:
         CheckpointError: they cannot be read, or do not fit the model.
     """
-    return load_initial(planned.model, planned.task.init)
+    return load_init_weights(planned.model, planned.task.init)
 
 
-def activations(planned: Planned) -> Activations | str:
+def measure_task_activations(planned: PreparedTask) -> ActivationMemory | str:
     """Measure what the forward of one micro-batch keeps for its backward, or say why not."""
     task, plan, loss = planned.task, planned.plan, planned.loss
     if task.step is not None:
         return "the Task's own step decides what is run"
     if any(each.is_meta for each in planned.model.parameters()):
-        return "parallel.meta_start built the shapes of the model, and a forward needs its values"
+        return "parallel.meta_init built the shapes of the model, and a forward needs its values"
     of_teacher = () if loss.teacher is None else tuple(loss.teacher.modules())
-    with kept_modes(of_teacher):
+    with preserve_modes(of_teacher):
         loss.to(plan.device)
-        training = feed(task.train, "train", task=task, loss=loss, plan=plan, training=True)
+        training = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
         try:
-            with process_settings(plan):
+            with torch_settings(plan):
                 return measure_activations(planned.model, training, plan, tuple(task.keep_eval))
         except Exception as error:  # of a forward, which may raise anything; a plan needs no run
             return f"the first batch fails: {type(error).__name__}: {error}"
@@ -278,23 +280,23 @@ def activations(planned: Planned) -> Activations | str:
             training.close()
 
 
-def of_each_rank(planned: Planned, takes: Footprint) -> list[Share]:
+def estimate_memory_per_rank(planned: PreparedTask, takes: MemoryEstimate) -> list[RankMemory]:
     """Return what each rank would hold of the model's state, for every way to share it."""
     model, plan = planned.model, planned.plan
-    names = plan.parallel_blocks or blocks_for(model, "auto").names
+    names = plan.parallel_wrap_policy or select_wrap_units(model, "auto").names
     hybrid = plan.parallel_shard_size if plan.parallel_shard == "hybrid" else 0
-    return shares(
+    return estimate_rank_memory(
         model,
         takes,
         blocks=[model.get_submodule(name) for name in names],
         ranks=plan.parallel_ranks,
-        local=hybrid or planned.facts.launched.local_size,
+        local=hybrid or planned.system.launched.local_size,
         precision=plan.precision,
         deepspeed=plan.parallel_deepspeed,
     )
 
 
-def data_of(task: Task) -> dict[str, Any]:
+def data_parts(task: Task) -> dict[str, Any]:
     """Return each part of the data by name: "train", the validation sets, "test"."""
     parts = {"train": task.train, **task.val_sets()}
     return parts if task.test is None else {**parts, "test": task.test}
@@ -307,13 +309,13 @@ def check_part(part: str, known: Mapping[str, Any]) -> None:
         ConfigError: it has not.
     """
     if part not in known:
-        raise ConfigError(f"The task has no {part} data. {near(part, known)}")
+        raise ConfigError(f"The task has no {part} data. {suggest_names(part, known)}")
 
 
-def feeds(planned: Planned) -> dict[str, Feed]:
+def make_eval_loaders(planned: PreparedTask) -> dict[str, BatchLoader]:
     """Return the feed that measures each part of the data."""
     task = planned.task
     return {
-        part: feed(data, part, task=task, loss=planned.loss, plan=planned.plan)
-        for part, data in data_of(task).items()
+        part: make_loader(data, part, task=task, loss=planned.loss, plan=planned.plan)
+        for part, data in data_parts(task).items()
     }

@@ -8,34 +8,46 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from surestep.base.config import Config
 from surestep.base.errors import ConfigError, RunError
-from surestep.base.local import local_path
-from surestep.engine.callback import Callback
-from surestep.engine.model.initial import Started
-from surestep.engine.parallel.debug import flight_recorder, nccl_debug
-from surestep.engine.parallel.group import open_world
-from surestep.engine.parallel.patience import Patience
-from surestep.engine.parallel.rank_log import FOLDER, Fork, rank_log
-from surestep.engine.parallel.warned import Warned, warned_once
-from surestep.engine.parallel.world import ALONE, World
-from surestep.engine.plan import Plan
-from surestep.engine.precision import process_settings
-from surestep.engine.task import Task
-from surestep.record.checkpoint.snapshot import check_before_first_step
-from surestep.record.files import disk_hint
-from surestep.record.recorder import Recorder
-from surestep.trainer.alike import check_alike, check_same_weights
+from surestep.base.paths import require_local_path
+from surestep.config.config import Config
+from surestep.engine.distributed.communicator import ALONE, Communicator
+from surestep.engine.distributed.nccl_debug import flight_recorder, nccl_debug_env
+from surestep.engine.distributed.process_group import join_process_group
+from surestep.engine.distributed.rank_logging import FOLDER, TeeStream, rank_log
+from surestep.engine.distributed.timeouts import GroupTimeouts
+from surestep.engine.distributed.warning_dedup import WarningDeduplicator, dedupe_warnings
+from surestep.engine.model.precision import torch_settings
+from surestep.engine.plan.plan import Plan
+from surestep.engine.step.callback import Callback
+from surestep.engine.task.init_weights import InitReport
+from surestep.engine.task.task import Task
+from surestep.record.checkpoint.staging import check_before_first_step
+from surestep.record.io import os_error_hint
+from surestep.record.run_writer import RunWriter
 from surestep.trainer.arguments import check_arguments
+from surestep.trainer.best_metric import reset_best
 from surestep.trainer.build import build
-from surestep.trainer.gauge import Gauge
-from surestep.trainer.judge import judge_anew
-from surestep.trainer.opening import begin, followed
-from surestep.trainer.planning import Origin, Planned, feeds, plan_task, start, train_samples
-from surestep.trainer.resuming import Going, Resume, going_on, wish
-from surestep.trainer.room import foresee
+from surestep.trainer.disk_space import check_disk_space
+from surestep.trainer.evaluator import Evaluator
+from surestep.trainer.planning import (
+    PreparedTask,
+    TaskOrigin,
+    apply_init_weights,
+    make_eval_loaders,
+    plan_task,
+    train_samples,
+)
+from surestep.trainer.rank_consistency import check_same_setup, check_same_weights
+from surestep.trainer.rank_zero import (
+    broadcast_resume_decision,
+    load_checkpoint,
+    open_run_folder,
+    run_on_rank_zero,
+)
+from surestep.trainer.resume import Resume, ResumeDecision, decide_resume, parse_resume_request
 from surestep.trainer.session import Session
-from surestep.trainer.together import decided, first, held, loaded
+from surestep.trainer.session_start import attach_hang_monitor, start_session
 
 
 def prepare(
@@ -47,7 +59,7 @@ def prepare(
     allow: Sequence[str] = (),
     from_: str | None = None,
     callbacks: Sequence[Callback] = (),
-    origin: Origin | None = None,
+    origin: TaskOrigin | None = None,
 ) -> Session:
     """Make a Session: check the task, open the run folder, and go on where the run stands.
 
@@ -68,29 +80,31 @@ def prepare(
         RunError: the folder is held, cannot be written, or holds a run that differs.
         CheckpointError: there is no checkpoint to go on from, and there must be.
     """
-    began, origin = time.monotonic(), origin or Origin()
+    began, origin = time.monotonic(), origin or TaskOrigin()
     check_arguments(task, config, run, callbacks)
-    said = wish(resume, allow, from_)
-    place = None if run is None else local_path(run)
+    said = parse_resume_request(resume, allow, from_)
+    place = None if run is None else require_local_path(run)
     settings, recorder, world = ExitStack(), None, ALONE
     try:
-        warned = settings.enter_context(warned_once())
+        warned = settings.enter_context(dedupe_warnings())
         planned = plan_task(task, config, origin=origin)
-        _check_restarts(place, planned.facts.launched.restarts)
-        settings.enter_context(process_settings(planned.plan))  # the device is NCCL's too
+        _check_restarts(place, planned.system.launched.restarts)
+        settings.enter_context(torch_settings(planned.plan))  # the device is NCCL's too
         world = settings.enter_context(_world(planned))
-        check_alike(world, origin, planned)
-        recorder = hold = held(world, lambda: _folder(place, origin, world), plan=planned.plan)
+        check_same_setup(world, origin, planned)
+        recorder = hold = open_run_folder(
+            world, lambda: _folder(place, origin, world), plan=planned.plan
+        )
         log = settings.enter_context(_logged(recorder.folder, planned.plan, world, warned))
-        going = decided(world, lambda: going_on(hold, origin, planned, said))
-        with world.explaining():
+        going = broadcast_resume_decision(world, lambda: decide_resume(hold, origin, planned, said))
+        with world.explain_errors():
             session, started = _open(planned, going, recorder, settings, world, callbacks)
         if not going.finished:
             begun = partial(_record_start, recorder, going, planned, session, started)
-            first(world, begun, tell=lambda _: None, follow=lambda _: None)
+            run_on_rank_zero(world, begun, tell=lambda _: None, follow=lambda _: None)
         if planned.plan.max_time is not None:
             session.loop.deadline = began + planned.plan.max_time.amount * 60
-        begin(session, recorder, going, log)
+        start_session(session, recorder, going, log)
         _say_first(session, planned, started)
         return session
     except BaseException as error:
@@ -102,19 +116,21 @@ def prepare(
 
 
 @contextmanager
-def _world(planned: Planned) -> Iterator[World]:
+def _world(planned: PreparedTask) -> Iterator[Communicator]:
     plan = planned.plan
-    patience = Patience(plan.parallel_start_timeout_s, plan.parallel_timeout_s)
-    launched, backend = planned.facts.launched, plan.parallel_backend
+    patience = GroupTimeouts(plan.parallel_start_timeout_s, plan.parallel_timeout_s)
+    launched, backend = planned.system.launched, plan.parallel_backend
     with (
-        nccl_debug(on=plan.parallel_nccl_debug),
-        open_world(launched, backend=backend, patience=patience) as world,
+        nccl_debug_env(on=plan.parallel_nccl_debug),
+        join_process_group(launched, backend=backend, patience=patience) as world,
     ):
         yield world
 
 
 @contextmanager
-def _logged(folder: Path, plan: Plan, world: World, warned: Warned | None) -> Iterator[Fork | None]:
+def _logged(
+    folder: Path, plan: Plan, world: Communicator, warned: WarningDeduplicator | None
+) -> Iterator[TeeStream | None]:
     """Let each rank write a file where it shall, and warn of what waited until there is one."""
     each_its_own = plan.logging_ranks == "all"
     with ExitStack() as stack:
@@ -123,46 +139,46 @@ def _logged(folder: Path, plan: Plan, world: World, warned: Warned | None) -> It
             log = stack.enter_context(rank_log(folder, world, on=each_its_own))
         except OSError as error:
             raise RunError(
-                f"{folder / FOLDER} cannot be written: {error.strerror}. {disk_hint(error)}"
+                f"{folder / FOLDER} cannot be written: {error.strerror}. {os_error_hint(error)}"
             ) from error
         if warned is not None:
-            warned.release(ALONE if each_its_own else world)
+            warned.flush(ALONE if each_its_own else world)
         yield log
 
 
-def _folder(place: Path | None, origin: Origin, world: World) -> Recorder:
+def _folder(place: Path | None, origin: TaskOrigin, world: Communicator) -> RunWriter:
     folder = default_folder(origin.name) if place is None else place
-    return Recorder(folder, made=place is None, world=world)
+    return RunWriter(folder, made=place is None, world=world)
 
 
 def _open(
-    planned: Planned,
-    going: Going,
-    recorder: Recorder,
+    planned: PreparedTask,
+    going: ResumeDecision,
+    recorder: RunWriter,
     settings: ExitStack,
-    world: World,
+    world: Communicator,
     callbacks: Sequence[Callback],
-) -> tuple[Session, Started | None]:
+) -> tuple[Session, InitReport | None]:
     """Make the session and load its state; return too what the first weights were read from."""
     checkpoint = going.checkpoint
     leaves_out = checkpoint is not None and bool(checkpoint.record.get("base"))
-    started = start(planned) if checkpoint is None or leaves_out else None
+    started = apply_init_weights(planned) if checkpoint is None or leaves_out else None
     fresh = checkpoint is None and started is None
     if checkpoint is None:
         check_same_weights(world, planned.model)
     loop = build(planned, settings, callbacks, fresh=fresh, world=world)
     plan, task = planned.plan, planned.task
-    gauge = Gauge(plan, task, loop, feeds(planned))
+    gauge = Evaluator(plan, task, loop, make_eval_loaders(planned))
     gauge.check_in_memory()
-    session = Session(plan, task, loop, gauge, recorder, settings, planned.facts)
+    session = Session(plan, task, loop, gauge, recorder, settings, planned.system)
     if checkpoint is not None:
-        loaded(world, checkpoint, session.state)
+        load_checkpoint(world, checkpoint, session.state)
     check_before_first_step(session.state)
     if going.other_metric:
         session.state.plateau.forget()
     if going.judges_anew:
-        judge_anew(plan, session.state)
-    followed(world, session, recorder)
+        reset_best(plan, session.state)
+    attach_hang_monitor(world, session, recorder)
     return session, started
 
 
@@ -175,23 +191,23 @@ def _check_restarts(place: Path | None, restarts: int) -> None:
 
 
 def _record_start(
-    recorder: Recorder,
-    going: Going,
-    planned: Planned,
+    recorder: RunWriter,
+    going: ResumeDecision,
+    planned: PreparedTask,
     session: Session,
-    started: Started | None,
+    started: InitReport | None,
 ) -> None:
-    told = foresee(recorder.folder, planned.plan, session.state)
+    told = check_disk_space(recorder.folder, planned.plan, session.state)
     recorder.told += [each for each in (told, _note_large_batch(planned)) if each]
-    recorder.start(going.asked, planned.plan, planned.facts, Path.cwd(), events=going.events())
+    recorder.start(going.asked, planned.plan, planned.system, Path.cwd(), events=going.events())
     if started is not None:
         recorder.event("init", **asdict(started))
 
 
-def _note_large_batch(planned: Planned) -> str | None:
+def _note_large_batch(planned: PreparedTask) -> str | None:
     """Return what to say if the batch size that was set is larger than the training data."""
-    size = planned.config.said().get("batch_size")
-    samples = train_samples(planned.task, planned.plan.skip_samples)
+    size = planned.config.set_options().get("batch_size")
+    samples = train_samples(planned.task, planned.plan.exclude_samples)
     if size is None or samples is None or size <= samples:
         return None
     return (
@@ -200,12 +216,12 @@ def _note_large_batch(planned: Planned) -> str | None:
     )
 
 
-def _say_first(session: Session, planned: Planned, started: Started | None) -> None:
+def _say_first(session: Session, planned: PreparedTask, started: InitReport | None) -> None:
     """Say what became of the first weights, and what was read from all of the data."""
     if started is not None:
-        session.say(started.sentence())
-    if "balanced" in planned.loss.called:
-        session.say(f"{planned.loss.called}: {planned.plan.reason('loss')}")
+        session.print_line(started.sentence())
+    if "balanced" in planned.loss.label:
+        session.print_line(f"{planned.loss.label}: {planned.plan.reason('loss')}")
 
 
 def default_folder(name: str) -> Path:
@@ -223,7 +239,7 @@ def default_folder(name: str) -> Path:
             continue
         except OSError as error:
             raise RunError(
-                f"{folder} cannot be made: {error.strerror}. {disk_hint(error)}"
+                f"{folder} cannot be made: {error.strerror}. {os_error_hint(error)}"
             ) from error
         return folder
     raise AssertionError("count() has no end")

@@ -7,31 +7,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surestep.base.config import Config
 from surestep.base.errors import ConfigError, RunError, SurestepError
-from surestep.base.local import local_path
-from surestep.engine.data.batch import Batch
-from surestep.engine.data.feed import Feed
-from surestep.engine.incident.diagnose import Diagnosis, diagnose
-from surestep.engine.incident.rows import CannotCutError, with_rows
-from surestep.engine.incident.told import told
-from surestep.engine.loop import Loop
-from surestep.engine.precision import process_settings
-from surestep.engine.state import Place
-from surestep.engine.step import StepResult, train_step
-from surestep.engine.task import Task
-from surestep.record.batches import unpacked
-from surestep.record.checkpoint.faults import GoneError
-from surestep.record.checkpoint.opened import Opened, open_checkpoint
-from surestep.record.checkpoint.read import load_opened
+from surestep.base.paths import require_local_path
+from surestep.config.config import Config
+from surestep.engine.batch import Batch
+from surestep.engine.data.batch_loader import BatchLoader
+from surestep.engine.diagnose.diagnose import Diagnosis, diagnose
+from surestep.engine.diagnose.report import describe_diagnosis
+from surestep.engine.diagnose.select_samples import CannotSplitBatchError, select_samples
+from surestep.engine.model.precision import torch_settings
+from surestep.engine.state.state import Progress
+from surestep.engine.step.loop import Loop
+from surestep.engine.step.train_step import StepResult, train_step
+from surestep.engine.task.task import Task
+from surestep.record.batch_dump import decode_batch
+from surestep.record.checkpoint.errors import CheckpointVanishedError
+from surestep.record.checkpoint.load import load_into_state
+from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
 from surestep.record.incident import Incident, read_incident
 from surestep.trainer.build import build
-from surestep.trainer.looking import batch_at, index_at
-from surestep.trainer.planning import plan_task, start
+from surestep.trainer.incidents import index_at, read_batch
+from surestep.trainer.planning import apply_init_weights, plan_task
 
 
 @dataclass(frozen=True)
-class Figures:
+class StepNumbers:
     """What a step came to.
 
     Attributes:
@@ -57,7 +57,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayResult:
     """A step taken again.
 
     Attributes:
@@ -75,8 +75,8 @@ class Replay:
 
     step: int
     changes: tuple[str, ...]
-    recorded: Figures
-    now: Figures
+    recorded: StepNumbers
+    now: StepNumbers
     differing: dict[str, tuple[float, float]]
     as_recorded: bool
     can_tell: bool
@@ -89,7 +89,7 @@ def replay(
     *,
     precision: str | None = None,
     without: Sequence[int] = (),
-) -> Replay:
+) -> ReplayResult:
     """Take the step of an incident again, from the state before it and on the same batch.
 
     The weights of that state are loaded into the model of the Task. No run folder is written to.
@@ -107,21 +107,21 @@ def replay(
         ConfigError: a sample is not in the batch, or the batch cannot be cut.
         CheckpointError: the state before it is missing, or does not fit the Task.
     """
-    found = read_incident(local_path(incident))
+    found = read_incident(require_local_path(incident))
     checkpoint = _state_before(found)
     planned = plan_task(task, _config(found, precision))
     with ExitStack() as settings:
-        settings.enter_context(process_settings(planned.plan))
+        settings.enter_context(torch_settings(planned.plan))
         if checkpoint.record.get("base"):
-            start(planned)
+            apply_init_weights(planned)
         loop = build(planned, settings, (), fresh=False)
-        settings.callback(loop.feed.close)
-        load_opened(checkpoint, loop.state)
-        batch = _batch(found, loop.feed)
-        index = None if found.record["is_own"] else index_at(loop.feed, batch.epoch)
+        settings.callback(loop.loader.close)
+        load_into_state(checkpoint, loop.state)
+        batch = _batch(found, loop.loader)
+        index = None if found.record["is_manual"] else index_at(loop.loader, batch.epoch)
         if without:
             batch = _without(batch, without, index, loop)
-        batch = loop.feed.move(batch)
+        batch = loop.loader.move(batch)
         diagnosis, result = _taken(found, loop, batch, index)
         now = _figures(result, diagnosis)
     changes = [] if precision is None else [f"precision {precision}"]
@@ -129,39 +129,39 @@ def replay(
     return _compared(found, tuple(changes), now, result)
 
 
-def _state_before(incident: Incident) -> Opened:
+def _state_before(incident: Incident) -> CheckpointReader:
     try:
         return open_checkpoint(incident.checkpoint)
-    except GoneError as error:
-        raise GoneError(
+    except CheckpointVanishedError as error:
+        raise CheckpointVanishedError(
             f"{error} It is the state before step {incident.step}. Put a copy of it back there, or "
             "train the same in another folder (--run, run= in Python): it comes to the same step."
         ) from error
 
 
 def _config(incident: Incident, precision: str | None) -> Config:
-    options = dict(incident.record["asked"]["config"])
+    options = dict(incident.record["run_config"]["config"])
     if precision is not None and precision != options.get("precision"):
         # The loss scale is fp16's alone, and would be refused.
         options = {name: each for name, each in options.items() if not name.startswith("scaler.")}
         options["precision"] = precision
-    return Config.from_options(options).alone()
+    return Config.from_options(options).single_process()
 
 
-def _batch(incident: Incident, feed: Feed) -> Batch:
+def _batch(incident: Incident, feed: BatchLoader) -> Batch:
     """Return the batch as it was kept, or read it again by its place."""
-    place, lost = Place(**incident.record["place"]), incident.record.get("not_kept")
+    place, lost = Progress(**incident.record["progress"]), incident.record.get("not_saved")
     if incident.record.get("batch") and not lost:
-        micro_batches = unpacked(incident.record["batch"], incident.tensors())
+        micro_batches = decode_batch(incident.record["batch"], incident.tensors())
         end = place.position + sum(each.samples for each in micro_batches)
         return feed.batch(list(micro_batches), (place.epoch, place.position, end))
-    if incident.record["is_own"]:
+    if incident.record["is_manual"]:
         what = ", ".join(lost) if lost else "anything"
         raise RunError(
             f"{incident.path} cannot be taken again: the batch was given to train_step(), and it "
             f"has what could not be kept ({what}). Give tensors, numbers and text."
         )
-    return batch_at(feed, place)
+    return read_batch(feed, place)
 
 
 def _taken(
@@ -199,36 +199,36 @@ def _without(batch: Batch, without: Sequence[int], index: Any, loop: Loop) -> Ba
         )
     rows = [[row for row, each in enumerate(micro) if each not in set(without)] for micro in known]
     try:
-        return with_rows(batch, rows, loop.parts.loss)
-    except CannotCutError as error:
+        return select_samples(batch, rows, loop.parts.loss)
+    except CannotSplitBatchError as error:
         raise ConfigError(f"Samples cannot be left out of that batch: {error}.") from error
 
 
-def _figures(result: StepResult, diagnosis: Diagnosis) -> Figures:
+def _figures(result: StepResult, diagnosis: Diagnosis) -> StepNumbers:
     loss = float(result.loss)
     norm = None if result.norms is None else float(result.norms.total)
     cause, found = diagnosis.cause, diagnosis.samples.samples
     samples = [each.position if each.index is None else each.index for each in found]
     finite = all(each is None or abs(each) < float("inf") for each in (loss, norm))
-    return Figures(
+    return StepNumbers(
         loss,
         norm,
         finite,
         cause.module if cause else None,
         (cause.operation or cause.name) if cause else None,
         tuple(samples),
-        "It is finite." if finite else told(diagnosis),
+        "It is finite." if finite else describe_diagnosis(diagnosis),
         diagnosis.outputs,
     )
 
 
-def _recorded(incident: Incident) -> Figures:
+def _recorded(incident: Incident) -> StepNumbers:
     record = incident.record
     norm = None if record["grad_norm"] is None else float(record["grad_norm"])
     diagnosis = record.get("diagnosis") or {}
     cause = diagnosis.get("cause") or {}
     found = (diagnosis.get("samples") or {}).get("samples") or []
-    return Figures(
+    return StepNumbers(
         float(record["loss"]),
         norm,
         False,
@@ -241,8 +241,8 @@ def _recorded(incident: Incident) -> Figures:
 
 
 def _compared(
-    incident: Incident, changes: tuple[str, ...], now: Figures, result: StepResult
-) -> Replay:
+    incident: Incident, changes: tuple[str, ...], now: StepNumbers, result: StepResult
+) -> ReplayResult:
     try:
         recorded = _recorded(incident)
         then = [(str(name), float(value)) for name, value in incident.record["norms"]]
@@ -250,7 +250,7 @@ def _compared(
         raise RunError(f"{incident.path} cannot be read: {error!r}.") from error
     here = []
     if result.norms is not None:
-        here = list(zip(result.norms.names, result.norms.each.tolist(), strict=True))
+        here = list(zip(result.norms.names, result.norms.per_parameter.tolist(), strict=True))
     differing = {
         name: (before, value)
         for (name, before), (_, value) in zip(then, here, strict=False)
@@ -263,7 +263,7 @@ def _compared(
     same = same and recorded.outputs in (None, now.outputs)
     numbers = [recorded.loss, *(value for _, value in then)]
     can_tell = recorded.outputs is not None or any(map(math.isfinite, numbers))
-    return Replay(
+    return ReplayResult(
         incident.step, changes, recorded, now, differing, same and can_tell, can_tell, has_each
     )
 

@@ -12,33 +12,33 @@ import torch
 from torch import nn
 
 from surestep.base.errors import SurestepError
-from surestep.engine.average import Average, raw_name
-from surestep.engine.callback import Request
-from surestep.engine.evaluation.predict import Predictions
-from surestep.engine.facts import Facts
-from surestep.engine.log_point import LogPoint
-from surestep.engine.loop import Loop
-from surestep.engine.plan import Plan
-from surestep.engine.state import State
-from surestep.engine.step import StepResult
-from surestep.engine.task import Task
+from surestep.engine.evaluate.predict import Predictions
+from surestep.engine.plan.plan import Plan
+from surestep.engine.plan.system import SystemInfo
+from surestep.engine.state.average import AveragedWeights, raw_name
+from surestep.engine.state.state import State
+from surestep.engine.step.callback import Request
+from surestep.engine.step.log_point import LogPoint
+from surestep.engine.step.loop import Loop
+from surestep.engine.step.train_step import StepResult
+from surestep.engine.task.task import Task
 from surestep.engine.value import Value, shown
-from surestep.record.checkpoint.opened import Opened
-from surestep.record.checkpoint.snapshot import check_can_be_saved
-from surestep.record.progress import Bar, Plain, Quiet
-from surestep.record.recorder import Recorder
+from surestep.record.checkpoint.reader import CheckpointReader
+from surestep.record.checkpoint.staging import check_can_be_saved
+from surestep.record.progress_display import NullProgress, PlainProgress, TqdmProgress
 from surestep.record.run import Run, Which
-from surestep.trainer.ending import Timed, end_of_loop, figures_of, write_end
+from surestep.record.run_writer import RunWriter
+from surestep.trainer.best_metric import update_best
+from surestep.trainer.checkpointing import CheckpointManager
+from surestep.trainer.evaluator import Evaluator
+from surestep.trainer.exclude_samples import record_skips
 from surestep.trainer.findings import Case, Finding, find
-from surestep.trainer.gauge import Gauge
-from surestep.trainer.incident import Incidents
-from surestep.trainer.judge import judge
+from surestep.trainer.incidents import NonFiniteHandler
 from surestep.trainer.observed import Observed
-from surestep.trainer.refusals import check_open, check_own
-from surestep.trainer.saving import Saving
-from surestep.trainer.shortage import out_of_memory
-from surestep.trainer.skipping import record_skips
-from surestep.trainer.together import behind_others, loaded
+from surestep.trainer.oom import out_of_memory
+from surestep.trainer.rank_zero import load_checkpoint, offset_positions
+from surestep.trainer.session_checks import check_open, check_train_step
+from surestep.trainer.summary import ThroughputCounter, end_of_loop, summarize_run, write_summary
 
 
 class Session:
@@ -59,10 +59,10 @@ class Session:
         plan: Plan,
         task: Task,
         loop: Loop,
-        gauge: Gauge,
-        recorder: Recorder,
+        gauge: Evaluator,
+        recorder: RunWriter,
         settings: ExitStack,
-        facts: Facts,
+        facts: SystemInfo,
     ) -> None:
         self.plan = plan
         self.task = task
@@ -70,7 +70,7 @@ class Session:
         self.finished = self.closed = False
         self._has_end = self._has_own_steps = False
         self._error: BaseException | None = None  # that left the `with` block
-        self.timed = Timed()
+        self.timed = ThroughputCounter()
         self.observed = Observed(loop.state.model, plan)
         self._facts = facts
         self._gauge = gauge
@@ -78,21 +78,25 @@ class Session:
         self._settings = settings
         self._open: WeakSet[Generator[StepResult, None, None]] = WeakSet()
         self._noticed: set[str] = set()
-        self._progress: Quiet | Plain | Bar = Quiet()
-        self.saving = Saving(recorder, loop, gauge, self.say)
+        self._progress: NullProgress | PlainProgress | TqdmProgress = NullProgress()
+        self.saving = CheckpointManager(recorder, loop, gauge, self.print_line)
         loop.on_log.append(self._log)
         loop.after_first.append(partial(check_can_be_saved, loop.state))
-        loop.act = {Request.SAVE: self.saving.begin, Request.EVALUATE: self.evaluate}
-        self.incidents = Incidents(loop, recorder, self.save_once, self.say)
+        loop.handlers = {Request.SAVE: self.saving.save_async, Request.EVALUATE: self.evaluate}
+        self.incidents = NonFiniteHandler(loop, recorder, self.save_once, self.print_line)
         loop.out_of_memory = partial(out_of_memory, recorder, loop)
 
     def open(
-        self, progress: Quiet | Plain | Bar, checkpoint: Path | None, *, finished: bool
+        self,
+        progress: NullProgress | PlainProgress | TqdmProgress,
+        checkpoint: Path | None,
+        *,
+        finished: bool,
     ) -> None:
         """Begin to show what happens; `prepare()` calls this once."""
         self._progress, self.finished = progress, finished
         if checkpoint is not None:
-            self.saving.step, self.saving.path = self.state.place.step, checkpoint
+            self.saving.step, self.saving.path = self.state.progress.step, checkpoint
 
     @property
     def state(self) -> State:
@@ -146,15 +150,15 @@ class Session:
             ConfigError, RunError: there are none, or the session is closed.
         """
         check_open(self._recorder.folder, closed=self.closed)
-        check_own(self.plan, micro_batches)
-        feed, place = self.loop.feed, self.state.place
-        batch = feed.batch_of(micro_batches, (place.epoch, place.position, place.position))
+        check_train_step(self.plan, micro_batches)
+        feed, place = self.loop.loader, self.state.progress
+        batch = feed.make_batch(micro_batches, (place.epoch, place.position, place.position))
         if self.loop.world.size > 1:
-            batch = behind_others(self.loop.world, batch)
-        self.loop.own[place.step] = batch
+            batch = offset_positions(self.loop.world, batch)
+        self.loop.manual_batches[place.step] = batch
         self._has_own_steps = True
         result = self.loop.step(feed.move(batch))
-        self.loop.look()
+        self.loop.maybe_log()
         return result
 
     def evaluate(self, part: str | None = None) -> dict[str, Value]:
@@ -170,38 +174,38 @@ class Session:
         check_open(self._recorder.folder, closed=self.closed)
         self.loop.log_point()
         self._gauge.check(part)
-        step, average = self.state.place.step, self._average()
+        step, average = self.state.progress.step, self._average()
         metrics = self._measure_both(part, average)
         measured: Literal["weights", "average"] = "average"
         if average is None or self._is_judged_by_raw():
             measured = "weights"
         self._recorder.event("evaluation", step=step, metrics=metrics, measured=measured)
         if part is None and not self.is_evaluated:
-            standing = self.state.standing
+            standing = self.state.best
             standing.latest, standing.latest_step, standing.measured = metrics, step, measured
             standing.is_due = False
             self.saving.step = None  # a checkpoint of this step has not got that
-            for said in judge(self.plan, self.state, metrics, self.loop.parts.peak_rates[0]):
-                self.say(said)
+            for said in update_best(self.plan, self.state, metrics, self.loop.parts.peak_rates[0]):
+                self.print_line(said)
             for callback in self.loop.callbacks:
-                self.loop.ask(callback.on_evaluate(self.state, metrics))
+                self.loop.queue_request(callback.on_evaluate(self.state, metrics))
         if metrics:
             of = " of the average" if average is not None else ""
             limit = self.plan.limit_val_batches
             parts = (
                 f" on {limit} batches" if limit and part in (None, *self.task.val_sets()) else ""
             )
-            self.say(f"step {step}{of}{parts}: {shown(metrics)}")
-        self.loop.do_asked()
+            self.print_line(f"step {step}{of}{parts}: {shown(metrics)}")
+        self.loop.run_requests()
         return metrics
 
-    def _average(self) -> Average | None:
+    def _average(self) -> AveragedWeights | None:
         """Return the average that evaluations measure; None for the weights themselves."""
         return None if self.plan.validation_weights == "raw" else self._gauge.average()
 
-    def _measure_both(self, part: str | None, average: Average | None) -> dict[str, Value]:
+    def _measure_both(self, part: str | None, average: AveragedWeights | None) -> dict[str, Value]:
         """Measure the average, and the raw weights beside it if the Plan says so."""
-        with nullcontext() if average is None else average.in_place():
+        with nullcontext() if average is None else average.swapped_in():
             metrics = self._gauge.measure(part, self._notice_once)
         if self.plan.validation_weights != "both":
             return metrics
@@ -217,13 +221,13 @@ class Session:
         raw = map(raw_name, self.task.val_sets())
         return self.plan.validation_weights == "both" and judged in raw
 
-    def measure(self, part: str, which: Which) -> dict[str, Value]:
+    def evaluate_checkpoint(self, part: str, which: Which) -> dict[str, Value]:
         """Measure a part with the weights of a checkpoint; the model's own are put back."""
         self._gauge.check(part)
-        with self._gauge.holding(self.run, which) as saved:
+        with self._gauge.using_checkpoint(self.run, which) as saved:
             metrics = self._gauge.measure(part, self._notice_once)
         self._recorder.event("evaluation", step=saved.step, metrics=metrics, which=which)
-        self.say(f"{which} checkpoint, step {saved.step}: {shown(metrics)}")
+        self.print_line(f"{which} checkpoint, step {saved.step}: {shown(metrics)}")
         return metrics
 
     def predict(
@@ -241,8 +245,8 @@ class Session:
             ConfigError, TaskError: no such part, no dropout, or no row for each sample.
         """
         average = self._average() if which is None else None
-        now = nullcontext() if average is None else average.in_place()
-        with now if which is None else self._gauge.holding(self.run, which):
+        now = nullcontext() if average is None else average.swapped_in()
+        with now if which is None else self._gauge.using_checkpoint(self.run, which):
             return self._gauge.predict(part, mc_dropout)
 
     def save(self) -> Path:
@@ -254,38 +258,38 @@ class Session:
             CheckpointError: the disk is full or cannot be written; the older ones are untouched.
         """
         check_open(self._recorder.folder, closed=self.closed)
-        return self.saving.now()
+        return self.saving.save()
 
     def save_once(self) -> Path:
         """Write a checkpoint of this moment where there is none; return its folder."""
-        self.saving.finish()
-        return self._recorder.checkpoints / f"step-{self.state.place.step:08d}"
+        self.saving.flush()
+        return self._recorder.checkpoints / f"step-{self.state.progress.step:08d}"
 
-    def go_back(self, checkpoint: Opened) -> None:
+    def rollback(self, checkpoint: CheckpointReader) -> None:
         """Load an earlier checkpoint of this run, and go on from there."""
-        loaded(self.loop.world, checkpoint, self.state)
+        load_checkpoint(self.loop.world, checkpoint, self.state)
         self.saving.step = None
-        self.loop.go_back()
-        self._progress.back(self.state.place.step)
+        self.loop.on_rollback()
+        self._progress.rewind(self.state.progress.step)
 
     @property
     def is_evaluated(self) -> bool:
         """Whether this very step has been evaluated."""
-        return self.state.standing.latest_step == self.state.place.step
+        return self.state.best.latest_step == self.state.progress.step
 
     @property
     def is_saved(self) -> bool:
         """Whether this very step has been saved as it is now, or is being written."""
-        return self.saving.step == self.state.place.step
+        return self.saving.step == self.state.progress.step
 
     @property
     def is_best(self) -> bool:
         """Whether this very step is the best so far."""
-        return self.state.standing.best_step == self.state.place.step
+        return self.state.best.best_step == self.state.progress.step
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Show a line to whoever watches."""
-        self._progress.say(text)
+        self._progress.print_line(text)
 
     def end(self, status: str, **more: Any) -> None:
         """Write how the run ended: finished, stopped or failed.
@@ -293,12 +297,14 @@ class Session:
         Without this call, `close()` writes it.
         """
         self._has_end = True
-        self.saving.leave()
-        figures = {**figures_of(self.plan, self.state, self.timed, status), **more}
+        self.saving.wait()
+        figures = {**summarize_run(self.plan, self.state, self.timed, status), **more}
         found = self._findings(status)
-        write_end(self._recorder, status, {**figures, "findings": [asdict(each) for each in found]})
+        write_summary(
+            self._recorder, status, {**figures, "findings": [asdict(each) for each in found]}
+        )
         for each in found:
-            self.say(f"Note ({each.rule}): {each}")
+            self.print_line(f"Note ({each.rule}): {each}")
 
     def _findings(self, status: str) -> list[Finding]:
         """Return what was measured and deserves a line; the first rank says it for all."""
@@ -321,11 +327,11 @@ class Session:
             stack.callback(self._settings.close)
             for steps in self._open:  # the traceback of an error may still hold one
                 stack.callback(steps.close)
-            stack.callback(self.loop.feed.close)
+            stack.callback(self.loop.loader.close)
             stack.callback(self._gauge.close)
             stack.callback(self._progress.close)
             stack.push(self._end_once)
-            stack.callback(self.saving.leave)
+            stack.callback(self.saving.wait)
             for callback in self.loop.callbacks:
                 stack.callback(callback.on_end, self.state)
             if self.state.counts.skipped:
@@ -337,7 +343,7 @@ class Session:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.loop.world.failed(error)
-        self.loop.forsaken = error is not None
+        self.loop.is_failing = error is not None
         self._error = error
         if error is not None and not self.closed:
             self._call_on_exception(error)
@@ -353,7 +359,7 @@ class Session:
         if self._has_end or self.finished:
             return
         status, reason = end_of_loop(self.loop, self._error or late, own=self._has_own_steps)
-        self.end(status, reason=reason, **({"can_go_on": True} if status == "stopped" else {}))
+        self.end(status, reason=reason, **({"resumable": True} if status == "stopped" else {}))
 
     def _call_on_exception(self, error: BaseException) -> None:
         for callback in self.loop.callbacks:
@@ -369,15 +375,15 @@ class Session:
         self._recorder.steps(point)
         self.saving.collect(together=not self.closed)
         self._progress.log(point)
-        record_skips(self._recorder, self.loop.feed, point.skips)
+        record_skips(self._recorder, self.loop.loader, point.skips)
         for notice in self.loop.notices:
             if (text := notice()) is not None:
-                self._recorder.event("notice", step=point.place.step, text=text)
-                self.say(text)
+                self._recorder.event("notice", step=point.progress.step, text=text)
+                self.print_line(text)
 
     def _notice_once(self, text: str) -> None:
         """Record a text and show it, unless that was done before."""
         if text not in self._noticed:
             self._noticed.add(text)
-            self._recorder.event("notice", step=self.state.place.step, text=text)
-            self.say(text)
+            self._recorder.event("notice", step=self.state.progress.step, text=text)
+            self.print_line(text)

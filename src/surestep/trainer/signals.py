@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 
-from surestep.base.printable import printable
-from surestep.engine.parallel.launch import BY_NPROC, read_launched
-from surestep.engine.parallel.world import SIGNALS
+from surestep.base.text import escape_control_chars
+from surestep.engine.distributed.communicator import SIGNALS
+from surestep.engine.distributed.launcher_env import BY_NPROC, read_launched
 from surestep.trainer.session import Session
 
 _NAMES = dict(
@@ -35,7 +35,7 @@ def interruptible(session: Session) -> Iterator[list[str]]:
     Python has no signals.
     """
     came: list[str] = []
-    is_torchruns = read_launched().by in ("torchrun", "accelerate launch", BY_NPROC)
+    is_torchruns = read_launched().launcher in ("torchrun", "accelerate launch", BY_NPROC)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         name = _NAMES[signal.Signals(number)]
@@ -102,6 +102,6 @@ def _detach_terminal() -> None:
 
 def _say(session: Session, text: str) -> None:
     try:
-        session.say(text)
+        session.print_line(text)
     except RuntimeError:  # the step was printing: a file that is written to cannot be entered again
-        os.write(2, f"{printable(text)}\n".encode())
+        os.write(2, f"{escape_control_chars(text)}\n".encode())

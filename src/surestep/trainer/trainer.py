@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from surestep.base.config import Config
-from surestep.engine.callback import Callback
-from surestep.engine.evaluation.predict import Predictions
-from surestep.engine.task import Task
+from surestep.config.config import Config
+from surestep.engine.evaluate.predict import Predictions
+from surestep.engine.step.callback import Callback
+from surestep.engine.task.task import Task
 from surestep.engine.value import Value
 from surestep.record.run import Run, Which
 from surestep.trainer.fit import fit
-from surestep.trainer.planning import Origin
+from surestep.trainer.planning import TaskOrigin
 from surestep.trainer.prepare import prepare
-from surestep.trainer.resuming import Resume
+from surestep.trainer.resume import Resume
 
 
 class Trainer:
@@ -40,7 +40,7 @@ class Trainer:
         allow: Sequence[str] = (),
         from_: str | None = None,
         callbacks: Sequence[Callback] = (),
-        origin: Origin | None = None,
+        origin: TaskOrigin | None = None,
     ) -> None:
         self._prepare = partial(prepare, task, config, callbacks=callbacks, origin=origin)
         self.session = self._prepare(run=run, resume=resume, allow=allow, from_=from_)
@@ -66,7 +66,7 @@ class Trainer:
 
     def evaluate(self, part: str, which: Which = "best") -> dict[str, Value]:
         """Measure a part ("val", "test", ...) with the weights of a checkpoint."""
-        return self.session.measure(part, which)
+        return self.session.evaluate_checkpoint(part, which)
 
     def predict(
         self, part: str, which: Which = "best", *, mc_dropout: int | None = None

@@ -4,30 +4,30 @@ import pytest
 
 import surestep
 from surestep.base.errors import ConfigError
-from surestep.base.groups.parameters import Group, read_group
+from surestep.config.param_groups import ParamGroup, parse_param_group
 
 
 @pytest.mark.parametrize(
     ("text", "group", "canonical"),
     [
-        ("head.* lr=1e-3", Group("head.*", lr=1e-3), "head.* lr=0.001"),
-        ("type:LayerNorm decay=0", Group("type:LayerNorm", weight_decay=0), None),
-        ("a weight_decay=.5", Group("a", weight_decay=0.5), "a decay=0.5"),
-        ("encoder.* freeze", Group("encoder.*", freeze=True), None),
-        ("encoder.* freeze=no", Group("encoder.*", freeze=False), None),
-        ("a freeze='2 epochs'", Group("a", freeze="2 epochs"), None),
-        ("a freeze=500 steps", Group("a", freeze="500 steps"), "a freeze='500 steps'"),
+        ("head.* lr=1e-3", ParamGroup("head.*", lr=1e-3), "head.* lr=0.001"),
+        ("type:LayerNorm decay=0", ParamGroup("type:LayerNorm", weight_decay=0), None),
+        ("a weight_decay=.5", ParamGroup("a", weight_decay=0.5), "a decay=0.5"),
+        ("encoder.* freeze", ParamGroup("encoder.*", freeze=True), None),
+        ("encoder.* freeze=no", ParamGroup("encoder.*", freeze=False), None),
+        ("a freeze='2 epochs'", ParamGroup("a", freeze="2 epochs"), None),
+        ("a freeze=500 steps", ParamGroup("a", freeze="500 steps"), "a freeze='500 steps'"),
         (
             "a  freeze=1 epoch lr=.1x",
-            Group("a", "0.1x", None, "1 epoch"),
+            ParamGroup("a", "0.1x", None, "1 epoch"),
             "a lr=0.1x freeze='1 epoch'",
         ),
     ],
 )
 def test_text_and_python_say_the_same(text, group, canonical):
-    assert read_group(text) == group
+    assert parse_param_group(text) == group
     assert str(group) == (canonical or text)
-    assert read_group(str(group)) == group
+    assert parse_param_group(str(group)) == group
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,11 @@ def test_what_cannot_be_read_is_refused_in_words(text, sentence):
 
 def test_a_config_keeps_text_that_json_can_hold():
     config = surestep.Config(
-        optim=surestep.Optim(groups=[surestep.Group("head", lr=0.1), "type:BatchNorm2d  freeze"])
+        optim=surestep.Optim(
+            groups=[surestep.ParamGroup("head", lr=0.1), "type:BatchNorm2d  freeze"]
+        )
     )
-    said = config.said()
+    said = config.set_options()
     assert said == {"optim.groups": ("head lr=0.1", "type:BatchNorm2d freeze")}
     assert surestep.Config.from_options(json.loads(json.dumps(said))) == config
     assert hash(config.optim)
@@ -74,5 +76,5 @@ def test_what_is_no_list_is_refused(groups):
 
 @pytest.mark.parametrize("decay", [0, 1.5, -1])
 def test_a_layer_decay_is_a_share(decay):
-    with pytest.raises(ConfigError, match=r"optim\.layer_decay=.* is not allowed"):
-        surestep.Optim(layer_decay=decay)
+    with pytest.raises(ConfigError, match=r"optim\.layerwise_lr_decay=.* is not allowed"):
+        surestep.Optim(layerwise_lr_decay=decay)

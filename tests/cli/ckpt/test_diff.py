@@ -16,8 +16,8 @@ def test_the_same_is_0(surestep, run):
 def test_what_changed_is_1_and_named(surestep, run):
     answer = surestep("ckpt", "diff", "r@3", "r@9")
     assert answer.code == 1
-    assert "place.step 3 9" in answer.out
-    assert "place.epoch 1 3" in answer.out
+    assert "progress.step 3 9" in answer.out
+    assert "progress.epoch 1 3" in answer.out
     model, optimizer = answer.out.split("Changed in the optimizer")
     assert "0.weight 32 of 32" in model
     assert "model/0.weight/exp_avg 32 of 32" in optimizer
@@ -56,21 +56,21 @@ def test_each_kind_of_tensor_is_shown(surestep, folder):
     config = tiny.config(average={"kind": "ema"}, checkpoint=said)
     Trainer(tiny.task(model=Counting()), config, run=folder / "r", callbacks=[Own()]).fit()
     kinds = read_manifest(folder / "r/checkpoints/step-00000006").tensors
-    assert kinds.keys() == {"model", "average", "optimizer", "declared", "buffers"}
+    assert kinds.keys() == {"model", "average", "optimizer", "callback_states", "buffers"}
     out = surestep("ckpt", "diff", "r@3", "r@6").out
     titles = [line for line in out.splitlines() if line.startswith("Changed in the ")]
     assert len(titles) == len(kinds)
     for kind, stored in kinds.items():
         assert any(kind in title for title in titles)
         assert all(name in out for name in stored)
-    assert "declared.Own.steps 3 6" in out
+    assert "callback_states.Own.steps 3 6" in out
 
 
 def test_as_json_by_the_largest_relative_change(surestep, run):
     answer = surestep("ckpt", "diff", "r@3", "r@9", "--json")
     told = json.loads(answer.out)
     assert (answer.code, told["same"], told["equal_tensors"]) == (1, False, 0)
-    assert {"name": "place.step", "before": 3, "now": 9} in told["values"]
+    assert {"name": "progress.step", "before": 3, "now": 9} in told["values"]
     relative = [each["relative"] for each in told["moved"]]
     assert relative == sorted(relative, reverse=True)
 

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from surestep.cli.ckpt import list as command
-from surestep.record.checkpoint import examine
-from surestep.record.checkpoint.good import put_aside
-from surestep.record.checkpoint.manifest import sealed
+from surestep.record.checkpoint import inspect as examine
+from surestep.record.checkpoint.discovery import quarantine
+from surestep.record.checkpoint.manifest import add_self_hash
 
 
 def rows(surestep, *words):
@@ -67,7 +67,7 @@ def test_damaged_ones_are_shown_and_named(surestep, run, flip):
 
 def test_damaged_ones_that_were_put_aside_are_shown(surestep, run, flip):
     flip(6)
-    put_aside(run.path / "checkpoints/step-00000006")
+    quarantine(run.path / "checkpoints/step-00000006")
     found = rows(surestep)
     assert [(each["step"], each["verified"]) for each in found] == [
         (3, True),
@@ -89,7 +89,7 @@ def test_one_of_a_newer_surestep_is_not_called_damaged(surestep, run):
     found = json.loads(text)
     text = text.replace(found["sha256"], "0" * 64)
     text = text.replace(f'"format": {found["format"]}', '"format": 99')
-    file.write_text(sealed(text))
+    file.write_text(add_self_hash(text))
     assert "cannot be read" in surestep("ckpt", "list", "r").out
     (*_, last) = rows(surestep)
     assert last["verified"] is None

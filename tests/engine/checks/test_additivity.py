@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from surestep.base.errors import TaskError
+from surestep.engine.batch import map_tensors
 from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.varied_weights import VariedModel
-from surestep.engine.data.batch import map_tensors
-from surestep.engine.loss import as_loss
+from surestep.engine.losses.adapt import as_loss
 from tests import tiny
 from tests.engine.losses.table import CASES as OWN
 from tests.engine.losses.table import as_type
@@ -162,7 +162,7 @@ def as_mean(loss):
     def mean(outputs, targets):
         items = loss.items((outputs, targets) if targets is not None else outputs, targets)
         value = loss.value(outputs, targets)
-        return loss.add_up(value, 1.0)[0] / items
+        return loss.to_sum(value, 1.0)[0] / items
 
     return mean
 
@@ -184,7 +184,7 @@ SHIPPED = {
     **{f"own {name}": (each.loss, each.outputs, each.targets) for name, each in OWN.items()},
     **{f"torch {name}": each for name, each in (*OF_TORCH.items(), *SIMPLE.items())},
 }
-SPLIT = {name: case for name, case in SHIPPED.items() if getattr(case[0], "splits", True)}
+SPLIT = {name: case for name, case in SHIPPED.items() if getattr(case[0], "is_separable", True)}
 TYPES = [
     (torch.float64, False),
     (torch.float32, False),

@@ -9,8 +9,8 @@ from torch.utils.data import IterableDataset
 
 import surestep
 from surestep.base.errors import DataError
-from surestep.engine.data.order import Cut, find_single, read_for
-from surestep.trainer.rehearse import dry_run
+from surestep.engine.data.order import BatchLayout, find_single, positions_or_dummy
+from surestep.trainer.dry_run import dry_run
 from tests import tiny
 
 
@@ -70,7 +70,7 @@ def test_what_is_refused_is_what_torch_rejects(drop_last):
     for samples, batch, micro in itertools.product(range(1, 14), range(1, 8), range(1, 8)):
         if micro > batch or (drop_last and samples < batch):
             continue
-        found = find_single(Cut(samples, batch, micro, drop_last), None)
+        found = find_single(BatchLayout(samples, batch, micro, drop_last), None)
         assert (found is None) == torch_accepts(samples, batch, micro, drop_last)
 
 
@@ -157,9 +157,9 @@ def test_a_last_batch_that_no_evaluation_reads_is_no_alarm(tmp_path):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_is_refused_on_ranks_is_what_torch_rejects_on_one_of_them(ranks, whole):
     for samples, batch, micro in itertools.product(range(3, 14), range(ranks, 8), range(1, 5)):
-        cut = Cut(samples, batch, micro, ranks=ranks, whole=whole)
+        cut = BatchLayout(samples, batch, micro, ranks=ranks, full=whole)
         sizes = [
-            len(read_for(range(*part)))
+            len(positions_or_dummy(range(*part)))
             for rank in range(ranks)
             for first, end, _ in cut.batches(0)
             for part in cut._replace(rank=rank).micro_batches(first, end)

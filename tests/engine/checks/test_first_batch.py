@@ -160,7 +160,7 @@ REFUSED = {
     "contrastive": (
         {"loss": contrastive},
         TaskError,
-        r"Task\(splits=False\) where it compares samples",
+        r"Task\(loss_is_separable=False\) where it compares samples",
     ),
     "wrong inputs": (
         {"model": nn.Linear(5, 3)},
@@ -241,7 +241,7 @@ ACCEPTED = {
         inputs=lambda batch: (batch["words"], batch["next"]),
         items=lambda batch: batch["count"].sum(),
     ),
-    "contrastive, declared": {"loss": contrastive, "splits": False},
+    "contrastive, declared": {"loss": contrastive, "loss_is_separable": False},
     "probabilities": {"train": (X, functional.one_hot(Y, 3).float())},
     "two targets": {
         "inputs": lambda batch: (batch[0], {"classes": batch[1], "sizes": batch[0].norm(dim=1)}),

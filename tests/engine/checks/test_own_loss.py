@@ -33,9 +33,9 @@ def test_a_loss_that_compares_samples_is_declared(tmp_path):
             logits = nn.Linear.forward(self, x)
             return {"loss": (logits @ logits.T).logsumexp(1).mean(), "logits": logits}
 
-    with pytest.raises(TaskError, match=r"Task\(splits=False\)"):
+    with pytest.raises(TaskError, match=r"Task\(loss_is_separable=False\)"):
         tiny.prepare(tmp_path / "run", vars(own_task(model=Contrasting())))
-    declared = vars(own_task(model=Contrasting(), splits=False))
+    declared = vars(own_task(model=Contrasting(), loss_is_separable=False))
     with tiny.prepare(tmp_path / "declared", declared) as session:
         next(session.steps())
 

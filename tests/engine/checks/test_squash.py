@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from surestep.base.errors import TaskError
-from surestep.engine.checks.squash import Watch
+from surestep.engine.checks.activation import OutputActivationTracker
 from tests import tiny
 
 X = torch.randn(8, 4)
@@ -24,9 +24,9 @@ SEEN = {
 
 @pytest.mark.parametrize(("model", "squash"), SEEN.values(), ids=SEEN)
 def test_the_operation_that_outputs_came_out_of_is_known(model, squash):
-    with Watch() as watch:
+    with OutputActivationTracker() as watch:
         outputs = model(X)
-    assert watch.of(outputs) == squash
+    assert watch.activation_of(outputs) == squash
 
 
 @pytest.mark.parametrize(

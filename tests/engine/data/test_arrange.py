@@ -9,9 +9,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from surestep import orders
+from surestep import samplers
 from surestep.base.errors import ConfigError, DataError, TaskError
-from surestep.engine.data.arrange import samples_for
+from surestep.engine.data.apply_order import dataset_view
 from tests import tiny
 
 X, Y = tiny.data()
@@ -36,7 +36,7 @@ class Rows(Dataset):
 
 def seen(train, order=None, *, epoch=0, **said):
     """The inputs of an epoch, in the order that they are trained on."""
-    read = tiny.train_feed({"train": train, "order": order}, **said).batches(epoch)
+    read = tiny.train_feed({"train": train, "sampler": order}, **said).batches(epoch)
     return torch.cat([micro.args[0] for batch in read for micro in batch.micro_batches])
 
 
@@ -54,46 +54,46 @@ def seen(train, order=None, *, epoch=0, **said):
 def test_the_targets_of_each_kind_of_data_are_balanced(train):
     said = {"batch_size": None} if isinstance(train, DataLoader) else {}
     weights = 1 / torch.bincount(Y).double()[Y]
-    expected = seen((X, Y), orders.weighted(weights), epoch=2)
-    assert torch.equal(seen(train, orders.balanced(), epoch=2, **said), expected)
+    expected = seen((X, Y), samplers.weighted(weights), epoch=2)
+    assert torch.equal(seen(train, samplers.balanced(), epoch=2, **said), expected)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_order_is_the_same_for_any_number_of_workers(workers):
-    expected = X[orders.weighted(range(1, 21)).over(samples_for(tiny.task())).at(0, 1, 8)]
+    expected = X[samplers.weighted(range(1, 21)).bind(dataset_view(tiny.task())).indices(0, 1, 8)]
     said = {"data": {"num_workers": workers}}
-    assert torch.equal(seen(Rows(), orders.weighted(range(1, 21)), epoch=1, **said), expected)
+    assert torch.equal(seen(Rows(), samplers.weighted(range(1, 21)), epoch=1, **said), expected)
 
 
 def test_an_epoch_is_as_long_as_the_order_says():
-    planned = tiny.plan({"order": orders.weighted([1.0] * 20, 100)})
+    planned = tiny.plan({"sampler": samplers.weighted([1.0] * 20, 100)})
     assert (planned.plan.steps_per_epoch, planned.plan.total_steps) == (13, 26)
-    batches = list(tiny.train_feed({"order": orders.weighted([1.0] * 20, 100)}).batches(0))
+    batches = list(tiny.train_feed({"sampler": samplers.weighted([1.0] * 20, 100)}).batches(0))
     assert [batch.samples for batch in batches] == [8] * 12 + [4]
     assert [batch.ends_epoch for batch in batches] == [False] * 12 + [True]
 
 
 def test_lengths_are_asked_of_each_sample():
     for train in ((X, Y), Rows()):
-        by_class = seen(train, orders.by_length(lambda sample: int(sample[1]) + 1))
-        assert torch.equal(by_class, seen((X, Y), orders.by_length(Y + 1)))
+        by_class = seen(train, samplers.by_length(lambda sample: int(sample[1]) + 1))
+        assert torch.equal(by_class, seen((X, Y), samplers.by_length(Y + 1)))
 
 
 def test_datasets_are_mixed_by_share():
     train = {"ones": (torch.ones(6, 4), torch.zeros(6).long()), "rows": Rows()}
-    found = seen(train, orders.mixed({"ones": 0.25, "rows": 0.75}, 16))
+    found = seen(train, samplers.mixture({"ones": 0.25, "rows": 0.75}, 16))
     assert int((found == 1).all(1).sum()) == 4
 
 
 def test_a_loaders_own_sampler_is_the_order():
     sampler = WeightedRandomSampler(list(range(20)), 50)
     found = seen(DataLoader(Rows(), 8, sampler=sampler), epoch=3, batch_size=None)
-    assert torch.equal(found, seen((X, Y), orders.weighted(range(20), 50), epoch=3))
+    assert torch.equal(found, seen((X, Y), samplers.weighted(range(20), 50), epoch=3))
 
 
 def decision(parts, **said):
     found = {each.option: each for each in tiny.plan(parts, **said).plan.decisions}
-    return found["data.order"].value, found["data.order"].reason, found["data.shuffle"].value
+    return found["data.sampler"].value, found["data.sampler"].reason, found["data.shuffle"].value
 
 
 @pytest.mark.parametrize(
@@ -113,15 +113,15 @@ def decision(parts, **said):
             ),
         ),
         (
-            *({"order": orders.sequential()}, {}),
+            *({"sampler": samplers.sequential()}, {}),
             ("sequential", "each sample once, as stored", False),
         ),
         (
-            *({"order": orders.weighted([1.0] * 20)}, {}),
+            *({"sampler": samplers.weighted([1.0] * 20)}, {}),
             ("weighted", "20 drawn with replacement from 20 samples", True),
         ),
         (
-            *({"order": orders.by_length([1, 9] * 10, window=2)}, {"batch_size": 5}),
+            *({"sampler": samplers.by_length([1, 9] * 10, window=2)}, {"batch_size": 5}),
             ("by length", "padding 0.0% instead of 44.4%; windows of 2 batches", True),
         ),
         (
@@ -145,22 +145,26 @@ def test_the_plan_says_what_the_order_is_and_why(parts, said, expected):
     ("parts", "error", "message"),
     [
         (
-            {"train": DataLoader(Rows(), 8, shuffle=True), "order": orders.sequential()},
+            {"train": DataLoader(Rows(), 8, shuffle=True), "sampler": samplers.sequential()},
             DataError,
             "order 'sequential', and its DataLoader a RandomSampler. Say it in one place",
         ),
         (
-            {"train": DataLoader(Rows(), 8, sampler=[1, 2]), "order": orders.shuffled()},
+            {"train": DataLoader(Rows(), 8, sampler=[1, 2]), "sampler": samplers.shuffled()},
             DataError,
             "order 'shuffled', and its DataLoader a list",
         ),
         (
             {"train": {"a": (X, Y), "b": Rows()}},
             DataError,
-            r"2 datasets, and nothing says .*mixed\(\{'a': 0.5, 'b': 0.5\}\)\)",
+            r"2 datasets, and nothing says .*mixture\(\{'a': 0.5, 'b': 0.5\}\)\)",
         ),
-        ({"order": lambda seed, epoch: range(20)}, TaskError, r"order is a function.*orders\.own"),
-        ({"order": orders.mixed({"a": 1.0})}, DataError, "train is one dataset"),
+        (
+            {"sampler": lambda seed, epoch: range(20)},
+            TaskError,
+            r"order is a function.*samplers\.custom",
+        ),
+        ({"sampler": samplers.mixture({"a": 1.0})}, DataError, "train is one dataset"),
     ],
 )
 def test_an_order_that_does_not_fit_is_refused(parts, error, message):
@@ -171,7 +175,7 @@ def test_an_order_that_does_not_fit_is_refused(parts, error, message):
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_an_order_and_data_shuffle_are_refused(shuffle):
     with pytest.raises(ConfigError, match=rf"data\.shuffle={shuffle} .* order 'shuffled'\. Leave"):
-        tiny.plan({"order": orders.shuffled()}, data={"shuffle": shuffle})
+        tiny.plan({"sampler": samplers.shuffled()}, data={"shuffle": shuffle})
 
 
 class Sentences(Dataset):
@@ -192,8 +196,8 @@ def padded(samples):
 
 
 def test_the_padding_that_the_plan_tells_is_what_the_batches_hold():
-    order = orders.by_length(lambda sample: len(sample[0]), window=3)
-    parts = {"train": Sentences(), "collate_fn": padded, "order": order}
+    order = samplers.by_length(lambda sample: len(sample[0]), window=3)
+    parts = {"train": Sentences(), "collate_fn": padded, "sampler": order}
     cut = {"batch_size": 8, "micro_batch_size": 4}
     words = [
         micro.args[0]
@@ -202,4 +206,4 @@ def test_the_padding_that_the_plan_tells_is_what_the_batches_hold():
     ]
     share = sum(int((w == 0).sum()) for w in words) / sum(w.numel() for w in words)
     assert sum(int(w.sum()) for w in words) == sum(Sentences.lengths)
-    assert tiny.plan(parts, **cut).plan.reason("data.order").startswith(f"padding {share:.1%} ")
+    assert tiny.plan(parts, **cut).plan.reason("data.sampler").startswith(f"padding {share:.1%} ")

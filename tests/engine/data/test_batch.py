@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from surestep.base.errors import DataError
-from surestep.engine.data.batch import (
+from surestep.engine.batch import (
+    batch_size_of,
+    flatten_tensors,
     map_tensors,
     move,
-    nothing_of,
-    samples_in,
     split_batch,
-    tensors_in,
+    zero_loss,
 )
 
 X, Y, Z = torch.zeros(5, 2), torch.ones(5), torch.full((5, 3), 2.0)
@@ -47,23 +47,23 @@ def test_what_has_no_targets_is_refused(batch):
 
 
 def test_samples_are_the_length_of_the_first_tensor():
-    assert samples_in({"words": ["a"], "deep": [(X, Y)]}) == 5
+    assert batch_size_of({"words": ["a"], "deep": [(X, Y)]}) == 5
 
 
 @pytest.mark.parametrize("batch", ["text", torch.tensor(1.0), []], ids=["text", "scalar", "empty"])
 def test_samples_that_cannot_be_counted_are_refused(batch):
     with pytest.raises(DataError, match=r"no tensor with a batch dimension.*collate_fn"):
-        samples_in(batch)
+        batch_size_of(batch)
 
 
 def test_tensors_are_found_however_deep():
-    assert tensors_in({"a": [X, (Y, {"b": Z})], "c": 1}) == [X, Y, Z]
+    assert flatten_tensors({"a": [X, (Y, {"b": Z})], "c": 1}) == [X, Y, Z]
 
 
 def test_move_keeps_the_shape_of_a_batch():
     batch = {"a": [X, (Y,)], "b": Pair(X, "text"), "c": 3}
     moved = move(batch, torch.device("meta"))
-    assert all(tensor.device.type == "meta" for tensor in tensors_in(moved))
+    assert all(tensor.device.type == "meta" for tensor in flatten_tensors(moved))
     assert type(moved["b"]) is Pair
     assert (moved["b"].b, moved["c"], type(moved["a"][1])) == ("text", 3, tuple)
 
@@ -83,12 +83,12 @@ def test_containers_keep_their_types():
     assert torch.equal(changed["two"][0]["a"], X + 1)
     assert torch.equal(changed["two"][1].a, X + 1)
     assert not X.any()
-    assert len(tensors_in(changed)) == 3
+    assert len(flatten_tensors(changed)) == 3
 
 
 def test_a_rank_without_items_goes_backward_from_a_dataclass():
     leaf = X.clone().requires_grad_()
-    nothing_of(Found(leaf * 2)).backward()
+    zero_loss(Found(leaf * 2)).backward()
     assert torch.equal(leaf.grad, torch.zeros_like(X))
 
 
@@ -102,7 +102,7 @@ def test_nothing_of_outputs_that_are_not_finite_is_zero():
     weight = torch.ones(3, requires_grad=True)
     masked = (2 * weight).masked_fill(torch.tensor([False, True, False]), -torch.inf)
     for outputs in (masked, {"a": masked, "b": (masked.sum(),)}):
-        nothing = nothing_of(outputs)
+        nothing = zero_loss(outputs)
         assert nothing.item() == 0
         weight.grad = None
         nothing.backward(retain_graph=True)

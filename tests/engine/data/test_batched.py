@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import surestep
-from surestep.base.errors import ConfigError, DataError, Stopped, TaskError
-from surestep.trainer.rehearse import dry_run
+from surestep.base.errors import ConfigError, DataError, Preempted, TaskError
+from surestep.trainer.dry_run import dry_run
 from tests import tiny
 
 LENGTHS = torch.randint(1, 40, (200,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -158,7 +158,7 @@ def test_a_run_without_data_resumes_bit_for_bit(tmp_path):
 
     whole, cut = environment_task(), environment_task()
     surestep.Trainer(whole, of_bandit(), run=tmp_path / "whole").fit()
-    with pytest.raises(Stopped):
+    with pytest.raises(Preempted):
         surestep.Trainer(cut, of_bandit(), run=tmp_path / "cut", callbacks=[PauseAt17()]).fit()
     again = environment_task()
     surestep.Trainer(again, of_bandit(), run=tmp_path / "cut").fit()

@@ -4,13 +4,13 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from surestep.base.errors import DataError
 from surestep.engine.data.dataset import (
-    check_unsampled,
+    as_tensors,
+    check_no_sampler,
+    count_samples,
     dataset_of,
     is_mixture,
     loader_settings,
-    own_options,
-    samples_of,
-    unpack,
+    unsupported_loader_options,
 )
 from tests import tiny
 from tests.engine.data.streams import Unsized
@@ -44,13 +44,13 @@ def test_a_subclass_with_its_own_samples_is_not_sliced():
         def __getitems__(self, indices):
             return [self[index] for index in indices]
 
-    assert unpack(Doubled(X, Y)) is None
-    assert unpack(Negated(TensorDataset(X, Y), [0, 1])) is None
+    assert as_tensors(Doubled(X, Y)) is None
+    assert as_tensors(Negated(TensorDataset(X, Y), [0, 1])) is None
 
 
 @pytest.mark.parametrize("data", [Squares(), [(X, Y)], (X, "text"), ()])
 def test_what_is_not_tensors_is_not_sliced(data):
-    assert unpack(data) is None
+    assert as_tensors(data) is None
 
 
 @pytest.mark.parametrize("data", [None, 3])
@@ -83,8 +83,8 @@ def test_a_loader_with_a_sampler_of_its_own_does_not_say_shuffle():
     loader = DataLoader(Squares(), 5, sampler=torch.utils.data.SubsetRandomSampler([1, 2]))
     assert loader_settings(loader)["shuffle"] is None
     with pytest.raises(DataError, match=r"The DataLoader of the val data has a sampler of its own"):
-        check_unsampled(loader, "val")
-    check_unsampled(DataLoader(Squares(), 5, shuffle=True), "val")
+        check_no_sampler(loader, "val")
+    check_no_sampler(DataLoader(Squares(), 5, shuffle=True), "val")
 
 
 def test_a_loader_that_makes_no_batches_is_refused():
@@ -95,7 +95,7 @@ def test_a_loader_that_makes_no_batches_is_refused():
 def test_several_datasets_are_put_one_after_the_other():
     data = {"tensors": (X, Y), "rows": Squares(), "named": {"a": X[:2], "b": Y[:2]}}
     whole = dataset_of(data, "train")
-    assert len(whole) == samples_of(data, "train") == len(X) + 10 + 2
+    assert len(whole) == count_samples(data, "train") == len(X) + 10 + 2
     assert torch.equal(whole[3][0], X[3])
     assert whole[len(X) + 4][1] == 16
     assert torch.equal(whole[-1]["a"], X[1])
@@ -110,6 +110,6 @@ def test_a_loader_among_several_datasets_is_refused():
 
 def test_what_the_plan_has_no_word_for_is_kept():
     loader = DataLoader(Squares(), num_workers=1, timeout=7, worker_init_fn=print)
-    assert own_options(loader)["timeout"] == 7
-    assert own_options(loader)["worker_init_fn"] is print
-    assert own_options(Squares()) == {}
+    assert unsupported_loader_options(loader)["timeout"] == 7
+    assert unsupported_loader_options(loader)["worker_init_fn"] is print
+    assert unsupported_loader_options(Squares()) == {}

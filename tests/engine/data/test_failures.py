@@ -66,7 +66,7 @@ def fit(folder, train, *, model=None, val=None, **options):
     [
         (missing, r"Sample 13 of the train data could not be loaded \(epoch 1, position 13\): "),
         (missing, r"FileNotFoundError: .*image\.png' \(.*test_failures\.py, line \d+\)\."),
-        (missing, r"leave it out: skip_samples=\[13\]\.$"),
+        (missing, r"leave it out: exclude_samples=\[13\]\.$"),
         (
             ragged,
             r"^Sample 13 of the train data has shapes \(3,\), \(\), and the others of its batch",
@@ -92,7 +92,7 @@ def test_the_sample_is_named_by_its_index_in_a_shuffled_epoch(tmp_path):
         fit(tmp_path / "run", Samples(unknown_class), data={"shuffle": True, "num_workers": 0})
     position = int(re.search(r"position (\d+)", str(caught.value))[1])
     order = torch.randperm(
-        20, generator=torch.Generator().manual_seed(surestep.seed_at("order", 0, 0))
+        20, generator=torch.Generator().manual_seed(surestep.derive_seed("order", 0, 0))
     )
     assert int(order[position]) == BAD
 

@@ -8,9 +8,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, get_worker_info
 
 from surestep.base.errors import ConfigError, DataError
-from surestep.engine.data.feed import feed
-from surestep.engine.data.order import LISTED, Cut
-from surestep.engine.data.source import InMemory, Loaded
+from surestep.engine.data.batch_loader import make_loader
+from surestep.engine.data.order import LISTED, BatchLayout
+from surestep.engine.data.sources import InMemory, MapStyleSource
 from tests import tiny
 
 X, Y = tiny.data()
@@ -81,8 +81,8 @@ def test_an_epoch_of_any_size_starts_at_once(monkeypatch):
         def __getitem__(self, index):
             return super().__getitem__(index % len(Y))
 
-    cuts, cut = iter(range(LISTED + 1)), Cut.micro_batches
-    monkeypatch.setattr(Cut, "micro_batches", lambda *batch: [next(cuts), cut(*batch)][1])
+    cuts, cut = iter(range(LISTED + 1)), BatchLayout.micro_batches
+    monkeypatch.setattr(BatchLayout, "micro_batches", lambda *batch: [next(cuts), cut(*batch)][1])
     many = {"train": Many(), "loss": lambda o, t: o.mean()}
     found = tiny.train_feed(many, batch_size=8, data={"shuffle": False})
     assert next(found.batches(0, 8 * 10**10)).position == 8 * 10**10
@@ -127,7 +127,7 @@ def test_a_collate_function_gets_samples_of_a_dict_as_dicts():
 
 def test_tensors_are_sliced_in_memory_where_nobody_collates():
     assert isinstance(tiny.train_feed({}).source, InMemory)
-    assert isinstance(tiny.train_feed({"train": Rows()}).source, Loaded)
+    assert isinstance(tiny.train_feed({"train": Rows()}).source, MapStyleSource)
 
 
 def test_a_loaders_own_collate_function_is_used():
@@ -138,7 +138,7 @@ def test_a_loaders_own_collate_function_is_used():
 
 def test_a_loader_brings_its_batch_size_and_another_is_refused():
     loader = DataLoader(Rows(), batch_size=5)
-    assert tiny.train_feed({"train": loader}, batch_size=None).cut.batch_size == 5
+    assert tiny.train_feed({"train": loader}, batch_size=None).layout.batch_size == 5
     with pytest.raises(ConfigError, match=r"batch_size=8, but the DataLoader .* batch_size=5"):
         tiny.train_feed({"train": loader}, batch_size=8)
 
@@ -210,7 +210,7 @@ def test_a_named_tuple_is_a_tuple():
 def val_feed(val, **said):
     planned = tiny.plan({"val": val}, **said)
     parts = {"task": planned.task, "loss": planned.loss, "plan": planned.plan}
-    return feed(planned.task.val, "val", **parts)
+    return make_loader(planned.task.val, "val", **parts)
 
 
 def test_validation_is_in_order_and_whole():
@@ -226,7 +226,7 @@ def test_a_validation_loader_with_an_order_of_its_own_is_refused():
 
 def test_a_validation_loader_may_load_with_workers_of_its_own():
     loader = DataLoader(Rows(), 4, num_workers=1, multiprocessing_context="spawn")
-    assert isinstance(val_feed(loader).source, Loaded)
+    assert isinstance(val_feed(loader).source, MapStyleSource)
 
 
 def test_a_validation_batch_size_that_was_said_is_not_replaced():

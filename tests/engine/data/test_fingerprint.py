@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import surestep
-from surestep.engine.data.fingerprint import LOADED, map_fingerprint, places
+from surestep.engine.data.fingerprint import LOADED, dataset_fingerprint, probe_indices
 from surestep.trainer.planning import plan_task
 from tests import tiny
 
@@ -27,7 +27,7 @@ class Samples(Dataset):
 
 def fingerprint_of(planned):
     task = planned.task
-    return map_fingerprint(task.train, "train", task=task, plan=planned.plan)
+    return dataset_fingerprint(task.train, "train", task=task, plan=planned.plan)
 
 
 def known(train, **said):
@@ -40,7 +40,7 @@ def known(train, **said):
     [(3, 5, [0, 1, 2]), (5, 5, [0, 1, 2, 3, 4]), (100, 5, [0, 25, 50, 74, 99]), (1, 5, [0])],
 )
 def test_places_are_spread_with_the_first_and_the_last(samples, looked_at, found):
-    assert places(samples, looked_at) == found
+    assert probe_indices(samples, looked_at) == found
 
 
 def test_a_few_samples_are_loaded_however_many_there_are():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.engine.data.generators import OwnGenerators
+from surestep.engine.data.dataset_rng import DatasetRNGs
 
 GLOBAL = random.Random(0)
 
@@ -57,7 +57,7 @@ def of_global(x):
 
 
 def paths(value):
-    return [each.path for each in OwnGenerators(dataset=value).found]
+    return [each.path for each in DatasetRNGs(dataset=value).found]
 
 
 FOUND = {
@@ -95,19 +95,19 @@ def test_a_generator_is_found(where):
 )
 def test_a_generator_draws_by_the_seed_alone(make, draw):
     one, other = make(), make()
-    (own,) = OwnGenerators(dataset=Holder(rng=one)).found
-    (same,) = OwnGenerators(dataset=Holder(rng=other)).found
+    (own,) = DatasetRNGs(dataset=Holder(rng=one)).found
+    (same,) = DatasetRNGs(dataset=Holder(rng=other)).found
     draw(one), draw(one), draw(other)
-    own.place(5), same.place(5)
+    own.reseed(5), same.reseed(5)
     drawn = [draw(one) for _ in range(3)]
     assert drawn == [draw(other) for _ in range(3)]
-    own.place(6)
+    own.reseed(6)
     assert draw(one) != drawn[0]
 
 
 def test_two_of_one_dataset_draw_differently():
     holder = Holder(a=random.Random(0), b=random.Random(0))
-    OwnGenerators(dataset=holder).place(5)
+    DatasetRNGs(dataset=holder).reseed(5)
     assert holder.a.random() != holder.b.random()
 
 
@@ -119,9 +119,9 @@ def test_two_on_one_path_draw_differently():
             self.rng = random.Random(0)
 
     holder = Shadowing()
-    found = OwnGenerators(dataset=holder)
+    found = DatasetRNGs(dataset=holder)
     assert [each.path for each in found.found] == ["dataset.rng", "dataset.rng#2"]
-    found.place(5)
+    found.reseed(5)
     assert holder.rng.random() != Shadowing.rng.random()
 
 
@@ -132,16 +132,16 @@ def test_one_that_is_held_twice_is_seeded_once():
 
 def test_what_has_the_hook_seeds_itself():
     holder = Holder(transform=Hooked())
-    (own,) = OwnGenerators(dataset=holder).found
+    (own,) = DatasetRNGs(dataset=holder).found
     assert (own.path, own.kind) == ("dataset.transform", "Hooked")
-    own.place(5), own.place(6)
+    own.reseed(5), own.reseed(6)
     assert len(set(holder.transform.seeds)) == 2
 
 
 def test_the_systems_randomness_takes_no_seed():
-    (own,) = OwnGenerators(dataset=Holder(rng=random.SystemRandom())).found
+    (own,) = DatasetRNGs(dataset=Holder(rng=random.SystemRandom())).found
     assert own.seed is None
-    own.place(5)
+    own.reseed(5)
 
 
 def test_the_default_generator_and_large_data_are_passed_over():
@@ -165,16 +165,16 @@ def test_what_libraries_name_is_not_touched():
     ids=["None before", "not there before", "within", "in a dict"],
 )
 def test_one_that_is_made_later_is_seen(holder, make):
-    own = OwnGenerators(dataset=holder)
-    assert not own.grew()
+    own = DatasetRNGs(dataset=holder)
+    assert not own.has_new()
     make(holder)
-    assert own.grew()
+    assert own.has_new()
     assert len(own.found) == 1
-    assert not own.grew()
+    assert not own.has_new()
 
 
 def test_what_is_no_generator_may_come_and_go():
     holder = Holder(last=None)
-    own = OwnGenerators(dataset=holder)
+    own = DatasetRNGs(dataset=holder)
     holder.last, holder.more = 3, 4
-    assert not own.grew()
+    assert not own.has_new()

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from surestep.engine.data import own_state
-from surestep.engine.data.own_state import Mark, Own, Part, has_state, mark_of, own_copy
+from surestep.engine.data import stream_state as own_state
+from surestep.engine.data.stream_state import (
+    StreamCheckpoint,
+    StreamStateTracker,
+    WorkerProgress,
+    copy_stream,
+    has_state,
+    parse_stream_checkpoint,
+)
 
 
 class Stream:
@@ -26,7 +33,7 @@ class Stream:
         self.at = state["at"]
 
 
-MARK = Mark(1, 18, 9, 0, (Part(9, 9, {"at": 9}), Part(9, 0, None)))
+MARK = StreamCheckpoint(1, 18, 9, 0, (WorkerProgress(9, 9, {"at": 9}), WorkerProgress(9, 0, None)))
 
 
 def test_a_state_needs_both_methods_and_an_object():
@@ -37,7 +44,7 @@ def test_a_state_needs_both_methods_and_an_object():
 
 def test_a_copy_shares_large_arrays_and_nothing_else():
     stream = Stream()
-    found = own_copy(stream)
+    found = copy_stream(stream)
     assert found is not stream
     assert found.big[0] is stream.big[0]
     assert found.small["seen"] is not stream.small["seen"]
@@ -46,34 +53,34 @@ def test_a_copy_shares_large_arrays_and_nothing_else():
 def test_a_memory_map_is_not_read_into_memory(tmp_path):
     stream = Stream()
     stream.big = np.memmap(tmp_path / "tokens", mode="w+", shape=2**21, dtype=np.uint8)
-    assert own_copy(stream).big is stream.big
+    assert copy_stream(stream).big is stream.big
 
 
 def test_what_has_no_state_is_not_copied():
     data = [1, 2]
-    assert own_copy(data) is data
+    assert copy_stream(data) is data
 
 
 def test_each_pass_begins_with_the_stream_as_it_was_given():
     stream = Stream()
-    assert [list(Own().begin(stream, 0)) for _ in range(2)] == [[1, 2, 3, 4, 5]] * 2
-    assert list(Own(Part(3, 3, {"at": 3})).begin(stream, 0)) == [4, 5]
+    assert [list(StreamStateTracker().start(stream, 0)) for _ in range(2)] == [[1, 2, 3, 4, 5]] * 2
+    assert list(StreamStateTracker(WorkerProgress(3, 3, {"at": 3})).start(stream, 0)) == [4, 5]
 
 
 def test_a_cheap_state_is_taken_each_time_and_a_dear_one_seldom(monkeypatch):
-    own = Own()
-    next(own.begin(Stream(), 0))
-    assert all(own.take() == {"at": 1} for _ in range(9))
+    own = StreamStateTracker()
+    next(own.start(Stream(), 0))
+    assert all(own.maybe_state_dict() == {"at": 1} for _ in range(9))
     monkeypatch.setattr(own_state, "CHEAP_S", 0.0)
-    assert own.take() == {"at": 1}
-    assert own.take() is None
+    assert own.maybe_state_dict() == {"at": 1}
+    assert own.maybe_state_dict() is None
     own._next_s = time.perf_counter()  # its time has come
-    assert own.take() == {"at": 1}
+    assert own.maybe_state_dict() == {"at": 1}
 
 
 def test_a_mark_counts_what_is_read_again_and_comes_back():
     assert MARK.again == 9
-    assert mark_of(MARK.as_json()) == MARK
+    assert parse_stream_checkpoint(MARK.as_json()) == MARK
 
 
 @pytest.mark.parametrize(
@@ -90,9 +97,9 @@ def test_a_mark_counts_what_is_read_again_and_comes_back():
     ids=repr,
 )
 def test_what_is_not_a_mark_is_none(change):
-    assert mark_of(MARK.as_json() | change) is None
+    assert parse_stream_checkpoint(MARK.as_json() | change) is None
 
 
 @pytest.mark.parametrize("saved", [{}, None, [], "x"], ids=repr)
 def test_no_mark_is_none(saved):
-    assert mark_of(saved) is None
+    assert parse_stream_checkpoint(saved) is None

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from surestep.engine.data.packing import packed, unpacked
-from surestep.record.files import dumps, parse_json
+from surestep.engine.data.state_encoding import decode_state, encode_state
+from surestep.record.io import dumps, parse_json
 
 VALUES = [
     {"a": 1, "b": [None, True, 0.5, "text"]},
@@ -20,27 +20,27 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_a_state_comes_back_through_json(value):
-    assert unpacked(parse_json(dumps(packed(value)).encode())) == value
+    assert decode_state(parse_json(dumps(encode_state(value)).encode())) == value
 
 
 def test_tensors_and_arrays_come_back_as_copies():
     state = {"t": torch.arange(3), "a": np.arange(3, dtype=np.uint32)}
-    kept = packed(state)
+    kept = encode_state(state)
     state["t"] += 1
     state["a"] += 1
-    found = unpacked(kept)
+    found = decode_state(kept)
     assert found["t"].tolist() == found["a"].tolist() == [0, 1, 2]
     assert found["a"].dtype == np.uint32
     found["t"] += 1
     found["a"] += 1
-    assert unpacked(kept)["t"].tolist() == unpacked(kept)["a"].tolist() == [0, 1, 2]
+    assert decode_state(kept)["t"].tolist() == decode_state(kept)["a"].tolist() == [0, 1, 2]
 
 
 def test_numbers_of_numpy_are_numbers():
-    assert packed({"n": np.int64(3)}) == {"n": 3}
+    assert encode_state({"n": np.int64(3)}) == {"n": 3}
 
 
 @pytest.mark.parametrize(("value", "kind"), [({1}, "set"), ([b"x"], "bytes"), ({"a": int}, "type")])
 def test_what_has_no_plain_form_is_named(value, kind):
     with pytest.raises(TypeError, match=kind):
-        packed(value)
+        encode_state(value)

@@ -14,12 +14,12 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from surestep import seed_at
+from surestep import derive_seed
 from surestep.base.errors import DataError
-from surestep.engine.data.order import Samples
-from surestep.engine.data.sampler import batching, is_plain, sampler_order
+from surestep.engine.data.order import DatasetView
+from surestep.engine.data.sampler import has_default_sampler, loader_batching, sampler_order
 
-DATA = Samples(20, lambda: iter(range(20)))
+DATA = DatasetView(20, lambda: iter(range(20)))
 
 
 class Squares(Dataset):
@@ -38,7 +38,7 @@ def loader(sampler=None, **options):
 
 
 def order_of(data):
-    return sampler_order(data).over(DATA)
+    return sampler_order(data).bind(DATA)
 
 
 class Reversed(Sampler):
@@ -86,8 +86,8 @@ class Global(Reversed):
 )
 def test_torchs_own_samplers_are_seeded_by_place(make):
     sampler = make()
-    found = order_of(loader(sampler)).at(5, 2, 4)
-    seeded = make(generator=torch.Generator().manual_seed(seed_at("order", 5, 2)))
+    found = order_of(loader(sampler)).indices(5, 2, 4)
+    seeded = make(generator=torch.Generator().manual_seed(derive_seed("order", 5, 2)))
     assert found.tolist() == list(seeded)
     assert sampler.generator is None
 
@@ -103,19 +103,19 @@ def test_a_generator_that_the_sampler_had_is_put_back():
 @pytest.mark.parametrize("make", [Reversed, Global, lambda: [3, 1, 2]])
 def test_a_sampler_of_ones_own_is_read_by_epoch(make):
     order = order_of(loader(make()))
-    first = order.at(0, 4, 4)
-    order.at(0, 5, 4)
-    assert torch.equal(order.at(0, 4, 4), first)
+    first = order.indices(0, 4, 4)
+    order.indices(0, 5, 4)
+    assert torch.equal(order.indices(0, 4, 4), first)
     assert len(order) == len(first)
 
 
 def test_an_epoch_is_set():
-    assert order_of(loader(Reversed())).at(0, 3, 4)[0] == 2
+    assert order_of(loader(Reversed())).indices(0, 3, 4)[0] == 2
 
 
 def test_a_distributed_sampler_of_one_rank_is_an_order():
     sampler = DistributedSampler(ROWS, num_replicas=1, rank=0, seed=3)
-    found = order_of(loader(sampler)).at(0, 2, 4)
+    found = order_of(loader(sampler)).indices(0, 2, 4)
     sampler.set_epoch(2)
     assert found.tolist() == list(sampler)
 
@@ -127,17 +127,19 @@ def test_a_batch_sampler_of_ones_own_is_an_order_and_brings_its_batch_size():
     for kind in (Whole, BatchSampler):
         batches = kind(SubsetRandomSampler(range(10)), 4, False)
         data = loader(batch_size=1, batch_sampler=batches)
-        assert batching(data) == {"batch_size": 4, "drop_last": False}
-        seeded = torch.Generator().manual_seed(seed_at("order", 0, 1))
+        assert loader_batching(data) == {"batch_size": 4, "drop_last": False}
+        seeded = torch.Generator().manual_seed(derive_seed("order", 0, 1))
         expected = torch.randperm(10, generator=seeded)
-        assert torch.equal(order_of(data).at(0, 1, 4), expected)
+        assert torch.equal(order_of(data).indices(0, 1, 4), expected)
 
 
 def test_what_torch_makes_for_shuffle_is_plain():
-    assert is_plain(loader(shuffle=True))
-    assert is_plain(loader())
-    assert is_plain(loader(batch_size=1, batch_sampler=BatchSampler(RandomSampler(ROWS), 4, True)))
-    assert not is_plain(loader(SequentialSampler(range(5))))
+    assert has_default_sampler(loader(shuffle=True))
+    assert has_default_sampler(loader())
+    assert has_default_sampler(
+        loader(batch_size=1, batch_sampler=BatchSampler(RandomSampler(ROWS), 4, True))
+    )
+    assert not has_default_sampler(loader(SequentialSampler(range(5))))
     assert sampler_order(loader(shuffle=True)) is None
 
 
@@ -159,8 +161,8 @@ class WeightedByHistory(OfHistory):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sampler": OfHistory()}, r"OfHistory gave two orders .*\.orders\.own\(function\)"),
-        ({"sampler": WeightedByHistory()}, r"two orders .*\.orders\.weighted\(weights\)"),
+        ({"sampler": OfHistory()}, r"OfHistory gave two orders .*\.samplers\.custom\(function\)"),
+        ({"sampler": WeightedByHistory()}, r"two orders .*\.samplers\.weighted\(weights\)"),
         ({"sampler": Endless()}, "Endless gave 21 indices for epoch 2, and its length is 20"),
         ({"sampler": Unsized()}, "Unsized has no __len__"),
         ({"sampler": [1, 2, 20]}, "list gave indices from 1 to 20, and there are 20"),

@@ -7,9 +7,9 @@ from torch.utils.data import DataLoader, Subset, WeightedRandomSampler
 
 import surestep
 from surestep.base.errors import ConfigError, DataError
-from surestep.engine.data.order import order_of
-from surestep.engine.data.skips import Skips, Without, skips_of
-from surestep.engine.losses.base import TableLoss
+from surestep.engine.data.exclude_samples import ExcludedSamples, FilteredOrder, excluded_samples
+from surestep.engine.data.order import epoch_permutation
+from surestep.engine.losses.base import BuiltinLoss
 from tests.laws.tasks import Augmented, mlp, rows, session_of
 
 SKIPPED = (3, 17, 54)
@@ -27,17 +27,17 @@ def task_of(train=None, **parts) -> surestep.Task:
 
 
 def session_without(folder, task, **options):
-    return session_of(task, folder, skip_samples=SKIPPED, batch_size=9, max_steps=2, **options)
+    return session_of(task, folder, exclude_samples=SKIPPED, batch_size=9, max_steps=2, **options)
 
 
 def epoch_of(session, epoch: int) -> list[int]:
-    return session.loop.feed.order_at(epoch).tolist()
+    return session.loop.loader.epoch_order(epoch).tolist()
 
 
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_rest_keeps_its_order_within_the_shuffled_epoch(folder, epoch):
     with session_without(folder(), task_of()) as session:
-        whole = order_of(55, session.plan.seed, epoch).tolist()
+        whole = epoch_permutation(55, session.plan.seed, epoch).tolist()
         assert epoch_of(session, epoch) == [each for each in whole if each not in SKIPPED]
 
 
@@ -47,31 +47,31 @@ def test_rest_keeps_the_stored_order(folder):
 
 
 def test_rest_of_an_own_order_keeps_it(folder):
-    order = surestep.orders.own(lambda seed, epoch: list(range(55))[::-1])
-    with session_without(folder(), task_of(order=order)) as session:
+    order = surestep.samplers.custom(lambda seed, epoch: list(range(55))[::-1])
+    with session_without(folder(), task_of(sampler=order)) as session:
         assert epoch_of(session, 0) == REST[::-1]
 
 
 def test_rest_of_an_order_by_length_has_each_sample_once(folder):
-    order = surestep.orders.by_length(list(range(1, 56)))
-    with session_without(folder(), task_of(order=order)) as session:
+    order = surestep.samplers.by_length(list(range(1, 56)))
+    with session_without(folder(), task_of(sampler=order)) as session:
         assert sorted(epoch_of(session, 0)) == REST
 
 
 def test_loader_shuffles_the_rest(folder):
     loader = DataLoader(Augmented(55), batch_size=9, shuffle=True)
-    with session_of(task_of(loader), folder(), skip_samples=SKIPPED, max_steps=2) as session:
+    with session_of(task_of(loader), folder(), exclude_samples=SKIPPED, max_steps=2) as session:
         assert sorted(epoch_of(session, 1)) == REST
 
 
 def test_plan_says_how_many_and_from_where(folder, tmp_path):
     file = tmp_path / "bad.txt"
     file.write_text("3 17\n54\n")
-    session = session_of(task_of(), folder(), skip_samples=file, batch_size=9, epochs=2)
+    session = session_of(task_of(), folder(), exclude_samples=file, batch_size=9, epochs=2)
     with session:
         plan = session.plan
-    assert str(plan.skip_samples) == "3 of 55 samples"
-    assert str(file) in plan.reason("skip_samples")
+    assert str(plan.exclude_samples) == "3 of 55 samples"
+    assert str(file) in plan.reason("exclude_samples")
     assert (plan.steps_per_epoch, plan.total_steps) == (6, 12)  # 52 samples, not 55
 
 
@@ -81,11 +81,11 @@ def test_loss_learns_its_weights_from_the_rest(folder):
         options = {"batch_size": 9, "max_steps": 2} | skip
         with session_of(surestep.Task(mlp(), loss, data), folder(), **options) as session:
             module = session.loop.parts.loss.module
-            assert isinstance(module, TableLoss)
-            return session.plan.loss, module.learned()
+            assert isinstance(module, BuiltinLoss)
+            return session.plan.loss, module.describe_fit()
 
     x, y = rows(55)
-    assert learned((x, y), {"skip_samples": SKIPPED}) == learned((x[REST], y[REST]), {})
+    assert learned((x, y), {"exclude_samples": SKIPPED}) == learned((x[REST], y[REST]), {})
     assert learned((x, y), {}) != learned((x[REST], y[REST]), {})
 
 
@@ -98,33 +98,33 @@ def test_loss_learns_its_weights_from_the_rest(folder):
 )
 def test_indices_that_cannot_be_left_out_are_refused(said, message):
     with pytest.raises(ConfigError, match=message):
-        skips_of(task_of(), said, "")
+        excluded_samples(task_of(), said, "")
 
 
 def test_lanes_are_refused():
     with pytest.raises(ConfigError, match="lanes"):
-        skips_of(task_of(surestep.Lanes(torch.randn(64, 10), 4, 4)), [1], "")
+        excluded_samples(task_of(surestep.BPTTDataset(torch.randn(64, 10), 4, 4)), [1], "")
 
 
 @pytest.mark.parametrize("order", ["weighted", "sampler"])
 def test_drawn_orders_are_refused(folder, order):
     weights = torch.ones(55)
-    drawn = {"order": surestep.orders.weighted(weights)}
+    drawn = {"sampler": surestep.samplers.weighted(weights)}
     task = task_of(**drawn)
     if order == "sampler":
         sampler = WeightedRandomSampler(weights.tolist(), 55)
         task = task_of(DataLoader(Augmented(55), batch_size=9, sampler=sampler))
     with pytest.raises(ConfigError, match="draws its samples anew"):
-        session_of(task, folder(), skip_samples=SKIPPED, max_steps=2)
+        session_of(task, folder(), exclude_samples=SKIPPED, max_steps=2)
 
 
 def test_epoch_of_another_length_is_an_error():
-    whole = surestep.orders.own(lambda seed, epoch: range(5) if epoch < 2 else [0, 0, 1, 2, 4])
-    samples = surestep.engine.data.order.Samples(5, lambda: iter(()))
-    order = Without(whole, Skips((0,), 5)).over(samples)
-    assert order.at(0, 0, 1).tolist() == [1, 2, 3, 4]
+    whole = surestep.samplers.custom(lambda seed, epoch: range(5) if epoch < 2 else [0, 0, 1, 2, 4])
+    samples = surestep.engine.data.order.DatasetView(5, lambda: iter(()))
+    order = FilteredOrder(whole, ExcludedSamples((0,), 5)).bind(samples)
+    assert order.indices(0, 0, 1).tolist() == [1, 2, 3, 4]
     with pytest.raises(DataError, match="has 3 samples in epoch 3 and 4 in the first"):
-        order.at(0, 2, 1)
+        order.indices(0, 2, 1)
 
 
 def test_run_without_samples_equals_the_run_on_a_subset_of_the_data(folder):
@@ -132,7 +132,7 @@ def test_run_without_samples_equals_the_run_on_a_subset_of_the_data(folder):
     options = {"batch_size": 9, "max_steps": 14, "data": {"shuffle": False}}
     states = []
     for data, more in (
-        (Augmented(55), {"skip_samples": SKIPPED}),
+        (Augmented(55), {"exclude_samples": SKIPPED}),
         (Subset(Augmented(55), REST), {}),
     ):
         with session_of(task_of(data), folder(), **options, **more) as session:

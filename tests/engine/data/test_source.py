@@ -6,9 +6,9 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from surestep.base.errors import DataError
-from surestep.engine.data.dataset import unpack
-from surestep.engine.data.order import Cut, order_of
-from surestep.engine.data.source import InMemory, Loaded
+from surestep.engine.data.dataset import as_tensors
+from surestep.engine.data.order import BatchLayout, epoch_permutation
+from surestep.engine.data.sources import InMemory, MapStyleSource
 from tests import tiny
 
 X, Y = tiny.data(11)
@@ -79,7 +79,7 @@ def with_noise(samples):
 
 
 def read(dataset, *, order=None, epoch=0, cut=4, seed=0, collate=None, **options):
-    loaded = Loaded(dataset, seed=seed, collate=collate, options=options)
+    loaded = MapStyleSource(dataset, seed=seed, collate=collate, options=options)
     ranges = [range(a, min(a + cut, len(dataset))) for a in range(0, len(dataset), cut)]
     return list(loaded.read(epoch, order, ranges))
 
@@ -89,46 +89,46 @@ def rows(batches):
 
 
 def test_an_order_is_a_permutation_by_seed_and_epoch():
-    first = order_of(50, seed=1, epoch=2)
+    first = epoch_permutation(50, seed=1, epoch=2)
     assert sorted(first.tolist()) == list(range(50))
-    assert torch.equal(first, order_of(50, seed=1, epoch=2))
-    assert not torch.equal(first, order_of(50, seed=1, epoch=3))
-    assert not torch.equal(first, order_of(50, seed=2, epoch=2))
+    assert torch.equal(first, epoch_permutation(50, seed=1, epoch=2))
+    assert not torch.equal(first, epoch_permutation(50, seed=1, epoch=3))
+    assert not torch.equal(first, epoch_permutation(50, seed=2, epoch=2))
 
 
 def test_an_order_leaves_the_global_generator_alone():
     before = torch.get_rng_state()
-    order_of(50, seed=1, epoch=2)
+    epoch_permutation(50, seed=1, epoch=2)
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_an_epoch_is_cut_into_batches_and_those_into_micro_batches():
-    cut = Cut(samples=20, batch_size=8, micro_batch_size=3)
+    cut = BatchLayout(samples=20, batch_size=8, micro_batch_size=3)
     assert list(cut.batches(0)) == [(0, 8, False), (8, 16, False), (16, 20, True)]
     assert list(cut.micro_batches(8, 16)) == [(8, 11), (11, 14), (14, 16)]
     assert list(cut.micro_batches(16, 20)) == [(16, 19), (19, 20)]
 
 
 def test_a_rank_that_needs_the_whole_batch_reads_the_shares_of_all_in_order():
-    cut = Cut(samples=20, batch_size=8, micro_batch_size=3, rank=1, ranks=2)
+    cut = BatchLayout(samples=20, batch_size=8, micro_batch_size=3, rank=1, ranks=2)
     shares = [list(cut._replace(rank=rank).micro_batches(8, 16)) for rank in (0, 1)]
     assert shares == [[(8, 11), (11, 12)], [(12, 15), (15, 16)]]
-    assert list(cut._replace(whole=True).micro_batches(8, 16)) == shares[0] + shares[1]
+    assert list(cut._replace(full=True).micro_batches(8, 16)) == shares[0] + shares[1]
 
 
 def test_drop_last_drops_the_smaller_batch_and_the_one_before_ends_the_epoch():
-    cut = Cut(samples=20, batch_size=8, micro_batch_size=3, drop_last=True)
+    cut = BatchLayout(samples=20, batch_size=8, micro_batch_size=3, drop_last=True)
     assert list(cut.batches(0)) == [(0, 8, False), (8, 16, True)]
 
 
 def test_drop_last_drops_nothing_where_all_are_whole():
-    whole = Cut(samples=16, batch_size=8, micro_batch_size=8)
+    whole = BatchLayout(samples=16, batch_size=8, micro_batch_size=8)
     assert list(whole._replace(drop_last=True).batches(0)) == list(whole.batches(0))
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_from_a_place_on_come_the_same_batches(drop_last):
-    cut = Cut(samples=20, batch_size=8, micro_batch_size=8, drop_last=drop_last)
+    cut = BatchLayout(samples=20, batch_size=8, micro_batch_size=8, drop_last=drop_last)
     assert list(cut.batches(8)) == list(cut.batches(0))[1:]
 
 
@@ -145,7 +145,7 @@ def test_from_a_place_on_come_the_same_batches(drop_last):
     ids=["tuple", "TensorDataset", "numpy", "Subset", "Subset of a range", "Subset of a Subset"],
 )
 def test_tensors_in_memory_are_sliced(data, expected):
-    source = InMemory(*unpack(data))
+    source = InMemory(*as_tensors(data))
     assert len(source) == len(expected[1])
     (batch,) = source.read(0, None, [range(len(source))])
     assert all(torch.equal(a, b) for a, b in zip(batch, expected, strict=True))
@@ -155,7 +155,7 @@ def test_tensors_in_memory_are_sliced(data, expected):
 
 
 def test_a_dict_of_tensors_is_sliced_by_name():
-    (batch,) = InMemory(*unpack({"x": X, "y": Y.numpy()})).read(0, None, [range(2, 4)])
+    (batch,) = InMemory(*as_tensors({"x": X, "y": Y.numpy()})).read(0, None, [range(2, 4)])
     assert torch.equal(batch["x"], X[2:4])
     assert torch.equal(batch["y"], Y[2:4])
 
@@ -235,7 +235,7 @@ def test_this_process_draws_the_same_with_any_number_of_workers():
         return [(np.random.randn(), random.gauss(0, 1)) for _ in source.read(0, None, where)]
 
     def loaded(data, workers):
-        return Loaded(data, seed=0, collate=None, options={"num_workers": workers})
+        return MapStyleSource(data, seed=0, collate=None, options={"num_workers": workers})
 
     assert drawn(loaded(Noisy(), 0)) == drawn(loaded(Noisy(), 2))
     memory = InMemory((X, Y))

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from surestep import seed_at
+from surestep import derive_seed
 from surestep.base.errors import DataError
-from surestep.engine.data.dataset import dataset_of, first_samples, samples_of
+from surestep.engine.data.dataset import count_samples, dataset_of, first_samples
 from surestep.engine.data.stream import (
     LOOKED_AT,
-    Reader,
+    StreamReader,
     check_parts,
     check_repeats,
-    first_of,
     is_stream,
     length_of,
+    peek,
 )
 from tests import tiny
 from tests.engine.data.streams import Sized, Unsized, X, Y
@@ -45,7 +45,10 @@ def test_what_has_positions_is_no_stream(data):
 
 def test_the_length_is_what_a_stream_says():
     assert (length_of(Sized()), length_of(Unsized()), length_of(numbers)) == (44, None, None)
-    assert (samples_of(DataLoader(Sized(), 5), "train"), samples_of(Plain(), "train")) == (44, None)
+    assert (count_samples(DataLoader(Sized(), 5), "train"), count_samples(Plain(), "train")) == (
+        44,
+        None,
+    )
 
 
 @pytest.mark.parametrize("data", [numbers(), iter([1]), map(abs, [1])])
@@ -66,8 +69,8 @@ def test_one_iterator_for_all_readers_is_refused():
 
 
 def test_a_function_is_called_for_each_epoch():
-    assert first_of(lambda: iter("abc"), 2) == ["a", "b"]
-    assert list(Reader(lambda epoch: [epoch] * 2, seed=0).samples(3)) == [3, 3]
+    assert peek(lambda: iter("abc"), 2) == ["a", "b"]
+    assert list(StreamReader(lambda epoch: [epoch] * 2, seed=0).samples(3)) == [3, 3]
 
 
 def test_a_stream_that_wants_to_know_the_epoch_is_told():
@@ -78,7 +81,7 @@ def test_a_stream_that_wants_to_know_the_epoch_is_told():
         def __iter__(self):
             return iter([self.epoch])
 
-    assert list(Reader(Knows(), seed=0).samples(7)) == [7]
+    assert list(StreamReader(Knows(), seed=0).samples(7)) == [7]
 
 
 def draws(epoch=0, worker=0, workers=1, seed=0):
@@ -86,7 +89,7 @@ def draws(epoch=0, worker=0, workers=1, seed=0):
         for _ in range(4):
             yield float(torch.rand(())), float(np.random.rand()), random.random()
 
-    return list(Reader(stream, seed=seed).samples(epoch, worker, workers))
+    return list(StreamReader(stream, seed=seed).samples(epoch, worker, workers))
 
 
 def test_what_a_sample_draws_is_a_function_of_its_place():
@@ -99,13 +102,13 @@ def test_what_a_sample_draws_is_a_function_of_its_place():
 
 
 def test_the_seed_of_a_sample_is_that_of_data_with_positions():
-    torch.manual_seed(seed_at("load", 0, 0, 2))
+    torch.manual_seed(derive_seed("load", 0, 0, 2))
     assert float(torch.rand(())) == draws()[2][0]
 
 
 def test_a_buffer_mixes_by_seed_and_epoch_and_loses_nothing():
     def mixed(epoch=0, seed=0, size=10, worker=0):
-        return list(Reader(range(44), seed, buffer=size).samples(epoch, worker))
+        return list(StreamReader(range(44), seed, buffer=size).samples(epoch, worker))
 
     assert sorted(mixed()) == list(range(44))
     assert mixed() == mixed()
@@ -128,7 +131,7 @@ def test_a_stream_that_begins_otherwise_each_time_is_refused():
         yield from ((chance.random(), "x") for _ in range(3))
 
     with pytest.raises(DataError, match=r"The train stream begins with other samples .*seed=epoch"):
-        check_repeats(Reader(stream, 0), "train")
+        check_repeats(StreamReader(stream, 0), "train")
 
 
 SAMPLES = {
@@ -141,7 +144,7 @@ SAMPLES = {
 
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_a_stream_that_repeats_is_taken(kind):
-    check_repeats(Reader(lambda: (SAMPLES[kind]() for _ in range(3)), 0), "train")
+    check_repeats(StreamReader(lambda: (SAMPLES[kind]() for _ in range(3)), 0), "train")
 
 
 @pytest.mark.parametrize("kind", ["tensors", "arrays", "dicts"])
@@ -152,20 +155,20 @@ def test_what_differs_is_seen_whatever_it_is_in(kind):
         yield {"a": [SAMPLES[kind](), *([torch.tensor(next(count))])]}
 
     with pytest.raises(DataError, match="begins with other samples"):
-        check_repeats(Reader(stream, 0), "train")
+        check_repeats(StreamReader(stream, 0), "train")
 
 
 def test_looking_leaves_the_generators_as_they_were():
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    check_repeats(Reader(lambda: (torch.rand(2) for _ in range(3)), 0), "train")
-    first_of(lambda: (torch.rand(2) for _ in range(3)), 2)
+    check_repeats(StreamReader(lambda: (torch.rand(2) for _ in range(3)), 0), "train")
+    peek(lambda: (torch.rand(2) for _ in range(3)), 2)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_looking_reads_no_more_than_it_says():
     count = []
-    check_repeats(Reader(lambda: (count.append(i) for i in range(1000)), 0), "train")
+    check_repeats(StreamReader(lambda: (count.append(i) for i in range(1000)), 0), "train")
     assert len(count) == 2 * LOOKED_AT
 
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from surestep import seed_at, transforms
+from surestep import batch_transforms, derive_seed
 from surestep.base.errors import TaskError
-from surestep.engine.data.batch import Batch, MicroBatch, nothing_in
-from surestep.engine.data.transform import Transform, name_of
-from surestep.engine.loss import as_loss
+from surestep.engine.batch import Batch, MicroBatch, as_empty
+from surestep.engine.data.apply_transform import BatchTransform, name_of
+from surestep.engine.losses.adapt import as_loss
 from tests import tiny
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def batch_of(*parts, kwargs=None):
 
 def transform(function, loss=None, **options):
     said = {"counted": True, "seed": 3, "device": CPU} | options
-    return Transform(function, as_loss(loss or nn.CrossEntropyLoss(), "samples"), **said)
+    return BatchTransform(function, as_loss(loss or nn.CrossEntropyLoss(), "samples"), **said)
 
 
 X, Y = tiny.data(7)
@@ -94,7 +94,7 @@ def test_draws_are_of_the_step_and_leave_the_generators_alone():
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
     assert before[2] == np.random.get_state()[1].tolist()
-    seed = seed_at("transform", 3, 5)
+    seed = derive_seed("transform", 3, 5)
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -109,7 +109,7 @@ def test_a_generator_is_given_to_who_asks_for_one():
         return inputs, targets
 
     transform(look)(batch_of(*CUT), 9)
-    assert seen == [(CPU, seed_at("transform", 3, 9))]
+    assert seen == [(CPU, derive_seed("transform", 3, 9))]
 
 
 def test_no_graph_is_made():
@@ -192,8 +192,8 @@ def test_a_transform_has_a_name():
     assert name_of(None) is None
     assert name_of(draws) == "draws"
     assert name_of(nn.Identity()) == "Identity"
-    assert name_of(transforms.mixup(0.2, classes=3)) == "mixup(0.2, classes=3)"
-    assert name_of(transforms.cutmix()) == "cutmix(1)"
+    assert name_of(batch_transforms.mixup(0.2, classes=3)) == "mixup(0.2, classes=3)"
+    assert name_of(batch_transforms.cutmix()) == "cutmix(1)"
 
 
 def decision(parts):
@@ -207,7 +207,7 @@ def test_the_plan_says_what_changes_a_batch():
         "mixup(0.2, classes=3)",
         "the Task's: of each global batch in training, seeded by step",
     )
-    assert decision({"batch_transform": transforms.mixup(0.2, classes=3)}) == said
+    assert decision({"batch_transform": batch_transforms.mixup(0.2, classes=3)}) == said
 
 
 def test_what_is_no_function_is_refused():
@@ -236,7 +236,7 @@ def test_a_transform_is_of_training_only(tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_of_several_ranks_keeps_its_share_of_the_transformed_batch(rank):
-    mixup = transforms.mixup(0.4, classes=tiny.CLASSES)
+    mixup = batch_transforms.mixup(0.4, classes=tiny.CLASSES)
     whole = transform(mixup)(batch_of(*CUT), 5)
     kept = transform(mixup, rank=rank, ranks=2)(batch_of(*CUT), 5)
     (micro,) = kept.micro_batches
@@ -247,7 +247,7 @@ def test_each_of_several_ranks_keeps_its_share_of_the_transformed_batch(rank):
 
 def test_a_rank_without_samples_keeps_a_row_that_does_not_count():
     batch = batch_of(((X,), Y))
-    nothing = nothing_in(batch.micro_batches[0]._replace(position=7))
+    nothing = as_empty(batch.micro_batches[0]._replace(position=7))
     batch = batch._replace(micro_batches=(*batch.micro_batches, nothing))
     (micro,) = transform(lambda x, y: (x.flip(0), y), rank=1, ranks=2)(batch, 0).micro_batches
     assert (micro.items, micro.samples) == (0, 0)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from surestep import transforms
+from surestep import batch_transforms
 from surestep.base.errors import DataError, TaskError
 from tests import tiny
 
@@ -20,7 +20,7 @@ def seeded(transform, inputs, targets, seed=0):
 
 
 def test_mixup_blends_samples_and_targets_by_one_share():
-    x, targets = seeded(transforms.mixup(0.4, classes=3), X, Y)
+    x, targets = seeded(batch_transforms.mixup(0.4, classes=3), X, Y)
     random.seed(0)
     torch.manual_seed(0)
     share, partner = random.betavariate(0.4, 0.4), torch.randperm(12)
@@ -31,7 +31,7 @@ def test_mixup_blends_samples_and_targets_by_one_share():
 
 def test_cutmix_mixes_targets_by_the_area_that_was_kept():
     for seed in range(20):
-        x, targets = seeded(transforms.cutmix(classes=12), IMAGES, torch.arange(12), seed)
+        x, targets = seeded(batch_transforms.cutmix(classes=12), IMAGES, torch.arange(12), seed)
         kept = (x[:, 0] == IMAGES[:, 0]).double().mean((1, 2))
         rows = targets[torch.arange(12), torch.arange(12)].double()
         assert torch.allclose(rows, kept)
@@ -39,45 +39,48 @@ def test_cutmix_mixes_targets_by_the_area_that_was_kept():
 
 
 def test_targets_keep_the_inputs_precision():
-    assert transforms.mixup(classes=3)(X.double(), Y)[1].dtype == torch.float64
+    assert batch_transforms.mixup(classes=3)(X.double(), Y)[1].dtype == torch.float64
 
 
 def test_every_floating_input_is_blended_with_the_same_partner():
-    named, _ = seeded(transforms.mixup(classes=3), {"a": X, "b": [2 * X]}, Y)
+    named, _ = seeded(batch_transforms.mixup(classes=3), {"a": X, "b": [2 * X]}, Y)
     assert torch.allclose(named["b"][0], 2 * named["a"])
 
 
 def test_probabilities_and_maps_of_classes_are_mixed():
     soft = torch.rand(12, 3)
-    assert transforms.mixup()(X, soft)[1].shape == (12, 3)
+    assert batch_transforms.mixup()(X, soft)[1].shape == (12, 3)
     maps = torch.randint(0, 3, (12, 8, 6))
-    mixed = transforms.mixup(classes=3)(IMAGES, maps)[1]
+    mixed = batch_transforms.mixup(classes=3)(IMAGES, maps)[1]
     assert mixed.shape == (12, 3, 8, 6)
     assert torch.allclose(mixed.sum(1), torch.ones(12, 8, 6))
 
 
 def test_the_batch_itself_is_not_written_into():
     images = IMAGES.clone()
-    seeded(transforms.cutmix(classes=3), images, Y)
+    seeded(batch_transforms.cutmix(classes=3), images, Y)
     assert torch.equal(images, IMAGES)
 
 
 @pytest.mark.parametrize("alpha", [0, -1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("make", [transforms.mixup, transforms.cutmix])
+@pytest.mark.parametrize("make", [batch_transforms.mixup, batch_transforms.cutmix])
 def test_a_share_that_cannot_be_drawn_is_refused(make, alpha):
     with pytest.raises(TaskError, match=r"has no shares to draw\. Say an alpha above 0"):
         make(alpha)
 
 
-MIXUP = transforms.mixup(classes=3)
+MIXUP = batch_transforms.mixup(classes=3)
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"batch_transform": transforms.mixup()}, r"is not said\. Say mixup\(0\.2, classes=10\)"),
         (
-            {"batch_transform": transforms.mixup(classes=2)},
+            {"batch_transform": batch_transforms.mixup()},
+            r"is not said\. Say mixup\(0\.2, classes=10\)",
+        ),
+        (
+            {"batch_transform": batch_transforms.mixup(classes=2)},
             "targets run from 0 to 2, with classes=2",
         ),
         (
@@ -89,11 +92,11 @@ MIXUP = transforms.mixup(classes=3)
             r"NLLLoss does not take\. Use nn\.CrossEntropyLoss",
         ),
         (
-            {"batch_transform": transforms.mixup(classes=4)},
+            {"batch_transform": batch_transforms.mixup(classes=4)},
             r"shape \(8, 4\).*the outputs' shape \(8, 3\)",
         ),
         (
-            {"batch_transform": transforms.cutmix(classes=3)},
+            {"batch_transform": batch_transforms.cutmix(classes=3)},
             r"cutmix takes images of .* shapes \[\(8, 4\)\]\. Use mixup",
         ),
         (
@@ -123,4 +126,4 @@ def test_targets_that_are_no_tensor_cannot_be_mixed():
 
 def test_cutmix_takes_one_target_for_each_image():
     with pytest.raises(TaskError, match="one target for each image"):
-        transforms.cutmix(classes=3)(IMAGES, torch.zeros(12, 8, 6).long())
+        batch_transforms.cutmix(classes=3)(IMAGES, torch.zeros(12, 8, 6).long())

@@ -105,7 +105,7 @@ def test_a_killed_worker_is_named_and_the_run_is_saved_and_resumable(tmp_path, k
     assert "data.num_workers=2" in str(died.value)
     assert workers_left() == []
     status, last = Run(tmp_path / "r").status, Run(tmp_path / "r").last
-    assert (status["status"], status["can_go_on"]) == ("failed", True)
+    assert (status["status"], status["resumable"]) == ("failed", True)
     assert last is not None
     assert last.step == status["step"]
     assert f"Saved as {last.path}." in died.value.__notes__
@@ -166,7 +166,7 @@ class KillsWorkers(surestep.Callback):
     killed = returned = 0.0
 
     def on_backward(self, state):
-        if state.place.step == 1:
+        if state.progress.step == 1:
             self.killed = time.monotonic()
             os.kill(workers_left()[0], signal.SIGKILL)
             time.sleep(0.3)  # the handler of SIGCHLD runs here: torch's would raise

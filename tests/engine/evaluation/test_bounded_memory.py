@@ -11,8 +11,8 @@ import resource, sys
 from pathlib import Path
 import torch
 import surestep
-from surestep.engine.evaluation import spool
-from surestep.record.predictions import writing
+from surestep.engine.metrics import spool
+from surestep.record.prediction_files import open_predictions
 
 out, limit = Path(sys.argv[1]), int(sys.argv[2])
 spool.LIMIT = limit * 2**20
@@ -46,7 +46,7 @@ with surestep.prepare(task, config, run=out.parent / "run") as session:
     most = int(size) * 1024 + 100 * 2**20
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     found = session.predict("test")
-    with writing(out) as write:
+    with open_predictions(out) as write:
         write(found.arrays)
     metrics = session.evaluate()
     assert (metrics["val/last_last"], metrics["val/last_rows"]) == (19_999, 20_000), metrics

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from surestep.base.errors import TaskError
-from surestep.engine.evaluate import eval_mode
-from surestep.engine.evaluation.dropout import dropouts, over_passes
+from surestep.engine.evaluate.evaluate import eval_mode
+from surestep.engine.evaluate.mc_dropout import dropout_modules, mean_and_std
 
 
 def encoder(dropout):
@@ -26,7 +26,7 @@ def encoder(dropout):
 @torch.inference_mode()
 def test_what_drops_does_so_in_a_model_that_is_in_eval_mode(model, inputs):
     with eval_mode(model):
-        for module in dropouts(model):
+        for module in dropout_modules(model):
             module.training = True
         said = [model(inputs) for _ in range(2)]
     first, second = (each[0] if isinstance(each, tuple) else each for each in said)
@@ -35,7 +35,7 @@ def test_what_drops_does_so_in_a_model_that_is_in_eval_mode(model, inputs):
 
 def test_attention_drops():
     attention = nn.MultiheadAttention(8, 2, dropout=0.5)
-    assert dropouts(attention) == [attention]
+    assert dropout_modules(attention) == [attention]
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def test_attention_drops():
 )
 def test_a_model_in_which_nothing_is_dropped_is_refused(model):
     with pytest.raises(TaskError, match=f"^{type(model).__name__} has no dropout"):
-        dropouts(model)
+        dropout_modules(model)
 
 
 def test_mean_and_spread_are_those_of_all_passes():
     passes = torch.randn(9, 5, 3) * 1e-3 + 1e4
-    mean, spread = over_passes(lambda number: {"a": passes[number - 1]}, 9)
+    mean, spread = mean_and_std(lambda number: {"a": passes[number - 1]}, 9)
     torch.testing.assert_close(mean["a"], passes.double().mean(0).float())
     torch.testing.assert_close(spread["a"], passes.double().std(0).float())

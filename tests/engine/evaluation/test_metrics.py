@@ -14,7 +14,7 @@ from torch import nn
 import surestep
 from surestep import metrics
 from surestep.base.errors import ConfigError, TaskError
-from surestep.engine.metrics import directions, open_metrics, tables
+from surestep.engine.metrics.base import init_metrics, metric_modes, table_metric_names
 from tests import tiny
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ RATES = {"precision", "recall", "f1", "specificity", "average_precision", "auroc
 
 
 def measured(metric, outputs, targets, cut=None):
-    (opened,) = open_metrics({"m": metric}, CPU)
+    (opened,) = init_metrics({"m": metric}, CPU)
     for some, those in zip(
         outputs.split(cut or len(targets)), targets.split(cut or len(targets)), strict=True
     ):
@@ -257,7 +257,7 @@ def test_perplexity_of_many_tokens_and_of_certainty():
 
 
 def test_nothing_seen_and_nan_are_not_a_number():
-    nothing = open_metrics({"a": metrics.binary(), "b": metrics.confusion_matrix(2)}, CPU)
+    nothing = init_metrics({"a": metrics.binary(), "b": metrics.confusion_matrix(2)}, CPU)
     assert all(map(math.isnan, nothing[0].compute().values()))
     assert all(math.isnan(each) for row in nothing[1].compute()["b"] for each in row)
     outputs, y = torch.tensor([[1.0, math.nan]]), torch.tensor([1])
@@ -308,10 +308,10 @@ def test_without_torchmetrics_the_command_that_installs_it_is_named(monkeypatch)
 
 
 def test_names_and_directions_are_known_before_the_run():
-    assert directions("m", metrics.binary()) == {f"m_{name}": "max" for name in RATES}
-    assert directions("m", metrics.best_threshold()) == {"m_f1": "max", "m_threshold": None}
-    assert directions("m", metrics.perplexity()) == {"m": "min"}
-    assert tables({"a": metrics.binary(), "b": metrics.confusion_matrix(3)}) == ("b",)
+    assert metric_modes("m", metrics.binary()) == {f"m_{name}": "max" for name in RATES}
+    assert metric_modes("m", metrics.best_threshold()) == {"m_f1": "max", "m_threshold": None}
+    assert metric_modes("m", metrics.perplexity()) == {"m": "min"}
+    assert table_metric_names({"a": metrics.binary(), "b": metrics.confusion_matrix(3)}) == ("b",)
 
 
 X, Y = tiny.data()
@@ -328,8 +328,8 @@ def test_a_table_stands_in_the_events_and_in_checkpoints(tmp_path):
     assert [sum(map(sum, each["metrics"]["val/table"])) for each in events] == [20.0, 20.0]
     assert run.last.metrics["val/table"] == events[-1]["metrics"]["val/table"]
     with tiny.prepare(tmp_path, parts(), validation={"metric": "ece"}) as session:
-        assert session.state.standing.latest["val/table"] == events[-1]["metrics"]["val/table"]
-        assert session.state.standing.metric == "val/ece"
+        assert session.state.best.latest["val/table"] == events[-1]["metrics"]["val/table"]
+        assert session.state.best.metric == "val/ece"
 
 
 def test_nothing_is_judged_by_a_table(tmp_path):
@@ -353,6 +353,6 @@ def test_a_rate_can_say_what_is_best(tmp_path):
         **{"train": (X, y), "val": (X, y), "metrics": {"at": metrics.binary()}},
     }
     run = tiny.fit(tmp_path, said, validation={"metric": "at_average_precision"})
-    assert run.status["judged_by"] == ["val/at_average_precision", "max"]
+    assert run.status["monitor"] == ["val/at_average_precision", "max"]
     found = surestep.Run(tmp_path).best.metrics
     assert {f"val/at_{name}" for name in RATES} | {"val/loss"} == set(found)

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from surestep.base.errors import ConfigError, TaskError
-from surestep.engine.evaluation.predict import predict, prediction_feed
-from surestep.engine.precision import autocast
+from surestep.engine.evaluate.predict import make_predict_loader, predict
+from surestep.engine.model.precision import autocast
 from tests import tiny
 
 X, Y = tiny.data()
@@ -20,7 +20,7 @@ def predicted(parts=None, part="test", passes=None, watch=None, **said):
     planned = tiny.plan(parts, **said)
     task = planned.task
     data = {"test": task.test, "train": task.train, **task.val_sets()}[part]
-    feed = prediction_feed(data, part, task=task, plan=planned.plan)
+    feed = make_predict_loader(data, part, task=task, plan=planned.plan)
     parts = {"autocast": autocast(planned.plan), "grad_off": torch.inference_mode}
     try:
         return predict(planned.model, feed, planned.loss, passes=passes, watch=watch, **parts)
@@ -248,7 +248,7 @@ def test_progress_is_told_after_each_batch():
 
 def by_hand(net, passes, size, seed=0):
     """Monte-Carlo dropout as it is written down in plain PyTorch, all passes kept."""
-    from surestep.engine.seed import seed_at
+    from surestep.engine.rng import derive_seed
 
     net.eval()
     for module in net.modules():
@@ -258,7 +258,7 @@ def by_hand(net, passes, size, seed=0):
     for number in range(1, passes + 1):
         outputs = []
         for first in range(0, len(X), size):
-            torch.manual_seed(seed_at("model", seed, -1, first, number))
+            torch.manual_seed(derive_seed("model", seed, -1, first, number))
             outputs.append(net(X[first : first + size]).detach())
         every.append(torch.cat(outputs))
     return torch.stack(every).double()

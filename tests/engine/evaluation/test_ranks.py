@@ -4,8 +4,8 @@ import torchmetrics
 
 import surestep
 from surestep.base.errors import TaskError
-from surestep.engine.evaluation.ranks import check_metrics, shared
-from surestep.engine.parallel.world import ALONE
+from surestep.engine.distributed.communicator import ALONE
+from surestep.engine.metrics.distributed import check_metrics, sync_metrics
 from tests.multi_rank.kinds import Averaged, Own, Spread
 
 
@@ -32,6 +32,6 @@ def test_a_metric_that_ranks_cannot_put_together_is_named(metric, words):
 def test_a_metric_of_one_process_is_computed_as_it_is():
     spread = Spread()
     spread.update(torch.tensor([[1.0], [3.0]]), torch.zeros(2))
-    with shared(spread, ALONE):
+    with sync_metrics(spread, ALONE):
         assert spread.compute() == pytest.approx(2**0.5)
     assert spread.dist_sync_fn is None

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from surestep.base.errors import RunError
-from surestep.engine.evaluation import spool as module
-from surestep.engine.evaluation.spool import Spool
+from surestep.engine.metrics import spool as module
+from surestep.engine.metrics.spool import Spool
 
 
 def filled(limit, folder=None):

@@ -10,7 +10,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import TaskError
-from surestep.engine.evaluation import spool
+from surestep.engine.metrics import spool
 from tests import tiny
 
 X, Y = tiny.data(103, seed=5)

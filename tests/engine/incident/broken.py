@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surestep.engine.data.batch import Batch
-from surestep.engine.incident.diagnose import Diagnosis, diagnose
-from surestep.engine.state import Place
+from surestep.engine.batch import Batch
+from surestep.engine.diagnose.diagnose import Diagnosis, diagnose
+from surestep.engine.state.state import Progress
 from surestep.trainer.session import Session
 from tests import tiny
 
@@ -62,22 +62,22 @@ def learned(does: Any) -> nn.Sequential:
     return nn.Sequential(Scaled(), nn.Linear(4, 6), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, 3))
 
 
-def place_of(session: Session, index: int) -> tuple[Batch, Place]:
+def place_of(session: Session, index: int) -> tuple[Batch, Progress]:
     """Return the first batch that holds a sample of the data, and where it stands."""
-    feed = session.loop.feed
-    order = feed.order_at(0)
+    feed = session.loop.loader
+    order = feed.epoch_order(0)
     wanted = index if order is None else order.tolist().index(index)
     for batch in feed.batches(0):
         if wanted < batch.end:
-            return batch, Place(epoch=0, position=batch.position)
+            return batch, Progress(epoch=0, position=batch.position)
     raise AssertionError
 
 
 def diagnosed(session: Session, index: int = BAD) -> Diagnosis:
     """Diagnose the batch that holds a sample, with the weights as they are."""
     batch, place = place_of(session, index)
-    session.state.place = place
-    return diagnose(session.loop.parts, batch, index=session.loop.feed.order_at(0))
+    session.state.progress = place
+    return diagnose(session.loop.parts, batch, index=session.loop.loader.epoch_order(0))
 
 
 def nans(tensor: Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import surestep
-from surestep.engine.incident.told import told
+from surestep.engine.diagnose.report import describe_diagnosis
 from tests import tiny
 from tests.engine.incident.broken import (
     BAD,
@@ -75,7 +75,7 @@ def test_operation_module_and_sample_are_named(tmp_path, name, micro_batch_size)
     assert found.cause.module == module
     assert operation in (found.cause.operation, found.cause.name)
     assert samples(found) == [BAD]
-    text = told(found)
+    text = describe_diagnosis(found)
     assert operation in text
     assert f"Sample {BAD} " in text
     assert module is None or f"in '{module}'" in text
@@ -101,8 +101,8 @@ def test_an_exploded_weight_is_no_sample_in_particular(tmp_path):
     assert found.cause.module == "3"
     assert samples(found) == []
     assert found.samples.known
-    assert "No sample in particular" in told(found)
-    assert "3.weight 3e+38" in told(found)
+    assert "No sample in particular" in describe_diagnosis(found)
+    assert "3.weight 3e+38" in describe_diagnosis(found)
 
 
 def test_a_weight_that_was_not_finite_before_is_named(tmp_path):
@@ -112,7 +112,7 @@ def test_a_weight_that_was_not_finite_before_is_named(tmp_path):
         found = diagnosed(session)
     assert found.cause is not None
     assert (found.cause.phase, found.cause.name) == ("weights", "3.weight")
-    assert "3.weight was not finite before the step" in told(found)
+    assert "3.weight was not finite before the step" in describe_diagnosis(found)
 
 
 def test_samples_of_batch_statistics_are_found_by_leaving_them_out(tmp_path):
@@ -151,7 +151,7 @@ def test_a_step_that_is_finite_is_said_to_be(tmp_path):
         found = diagnosed(session)
     assert not found.reproduced
     assert found.cause is None
-    assert "Taken again from the same place, the step is finite" in told(found)
+    assert "Taken again from the same place, the step is finite" in describe_diagnosis(found)
 
 
 def test_the_line_of_the_users_code_is_named(tmp_path):
@@ -166,8 +166,8 @@ def test_watching_does_not_change_a_bit_of_the_loss(tmp_path):
     with opened(tmp_path, model(), data(0.5)) as session:
         found = diagnosed(session)
         batch, place = place_of(session, BAD)
-        session.state.place = place
-        result = surestep.engine.step.train_step(session.loop.parts, batch)
+        session.state.progress = place
+        result = surestep.engine.step.train_step.train_step(session.loop.parts, batch)
         assert found.loss == float(result.loss)
 
 
@@ -183,7 +183,7 @@ def positions(found):
 def test_batch_norm_blames_no_innocent_sample(tmp_path, micro_batch_size, bad):
     net, said = model(None, nn.BatchNorm1d(6)), {**STORED, "micro_batch_size": micro_batch_size}
     with opened(tmp_path, net, data(0.5), **said) as session:
-        session.loop.feed.source.tensors[0][list(bad)] = math.nan
+        session.loop.loader.source.tensors[0][list(bad)] = math.nan
         found = diagnosed(session)
     assert positions(found) == list(bad)
     assert "so none was tried alone" in found.samples.how
@@ -206,7 +206,7 @@ class Spreads(nn.Module):
 def test_a_gradient_that_batch_norm_spreads_is_blamed_on_its_sample(tmp_path, micro_batch_size):
     said = {**STORED, "micro_batch_size": micro_batch_size}
     with opened(tmp_path, Spreads(), data(0.5), **said) as session:
-        session.loop.feed.source.tensors[0][BAD] = -7.0
+        session.loop.loader.source.tensors[0][BAD] = -7.0
         found = diagnosed(session)
     assert found.cause is not None
     assert found.cause.phase == "backward"
@@ -226,17 +226,17 @@ class Summed(nn.Module):
 
 def test_samples_that_overflow_only_in_their_sum_are_not_blamed(tmp_path):
     with opened(tmp_path, Summed(), data(0.5), **STORED) as session:
-        session.loop.feed.source.tensors[0][5:9] = 1e38
+        session.loop.loader.source.tensors[0][5:9] = 1e38
         found = diagnosed(session)
     assert found.reproduced
     assert positions(found) == []
-    assert "each alone is finite, and several of them together are not" in told(found)
+    assert "each alone is finite, and several of them together are not" in describe_diagnosis(found)
 
 
 def test_where_no_company_is_finite_nobody_is_blamed(tmp_path):
     net, said = model(None, nn.BatchNorm1d(6)), {**STORED, "micro_batch_size": 2}
     with opened(tmp_path, net, data(0.5), **said) as session:
-        session.loop.feed.source.tensors[0][BAD] = math.nan
+        session.loop.loader.source.tensors[0][BAD] = math.nan
         found = diagnosed(session)
     assert positions(found) == []
-    assert "none can be tried alone" in told(found)
+    assert "none can be tried alone" in describe_diagnosis(found)

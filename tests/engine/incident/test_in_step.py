@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from surestep.engine.incident.in_step import Listening, local_gradients
+from surestep.engine.diagnose.lockstep import CollectiveDetector, local_gradients
 
 
 class Gathered(nn.Linear):
@@ -39,7 +39,7 @@ def test_finite_gradients_are_none_of_them_and_no_hook_stays():
 
 
 def test_a_model_that_calls_nobody_is_not_heard():
-    listening = Listening()
+    listening = CollectiveDetector()
     with listening:
         backward(net(), 1.0)
     assert not listening.talks

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from surestep import losses
 from surestep.base.errors import DataError, SurestepError, TaskError
-from surestep.engine.loss import as_loss
-from surestep.engine.losses.base import First
+from surestep.engine.losses.adapt import as_loss
+from surestep.engine.losses.base import FirstBatch
 from tests.engine.losses.table import CASES, FRAMES, LENGTHS, SPOKEN, N, indices, normal
 
 C, T, V = 3, 5, 6
@@ -285,7 +285,7 @@ REFUSED = {
 @pytest.mark.parametrize(("loss", "outputs", "targets", "sentence"), REFUSED.values(), ids=REFUSED)
 def test_what_does_not_fit_is_refused_with_what_does(loss, outputs, targets, sentence):
     with pytest.raises((TaskError, DataError)) as caught:
-        as_loss(loss, "samples").check(First(outputs, targets))
+        as_loss(loss, "samples").check(FirstBatch(outputs, targets))
     assert caught.match(f"(?s){sentence}")
 
 
@@ -293,7 +293,7 @@ def test_what_does_not_fit_is_refused_with_what_does(loss, outputs, targets, sen
 def test_what_fits_passes_without_a_word(case):
     if case.loss.options.get("ignore_index") == 1:
         return
-    case.loss.check(First(case.outputs, case.targets))
+    case.loss.check(FirstBatch(case.outputs, case.targets))
 
 
 @pytest.mark.parametrize("squashed", ["softmax", "sigmoid"])
@@ -311,17 +311,17 @@ def test_what_fits_passes_without_a_word(case):
 )
 def test_outputs_that_went_through_a_squash_are_refused(loss, outputs, targets, squashed):
     with pytest.raises(TaskError, match=r"takes logits.*give the loss as a function"):
-        as_loss(loss, "samples").check(First(outputs, targets, squashed=squashed))
+        as_loss(loss, "samples").check(FirstBatch(outputs, targets, squashed=squashed))
 
 
 def test_outputs_between_0_and_1_are_warned_of_where_a_sigmoid_was_not_seen():
     with pytest.warns(UserWarning, match="as after a sigmoid"):
-        losses.dice_bce().check(First(P.sigmoid(), M))
+        losses.dice_bce().check(FirstBatch(P.sigmoid(), M))
 
 
 def test_an_ignored_class_is_warned_of():
     with pytest.warns(UserWarning, match=r"ignore_index=1 is one of the model's 3 classes"):
-        losses.multiclass(ignore_index=1).check(First(LOGITS, Y))
+        losses.multiclass(ignore_index=1).check(FirstBatch(LOGITS, Y))
 
 
 @pytest.mark.parametrize(
@@ -336,9 +336,9 @@ def test_a_shift_too_many_or_too_few_is_seen(targets, kind, sentence):
     hidden = targets.clone()
     hidden[:, -1] = -100
     with pytest.raises(DataError, match=sentence):
-        loss.check(First(W, hidden, (TOKENS,)))
+        loss.check(FirstBatch(W, hidden, (TOKENS,)))
     other = {"tokens": TOKENS, "shifted": TOKENS.roll(-1, 1)}[kind]
-    loss.check(First(W, other, (TOKENS, torch.ones(N, T), torch.ones(N, T).long())))
+    loss.check(FirstBatch(W, other, (TOKENS, torch.ones(N, T), torch.ones(N, T).long())))
 
 
 OPTIONS = {
@@ -371,7 +371,7 @@ def test_a_wrong_option_is_refused(make, sentence):
 
 @pytest.mark.parametrize("dim", [1, 2])
 def test_the_classes_of_a_divergence_may_be_in_any_dimension(dim):
-    as_loss(nn.KLDivLoss(), "samples").check(First(W.log_softmax(dim), W.softmax(dim)))
+    as_loss(nn.KLDivLoss(), "samples").check(FirstBatch(W.log_softmax(dim), W.softmax(dim)))
 
 
 def test_distillation_without_labels_is_told_what_to_give():
@@ -391,4 +391,4 @@ def test_images_of_byte_indices_are_class_indices(name):
     values = [loss.value(P, targets) for targets in (R, R.byte())]
     sums = [sum(v.values()) if isinstance(v, dict) else v for v in values]
     assert torch.equal(*sums)
-    loss.check(First(P, R.byte()))
+    loss.check(FirstBatch(P, R.byte()))

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import surestep
-from surestep.engine.loss import as_loss
+from surestep.engine.losses.adapt import as_loss
 from tests import tiny
 from tests.engine.losses.table import CASES as OWN
 from tests.engine.losses.table import N, as_type, rows
@@ -18,7 +18,7 @@ ALL = {
     **{f"own {name}": (each.loss, each.outputs, each.targets) for name, each in OWN.items()},
     **{f"torch {name}": each for name, each in (*OF_TORCH.items(), *SIMPLE.items())},
 }
-SPLIT = {name: case for name, case in ALL.items() if getattr(case[0], "splits", True)}
+SPLIT = {name: case for name, case in ALL.items() if getattr(case[0], "is_separable", True)}
 PLAIN = {
     "optim": {"name": "sgd", "lr": 0.125, "weight_decay": 0.0, "momentum": 0.0},
     "schedule": {"name": "constant"},

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from surestep.engine.loss import as_loss
-from surestep.engine.losses.of_torch import FUNCTIONS, KNOWN
+from surestep.engine.losses.adapt import as_loss
+from surestep.engine.losses.torch_losses import FUNCTIONS, KNOWN
 from tests.engine.losses.table import FRAMES, LENGTHS, SPOKEN, WEIGHT, N, indices, normal, rows
 
 C = 3

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 import surestep
 from surestep.base.errors import ConfigError, DataError, TaskError
-from surestep.engine.data.batch import MicroBatch
-from surestep.engine.data.targets import with_targets_learned
-from surestep.engine.losses.several import counted, its
+from surestep.engine.batch import MicroBatch
+from surestep.engine.data.target_stats import with_fitted_loss
+from surestep.engine.losses.multi import get_named, with_items
 from tests import tiny
 
 X, Y = tiny.data()
@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_refused_where_it_is_said(more, sentence):
 def test_each_is_turned_into_a_loss_under_its_name(loss, sentence):
     task = tiny.task(**parts(loss={"mask": loss}))
     if sentence is None:
-        assert task.build_loss(task.build_model()).called == "mask: MSELoss"
+        assert task.build_loss(task.build_model()).label == "mask: MSELoss"
         return
     with pytest.raises(TaskError, match=sentence):
         task.build_loss(task.build_model())
@@ -147,13 +147,13 @@ def test_names_of_plain_values_are_not_taken_for_outputs():
     """A tensor has `.T`, a tuple `.count`."""
     for value in (X, (X, Y), [X]):
         with pytest.raises(TaskError, match="are called"):
-            its(value, "T" if value is X else "count", "outputs")
+            get_named(value, "T" if value is X else "count", "outputs")
 
 
 def test_items_are_counted_for_each_and_in_all():
     loss = tiny.task(**parts()).build_loss(nn.Identity())
     targets = {"mask": PLACES, "kind": Y}
-    micro = counted(MicroBatch((X,), {}, targets, 0, 20, 0), loss, DATA)
+    micro = with_items(MicroBatch((X,), {}, targets, 0, 20, 0), loss, DATA)
     assert micro.part_items == (int((PLACES != 255).sum()), 20)
     assert micro.items == sum(micro.part_items)
 
@@ -166,7 +166,7 @@ def test_plan_says_each_with_its_weight_and_what_it_is_divided_by():
     assert "read from the 20 training samples" in reason
     assert reason.endswith("kind: divided by targets that are not ignored")
     counts = torch.bincount(PLACES[PLACES != 255], minlength=3)
-    weights = planned.loss.parts[0].loss.module.weight
+    weights = planned.loss.components[0].loss.module.weight
     torch.testing.assert_close(weights, (counts.sum() / (3 * counts)).to(weights))
 
 
@@ -174,7 +174,7 @@ def test_one_that_compares_samples_is_said_not_to_split():
     pairs = {"mask": surestep.losses.dice(per="batch"), "kind": nn.CrossEntropyLoss()}
     planned = tiny.plan(parts(loss=pairs), micro_batch_size=3)
     assert "here: dice(per='batch', smooth=1.0, ignore_index=-100) comp" in planned.plan.reason(
-        "cutting"
+        "batch_layout"
     )
 
 
@@ -256,7 +256,7 @@ def test_batches_of_the_users_own_are_one_global_batch(tmp_path):
 def test_balanced_weights_are_of_all_samples_where_a_few_are_learned_by_heart():
     loss = {"mask": surestep.losses.multiclass(weight="balanced", ignore_index=255)}
     task = tiny.task(**parts(loss=BOTH | loss))
-    learned = with_targets_learned(task, 0).loss
+    learned = with_fitted_loss(task, 0).loss
     assert isinstance(learned, dict)
     counts = torch.bincount(PLACES[PLACES != 255], minlength=3)
     torch.testing.assert_close(

@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import surestep
 from surestep.base.errors import TaskError
-from surestep.engine.loss import as_loss
-from surestep.engine.losses.catalog import CATALOG
+from surestep.engine.losses.adapt import as_loss
+from surestep.engine.losses.registry import CATALOG
 from surestep.trainer.planning import plan_task
 from tests import tiny
 from tests.engine.losses.table import CASES, Case, N, as_type, rows
@@ -18,8 +18,8 @@ from tests.engine.losses.table import CASES, Case, N, as_type, rows
 known = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 splitting = pytest.mark.parametrize(
     "case",
-    [case for case in CASES.values() if case.loss.splits],
-    ids=[name for name, case in CASES.items() if case.loss.splits],
+    [case for case in CASES.values() if case.loss.is_separable],
+    ids=[name for name, case in CASES.items() if case.loss.is_separable],
 )
 types = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=["fp32", "fp64"]
@@ -29,7 +29,7 @@ types = pytest.mark.parametrize(
 def sum_and_items(case: Case, outputs, targets) -> tuple[Tensor, float]:
     loss = as_loss(case.loss, "samples")
     items = loss.items((outputs, targets) if targets is not None else outputs, targets)
-    total, _ = loss.add_up(loss.value(outputs, targets), items)
+    total, _ = loss.to_sum(loss.value(outputs, targets), items)
     return total, items
 
 
@@ -112,7 +112,7 @@ def test_half_precision_is_summed_in_more_digits(case):
 
 
 def test_what_does_not_split_is_declared():
-    declared = {case.loss.name for case in CASES.values() if not case.loss.splits}
+    declared = {case.loss.name for case in CASES.values() if not case.loss.is_separable}
     assert declared == {"contrastive", "contrastive_pairs", "dice"}
 
 
@@ -133,8 +133,8 @@ def test_the_module_offers_what_the_table_holds():
 def test_the_plan_names_a_loss_that_does_not_split(name):
     task = surestep.Task(model=tiny.model(), loss=name, train=tiny.data())
     plan = plan_task(task, tiny.config(micro_batch_size=3)).plan
-    assert plan.reason("cutting").startswith(f"cutting changes the numbers here: {name}(")
-    assert "compares samples of a micro-batch with each other" in plan.reason("cutting")
+    assert plan.reason("batch_layout").startswith(f"cutting changes the numbers here: {name}(")
+    assert "compares samples of a micro-batch with each other" in plan.reason("batch_layout")
 
 
 @pytest.mark.parametrize("name", CATALOG)

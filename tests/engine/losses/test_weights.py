@@ -7,7 +7,7 @@ from torch.utils.data import IterableDataset, Subset
 
 import surestep
 from surestep.base.errors import DataError
-from surestep.engine.loss import as_loss
+from surestep.engine.losses.adapt import as_loss
 from surestep.trainer.planning import plan_task
 from tests import tiny
 from tests.laws.tasks import assert_same, mlp, rows, session_of, snapshot
@@ -65,7 +65,7 @@ def test_balanced_weights_are_sklearns(train, targets):
 
 
 def test_reading_the_targets_draws_nothing():
-    from surestep.engine.data.targets import read_targets
+    from surestep.engine.data.target_stats import read_targets
 
     before = torch.get_rng_state()
     task = surestep.Task(model=mlp(), loss=BALANCED, train=Samples(Y))

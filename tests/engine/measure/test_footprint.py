@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import surestep
-from surestep.engine.measure.footprint import footprint
+from surestep.engine.profile.memory_estimate import estimate_memory
 from surestep.recipes.load import load
 from surestep.trainer.planning import plan_task
 from tests import tiny
@@ -33,7 +33,7 @@ def size(tensors):
 
 def planned_and_measured(folder, parts, **said):
     planned = tiny.plan(parts, **said)
-    takes = footprint(planned.model, planned.plan)
+    takes = estimate_memory(planned.model, planned.plan)
     with tiny.prepare(folder, parts, **said) as session:
         next(session.steps())
         return takes, measured(session)
@@ -57,9 +57,9 @@ def few_files(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["digits", "spiral", "chars"])
 def test_a_plan_of_a_recipe_is_right_within_a_tenth(tmp_path, few_files, name):
     recipe = load(name)
-    config = recipe.config.with_options({"logging.progress": "quiet", "batch_size": 4})
+    config = recipe.config.replace_options({"logging.progress": "quiet", "batch_size": 4})
     planned = plan_task(recipe.build({}, config), config)
-    takes = footprint(planned.model, planned.plan)
+    takes = estimate_memory(planned.model, planned.plan)
     with surestep.prepare(recipe.build({}, config), config, run=tmp_path / "r") as session:
         next(session.steps())
         assert_close(takes, measured(session))
@@ -100,14 +100,14 @@ def test_weights_stay_in_full_precision(tmp_path, precision):
 
 def test_what_an_optimizer_of_ones_own_takes_is_not_known():
     planned = tiny.plan({"optimizer": torch.optim.RMSprop})
-    assert footprint(planned.model, planned.plan).optimizer is None
+    assert estimate_memory(planned.model, planned.plan).optimizer is None
 
 
 def test_parameters_are_counted_by_module():
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     model[2].bias.requires_grad_(False)
     planned = tiny.plan({"model": model})
-    takes = footprint(planned.model, planned.plan)
+    takes = estimate_memory(planned.model, planned.plan)
     assert takes.modules == [
         ("0", "Linear", 40, 40),
         ("1", "Tanh", 0, 0),
@@ -129,17 +129,17 @@ def test_the_parameters_of_the_model_itself_are_in_the_table():
         def forward(self, x):
             return self.inner(x) * self.scale.sum()
 
-    takes = footprint(Net(), tiny.plan().plan)
+    takes = estimate_memory(Net(), tiny.plan().plan)
     assert sum(row[2] for row in takes.modules) == takes.parameters == 20
 
 
 def test_a_model_without_parts_is_one_row():
-    takes = footprint(nn.Linear(4, 3), tiny.plan().plan)
+    takes = estimate_memory(nn.Linear(4, 3), tiny.plan().plan)
     assert takes.modules == [("model", "Linear", 15, 15)]
 
 
 def test_a_shared_parameter_counts_once():
     first, second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
     second.weight = first.weight
-    takes = footprint(nn.Sequential(first, second), tiny.plan().plan)
+    takes = estimate_memory(nn.Sequential(first, second), tiny.plan().plan)
     assert (takes.parameters, takes.weights, takes.gradients) == (64, 256, 256)

@@ -1,6 +1,6 @@
 import torch
 
-from surestep.engine.measure.memory import memory_snapshot
+from surestep.engine.profile.oom import memory_snapshot
 from tests import tiny
 
 

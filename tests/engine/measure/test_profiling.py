@@ -8,8 +8,8 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import ConfigError
-from surestep.engine import loop
-from surestep.engine.measure.peak import peak_flops
+from surestep.engine.profile.peak_flops import peak_flops
+from surestep.engine.step import loop
 from tests import tiny
 
 
@@ -57,7 +57,7 @@ def test_operations_are_counted_in_the_step_before(tmp_path):
 
     said = {"profile": "2:2", "max_steps": 2}
     with tiny.prepare(tmp_path / "run", {"train": tiny.data(64)}, **said) as session:
-        session.loop.watch(Look())
+        session.loop.add_callback(Look())
         list(session.steps())
     first, second = 2 * 8 * tiny.FEATURES * 8, 2 * 8 * 8 * tiny.CLASSES
     assert found[-1] == 2 * first + 3 * second
@@ -161,7 +161,7 @@ def test_waiting_for_data_is_measured(tmp_path, monkeypatch):
     watch = SimpleNamespace(perf_counter=clock, monotonic=time.monotonic)
     monkeypatch.setattr(loop, "time", watch)
     run = tiny.fit(tmp_path / "slow", {"model": model, "train": Slow(clock)}, epochs=1)
-    assert run.status["waited_s"] == 32
+    assert run.status["data_wait_s"] == 32
     assert run.status["seconds"] == 32 + 2 * 4  # batches of 8
 
 

@@ -5,17 +5,20 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from surestep.engine.measure.footprint import Footprint, size_of
-from surestep.engine.measure.shares import Share, cut, shares
-from surestep.engine.optim.layers import blocks_of
+from surestep.engine.model.layers import blocks_of
+from surestep.engine.profile.memory_estimate import MemoryEstimate, tensor_bytes
+from surestep.engine.profile.sharded_memory import RankMemory, estimate_rank_memory, sharded_bytes
 
 GB = 10**9
 
 
-def adamw(model: nn.Module) -> Footprint:
+def adamw(model: nn.Module) -> MemoryEstimate:
     """What a model takes in one process under AdamW, but for the counts of steps."""
-    size, numbers = size_of(model.parameters()), sum(each.numel() for each in model.parameters())
-    return Footprint([], numbers, numbers, size, 0, size, 2 * size, 0)
+    size, numbers = (
+        tensor_bytes(model.parameters()),
+        sum(each.numel() for each in model.parameters()),
+    )
+    return MemoryEstimate([], numbers, numbers, size, 0, size, 2 * size, 0)
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +28,10 @@ def llama() -> nn.Module:
         return LlamaForCausalLM(LlamaConfig())
 
 
-def of(model: nn.Module, ranks: int, local: int, precision: str) -> dict[str, Share]:
+def of(model: nn.Module, ranks: int, local: int, precision: str) -> dict[str, RankMemory]:
     blocks = list(blocks_of(model).values())
     how = {"blocks": blocks, "ranks": ranks, "local": local, "precision": precision}
-    return {each.way: each for each in shares(model, adamw(model), **how)}
+    return {each.strategy: each for each in estimate_rank_memory(model, adamw(model), **how)}
 
 
 def test_adam_with_mixed_precision_takes_16_to_18_bytes_a_parameter(llama):
@@ -65,8 +68,8 @@ def test_state_is_divided_by_the_ranks_that_share_it(llama):
 
 def test_what_is_gathered_are_two_blocks_a_gradient_and_the_root(llama):
     found = of(llama, 8, 8, "bf16")
-    block = size_of(blocks_of(llama)["model.layers.0"].parameters())
-    root = size_of(llama.parameters()) - 32 * block
+    block = tensor_bytes(blocks_of(llama)["model.layers.0"].parameters())
+    root = tensor_bytes(llama.parameters()) - 32 * block
     assert found["fsdp full"].passing == (root + 2 * block + max(root, block)) // 2
     assert found["fsdp grad_op"].passing == (adamw(llama).weights + max(root, block)) // 2
     assert of(llama, 1, 1, "bf16")["fsdp full"].passing == 0
@@ -76,7 +79,7 @@ def test_what_is_gathered_are_two_blocks_a_gradient_and_the_root(llama):
 def test_the_first_rank_holds_the_rows_that_torch_cuts_for_it(ranks):
     model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3), nn.LayerNorm(3))
     held = sum(each.chunk(ranks)[0].numel() * 4 for each in model.parameters())
-    assert cut(model.parameters(), ranks) == held
+    assert sharded_bytes(model.parameters(), ranks) == held
 
 
 @pytest.mark.parametrize(
@@ -91,13 +94,13 @@ def test_the_first_rank_holds_the_rows_that_torch_cuts_for_it(ranks):
 def test_zero_3_keeps_small_parameters_whole_beside_their_parts(keys, whole):
     model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3), nn.LayerNorm(3))
     how = {"blocks": [], "ranks": 2, "local": 2, "precision": "fp32"}
-    found = shares(model, adamw(model), **how, deepspeed={"zero_optimization": keys})
-    told = {each.way: each for each in found}["deepspeed zero 3"]
-    assert told.weights == size_of(model.parameters()) // 2 + 4 * whole
+    found = estimate_rank_memory(model, adamw(model), **how, deepspeed={"zero_optimization": keys})
+    told = {each.strategy: each for each in found}["deepspeed zero 3"]
+    assert told.weights == tensor_bytes(model.parameters()) // 2 + 4 * whole
 
 
 def test_what_is_not_known_is_not_counted_as_nothing():
     model = nn.Linear(4, 4)
-    takes = Footprint([], 20, 20, 80, 0, 80, None, 0)
+    takes = MemoryEstimate([], 20, 20, 80, 0, 80, None, 0)
     how = {"blocks": [], "ranks": 2, "local": 2, "precision": "fp32"}
-    assert all(each.optimizer is None for each in shares(model, takes, **how))
+    assert all(each.optimizer is None for each in estimate_rank_memory(model, takes, **how))

@@ -7,7 +7,10 @@ import torch
 
 import surestep
 from surestep.base.errors import ConfigError
-from surestep.engine.model.checkpointing import own_checkpointing, uses_own_checkpointing
+from surestep.engine.model.activation_checkpointing import (
+    model_checkpointing,
+    uses_own_checkpointing,
+)
 from tests import tiny
 from tests.laws.hugging_face import gpt2, masked
 from tests.laws.tasks import session_of
@@ -39,7 +42,7 @@ def test_the_numbers_are_the_same(dropout, limit, tmp_path):
 def test_the_cache_is_off_meanwhile_and_all_is_put_back():
     model = gpt2()()
     assert model.config.use_cache
-    with warnings.catch_warnings(), own_checkpointing(model):
+    with warnings.catch_warnings(), model_checkpointing(model):
         assert not model.config.use_cache
         assert model.is_activation_checkpointing
     assert model.config.use_cache
@@ -57,7 +60,7 @@ def test_an_older_model_is_asked_by_the_older_name():
             self.asked = None
 
     model = Older(1, 1)
-    with own_checkpointing(model):
+    with model_checkpointing(model):
         assert model.asked["use_reentrant"] is False
     assert model.asked is None
 

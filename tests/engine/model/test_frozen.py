@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from surestep.engine.model.frozen import fingerprint, fingerprints, left_out
+from surestep.engine.model.frozen_weights import fingerprint, fingerprints, omitted_weights
 from tests import tiny
 
 
@@ -37,9 +37,9 @@ def test_what_was_thawed_is_kept_although_it_be_frozen_again():
     base = fingerprints(model)
     state = tiny.state_of(model, steps=0)
     state.base = base
-    assert left_out(state) == base
+    assert omitted_weights(state) == base
     model[0].weight.requires_grad_(True)
-    assert list(left_out(state)) == ["0.bias"]
+    assert list(omitted_weights(state)) == ["0.bias"]
     state.optimizer.state[model[0].weight] = {"step": torch.ones(())}
     model[0].weight.requires_grad_(False)
-    assert list(left_out(state)) == ["0.bias"]
+    assert list(omitted_weights(state)) == ["0.bias"]

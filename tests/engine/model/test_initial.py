@@ -3,13 +3,13 @@ import torch
 
 import surestep
 from surestep.base.errors import TaskError
-from surestep.engine.model.initial import as_init, some
+from surestep.engine.task.init_weights import as_init, summarize_names
 from tests import tiny
 
 
 def test_a_path_is_an_init_without_more_to_say():
-    assert as_init("a.pt") == surestep.Init("a.pt")
-    init = surestep.Init("a.pt", skip=["head"])
+    assert as_init("a.pt") == surestep.InitWeights("a.pt")
+    init = surestep.InitWeights("a.pt", skip=["head"])
     assert as_init(init) is init
 
 
@@ -29,8 +29,8 @@ def test_what_is_no_weights_is_refused(init, sentence):
 
 def test_a_skip_of_text_is_refused():
     with pytest.raises(TaskError, match=r"Give a list: skip=\['head'\]"):
-        surestep.Init("a.pt", skip="head")
+        surestep.InitWeights("a.pt", skip="head")
 
 
 def test_only_some_names_are_told():
-    assert some(["a", "b", "c"], 2) == "a, b and 1 more"
+    assert summarize_names(["a", "b", "c"], 2) == "a, b and 1 more"

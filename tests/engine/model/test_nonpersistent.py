@@ -1,7 +1,11 @@
 import torch
 from torch import nn
 
-from surestep.engine.model.nonpersistent import built, moved, put
+from surestep.engine.model.nonpersistent_buffers import (
+    changed_buffers,
+    initial_values,
+    restore_buffers,
+)
 
 
 def model():
@@ -14,22 +18,22 @@ def model():
 
 def test_only_what_a_state_dict_leaves_out_and_what_moved_is_found():
     net = model()
-    before = built(net)
+    before = initial_values(net)
     assert before.keys() == {"1.table", "1.calls", "1.none"}
     assert before["1.none"] is None
-    assert moved(net, before) == {}
+    assert changed_buffers(net, before) == {}
     net[0].running_mean += 1
     net[1].calls += 1
     net[1].none = torch.zeros(())
-    assert moved(net, before).keys() == {"1.calls", "1.none"}
+    assert changed_buffers(net, before).keys() == {"1.calls", "1.none"}
 
 
 def test_what_is_not_named_is_as_it_was_built():
     net = model()
-    before = built(net)
+    before = initial_values(net)
     net[1].calls += 5
     net[1].table = torch.arange(6.0)
-    put(net, before, {"1.calls": torch.tensor(2.0)})
+    restore_buffers(net, before, {"1.calls": torch.tensor(2.0)})
     assert (float(net[1].calls), net[1].table.tolist()) == (2.0, [0.0, 1.0, 2.0])
     before["1.table"] += 1  # what the model holds is a copy
     assert net[1].table.tolist() == [0.0, 1.0, 2.0]
@@ -37,6 +41,6 @@ def test_what_is_not_named_is_as_it_was_built():
 
 def test_a_table_that_has_grown_comes_back_as_large():
     net = model()
-    before = built(net)
-    put(net, before, {"1.table": torch.arange(6.0)})
+    before = initial_values(net)
+    restore_buffers(net, before, {"1.table": torch.arange(6.0)})
     assert net[1].table.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]

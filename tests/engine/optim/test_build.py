@@ -6,8 +6,13 @@ from torch import nn
 
 from surestep.base.errors import ConfigError, TaskError
 from surestep.engine.optim.build import build_optimizer
-from surestep.engine.optim.groups import arrange, check_groups, parameter_groups, without_decay
-from surestep.engine.state import named_trainable
+from surestep.engine.optim.param_groups import (
+    check_groups,
+    make_param_groups,
+    no_decay_params,
+    parameter_groups,
+)
+from surestep.engine.state.state import trainable_parameters
 from tests import tiny
 
 
@@ -31,7 +36,7 @@ class Gated(nn.Module):
 
 
 def kept_out(model):
-    ids = without_decay(model)
+    ids = no_decay_params(model)
     return {name for name, each in model.named_parameters() if id(each) in ids}
 
 
@@ -63,16 +68,16 @@ def test_weight_decay_leaves_biases_scales_and_gates_alone():
 def test_a_head_tied_to_an_embedding_is_one_of_its():
     model = Tied()
     assert kept_out(model) == {"table.weight", "body.bias"}
-    assert list(named_trainable(model)) == ["table.weight", "body.weight", "body.bias"]
+    assert list(trainable_parameters(model)) == ["table.weight", "body.weight", "body.bias"]
 
 
 def built(planned):
-    groups = arrange(planned.model, planned.plan)
+    groups = make_param_groups(planned.model, planned.plan)
     return build_optimizer(planned.plan, planned.task, planned.model, groups)
 
 
 def groups_of(model, **said):
-    return parameter_groups(arrange(model, tiny.plan({"model": model}, optim=said).plan))
+    return parameter_groups(make_param_groups(model, tiny.plan({"model": model}, optim=said).plan))
 
 
 def test_the_groups_hold_each_trained_parameter_once():
@@ -86,7 +91,7 @@ def test_the_groups_hold_each_trained_parameter_once():
 
 def test_a_decay_that_is_not_decided_is_left_to_the_optimizer():
     planned = tiny.plan({"optimizer": torch.optim.Adam, "model": Tied()})
-    first, second = parameter_groups(arrange(planned.model, planned.plan))
+    first, second = parameter_groups(make_param_groups(planned.model, planned.plan))
     assert "weight_decay" not in first
     assert second["weight_decay"] == 0.0
 
@@ -168,7 +173,7 @@ def test_what_cannot_be_made_or_stepped_is_refused_with_what_to_type(make, sente
 
 def named(**optim):
     planned = tiny.plan(optim=optim)
-    groups = arrange(planned.model, planned.plan)
+    groups = make_param_groups(planned.model, planned.plan)
     return build_optimizer(planned.plan, planned.task, planned.model, groups)
 
 
@@ -204,7 +209,7 @@ def test_the_rest_beside_muon_has_its_multiples_of_its_own_rate():
             "groups": ("2.* lr=0.5x", "0.bias lr=7e-1"),
         },
     )
-    groups = arrange(planned.model, planned.plan)
+    groups = make_param_groups(planned.model, planned.plan)
     optimizer = build_optimizer(planned.plan, planned.task, planned.model, groups)
     names = {id(each): name for name, each in planned.model.named_parameters()}
     rates = {
@@ -261,7 +266,7 @@ def test_a_decay_of_a_sparse_table_is_refused_though_the_rest_may_decay(name, se
     net = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3))
     parts = {"model": net, "train": (torch.ones(20, dtype=torch.long), tiny.data()[1])}
     planned = tiny.plan(parts, optim={"name": name, "groups": ("0.* decay=0.1",)})
-    groups = arrange(planned.model, planned.plan)
+    groups = make_param_groups(planned.model, planned.plan)
     with pytest.raises(ConfigError, match=rf"says a decay of 0\.1 for .*{sentence}"):
         build_optimizer(planned.plan, planned.task, planned.model, groups)
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import surestep
-from surestep.base.groups.optim import Name, Optim
-from surestep.engine.optim.catalog import NOT_OWN, NOT_OWN_8BIT, OPTIMIZERS, optimizers_with
+from surestep.config.optim import Name, Optim
+from surestep.engine.optim.registry import NOT_OWN, NOT_OWN_8BIT, OPTIMIZERS, optimizers_with
 from tests.needs import needs
 
-SHARED = {"name", "lr", "weight_decay", "implementation", "groups", "layer_decay"}
+SHARED = {"name", "lr", "weight_decay", "implementation", "groups", "layerwise_lr_decay"}
 TORCHS = {
     name
     for name, each in vars(torch.optim).items()
@@ -39,9 +39,9 @@ def test_the_options_are_those_of_the_signature(name):
         kind = known.kind
     found = {k: v.default for k, v in inspect.signature(kind).parameters.items()}
     found = {option: value for option, value in found.items() if option not in left_out}
-    shown = {**found, **known.more}
+    shown = {**found, **known.extra_help}
     assert known.options == shown
-    assert set(known.more) <= {"adamw_lr", "betas"} or known.kind is None
+    assert set(known.extra_help) <= {"adamw_lr", "betas"} or known.kind is None
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -82,12 +82,12 @@ def test_parts_are_unfrozen_one_after_another(tmp_path):
 
 def test_a_place_loaded_from_before_the_switch_is_frozen_again(tmp_path):
     with opened(tmp_path, "0 freeze=2 steps") as session:
-        start = session.state.place
+        start = session.state.progress
         for result in session.steps():
             if result.step == 3:
                 break
         assert session.model[0][0].weight.requires_grad
-        session.state.place = start
+        session.state.progress = start
         next(session.steps())
         assert not session.model[0][0].weight.requires_grad
         assert session.model[0][0].weight.grad is None

@@ -4,7 +4,7 @@ from torch import nn
 
 from surestep.base.errors import ConfigError, TaskError
 from surestep.engine.optim.build import build_optimizer
-from surestep.engine.optim.groups import arrange
+from surestep.engine.optim.param_groups import make_param_groups
 from tests import tiny
 
 
@@ -19,7 +19,7 @@ def net():
 
 def groups_of(*said, model=None, **optim):
     planned = tiny.plan({"model": model or net()}, optim={"lr": 0.1, "groups": said, **optim})
-    return {each.name: each for each in arrange(planned.model, planned.plan)}
+    return {each.name: each for each in make_param_groups(planned.model, planned.plan)}
 
 
 def by_parameter(groups, what):
@@ -63,7 +63,7 @@ def test_the_later_group_wins_for_each_setting():
 
 
 def test_a_multiple_is_of_the_rate_and_of_the_layer():
-    groups = groups_of("0 lr=0.5x", "2 lr=7", layer_decay=0.5)
+    groups = groups_of("0 lr=0.5x", "2 lr=7", layerwise_lr_decay=0.5)
     rates = by_parameter(groups, "lr")
     assert rates["0.0.weight"] == 0.1 * (0.25 * 0.5)
     assert rates["1.weight"] == 0.1 * 0.5
@@ -132,13 +132,15 @@ def test_a_decay_where_nothing_decays_is_refused():
 
 def built(make, **optim):
     planned = tiny.plan({"optimizer": make, "model": net()}, optim=optim)
-    groups = arrange(planned.model, planned.plan)
+    groups = make_param_groups(planned.model, planned.plan)
     return build_optimizer(planned.plan, planned.task, planned.model, groups)
 
 
 def test_an_optimizer_of_the_tasks_own_has_the_groups_and_multiples():
     made = built(
-        lambda groups: torch.optim.RMSprop(groups, lr=0.3), groups=["2 lr=7"], layer_decay=0.5
+        lambda groups: torch.optim.RMSprop(groups, lr=0.3),
+        groups=["2 lr=7"],
+        layerwise_lr_decay=0.5,
     )
     rates = {group["name"]: group["lr"] for group in made.param_groups}
     assert rates["layer 1, decay"] == 0.3 * 0.25
@@ -151,5 +153,5 @@ def test_an_optimizer_that_drops_the_groups_is_refused():
         return torch.optim.SGD([p for group in groups for p in group["params"]], lr=0.1)
 
     with pytest.raises(TaskError, match="lacks the group 'layer 2, decay', whose rate is said"):
-        built(make, layer_decay=0.5)
+        built(make, layerwise_lr_decay=0.5)
     assert built(make)

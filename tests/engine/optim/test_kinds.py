@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from surestep.engine.optim.kinds import hidden_matrices, kinds_of, sparse_tables
+from surestep.engine.optim.param_roles import hidden_matrices, param_info, sparse_embeddings
 
 
 class Net(nn.Module):
@@ -43,13 +43,13 @@ def test_a_head_tied_to_a_table_is_a_table():
 
 def test_sparse_tables_are_those_that_say_so_and_are_trained():
     net = Net()
-    assert sparse_tables(net) == ["table.weight"]
+    assert sparse_embeddings(net) == ["table.weight"]
     net.table.weight.requires_grad_(False)
-    assert sparse_tables(net) == []
+    assert sparse_embeddings(net) == []
 
 
 def test_what_a_plan_must_know_of_a_model():
-    assert kinds_of(Net()) == {
+    assert param_info(Net()) == {
         "floating": True,
         "hidden": ("first.weight",),
         "sparse": ("table.weight",),
@@ -57,7 +57,7 @@ def test_what_a_plan_must_know_of_a_model():
         "scalars": (),
     }
     alone = nn.Embedding(3, 2, sparse=True, dtype=torch.cfloat)
-    assert kinds_of(alone)["dense"] is False
-    assert kinds_of(alone)["floating"] is False
+    assert param_info(alone)["dense"] is False
+    assert param_info(alone)["floating"] is False
     alone.register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
-    assert kinds_of(alone)["scalars"] == ("scale",)
+    assert param_info(alone)["scalars"] == ("scale",)

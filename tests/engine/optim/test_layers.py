@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.engine.optim.layers import layers_of
+from surestep.engine.model.layers import layers_of
 
 
 class Block(nn.Module):

@@ -6,7 +6,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import ConfigError, TaskError
-from surestep.engine.optim.learners import build_learners
+from surestep.engine.optim.multi import build_learners
 from surestep.trainer.prepare import plan_task
 from tests import tiny
 
@@ -39,8 +39,8 @@ def test_each_trains_the_part_of_its_name():
 
 def test_parts_are_submodules_by_their_path():
     optimizers, planned = made(
-        actor=surestep.Learner(parts=["shared.head"]),
-        critic=surestep.Learner(parts=["shared.trunk", "critic"]),
+        actor=surestep.OptimizerSpec(modules=["shared.head"]),
+        critic=surestep.OptimizerSpec(modules=["shared.trunk", "critic"]),
     )
     held = [each for group in optimizers["actor"].param_groups for each in group["params"]]
     expected = planned.model["shared"]["head"].parameters()
@@ -95,7 +95,7 @@ def test_the_plan_shows_each_with_its_reasons():
         (
             {
                 "shared": surestep.Optim(),
-                "critic": surestep.Learner(parts=["critic", "shared.head"]),
+                "critic": surestep.OptimizerSpec(modules=["critic", "shared.head"]),
             },
             "shared.head.weight is in shared and in critic",
         ),

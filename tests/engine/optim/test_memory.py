@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.engine.measure.footprint import footprint
-from surestep.engine.optim.catalog import OPTIMIZERS
+from surestep.engine.optim.registry import OPTIMIZERS
+from surestep.engine.profile.memory_estimate import estimate_memory
 from tests import tiny
 from tests.laws.breadth.optimizers import Words, wide
 from tests.laws.cases import tokens
@@ -38,7 +38,7 @@ def test_what_a_plan_says_of_the_optimizers_memory_is_what_it_takes(tmp_path, na
         parts = {"model": Words(), "train": tokens()}
     said = {"optim": {"name": name, **options}, "max_steps": 3}
     planned = tiny.plan(parts, **said)
-    expected = footprint(planned.model, planned.plan).optimizer
+    expected = estimate_memory(planned.model, planned.plan).optimizer
     with tiny.prepare(tmp_path / "r", parts, **said) as session:
         list(session.steps())
         found = sum(held(dict(session.optimizer.state)).values())
@@ -52,4 +52,4 @@ def test_the_parameters_that_torch_looks_at_twice_are_counted_once():
         {"model": model, "train": (torch.ones(8, 4), torch.ones(8, 4)), "loss": nn.MSELoss()},
         optim={"name": "adam"},
     )
-    assert footprint(planned.model, planned.plan).optimizer == 2 * 4 * (16 + 4 + 4) + 3 * 4
+    assert estimate_memory(planned.model, planned.plan).optimizer == 2 * 4 * (16 + 4 + 4) + 3 * 4

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from surestep.base.config import Config
 from surestep.base.errors import ConfigError
-from surestep.engine.parallel.accelerate_config import AccelerateConfig, read_accelerate
-from surestep.engine.parallel.launch import Launched
-from surestep.engine.plan import Plan
-from surestep.engine.resolve import resolve
+from surestep.config.config import Config
+from surestep.engine.distributed.accelerate_env import AccelerateConfig, read_accelerate
+from surestep.engine.distributed.launcher_env import LaunchInfo
+from surestep.engine.plan.plan import Plan
+from surestep.engine.rules.resolve import resolve
 from tests import tiny
 
 SAID = {
@@ -20,7 +20,7 @@ SAID = {
 
 
 def planned(config: AccelerateConfig, facts=tiny.TWO_GPUS, **said: object) -> Plan:
-    launched = Launched(size=2, local_size=2, by="accelerate launch")
+    launched = LaunchInfo(size=2, local_size=2, launcher="accelerate launch")
     known = replace(facts, launched=launched, accelerate=config, extras=("accelerate",))
     return resolve(Config.from_options({"epochs": 1, **said}), known, tiny.GIVEN)
 
@@ -44,21 +44,21 @@ def test_a_plain_config_says_nothing_else():
 )
 def test_its_fsdp_is_told_in_our_words(said, words):
     found = read_accelerate({**SAID, "ACCELERATE_USE_FSDP": "true", **said})
-    assert (found.engine, found.words) == ("FSDP", f"--parallel.kind fsdp {words}")
+    assert (found.engine, found.words) == ("FSDP", f"--parallel.strategy fsdp {words}")
 
 
 def test_its_deepspeed_is_told_in_our_words():
     on = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
     found = read_accelerate({**SAID, **on})
-    assert found.words == "--parallel.kind deepspeed --parallel.zero 3"
+    assert found.words == "--parallel.strategy deepspeed --parallel.zero_stage 3"
 
 
 def test_precision_device_and_compiling_are_those_of_the_config():
     config = AccelerateConfig("bf16", use_cpu=True, dynamo="inductor", dynamo_mode="max-autotune")
     plan = planned(config)
     assert (plan.precision, plan.device) == ("bf16", torch.device("cpu"))
-    assert (plan.compile, plan.parallel_kind) == ("max-autotune", "accelerate")
-    for option in ("precision", "device", "compile", "parallel.kind"):
+    assert (plan.compile, plan.parallel_strategy) == ("max-autotune", "accelerate")
+    for option in ("precision", "device", "compile", "parallel.strategy"):
         assert "accelerate" in plan.reason(option)
 
 
@@ -77,5 +77,5 @@ def test_another_device_than_the_cpu_it_says_is_refused():
 
 
 def test_other_ways_take_its_precision_too():
-    plan = planned(AccelerateConfig("fp16", engine="Megatron-LM"), **{"parallel.kind": "ddp"})
-    assert (plan.parallel_kind, plan.precision) == ("ddp", "fp16")
+    plan = planned(AccelerateConfig("fp16", engine="Megatron-LM"), **{"parallel.strategy": "ddp"})
+    assert (plan.parallel_strategy, plan.precision) == ("ddp", "fp16")

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.engine.parallel.blocks import blocks_for, in_order
+from surestep.engine.parallel.wrap_policy import in_order, select_wrap_units
 
 
 class Block(nn.Module):
@@ -43,7 +43,7 @@ INSIDE = ("layers.0.attention", "layers.0.wide", "layers.1.attention", "layers.1
     ],
 )
 def test_blocks_are_chosen_by_class_size_and_name(choice, names):
-    found = blocks_for(Net(), choice)
+    found = select_wrap_units(Net(), choice)
     assert (found.names, found.problem) == (names, "")
     assert found.text.startswith(f"{len(names)} ")
 
@@ -67,7 +67,7 @@ def test_blocks_are_chosen_by_class_size_and_name(choice, names):
     ],
 )
 def test_a_choice_that_divides_nothing_tells_the_classes_there_are(choice, words):
-    problem = blocks_for(Net(), choice).problem
+    problem = select_wrap_units(Net(), choice).problem
     assert words in problem
     assert choice in problem
     assert "MultiheadAttention (2)" in problem
@@ -75,21 +75,24 @@ def test_a_choice_that_divides_nothing_tells_the_classes_there_are(choice, words
 
 def test_a_block_that_is_the_whole_is_none():
     whole = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
-    assert "which is the whole model" in blocks_for(whole, "name 0").problem
-    assert not blocks_for(whole, "class Linear").problem
+    assert "which is the whole model" in select_wrap_units(whole, "name 0").problem
+    assert not select_wrap_units(whole, "class Linear").problem
 
 
 def test_what_shares_a_weight_stays_with_the_rest():
-    found = blocks_for(Net(tied=True), "class Block Linear Embedding")
+    found = select_wrap_units(Net(tied=True), "class Block Linear Embedding")
     assert found.names == ("layers.0", "layers.0.wide", "layers.1", "layers.1.wide")
     assert "table, head share a weight" in found.text
-    assert "shares a weight with another part" in blocks_for(Net(tied=True), "name head").problem
+    assert (
+        "shares a weight with another part"
+        in select_wrap_units(Net(tied=True), "name head").problem
+    )
 
 
 def test_small_models_without_blocks_are_cut_by_size():
     model = nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 1), nn.Linear(1, 9))
-    assert blocks_for(model, "auto").names == ("0", "2")
-    assert "the whole at once" in blocks_for(nn.Linear(3, 3), "auto").text
+    assert select_wrap_units(model, "auto").names == ("0", "2")
+    assert "the whole at once" in select_wrap_units(nn.Linear(3, 3), "auto").text
 
 
 @pytest.mark.parametrize(
@@ -104,7 +107,7 @@ def test_small_models_without_blocks_are_cut_by_size():
 def test_what_cannot_be_cut_is_named(parameter, words):
     model = Net()
     model.own = parameter
-    assert words in blocks_for(model, "auto").problem
+    assert words in select_wrap_units(model, "auto").problem
 
 
 def test_inner_blocks_come_first():

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.engine.parallel.cargo import Cargo, Carrier
+from surestep.engine.parallel.ddp_piggyback import PiggybackModule, PiggybackScalars
 
 
 def arrived(said, ranks=None):
     """Let each rank say its numbers, and DDP divide by the ranks and add up, as it does."""
     ranks = len(said) if ranks is None else ranks
-    carrier = Carrier(nn.Linear(2, 1), len(said[0]) - 1)
-    cargo = Cargo(carrier.cargo, ranks)
+    carrier = PiggybackModule(nn.Linear(2, 1), len(said[0]) - 1)
+    cargo = PiggybackScalars(carrier.cargo, ranks)
     total = torch.zeros_like(carrier.cargo)
     for numbers in said:
         cargo.send(*numbers)
@@ -46,8 +46,8 @@ def test_items_of_any_size_keep_their_digits(size):
 
 
 def test_what_a_step_was_to_send_that_failed_is_forgotten():
-    carrier = Carrier(nn.Linear(2, 1), 0)
-    cargo = Cargo(carrier.cargo, 1)
+    carrier = PiggybackModule(nn.Linear(2, 1), 0)
+    cargo = PiggybackScalars(carrier.cargo, 1)
     cargo.send(5.0)
     cargo.clear()
     torch.autograd.backward(*cargo.root(torch.tensor(1.0)))
@@ -62,8 +62,8 @@ def test_what_cannot_be_sent_arrives_as_no_number_and_the_rest_as_it_is(number):
 
 
 def test_a_loss_that_is_not_finite_leaves_the_numbers_alone():
-    carrier = Carrier(nn.Linear(2, 1), 0)
-    cargo = Cargo(carrier.cargo, 1)
+    carrier = PiggybackModule(nn.Linear(2, 1), 0)
+    cargo = PiggybackScalars(carrier.cargo, 1)
     cargo.send(5.0)
     torch.autograd.backward(*cargo.root(torch.tensor(math.nan)))
     assert math.isnan(cargo.loss_sum())
@@ -71,8 +71,8 @@ def test_a_loss_that_is_not_finite_leaves_the_numbers_alone():
 
 
 def test_the_losses_of_micro_batches_add_up_and_numbers_travel_once():
-    carrier = Carrier(nn.Linear(2, 1), 0)
-    cargo = Cargo(carrier.cargo, 1)
+    carrier = PiggybackModule(nn.Linear(2, 1), 0)
+    cargo = PiggybackScalars(carrier.cargo, 1)
     cargo.send(5.0)
     for loss in (1.0, 2.0, 4.0):
         torch.autograd.backward(*cargo.root(torch.tensor(loss)))
@@ -81,13 +81,13 @@ def test_the_losses_of_micro_batches_add_up_and_numbers_travel_once():
 
 def test_a_carrier_answers_as_its_model_and_lies_in_the_same_bucket():
     model = nn.Linear(2, 1, dtype=torch.float64)
-    carrier = Carrier(model, 1)
+    carrier = PiggybackModule(model, 1)
     x = torch.ones(3, 2, dtype=torch.float64)
     assert torch.equal(carrier(input=x), model(x))
     assert carrier.cargo.dtype == torch.float64
-    assert Carrier(model.to(torch.bfloat16), 1).cargo.dtype == torch.float32
+    assert PiggybackModule(model.to(torch.bfloat16), 1).cargo.dtype == torch.float32
 
 
 def test_beside_complex_parameters_real_numbers_travel():
     model = nn.ParameterList([torch.zeros(2, dtype=torch.complex128)])
-    assert Carrier(model, 1).cargo.dtype == torch.float64
+    assert PiggybackModule(model, 1).cargo.dtype == torch.float64

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from surestep.engine.parallel.ddp import Ddp
+from surestep.engine.parallel.ddp import DDPStrategy
 from tests import tiny
 
 
@@ -18,7 +18,7 @@ def group():
 
 def test_gradients_are_views_of_the_buckets_and_take_no_memory_beside_them(group):
     model = tiny.model()
-    wrapped = Ddp.wrapped(object.__new__(Ddp), model, tiny.plan().plan)
+    wrapped = DDPStrategy.wrap_model(object.__new__(DDPStrategy), model, tiny.plan().plan)
     wrapped(torch.ones(2, tiny.FEATURES)).sum().backward()
     storages = {each.grad.untyped_storage().data_ptr() for each in model.parameters()}
     assert len(storages) == 1

@@ -8,7 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from surestep.engine.parallel.debug import DUMP_TO, VARIABLES, flight_recorder, nccl_debug
+from surestep.engine.distributed.nccl_debug import (
+    DUMP_TO,
+    VARIABLES,
+    flight_recorder,
+    nccl_debug_env,
+)
 
 
 @pytest.fixture
@@ -19,7 +24,7 @@ def nothing_said(monkeypatch):
 
 def test_what_nccl_and_torch_read_is_set_meanwhile_and_gone_after(nothing_said):
     before = dict(os.environ)
-    with nccl_debug(on=True):
+    with nccl_debug_env(on=True):
         said = {name: value for name, value in os.environ.items() if name not in before}
     assert said == {
         **{"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,COLL"},
@@ -33,7 +38,7 @@ def test_what_nccl_and_torch_read_is_set_meanwhile_and_gone_after(nothing_said):
 def test_torch_is_told_though_it_has_read_its_variable_already(nothing_said):
     before = dist.get_debug_level()
     assert before == dist.DebugLevel.OFF
-    with nccl_debug(on=True):
+    with nccl_debug_env(on=True):
         assert dist.get_debug_level() == dist.DebugLevel.INFO
     assert dist.get_debug_level() == before
 
@@ -41,7 +46,7 @@ def test_torch_is_told_though_it_has_read_its_variable_already(nothing_said):
 def test_a_level_that_was_set_in_the_process_is_put_back(nothing_said):
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     try:
-        with nccl_debug(on=True):
+        with nccl_debug_env(on=True):
             assert dist.get_debug_level() == dist.DebugLevel.INFO
         assert dist.get_debug_level() == dist.DebugLevel.DETAIL
     finally:
@@ -51,7 +56,7 @@ def test_a_level_that_was_set_in_the_process_is_put_back(nothing_said):
 def test_what_the_user_has_set_stays(nothing_said, monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG", "TRACE")
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-    with nccl_debug(on=True):
+    with nccl_debug_env(on=True):
         assert os.environ["NCCL_DEBUG"] == "TRACE"
         assert dist.get_debug_level() == dist.DebugLevel.DETAIL
     assert os.environ["NCCL_DEBUG"] == "TRACE"
@@ -59,7 +64,7 @@ def test_what_the_user_has_set_stays(nothing_said, monkeypatch):
 
 
 def test_nothing_is_set_where_nobody_asked(nothing_said):
-    with nccl_debug(on=False):
+    with nccl_debug_env(on=False):
         assert not set(VARIABLES) & set(os.environ)
         assert dist.get_debug_level() == dist.DebugLevel.OFF
 

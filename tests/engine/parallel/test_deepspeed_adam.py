@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from surestep.base.errors import ConfigError
-from surestep.engine.parallel import deepspeed_adam
-from surestep.engine.plan import Plan
+from surestep.engine.parallel.deepspeed import adam as deepspeed_adam
+from surestep.engine.plan.plan import Plan
 from tests.laws.test_law_9_honest import plan_of
 from tests.laws.wishes import MANY, ZERO
 
@@ -60,7 +60,7 @@ def groups() -> list[dict[str, object]]:
         ({"optim.name": "adam"}, "FusedAdam", {"adam_w_mode": False}),
         ({"parallel.offload": "optimizer"}, "DeepSpeedCPUAdam", {"adamw_mode": True}),
         (
-            {"parallel.offload": "all", "parallel.zero": 3, "optim.name": "adam"},
+            {"parallel.offload": "all", "parallel.zero_stage": 3, "optim.name": "adam"},
             *("DeepSpeedCPUAdam", {"adamw_mode": False}),
         ),
     ],

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from surestep.base.errors import ConfigError
-from surestep.engine.parallel.deepspeed_keys import AUTO, PASSED
+from surestep.engine.parallel.deepspeed.config import AUTO, PASSED
 from tests.laws.test_law_9_honest import plan_of
 from tests.laws.wishes import MANY, ZERO
 from tests.tiny import TWO_GPUS
@@ -103,7 +103,7 @@ THEIRS = {
 def test_keys_on_which_the_config_is_silent_are_taken_over():
     plan = plan_of({**ZERO, "max_steps": 20, "parallel.deepspeed": THEIRS}, **MANY)
     assert (plan.batch_size, plan.micro_batch_size, plan.max_grad_norm) == (64, 8, 0.25)
-    assert (plan.precision, plan.parallel_zero) == ("bf16", 1)
+    assert (plan.precision, plan.parallel_zero_stage) == ("bf16", 1)
     assert (plan.optim_name, plan.optim_lr) == ("adamw", 0.0003)
     assert plan.optim_options["betas"] == (0.8, 0.95)
     assert plan.reason("schedule.name") == "said: parallel.deepspeed"
@@ -113,7 +113,12 @@ def test_keys_on_which_the_config_is_silent_are_taken_over():
 def test_eight_conflicts_are_eight_lines():
     ours = {
         **{"batch_size": 16, "micro_batch_size": 4, "max_grad_norm": 0.5, "precision": "fp32"},
-        **{"parallel.zero": 2, "optim.lr": 0.01, "optim.betas": (0.9, 0.999), "max_steps": 30},
+        **{
+            "parallel.zero_stage": 2,
+            "optim.lr": 0.01,
+            "optim.betas": (0.9, 0.999),
+            "max_steps": 30,
+        },
         **{"schedule.name": "constant"},
     }
     with pytest.raises(ConfigError) as caught:
@@ -214,7 +219,7 @@ def test_sums_in_16_bits_are_had_in_16_bits_alone_and_told_with_their_price(own,
 @pytest.mark.parametrize(("stage", "value"), [(1, False), (2, False), (3, True)])
 def test_gradients_go_round_robin_where_that_keeps_the_weights_apart(stage, value):
     found = made(
-        {"zero_optimization": {"round_robin_gradients": value}}, **{"parallel.zero": stage}
+        {"zero_optimization": {"round_robin_gradients": value}}, **{"parallel.zero_stage": stage}
     )
     assert found["zero_optimization"]["round_robin_gradients"] is value
 

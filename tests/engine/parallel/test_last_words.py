@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from surestep.engine.parallel import last_words
-from surestep.engine.parallel.last_words import tell_last
-from surestep.engine.parallel.launch import Launched
+from surestep.engine.distributed import error_reporting as last_words
+from surestep.engine.distributed.error_reporting import report_error_once
+from surestep.engine.distributed.launcher_env import LaunchInfo
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def told_of(texts, store, *, size, attempt=0, local_size=None):
     def end(rank):
         where = {"address": "localhost", "port": store.port, "shares_store": True}
         where |= {"local_size": local_size or size}
-        launched = Launched(rank=rank, size=size, attempt=attempt, **where)
-        tell_last(texts[rank], launched, told[rank].append)
+        launched = LaunchInfo(rank=rank, size=size, attempt=attempt, **where)
+        report_error_once(texts[rank], launched, told[rank].append)
 
     with ThreadPoolExecutor(len(texts)) as pool:
         list(pool.map(end, texts))
@@ -53,6 +53,6 @@ def test_what_some_ranks_have_is_told_with_who_has_it(store, monkeypatch):
 @pytest.mark.parametrize(("size", "told"), [(1, "E"), (2, r"Rank 1 \(.*\): E")])
 def test_without_a_store_each_rank_tells_with_its_name(size, told):
     said = []
-    tell_last("E", Launched(rank=size - 1, size=size, local_size=size), said.append)
+    report_error_once("E", LaunchInfo(rank=size - 1, size=size, local_size=size), said.append)
     (one,) = said
     assert re.fullmatch(told, one)

@@ -1,7 +1,12 @@
 import pytest
 
 from surestep.base.errors import ConfigError
-from surestep.engine.parallel.launch import ALONE, first_host, read_launched, too_few
+from surestep.engine.distributed.launcher_env import (
+    ALONE,
+    first_host,
+    missing_ranks_warning,
+    read_launched,
+)
 
 TORCHRUN = {
     **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
@@ -17,14 +22,19 @@ def test_nobody_started_more_than_one():
 def test_torchrun_says_where_a_process_stands():
     found = read_launched(TORCHRUN)
     assert (found.rank, found.size, found.local_rank, found.local_size) == (5, 8, 1, 4)
-    assert (found.nodes, found.by, found.address, found.port) == (2, "torchrun", "10.0.0.1", 29500)
+    assert (found.nodes, found.launcher, found.address, found.port) == (
+        2,
+        "torchrun",
+        "10.0.0.1",
+        29500,
+    )
     assert not found.shares_store
     assert read_launched({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}).shares_store
 
 
 def test_accelerate_starts_through_torchrun_and_is_named():
     found = read_launched({**TORCHRUN, "ACCELERATE_MIXED_PRECISION": "no"})
-    assert (found.rank, found.by) == (5, "accelerate launch")
+    assert (found.rank, found.launcher) == (5, "accelerate launch")
 
 
 def test_deepspeed_names_the_processes_of_a_machine_in_its_own_way():
@@ -32,7 +42,7 @@ def test_deepspeed_names_the_processes_of_a_machine_in_its_own_way():
     own = {"LOCAL_RANK": "1", "LOCAL_SIZE": "4", "CROSS_RANK": "1", "CROSS_SIZE": "2"}
     found = read_launched({**said, **own})
     assert (found.local_rank, found.local_size, found.nodes) == (1, 4, 2)
-    assert (found.by, found.shares_store) == ("deepspeed", False)
+    assert (found.launcher, found.shares_store) == ("deepspeed", False)
 
 
 def test_how_often_a_launcher_starts_again():
@@ -53,7 +63,7 @@ def test_slurm_says_where_a_process_stands():
     }
     found = read_launched(said)
     assert (found.rank, found.size, found.local_rank, found.local_size) == (3, 4, 1, 2)
-    assert (found.by, found.address, found.port) == ("srun", "gpu07", 15000 + 4567)
+    assert (found.launcher, found.address, found.port) == ("srun", "gpu07", 15000 + 4567)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +93,12 @@ IN_A_JOB = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NODELIST": "gpu07"}
 def test_mpirun_says_where_a_process_stands(mpi, job):
     found = read_launched({**mpi, **MASTER, **job})
     assert (found.rank, found.size, found.local_rank, found.local_size) == (3, 4, 1, 2)
-    assert (found.nodes, found.by, found.address, found.port) == (2, "mpirun", "10.0.0.1", 29500)
+    assert (found.nodes, found.launcher, found.address, found.port) == (
+        2,
+        "mpirun",
+        "10.0.0.1",
+        29500,
+    )
 
 
 @pytest.mark.parametrize("mpi", [OPEN_MPI, INTEL_MPI])
@@ -99,16 +114,16 @@ def test_one_process_of_mpirun_is_alone():
 
 def test_srun_that_speaks_to_mpi_is_srun():
     said = {**INTEL_MPI, **IN_A_JOB, "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
-    assert read_launched(said).by == "srun"
+    assert read_launched(said).launcher == "srun"
 
 
 @pytest.mark.parametrize("more", [{}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}])
 def test_accelerate_that_starts_fewer_than_it_was_asked_for_is_told_of(more):
     one = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "True"}
     several = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    assert too_few(one) is None
-    assert too_few(several) is None
-    assert (too_few({**one, **several, **more}) is None) == bool(more)
+    assert missing_ranks_warning(one) is None
+    assert missing_ranks_warning(several) is None
+    assert (missing_ranks_warning({**one, **several, **more}) is None) == bool(more)
 
 
 def test_which_start_of_the_launcher_it_is():

@@ -7,15 +7,15 @@ import pytest
 from torch.distributed import HashStore
 
 from surestep.base.errors import ParallelError
-from surestep.engine.parallel import meeting as meetings
-from surestep.engine.parallel.meeting import Meeting
-from surestep.engine.parallel.patience import Patience
-from surestep.engine.parallel.world import World
+from surestep.engine.distributed import store_barrier as meetings
+from surestep.engine.distributed.communicator import Communicator
+from surestep.engine.distributed.store_barrier import StoreBarrier
+from surestep.engine.distributed.timeouts import GroupTimeouts
 
 
 def meeting(store, rank, ends=lambda: False, pulse=lambda rank: time.monotonic()):
-    patience = Patience(0.2, 0.2)
-    return Meeting(store, rank=rank, size=2, patience=patience, ends=ends, pulse=pulse)
+    patience = GroupTimeouts(0.2, 0.2)
+    return StoreBarrier(store, rank=rank, size=2, patience=patience, ends=ends, pulse=pulse)
 
 
 class Clock:
@@ -59,8 +59,8 @@ def test_who_comes_first_waits_for_the_others_each_time():
 
 
 def test_where_the_run_ends_nobody_waits_for_a_rank_that_does_not_come(clock):
-    world = World(0, 2)
-    alone = meeting(HashStore(), 0, ends=lambda: world.ends)
+    world = Communicator(0, 2)
+    alone = meeting(HashStore(), 0, ends=lambda: world.is_failing)
     world.failed(ValueError("here"))
     with pytest.raises(ParallelError, match=r"waited in vain for ranks \[1\]"):
         alone.wait()
@@ -94,9 +94,9 @@ def test_what_is_written_beside_meets_first_and_training_does_not():
     def never():
         raise ParallelError("not all came")
 
-    world = World(0, 2)
-    world.meeting = never
-    with pytest.raises(ParallelError), world.aside.explaining():
+    world = Communicator(0, 2)
+    world.store_barrier = never
+    with pytest.raises(ParallelError), world.background.explain_errors():
         pass
-    with world.explaining():
+    with world.explain_errors():
         pass

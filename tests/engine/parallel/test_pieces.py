@@ -13,8 +13,14 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from surestep.base.errors import ParallelError
-from surestep.engine.parallel import pieces
-from surestep.engine.parallel.pieces import box_of, boxed_like, is_cut, piece_of, whole_of
+from surestep.engine.distributed import shards as pieces
+from surestep.engine.distributed.shards import (
+    distribute_like,
+    full_tensor,
+    is_sharded,
+    local_shard,
+    shard_extent,
+)
 
 LAYOUTS = {
     "cut": ((4,), (Shard(0),)),
@@ -58,8 +64,8 @@ def test_what_ranks_write_makes_up_the_tensor_and_covers_it_once(layout, shape):
     found, times, written = torch.full_like(whole, -1), torch.zeros(shape), 0
     for rank in range(4):
         with as_rank(rank, sizes) as mesh:
-            piece = piece_of(laid_out(whole, mesh, placements), is_first=rank == 0)
-        assert piece.whole == shape
+            piece = local_shard(laid_out(whole, mesh, placements), is_first=rank == 0)
+        assert piece.full_shape == shape
         ends = zip(piece.offset, piece.local.shape, strict=True)
         box = tuple(slice(begin, begin + size) for begin, size in ends)
         assert torch.equal(whole[box], piece.local)  # where it says, on those that do not write too
@@ -73,19 +79,19 @@ def test_what_ranks_write_makes_up_the_tensor_and_covers_it_once(layout, shape):
 
 def test_the_first_rank_writes_what_all_of_them_hold():
     tensor = torch.ones(3, 2)
-    assert piece_of(tensor, is_first=True) == ((3, 2), (0, 0), tensor, True)
-    assert not piece_of(nn.Parameter(tensor), is_first=False).writes
-    assert piece_of(torch.tensor(2.0), is_first=True)[:2] == ((), ())
-    assert not is_cut(tensor)
+    assert local_shard(tensor, is_first=True) == ((3, 2), (0, 0), tensor, True)
+    assert not local_shard(nn.Parameter(tensor), is_first=False).writes
+    assert local_shard(torch.tensor(2.0), is_first=True)[:2] == ((), ())
+    assert not is_sharded(tensor)
 
 
 def test_a_box_is_put_back_where_it_was():
     whole = torch.randn(5, 3)
     with as_rank(2, (4,)) as mesh:
         like = laid_out(torch.zeros(5, 3), mesh, (Shard(0),))
-        offset, shape, _ = box_of(like)
+        offset, shape, _ = shard_extent(like)
         assert (offset, shape) == ((4, 0), (1, 3))
-        placed = boxed_like(like, whole[4:5])
+        placed = distribute_like(like, whole[4:5])
         assert placed.placements == like.placements
         assert placed.shape == like.shape
         assert torch.equal(placed.to_local(), whole[4:5])
@@ -95,7 +101,7 @@ def test_what_is_no_box_is_refused():
     with as_rank(1, (4,)) as mesh:
         tensor = DTensor.from_local(torch.ones(2), mesh, (Partial(),), run_check=False)
         with pytest.raises(ParallelError, match=r"P\(sum\).*no box.*Cut each dimension once"):
-            piece_of(tensor, is_first=False)
+            local_shard(tensor, is_first=False)
 
 
 class OnTheHost:
@@ -113,10 +119,10 @@ class OnTheHost:
 
 def test_parts_on_the_host_are_gathered_by_the_devices(monkeypatch):
     """NCCL sends nothing that lies on the host."""
-    monkeypatch.setattr(pieces, "is_cut", lambda _: True)
-    assert whole_of(OnTheHost()) == "gathered on cuda"
+    monkeypatch.setattr(pieces, "is_sharded", lambda _: True)
+    assert full_tensor(OnTheHost()) == "gathered on cuda"
 
 
 def test_a_tensor_that_nobody_shares_is_the_whole():
     alone = torch.ones(2)
-    assert whole_of(alone) is alone
+    assert full_tensor(alone) is alone

@@ -6,12 +6,12 @@ import pytest
 
 import surestep
 from surestep.base.errors import RunError
-from surestep.engine.parallel.rank_log import Fork, rank_log, tell_everywhere
-from surestep.engine.parallel.world import World
+from surestep.engine.distributed.communicator import Communicator
+from surestep.engine.distributed.rank_logging import TeeStream, print_all, rank_log
 from tests import tiny
 
 ALL = {"logging": {"ranks": "all"}}
-SECOND = World(rank=1, size=2)
+SECOND = Communicator(rank=1, size=2)
 
 
 class Fails(surestep.Callback):
@@ -67,7 +67,7 @@ def test_a_rank_that_is_not_the_first_prints_only_what_nobody_may_miss(tmp_path,
     with rank_log(tmp_path, SECOND, on=True):
         print("said", file=sys.stderr)
         print("answered")
-        tell_everywhere("a rank hangs")
+        print_all("a rank hangs")
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "a rank hangs\n")
     assert wrote(tmp_path, 1).endswith("\nsaid\nanswered\na rank hangs\n")
@@ -75,7 +75,7 @@ def test_a_rank_that_is_not_the_first_prints_only_what_nobody_may_miss(tmp_path,
 
 def test_a_log_that_cannot_be_written_prints_instead():
     terminal = io.StringIO()
-    with redirect_stderr(Fork(Full(), terminal, shows=False)):
+    with redirect_stderr(TeeStream(Full(), terminal, shows=False)):
         print("said", file=sys.stderr)
     assert terminal.getvalue() == (
         "A rank's log cannot be written: No space left on device.\nsaid\n"

@@ -7,20 +7,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from surestep.engine.model.precision import grad_scaler
 from surestep.engine.optim.build import build_optimizer
-from surestep.engine.optim.groups import arrange
-from surestep.engine.parallel.single import AdamW, Single
-from surestep.engine.precision import grad_scaler
-from surestep.engine.state import WHOLE, State
+from surestep.engine.optim.param_groups import make_param_groups
+from surestep.engine.parallel.single import FusedAdamW, SingleProcessStrategy
+from surestep.engine.state.state import WHOLE, State
 from tests import tiny
 
 
 def single(model=None, optimizer=None, **said):
     planned = tiny.plan({"model": model or tiny.model(), "optimizer": optimizer}, **said)
-    groups = arrange(planned.model, planned.plan)
+    groups = make_param_groups(planned.model, planned.plan)
     made = build_optimizer(planned.plan, planned.task, planned.model, groups)
     state = State(planned.model, {WHOLE: made}, grad_scaler(planned.plan))
-    return Single(planned.plan, state), state
+    return SingleProcessStrategy(planned.plan, state), state
 
 
 def give_gradients(model, seed=0, scale=1.0):
@@ -75,7 +75,7 @@ def test_parameters_without_a_gradient_are_left_out_of_the_norm():
     model[0].weight.grad = None
     norm = single(model)[0].clip_grad_norm()
     assert norm.names == ["0.bias", "3.weight", "3.bias"]
-    assert len(norm.each) == 3
+    assert len(norm.per_parameter) == 3
 
 
 @pytest.mark.parametrize("items", [1.0, 3.0, 7.5])
@@ -106,7 +106,7 @@ def test_the_sticky_guard_skips_every_step_from_the_first_bad_one_on(loss, norm)
     assert not moved(parallel, state, loss, norm)[0]
     skipped, outcome = moved(parallel, state, GOOD, GOOD)
     assert not skipped
-    assert bool(torch.isnan(outcome.poison))
+    assert bool(torch.isnan(outcome.nonfinite_flag))
 
 
 def test_a_skipped_step_leaves_the_optimizers_state():
@@ -186,14 +186,16 @@ def stepped(kind, build, grads, found_inf=None):
 @pytest.mark.parametrize("found_inf", [None, [0.0, 1.0, 0.0, 1.0, 0.0]], ids=["plain", "skipping"])
 def test_adamw_is_torchs_bit_for_bit(build, found_inf):
     grads = [1, 3, 2, 4, 5]
-    ours, torchs = (stepped(kind, build, grads, found_inf) for kind in (AdamW, torch.optim.AdamW))
+    ours, torchs = (
+        stepped(kind, build, grads, found_inf) for kind in (FusedAdamW, torch.optim.AdamW)
+    )
     assert len(ours) == len(torchs) > 1
     assert all(map(torch.equal, ours, torchs))
 
 
 def test_adamws_hooks_run_once_a_step():
     model = give_gradients(tiny.model())
-    optimizer = AdamW(model.parameters(), lr=0.1, fused=True)
+    optimizer = FusedAdamW(model.parameters(), lr=0.1, fused=True)
     seen = []
     optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
     optimizer.register_step_post_hook(lambda *_: seen.append("after"))
@@ -204,7 +206,7 @@ def test_adamws_hooks_run_once_a_step():
 
 def test_adamw_takes_a_closure_as_torchs_does():
     model = give_gradients(tiny.model())
-    optimizer = AdamW(model.parameters(), lr=0.1, fused=True)
+    optimizer = FusedAdamW(model.parameters(), lr=0.1, fused=True)
     assert [optimizer.step(lambda: 5.0) for _ in range(2)] == [5.0, 5.0]
 
 

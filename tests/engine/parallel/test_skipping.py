@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from surestep.engine.optim.catalog import OPTIMIZERS
+from surestep.engine.optim.registry import OPTIMIZERS
 from tests import tiny
 from tests.engine.parallel.test_single import give_gradients, single
 
@@ -24,12 +24,12 @@ def test_a_first_step_that_is_skipped_is_as_if_it_never_was(name, options):
     states = []
     for losses in ([bad, bad, good, good], [good, good]):
         parallel, state = single(model=tiny.model(), optim={"name": name, "lr": 0.1, **options})
-        assert type(parallel.guard).__name__ == "Sticky"
+        assert type(parallel.guard).__name__ == "DeviceGuard"
         for index, loss in enumerate(losses):
             give_gradients(state.model, seed=len(losses) - index)
             parallel.step(loss, torch.tensor(1.0))
             if loss is bad:
-                parallel.recover()
+                parallel.reset_guard()
         states.append(state)
     first, second = states
     assert torch.equal(tiny.weights(first.model), tiny.weights(second.model))
@@ -41,6 +41,6 @@ def test_a_first_step_that_is_skipped_is_as_if_it_never_was(name, options):
 def test_dampening_cannot_be_skipped_on_the_device_and_is_read():
     optim = {"name": "sgd", "momentum": 0.9, "dampening": 0.5}
     parallel, state = single(model=tiny.model(), optim=optim)
-    assert type(parallel.guard).__name__ == "Reading"
+    assert type(parallel.guard).__name__ == "HostGuard"
     assert not state.optimizer.state
     assert state.optimizer.param_groups[0]["fused"]

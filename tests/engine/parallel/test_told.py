@@ -4,37 +4,50 @@ import threading
 
 import pytest
 
-from surestep.engine.parallel.network import is_of_network, timed_out
-from surestep.engine.parallel.stand import Line, Stand, lines_of, lines_to
-from surestep.engine.parallel.told import ended, headline, missed, spans, table
+from surestep.engine.distributed.errors import is_of_network, timed_out
+from surestep.engine.distributed.hang_report import (
+    blocking_ranks,
+    describe_lost_rank,
+    format_ranks,
+    hang_summary,
+    rank_table,
+)
+from surestep.engine.distributed.rank_status import (
+    RankStatus,
+    StackLine,
+    thread_stack,
+    traceback_stack,
+)
 
 WAITING = (
-    Line("/x/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce", "work.wait()"),
-    Line("/home/me/recipe.py", 3, "main", "fit()"),
+    StackLine(
+        "/x/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce", "work.wait()"
+    ),
+    StackLine("/home/me/recipe.py", 3, "main", "fit()"),
 )
-BUSY = (Line("/home/me/data.py", 12, "__getitem__", "time.sleep(9)"),)
+BUSY = (StackLine("/home/me/data.py", 12, "__getitem__", "time.sleep(9)"),)
 
 
 OF_TORCH = "/x/site-packages/torch/"
-BUCKETS = (Line(f"{OF_TORCH}nn/parallel/distributed.py", 1775, "_pre_forward"),)
-GRADIENTS = (Line(f"{OF_TORCH}autograd/graph.py", 800, "_engine_run_backward"),)
+BUCKETS = (StackLine(f"{OF_TORCH}nn/parallel/distributed.py", 1775, "_pre_forward"),)
+GRADIENTS = (StackLine(f"{OF_TORCH}autograd/graph.py", 800, "_engine_run_backward"),)
 WITHIN = (  # of a model that is being checkpointed, under DDP
-    Line("/home/me/model.py", 7, "forward", "time.sleep(9)"),
-    Line(f"{OF_TORCH}distributed/algorithms/_checkpoint/checkpoint_wrapper.py", 1, "forward"),
+    StackLine("/home/me/model.py", 7, "forward", "time.sleep(9)"),
+    StackLine(f"{OF_TORCH}distributed/algorithms/_checkpoint/checkpoint_wrapper.py", 1, "forward"),
     *BUCKETS,
 )
 
 
 IMPORTING = (
-    Line(f"{OF_TORCH}distributed/tensor/_ops/_pointwise_ops.py", 9, "_get_pointwise_ops"),
-    Line(f"{OF_TORCH}distributed/tensor/_ops/_pointwise_ops.py", 99, "<module>"),
+    StackLine(f"{OF_TORCH}distributed/tensor/_ops/_pointwise_ops.py", 9, "_get_pointwise_ops"),
+    StackLine(f"{OF_TORCH}distributed/tensor/_ops/_pointwise_ops.py", 99, "<module>"),
 )
 
 
 def stands(*stacks, steps=None, talks=None):
     steps, talks = steps or [5] * len(stacks), talks or [9] * len(stacks)
     return {
-        rank: Stand(rank, rank // 2, f"n{rank // 2}", 100 + rank, step, 7, 3.0, stack, talk)
+        rank: RankStatus(rank, rank // 2, f"n{rank // 2}", 100 + rank, step, 7, 3.0, stack, talk)
         for rank, (stack, step, talk) in enumerate(zip(stacks, steps, talks, strict=True))
     }
 
@@ -54,33 +67,33 @@ def stands(*stacks, steps=None, talks=None):
     ],
 )
 def test_the_silent_are_missed_else_those_behind_else_those_at_work(found, silent, ranks):
-    assert missed(found, silent) == ranks
+    assert blocking_ranks(found, silent) == ranks
 
 
 @pytest.mark.parametrize("stack", [WAITING, BUCKETS, GRADIENTS])
 def test_a_rank_within_torchs_messages_waits(stack):
-    assert stands(stack)[0].waits
-    assert missed(stands(stack, BUSY), ()) == [1]
+    assert stands(stack)[0].is_waiting
+    assert blocking_ranks(stands(stack, BUSY), ()) == [1]
 
 
 @pytest.mark.parametrize("stack", [BUSY, WITHIN, (), (BUSY[0], *BUCKETS), IMPORTING])
 def test_a_rank_at_a_line_of_the_user_or_at_an_import_does_not(stack):
-    assert not stands(stack)[0].waits
+    assert not stands(stack)[0].is_waiting
 
 
 def test_who_waits_is_not_known_without_looking_at_lines(monkeypatch):
-    monkeypatch.setattr(Stand, "waits", False)
+    monkeypatch.setattr(RankStatus, "is_waiting", False)
     with pytest.raises(AssertionError):
         test_a_rank_within_torchs_messages_waits(BUCKETS)
-    assert "(waits for others)" not in " ".join(table(stands(BUCKETS, BUSY), {}))
+    assert "(waits for others)" not in " ".join(rank_table(stands(BUCKETS, BUSY), {}))
 
 
 def test_ranks_that_are_behind_are_told_though_nobody_is_seen_waiting():
-    assert headline(stands(BUSY, BUSY, BUSY, talks=[9, 8, 9]), (), 4).endswith(
+    assert hang_summary(stands(BUSY, BUSY, BUSY, talks=[9, 8, 9]), (), 4).endswith(
         "is behind the others, which have stood in step 5 for 4 s."
     )
     assert "(node 0 'n0', process 100) and rank 1 (node 0 'n0', process 101) are behind" in (
-        headline(stands(BUSY, BUSY, BUSY, talks=[8, 8, 9]), (), 4)
+        hang_summary(stands(BUSY, BUSY, BUSY, talks=[8, 8, 9]), (), 4)
     )
 
 
@@ -99,16 +112,16 @@ def test_errors_of_gloo_are_known(text, of_network, late):
 
 
 def test_the_headline_names_rank_machine_and_step():
-    assert headline(stands(WAITING, WAITING, BUSY), (), 4.25) == (
+    assert hang_summary(stands(WAITING, WAITING, BUSY), (), 4.25) == (
         "Rank 2 (node 1 'n1', process 102) keeps the others waiting in step 5 for 4.25 s."
     )
-    assert "does not answer" in headline(stands(WAITING, BUSY), (1,), 4)
-    assert headline(stands(WAITING, WAITING), (), 4).startswith("All ranks have waited")
-    assert "before the first step" in headline(stands(BUSY, WAITING, steps=[None] * 2), (), 4)
+    assert "does not answer" in hang_summary(stands(WAITING, BUSY), (1,), 4)
+    assert hang_summary(stands(WAITING, WAITING), (), 4).startswith("All ranks have waited")
+    assert "before the first step" in hang_summary(stands(BUSY, WAITING, steps=[None] * 2), (), 4)
 
 
 def test_the_table_tells_each_line_once_and_who_is_missed_first():
-    lines = table(stands(WAITING, WAITING, BUSY, WAITING), {})
+    lines = rank_table(stands(WAITING, WAITING, BUSY, WAITING), {})
     assert lines == [
         "  rank 2 (node 1 'n1', process 102), step 5: "
         "/home/me/data.py:12 in __getitem__: time.sleep(9)",
@@ -118,7 +131,7 @@ def test_the_table_tells_each_line_once_and_who_is_missed_first():
 
 
 def test_of_a_silent_rank_the_line_is_told_where_it_was_last_heard_of():
-    (line, _) = table(stands(WAITING, BUSY), {1: 0.0})
+    (line, _) = rank_table(stands(WAITING, BUSY), {1: 0.0})
     assert "step 5, last heard of at" in line
     assert "data.py:12" in line
 
@@ -132,24 +145,24 @@ def test_of_a_silent_rank_the_line_is_told_where_it_was_last_heard_of():
     ],
 )
 def test_of_a_rank_that_has_not_begun_its_steps_no_line_is_told(step, silent, told):
-    found = ended(stands(BUSY, steps=[step])[0], is_silent=silent)
+    found = describe_lost_rank(stands(BUSY, steps=[step])[0], is_silent=silent)
     assert found.startswith(f"Rank 0 (node 0 'n0', process 100) {told}")
 
 
 def test_spans_of_ranks():
-    assert spans([7, 0, 2, 3, 4]) == "0, 2-4, 7"
+    assert format_ranks([7, 0, 2, 3, 4]) == "0, 2-4, 7"
 
 
 def test_a_stand_travels_as_text():
     (found,) = stands(BUSY).values()
-    assert Stand.of_json(found.to_json()) == found
+    assert RankStatus.from_json(found.to_json()) == found
 
 
 def test_lines_are_those_of_the_program_innermost_first():
-    found = lines_of(threading.get_ident())
+    found = thread_stack(threading.get_ident())
     assert found[0].function == test_lines_are_those_of_the_program_innermost_first.__name__
-    assert found[0].code == "found = lines_of(threading.get_ident())"
+    assert found[0].code == "found = thread_stack(threading.get_ident())"
     assert found[0].is_of_user
     with pytest.raises(ValueError, match="so") as raised:
         raise ValueError("so")
-    assert lines_to(raised.value)[0].code == 'raise ValueError("so")'
+    assert traceback_stack(raised.value)[0].code == 'raise ValueError("so")'

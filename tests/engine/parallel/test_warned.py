@@ -2,8 +2,8 @@ import warnings
 
 import pytest
 
-from surestep.engine.parallel.warned import Warned, warned_once
-from surestep.engine.parallel.world import ALONE, World
+from surestep.engine.distributed.communicator import ALONE, Communicator
+from surestep.engine.distributed.warning_dedup import WarningDeduplicator, dedupe_warnings
 
 
 class Said:
@@ -12,7 +12,7 @@ class Said:
     def __init__(self):
         self.texts = set()
 
-    def is_first_to(self, say):
+    def claim_message(self, say):
         is_new = say not in self.texts
         self.texts.add(say)
         return is_new
@@ -26,15 +26,15 @@ def shown(monkeypatch):
 
 
 def world(rank, watch):
-    made = World(rank=rank, size=2)
+    made = Communicator(rank=rank, size=2)
     made.watch = watch
     return made
 
 
 def test_the_first_rank_to_warn_shows_it(shown):
-    watch, ranks = Said(), [Warned(), Warned()]
+    watch, ranks = Said(), [WarningDeduplicator(), WarningDeduplicator()]
     for rank, warned in enumerate(ranks):
-        warned.release(world(rank, watch))
+        warned.flush(world(rank, watch))
     for warned in reversed(ranks):
         warned(UserWarning("both"), UserWarning, "f.py", 1)
     ranks[0](UserWarning("own"), UserWarning, "f.py", 2)
@@ -42,10 +42,10 @@ def test_the_first_rank_to_warn_shows_it(shown):
 
 
 def test_a_warning_waits_until_the_ranks_know_of_each_other(shown):
-    warned = Warned()
+    warned = WarningDeduplicator()
     warned(UserWarning("early"), UserWarning, "f.py", 1)
     assert shown == []
-    warned.release(world(0, Said()))
+    warned.flush(world(0, Said()))
     assert shown == ["early"]
 
 
@@ -54,7 +54,7 @@ def test_what_waits_is_shown_where_the_ranks_never_meet(shown, monkeypatch):
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_PORT", "1")
-    with warned_once() as warned:
+    with dedupe_warnings() as warned:
         warned(UserWarning("early"), UserWarning, "f.py", 1)
         assert shown == []
     assert shown == ["early"]
@@ -63,7 +63,7 @@ def test_what_waits_is_shown_where_the_ranks_never_meet(shown, monkeypatch):
 
 def test_one_process_changes_nothing(shown):
     before = warnings.showwarning
-    with warned_once() as warned:
+    with dedupe_warnings() as warned:
         assert warned is None
         assert warnings.showwarning is before
-    assert ALONE.is_first_to("anything")
+    assert ALONE.claim_message("anything")

@@ -1,19 +1,19 @@
 import pytest
 
-from surestep.engine.parallel.world import ALONE, WORDS, World
+from surestep.engine.distributed.communicator import ALONE, WORDS, Communicator
 
 
 def test_a_world_of_one_answers_at_once():
-    assert ALONE.sums([1.5, 2.0]) == [1.5, 2.0]
-    assert ALONE.largest([3.0]) == [3.0]
-    assert ALONE.texts("å") == ["å"]
-    assert ALONE.of_first({"a": [1, None]}) == {"a": [1, None]}
+    assert ALONE.all_reduce_sum([1.5, 2.0]) == [1.5, 2.0]
+    assert ALONE.all_reduce_max([3.0]) == [3.0]
+    assert ALONE.all_gather_text("å") == ["å"]
+    assert ALONE.broadcast_json({"a": [1, None]}) == {"a": [1, None]}
     assert ALONE.is_first
 
 
 def test_what_is_wanted_is_agreed_at_the_next_exchange_and_then_forgotten():
-    world = World()
-    world.wanted.add("save")
+    world = Communicator()
+    world.requests.add("save")
     assert world.exchange([4.0]) == [4.0]
     assert world.agreed == {"save"}
     assert world.exchange([4.0]) == [4.0]
@@ -26,11 +26,11 @@ def test_a_signal_that_comes_while_words_are_sent_is_agreed_at_the_next_exchange
 
         def __contains__(self, word):
             if word == WORDS[-1]:
-                world.wanted.add("SIGTERM")
+                world.requests.add("SIGTERM")
             return super().__contains__(word)
 
-    world = World()
-    world.wanted = Struck()
+    world = Communicator()
+    world.requests = Struck()
     world.exchange([])
     assert world.agreed == set()
     world.exchange([])
@@ -38,7 +38,7 @@ def test_a_signal_that_comes_while_words_are_sent_is_agreed_at_the_next_exchange
 
 
 def test_without_a_request_the_sums_of_a_summary_set_the_clock_alone():
-    world = World(rank=1, size=2)
+    world = Communicator(rank=1, size=2)
     world.exchange = pytest.fail
     assert world.summarize() == (0.0, 0.0)
     world.agree_by(0.0, 2.5)
@@ -46,9 +46,9 @@ def test_without_a_request_the_sums_of_a_summary_set_the_clock_alone():
 
 
 def test_a_request_in_a_summary_of_any_rank_is_exchanged_at_once():
-    world = World()
-    world.wanted.add("save")
+    world = Communicator()
+    world.requests.add("save")
     requests, seconds = world.summarize()
     assert requests == 1.0
     world.agree_by(requests, seconds)
-    assert (world.agreed, world.wanted) == ({"save"}, set())
+    assert (world.agreed, world.requests) == ({"save"}, set())

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from surestep.engine.schedule.plateau import Plateau
+from surestep.engine.schedule.plateau import PlateauState
 
 OWN = {"factor": 0.3, "patience": 2, "threshold": 1e-2, "threshold_mode": "rel", "cooldown": 0}
 
@@ -35,10 +35,10 @@ def test_it_is_torchs_at_every_evaluation(mode, said, floor):
     own, lr = {**OWN, **said}, 0.1
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
     theirs = ReduceLROnPlateau(optimizer, mode=mode, min_lr=floor, **own)
-    plateau, found, expected = Plateau(), [], []
+    plateau, found, expected = PlateauState(), [], []
     for value in measured():
         before = plateau.scale
-        fell = plateau.take(value, own, mode=mode, min_lr_ratio=floor / lr, lr=lr)
+        fell = plateau.update(value, own, mode=mode, min_lr_ratio=floor / lr, lr=lr)
         assert fell == (plateau.scale < before)
         theirs.step(value)
         found.append(lr * plateau.scale)

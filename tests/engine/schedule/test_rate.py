@@ -9,23 +9,23 @@ import torch
 from torch.optim import lr_scheduler
 
 from surestep.base.errors import ConfigError, TaskError
-from surestep.engine.schedule.curves import factor
-from surestep.engine.schedule.plateau import Plateau
-from surestep.engine.schedule.rate import (
+from surestep.engine.schedule.curves import lr_factor
+from surestep.engine.schedule.lr import (
     cycle_ends,
+    lr_summary,
+    make_lr_factor,
     momentum,
     momentum_writer,
-    rate_of,
-    rates,
 )
-from surestep.engine.schedule.shape import Shape
+from surestep.engine.schedule.plateau import PlateauState
+from surestep.engine.schedule.spec import ScheduleSpec
 from tests.tiny import GIVEN, decide
 
 LR, STEPS = 0.4, 60
 SEQUENCE = lr_scheduler.SequentialLR
 
 
-def shape(steps: int = STEPS, **said: object) -> Shape:
+def shape(steps: int = STEPS, **said: object) -> ScheduleSpec:
     """A schedule as the Plan decides on it: 10 steps an epoch, the peak at 0.4."""
     options = {f"schedule.{name}": value for name, value in said.items()}
     options |= {"epochs": None, "max_steps": steps, "batch_size": 10, "optim.lr": LR}
@@ -49,8 +49,8 @@ def torchs(make, steps: int = STEPS, every: int = 1, lr: float = LR) -> tuple[li
     return found, momenta
 
 
-def ours(decided: Shape, steps: int = STEPS) -> list[float]:
-    at = factor(decided)
+def ours(decided: ScheduleSpec, steps: int = STEPS) -> list[float]:
+    at = lr_factor(decided)
     return [LR * at(step) for step in range(steps)]
 
 
@@ -92,7 +92,7 @@ CASES = {
         lambda o: L.MultiStepLR(o, [15, 30, 41]),
     ),
     "exponential": (
-        {"name": "exponential", "gamma": 0.9, "every": "1 step"},
+        {"name": "exponential", "gamma": 0.9, "interval": "1 step"},
         lambda o: L.ExponentialLR(o, 0.9),
     ),
     "polynomial": (
@@ -198,7 +198,7 @@ PER_EPOCH = {
 @pytest.mark.parametrize("name", PER_EPOCH)
 def test_a_staircase_is_torchs_class_stepped_once_an_epoch(name):
     said, make = PER_EPOCH[name]
-    decided = shape(name=name, every="1 epoch", **said)
+    decided = shape(name=name, interval="1 epoch", **said)
     expected, momenta = torchs(make, every=10)
     equal(ours(decided), expected)
     if name == "one_cycle":
@@ -214,7 +214,7 @@ BODIES = {
     ),
     "step": ({"step_size": "11 steps"}, lambda o, steps: L.StepLR(o, 11)),
     "exponential": (
-        {"gamma": 0.9, "every": "1 step"},
+        {"gamma": 0.9, "interval": "1 step"},
         lambda o, steps: L.ExponentialLR(o, 0.9),
     ),
     "polynomial": ({"power": 2}, lambda o, steps: L.PolynomialLR(o, steps, power=2)),
@@ -234,22 +234,22 @@ def test_a_warm_up_is_torchs_linear_one_before_it(name, warmup):
 
 
 def test_milestones_are_counted_from_the_start_of_the_run():
-    at = factor(shape(name="multi_step", milestones=("20 steps",), warmup="10 steps"))
+    at = lr_factor(shape(name="multi_step", milestones=("20 steps",), warmup="10 steps"))
     assert [round(at(step), 12) for step in (0, 10, 19, 20, 59)] == [0.1, 1, 1, 0.1, 0.1]
 
 
 def test_constant_is_one():
-    assert {factor(shape())(step) for step in range(STEPS)} == {1.0}
+    assert {lr_factor(shape())(step) for step in range(STEPS)} == {1.0}
 
 
 def test_warmup_reaches_the_peak_when_it_ends():
-    at = factor(shape(warmup="5 steps"))
+    at = lr_factor(shape(warmup="5 steps"))
     assert [at(step) for step in range(6)] == pytest.approx([0.2, 0.36, 0.52, 0.68, 0.84, 1.0])
 
 
 def test_a_scaled_floor_is_where_the_curve_ends_and_a_cut_floor_is_where_it_stops():
-    scaled = factor(shape(40, name="cosine", min_lr_ratio=0.1))
-    cut = factor(shape(40, name="cosine", min_lr_ratio=0.1, floor="cut"))
+    scaled = lr_factor(shape(40, name="cosine", min_lr_ratio=0.1))
+    cut = lr_factor(shape(40, name="cosine", min_lr_ratio=0.1, min_lr_mode="cut"))
     assert scaled(40) == cut(40) == pytest.approx(0.1)
     assert cut(35) == 0.1 < scaled(35)
     assert cut(20) == pytest.approx(0.5)
@@ -259,7 +259,7 @@ def test_a_scaled_floor_is_where_the_curve_ends_and_a_cut_floor_is_where_it_stop
     "said",
     [
         {"name": "step", "step_size": "5 steps"},
-        {"name": "exponential", "gamma": 0.5, "every": "1 step"},
+        {"name": "exponential", "gamma": 0.5, "interval": "1 step"},
         {"name": "inverse_sqrt", "timescale": "1 step"},
         {"name": "multi_step", "milestones": ("10%", "20%")},
     ],
@@ -272,17 +272,17 @@ def test_what_falls_without_end_stops_at_its_floor(said):
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "polynomial", "warmup_stable_decay"])
 def test_after_its_end_the_rate_stays(name):
-    at = factor(shape(40, name=name, min_lr_ratio=0.2))
+    at = lr_factor(shape(40, name=name, min_lr_ratio=0.2))
     assert at(41) == at(400) == at(40) == pytest.approx(0.2)
 
 
 def test_a_run_that_is_all_warmup_never_passes_the_peak():
-    at = factor(shape(40, name="cosine", warmup="40 steps"))
+    at = lr_factor(shape(40, name="cosine", warmup="40 steps"))
     assert max(at(step) for step in range(41)) <= 1.0
 
 
 def test_one_cycle_whose_rise_is_one_step_begins_at_the_peak():
-    at = factor(shape(10, name="one_cycle", pct_start=0.1))
+    at = lr_factor(shape(10, name="one_cycle", pct_start=0.1))
     assert at(0) == 1.0
 
 
@@ -292,7 +292,7 @@ def test_one_cycle_whose_rise_is_one_step_begins_at_the_peak():
         ({"name": "cosine_restarts", "cycles": 3}, (20, 40, 60)),
         ({"name": "cosine_restarts", "T_0": "1 epoch", "T_mult": 2}, (10, 30)),
         ({"name": "cosine_restarts", "cycles": 7, "warmup": "3 steps"}, None),
-        ({"name": "cosine_restarts", "cycles": 3, "every": "1 epoch"}, (20, 40, 60)),
+        ({"name": "cosine_restarts", "cycles": 3, "interval": "1 epoch"}, (20, 40, 60)),
         ({"name": "cyclic", "step_size_up": "9 steps"}, (18, 36, 54)),
     ],
 )
@@ -320,36 +320,40 @@ def test_a_cycled_momentum_is_written_into_whatever_holds_one():
 @pytest.mark.parametrize("answer", [-0.1, math.inf, math.nan, None, "1", torch.ones(())])
 def test_what_a_function_of_the_users_returns_is_checked(answer):
     with pytest.raises(TaskError, match="Return a finite number of at least 0"):
-        rate_of(Shape("own", 10), Plateau(), lambda steps_taken, total: answer)
+        make_lr_factor(ScheduleSpec("own", 10), PlateauState(), lambda steps_taken, total: answer)
 
 
 def test_a_function_of_the_users_that_fails_is_named_with_how_it_is_called():
     with pytest.raises(TaskError, match=r"TypeError.*called as schedule\(steps_taken, total\)"):
-        rate_of(Shape("own", 10), Plateau(), lambda steps_taken: 1.0)
-    at = rate_of(Shape("own", 10), Plateau(), lambda steps_taken, total: 1 - steps_taken / total)
+        make_lr_factor(ScheduleSpec("own", 10), PlateauState(), lambda steps_taken: 1.0)
+    at = make_lr_factor(
+        ScheduleSpec("own", 10), PlateauState(), lambda steps_taken, total: 1 - steps_taken / total
+    )
     assert [at(step) for step in (0, 5)] == [1.0, 0.5]
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, int, float])
 def test_a_number_of_any_kind_becomes_a_float(kind):
-    at = rate_of(Shape("own", 10), Plateau(), lambda steps_taken, total: kind(1))
+    at = make_lr_factor(ScheduleSpec("own", 10), PlateauState(), lambda steps_taken, total: kind(1))
     assert type(at(0)) is float
 
 
 def test_what_is_no_function_is_refused():
     with pytest.raises(TaskError, match="schedule is a str, not a function"):
-        rate_of(Shape("own", 10), Plateau(), "cosine")
+        make_lr_factor(ScheduleSpec("own", 10), PlateauState(), "cosine")
 
 
 def test_a_function_of_the_users_is_checked_at_every_step():
-    at = rate_of(Shape("own", 10), Plateau(), lambda step, total: -1 if step == 4 else 1)
+    at = make_lr_factor(
+        ScheduleSpec("own", 10), PlateauState(), lambda step, total: -1 if step == 4 else 1
+    )
     with pytest.raises(TaskError, match="-1 for steps_taken=4 and total=10"):
         at(4)
 
 
 def test_rates_are_for_people():
-    found = rates(shape(40, name="cosine", warmup="4 steps"), lr=LR)
+    found = lr_summary(shape(40, name="cosine", warmup="4 steps"), lr=LR)
     assert found["first"] == pytest.approx(0.1)
     assert found["peak"] == pytest.approx(0.4)
     assert 0 < found["last"] < 0.01
-    assert rates(Shape("reduce_on_plateau", 10), lr=LR)["last"] is None
+    assert lr_summary(ScheduleSpec("reduce_on_plateau", 10), lr=LR)["last"] is None

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from surestep.engine.schedule.curves import factor
+from surestep.engine.schedule.curves import lr_factor
 from tests.engine.schedule.test_rate import LR, STEPS, equal, ours, shape
 
 W = 7
@@ -69,7 +69,7 @@ def test_a_schedule_is_theirs_at_every_step(case, theirs):
 def test_inverse_sqrt_without_a_warm_up_has_their_timescale(theirs):
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=LR)
     scheduler = theirs.get_inverse_sqrt_schedule(optimizer, 0)
-    at = factor(shape(name="inverse_sqrt"))
+    at = lr_factor(shape(name="inverse_sqrt"))
     for step in range(5):
         assert LR * at(step) == pytest.approx(scheduler.get_last_lr()[0], rel=1e-12)
         optimizer.step()

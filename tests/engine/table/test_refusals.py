@@ -76,7 +76,7 @@ SPARSE = replace(GIVEN, sparse=("table",))
             },
             *(GIVEN, "leaves no time: .* Use at most 0.5"),
         ),
-        ({"max_nonfinite": 3}, GIVEN, "say on_nonfinite='skip' with it"),
+        ({"max_nonfinite_steps": 3}, GIVEN, "say on_nonfinite='skip' with it"),
         ({"scaler.init_scale": 3}, GIVEN, "scaler.init_scale is said, but only fp16"),
         ({"scaler.growth_interval": 3}, GIVEN, "scaler.growth_interval is said"),
         (

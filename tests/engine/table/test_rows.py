@@ -3,16 +3,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from surestep.engine.parallel.launch import Launched
+from surestep.engine.distributed.launcher_env import LaunchInfo
 from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, TWO_GPUS, VALIDATED, decide
 
-GPUS = replace(TWO_GPUS, launched=Launched(rank=0, size=2, local_size=2))
-SECOND = replace(GPUS, launched=Launched(rank=1, size=2, local_rank=1, local_size=2))
+GPUS = replace(TWO_GPUS, launched=LaunchInfo(rank=0, size=2, local_size=2))
+SECOND = replace(GPUS, launched=LaunchInfo(rank=1, size=2, local_rank=1, local_size=2))
 BOUND = replace(SECOND, cuda_devices=("H200",), cuda_memory=(1,), one_gpu_each=True)
 SPARSE = replace(GIVEN, sparse=("table",))
 HIDDEN = replace(GIVEN, hidden=("a", "b"))
 OWN_ADAM = {
-    "parallel.kind": "deepspeed",
+    "parallel.strategy": "deepspeed",
     "parallel.deepspeed": '{"optimizer": {"params": {"torch_adam": false}}}',
 }
 MUON = {"optim.name": "muon", "optim.lr": 0.02}
@@ -36,9 +36,9 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         ("batch_size", {}, FACTS, LOADED, 10, "the DataLoader's own"),
         ("batch_size", {}, FACTS, GIVEN, 64, "nothing said"),
         ("micro_batch_size", {}, FACTS, LOADED, 10, "the whole batch at once"),
-        ("cutting", {}, FACTS, LOADED, "10 = 1 micro-batch", "not cut"),
+        ("batch_layout", {}, FACTS, LOADED, "10 = 1 micro-batch", "not cut"),
         (
-            "cutting",
+            "batch_layout",
             {"micro_batch_size": 24},
             FACTS,
             GIVEN,
@@ -46,18 +46,18 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
             "the",
         ),
         (
-            *("cutting", {"micro_batch_size": 32}, FACTS),
+            *("batch_layout", {"micro_batch_size": 32}, FACTS),
             *(replace(GIVEN, not_splitting=("dropout draws",)), "64 = 2 micro-batches x 32"),
             "cutting changes the numbers here: dropout draws",
         ),
         (
-            *("cutting", {"batch_size": 1}, GPUS, GIVEN),
+            *("batch_layout", {"batch_size": 1}, GPUS, GIVEN),
             "1 = 2 ranks x at most 1 micro-batch x 1",
             "ranks past the first 1 get no data: say batch_size=2",
         ),
         ("data.shuffle", {}, FACTS, LOADED, False, "the DataLoader's own"),
         ("data.drop_last", {}, FACTS, LOADED, True, "the DataLoader's own"),
-        ("on_spike", {}, FACTS, GIVEN, "tell", "a loss that jumps"),
+        ("on_spike", {}, FACTS, GIVEN, "warn", "a loss that jumps"),
         ("on_spike", {}, FACTS, replace(GIVEN, own_step=True), "off", "the Task's own step"),
         ("data.num_workers", {}, GPU, LOADED, 3, "the DataLoader's own"),
         ("data.prefetch_factor", {}, GPU, LOADED, 4, "the DataLoader's own"),
@@ -125,8 +125,8 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
             *("optim.implementation", OWN_ADAM, replace(GPUS, extras=("deepspeed",)), GIVEN),
             *("deepspeed", "parallel.deepspeed says torch_adam=false"),
         ),
-        ("optim.implementation", MUON, FACTS, HIDDEN, "plain", "the only one there is of muon"),
-        ("optim.implementation", {"optim.name": "sgd"}, GPU, SPARSE, "plain", "the gradient of"),
+        ("optim.implementation", MUON, FACTS, HIDDEN, "for_loop", "the only one there is of muon"),
+        ("optim.implementation", {"optim.name": "sgd"}, GPU, SPARSE, "for_loop", "the gradient of"),
         (
             "optim.implementation",
             {"optim.name": "radam"},
@@ -150,7 +150,7 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         ("guard", {"precision": "bf16"}, FACTS, GIVEN, "sticky", "kept on the device"),
         ("guard", {"precision": "fp16"}, FACTS, GIVEN, "scaled", "fp16 may overflow"),
         (
-            *("guard", {"parallel.kind": "fsdp", "parallel.offload": "all"}, GPUS, GIVEN),
+            *("guard", {"parallel.strategy": "fsdp", "parallel.offload": "all"}, GPUS, GIVEN),
             *("reading", "parallel.offload keeps gradients and optimizer on the host"),
         ),
         ("guard", {"on_nonfinite": "skip"}, FACTS, GIVEN, "reading", "skipping for good"),
@@ -163,7 +163,14 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
             "this optimizer cannot",
         ),
         ("guard", {}, FACTS, replace(GIVEN, floating=False), "reading", "this optimizer cannot"),
-        ("max_nonfinite", {"on_nonfinite": "skip"}, FACTS, GIVEN, 100, "more is not bad luck"),
+        (
+            "max_nonfinite_steps",
+            {"on_nonfinite": "skip"},
+            FACTS,
+            GIVEN,
+            100,
+            "more is not bad luck",
+        ),
         ("validation.metric", {}, FACTS, VALIDATED, "val/loss", "what is trained on"),
         ("validation.metric", {}, FACTS, GIVEN, None, "no validation data"),
         (

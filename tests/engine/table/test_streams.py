@@ -40,7 +40,7 @@ def test_what_is_not_said_of_a_stream_is_decided(option, said, facts, given, val
         ({"data.shuffle": True}, SIZED, r"needs positions.* Say data\.shuffle_buffer=1000"),
         ({"data.shuffle_buffer": 5}, GIVEN, r"shuffle_buffer=5 is for .* Say data\.shuffle=True"),
         ({**STEPS, "schedule.warmup": "1 epoch"}, UNSIZED, r"'1 epoch' has no length in steps"),
-        ({**STEPS, "schedule.every": "2 epochs"}, UNSIZED, r"'2 epochs' has no length in steps"),
+        ({**STEPS, "schedule.interval": "2 epochs"}, UNSIZED, r"'2 epochs' has no length in steps"),
         ({**STEPS, "validation.every": "0.5 epochs"}, UNSIZED, r"validation\.every='0.5 .* whole"),
         ({**STEPS, "checkpoint.every": "1.5 epochs"}, UNSIZED, r"checkpoint\.every='1.5 .* whole"),
         ({**STEPS, "logging.every": "0.1 epochs"}, UNSIZED, r"logging\.every='0.1 epochs' is not"),

@@ -77,11 +77,11 @@ ENTRIES = {
     # Newton-Schulz runs in bf16: a gradient whose last bit differs may round to another matrix.
     "muon": entry(
         "muon",
-        ("implementation", "fused", "there is no fused muon. Say 'plain'"),
+        ("implementation", "fused", "there is no fused muon. Say 'for_loop'"),
         lr=0.02,
         of_entry={"parts": deep, "tolerance": 1e-3},
     ),
-    "nadam": entry("nadam", ("implementation", "fused", "Say 'foreach' or 'plain'"), lr=1e-2),
+    "nadam": entry("nadam", ("implementation", "fused", "Say 'foreach' or 'for_loop'"), lr=1e-2),
     "radam": entry("radam", MOMENTUM, lr=1e-2),
     "rmsprop": entry("rmsprop", ("nesterov", True, "of muon and sgd"), momentum=0.9, centered=True),
     # The sign of a gradient near zero may hang on its last bit; none of these does.

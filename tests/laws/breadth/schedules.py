@@ -31,8 +31,8 @@ ENTRIES = {
     ),
     "linear": of("min_lr=1.0 is above the peak", {"min_lr": 1.0}, name="linear", warmup="25%"),
     "cosine": of(
-        "floor='up' is not allowed",
-        {"floor": "up"},
+        "min_lr_mode='up' is not allowed",
+        {"min_lr_mode": "up"},
         **{"name": "cosine", "warmup": "4 steps", "min_lr_ratio": 0.1},
     ),
     "cosine_restarts": of(
@@ -49,7 +49,7 @@ ENTRIES = {
     "exponential": of(
         "power=2.0 is an option of polynomial",
         {"power": 2},
-        **{"name": "exponential", "gamma": 0.5, "every": "3 steps"},
+        **{"name": "exponential", "gamma": 0.5, "interval": "3 steps"},
     ),
     "polynomial": of("power=0 is not allowed", {"power": 0}, name="polynomial", power=2.0),
     "inverse_sqrt": of(
@@ -76,8 +76,8 @@ ENTRIES = {
         optim={"name": "sgd", "momentum": 0.9},
     ),
     "reduce_on_plateau": of(
-        "every='1 epoch' is an option of",
-        {"every": "1 epoch"},
+        "interval='1 epoch' is an option of",
+        {"interval": "1 epoch"},
         judged,
         **{"name": "reduce_on_plateau", "patience": 0, "factor": 0.5, "threshold": 9.0},
     ),

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from surestep.engine.average import Average, Averaging
-from surestep.engine.state import State
-from surestep.record.checkpoint.manifest import MANIFEST, RECORD, sealed
+from surestep.engine.state.average import AveragedWeights, AveragingSpec
+from surestep.engine.state.state import State
+from surestep.record.checkpoint.manifest import MANIFEST, RECORD, add_self_hash
 from tests import tiny
 
 
@@ -22,10 +22,10 @@ def state_of(steps: int = 2, seed: int = 0) -> State:
     state.scaler.scale(torch.ones(()))
     for step in range(steps):
         tiny.move(state, seed + step)
-    averaging = Averaging("ema", 0.9, False, 0, 1, "average", None, 0)
-    state.average = Average(averaging, net, net.parameters())
-    state.standing.metric, state.standing.best, state.standing.best_step = "val/loss", 0.5, 1
-    state.standing.latest, state.standing.latest_step = {"val/loss": 0.75}, steps
+    averaging = AveragingSpec("ema", 0.9, False, 0, 1, "average", None, 0)
+    state.average = AveragedWeights(averaging, net, net.parameters())
+    state.best.metric, state.best.best, state.best.best_step = "val/loss", 0.5, 1
+    state.best.latest, state.best.latest_step = {"val/loss": 0.75}, steps
     state.metadata = {"words": ["of", "one's own"]}
     return state
 
@@ -36,7 +36,7 @@ def seal(path: Path, manifest: dict[str, Any], *, rehash: bool = True) -> None:
         data = (path / name).read_bytes()
         entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
     text = json.dumps({**manifest, "sha256": "0" * 64})
-    (path / MANIFEST).write_text(sealed(text), encoding="utf-8")
+    (path / MANIFEST).write_text(add_self_hash(text), encoding="utf-8")
 
 
 def manifest_of(path: Path) -> dict[str, Any]:

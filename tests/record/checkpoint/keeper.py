@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from surestep.engine.parallel.pieces import Described, Piece
-from surestep.engine.state import State
+from surestep.engine.distributed.shards import TensorMeta, TensorShard
+from surestep.engine.state.state import State
 
 
 class Fake:
@@ -33,10 +33,10 @@ class Fake:
         self.most_alive = 0
         self._alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
 
-    def described(self) -> Mapping[str, Described]:
-        return {name: Described(tuple(e.shape), e.dtype) for name, e in self.kept.items()}
+    def described(self) -> Mapping[str, TensorMeta]:
+        return {name: TensorMeta(tuple(e.shape), e.dtype) for name, e in self.kept.items()}
 
-    def weights(self) -> Iterator[tuple[str, Piece]]:
+    def weights(self) -> Iterator[tuple[str, TensorShard]]:
         for place, (name, each) in enumerate(self.kept.items()):
             yield name, self._gathered(each, place)
 
@@ -46,7 +46,7 @@ class Fake:
     def groups(self, optimizer: str) -> Sequence[Sequence[str]]:
         return [self.names]
 
-    def slots(self, optimizer: str) -> Iterator[tuple[str, str, Piece]]:
+    def slots(self, optimizer: str) -> Iterator[tuple[str, str, TensorShard]]:
         for place, (name, slots) in enumerate(self.state.items()):
             for slot, each in slots.items():
                 yield name, slot, self._gathered(each, place)
@@ -59,9 +59,9 @@ class Fake:
         of = {f"{n}/{slot}": e for n, slots in self.state.items() for slot, e in slots.items()}
         return {**weights, **of}
 
-    def _gathered(self, tensor: Tensor, place: int) -> Piece:
+    def _gathered(self, tensor: Tensor, place: int) -> TensorShard:
         whole = tensor.clone()
         self._alive.add(whole)
         self.most_alive = max(self.most_alive, len(self._alive))
         shape = tuple(whole.shape)
-        return Piece(shape, tuple(0 for _ in shape), whole, place % self.ranks == self.rank)
+        return TensorShard(shape, tuple(0 for _ in shape), whole, place % self.ranks == self.rank)

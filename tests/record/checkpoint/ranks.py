@@ -14,18 +14,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from surestep.base.errors import CheckpointError, SurestepError
-from surestep.engine.model.frozen import fingerprint
-from surestep.engine.parallel.world import World
-from surestep.engine.state import WHOLE, State
-from surestep.record.checkpoint import manifest, opened, together
-from surestep.record.checkpoint.divided import checking, share_out
-from surestep.record.checkpoint.good import newest_good
+from surestep.engine.distributed.communicator import Communicator
+from surestep.engine.model.frozen_weights import fingerprint
+from surestep.engine.state.state import WHOLE, State
+from surestep.record.checkpoint import manifest
+from surestep.record.checkpoint import reader as opened
+from surestep.record.checkpoint import writer as together
+from surestep.record.checkpoint.async_saver import AsyncSaver
+from surestep.record.checkpoint.discovery import find_newest_valid
+from surestep.record.checkpoint.load import load_into_state
 from surestep.record.checkpoint.manifest import read_manifest
-from surestep.record.checkpoint.opened import open_checkpoint
-from surestep.record.checkpoint.read import load_opened
-from surestep.record.checkpoint.saver import Saver
-from surestep.trainer.together import first
-from surestep.trainer.together import loaded as load_together
+from surestep.record.checkpoint.reader import open_checkpoint
+from surestep.record.checkpoint.verify import balance_files, make_verifier
+from surestep.trainer.rank_zero import load_checkpoint as load_together
+from surestep.trainer.rank_zero import run_on_rank_zero
 from tests.record.checkpoint.keeper import Fake
 
 RANK = int(os.environ.get("RANK", 0))
@@ -62,7 +64,7 @@ def state_of(seed: int, mesh: Any = None, *, steps: int = 0) -> State:
         nn.functional.cross_entropy(model(x), x.flip(0)).backward()
         optimizer.step()
         optimizer.zero_grad()
-    state.place = state.place._replace(step=steps, steps_taken=steps)
+    state.progress = state.progress._replace(step=steps, steps_taken=steps)
     return state
 
 
@@ -76,10 +78,10 @@ def whole(state: State) -> dict[str, Tensor]:
     return {name: each.detach().clone() for name, each in full.items()}
 
 
-def saved(folder: Path, state: State, world: World, *, background: bool = True) -> Any:
+def saved(folder: Path, state: State, world: Communicator, *, background: bool = True) -> Any:
     folder.mkdir(exist_ok=True)
     dist.barrier(group=world.group)
-    saver = Saver(folder, lambda _: None, background=background, world=world)
+    saver = AsyncSaver(folder, lambda _: None, background=background, world=world)
     saver.save(state)
     saver.wait()
     (outcome,) = saver.outcomes()
@@ -127,40 +129,40 @@ def loaded(path: Path, mesh: Any) -> dict[str, Any]:
     found = open_checkpoint(path, check=read_manifest)
     other = state_of(1, mesh)
     opened.safe_open, Counted.elements = Counted, 0
-    load_opened(found, other)
+    load_into_state(found, other)
     opened.safe_open = Counted.real
-    return {"whole": whole(other), "read": Counted.elements, "step": other.place.step}
+    return {"whole": whole(other), "read": Counted.elements, "step": other.progress.step}
 
 
-def fails(folder: Path, state: State, world: World, rank: int, error: Exception) -> str:
+def fails(folder: Path, state: State, world: Communicator, rank: int, error: Exception) -> str:
     """Let a rank meet an error while it writes; return what it is told."""
-    real = together.Written.write
+    real = together.CheckpointFiles.write
 
     def raising(*args: Any) -> Any:
         if rank == RANK:
             raise error
         return real(*args)
 
-    together.Written.write = raising
+    together.CheckpointFiles.write = raising
     try:
         outcome = saved(folder, state, world)
     finally:
-        together.Written.write = real
+        together.CheckpointFiles.write = real
     assert outcome.path is None
     assert isinstance(outcome.error, CheckpointError)
     return str(outcome.error)
 
 
-def unlike(folder: Path, state: State, world: World) -> str:
+def unlike(folder: Path, state: State, world: Communicator) -> str:
     """Let the last rank have a part that no file can hold."""
     if RANK == 3:
-        state.declared["strange"] = _Strange()
+        state.callback_states["strange"] = _Strange()
     try:
         saved(folder, state, world)
     except CheckpointError as error:
         return str(error)
     finally:
-        state.declared.clear()
+        state.callback_states.clear()
     return "saved"
 
 
@@ -175,23 +177,23 @@ class _Counter:
             raise ValueError("an old count")
 
 
-def rejects_state(folder: Path, state: State, world: World) -> str:
+def rejects_state(folder: Path, state: State, world: Communicator) -> str:
     """Have one rank reject a declared state while all load; return the error of this rank."""
-    state.declared["counter"] = _Counter()
+    state.callback_states["counter"] = _Counter()
     path = saved(folder, state, world).path
     try:
         load_together(world, open_checkpoint(path), state)
     except SurestepError as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        state.declared.clear()
+        state.callback_states.clear()
     return "loaded"
 
 
-def gone(folder: Path, state: State, world: World) -> str:
+def gone(folder: Path, state: State, world: Communicator) -> str:
     """Let the last rank leave while the others write; the wait for it is short here."""
     world.beside = dist.new_group(timeout=timedelta(seconds=1))
-    real = together.Written.write
+    real = together.CheckpointFiles.write
 
     def leaving(*args: Any) -> Any:
         if RANK == 3:
@@ -201,17 +203,17 @@ def gone(folder: Path, state: State, world: World) -> str:
     def left(*args: Any) -> Any:
         raise CheckpointError("left")
 
-    together.Written.write = leaving
+    together.CheckpointFiles.write = leaving
     return str(saved(folder, state, world, background=False).error)
 
 
-def verified(out: Path, state: State, world: World) -> dict[str, Any]:
+def verified(out: Path, state: State, world: Communicator) -> dict[str, Any]:
     """Look for the newest good checkpoint together: each rank's share is damaged once, and all."""
     folder = out / "verified"
     for step in (4, 5):
-        state.place = state.place._replace(step=step)
+        state.progress = state.progress._replace(step=step)
         newest = saved(folder, state, world).path or folder / "step-00000005"
-    shares = share_out(read_manifest(newest).files, 4)
+    shares = balance_files(read_manifest(newest).files, 4)
     found: dict[str, Any] = {"shares": [list(each) for each in shares]}
     found["none"] = looked_for(folder, world)
     for rank, share in enumerate(shares):
@@ -222,18 +224,18 @@ def verified(out: Path, state: State, world: World) -> dict[str, Any]:
     return found
 
 
-def flipped(files: list[Path], folder: Path, world: World) -> dict[str, Any]:
+def flipped(files: list[Path], folder: Path, world: Communicator) -> dict[str, Any]:
     """Look where a bit of some files is another one."""
     for last in (False, True):
         for file in files if RANK == 0 else ():
             file.write_bytes(file.read_bytes()[:-2] + bytes([file.read_bytes()[-2] ^ 1]) + b"}"[:1])
-        world.meet()
+        world.barrier()
         if not last:
             found = looked_for(folder, world)
     return found
 
 
-def looked_for(folder: Path, world: World) -> dict[str, Any]:
+def looked_for(folder: Path, world: Communicator) -> dict[str, Any]:
     """Return what all ranks find, and what this one has read of it."""
     read, real = [], manifest._sha256
 
@@ -243,9 +245,9 @@ def looked_for(folder: Path, world: World) -> dict[str, Any]:
 
     manifest._sha256 = counted
     try:
-        said = first(
+        said = run_on_rank_zero(
             world,
-            lambda: newest_good(folder, check=checking(world)),
+            lambda: find_newest_valid(folder, check=make_verifier(world)),
             tell=lambda at: [at.opened.name, [each.reason for each in at.passed_over]],
             follow=lambda said: said,
         )
@@ -268,7 +270,7 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     groups = {n: [dist.new_group(list(range(n))) for _ in range(2)] for n in (4, 2)}
-    worlds = {n: World(RANK, n, *each) for n, each in groups.items()}
+    worlds = {n: Communicator(RANK, n, *each) for n, each in groups.items()}
     meshes: dict[str, Any] = {
         "four": DeviceMesh("cpu", [0, 1, 2, 3]),
         "hybrid": DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("copies", "cut")),
@@ -305,7 +307,7 @@ def main(out: Path) -> None:
     dist.destroy_process_group()
 
 
-def apart(out: Path, world: World) -> dict[str, Any]:
+def apart(out: Path, world: Communicator) -> dict[str, Any]:
     """Save and load a state that a keeper has."""
     state = state_of(0, steps=3)
     expected = whole(state)
@@ -315,7 +317,7 @@ def apart(out: Path, world: World) -> dict[str, Any]:
     alive = state.keeper.most_alive
     other = state_of(1)
     other.keeper = Fake(other, RANK, 4)
-    load_opened(open_checkpoint(out / "four" / "step-00000003"), other)
+    load_into_state(open_checkpoint(out / "four" / "step-00000003"), other)
     return {"held": expected, "whole": other.keeper.whole(), "alive": alive}
 
 

@@ -6,15 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.engine.average import Average, Averaging
-from surestep.engine.schedule.plateau import Plateau
-from surestep.engine.spikes import Spikes
-from surestep.engine.state import WHOLE, Counts, Place, Standing, State
-from surestep.record.checkpoint.read import load_checkpoint
-from surestep.record.checkpoint.write import save_checkpoint
+from surestep.engine.schedule.plateau import PlateauState
+from surestep.engine.state.average import AveragedWeights, AveragingSpec
+from surestep.engine.state.loss_spikes import SpikeDetector
+from surestep.engine.state.state import WHOLE, BestMetric, Progress, State, StepCounts
+from surestep.record.checkpoint.load import load_checkpoint
+from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
 
-EMA = Averaging("ema", decay=0.9, warmup=False, start=0, every=1, buffers="live", lr=None, anneal=0)
+EMA = AveragingSpec(
+    "ema", decay=0.9, warmup=False, start=0, interval=1, buffers="live", lr=None, anneal=0
+)
 STANDING = {
     "metric": "val/accuracy",
     "best": 0.5,
@@ -45,10 +47,10 @@ def state_of(seed: int) -> State:
     net[1].running_mean.uniform_()
     state = tiny.state_of(net, seed=seed, steps=3)
     state.scaler = torch.amp.GradScaler("cpu", enabled=True)
-    state.average = Average(EMA, net, net.parameters())
+    state.average = AveragedWeights(EMA, net, net.parameters())
     for tensor in state.average.tensors.values():
         tensor.add_(seed)
-    state.declared = {"memory": Memory(seed)}
+    state.callback_states = {"memory": Memory(seed)}
     return state
 
 
@@ -68,15 +70,15 @@ CHANGES = {
     "model": lambda state: None,
     "optimizers": lambda state: None,
     "scaler": scaled,
-    "place": lambda state: setattr(state, "place", Place(20, 19, 15, 16, 17.0)),
-    "counts": lambda state: vars(state.counts).update(counted(Counts)),
-    "standing": lambda state: vars(state.standing).update(STANDING),
-    "plateau": lambda state: vars(state.plateau).update(counted(Plateau) | {"scale": 0.5}),
+    "progress": lambda state: setattr(state, "progress", Progress(20, 19, 15, 16, 17.0)),
+    "counts": lambda state: vars(state.counts).update(counted(StepCounts)),
+    "best": lambda state: vars(state.best).update(STANDING),
+    "plateau": lambda state: vars(state.plateau).update(counted(PlateauState) | {"scale": 0.5}),
     "metadata": lambda state: state.metadata.update(seen=[1, "two"]),
     "average": lambda state: None,
     "base": None,  # what is known before: the fingerprints of what a checkpoint leaves out
     "built": None,  # what was there before the first step: what differs from it is the model's
-    "declared": lambda state: None,
+    "callback_states": lambda state: None,
     "keeper": None,  # what it has is the model's and the optimizers'
     "spikes": lambda state: vars(state.spikes).update(SPIKES),
     "scheduled": None,  # follows from the Plan, as the options that it names do
@@ -88,16 +90,18 @@ SEEN = {
         name: state.optimizers[WHOLE].state[each] for name, each in state.model.named_parameters()
     },
     "scaler": lambda state: state.scaler.state_dict(),
-    "place": lambda state: state.place._asdict(),
+    "progress": lambda state: state.progress._asdict(),
     "counts": lambda state: vars(state.counts),
-    "standing": lambda state: vars(state.standing),
+    "best": lambda state: vars(state.best),
     "plateau": lambda state: vars(state.plateau),
     "metadata": lambda state: state.metadata,
     "average": lambda state: state.average.tensors,
-    "declared": lambda state: {name: each.value for name, each in state.declared.items()},
+    "callback_states": lambda state: {
+        name: each.value for name, each in state.callback_states.items()
+    },
     "spikes": lambda state: vars(state.spikes),
 }
-SPIKES = {"losses": [0.5, 0.0, -0.25], "left_out": [(3, 10)], "rollbacks": 1}
+SPIKES = {"losses": [0.5, 0.0, -0.25], "skipped_steps": [(3, 10)], "rollbacks": 1}
 
 
 def same(a, b):
@@ -117,8 +121,8 @@ def differs_everywhere(a, b):
 
 def test_every_field_is_known_here():
     assert set(CHANGES) == set(names_of(State))
-    assert set(STANDING) == set(names_of(Standing))
-    assert set(SPIKES) == set(names_of(Spikes))
+    assert set(STANDING) == set(names_of(BestMetric))
+    assert set(SPIKES) == set(names_of(SpikeDetector))
 
 
 @pytest.mark.parametrize("field", SEEN)
@@ -127,7 +131,7 @@ def test_a_field_survives_whole(tmp_path, field):
     for change in filter(None, CHANGES.values()):
         change(state)
     look = SEEN[field]
-    if field in ("place", "counts", "standing", "plateau", "metadata", "declared", "spikes"):
+    if field in ("progress", "counts", "best", "plateau", "metadata", "callback_states", "spikes"):
         assert differs_everywhere(look(state), look(other))
     assert not same(look(state), look(other))
     load_checkpoint(save_checkpoint(tmp_path, state), other)

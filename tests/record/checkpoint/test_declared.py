@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from surestep.base.errors import CheckpointError
-from surestep.record.checkpoint.declared import strangers
+from surestep.record.checkpoint.callback_state import unmatched_states
 from surestep.record.checkpoint.listing import read_record
-from surestep.record.checkpoint.read import load_checkpoint
-from surestep.record.checkpoint.write import save_checkpoint
+from surestep.record.checkpoint.load import load_checkpoint
+from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
 
 
@@ -28,7 +28,7 @@ class Memory:
 
 def declaring(**owners):
     state = tiny.state_of()
-    state.declared = {name: Memory(value) for name, value in owners.items()}
+    state.callback_states = {name: Memory(value) for name, value in owners.items()}
     return state
 
 
@@ -36,7 +36,7 @@ def loaded(tmp_path, *names, **owners):
     other = declaring(**dict.fromkeys(names or owners))
     path = save_checkpoint(tmp_path, declaring(**owners))
     load_checkpoint(path, other)
-    return other.declared, read_record(path)
+    return other.callback_states, read_record(path)
 
 
 def test_plain_values_come_back_as_they_were(tmp_path):
@@ -91,10 +91,10 @@ def test_what_has_no_plain_form_is_refused(tmp_path, value, what):
 def test_one_that_is_new_or_gone_is_told_and_no_error(tmp_path):
     declared, record = loaded(tmp_path, "stays", "new", stays=1, gone=2)
     assert (declared["stays"].value, declared["new"].value) == (1, None)
-    gone, new = strangers(record, declaring(stays=None, new=None))
+    gone, new = unmatched_states(record, declaring(stays=None, new=None))
     assert "has a state of gone, which is not here now" in gone
     assert "new has no state in the checkpoint" in new
-    assert strangers(record, declaring(stays=None, gone=None)) == []
+    assert unmatched_states(record, declaring(stays=None, gone=None)) == []
 
 
 class Refusing(Memory):
@@ -108,17 +108,17 @@ class Refusing(Memory):
 
 def test_a_callback_that_raises_leaves_everything_as_it_was(tmp_path):
     saved = tiny.state_of(seed=1, steps=3)
-    saved.declared = {"a": Memory("new"), "b": Memory("new")}
+    saved.callback_states = {"a": Memory("new"), "b": Memory("new")}
     path = save_checkpoint(tmp_path, saved)
     state = tiny.state_of(steps=2)
-    state.declared = {"a": Memory("old"), "b": Refusing("old")}
-    before, place = tiny.weights(state.model), state.place
+    state.callback_states = {"a": Memory("old"), "b": Refusing("old")}
+    before, place = tiny.weights(state.model), state.progress
     moments = copy.deepcopy(state.optimizer.state_dict())
     with pytest.raises(CheckpointError, match=r"b does not take the state .* KeyError: 'best'"):
         load_checkpoint(path, state)
-    assert state.declared["a"].value == state.declared["b"].value == "old"
+    assert state.callback_states["a"].value == state.callback_states["b"].value == "old"
     assert torch.equal(tiny.weights(state.model), before)
-    assert state.place == place
+    assert state.progress == place
     found = state.optimizer.state_dict()["state"]
     slots = [(i, k, v) for i, each in moments["state"].items() for k, v in each.items()]
     assert all(torch.equal(found[i][k], v) for i, k, v in slots)
@@ -137,10 +137,10 @@ def test_a_model_that_refuses_its_extra_state_leaves_callbacks_as_they_were(tmp_
         net = Extra(4, 3)
         net.says = value
         state = tiny.state_of(net)
-        state.declared = {"a": Memory(value)}
+        state.callback_states = {"a": Memory(value)}
         return state
 
     path, state = save_checkpoint(tmp_path, of("new")), of("old")
     with pytest.raises(CheckpointError, match="extra state of the model was refused"):
         load_checkpoint(path, state)
-    assert state.declared["a"].value == "old"
+    assert state.callback_states["a"].value == "old"

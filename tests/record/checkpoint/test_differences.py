@@ -4,9 +4,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from surestep.record.checkpoint.differences import differences
-from surestep.record.checkpoint.opened import open_checkpoint
-from surestep.record.checkpoint.write import save_checkpoint
+from surestep.record.checkpoint.diff import differences
+from surestep.record.checkpoint.reader import open_checkpoint
+from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
 
 

@@ -1,5 +1,5 @@
-from surestep.record.checkpoint.examine import examine, examine_all, size_on_disk
-from surestep.record.checkpoint.write import save_checkpoint
+from surestep.record.checkpoint.inspect import examine, examine_all, size_on_disk
+from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
 
 

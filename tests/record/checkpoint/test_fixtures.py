@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from surestep.base.errors import CheckpointError, RunError
+from surestep.record.checkpoint.load import load_checkpoint
 from surestep.record.checkpoint.manifest import FORMAT, MANIFEST, RECORD
-from surestep.record.checkpoint.read import load_checkpoint
-from surestep.record.checkpoint.write import save_checkpoint
+from surestep.record.checkpoint.writer import save_checkpoint
 from surestep.record.events import FORMAT as EVENTS_FORMAT
 from surestep.record.events import read_events
-from surestep.record.skipped import gather
+from surestep.record.skipped_samples import summarize_skips
 from tests.record.checkpoint.fixtures import stream as own_state
 from tests.record.checkpoint.fixtures.make import HERE, fresh, moved, seen, write_events
 from tests.record.checkpoint.forge import manifest_of, seal
@@ -57,17 +57,17 @@ def test_a_checkpoint_of_a_released_format_is_loaded(path):
 def test_a_stream_goes_on_by_the_state_of_a_released_format(path):
     state, stream = own_state.fresh()
     load_checkpoint(path, state)
-    mark = stream.mark_at(state.place.epoch, state.place.position)
+    mark = stream.checkpoint_at(state.progress.epoch, state.progress.position)
     assert mark is not None
-    assert (mark.again, mark.parts[0].read) == (0, state.place.position)
+    assert (mark.again, mark.parts[0].read) == (0, state.progress.position)
     expected = json.loads((path.parent / "expected.json").read_text())
-    assert own_state.following(stream, state.place) == expected
+    assert own_state.following(stream, state.progress) == expected
 
 
 def test_the_state_of_a_stream_has_the_keys_of_its_format(tmp_path):
     (old,) = [each for each in STREAMS if each.parent.name == f"stream-{FORMAT}"]
     new = own_state.written(tmp_path)[0]
-    was, now = (json.loads((each / RECORD).read_text())["declared"] for each in (old, new))
+    was, now = (json.loads((each / RECORD).read_text())["callback_states"] for each in (old, new))
     assert was
     assert keys(now) == keys(was), "FORMAT is to be raised, or a fixture to be written"
 
@@ -101,7 +101,7 @@ def test_events_of_a_released_format_are_read(path):
     assert [each["event"] for each in found] == [
         *("format", "resume", "steps", "skipped", "rollback", "end")
     ]
-    assert gather(found).samples == [3, 5]
+    assert summarize_skips(found).samples == [3, 5]
     assert found[2]["loss"] == [0.5, "nan"]
 
 

@@ -3,14 +3,19 @@ import shutil
 
 import pytest
 
-from surestep.base.errors import CheckpointError, DamagedError
-from surestep.record.checkpoint import good
-from surestep.record.checkpoint.faults import GoneError
-from surestep.record.checkpoint.good import newest_good, put_aside, remember, survey
-from surestep.record.checkpoint.listing import list_checkpoints, saved
+from surestep.base.errors import CheckpointError, CorruptCheckpointError
+from surestep.record.checkpoint import discovery as good
+from surestep.record.checkpoint.discovery import (
+    find_newest_valid,
+    quarantine,
+    remember,
+    scan_checkpoints,
+)
+from surestep.record.checkpoint.errors import CheckpointVanishedError
+from surestep.record.checkpoint.listing import list_checkpoints, read_info
 from surestep.record.checkpoint.manifest import FORMAT
-from surestep.record.checkpoint.snapshot import Staging
-from surestep.record.checkpoint.write import save_checkpoint, write_checkpoint
+from surestep.record.checkpoint.staging import SnapshotStager
+from surestep.record.checkpoint.writer import save_checkpoint, write_checkpoint
 from tests import tiny
 from tests.record.checkpoint.test_manifest import rewritten
 
@@ -19,7 +24,7 @@ from tests.record.checkpoint.test_manifest import rewritten
 def folder(tmp_path):
     state = tiny.state_of(steps=1)
     for step in (1, 2, 3):
-        state.place = state.place._replace(step=step)
+        state.progress = state.progress._replace(step=step)
         save_checkpoint(tmp_path, state)
     return tmp_path
 
@@ -33,7 +38,7 @@ def flip(file):
 def test_damaged_ones_are_named_and_the_newest_good_one_is_taken(folder):
     flip(folder / "step-00000003" / "model.safetensors")
     (folder / "step-00000002" / "manifest.json").unlink()
-    found = newest_good(folder)
+    found = find_newest_valid(folder)
     assert found.opened is not None
     assert found.opened.name == "step-00000001"
     assert [each.step for each in found.passed_over] == [3, 2]
@@ -45,31 +50,31 @@ def test_none_that_is_good_is_an_error_that_names_each(folder):
     for each in folder.iterdir():
         flip(each / "state.json")
     with pytest.raises(CheckpointError, match="no checkpoint that is good") as caught:
-        newest_good(folder)
+        find_newest_valid(folder)
     assert all(f"step-0000000{step} is damaged" in str(caught.value) for step in (1, 2, 3))
     assert "--run" in str(caught.value)
 
 
 def test_no_checkpoint_is_no_error(tmp_path):
-    assert newest_good(tmp_path / "none").opened is None
+    assert find_newest_valid(tmp_path / "none").opened is None
 
 
 def test_one_of_a_newer_surestep_is_not_passed_over(folder):
     rewritten(folder / "step-00000003", format=FORMAT + 1)
     with pytest.raises(CheckpointError, match="Install a newer one"):
-        newest_good(folder)
+        find_newest_valid(folder)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_one_that_may_not_be_read_is_not_passed_over(folder):
     (folder / "step-00000003" / "state.json").chmod(0)
     with pytest.raises(CheckpointError, match="Permission denied"):
-        newest_good(folder)
+        find_newest_valid(folder)
 
 
 def test_one_that_is_put_aside_counts_as_none(folder):
     for _ in range(2):
-        aside = put_aside(list_checkpoints(folder)[-1])
+        aside = quarantine(list_checkpoints(folder)[-1])
     assert aside.name == "damaged-step-00000002"
     assert [path.name for path in list_checkpoints(folder)] == ["step-00000001"]
 
@@ -83,7 +88,7 @@ def test_one_that_is_deleted_while_it_is_read_is_no_damage(folder, monkeypatch):
     """As when another process keeps the last two: a newer one is there."""
     import surestep.record.checkpoint.manifest as manifest
 
-    read, left = manifest.read_plain, [folder / "step-00000003"]
+    read, left = manifest.read_regular, [folder / "step-00000003"]
 
     def deleting(path, most=2**20):
         if left:
@@ -91,53 +96,53 @@ def test_one_that_is_deleted_while_it_is_read_is_no_damage(folder, monkeypatch):
             shutil.rmtree(left.pop())
         return read(path, most)
 
-    monkeypatch.setattr(manifest, "read_plain", deleting)
-    assert [each.step for each in survey(folder).good] == [1, 2]
+    monkeypatch.setattr(manifest, "read_regular", deleting)
+    assert [each.step for each in scan_checkpoints(folder).good] == [1, 2]
     left.append(folder / "step-00000002")
-    found = newest_good(folder)
+    found = find_newest_valid(folder)
     assert found.opened is not None
     assert found.opened.name == "step-00000001"
     assert found.passed_over == ()
 
 
 def test_a_folder_that_never_holds_still_is_told(folder, monkeypatch):
-    import surestep.record.checkpoint.good as good
+    import surestep.record.checkpoint.discovery as good
 
     def gone(path, check=None):
-        raise GoneError("gone")
+        raise CheckpointVanishedError("gone")
 
     monkeypatch.setattr(good, "open_checkpoint", gone)
-    with pytest.raises(GoneError, match="faster"):
-        newest_good(folder)
+    with pytest.raises(CheckpointVanishedError, match="faster"):
+        find_newest_valid(folder)
 
 
 def test_damaged_is_a_checkpoint_error():
-    assert issubclass(DamagedError, CheckpointError)
-    assert not issubclass(GoneError, DamagedError)
+    assert issubclass(CorruptCheckpointError, CheckpointError)
+    assert not issubclass(CheckpointVanishedError, CorruptCheckpointError)
 
 
 def test_who_looks_again_reads_what_is_new_and_forgets_what_was_replaced(tmp_path, monkeypatch):
     read = []
-    own = good.saved
-    monkeypatch.setattr(good, "saved", lambda path: (read.append(path.name), own(path))[1])
+    own = good.read_info
+    monkeypatch.setattr(good, "read_info", lambda path: (read.append(path.name), own(path))[1])
     looked, state = {}, tiny.state_of()
     first = save_checkpoint(tmp_path, state)
-    survey(tmp_path, looked)
-    state.place = state.place._replace(step=9)
+    scan_checkpoints(tmp_path, looked)
+    state.progress = state.progress._replace(step=9)
     second = save_checkpoint(tmp_path, state)
-    assert [each.step for each in survey(tmp_path, looked).good] == [2, 9]
+    assert [each.step for each in scan_checkpoints(tmp_path, looked).good] == [2, 9]
     assert read == [first.name, second.name]
-    state.standing.latest, state.standing.latest_step = {"val/loss": 0.5}, 9
+    state.best.latest, state.best.latest_step = {"val/loss": 0.5}, 9
     save_checkpoint(tmp_path, state)
-    assert survey(tmp_path, looked).good[-1].metrics == {"val/loss": 0.5}
+    assert scan_checkpoints(tmp_path, looked).good[-1].metrics == {"val/loss": 0.5}
     assert read == [first.name, second.name, second.name]
 
 
 def test_what_this_process_wrote_need_not_be_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(good, "saved", lambda path: pytest.fail(f"{path} was read"))
+    monkeypatch.setattr(good, "read_info", lambda path: pytest.fail(f"{path} was read"))
     looked, state = {}, tiny.state_of()
-    state.standing.latest, state.standing.latest_step = {"val/loss": 0.5}, state.place.step
-    written = write_checkpoint(tmp_path, Staging().take(state, cycle=3))
+    state.best.latest, state.best.latest_step = {"val/loss": 0.5}, state.progress.step
+    written = write_checkpoint(tmp_path, SnapshotStager().take(state, cycle=3))
     remember(looked, written)
-    assert survey(tmp_path, looked).good == [written] == [saved(written.path)]
+    assert scan_checkpoints(tmp_path, looked).good == [written] == [read_info(written.path)]
     assert (written.metrics, written.cycle) == ({"val/loss": 0.5}, 3)

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from surestep.base.errors import CheckpointError
-from surestep.record.checkpoint.good import newest_good, survey
+from surestep.record.checkpoint.discovery import find_newest_valid, scan_checkpoints
 from surestep.record.checkpoint.listing import read_record
+from surestep.record.checkpoint.load import load_checkpoint, load_model
 from surestep.record.checkpoint.manifest import MANIFEST, RECORD
-from surestep.record.checkpoint.read import load_checkpoint, load_model
-from surestep.record.checkpoint.tensors import write_tensors
-from surestep.record.checkpoint.write import save_checkpoint
+from surestep.record.checkpoint.safetensors_writer import write_tensors
+from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
 from tests.record.checkpoint.forge import (
     forge,
@@ -45,12 +45,12 @@ def refused(path, match):
     """Load it in every way: each refuses, and the state is as it was."""
     state = state_of(seed=5)
     before = copy.deepcopy((state.model.state_dict(), state.optimizer.state_dict()))
-    place, begun = state.place, time.monotonic()
+    place, begun = state.progress, time.monotonic()
     with pytest.raises(CheckpointError, match=match) as caught:
         load_checkpoint(path, state)
     assert repr((state.model.state_dict(), state.optimizer.state_dict())) == repr(before)
-    assert state.place == place
-    survey(path.parent)
+    assert state.progress == place
+    scan_checkpoints(path.parent)
     assert time.monotonic() - begun < 5
     assert len(str(caught.value)) < 1000
 
@@ -63,8 +63,14 @@ def test_a_good_one_is_loaded(path):
 
 WRONG = [None, True, -1, 1.5, 10**400, "x", [], {}]
 COUNTS = (
-    *("place__step", "place__steps_taken", "place__epoch", "place__position", "counts__overflow"),
-    *("counts__clipped", "standing__since_best", "plateau__bad", "scaler__growth_interval"),
+    *(
+        "progress__step",
+        "progress__steps_taken",
+        "progress__epoch",
+        "progress__position",
+        "counts__overflow",
+    ),
+    *("counts__clipped", "best__since_best", "plateau__bad", "scaler__growth_interval"),
 )
 
 
@@ -81,13 +87,13 @@ def test_a_count_is_a_count(path, value):
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("place__items", [None, True, "x", [], 10**400]),
-        ("standing__best", [True, "x", [], {}]),
-        ("standing__best_step", [-1, "x", 0.5]),
-        ("standing__metric", [0, [], {}]),
-        ("standing__latest", [None, [], "x", {"a": "x"}, {"a": {}}, {"a": [[None]]}]),
-        ("standing__measured", ["x", None, ["weights"], {}]),
-        ("standing__is_due", [None, 0, "true"]),
+        ("progress__items", [None, True, "x", [], 10**400]),
+        ("best__best", [True, "x", [], {}]),
+        ("best__best_step", [-1, "x", 0.5]),
+        ("best__metric", [0, [], {}]),
+        ("best__latest", [None, [], "x", {"a": "x"}, {"a": {}}, {"a": [[None]]}]),
+        ("best__measured", ["x", None, ["weights"], {}]),
+        ("best__is_due", [None, 0, "true"]),
         ("plateau__scale", [None, "x", []]),
         ("cycle", [-1, "x", 1.5]),
         ("scaler__scale", [0, -1, "inf", "x", None, 1e308]),
@@ -111,27 +117,27 @@ def test_each_value_is_of_its_kind(path, name, values):
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("place__step", [2**62, 2**41]),
-        ("place__steps_taken", [3, 2**62]),
-        ("place__epoch", [3, 2**62]),
-        ("place__items", ["nan", "inf", -1, 1e300, 2**62]),
+        ("progress__step", [2**62, 2**41]),
+        ("progress__steps_taken", [3, 2**62]),
+        ("progress__epoch", [3, 2**62]),
+        ("progress__items", ["nan", "inf", -1, 1e300, 2**62]),
         ("counts__nonfinite", [2**62]),
         ("counts__clipped", [2**62]),
-        ("standing__best_step", [3, 2**62]),
-        ("standing__latest_step", [3, 2**62]),
-        ("standing__since_best", [4, 2**62]),
+        ("best__best_step", [3, 2**62]),
+        ("best__latest_step", [3, 2**62]),
+        ("best__since_best", [4, 2**62]),
         ("plateau__bad", [4, 2**62]),
         ("plateau__cooling", [2**62]),
         ("plateau__scale", ["nan", "inf", -1, 2]),
         ("cycle", [2**62]),
-        ("spikes__left_out", [[[2, 1]], [[2**62, 1]]]),
+        ("spikes__skipped_steps", [[[2, 1]], [[2**62, 1]]]),
     ],
 )
 def test_numbers_that_cannot_be_of_one_run_are_rejected(path, name, values):
-    changed = {} if name == "place__step" else {name: None}
+    changed = {} if name == "progress__step" else {name: None}
     for value in values:
         forge_record(path, **{**changed, name: value})
-        if name == "place__step":  # the manifest and the folder say so too
+        if name == "progress__step":  # the manifest and the folder say so too
             seal(path, {**manifest_of(path), "step": value})
         refused(path, r"state\.json: ")
 
@@ -139,13 +145,13 @@ def test_numbers_that_cannot_be_of_one_run_are_rejected(path, name, values):
 @pytest.mark.parametrize(("name", "value"), [("position", 1), ("items", 1.0), ("epoch", 1)])
 def test_before_the_first_step_there_is_nothing(tmp_path, name, value):
     state = state_of(steps=0)
-    state.standing.forget_best()
+    state.best.reset()
     path = save_checkpoint(tmp_path, state)
-    forge_record(path, **{f"place__{name}": value})
-    refused(path, f"place.{name} is {value}")
+    forge_record(path, **{f"progress__{name}": value})
+    refused(path, f"progress.{name} is {value}")
 
 
-@pytest.mark.parametrize("name", ["place", "counts", "standing", "plateau", "unknown"])
+@pytest.mark.parametrize("name", ["progress", "counts", "best", "plateau", "unknown"])
 def test_no_name_is_left_out_or_put_in(path, name):
     record = json.loads((path / RECORD).read_text())
     for other in ({**record, "a\x1b[2J": 1}, {k: v for k, v in record.items() if k != name}):
@@ -167,7 +173,7 @@ def test_no_name_is_left_out_or_put_in(path, name):
         ({f"{OPTIMIZER}__groups": []}, r"no optimizer state for 0\.weight"),
         ({f"{OPTIMIZER}__class": "SGD"}, "state of SGD"),
         ({"optimizers": {}}, "holds the optimizers"),
-        ({"place__step": 1}, "it is of step 1, not 2"),
+        ({"progress__step": 1}, "it is of step 1, not 2"),
     ],
     ids=str,
 )
@@ -206,7 +212,7 @@ def test_an_option_that_the_optimizer_does_not_have_is_refused(path, option, val
         b"\xff\xfe",
         b"",
         b"NaN",
-        b'{"place": {}, "place": {}}',
+        b'{"progress": {}, "progress": {}}',
         b"[" * 10**6,
         b'{"a":' * 200 + b"1" + b"}" * 200,
         b"9" * 10_000,
@@ -367,7 +373,7 @@ def test_a_tensor_that_does_not_fit_is_refused(path, kind, name, value, match):
     """A fused kernel would walk over the end of a short one."""
     from safetensors.torch import load_file
 
-    from surestep.record.checkpoint.tensors import NAMES as DTYPE_NAMES
+    from surestep.record.checkpoint.safetensors_writer import NAMES as DTYPE_NAMES
 
     file = path / f"{kind}.safetensors"
     tensors = {**load_file(file), name: value}
@@ -417,7 +423,7 @@ def test_sizes_that_the_manifest_has_wrong_are_refused(path):
 
 def test_a_newest_one_that_is_hostile_is_passed_over(path):
     shutil.copytree(path, path.with_name("step-00000003"))
-    forge_record(path.with_name("step-00000003"), place__epoch="x")
-    found = newest_good(path.parent)
+    forge_record(path.with_name("step-00000003"), progress__epoch="x")
+    found = find_newest_valid(path.parent)
     assert found.opened is not None
     assert found.opened.path == path

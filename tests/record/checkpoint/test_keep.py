@@ -4,10 +4,10 @@ import socket
 
 import pytest
 
-from surestep.record.checkpoint.good import survey
-from surestep.record.checkpoint.keep import Retention, best_first, retain
-from surestep.record.checkpoint.write import save_checkpoint
-from surestep.record.leftovers import half_done, sweep
+from surestep.record.checkpoint.discovery import scan_checkpoints
+from surestep.record.checkpoint.retention import RetentionPolicy, best_first, prune
+from surestep.record.checkpoint.writer import save_checkpoint
+from surestep.record.temp_files import remove_stale, temp_name
 from tests import tiny
 
 
@@ -15,9 +15,9 @@ def saved_with(folder, metrics):
     """Save a checkpoint at steps 1, 2, ..., each with this metric."""
     state = tiny.state_of(steps=1)
     for step, value in enumerate(metrics, 1):
-        state.place = state.place._replace(step=step)
-        state.standing.latest = {} if value is None else {"val/a": value}
-        state.standing.latest_step = step
+        state.progress = state.progress._replace(step=step)
+        state.best.latest = {} if value is None else {"val/a": value}
+        state.best.latest_step = step
         save_checkpoint(folder, state)
 
 
@@ -42,7 +42,7 @@ def steps(folder):
 )
 def test_the_last_and_the_best_stay(tmp_path, metrics, keep_last, keep_best, mode, kept):
     saved_with(tmp_path, metrics)
-    deleted = retain(tmp_path, Retention(keep_last, keep_best, "val/a", mode))
+    deleted = prune(tmp_path, RetentionPolicy(keep_last, keep_best, "val/a", mode))
     assert steps(tmp_path) == kept
     assert len(deleted) == len(metrics) - len(kept)
 
@@ -59,21 +59,21 @@ def test_where_a_run_may_go_back_the_best_before_the_newest_stays(
     tmp_path, metrics, keep_best, kept
 ):
     saved_with(tmp_path, metrics)
-    retain(tmp_path, Retention(2, keep_best, "val/a", "min", goes_back=True))
+    prune(tmp_path, RetentionPolicy(2, keep_best, "val/a", "min", goes_back=True))
     assert steps(tmp_path) == kept
 
 
 def test_without_a_metric_only_the_last_stay(tmp_path):
     saved_with(tmp_path, [1, 2, 3])
-    retain(tmp_path, Retention(1, 1, None, "min"))
+    prune(tmp_path, RetentionPolicy(1, 1, None, "min"))
     assert steps(tmp_path) == [3]
 
 
 def saved_at(folder, state, step, keep_every):
     """Save a step, and delete what need not stay, as a run does."""
-    state.place = state.place._replace(step=step, steps_taken=step)
+    state.progress = state.progress._replace(step=step, steps_taken=step)
     save_checkpoint(folder, state)
-    retain(folder, Retention(1, 0, None, "min", keep_every=keep_every))
+    prune(folder, RetentionPolicy(1, 0, None, "min", keep_every=keep_every))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_the_first_save_at_or_after_each_multiple_stays_for_good(tmp_path, saves
 def test_a_damaged_checkpoint_is_not_the_best(tmp_path):
     saved_with(tmp_path, [1, 2, 3])
     (tmp_path / "step-00000001" / "state.json").write_text("{")
-    found = survey(tmp_path)
+    found = scan_checkpoints(tmp_path)
     assert [each.step for each in best_first(found.good, "val/a", "min")] == [2, 3]
     assert [each.step for each in found.damaged] == [1]
 
@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_is_not_the_best(tmp_path):
 def test_a_damaged_checkpoint_does_not_count_and_stays(tmp_path):
     saved_with(tmp_path, [1, 2, 3, 4])
     (tmp_path / "step-00000004" / "model.safetensors").unlink()
-    retain(tmp_path, Retention(2, 0, None, "min"))
+    prune(tmp_path, RetentionPolicy(2, 0, None, "min"))
     assert steps(tmp_path) == [2, 3, 4]
 
 
@@ -124,24 +124,24 @@ def test_what_a_dead_process_left_is_swept(tmp_path):
     for name in (gone(".tmp-step-00000002"), gone(".del-step-00000000")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "state.json").write_text("{")
-    sweep(tmp_path)
+    remove_stale(tmp_path)
     assert steps(tmp_path) == [1]
-    sweep(tmp_path / "none")
+    remove_stale(tmp_path / "none")
 
 
 def test_a_process_that_died_between_the_two_names_of_a_step_leaves_the_step(tmp_path):
     saved_with(tmp_path, [1])
     (tmp_path / "step-00000001").rename(tmp_path / gone(".old-step-00000001"))
-    sweep(tmp_path)
+    remove_stale(tmp_path)
     assert steps(tmp_path) == [1]
 
 
 def test_what_an_earlier_deletion_left_is_no_obstacle(tmp_path):
     saved_with(tmp_path, [1, 2])
-    left = half_done(tmp_path / "step-00000001", "del")
+    left = temp_name(tmp_path / "step-00000001", "del")
     left.mkdir()
     (left / "state.json").write_text("{")
-    retain(tmp_path, Retention(1, 0, None, "min"))
+    prune(tmp_path, RetentionPolicy(1, 0, None, "min"))
     assert steps(tmp_path) == [2]
 
 
@@ -149,7 +149,7 @@ def test_a_checkpoint_with_a_folder_in_it_is_deleted_too(tmp_path):
     saved_with(tmp_path, [1, 2])
     (tmp_path / "step-00000001" / "notes").mkdir()
     (tmp_path / "step-00000001" / "notes" / "mine.txt").write_text("of somebody's own")
-    retain(tmp_path, Retention(1, 0, None, "min"))
+    prune(tmp_path, RetentionPolicy(1, 0, None, "min"))
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
 
 
@@ -161,6 +161,6 @@ def test_what_a_living_process_or_another_machine_is_at_stays(tmp_path):
     os.utime(tmp_path / old, (0, 0))
     (tmp_path / gone(".tmp-status.json")).write_text("{")
     (tmp_path / ".tmp-of-the-user").write_text("mine")
-    sweep(tmp_path)
+    remove_stale(tmp_path)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {living, other, ".tmp-of-the-user"}

@@ -9,11 +9,11 @@ import pytest
 
 import surestep
 from surestep.cli.main import main
-from surestep.record.checkpoint import opened
-from surestep.record.checkpoint.faults import GoneError
-from surestep.record.checkpoint.keep import Retention, delete, retain
+from surestep.record.checkpoint import reader as opened
+from surestep.record.checkpoint.errors import CheckpointVanishedError
 from surestep.record.checkpoint.listing import list_checkpoints
-from surestep.record.checkpoint.opened import open_checkpoint
+from surestep.record.checkpoint.reader import open_checkpoint
+from surestep.record.checkpoint.retention import RetentionPolicy, delete, prune
 from tests import tiny
 
 CHILD = textwrap.dedent(
@@ -21,8 +21,8 @@ CHILD = textwrap.dedent(
     import sys
     from pathlib import Path
     import torch
-    from surestep.record.checkpoint.keep import Retention, retain
-    from surestep.record.checkpoint.write import save_checkpoint
+    from surestep.record.checkpoint.retention import RetentionPolicy, prune
+    from surestep.record.checkpoint.writer import save_checkpoint
     from tests import tiny
 
     torch.set_num_threads(1)
@@ -30,11 +30,11 @@ CHILD = textwrap.dedent(
     state, step = tiny.state_of(steps=1), 100
     while True:
         step += 1
-        state.place = state.place._replace(step=step)
-        state.standing.latest = {"val/loss": float(step % 7)}
-        state.standing.latest_step = step
+        state.progress = state.progress._replace(step=step)
+        state.best.latest = {"val/loss": float(step % 7)}
+        state.best.latest_step = step
         save_checkpoint(folder, state)
-        retain(folder, Retention(1, 1, "val/loss", "min"))
+        prune(folder, RetentionPolicy(1, 1, "val/loss", "min"))
         if step == 101:
             print("ready", flush=True)
     """
@@ -63,7 +63,9 @@ def again_and_again(*acts):
         for place, act in enumerate(acts):
             try:
                 act()
-            except GoneError:  # says in a sentence that they go faster than they can be read
+            except (
+                CheckpointVanishedError
+            ):  # says in a sentence that they go faster than they can be read
                 continue
             done[place] += 1
     return done
@@ -89,8 +91,8 @@ def test_two_processes_may_delete_the_same_checkpoints(run):
     def all_but_the_newest():
         delete(list_checkpoints(run.checkpoints)[:-1])
 
-    none_best = Retention(1, 0, None, "min")
-    assert min(again_and_again(all_but_the_newest, lambda: retain(run.checkpoints, none_best))) > 0
+    none_best = RetentionPolicy(1, 0, None, "min")
+    assert min(again_and_again(all_but_the_newest, lambda: prune(run.checkpoints, none_best))) > 0
 
 
 def test_a_checkpoint_that_somebody_else_deleted_first_is_no_error(tmp_path):
@@ -104,7 +106,7 @@ def test_a_file_that_is_gone_with_its_checkpoint_is_told_as_that(tmp_path):
     found = open_checkpoint(session.save())
     session.close()
     delete([found.path])
-    with pytest.raises(GoneError, match="is not there: it was deleted or moved"):
+    with pytest.raises(CheckpointVanishedError, match="is not there: it was deleted or moved"):
         found.tensors("model")
 
 
@@ -119,5 +121,5 @@ def test_a_file_that_goes_while_it_is_opened_is_told_as_gone(tmp_path, monkeypat
         raise RuntimeError("unable to open file: No such file or directory (2)")
 
     monkeypatch.setattr(opened, "safe_open", gone)
-    with pytest.raises(GoneError, match="is not there: it was deleted or moved"):
+    with pytest.raises(CheckpointVanishedError, match="is not there: it was deleted or moved"):
         open_checkpoint(path)

@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from surestep.base.errors import DamagedError
-from surestep.record.checkpoint import write
-from surestep.record.checkpoint.layout import Layout
-from surestep.record.checkpoint.opened import open_checkpoint
-from surestep.record.checkpoint.read import load_checkpoint
-from surestep.record.checkpoint.snapshot import Staging
-from surestep.record.checkpoint.write import save_checkpoint, write_checkpoint
-from surestep.record.checkpoint.written import Written
+from surestep.base.errors import CorruptCheckpointError
+from surestep.record.checkpoint import writer as write
+from surestep.record.checkpoint.load import load_checkpoint
+from surestep.record.checkpoint.reader import open_checkpoint
+from surestep.record.checkpoint.staging import SnapshotStager, StagingBuffers
+from surestep.record.checkpoint.writer import CheckpointFiles, save_checkpoint, write_checkpoint
 from tests import tiny
 
 
@@ -22,7 +20,7 @@ def later(state):
 @pytest.fixture
 def second(tmp_path):
     """A snapshot that is laid out as one that was written before it."""
-    staging, state = Staging(), tiny.state_of()
+    staging, state = SnapshotStager(), tiny.state_of()
     write_checkpoint(tmp_path, staging.take(state))
     return staging.take(later(state))
 
@@ -32,7 +30,7 @@ FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.j
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_bytes_of_a_later_checkpoint_are_read_back_too(tmp_path, monkeypatch, second, file):
-    sync = Written.sync
+    sync = CheckpointFiles.sync
 
     def forgetful(written):
         with (written.folder / file).open("r+b") as damaged:
@@ -40,18 +38,20 @@ def test_the_bytes_of_a_later_checkpoint_are_read_back_too(tmp_path, monkeypatch
             damaged.write(b"\xff")
         sync(written)
 
-    monkeypatch.setattr(Written, "sync", forgetful)
+    monkeypatch.setattr(CheckpointFiles, "sync", forgetful)
     there = sorted(tmp_path.iterdir())
-    with pytest.raises(DamagedError, match=f"{file}: it has other bytes than were written"):
+    with pytest.raises(
+        CorruptCheckpointError, match=f"{file}: it has other bytes than were written"
+    ):
         write_checkpoint(tmp_path, second)
     assert sorted(tmp_path.iterdir()) == there
 
 
 def test_a_later_record_that_could_not_be_read_is_refused(tmp_path):
-    staging, state = Staging(), tiny.state_of()
+    staging, state = SnapshotStager(), tiny.state_of()
     write_checkpoint(tmp_path, staging.take(state))
     later(state).counts.overflow = -1
-    with pytest.raises(DamagedError, match=r"state\.json: it\.counts\.overflow is -1"):
+    with pytest.raises(CorruptCheckpointError, match=r"state\.json: it\.counts\.overflow is -1"):
         write_checkpoint(tmp_path, staging.take(state))
 
 
@@ -68,7 +68,7 @@ def test_tensors_that_lie_otherwise_are_opened_before_they_are_relied_on(tmp_pat
     opened = []
     own = write.check_readable
     monkeypatch.setattr(write, "check_readable", lambda path, _: opened.append(own(path, _)))
-    staging, state = Staging(), tiny.state_of()
+    staging, state = SnapshotStager(), tiny.state_of()
     counts = []
     for change in (
         lambda: None,
@@ -81,24 +81,24 @@ def test_tensors_that_lie_otherwise_are_opened_before_they_are_relied_on(tmp_pat
         change()
         path = write_checkpoint(tmp_path, staging.take(later(state))).path
         counts.append(len(opened))
-        assert open_checkpoint(path).manifest.step == state.place.step
+        assert open_checkpoint(path).manifest.step == state.progress.step
     assert counts == [1, 1, 2, 3, 4, 4]
 
 
 def test_what_lies_beside_the_tensors_is_read_again_where_it_changed(tmp_path, monkeypatch):
     read = []
-    own = write.taken
-    monkeypatch.setattr(write, "taken", lambda *given: read.append(given) or own(*given))
+    own = write.parse_state_json
+    monkeypatch.setattr(write, "parse_state_json", lambda *given: read.append(given) or own(*given))
     opened, check = [], write.check_readable
     monkeypatch.setattr(write, "check_readable", lambda *given: opened.append(check(*given)))
-    staging, state = Staging(), tiny.state_of()
+    staging, state = SnapshotStager(), tiny.state_of()
     counts = []
     for change in (
         lambda: None,
         lambda: setattr(state.counts, "clipped", 3),
         lambda: state.metadata.update(more=[1]),
         lambda: state.metadata["more"].append(2),  # the same list, changed in its place
-        lambda: state.spikes.left_out.append((1, 2)),
+        lambda: state.spikes.skipped_steps.append((1, 2)),
     ):
         change()
         path = write_checkpoint(tmp_path, staging.take(later(state))).path
@@ -111,20 +111,20 @@ def test_what_lies_beside_the_tensors_is_read_again_where_it_changed(tmp_path, m
 
 
 def test_numbers_are_those_of_the_moment(tmp_path):
-    staging, state = Staging(), tiny.state_of()
+    staging, state = SnapshotStager(), tiny.state_of()
     snapshot = staging.take(state)
-    step = state.place.step
+    step = state.progress.step
     later(state).counts.clipped += 5
     state.spikes.losses.append(1.0)
-    state.standing.latest["loss"] = 2.0
+    state.best.latest["loss"] = 2.0
     found = open_checkpoint(write_checkpoint(tmp_path, snapshot).path).record
-    assert found["place"]["step"] == step
-    assert (found["counts"]["clipped"], found["standing"]["latest"]) == (0, {})
+    assert found["progress"]["step"] == step
+    assert (found["counts"]["clipped"], found["best"]["latest"]) == (0, {})
     assert found["spikes"]["losses"] == []
 
 
 def test_buffers_that_still_fit_are_kept(tmp_path):
-    staging, state = Staging(), tiny.state_of()
+    staging, state = SnapshotStager(), tiny.state_of()
     before = staging.take(state).layout.buffers["optimizer"]
     state.model.register_buffer("more", torch.zeros(2))
     taken = staging.take(state).layout.buffers
@@ -146,7 +146,7 @@ def test_each_device_that_tensors_lie_on_is_waited_for(monkeypatch):
     waited = []
     monkeypatch.setattr(torch, "_foreach_copy_", lambda *_, **__: None)
     monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
-    layout = Layout({"model": {name: torch.zeros(2) for name in "abcd"}})
+    layout = StagingBuffers({"model": {name: torch.zeros(2) for name in "abcd"}})
     places = {"a": "cuda:1", "b": "cpu", "c": "cuda:3", "d": "cuda:1"}
     layout.fill({"model": {name: Elsewhere(place) for name, place in places.items()}})
     assert sorted(map(str, waited)) == ["cuda:1", "cuda:3"]

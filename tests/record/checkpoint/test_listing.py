@@ -1,5 +1,5 @@
-from surestep.record.checkpoint.listing import Saved, list_checkpoints, saved
-from surestep.record.checkpoint.write import save_checkpoint
+from surestep.record.checkpoint.listing import CheckpointInfo, list_checkpoints, read_info
+from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
 
 
@@ -13,6 +13,6 @@ def test_checkpoints_are_listed_by_step(tmp_path):
 
 def test_saved_is_step_and_metrics(tmp_path):
     state = tiny.state_of()
-    state.standing.latest, state.standing.latest_step = {"val/loss": 0.5}, 2
+    state.best.latest, state.best.latest_step = {"val/loss": 0.5}, 2
     path = save_checkpoint(tmp_path, state)
-    assert saved(path) == Saved(2, {"val/loss": 0.5}, path)
+    assert read_info(path) == CheckpointInfo(2, {"val/loss": 0.5}, path)

@@ -3,11 +3,17 @@ import json
 import pytest
 import torch
 
-from surestep.base.errors import CheckpointError, DamagedError
-from surestep.record.checkpoint.manifest import FORMAT, MANIFEST, read_manifest, sealed, verify
-from surestep.record.checkpoint.opened import open_checkpoint
-from surestep.record.checkpoint.read import load_checkpoint
-from surestep.record.checkpoint.write import save_checkpoint
+from surestep.base.errors import CheckpointError, CorruptCheckpointError
+from surestep.record.checkpoint.load import load_checkpoint
+from surestep.record.checkpoint.manifest import (
+    FORMAT,
+    MANIFEST,
+    add_self_hash,
+    read_manifest,
+    verify,
+)
+from surestep.record.checkpoint.reader import open_checkpoint
+from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
 
 FILES = [MANIFEST, "state.json", "model.safetensors", "optimizer.safetensors"]
@@ -21,7 +27,9 @@ def path(tmp_path):
 def rewritten(path, **changes):
     """Change the manifest, as somebody does who knows the format."""
     found = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(sealed(json.dumps({**found, **changes, "sha256": "0" * 64})))
+    (path / MANIFEST).write_text(
+        add_self_hash(json.dumps({**found, **changes, "sha256": "0" * 64}))
+    )
 
 
 def test_a_manifest_names_each_file_and_where_each_tensor_lies(path):
@@ -62,7 +70,7 @@ def test_a_damaged_file_is_named_and_nothing_is_loaded(path, name, damage):
 @pytest.mark.parametrize("content", ["[]", "{}", '{"format": "x"}', "null", '"text"', "[" * 10**6])
 def test_a_manifest_of_another_kind_is_named(path, content):
     (path / MANIFEST).write_text(content)
-    with pytest.raises(DamagedError, match=r"damaged: manifest\.json"):
+    with pytest.raises(CorruptCheckpointError, match=r"damaged: manifest\.json"):
         read_manifest(path)
 
 
@@ -71,7 +79,7 @@ def test_each_bit_of_a_manifest_counts(path):
     for place in range(0, len(data), 7):
         bit = 1 << place % 8
         (path / MANIFEST).write_bytes(data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :])
-        with pytest.raises(DamagedError, match=r"damaged: manifest\.json"):
+        with pytest.raises(CorruptCheckpointError, match=r"damaged: manifest\.json"):
             read_manifest(path)
 
 
@@ -102,7 +110,7 @@ def test_a_format_from_the_future_is_refused(path):
 )
 def test_a_manifest_that_makes_no_sense_is_refused(path, change):
     rewritten(path, **change)
-    with pytest.raises(DamagedError, match=r"damaged: manifest\.json"):
+    with pytest.raises(CorruptCheckpointError, match=r"damaged: manifest\.json"):
         read_manifest(path)
 
 
@@ -155,5 +163,7 @@ def test_slices_that_are_not_so_in_their_file_are_refused(path):
     tensors["model"]["0.weight"]["shape"] = [4, 8]
     tensors["model"]["0.weight"]["slices"][0]["shape"] = [4, 8]
     rewritten(path, tensors=tensors)
-    with pytest.raises(DamagedError, match=r"model\.safetensors: '0\.weight' is .*\[8, 4\].*in it"):
+    with pytest.raises(
+        CorruptCheckpointError, match=r"model\.safetensors: '0\.weight' is .*\[8, 4\].*in it"
+    ):
         open_checkpoint(path)

@@ -2,9 +2,10 @@
 
 import pytest
 
-from surestep.base.errors import CheckpointError, DamagedError
-from surestep.record.checkpoint import manifest, opened
-from surestep.record.checkpoint.good import newest_good
+from surestep.base.errors import CheckpointError, CorruptCheckpointError
+from surestep.record.checkpoint import manifest
+from surestep.record.checkpoint import reader as opened
+from surestep.record.checkpoint.discovery import find_newest_valid
 from surestep.record.checkpoint.listing import list_checkpoints
 from tests import tiny
 
@@ -29,9 +30,9 @@ def test_a_save_that_cannot_be_verified_for_memory_lets_the_run_go_on(
         patch.setattr(opened, "safe_open", fails(error))
         patch.setattr(manifest, "_sha256", fails(MemoryError()))
         with pytest.raises(CheckpointError, match="not enough memory") as raised:
-            newest_good(tmp_path / "checkpoints")
-    assert not isinstance(raised.value, DamagedError)
-    monkeypatch.setattr("surestep.record.checkpoint.write.check_readable", fails(error))
+            find_newest_valid(tmp_path / "checkpoints")
+    assert not isinstance(raised.value, CorruptCheckpointError)
+    monkeypatch.setattr("surestep.record.checkpoint.writer.check_readable", fails(error))
     tiny_saved = list_checkpoints(tmp_path / "checkpoints")
     assert [each.name for each in tiny_saved] == ["step-00000002"]
     with pytest.raises(CheckpointError, match="could not be written and verified"):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from surestep.base.errors import CheckpointError
-from surestep.record.checkpoint.read import load_checkpoint
-from surestep.record.checkpoint.write import save_checkpoint
+from surestep.record.checkpoint.load import load_checkpoint
+from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
 
 

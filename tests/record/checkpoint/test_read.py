@@ -3,11 +3,11 @@ import torch
 from torch import nn
 
 from surestep.base.errors import CheckpointError
-from surestep.record.checkpoint.read import (
+from surestep.record.checkpoint.load import (
     load_checkpoint,
     load_model,
 )
-from surestep.record.checkpoint.write import save_checkpoint
+from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
 
 

@@ -2,7 +2,7 @@
 
 import os
 
-from surestep.record.checkpoint.write import save_checkpoint
+from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
 
 

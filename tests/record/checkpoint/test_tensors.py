@@ -5,9 +5,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from surestep.base.errors import CheckpointError
-from surestep.record.checkpoint import write
-from surestep.record.checkpoint.tensors import DTYPES, dtype_of, write_tensors
-from surestep.record.checkpoint.written import Written
+from surestep.record.checkpoint import writer as write
+from surestep.record.checkpoint.safetensors_writer import DTYPES, dtype_of, write_tensors
+from surestep.record.checkpoint.writer import CheckpointFiles
 from tests import tiny
 
 
@@ -51,7 +51,7 @@ def test_a_type_without_a_name_is_named(tmp_path):
 
 def test_the_hash_is_of_what_was_in_memory(tmp_path, monkeypatch):
     """A disk that gives back other bytes than it was given is found before the name is given."""
-    honest = Written.write
+    honest = CheckpointFiles.write
 
     def forgetful(written, name, parts):
         honest(written, name, parts)
@@ -60,7 +60,7 @@ def test_the_hash_is_of_what_was_in_memory(tmp_path, monkeypatch):
                 damaged.seek(-1, 2)
                 damaged.write(b"\xff")
 
-    monkeypatch.setattr(Written, "write", forgetful)
+    monkeypatch.setattr(CheckpointFiles, "write", forgetful)
     with pytest.raises(CheckpointError, match=r"damaged: model\.safetensors: it has other bytes"):
         write.save_checkpoint(tmp_path, tiny.state_of())
     assert list(tmp_path.iterdir()) == []

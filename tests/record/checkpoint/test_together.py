@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.model.frozen import fingerprint
-from surestep.record.checkpoint import opened
-from surestep.record.checkpoint.differences import differences
+from surestep.engine.model.frozen_weights import fingerprint
+from surestep.record.checkpoint import reader as opened
+from surestep.record.checkpoint.diff import differences
+from surestep.record.checkpoint.load import load_checkpoint
 from surestep.record.checkpoint.manifest import FORMAT, read_manifest, verify
-from surestep.record.checkpoint.opened import open_checkpoint
-from surestep.record.checkpoint.read import load_checkpoint
-from surestep.record.checkpoint.write import save_checkpoint
+from surestep.record.checkpoint.reader import open_checkpoint
+from surestep.record.checkpoint.writer import save_checkpoint
 from surestep.record.export import export
-from surestep.record.weights import load_initial
+from surestep.record.pretrained import load_init_weights
 from tests.multi_rank.torchrun import check_ended_well, launch
 from tests.record.checkpoint.ranks import Net, state_of, whole
 
@@ -142,7 +142,7 @@ def test_tied_weights_of_which_a_rank_has_nothing_are_known_as_tied(folder):
 @pytest.fixture
 def most_alive(monkeypatch):
     """Count how many tensors that were read are there at once."""
-    alive, most, read = weakref.WeakSet(), [0], opened._Files.read
+    alive, most, read = weakref.WeakSet(), [0], opened._OpenFiles.read
 
     def counted(*args):
         found = read(*args)
@@ -150,7 +150,7 @@ def most_alive(monkeypatch):
         most[0] = max(most[0], len(alive))
         return found
 
-    monkeypatch.setattr(opened._Files, "read", counted)
+    monkeypatch.setattr(opened._OpenFiles, "read", counted)
     return most
 
 
@@ -176,7 +176,7 @@ def test_two_are_compared_one_tensor_at_a_time(folder, most_alive):
 def test_another_run_starts_from_the_weights_alone(folder, ranks):
     path = folder / "four" / STEP
     model = Net()
-    started = load_initial(model, path)
+    started = load_init_weights(model, path)
     held = ranks[0]["held"]["four"]
     assert all(torch.equal(each, held[f"model/{n}"]) for n, each in model.state_dict().items())
     assert Path(next(iter(started.files))).name == "model.rank-00000.safetensors"

@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.state import Place, State
+from surestep.engine.state.state import Progress, State
 from surestep.record.checkpoint.listing import list_checkpoints, read_record
-from surestep.record.checkpoint.read import load_checkpoint
-from surestep.record.checkpoint.write import save_checkpoint
-from surestep.record.checkpoint.written import Written
+from surestep.record.checkpoint.load import load_checkpoint
+from surestep.record.checkpoint.writer import CheckpointFiles, save_checkpoint
 from tests import tiny
 
 
@@ -77,7 +76,7 @@ def test_saved_and_loaded_the_next_step_is_the_same_bit_for_bit(tmp_path, build,
     state = tiny.state_of(build(), optimizer)
     other = saved_and_loaded(tmp_path, state, build, optimizer)
     assert torch.equal(tiny.weights(state.model), tiny.weights(other.model))
-    assert other.place == state.place
+    assert other.progress == state.progress
     tiny.move(state, 9)
     tiny.move(other, 9)
     assert torch.equal(tiny.weights(state.model), tiny.weights(other.model))
@@ -161,14 +160,14 @@ def test_options_come_back_as_they_were(tmp_path):
 
 def test_standing_counts_and_metadata_come_back(tmp_path):
     state = tiny.state_of()
-    state.place = Place(7, 6, 2, 8, 1234.5)
+    state.progress = Progress(7, 6, 2, 8, 1234.5)
     state.counts.overflow = 3
-    state.standing.latest = {"val/loss": float("nan"), "val/a": 0.5}
-    state.standing.best, state.standing.best_step = 0.1, 5
+    state.best.latest = {"val/loss": float("nan"), "val/a": 0.5}
+    state.best.best, state.best.best_step = 0.1, 5
     state.metadata = {"words": ["any", 1, None]}
     other = saved_and_loaded(tmp_path, state, tiny.model)
-    assert str(other.standing) == str(state.standing)
-    assert (other.place, other.counts) == (state.place, state.counts)
+    assert str(other.best) == str(state.best)
+    assert (other.progress, other.counts) == (state.progress, state.counts)
     assert other.metadata == state.metadata
 
 
@@ -227,7 +226,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_says_so(tmp_path, small_dis
     first = save_checkpoint(folder, state)
     before = {path.name: path.read_bytes() for path in first.iterdir()}
     if small_disk is None:
-        monkeypatch.setattr(Written, "write", _full)
+        monkeypatch.setattr(CheckpointFiles, "write", _full)
     tiny.move(state, 5)
     state.metadata["long"] = "x" * 8000
     with pytest.raises(CheckpointError, match=r"(?s)could not be written.*are as they were\. Free"):

@@ -2,33 +2,33 @@ import os
 
 import pytest
 
-from surestep.base.errors import DamagedError
-from surestep.record.checkpoint.written import Written
+from surestep.base.errors import CorruptCheckpointError
+from surestep.record.checkpoint.writer import CheckpointFiles
 
 
 @pytest.mark.parametrize("bytes_", [b"", b"five5", bytes(2**16)])
 def test_what_was_written_is_read_back(tmp_path, bytes_):
-    with Written(tmp_path) as written:
+    with CheckpointFiles(tmp_path) as written:
         written.write("a", [bytes_[:2], bytes_[2:]])
         written.sync()
-        written.check()
+        written.verify()
     assert (tmp_path / "a").read_bytes() == bytes_
     assert written.files["a"].bytes == len(bytes_)
 
 
 @pytest.mark.parametrize("other", [b"", b"fiv", b"fives", b"five55"])
 def test_other_bytes_shorter_or_longer_are_damage(tmp_path, other):
-    with Written(tmp_path) as written:
+    with CheckpointFiles(tmp_path) as written:
         written.write("a", [b"five5"])
         (tmp_path / "a").write_bytes(other)
         written.sync()
-        with pytest.raises(DamagedError, match="a: it has other bytes than were written"):
-            written.check()
+        with pytest.raises(CorruptCheckpointError, match="a: it has other bytes than were written"):
+            written.verify()
 
 
 def test_no_file_is_written_over_and_all_are_closed(tmp_path):
     (tmp_path / "b").write_text("there")
-    with Written(tmp_path) as written:
+    with CheckpointFiles(tmp_path) as written:
         written.write("a", [b"new"])
         with pytest.raises(FileExistsError):
             written.write("b", [b"new"])
@@ -45,7 +45,7 @@ def test_all_are_on_their_way_to_the_disk_before_one_is_waited_for(tmp_path, mon
         monkeypatch.setattr(
             os, name, lambda *args, name=name, own=own: called.append(name) or own(*args)
         )
-    with Written(tmp_path) as written:
+    with CheckpointFiles(tmp_path) as written:
         written.write("a", [b"one"])
         written.write("b", [b"two"])
         written.sync()
@@ -54,8 +54,8 @@ def test_all_are_on_their_way_to_the_disk_before_one_is_waited_for(tmp_path, mon
 
 def test_a_system_without_advice_writes_and_reads_back_too(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "posix_fadvise", raising=False)
-    with Written(tmp_path) as written:
+    with CheckpointFiles(tmp_path) as written:
         written.write("a", [b"five5"])
         written.sync()
-        written.check()
+        written.verify()
     assert (tmp_path / "a").read_bytes() == b"five5"

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
-from surestep.base.errors import near
-from surestep.base.printable import print_escaped
+from surestep.base.errors import suggest_names
+from surestep.base.text import print_escaped
 
 COMMANDS = {
     "list": "list RUN: a run's checkpoints: measured how, whole or not, and why they are kept",
@@ -31,7 +31,8 @@ def run(words: list[str]) -> int:
         return 0
     if command not in COMMANDS:
         print_escaped(
-            f"surestep ckpt: no command {command!r}. {near(command, COMMANDS)}", file=sys.stderr
+            f"surestep ckpt: no command {command!r}. {suggest_names(command, COMMANDS)}",
+            file=sys.stderr,
         )
         return 2
     called: Callable[[list[str]], int] = import_module(f"surestep.cli.ckpt.{command}").run

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from surestep.base.printable import print_escaped, print_json
-from surestep.cli import show
+from surestep.base.text import print_escaped, print_json
+from surestep.cli import output as show
 from surestep.cli.parse import parse
-from surestep.record.checkpoint.opened import open_checkpoint
-from surestep.record.files import dumps
-from surestep.record.named import find_folder
+from surestep.record.checkpoint.reader import open_checkpoint
+from surestep.record.checkpoint_ref import find_folder
+from surestep.record.io import dumps
 
 if TYPE_CHECKING:  # torch is imported to compare tensors
-    from surestep.record.checkpoint.differences import Differences, Moved
+    from surestep.record.checkpoint.diff import ChangedTensor, CheckpointDiff
 
 ROWS = 20  # tensors that are shown unasked
 WIDTH = 60  # characters of a value that are shown
-CALLED = {"declared": "declared state", "buffers": "buffers that the state_dict leaves out"}
+CALLED = {"callback_states": "callback_states", "buffers": "buffers that the state_dict leaves out"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def run(words: list[str]) -> int:
     """Name what changed between two checkpoints."""
     parsed = parse(Options, words, "surestep ckpt diff")
     folders = [find_folder(each) for each in (parsed.a, parsed.b)]
-    from surestep.record.checkpoint.differences import differences
+    from surestep.record.checkpoint.diff import differences
 
     found = differences(*map(open_checkpoint, folders))
     if parsed.json:
@@ -55,11 +55,11 @@ def run(words: list[str]) -> int:
     print_escaped(f"A is {folders[0]}\nB is {folders[1]}", file=sys.stderr)
     if found.values:
         rows = [(each.name, _short(each.before), _short(each.now)) for each in found.values]
-        show.table("What is no tensor", ("what", "A", "B"), rows)
+        show.print_table("What is no tensor", ("what", "A", "B"), rows)
     apart = [(each.kind, each.name, f"only in {each.side}", "") for each in found.only]
     apart += [(each.kind, each.name, each.before, each.now) for each in found.reshaped]
     if apart:
-        show.table("Tensors that have no equal", ("kind", "tensor", "A", "B"), apart)
+        show.print_table("Tensors that have no equal", ("kind", "tensor", "A", "B"), apart)
     kinds = {each.kind for each in found.moved}
     for kind in sorted(kinds, key=lambda kind: (kind != "model", kind)):
         moved = [each for each in found.moved if each.kind == kind]
@@ -68,7 +68,7 @@ def run(words: list[str]) -> int:
     return 0 if found.same else 1
 
 
-def _show(kind: str, moved: list[Moved], limit: int) -> None:
+def _show(kind: str, moved: list[ChangedTensor], limit: int) -> None:
     columns = ("tensor", "elements changed", "largest", "relative")
     rows = [
         (
@@ -78,7 +78,9 @@ def _show(kind: str, moved: list[Moved], limit: int) -> None:
         for each in moved[:limit]
     ]
     called = CALLED.get(kind, kind)
-    show.table(f"Changed in the {called}: |B - A|, and its norm over that of A", columns, rows)
+    show.print_table(
+        f"Changed in the {called}: |B - A|, and its norm over that of A", columns, rows
+    )
     if limit < len(moved):
         print_escaped(f"and {len(moved) - limit} more: --all shows them", file=sys.stderr)
 
@@ -88,7 +90,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 4]} ..."
 
 
-def _as_json(found: Differences) -> dict[str, Any]:
+def _as_json(found: CheckpointDiff) -> dict[str, Any]:
     listed = {
         part: [each._asdict() for each in getattr(found, part)]
         for part in ("values", "only", "reshaped", "moved")

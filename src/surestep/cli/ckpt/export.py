@@ -6,13 +6,12 @@ from typing import Annotated
 
 import tyro
 
-from surestep.base.local import local_path
-from surestep.base.printable import print_escaped, print_json
-from surestep.base.sizes import byte_count
+from surestep.base.paths import require_local_path
+from surestep.base.text import format_bytes, print_escaped, print_json
 from surestep.cli.parse import parse
-from surestep.record.export import Exported, check_out, export
-from surestep.record.files import dumps
-from surestep.record.named import choose_checkpoint
+from surestep.record.checkpoint_ref import resolve_checkpoint
+from surestep.record.export import ExportResult, check_out, export
+from surestep.record.io import dumps
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,9 @@ class Options:
 def run(words: list[str]) -> int:
     """Write the weights of a checkpoint as one file."""
     parsed = parse(Options, words, "surestep ckpt export")
-    out = local_path(parsed.out)
+    out = require_local_path(parsed.out)
     check_out(out, overwrite=parsed.overwrite)
-    chosen, folder = choose_checkpoint(parsed.checkpoint)
+    chosen, folder = resolve_checkpoint(parsed.checkpoint)
     exported = export(
         chosen.opened,
         out,
@@ -58,14 +57,14 @@ def run(words: list[str]) -> int:
     tied = f", {exported.tied} of them tied" if exported.tied else ""
     print_escaped(
         f"The {what} of step {exported.step}: {exported.tensors} tensors{tied}, "
-        f"{byte_count(exported.bytes)}",
+        f"{format_bytes(exported.bytes)}",
         file=sys.stderr,
     )
     print_escaped(str(out))
     return 0
 
 
-def _base_is_needed(exported: Exported) -> str:
+def _base_is_needed(exported: ExportResult) -> str:
     some, more = exported.lacks[:3], len(exported.lacks) - 3
     named = ", ".join(some) + (f" and {more} more" if more > 0 else "")
     return (

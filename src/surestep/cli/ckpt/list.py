@@ -9,16 +9,20 @@ from typing import Annotated, Any
 import tyro
 
 from surestep.base.errors import RunError
-from surestep.base.local import local_path
-from surestep.base.printable import print_escaped, print_json
-from surestep.base.sizes import byte_count
-from surestep.cli import show
+from surestep.base.paths import require_local_path
+from surestep.base.text import format_bytes, print_escaped, print_json
+from surestep.cli import output as show
 from surestep.cli.parse import parse
 from surestep.engine.value import shown
-from surestep.record.checkpoint.examine import Examined, every_folder, examine_all, size_on_disk
-from surestep.record.files import dumps
-from surestep.record.kept import why_kept
-from surestep.record.none_saved import none_saved
+from surestep.record.checkpoint.inspect import (
+    InspectionResult,
+    examine_all,
+    list_all_folders,
+    size_on_disk,
+)
+from surestep.record.io import dumps
+from surestep.record.no_checkpoint import no_checkpoint_message
+from surestep.record.retention_reasons import explain_retention
 from surestep.record.run import Run
 
 READ_AT_ONCE = 2 * 2**30  # bytes: what is read within about a second
@@ -42,8 +46,8 @@ class Options:
 def run(words: list[str]) -> int:
     """Show the checkpoints of a run; the damaged ones too."""
     parsed = parse(Options, words, "surestep ckpt list")
-    folder = Run(local_path(parsed.run))
-    size = sum(map(size_on_disk, every_folder(folder.checkpoints)))
+    folder = Run(require_local_path(parsed.run))
+    size = sum(map(size_on_disk, list_all_folders(folder.checkpoints)))
     every_byte = parsed.verify or size <= READ_AT_ONCE
     found = examine_all(folder.checkpoints, every_byte=every_byte)
     kept = _kept(folder, found)
@@ -51,39 +55,39 @@ def run(words: list[str]) -> int:
     if parsed.json:
         print_json(dumps([_as_json(*row) for row in rows], indent=1))
     elif not rows:
-        print_escaped(none_saved(folder.path), file=sys.stderr)
+        print_escaped(no_checkpoint_message(folder.path), file=sys.stderr)
     else:
         names = ("step", "epochs + samples", "metrics", "size", "age", "verified", "kept as")
-        show.table(str(folder.path), names, [_row(*row) for row in rows])
+        show.print_table(str(folder.path), names, [_row(*row) for row in rows])
     for each in found:
         for problem in each.problems:
             print_escaped(f"{each.path}: {problem}", file=sys.stderr)
     if not every_byte and rows:
         print_escaped(
-            f"The {byte_count(size)} were not read, only sizes, manifests and records. "
+            f"The {format_bytes(size)} were not read, only sizes, manifests and records. "
             "--verify reads them.",
             file=sys.stderr,
         )
     return 0
 
 
-def _kept(folder: Run, found: list[Examined]) -> dict[Path, list[str]]:
+def _kept(folder: Run, found: list[InspectionResult]) -> dict[Path, list[str]]:
     """Return what each is kept as; where the plan cannot be read, say so and tell the rest."""
     try:
-        return why_kept(folder, [each.saved for each in found if each.saved and each.good])
+        return explain_retention(folder, [each.saved for each in found if each.saved and each.good])
     except RunError as error:
         print_escaped(str(error), file=sys.stderr)
         return {}
 
 
-def _row(found: Examined, kept: list[str]) -> tuple[str, ...]:
+def _row(found: InspectionResult, kept: list[str]) -> tuple[str, ...]:
     metrics = shown(found.saved.metrics) if found.saved else "not known"
-    age = "not known" if found.written is None else show.age(time.time() - found.written)
-    size, step = byte_count(found.bytes), "not known" if found.step is None else found.step
+    age = "not known" if found.written is None else show.format_age(time.time() - found.written)
+    size, step = format_bytes(found.bytes), "not known" if found.step is None else found.step
     return str(step), _epochs(found), metrics, size, age, _verified(found), ", ".join(kept)
 
 
-def _verified(found: Examined) -> str:
+def _verified(found: InspectionResult) -> str:
     if found.verified is False:
         return f"damaged: {', '.join(each.partition(':')[0] for each in found.problems)}"
     if found.problems:
@@ -91,20 +95,20 @@ def _verified(found: Examined) -> str:
     return "yes" if found.verified else "not looked at"
 
 
-def _epochs(found: Examined) -> str:
+def _epochs(found: InspectionResult) -> str:
     if found.epoch is None:
         return "not known"
     return f"{found.epoch} + {found.position:,}" if found.position else str(found.epoch)
 
 
-def _as_json(found: Examined, kept: list[str]) -> dict[str, Any]:
+def _as_json(found: InspectionResult, kept: list[str]) -> dict[str, Any]:
     said = found.saved
     return {
         "step": found.step,
         "epoch": found.epoch,
         "position": found.position,
         "metrics": said.metrics if said else None,
-        "measured": said.measured if said else None,
+        "measured": said.evaluated if said else None,
         "bytes": found.bytes,
         "written": found.written,
         "verified": found.verified,

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import tyro
 
 from surestep.base.errors import CheckpointError
-from surestep.base.printable import print_escaped, print_json
+from surestep.base.text import print_escaped, print_json
 from surestep.cli.parse import parse
-from surestep.record.checkpoint.examine import Examined, every_folder, examine
-from surestep.record.files import dumps
-from surestep.record.named import find_folder, is_run, split_name
-from surestep.record.none_saved import none_saved
+from surestep.record.checkpoint.inspect import InspectionResult, examine, list_all_folders
+from surestep.record.checkpoint_ref import find_folder, is_run, split_name
+from surestep.record.io import dumps
+from surestep.record.no_checkpoint import no_checkpoint_message
 from surestep.record.run import Run
 
 
@@ -44,13 +44,13 @@ def run(words: list[str]) -> int:
     return 0 if all(each.good for each in found) else 1
 
 
-def _examined(name: str) -> Iterator[Examined]:
+def _examined(name: str) -> Iterator[InspectionResult]:
     path, which = split_name(name)
     if which is None and is_run(path):
         run = Run(path)
-        paths = every_folder(run.checkpoints)
+        paths = list_all_folders(run.checkpoints)
         if not paths:
-            raise CheckpointError(none_saved(path))
+            raise CheckpointError(no_checkpoint_message(path))
     else:
         paths = [find_folder(name)]
     for each in paths:
@@ -59,6 +59,6 @@ def _examined(name: str) -> Iterator[Examined]:
             yield found
 
 
-def _as_json(found: Examined) -> dict[str, Any]:
+def _as_json(found: InspectionResult) -> dict[str, Any]:
     good = {"verified": found.verified, "problems": found.problems}
     return {"path": str(found.path), "bytes": found.bytes, **good}

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from surestep.base.errors import TaskError
+from surestep.engine.batch import flatten_tensors, map_tensors
 from surestep.engine.checks.declaration import explain
 from surestep.engine.checks.perturb import perturb
 from surestep.engine.checks.samples import (
@@ -40,10 +41,9 @@ from surestep.engine.checks.terms import (
     measuring,
 )
 from surestep.engine.checks.varied_weights import VariedModel, find_last_weights
-from surestep.engine.data.batch import map_tensors, tensors_in
 from surestep.engine.losses.base import HALF
-from surestep.engine.losses.several import its
-from surestep.engine.seed import ModelRandomness
+from surestep.engine.losses.multi import get_named
+from surestep.engine.rng import ModelRNG
 
 _REPEATS = 16  # of a comparison that draws random numbers
 _TOLERANCE_OF_DRAWS = 1e-2  # models with losses in training draw what those are means over
@@ -97,7 +97,7 @@ def check_additivity(batch: FirstBatch, *, calls_model: bool) -> None:
         gap = _first_wide(terms, _split_trials(terms, layout))
         if gap is None:
             return
-        calls_model = calls_model and batch.feed.cut.ranks == 1
+        calls_model = calls_model and batch.feed.layout.ranks == 1
     called = _CalledParts.of(terms) if calls_model else None
     if called is not None and called.layout != layout:  # else as many rows as samples, by chance
         gap = _first_wide(terms, called.trials())
@@ -107,10 +107,10 @@ def check_additivity(batch: FirstBatch, *, calls_model: bool) -> None:
 
 def _first_wide(terms: Terms, trials: Iterable[Trial]) -> Gap | None:
     """Return the first gap that rounding cannot explain; what cannot be computed shows nothing."""
-    randomness = ModelRandomness(terms.batch.feed.seed, terms.batch.feed.device)
+    randomness = ModelRNG(terms.batch.feed.seed, terms.batch.feed.device)
 
     def run(trial: Trial, seed: int) -> Gap:
-        randomness.at(-1, seed)
+        randomness.seed_micro_batch(-1, seed)
         return trial(seed)
 
     for trial in trials:
@@ -156,7 +156,7 @@ class _SplitTrial:
 
 def _split_trials(terms: Terms, layout: Layout) -> Iterator[Trial]:
     """Yield comparisons of outputs that can be split by sample."""
-    numbers = sum(each.numel() for each in tensors_in(terms.batch.head.outputs))
+    numbers = sum(each.numel() for each in flatten_tensors(terms.batch.head.outputs))
     for split in draw_splits(terms.batch.head.micro.samples, numbers):
         yield _SplitTrial(terms, layout, split)
 
@@ -200,13 +200,15 @@ class _CalledParts:
         yield partial(self._compare, None)
         if not is_own and any(self.layout):
             yield from (partial(self._compare, seed) for seed in range(TRIALS // 2))
-        elif self.terms.batch.feed.cut.ranks == 1:  # else ranks would wait for each other
+        elif self.terms.batch.feed.layout.ranks == 1:  # else ranks would wait for each other
             yield from _weight_trials(self.terms)
 
     def _compare(self, varied: int | None, times: int) -> Gap:
         """Compare the batch with its parts; only outputs that are split by sample are varied."""
         whole, *parts = self.outputs
-        if times and self.terms.batch.feed.cut.ranks == 1:  # else ranks would wait for each other
+        if (
+            times and self.terms.batch.feed.layout.ranks == 1
+        ):  # else ranks would wait for each other
             whole, *parts = (_call(self.terms.batch, rows) for rows in self.rows)
         if varied is not None:
             whole = perturb(whole, self.layout, torch.Generator().manual_seed(varied))
@@ -219,7 +221,7 @@ def _compare_calls(
     terms: Terms, outputs: Sequence[Any], rows: Sequence[range], *, varied: bool
 ) -> Gap:
     """Compare some samples with parts of them, by what the model returns for each."""
-    half = any(each.dtype in HALF for each in tensors_in(outputs[0]))
+    half = any(each.dtype in HALF for each in flatten_tensors(outputs[0]))
     least = TOLERANCE_OF_HALF if half else _TOLERANCE_OF_CALLS
     if terms.loss.kind == "in training":
         least = max(least, _TOLERANCE_OF_DRAWS)
@@ -282,4 +284,4 @@ def _call(batch: FirstBatch, rows: range, varied: VariedModel | None = None) -> 
     with measuring():
         args, kwargs, _, _ = batch.part(rows)
         outputs = (varied or batch.model)(*args, **kwargs)
-        return its(outputs, name, "outputs") if name else outputs
+        return get_named(outputs, name, "outputs") if name else outputs

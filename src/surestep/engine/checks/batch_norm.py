@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import DataError
-from surestep.engine.average import BATCH_NORM
-from surestep.engine.data.order import Cut, Single, find_single
+from surestep.engine.data.order import BatchLayout, Single, find_single
+from surestep.engine.state.average import BATCH_NORM
 
 TORCH_SAYS = "Expected more than 1 value per channel when training"
 OTHER_LAYER = (
@@ -44,7 +44,7 @@ def watch_norms(model: nn.Module, samples: int) -> Iterator[set[nn.Module]]:
 def check_training(
     model: nn.Module,
     narrow: set[nn.Module],
-    cut: Cut,
+    cut: BatchLayout,
     total_steps: int,
 ) -> None:
     """Check that no forward in training gives a BatchNorm layer one value per channel.
@@ -63,7 +63,7 @@ def check_training(
         raise DataError(f"{_sentence(names, single)} {_ways_out(cut, single)}.")
 
 
-def check_validation(model: nn.Module, narrow: set[nn.Module], part: str, cut: Cut) -> None:
+def check_validation(model: nn.Module, narrow: set[nn.Module], part: str, cut: BatchLayout) -> None:
     """Check the same of a validation set, for layers that keep no running statistics.
 
     Raises:
@@ -111,7 +111,7 @@ def _sentence(names: list[str], single: Single) -> str:
     return f"BatchNorm {layers} would get one value per channel, which torch rejects: {which}."
 
 
-def _ways_out(cut: Cut, single: Single) -> str:
+def _ways_out(cut: BatchLayout, single: Single) -> str:
     ways = [OTHER_LAYER]
     if single.is_micro and (size := _first_that_fits(_other_micro_batches(cut))) is not None:
         ways.insert(0, f"use micro_batch_size={size.micro_batch_size}")
@@ -123,11 +123,11 @@ def _ways_out(cut: Cut, single: Single) -> str:
     return text[0].upper() + text[1:]
 
 
-def _first_that_fits(cuts: Iterable[Cut]) -> Cut | None:
+def _first_that_fits(cuts: Iterable[BatchLayout]) -> BatchLayout | None:
     return next((each for each in cuts if find_single(each, None) is None), None)
 
 
-def _other_batches(cut: Cut) -> Iterator[Cut]:
+def _other_batches(cut: BatchLayout) -> Iterator[BatchLayout]:
     """Yield cuts of a batch size nearby, nearest first; a batch that was not split stays so."""
     is_split = cut.micro_batch_size * cut.ranks < cut.batch_size
     for size in _around(cut.batch_size):
@@ -135,7 +135,7 @@ def _other_batches(cut: Cut) -> Iterator[Cut]:
         yield cut._replace(batch_size=size, micro_batch_size=micro)
 
 
-def _other_micro_batches(cut: Cut) -> Iterator[Cut]:
+def _other_micro_batches(cut: BatchLayout) -> Iterator[BatchLayout]:
     for size in _around(cut.micro_batch_size):
         if size <= cut.batch_size:
             yield cut._replace(micro_batch_size=size)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from surestep.engine.checks.terms import Term
-from surestep.engine.loss import Loss
+from surestep.engine.losses.adapt import Loss
 
 
 def explain(loss: Loss, whole: Term, parts: Sequence[Term], name: str, *, varied: bool) -> str:
@@ -32,7 +32,8 @@ def explain(loss: Loss, whole: Term, parts: Sequence[Term], name: str, *, varied
             return gives + mend(loss, name)
     count = _task("items", "a function of the batch that counts them", name)
     return gives + (
-        f"Say what it is a mean over, {count}, or Task(splits=False) where it compares samples."
+        f"Say what it is a mean over, {count}, or Task(loss_is_separable=False) where it "
+        "compares samples."
     )
 
 

@@ -8,34 +8,46 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surestep.base.errors import DataError, OutOfMemory, SurestepError, TaskError, near
+from surestep.base.errors import (
+    DataError,
+    OutOfMemoryError,
+    SurestepError,
+    TaskError,
+    suggest_names,
+)
 from surestep.base.warn import warn
-from surestep.engine.average import BATCH_NORM
+from surestep.engine.batch import MicroBatch, batch_size_of, flatten_tensors, map_tensors
+from surestep.engine.checks.activation import OutputActivationTracker
 from surestep.engine.checks.additivity import check_additivity
 from surestep.engine.checks.batch_norm import watch_norms
 from surestep.engine.checks.forward import FAILURES, explain_forward
+from surestep.engine.checks.loss import check_first_loss, checked_loss
 from surestep.engine.checks.metric_parts import check_mean
-from surestep.engine.checks.own_loss import check_shift
+from surestep.engine.checks.model_loss import check_shift
 from surestep.engine.checks.shapes import check_shapes
-from surestep.engine.checks.squash import Watch
 from surestep.engine.checks.terms import FirstBatch
-from surestep.engine.checks.value import check_first_loss, loss_of
-from surestep.engine.data.batch import MicroBatch, map_tensors, samples_in, tensors_in
-from surestep.engine.data.feed import Feed
-from surestep.engine.data.source import InMemory
-from surestep.engine.data.transform import Transform
-from surestep.engine.data.transforms import Mix
+from surestep.engine.data.apply_transform import BatchTransform
+from surestep.engine.data.batch_loader import BatchLoader
+from surestep.engine.data.batch_transforms import MixTransform
+from surestep.engine.data.sources import InMemory
 from surestep.engine.device import ran_out
-from surestep.engine.evaluate import count_of, eval_mode, positions_of
-from surestep.engine.evaluation.whole_set import WholeSetMetric
-from surestep.engine.loss import IGNORED, Loss, targets_for
-from surestep.engine.losses.several import Head, heads, its, named_losses, naming
-from surestep.engine.metrics import OpenMetric, open_metrics, seen_by, take_logged
-from surestep.engine.model.kept import Modes, kept_buffers, kept_modes
-from surestep.engine.model_loss import without_targets
-from surestep.engine.parallel.network import is_of_network
-from surestep.engine.seed import ModelRandomness, kept_generators
-from surestep.engine.task import Task
+from surestep.engine.distributed.errors import is_of_network
+from surestep.engine.evaluate.evaluate import eval_mode, metric_weight, positions_of
+from surestep.engine.losses.adapt import IGNORED, Loss, loss_targets
+from surestep.engine.losses.model_loss import without_targets
+from surestep.engine.losses.multi import (
+    LossHead,
+    error_prefix,
+    get_named,
+    named_losses,
+    split_heads,
+)
+from surestep.engine.metrics.base import OpenMetric, init_metrics, input_metric_outputs, pop_logged
+from surestep.engine.metrics.whole_set import WholeSetMetric
+from surestep.engine.model.preserve import TrainModes, preserve_buffers, preserve_modes
+from surestep.engine.rng import ModelRNG, preserve_torch_rng
+from surestep.engine.state.average import BATCH_NORM
+from surestep.engine.task.task import Task
 from surestep.engine.value import Value
 
 # On several ranks each calls the model as often: with fewer samples one could have none to split.
@@ -46,7 +58,7 @@ _DECLARED = ("other", "model", "in training")  # losses whose denominator is onl
 
 def check_first_batch(
     model: nn.Module,
-    feed: Feed,
+    feed: BatchLoader,
     task: Task,
     *,
     autocast: AbstractContextManager[Any],
@@ -75,29 +87,29 @@ def check_first_batch(
     if feed.loss.kind == "none":
         return set()
     if feed.loss.is_in_training_only:
-        with autocast, torch.no_grad(), kept_generators(feed.device):
+        with autocast, torch.no_grad(), preserve_torch_rng(feed.device):
             _check_in_training(model, feed, task, raw, micro, judged_by)
         return set()
-    randomness = ModelRandomness(feed.seed, feed.device)
+    randomness = ModelRNG(feed.seed, feed.device)
     with (
-        kept_buffers(model, feed.loss.module),
+        preserve_buffers(model, feed.loss.module),
         eval_mode(model),
         torch.no_grad(),
-        kept_generators(feed.device),
+        preserve_torch_rng(feed.device),
     ):
-        randomness.at(-1, 0)
+        randomness.seed_micro_batch(-1, 0)
         _check_counted(feed, micro)
         with autocast:
             with watch_norms(model, micro.samples) as narrow, _hinting_at_batched(model, feed, raw):
-                outputs, tried = _try(model, feed.loss, micro, alone=feed.cut.ranks == 1)
+                outputs, tried = _try(model, feed.loss, micro, alone=feed.layout.ranks == 1)
             for whole, head, value in _with_enough_samples(model, feed, task, raw, tried):
-                with naming(head.name):
+                with error_prefix(head.name):
                     _check_additivity(model, feed, task, whole, head, value)
             found = _check_metrics(task, model, feed.loss.predictions(outputs), micro, feed)
             _check_judge(task, found, judged_by)
             if feed.transform is not None:
                 _check_transformed(model, feed, feed.transform, micro)
-        take_logged()
+        pop_logged()
     for head, value in tried if fresh else ():
         if head.loss.classes is not None and head.loss.divides:
             classes = head.loss.classes(head.outputs)
@@ -107,7 +119,7 @@ def check_first_batch(
 
 def _check_in_training(
     model: nn.Module,
-    feed: Feed,
+    feed: BatchLoader,
     task: Task,
     raw: Any,
     micro: MicroBatch,
@@ -118,29 +130,29 @@ def _check_in_training(
     What the losses are means over is checked if the Task says it. Such models draw samples in their
     forward, so only a difference of the averages over several draws counts.
     """
-    ModelRandomness(feed.seed, feed.device).at(-1, 0)
-    alone = feed.cut.ranks == 1
-    with kept_buffers(model), kept_modes(model.modules()):
-        Modes(model, tuple(task.keep_eval))
+    ModelRNG(feed.seed, feed.device).seed_micro_batch(-1, 0)
+    alone = feed.layout.ranks == 1
+    with preserve_buffers(model), preserve_modes(model.modules()):
+        TrainModes(model, tuple(task.keep_eval))
         outputs = _forward(model, micro, alone=alone)
-        value = loss_of(feed.loss, outputs, micro.targets, micro)
-        if feed.loss.splits and alone:
+        value = checked_loss(feed.loss, outputs, micro.targets, micro)
+        if feed.loss.is_separable and alone:
             for module in model.modules():
                 if isinstance(module, BATCH_NORM):  # a part of the batch has other statistics
                     module.eval()
-            head = Head("", feed.loss, _forward(model, micro, alone=alone), micro)
+            head = LossHead("", feed.loss, _forward(model, micro, alone=alone), micro)
             _check_additivity(model, feed, task, raw, head, value)
     measured = without_targets(micro)
-    with kept_buffers(model), eval_mode(model):
+    with preserve_buffers(model), eval_mode(model):
         outputs = _forward(model, measured, alone=alone)
         found = _check_metrics(task, model, outputs, measured, feed)
         _check_judge(task, found, judged_by)
-    take_logged()
+    pop_logged()
 
 
-def _check_counted(feed: Feed, micro: MicroBatch) -> None:
+def _check_counted(feed: BatchLoader, micro: MicroBatch) -> None:
     """Warn if `batch_size` seems to count samples of ready-made batches."""
-    size = feed.cut.batch_size
+    size = feed.layout.batch_size
     if feed.is_ready and 1 < size == micro.rows:
         warn(
             f"batch_size={size} takes {size} batches of the data for each step, since the data "
@@ -150,7 +162,7 @@ def _check_counted(feed: Feed, micro: MicroBatch) -> None:
 
 
 @contextmanager
-def _hinting_at_batched(model: nn.Module, feed: Feed, raw: Any) -> Iterator[None]:
+def _hinting_at_batched(model: nn.Module, feed: BatchLoader, raw: Any) -> Iterator[None]:
     """Add to an error about the first batch that its first element fits as a batch, if it does."""
     try:
         yield
@@ -162,11 +174,11 @@ def _hinting_at_batched(model: nn.Module, feed: Feed, raw: Any) -> Iterator[None
         ) from error
 
 
-def _fits(model: nn.Module, feed: Feed, raw: Any) -> bool:
+def _fits(model: nn.Module, feed: BatchLoader, raw: Any) -> bool:
     """Return whether model and loss take the first element of a collated batch as a batch."""
     try:
         first = map_tensors(raw, lambda tensor: tensor[0])
-        micro = feed.micro_batch(first, 0, samples_in(first))
+        micro = feed.micro_batch(first, 0, batch_size_of(first))
         _try(model, feed.loss, feed.move_micro(micro))
     except (SurestepError, RuntimeError, TypeError, ValueError, IndexError):
         return False
@@ -174,8 +186,8 @@ def _fits(model: nn.Module, feed: Feed, raw: Any) -> bool:
 
 
 def _with_enough_samples(
-    model: nn.Module, feed: Feed, task: Task, raw: Any, tried: list[tuple[Head, Tensor]]
-) -> list[tuple[Any, Head, Tensor]]:
+    model: nn.Module, feed: BatchLoader, task: Task, raw: Any, tried: list[tuple[LossHead, Tensor]]
+) -> list[tuple[Any, LossHead, Tensor]]:
     """Return (batch as read, head, loss) of some samples that parts can be made of.
 
     A micro-batch of one sample shows nothing, so with a small one more samples are read. Without
@@ -183,7 +195,7 @@ def _with_enough_samples(
     """
     heads = [head for head, _ in tried if head.loss.kind in _DECLARED]
     is_small = any(head.micro.samples < _SAMPLES for head in heads)
-    more = feed.first_samples(_SAMPLES) if is_small and task.splits else None
+    more = feed.first_samples(_SAMPLES) if is_small and task.loss_is_separable else None
     if more is not None and all(more[1].samples > head.micro.samples for head in heads):
         try:
             return [(more[0], *each) for each in _try(model, feed.loss, more[1])[1]]
@@ -193,27 +205,27 @@ def _with_enough_samples(
 
 
 def _check_additivity(
-    model: nn.Module, feed: Feed, task: Task, raw: Any, head: Head, value: Tensor
+    model: nn.Module, feed: BatchLoader, task: Task, raw: Any, head: LossHead, value: Tensor
 ) -> None:
     """Check that the loss adds up over its parts, where its denominator is only declared."""
     loss = head.loss
-    if not task.splits or loss.kind not in _DECLARED:
+    if not task.loss_is_separable or loss.kind not in _DECLARED:
         return
-    counts_batch = not task.items_are_of_targets()
+    counts_batch = not task.counts_targets()
     if loss.kind == "model" and not counts_batch:
         check_shift(model, feed, raw, head.micro, float(value) / head.micro.items)
-    size = min(feed.cut.micro_batch_size, feed.cut.batch_size // feed.cut.ranks)
-    calls_model = feed.cut.ranks == 1 or size >= _SAMPLES_OF_RANKS
+    size = min(feed.layout.micro_batch_size, feed.layout.batch_size // feed.layout.ranks)
+    calls_model = feed.layout.ranks == 1 or size >= _SAMPLES_OF_RANKS
     batch = FirstBatch(model, feed, raw, head, counts_batch)
     check_additivity(batch, calls_model=calls_model)
 
 
-def _targets(feed: Feed, raw: Any, name: str) -> Any:
+def _targets(feed: BatchLoader, raw: Any, name: str) -> Any:
     targets = feed.split(raw)[2]
-    return its(targets, name, "targets") if name else targets
+    return get_named(targets, name, "targets") if name else targets
 
 
-def _check_ignored(feed: Feed, task: Task) -> None:
+def _check_ignored(feed: BatchLoader, task: Task) -> None:
     """Look for ignored targets that a mean over samples would count."""
     if not isinstance(feed.source, InMemory) or task.inputs is not None:
         return
@@ -234,10 +246,10 @@ def _check_ignored(feed: Feed, task: Task) -> None:
 
 
 def _check_transformed(
-    model: nn.Module, feed: Feed, transform: Transform, micro: MicroBatch
+    model: nn.Module, feed: BatchLoader, transform: BatchTransform, micro: MicroBatch
 ) -> None:
     """Try the batch as the step will see it."""
-    if isinstance(transform.function, Mix):
+    if isinstance(transform.function, MixTransform):
         transform.function.check(feed.loss, micro.targets)
     try:
         whole = feed.batch([micro] * transform.ranks, (0, 0, 0))
@@ -249,18 +261,18 @@ def _check_transformed(
 
 def _try(
     model: nn.Module, loss: Loss, micro: MicroBatch, *, alone: bool = False
-) -> tuple[Any, list[tuple[Head, Tensor]]]:
+) -> tuple[Any, list[tuple[LossHead, Tensor]]]:
     """Return the outputs of a micro-batch, and each loss with its value, checked."""
-    watch = Watch()
+    watch = OutputActivationTracker()
     looks = any(each.check is not None for _, each in named_losses(loss))
     with watch if looks else nullcontext():
         outputs = _forward(model, micro, alone=alone)
     tried = []
-    for head in heads(loss, outputs, micro):
-        targets = targets_for(head.loss, head.micro)
-        with naming(head.name):
+    for head in split_heads(loss, outputs, micro):
+        targets = loss_targets(head.loss, head.micro)
+        with error_prefix(head.name):
             check_shapes(head.loss, head.outputs, targets, micro, watch)
-            tried.append((head, loss_of(head.loss, head.outputs, targets, head.micro)))
+            tried.append((head, checked_loss(head.loss, head.outputs, targets, head.micro)))
     return outputs, tried
 
 
@@ -270,9 +282,9 @@ def _forward(model: nn.Module, micro: MicroBatch, *, alone: bool) -> Any:
     except (*FAILURES, MemoryError) as error:
         if is_of_network(error):  # the model waits for other ranks, as FSDP's does
             raise
-        shapes = [tuple(t.shape) for t in tensors_in((micro.args, dict(micro.kwargs)))]
+        shapes = [tuple(t.shape) for t in flatten_tensors((micro.args, dict(micro.kwargs)))]
         if ran_out(error):
-            raise OutOfMemory(
+            raise OutOfMemoryError(
                 f"Memory ran out at the first batch, whose inputs have shapes {shapes}: "
                 f"{str(error).partition(chr(10))[0]} Use a smaller micro_batch_size than "
                 f"{micro.samples}, which changes no update."
@@ -285,7 +297,7 @@ def _forward(model: nn.Module, micro: MicroBatch, *, alone: bool) -> Any:
 
 def _check_finite(micro: MicroBatch) -> None:
     for what, value in (("inputs", (micro.args, dict(micro.kwargs))), ("targets", micro.targets)):
-        for tensor in tensors_in(value):
+        for tensor in flatten_tensors(value):
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 bad = int((~torch.isfinite(tensor)).sum())
                 raise DataError(
@@ -295,15 +307,15 @@ def _check_finite(micro: MicroBatch) -> None:
 
 
 def _check_metrics(
-    task: Task, model: nn.Module, outputs: Any, micro: MicroBatch, feed: Feed
+    task: Task, model: nn.Module, outputs: Any, micro: MicroBatch, feed: BatchLoader
 ) -> dict[str, Value]:
     """Try each metric on the first batch: its failure would come at the end of an epoch."""
     found: dict[str, Value] = {}
     for name, metric in task.metrics.items():
         try:
-            (opened,) = open_metrics({name: metric}, feed.device)
-            seen = seen_by(opened, model, micro)
-            count = count_of(feed.loss, micro)
+            (opened,) = init_metrics({name: metric}, feed.device)
+            seen = input_metric_outputs(opened, model, micro)
+            count = metric_weight(feed.loss, micro)
             given = outputs if seen is None else seen
             opened.update(given, micro.targets, count, positions_of(micro))
             found |= _computed(opened)
@@ -348,7 +360,8 @@ def _check_judge(task: Task, found: dict[str, Value], judged_by: str | None) -> 
     of_object = any(name == each or name.startswith(f"{each}_") for each in objects)
     if of_object and name not in found:
         raise TaskError(
-            f"validation.metric={judged_by!r} is not what the metric returns. {near(name, found)}"
+            f"validation.metric={judged_by!r} is not what the metric returns. "
+            f"{suggest_names(name, found)}"
         )
     if isinstance(found.get(name), list):
         raise TaskError(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from surestep.engine.data.batch import MicroBatch, tensors_in
+from surestep.engine.batch import MicroBatch, flatten_tensors
 
 FAILURES = (RuntimeError, TypeError, ValueError, IndexError)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -29,7 +29,7 @@ def explain_forward(error: Exception, model: nn.Module, micro: MicroBatch, *, al
     kind = type(module).__name__
     got = ", ".join(f"{tuple(each.shape)} of {each.dtype}" for each in inputs) or "no tensor"
     where = f"module {name!r} ({kind}) got {got}"
-    hint = _hint(module, inputs[0], given=tensors_in((micro.args, dict(micro.kwargs))))
+    hint = _hint(module, inputs[0], given=flatten_tensors((micro.args, dict(micro.kwargs))))
     return f"{text}: {where}. {hint}".rstrip() if inputs else f"{text}: {where}."
 
 
@@ -40,7 +40,7 @@ def _find_failing(
     calls: list[tuple[nn.Module, list[Tensor]]] = []
 
     def enter(module: nn.Module, args: Any) -> None:
-        calls.append((module, tensors_in(args)))
+        calls.append((module, flatten_tensors(args)))
 
     def leave(module: nn.Module, args: Any, outputs: Any) -> None:
         calls.pop()

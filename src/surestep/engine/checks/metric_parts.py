@@ -12,15 +12,15 @@ from typing import Any
 from torch import Tensor
 
 from surestep.base.errors import TaskError
+from surestep.engine.batch import MicroBatch, flatten_tensors, map_tensors
 from surestep.engine.checks.samples import Layout, first_axis, select_samples, take_samples
 from surestep.engine.checks.splits import Split, draw_splits, take_split
 from surestep.engine.checks.terms import TOLERANCE_OF_HALF
-from surestep.engine.data.batch import MicroBatch, map_tensors, tensors_in
-from surestep.engine.evaluate import count_of
-from surestep.engine.evaluation.ranks import has_torchmetrics
-from surestep.engine.loss import Loss
+from surestep.engine.evaluate.evaluate import metric_weight
+from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.base import HALF
-from surestep.engine.metrics import InputMetric, MeanMetric, ObjectMetric, open_metrics
+from surestep.engine.metrics.base import InputMetric, MeanMetric, ObjectMetric, init_metrics
+from surestep.engine.metrics.distributed import has_torchmetrics
 from surestep.engine.value import Value, number
 
 _TOLERANCE = 1e-4
@@ -54,8 +54,8 @@ def check_mean(name: str, metric: Any, outputs: Any, micro: MicroBatch, loss: Lo
 
 def _check(measure: "_Measure", outputs: Any, layout: Layout) -> None:
     name, metric, micro = measure.name, measure.metric, measure.micro
-    numbers = sum(each.numel() for each in tensors_in(outputs))
-    half = any(each.dtype in HALF for each in tensors_in(outputs))
+    numbers = sum(each.numel() for each in flatten_tensors(outputs))
+    half = any(each.dtype in HALF for each in flatten_tensors(outputs))
     tolerance = TOLERANCE_OF_HALF if half else _TOLERANCE
     for split in draw_splits(micro.samples, numbers):
         taken = _with_signs(outputs, take_split(outputs, layout, split))
@@ -88,7 +88,7 @@ def _with_signs(outputs: Any, varied: Any) -> Any:
     A loss may be defined for probabilities alone, so they are varied to values above 0 only. Of a
     metric that fails on others nothing is concluded.
     """
-    zero = iter([not bool(each.any()) for each in tensors_in(outputs)])
+    zero = iter([not bool(each.any()) for each in flatten_tensors(outputs)])
 
     def center(tensor: Tensor) -> Tensor:
         return tensor - tensor.mean() if next(zero) and tensor.is_floating_point() else tensor
@@ -117,8 +117,8 @@ class _Measure:
         Raises:
             _Failure: the metric fails on one of them.
         """
-        device = next(iter(tensors_in(pieces))).device
-        (opened,) = open_metrics({self.name: self.metric}, device)
+        device = next(iter(flatten_tensors(pieces))).device
+        (opened,) = init_metrics({self.name: self.metric}, device)
         assert isinstance(opened, (MeanMetric, ObjectMetric))
         size = 0.0
         for part, outputs in zip(split.parts(), pieces, strict=True):
@@ -127,7 +127,7 @@ class _Measure:
             micro = self.micro._replace(targets=targets, samples=len(rows))
             before = float(opened.total) if isinstance(opened, MeanMetric) else 0.0
             try:
-                opened.update(outputs, targets, count_of(self.loss, micro), rows)
+                opened.update(outputs, targets, metric_weight(self.loss, micro), rows)
             except Exception as error:  # whatever the user's function raises
                 raise _Failure(f"{type(error).__name__}: {error}") from error
             if isinstance(opened, MeanMetric):

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surestep.engine.batch import map_tensors
 from surestep.engine.checks.samples import Axis, Layout
-from surestep.engine.data.batch import map_tensors
 
 _SUM_TOLERANCE = 1e-2
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from surestep.engine.data.batch import map_tensors, tensors_in
+from surestep.engine.batch import flatten_tensors, map_tensors
 
 
 class Axis(NamedTuple):
@@ -33,7 +33,7 @@ def has_samples(batch: Any, samples: int) -> bool:
 def _per_sample(value: Any, samples: int) -> list[Any]:
     if _is_list_of_samples(value, samples):
         return [value]
-    return [each for each in tensors_in(value) if each.dim() and len(each) == samples]
+    return [each for each in flatten_tensors(value) if each.dim() and len(each) == samples]
 
 
 def select_samples(value: Any, rows: range, samples: int) -> Any:
@@ -63,7 +63,7 @@ def _is_list_of_samples(value: Any, samples: int) -> bool:
     """Tell a list with an element for each sample from a tuple of whole tensors, such as (x, y)."""
     if not isinstance(value, (list, tuple)) or len(value) != samples or hasattr(value, "_fields"):
         return False
-    return not any(each.dim() and len(each) == samples for each in tensors_in(value))
+    return not any(each.dim() and len(each) == samples for each in flatten_tensors(value))
 
 
 def has_opaque(value: Any) -> bool:
@@ -84,7 +84,7 @@ def first_axis(outputs: Any, samples: int) -> Layout | None:
 
     None where that does not hold, or where the outputs hold no tensor or an opaque object.
     """
-    tensors = tensors_in(outputs)
+    tensors = flatten_tensors(outputs)
     if not tensors or has_opaque(outputs):
         return None
     if not all(each.dim() and len(each) == samples for each in tensors):
@@ -101,7 +101,7 @@ def compare_layout(whole: Any, part: Any, samples: int, fewer: int) -> Layout:
         samples: in the whole.
         fewer: in the part.
     """
-    tensors, others = tensors_in(whole), tensors_in(part)
+    tensors, others = flatten_tensors(whole), flatten_tensors(part)
     if len(tensors) != len(others):
         return [None] * len(tensors)
     pairs = zip(tensors, others, strict=True)
@@ -141,7 +141,7 @@ def take_samples(outputs: Any, layout: Layout, rows: range) -> Any:
 
 def put_samples(part: Any, whole: Any, layout: Layout, rows: range) -> Any:
     """Return the outputs of a part, with those that are split by sample taken from the whole."""
-    taken = iter(tensors_in(take_samples(whole, layout, rows)))
+    taken = iter(flatten_tensors(take_samples(whole, layout, rows)))
     axes = iter(layout)
 
     def put(tensor: Tensor) -> Tensor:

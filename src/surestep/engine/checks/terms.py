@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from surestep.engine.batch import flatten_tensors, map_tensors, move
 from surestep.engine.checks.samples import has_samples, select_samples
-from surestep.engine.data.batch import map_tensors, move, tensors_in
-from surestep.engine.data.feed import Feed
+from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.device import sum_dtype
-from surestep.engine.loss import IGNORED, targets_for
+from surestep.engine.distributed.errors import is_of_network
+from surestep.engine.losses.adapt import IGNORED, loss_targets
 from surestep.engine.losses.base import HALF
-from surestep.engine.losses.several import Head, its
-from surestep.engine.parallel.network import is_of_network
+from surestep.engine.losses.multi import LossHead, get_named
 
 TOLERANCE_OF_HALF = 3e-2
 _TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
@@ -53,9 +53,9 @@ class FirstBatch:
     """
 
     model: nn.Module
-    feed: Feed
+    feed: BatchLoader
     raw: Any
-    head: Head
+    head: LossHead
     counts_batch: bool
 
     def part(self, rows: range) -> tuple[tuple[Any, ...], dict[str, Any], Any, float]:
@@ -68,7 +68,7 @@ class FirstBatch:
         if has_samples(self.raw, micro.samples):
             raw = select_samples(self.raw, rows, micro.samples)
             args, kwargs, targets = self.feed.split(raw)
-            targets = its(targets, name, "targets") if name else targets
+            targets = get_named(targets, name, "targets") if name else targets
             items = loss.items(raw, targets)
             args, kwargs, targets = move((args, dict(kwargs), targets), self.feed.device)
             return args, kwargs, targets, items
@@ -109,7 +109,7 @@ class Terms:
         self._widest = widest if self.loss.kind != "model" else None
         self._taught = None
         if self.loss.teacher is not None:
-            self._taught = targets_for(self.loss, batch.head.micro)[1]
+            self._taught = loss_targets(self.loss, batch.head.micro)[1]
 
     def of(self, outputs: Any, rows: range, *, least_tolerance: float = 0.0) -> Term:
         """Return the loss of some samples.
@@ -132,7 +132,7 @@ class Terms:
                 targets = targets, taught
             value = self._value(outputs, targets)
             number = float(value)
-        half = self._widest is None and any(each.dtype in HALF for each in tensors_in(outputs))
+        half = self._widest is None and any(each.dtype in HALF for each in flatten_tensors(outputs))
         rounding = TOLERANCE_OF_HALF if half else _TOLERANCES.get(value.dtype, TOLERANCE_OF_HALF)
         total = number if self.loss.is_sum else number * items
         return Term(number, items, total, len(rows), tokens, max(rounding, least_tolerance))
@@ -149,7 +149,7 @@ class Terms:
 
     def _added(self, outputs: Any, targets: Any) -> Tensor:
         value = self.loss.value(outputs, targets)
-        return value if isinstance(value, Tensor) else self.loss.add_up(value, 1.0)[0]
+        return value if isinstance(value, Tensor) else self.loss.to_sum(value, 1.0)[0]
 
     def _widen(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._widest) if tensor.is_floating_point() else tensor

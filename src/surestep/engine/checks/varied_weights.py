@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.module import register_module_forward_hook
 
-from surestep.engine.data.batch import map_tensors
+from surestep.engine.batch import map_tensors
 from surestep.engine.losses.base import HALF
 
 _LAYERS = 3  # the last ones with a weight of their own

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from surestep.base.errors import DataError
-from surestep.engine.data.batch import only_element
+from surestep.engine.batch import only_element
 from surestep.engine.data.dataset import check_batched
-from surestep.engine.data.order import generator_of
-from surestep.engine.task import Task
+from surestep.engine.data.order import order_generator
+from surestep.engine.task.task import Task
 
 
 class BatchedDataset(Dataset[Any]):
@@ -89,7 +89,7 @@ def batch_by_tokens(
                 f"Sample {int(index)} has {length} tokens, which is {reason} for "
                 f"max_tokens={max_tokens}. Leave it out, cut it, or set a larger max_tokens."
             )
-    shuffled = torch.randperm(len(found), generator=generator_of(seed, 0))
+    shuffled = torch.randperm(len(found), generator=order_generator(seed, 0))
     in_order = shuffled[torch.argsort(found[shuffled], stable=True)].tolist()
     batches: list[list[int]] = [[]]
     for index in in_order:  # lengths rise, so the newest sample is the longest of its batch

@@ -14,17 +14,17 @@ from torch.utils.data import (
 )
 
 from surestep.base.errors import DataError
-from surestep.engine.data.sampler import batching, is_plain, sampler_of
-from surestep.engine.data.source import InMemory, Rows
-from surestep.engine.data.stream import first_of, is_stream, length_of, stream_in
+from surestep.engine.data.sampler import has_default_sampler, loader_batching, sampler_of
+from surestep.engine.data.sources import InMemory, TensorRows
+from surestep.engine.data.stream import is_stream, length_of, peek, stream_in
 
 
-def unpack(data: Any) -> tuple[Any, Tensor | None] | None:
+def as_tensors(data: Any) -> tuple[Any, Tensor | None] | None:
     """Return (tensors, index) of data that lies in memory as tensors, else None."""
     if type(data) is TensorDataset:
         return data.tensors, None
     if type(data) is Subset:
-        inner = unpack(data.dataset)
+        inner = as_tensors(data.dataset)
         if inner is None:
             return None
         index = torch.as_tensor(data.indices)
@@ -39,7 +39,7 @@ def unpack(data: Any) -> tuple[Any, Tensor | None] | None:
 
 def is_mixture(data: Any) -> bool:
     """Say whether the data is several datasets by name, and not a dict of tensors."""
-    return isinstance(data, dict) and bool(data) and unpack(data) is None
+    return isinstance(data, dict) and bool(data) and as_tensors(data) is None
 
 
 def _rows_of(data: Any, name: str) -> Any:
@@ -55,11 +55,11 @@ def _rows_of(data: Any, name: str) -> Any:
             "Give a dataset with __len__ and __getitem__, or one stream that mixes."
         )
     dataset = dataset_of(data, f"train[{name!r}]")
-    found = unpack(dataset) if isinstance(dataset, (tuple, dict)) else None
-    return dataset if found is None else Rows(InMemory(*found))
+    found = as_tensors(dataset) if isinstance(dataset, (tuple, dict)) else None
+    return dataset if found is None else TensorRows(InMemory(*found))
 
 
-def samples_of(data: Any, part: str) -> int | None:
+def count_samples(data: Any, part: str) -> int | None:
     """Count the samples of the data; None for a stream that does not say.
 
     Raises:
@@ -68,7 +68,7 @@ def samples_of(data: Any, part: str) -> int | None:
     dataset = dataset_of(data, part)
     if is_stream(dataset):
         return length_of(dataset)
-    found = unpack(dataset)
+    found = as_tensors(dataset)
     return len(InMemory(*found)) if found is not None else len(dataset)
 
 
@@ -79,9 +79,9 @@ def first_samples(data: Any, samples: int, part: str) -> Any:
         DataError: empty, or of no known kind.
     """
     dataset = dataset_of(data, part)
-    there = samples_of(data, part)
+    there = count_samples(data, part)
     if is_stream(dataset):
-        dataset = first_of(dataset, samples)
+        dataset = peek(dataset, samples)
         there = len(dataset)
         if not isinstance(data, DataLoader):
             return dataset
@@ -91,7 +91,7 @@ def first_samples(data: Any, samples: int, part: str) -> Any:
             return DataLoader(few, batch_size=None)
         size = min(data.batch_size or samples, len(few))
         return DataLoader(few, batch_size=size, collate_fn=data.collate_fn)
-    found = unpack(dataset)
+    found = as_tensors(dataset)
     if found is None:
         return Subset(dataset, range(min(samples, len(dataset))))
     memory = InMemory(*found)
@@ -115,7 +115,7 @@ def dataset_of(data: Any, part: str) -> Any:
             "dataset with __len__ and __getitem__, a tuple of tensors, a stream with __iter__, or "
             "a DataLoader over one."
         )
-    found = unpack(dataset)
+    found = as_tensors(dataset)
     if found is not None:
         _check_lengths(found[0], part)
     size = len(InMemory(*found)) if found is not None else len(cast(Any, dataset))
@@ -149,7 +149,7 @@ def check_dtypes(train: Any, data: Any, part: str) -> None:
         DataError: one has another, which the model would fail on at the first evaluation.
     """
     found = [
-        unpack(each.dataset if isinstance(each, DataLoader) else each) for each in (train, data)
+        as_tensors(each.dataset if isinstance(each, DataLoader) else each) for each in (train, data)
     ]
     if found[0] is None or found[1] is None or len(found[0][0]) != len(found[1][0]):
         return
@@ -181,8 +181,8 @@ def loader_settings(data: Any) -> dict[str, Any] | None:
     stream = is_stream(data)
     shuffles = isinstance(sampler_of(data), RandomSampler)
     return {
-        **batching(data),
-        "shuffle": False if stream else shuffles if is_plain(data) else None,
+        **loader_batching(data),
+        "shuffle": False if stream else shuffles if has_default_sampler(data) else None,
         "num_workers": data.num_workers,
         "pin_memory": data.pin_memory,
         "persistent_workers": data.persistent_workers,
@@ -213,20 +213,20 @@ def check_batched(data: Any, part: str, *, batched: bool) -> None:
         )
 
 
-def check_unsampled(data: Any, part: str) -> None:
+def check_no_sampler(data: Any, part: str) -> None:
     """Check that what is measured has no sampler of its own: it is read whole and in order.
 
     Raises:
         DataError: a DataLoader with a sampler.
     """
-    if isinstance(data, DataLoader) and not is_stream(data) and not is_plain(data):
+    if isinstance(data, DataLoader) and not is_stream(data) and not has_default_sampler(data):
         raise DataError(
             f"The DataLoader of the {part} data has a sampler of its own, and what is measured is "
             "read whole and in its own order. Give the dataset, or a Subset of it."
         )
 
 
-def own_options(data: Any) -> dict[str, Any]:
+def unsupported_loader_options(data: Any) -> dict[str, Any]:
     """Return what a given DataLoader has and the Plan has no word for."""
     if not isinstance(data, DataLoader):
         return {}

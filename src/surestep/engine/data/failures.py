@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from surestep.base.errors import DataError, SurestepError
 from surestep.base.warn import place_of
-from surestep.engine.data.batch import MicroBatch, tensors_in
+from surestep.engine.batch import MicroBatch, flatten_tensors
 from surestep.engine.device import ran_out
 
 _OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")
@@ -51,7 +51,7 @@ def name_sample(error: Exception, part: str, index: int, epoch: int, position: i
     """
     if _is_ours(error):
         return error
-    leave = f" or leave it out: skip_samples=[{index}]" if part == "train" else ""
+    leave = f" or leave it out: exclude_samples=[{index}]" if part == "train" else ""
     return DataError(
         f"Sample {index} of the {part} data could not be loaded (epoch {epoch + 1}, position "
         f"{position}): {_shown(error)}. Correct it{leave}."
@@ -118,7 +118,9 @@ def _odd_sample(wanted: Sequence[int], samples: Sequence[Any], part: str) -> tup
             "Return the same parts for every sample.",
         )
     sorted_samples = map(_sort_keys, samples)
-    shapes = [tuple(tuple(each.shape) for each in tensors_in(sample)) for sample in sorted_samples]
+    shapes = [
+        tuple(tuple(each.shape) for each in flatten_tensors(sample)) for sample in sorted_samples
+    ]
     if of_shape := _first_odd(wanted, shapes):
         index, odd, usual = of_shape
         return (
@@ -175,7 +177,7 @@ def explain_target(
         return None
     target = int(match[1])
     for micro in micro_batches:
-        for tensor in tensors_in(micro.targets):
+        for tensor in flatten_tensors(micro.targets):
             rows = (tensor == target).flatten(1).any(1) if tensor.dim() > 1 else tensor == target
             one_each = tensor.dim() > 0 and len(tensor) == micro.samples and not micro.is_ready
             if (one_each or (tensor.dim() and micro.is_ready)) and bool(rows.any()):
@@ -204,7 +206,12 @@ def check_targets(targets: Any, kind: str) -> None:
     Raises:
         DataError: they hold none, such as the paths of `(image, label, path)` samples.
     """
-    if kind != "classes" or tensors_in(targets) or targets is None or isinstance(targets, Mapping):
+    if (
+        kind != "classes"
+        or flatten_tensors(targets)
+        or targets is None
+        or isinstance(targets, Mapping)
+    ):
         return
     shown = repr(targets if not isinstance(targets, (tuple, list)) else targets[0])
     raise DataError(

@@ -1,7 +1,7 @@
 """The order of an epoch as a function of place, and how it is cut into batches.
 
 The plain order is `torch.randperm` under a generator seeded from (seed, epoch); it is cut into
-global batches and those into micro-batches. `surestep.orders` has others.
+global batches and those into micro-batches. `surestep.samplers` has others.
 """
 
 import math
@@ -13,22 +13,22 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from surestep.engine.seed import seed_at
+from surestep.engine.rng import derive_seed
 
 LISTED = 256  # batches that are cut at a time
 
 
-def generator_of(*place: str | int) -> torch.Generator:
+def order_generator(*place: str | int) -> torch.Generator:
     """Return a generator seeded by a place of the order."""
-    return torch.Generator().manual_seed(seed_at("order", *place))
+    return torch.Generator().manual_seed(derive_seed("order", *place))
 
 
-def order_of(samples: int, seed: int, epoch: int) -> Tensor:
+def epoch_permutation(samples: int, seed: int, epoch: int) -> Tensor:
     """Return the order of an epoch: the index of the sample at each position, (samples,) int64."""
-    return torch.randperm(samples, generator=generator_of(seed, epoch))
+    return torch.randperm(samples, generator=order_generator(seed, epoch))
 
 
-class Cut(NamedTuple):
+class BatchLayout(NamedTuple):
     """How an epoch is cut: batches of `batch_size`, each in micro-batches.
 
     `samples` is None for a stream that does not say its length, which is cut as it is read. Each of
@@ -43,7 +43,7 @@ class Cut(NamedTuple):
     drop_last: bool = False
     rank: int = 0
     ranks: int = 1
-    whole: bool = False
+    full: bool = False
     limit: int | None = None
 
     @property
@@ -64,13 +64,13 @@ class Cut(NamedTuple):
         """Yield (first position, end) of each micro-batch of this rank's share of a batch."""
         samples, size = end - first, self.micro_batch_size
         largest = -(-samples // self.ranks)
-        for rank in range(self.ranks) if self.whole else (self.rank,):
+        for rank in range(self.ranks) if self.full else (self.rank,):
             begin = first + samples * rank // self.ranks
             stop = first + samples * (rank + 1) // self.ranks
             for start in range(begin, begin + largest, size):
                 yield min(start, stop), min(start + size, stop)
 
-    def lists(self, start: int) -> Iterator[list[tuple[int, int, bool, list[range]]]]:
+    def iter_chunks(self, start: int) -> Iterator[list[tuple[int, int, bool, list[range]]]]:
         """Yield lists of (first position, end, is the last, micro-batches) from `start` on.
 
         A list at a time: of an epoch of millions a whole one takes a second, and with none each
@@ -84,7 +84,7 @@ class Cut(NamedTuple):
             yield found
 
 
-def read_for(where: range) -> range:
+def positions_or_dummy(where: range) -> range:
     """Return the positions to read; for a rank that has none some other, which is not counted."""
     return where or range(max(where.start - 1, 0), max(where.start, 1))
 
@@ -103,7 +103,7 @@ class Single(NamedTuple):
     rank: int | None
 
 
-def find_single(cut: Cut, total_steps: int | None) -> Single | None:
+def find_single(cut: BatchLayout, total_steps: int | None) -> Single | None:
     """Return where a forward gets a single sample, by arithmetic alone; None where none does.
 
     A rank without samples takes one that does not count.
@@ -120,7 +120,7 @@ def find_single(cut: Cut, total_steps: int | None) -> Single | None:
     if samples is not None and rest and min(batches, total_steps or math.inf) > samples // size:
         spans.append((rest, samples - rest, samples))
     for left, first, end in spans:
-        for rank in range(1 if cut.whole else cut.ranks):
+        for rank in range(1 if cut.full else cut.ranks):
             sizes = [b - a for a, b in cut._replace(rank=rank).micro_batches(first, end)]
             if min(sizes) <= 1:
                 return Single(left, len(sizes) > 1, rank if cut.ranks > 1 else None)
@@ -128,7 +128,7 @@ def find_single(cut: Cut, total_steps: int | None) -> Single | None:
 
 
 @dataclass(frozen=True)
-class Samples:
+class DatasetView:
     """What an order may ask of the training data.
 
     Attributes:
@@ -144,7 +144,7 @@ class Samples:
     parts: Mapping[str, int] = field(default_factory=dict)
 
 
-class Order(Protocol):
+class SampleOrder(Protocol):
     """Which sample stands at each position of an epoch: a pure function of (seed, epoch)."""
 
     @property
@@ -152,7 +152,7 @@ class Order(Protocol):
         """What the Plan calls it."""
         ...
 
-    def over(self, samples: Samples) -> "Order":
+    def bind(self, samples: DatasetView) -> "SampleOrder":
         """Return the order over this very data, checked.
 
         Raises:
@@ -164,10 +164,10 @@ class Order(Protocol):
         """Return how many positions an epoch has."""
         ...
 
-    def at(self, seed: int, epoch: int, batch_size: int) -> Tensor | None:
+    def indices(self, seed: int, epoch: int, batch_size: int) -> Tensor | None:
         """Return the index of the sample at each position, int64; None is the stored order."""
         ...
 
-    def explain(self, cut: Cut, seed: int) -> str:
+    def explain(self, cut: BatchLayout, seed: int) -> str:
         """Say what comes of it, for the Plan."""
         ...

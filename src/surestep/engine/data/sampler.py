@@ -9,9 +9,9 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torch.utils.data.distributed import DistributedSampler
 
 from surestep.base.errors import DataError
-from surestep.engine.data.order import Order, generator_of
-from surestep.engine.data.orders.own import Own
-from surestep.engine.seed import LoadingRandomness, seed_loading
+from surestep.engine.data.order import SampleOrder, order_generator
+from surestep.engine.data.samplers.user_function import CustomOrder
+from surestep.engine.rng import preserve_rng, seed_loading
 
 _INSTEAD = {
     "weight": "weighted(weights)",
@@ -31,7 +31,7 @@ def sampler_of(loader: "DataLoader[Any]") -> Any:
     return batches.sampler if type(batches) is BatchSampler else batches
 
 
-def is_plain(loader: "DataLoader[Any]") -> bool:
+def has_default_sampler(loader: "DataLoader[Any]") -> bool:
     """Say whether a DataLoader takes every sample once: shuffled, or as stored."""
     sampler = sampler_of(loader)
     if type(sampler) is RandomSampler and sampler.replacement:
@@ -41,7 +41,7 @@ def is_plain(loader: "DataLoader[Any]") -> bool:
     return len(sampler) == len(cast(Any, loader.dataset))
 
 
-def batching(loader: "DataLoader[Any]") -> dict[str, Any]:
+def loader_batching(loader: "DataLoader[Any]") -> dict[str, Any]:
     """Return the batch size of a DataLoader, and whether it drops a smaller last batch.
 
     The batch size is None for one that makes no batches.
@@ -51,20 +51,20 @@ def batching(loader: "DataLoader[Any]") -> dict[str, Any]:
         return {"batch_size": None, "drop_last": False}
     if type(batches) is BatchSampler:
         return {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
-    with LoadingRandomness():
+    with preserve_rng():
         seed_loading(0)
         _place(batches, 0, 0)
         first = next(iter(batches), ())
     return {"batch_size": max(1, len(first)), "drop_last": False}
 
 
-def sampler_order(loader: "DataLoader[Any]") -> Order | None:
+def sampler_order(loader: "DataLoader[Any]") -> SampleOrder | None:
     """Return the order of a DataLoader's own sampler; None where it is plain.
 
     Raises:
         DataError: the sampler has no length, or is one rank's part of several.
     """
-    if is_plain(loader):
+    if has_default_sampler(loader):
         return None
     sampler = sampler_of(loader)
     kind = type(sampler).__name__
@@ -91,7 +91,7 @@ def sampler_order(loader: "DataLoader[Any]") -> Order | None:
             for holder, own in generators:
                 holder.generator = own
 
-    return Own(read, f"The DataLoader's {kind}", instead, length, name=f"sampler: {kind}")
+    return CustomOrder(read, f"The DataLoader's {kind}", instead, length, name=f"sampler: {kind}")
 
 
 def _place(sampler: Any, seed: int, epoch: int) -> list[tuple[Any, Any]]:
@@ -102,7 +102,7 @@ def _place(sampler: Any, seed: int, epoch: int) -> list[tuple[Any, Any]]:
             cast(Any, holder).set_epoch(epoch)
         if isinstance(getattr(holder, "generator", 0), torch.Generator | None):
             kept.append((holder, cast(Any, holder).generator))
-            cast(Any, holder).generator = generator_of(seed, epoch)
+            cast(Any, holder).generator = order_generator(seed, epoch)
     return kept
 
 
@@ -121,7 +121,7 @@ def _in_batches(sampler: Iterable[list[int]], kind: str) -> Iterator[int]:
                 f"The DataLoader's {kind} makes a batch of {len(batch)} after one of {before}, and "
                 "global batches have one size but for a smaller last one. Use Task(train="
                 "surestep.BatchedDataset(dataset, batch_sampler), batched=True) to take the "
-                "batches as they are, or Task(order=surestep.orders.by_length(lengths))."
+                "batches as they are, or Task(sampler=surestep.samplers.by_length(lengths))."
             )
         before = len(batch)
         yield from batch
@@ -129,8 +129,8 @@ def _in_batches(sampler: Iterable[list[int]], kind: str) -> Iterator[int]:
 
 def _instead(kind: str) -> str:
     fits = [order for word, order in _INSTEAD.items() if word in kind.lower()]
-    order = fits[0] if fits else "own(function)"
+    order = fits[0] if fits else "custom(function)"
     return (
-        f"Give the dataset and Task(order=surestep.orders.{order}) instead: an order is a function "
-        "of (seed, epoch)."
+        f"Give the dataset and Task(sampler=surestep.samplers.{order}) instead: an order is a "
+        "function of (seed, epoch)."
     )

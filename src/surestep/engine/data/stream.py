@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from surestep.base.errors import DataError
 from surestep.engine.data.failures import name_stream
-from surestep.engine.data.own_state import Own
-from surestep.engine.seed import LoadingRandomness, seed_at, seed_loading, seed_of_load
+from surestep.engine.data.stream_state import StreamStateTracker
+from surestep.engine.rng import derive_load_seed, derive_seed, preserve_rng, seed_loading
 
 LOOKED_AT = 16  # samples: two reads, or two workers, that agree on so many agree
 
@@ -62,7 +62,7 @@ def length_of(stream: Any) -> int | None:
 
 
 @dataclass(frozen=True)
-class Reader:
+class StreamReader:
     """Reads a stream from its start, under seeds of place.
 
     Before a sample is asked for, what it may draw is seeded from (seed, epoch, place); its place
@@ -79,7 +79,7 @@ class Reader:
     buffer: int | None = None
 
     def samples(
-        self, epoch: int, worker: int = 0, workers: int = 1, own: Own | None = None
+        self, epoch: int, worker: int = 0, workers: int = 1, own: StreamStateTracker | None = None
     ) -> Iterator[Any]:
         """Yield the samples that this process gets; to be read under LoadingRandomness.
 
@@ -89,18 +89,20 @@ class Reader:
             workers: how many there are.
             own: the stream's state in this pass, for who wants to take it or go on from one.
         """
-        found = self._in_order(epoch, worker, workers, own or Own())
+        found = self._in_order(epoch, worker, workers, own or StreamStateTracker())
         if self.buffer is None:
             return found
-        return _shuffled(found, self.buffer, seed_at("buffer", self.seed, epoch, worker))
+        return _shuffled(found, self.buffer, derive_seed("buffer", self.seed, epoch, worker))
 
     def seed_place(self, epoch: int, place: int) -> None:
         """Seed what the sample at a place may draw."""
-        seed_loading(seed_of_load(self.seed, epoch, place))
+        seed_loading(derive_load_seed(self.seed, epoch, place))
 
-    def _in_order(self, epoch: int, worker: int, workers: int, own: Own) -> Iterator[Any]:
-        seed_loading(seed_at("stream", self.seed, epoch, worker))
-        samples = own.begin(self.stream, epoch)
+    def _in_order(
+        self, epoch: int, worker: int, workers: int, own: StreamStateTracker
+    ) -> Iterator[Any]:
+        seed_loading(derive_seed("stream", self.seed, epoch, worker))
+        samples = own.start(self.stream, epoch)
         place = worker + own.read * workers  # a sample's number stays its own
         while True:
             self.seed_place(epoch, place)
@@ -129,27 +131,27 @@ def _shuffled(samples: Iterator[Any], size: int, seed: int) -> Iterator[Any]:
         yield buffer[chosen]
 
 
-def first_of(stream: Any, samples: int) -> list[Any]:
+def peek(stream: Any, samples: int) -> list[Any]:
     """Return the first samples of the first epoch; fewer if there are fewer."""
-    with LoadingRandomness():
-        return list(islice(Reader(stream, seed=0).samples(0), samples))
+    with preserve_rng():
+        return list(islice(StreamReader(stream, seed=0).samples(0), samples))
 
 
-def empty(part: str) -> DataError:
+def empty_stream_error(part: str) -> DataError:
     """Return the error for a stream that gave no sample."""
     return DataError(f"The {part} stream is empty: it gave no sample.")
 
 
-def check_repeats(reader: Reader, part: str) -> None:
+def check_repeats(reader: StreamReader, part: str) -> None:
     """Read the first samples twice and compare: a run could not go on exactly otherwise.
 
     Raises:
         DataError: they differ, or there are none.
     """
-    with LoadingRandomness():
+    with preserve_rng():
         first, again = (_digests(reader) for _ in range(2))
     if not first:
-        raise empty(part)
+        raise empty_stream_error(part)
     if first != again:
         raise DataError(
             f"The {part} stream begins with other samples each time it is read, though torch, "
@@ -181,16 +183,16 @@ def check_parts(parts: list[list[str]], part: str) -> None:
         )
 
 
-def fingerprint(reader: Reader) -> str:
+def fingerprint(reader: StreamReader) -> str:
     """Return a digest of the first samples, by which a process knows the stream of another."""
-    with LoadingRandomness():
+    with preserve_rng():
         return digest(_digests(reader))
 
 
-class Look(IterableDataset[Any]):
+class StreamProbe(IterableDataset[Any]):
     """What a worker reads first, as digests; each under the same seeds."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: StreamReader) -> None:
         self.reader = reader
         self.dataset = reader.stream
 
@@ -198,7 +200,7 @@ class Look(IterableDataset[Any]):
         yield _digests(self.reader)
 
 
-def _digests(reader: Reader) -> list[str]:
+def _digests(reader: StreamReader) -> list[str]:
     return [digest(sample) for sample in islice(reader.samples(0), LOOKED_AT)]
 
 

@@ -23,7 +23,7 @@ from weakref import WeakSet
 from torch.utils.data import DataLoader
 
 from surestep.base.errors import DataError, WorkerError
-from surestep.engine.data.signals import kill_tree, leave_to_main
+from surestep.engine.data.worker_signals import ignore_signals_in_worker, kill_tree
 
 _PATIENCE_S = 5.0  # for workers to end after they were asked to
 _FILES, _FILES_EACH = 8, 8  # that the process opens, by a guess: seen were 2 + 5 a worker
@@ -41,7 +41,7 @@ _waiting: list[tuple[int, "Loader"]] = []  # threads that wait for a batch, and 
 
 def begin_worker() -> None:
     """Leave signals to the main process, and let it know that this worker runs."""
-    leave_to_main()
+    ignore_signals_in_worker()
     _begun[os.getpid() % _PROCESSES] = 1
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from surestep.engine.data.batch import samples_in
+from surestep.engine.batch import batch_size_of
 
 LossFunction = Callable[..., Tensor | Mapping[str, Tensor]]
 Squash = Literal["softmax", "sigmoid"]
@@ -16,7 +16,7 @@ IGNORED = -100
 HALF = (torch.bfloat16, torch.float16)
 
 
-class First(NamedTuple):
+class FirstBatch(NamedTuple):
     """The first batch, for a loss to look at.
 
     Attributes:
@@ -52,7 +52,7 @@ class Loss:
         check: looks at the first batch.
         classes: how many classes the outputs choose among, where guessing evenly is a start.
         module: what has tensors to be moved to the device.
-        splits: False where it compares the samples of a batch with each other.
+        is_separable: False where it compares the samples of a batch with each other.
         in_fp32: `value`, added up in fp32: used where `value` returns a sum in 16 bits.
         teacher: a frozen model; the loss is then given `(targets, what the teacher returns)`.
         parts: of several losses, each with its own denominator; then `value` is not asked.
@@ -75,15 +75,15 @@ class Loss:
     ]
     divides: bool = True
     predictions: Callable[[Any], Any] = _as_they_are
-    called: str = "a function"
+    label: str = "a function"
     divides_by: str = "samples"
-    check: Callable[[First], None] | None = None
+    check: Callable[[FirstBatch], None] | None = None
     classes: Callable[[Tensor], int] | None = None
     module: nn.Module | None = None
-    splits: bool = True
+    is_separable: bool = True
     in_fp32: Callable[[Any, Any], Tensor] | None = None
     teacher: nn.Module | None = None
-    parts: tuple["Part", ...] = ()
+    components: tuple["WeightedLoss", ...] = ()
 
     @property
     def is_in_training_only(self) -> bool:
@@ -95,7 +95,7 @@ class Loss:
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the loss of a micro-batch as a sum over `items`, and its named parts likewise."""
         value = self.value(outputs, targets)
-        return self.add_up(self.widened(value, outputs, targets), items)
+        return self.to_sum(self.widened(value, outputs, targets), items)
 
     def widened(self, value: Any, outputs: Any, targets: Any) -> Any:
         """Return what `value` returned, computed again in fp32 where it was added up in 16 bits."""
@@ -105,14 +105,14 @@ class Loss:
 
     def for_model(self, model: nn.Module) -> "Loss":
         """Return the loss that adds up in fp32 at once, where the model has 16-bit parameters."""
-        if self.parts:
-            parts = (replace(each, loss=each.loss.for_model(model)) for each in self.parts)
-            return replace(self, parts=tuple(parts))
+        if self.components:
+            parts = (replace(each, loss=each.loss.for_model(model)) for each in self.components)
+            return replace(self, components=tuple(parts))
         if self.in_fp32 is None or all(each.dtype not in HALF for each in model.parameters()):
             return self
         return replace(self, value=self.in_fp32)
 
-    def add_up(
+    def to_sum(
         self, value: Tensor | Mapping[str, Tensor], items: float
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Turn what the callable returned into a sum over `items`, and its named parts likewise.
@@ -133,7 +133,9 @@ class Loss:
         if self.teacher is not None:
             self.teacher.to(device).eval()
 
-    def taught(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], targets: Any) -> Any:
+    def with_teacher_outputs(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], targets: Any
+    ) -> Any:
         """Return the targets and what the teacher says to the same inputs."""
         assert self.teacher is not None
         with torch.no_grad():
@@ -141,7 +143,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightedLoss:
     """One of several losses, of the outputs and targets that are called as it is."""
 
     name: str
@@ -149,7 +151,7 @@ class Part:
     weight: float
 
 
-class Guide(NamedTuple):
+class LossDoc(NamedTuple):
     """A row of the guide: what a loss is for and what it takes."""
 
     task: str
@@ -160,18 +162,18 @@ class Guide(NamedTuple):
     source: str
 
 
-class TableLoss(nn.Module):
+class BuiltinLoss(nn.Module):
     """A loss of the table. Called, it returns its mean; a step adds up its `total`.
 
     Attributes:
         name: what it is called in the table.
-        guide: its row.
-        splits: False where it compares the samples of a batch with each other.
+        doc: what it is for and what it takes.
+        is_separable: False where it compares the samples of a batch with each other.
     """
 
     name: ClassVar[str]
-    guide: ClassVar[Guide]
-    splits: bool = True
+    doc: ClassVar[LossDoc]
+    is_separable: bool = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -188,13 +190,13 @@ class TableLoss(nn.Module):
 
     def items(self, batch: Any, targets: Any) -> float:
         """Count what the mean is over: samples, where a loss says nothing else."""
-        return samples_in(batch if targets is None else targets)
+        return batch_size_of(batch if targets is None else targets)
 
     def count(self, targets: Any) -> int:
         """Count what a metric's mean is over."""
-        return samples_in(targets)
+        return batch_size_of(targets)
 
-    def check(self, first: First) -> None:
+    def check(self, first: FirstBatch) -> None:
         """Say in words where outputs and targets are not what the loss takes.
 
         Raises:
@@ -206,10 +208,10 @@ class TableLoss(nn.Module):
         """Whether something is to be computed from the training data before the run."""
         return False
 
-    def learn(self, targets: Iterable[Any]) -> None:
+    def fit(self, targets: Iterable[Any]) -> None:
         """Compute it, from the targets of batch after batch."""
 
-    def learned(self) -> str:
+    def describe_fit(self) -> str:
         """Say what was computed."""
         return ""
 

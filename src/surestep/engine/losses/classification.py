@@ -8,21 +8,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from surestep.base.errors import DataError, TaskError
-from surestep.engine.losses import expect, expect_figures
-from surestep.engine.losses.base import IGNORED, First, Guide, TableLoss, added_up
-from surestep.engine.losses.weights import (
+from surestep.engine.losses import input_checks as expect
+from surestep.engine.losses import target_checks as expect_figures
+from surestep.engine.losses.base import IGNORED, BuiltinLoss, FirstBatch, LossDoc, added_up
+from surestep.engine.losses.class_weights import (
     Balanced,
-    as_weight,
     balanced_classes,
     balanced_labels,
-    shown,
+    format_weights,
+    parse_class_weights,
 )
 
 _BCE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.BCEWithLogitsLoss.html"
 _CE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html"
 
 
-def share(value: float, name: str) -> float:
+def check_fraction(value: float, name: str) -> float:
     """Return a share between 0 and 1.
 
     Raises:
@@ -47,7 +48,7 @@ def checked_class_dim(value: int) -> int:
     return value
 
 
-class MultiClass(TableLoss):
+class MultiClass(BuiltinLoss):
     """One of several classes: cross-entropy of logits with indices or probabilities.
 
     Args:
@@ -60,7 +61,7 @@ class MultiClass(TableLoss):
     """
 
     name = "multiclass"
-    guide = Guide(
+    doc = LossDoc(
         "one of several classes",
         "logits (N, C, ...), or (N, ..., C) with class_dim=-1",
         "indices (N, ...) int64, or probabilities of the outputs' shape",
@@ -79,7 +80,7 @@ class MultiClass(TableLoss):
         ignore_index: int = IGNORED,
         class_dim: Literal[1, -1] = 1,
     ) -> None:
-        share(label_smoothing, "label_smoothing")
+        check_fraction(label_smoothing, "label_smoothing")
         super().__init__(
             weight=weight,
             label_smoothing=label_smoothing,
@@ -89,7 +90,7 @@ class MultiClass(TableLoss):
         self.class_dim = checked_class_dim(class_dim)
         self.label_smoothing = label_smoothing
         self.ignore_index = ignore_index
-        self._weigh(as_weight(weight, "weight"))
+        self._weigh(parse_class_weights(weight, "weight"))
 
     def _weigh(self, weight: Tensor | None) -> None:
         # Items are counted on the host, so a copy stays there when the buffer is moved.
@@ -101,13 +102,13 @@ class MultiClass(TableLoss):
         """Whether the weights are to be balanced by the training data."""
         return isinstance(self.options["weight"], str) and self.weight is None
 
-    def learn(self, targets: Iterable[Any]) -> None:
+    def fit(self, targets: Iterable[Any]) -> None:
         """Balance the weights."""
         self._weigh(balanced_classes(targets, self.ignore_index))
 
-    def learned(self) -> str:
+    def describe_fit(self) -> str:
         """Say what the weights are."""
-        return f"weight={shown(self.host_weight)}"
+        return f"weight={format_weights(self.host_weight)}"
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy summed."""
@@ -125,7 +126,7 @@ class MultiClass(TableLoss):
 
     def items(self, batch: Any, targets: Tensor) -> float:
         """Count targets that are not ignored, by their weights; probabilities by samples."""
-        return class_items(self._as_rows(targets), self.host_weight, self.ignore_index)
+        return weighted_count(self._as_rows(targets), self.host_weight, self.ignore_index)
 
     def _as_rows(self, targets: Tensor) -> Tensor:
         """Return targets as rows where the classes are last: a view, as of the outputs."""
@@ -143,11 +144,11 @@ class MultiClass(TableLoss):
             return targets.shape[0]
         return int((targets != self.ignore_index).sum())
 
-    def check(self, first: First) -> None:
+    def check(self, first: FirstBatch) -> None:
         """Check indices or probabilities against the outputs."""
         first = self._with_rows(first)
-        expect.class_targets(first, ignored=self.ignore_index)
-        expect.logits_of_classes(first)
+        expect.check_class_targets(first, ignored=self.ignore_index)
+        expect.check_class_logits(first)
         if first.targets.is_floating_point() and self.ignore_index != IGNORED:
             raise TaskError(
                 f"ignore_index={self.ignore_index} is of indices, and the targets are "
@@ -161,7 +162,7 @@ class MultiClass(TableLoss):
                 "outputs. Give a weight for each output."
             )
 
-    def _with_rows(self, first: First) -> First:
+    def _with_rows(self, first: FirstBatch) -> FirstBatch:
         """Return outputs and targets as rows where the classes are last.
 
         Raises:
@@ -169,7 +170,7 @@ class MultiClass(TableLoss):
         """
         if self.class_dim == 1:
             return first
-        outputs, targets = expect.tensors(first)
+        outputs, targets = expect.require_tensors(first)
         expected = outputs.shape if targets.is_floating_point() else outputs.shape[:-1]
         if outputs.dim() < 2 or targets.shape != expected:
             raise TaskError(
@@ -181,7 +182,7 @@ class MultiClass(TableLoss):
         return first._replace(outputs=outputs.flatten(0, -2), targets=self._as_rows(targets))
 
 
-def class_items(targets: Tensor, weight: Tensor | None, ignored: int) -> float:
+def weighted_count(targets: Tensor, weight: Tensor | None, ignored: int) -> float:
     """Count targets that are not ignored, by their class weights; probabilities count as one.
 
     That torch divides by the number of samples where targets are probabilities, whatever the
@@ -205,7 +206,7 @@ def class_items(targets: Tensor, weight: Tensor | None, ignored: int) -> float:
         ) from error
 
 
-class Binary(TableLoss):
+class Binary(BuiltinLoss):
     """Yes or no: binary cross-entropy of one logit.
 
     Args:
@@ -216,7 +217,7 @@ class Binary(TableLoss):
     """
 
     name = "binary"
-    guide = Guide(
+    doc = LossDoc(
         "yes or no",
         "logits (N,) or (N, 1), as the targets",
         "0 to 1, of the outputs' shape",
@@ -234,7 +235,7 @@ class Binary(TableLoss):
         label_smoothing: float = 0.0,
         ignore_index: int | None = None,
     ) -> None:
-        share(label_smoothing, "label_smoothing")
+        check_fraction(label_smoothing, "label_smoothing")
         if ignore_index in (0, 1):
             raise TaskError(f"ignore_index={ignore_index} is a label. Use another, such as -1.")
         super().__init__(
@@ -242,21 +243,24 @@ class Binary(TableLoss):
         )
         self.label_smoothing = label_smoothing
         self.ignore_index = ignore_index
-        said = [pos_weight] if isinstance(pos_weight, float | int) and self.each else pos_weight
-        self.register_buffer("pos_weight", as_weight(said, "pos_weight"), persistent=False)  # type: ignore[arg-type]
+        said: Any = (
+            [pos_weight] if isinstance(pos_weight, float | int) and self.each else pos_weight
+        )
+        weights = parse_class_weights(said, "pos_weight")
+        self.register_buffer("pos_weight", weights, persistent=False)
 
     @property
     def needs_targets(self) -> bool:
         """Whether pos_weight is to be balanced by the training data."""
         return isinstance(self.options["pos_weight"], str) and self.pos_weight is None
 
-    def learn(self, targets: Iterable[Any]) -> None:
+    def fit(self, targets: Iterable[Any]) -> None:
         """Balance pos_weight."""
         self.pos_weight = balanced_labels(targets, self.ignore_index, each=self.each)
 
-    def learned(self) -> str:
+    def describe_fit(self) -> str:
         """Say what pos_weight is."""
-        return f"pos_weight={shown(self.pos_weight)}"
+        return f"pos_weight={format_weights(self.pos_weight)}"
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the binary cross-entropy summed."""
@@ -283,17 +287,17 @@ class Binary(TableLoss):
             return targets.shape[0]
         return int((targets != self.ignore_index).sum())
 
-    def check(self, first: First) -> None:
+    def check(self, first: FirstBatch) -> None:
         """Check shapes and ranges."""
-        outputs, targets = expect.tensors(first)
+        outputs, targets = expect.require_tensors(first)
         if outputs.dim() == targets.dim() + 1 and outputs.shape[1] == 2:
             raise TaskError(
                 f"The model has two outputs for each target (shape {tuple(outputs.shape)}), and "
                 f"{self.name} takes one. Give the model one, or use surestep.losses.multiclass()."
             )
-        expect_figures.same_shape(first)
-        expect_figures.label_targets(targets, called=self.name, ignored=self.ignore_index)
-        expect.logits_of_labels(first, called=self.name)
+        expect_figures.check_same_shape(first)
+        expect_figures.check_label_targets(targets, called=self.name, ignored=self.ignore_index)
+        expect.check_label_logits(first, called=self.name)
         if not self.each and self.pos_weight is not None and self.pos_weight.numel() > 1:
             raise TaskError(
                 f"There are {self.pos_weight.numel()} numbers in pos_weight, and binary takes one: "
@@ -312,7 +316,7 @@ class MultiLabel(Binary):
     """
 
     name = "multilabel"
-    guide = Guide(
+    doc = LossDoc(
         "several labels at once",
         "logits (N, L)",
         "0 to 1 (N, L)",
@@ -322,9 +326,9 @@ class MultiLabel(Binary):
     )
     each = True
 
-    def check(self, first: First) -> None:
+    def check(self, first: FirstBatch) -> None:
         """Check shapes and ranges, and that there is a weight for each label."""
-        outputs, targets = expect.tensors(first)
+        outputs, targets = expect.require_tensors(first)
         if outputs.dim() != 2:
             raise TaskError(
                 f"The model's outputs have shape {tuple(outputs.shape)}, and multilabel takes "

@@ -6,14 +6,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from surestep.base.errors import TaskError
-from surestep.engine.losses.base import First, Guide, TableLoss, at_least_fp32
-from surestep.engine.losses.expect import several
-from surestep.engine.losses.expect_figures import signs
+from surestep.engine.losses.base import BuiltinLoss, FirstBatch, LossDoc, at_least_fp32
+from surestep.engine.losses.input_checks import as_tuple
+from surestep.engine.losses.target_checks import check_signs
 
 _TORCH = "https://docs.pytorch.org/docs/stable/generated/torch.nn.{}.html"
 
 
-class Margin(TableLoss):
+class Margin(BuiltinLoss):
     """Which of two scores should be the higher.
 
     Args:
@@ -21,7 +21,7 @@ class Margin(TableLoss):
     """
 
     name = "margin"
-    guide = Guide(
+    doc = LossDoc(
         "which of two ranks higher",
         "scores (a, b), each (N,), or one tensor (N, 2)",
         "1 where a ranks higher, -1 where b does (N,)",
@@ -36,26 +36,26 @@ class Margin(TableLoss):
 
     def total(self, outputs: Any, targets: Tensor) -> Tensor:
         """Return the hinge of the differences, summed."""
-        a, b = map(at_least_fp32, several(outputs, ("a", "b"), self.name))
+        a, b = map(at_least_fp32, as_tuple(outputs, ("a", "b"), self.name))
         return functional.margin_ranking_loss(a, b, targets, margin=self.margin, reduction="sum")
 
     def items(self, batch: Any, targets: Tensor) -> float:
         """Count pairs."""
         return targets.numel()
 
-    def check(self, first: First) -> None:
+    def check(self, first: FirstBatch) -> None:
         """Check that there are two scores for each target of -1 or 1."""
-        a, b = several(first.outputs, ("a", "b"), self.name)
+        a, b = as_tuple(first.outputs, ("a", "b"), self.name)
         if not a.shape == b.shape == first.targets.shape:
             raise TaskError(
                 f"The scores have shapes {tuple(a.shape)} and {tuple(b.shape)}, the targets "
                 f"{tuple(first.targets.shape)}; margin compares them one by one. Use "
                 "scores.squeeze(-1)."
             )
-        signs(first.targets, self.name)
+        check_signs(first.targets, self.name)
 
 
-class Triplet(TableLoss):
+class Triplet(BuiltinLoss):
     """An anchor nearer to a positive than to a negative.
 
     Args:
@@ -64,7 +64,7 @@ class Triplet(TableLoss):
     """
 
     name = "triplet"
-    guide = Guide(
+    doc = LossDoc(
         "embeddings by threes",
         "(anchor, positive, negative), each (N, D), or one tensor (N, 3, D)",
         "not looked at: None will do, by Task(inputs=lambda batch: (batch, None))",
@@ -81,15 +81,15 @@ class Triplet(TableLoss):
 
     def total(self, outputs: Any, targets: Any) -> Tensor:
         """Return the hinge of the distances, summed."""
-        parts = several(outputs, ("anchor", "positive", "negative"), self.name)
+        parts = as_tuple(outputs, ("anchor", "positive", "negative"), self.name)
         a, p, n = map(at_least_fp32, parts)
         return functional.triplet_margin_loss(
             a, p, n, margin=self.margin, p=self.p, reduction="sum"
         )
 
-    def check(self, first: First) -> None:
+    def check(self, first: FirstBatch) -> None:
         """Check that there are three embeddings of one shape."""
-        parts = several(first.outputs, ("anchor", "positive", "negative"), self.name)
+        parts = as_tuple(first.outputs, ("anchor", "positive", "negative"), self.name)
         shapes = {tuple(part.shape) for part in parts}
         if len(shapes) > 1 or parts[0].dim() != 2:
             raise TaskError(

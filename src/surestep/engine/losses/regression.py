@@ -9,33 +9,33 @@ from torch import Tensor
 from torch.nn import functional
 
 from surestep.base.errors import TaskError
-from surestep.engine.losses import expect_figures
-from surestep.engine.losses.base import First, Guide, TableLoss, added_up, at_least_fp32
-from surestep.engine.losses.expect import tensors
+from surestep.engine.losses import target_checks as expect_figures
+from surestep.engine.losses.base import BuiltinLoss, FirstBatch, LossDoc, added_up, at_least_fp32
+from surestep.engine.losses.input_checks import require_tensors
 
 _TORCH = "https://docs.pytorch.org/docs/stable/generated/torch.nn.{}.html"
 _FIGURES = "figures (N, ...), as the targets"
 _SAME = "figures of the outputs' shape"
 
 
-class _Elementwise(TableLoss):
+class _Elementwise(BuiltinLoss):
     """A mean over elements of two tensors of one shape."""
 
     def items(self, batch: Any, targets: Tensor) -> float:
         """Count elements."""
         return targets.numel()
 
-    def check(self, first: First) -> None:
+    def check(self, first: FirstBatch) -> None:
         """Check that shapes are equal and targets floating point numbers."""
-        _, targets = expect_figures.same_shape(first)
-        expect_figures.floating(targets, self.name)
+        _, targets = expect_figures.check_same_shape(first)
+        expect_figures.check_floating(targets, self.name)
 
 
 class Mse(_Elementwise):
     """Squared error: predicts the mean; far outliers weigh much."""
 
     name = "mse"
-    guide = Guide(
+    doc = LossDoc(
         "figures: their mean", _FIGURES, _SAME, "(x - t)^2", "elements", _TORCH.format("MSELoss")
     )
 
@@ -48,7 +48,7 @@ class Mae(_Elementwise):
     """Absolute error: predicts the median."""
 
     name = "mae"
-    guide = Guide(
+    doc = LossDoc(
         "figures: their median", _FIGURES, _SAME, "|x - t|", "elements", _TORCH.format("L1Loss")
     )
 
@@ -65,7 +65,7 @@ class Huber(_Elementwise):
     """
 
     name = "huber"
-    guide = Guide(
+    doc = LossDoc(
         "figures with outliers",
         _FIGURES,
         _SAME,
@@ -85,7 +85,7 @@ class Huber(_Elementwise):
         return added_up(functional.huber_loss, outputs, targets, delta=self.delta)
 
 
-class Quantile(TableLoss):
+class Quantile(BuiltinLoss):
     """Quantiles of the target, by the pinball loss: an output for each.
 
     Args:
@@ -93,7 +93,7 @@ class Quantile(TableLoss):
     """
 
     name = "quantile"
-    guide = Guide(
+    doc = LossDoc(
         "figures: their quantiles",
         "figures (N, ..., Q), one for each quantile",
         "figures (N, ...)",
@@ -132,9 +132,9 @@ class Quantile(TableLoss):
         """Count elements times quantiles."""
         return targets.numel() * len(self.options["quantiles"])
 
-    def check(self, first: First) -> None:
+    def check(self, first: FirstBatch) -> None:
         """Check that there is an output for each quantile."""
-        outputs, targets = tensors(first)
+        outputs, targets = require_tensors(first)
         wanted = len(self.options["quantiles"])
         if outputs.shape != (*targets.shape, wanted):
             raise TaskError(
@@ -142,4 +142,4 @@ class Quantile(TableLoss):
                 f"{tuple(targets.shape)}: quantile takes outputs {(*targets.shape, wanted)}, one "
                 f"for each of the {wanted} quantiles. For one figure use surestep.losses.mae()."
             )
-        expect_figures.floating(targets, self.name)
+        expect_figures.check_floating(targets, self.name)

@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from surestep.base.errors import TaskError
-from surestep.engine.losses import expect, expect_figures
-from surestep.engine.losses.base import IGNORED, First, Guide, TableLoss, at_least_fp32
+from surestep.engine.losses import input_checks as expect
+from surestep.engine.losses import target_checks as expect_figures
+from surestep.engine.losses.base import IGNORED, BuiltinLoss, FirstBatch, LossDoc, at_least_fp32
 
 _LOGITS = "logits (N, C, H, W), (N, C, T) or (N, C, D, H, W)"
 _MASKED = "logits (N, C, H, W) or (N, C, D, H, W)"
@@ -17,7 +18,7 @@ _DICE = "1 - mean_c (2 sum p t + s) / (sum p + sum t + s), sums over the pixels 
 _DICE_SOURCE = "Drozdzal et al. 2016, https://arxiv.org/abs/1608.04117"
 
 
-class Dice(TableLoss):
+class Dice(BuiltinLoss):
     """One minus the overlap of predicted and true regions.
 
     Args:
@@ -28,7 +29,7 @@ class Dice(TableLoss):
     """
 
     name = "dice"
-    guide = Guide(
+    doc = LossDoc(
         "segmentation: regions",
         f"{_MASKED}; with indices also (N, C, T)",
         EITHER,
@@ -51,7 +52,7 @@ class Dice(TableLoss):
         if smooth <= 0:
             raise TaskError(f"smooth={smooth} is not above 0, and an empty region would be NaN.")
         self.per, self.smooth, self.ignore_index = per, smooth, ignore_index
-        self.splits = per == "sample"
+        self.is_separable = per == "sample"
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the loss summed over samples."""
@@ -84,15 +85,15 @@ class Dice(TableLoss):
             return targets.shape[0]
         return int((targets != self.ignore_index).sum())
 
-    def check(self, first: First) -> None:
+    def check(self, first: FirstBatch) -> None:
         """Check indices or masks against the outputs."""
-        outputs, targets = expect.tensors(first)
+        outputs, targets = expect.require_tensors(first)
         if outputs.shape == targets.shape:
             self.check_masks(first)
         else:
             self.check_indices(first)
 
-    def check_masks(self, first: First) -> None:
+    def check_masks(self, first: FirstBatch) -> None:
         """Check masks of 0 to 1."""
         if self.ignore_index != IGNORED:
             raise TaskError(
@@ -105,12 +106,12 @@ class Dice(TableLoss):
                 "takes masks (samples, channels, height, width). Use unsqueeze(1) on both where "
                 "there is one channel."
             )
-        expect_figures.label_targets(first.targets, called=self.name)
-        expect.logits_of_labels(first, called=self.name)
+        expect_figures.check_label_targets(first.targets, called=self.name)
+        expect.check_label_logits(first, called=self.name)
 
-    def check_indices(self, first: First) -> None:
+    def check_indices(self, first: FirstBatch) -> None:
         """Check indices of classes."""
-        outputs, targets = expect.tensors(first)
+        outputs, targets = expect.require_tensors(first)
         if outputs.dim() == targets.dim() + 1 and outputs.shape[1] == 1:
             raise TaskError(
                 f"The model has one channel (shape {tuple(outputs.shape)}) and the targets have "
@@ -129,8 +130,8 @@ class Dice(TableLoss):
                 f"{tuple(targets.shape)}. Masks have the outputs' shape, indices "
                 f"{(outputs.shape[0], *outputs.shape[2:])}."
             )
-        expect.class_targets(first, ignored=self.ignore_index, called=self.name)
-        expect.logits_of_classes(first, called=self.name)
+        expect.check_class_targets(first, ignored=self.ignore_index, called=self.name)
+        expect.check_class_logits(first, called=self.name)
         expect.warn_of_ignored_class(targets, outputs.shape[1], self.ignore_index)
 
 
@@ -144,7 +145,7 @@ class DiceBce(Dice):
     """
 
     name = "dice_bce"
-    guide = Guide(
+    doc = LossDoc(
         "segmentation: one region, or regions that overlap",
         _MASKED,
         "0 to 1 of the outputs' shape",
@@ -176,16 +177,16 @@ class DiceBce(Dice):
         """Count samples."""
         return targets.shape[0]
 
-    def check_indices(self, first: First) -> None:
+    def check_indices(self, first: FirstBatch) -> None:
         """Refuse indices."""
-        outputs, targets = expect.tensors(first)
+        outputs, targets = expect.require_tensors(first)
         if targets.shape == (outputs.shape[0], *outputs.shape[2:]):
             raise TaskError(
                 f"The model's outputs have shape {tuple(outputs.shape)} and the targets "
                 f"{tuple(targets.shape)}, and dice_bce takes masks of one shape. For one region "
                 "use targets.unsqueeze(1). For class indices use surestep.losses.dice_ce()."
             )
-        expect_figures.same_shape(first)
+        expect_figures.check_same_shape(first)
 
 
 class DiceCe(Dice):
@@ -199,7 +200,7 @@ class DiceCe(Dice):
     """
 
     name = "dice_ce"
-    guide = Guide(
+    doc = LossDoc(
         "segmentation: regions of classes",
         _LOGITS,
         "indices (N, ...) int64",
@@ -229,9 +230,9 @@ class DiceCe(Dice):
         ce = (each.flatten(1).sum(1) / pixels).sum()
         return {"dice": self.dice(outputs, targets), "ce": self.ce * ce}
 
-    def check_masks(self, first: First) -> None:
+    def check_masks(self, first: FirstBatch) -> None:
         """Refuse masks."""
-        expect.class_targets(first, ignored=self.ignore_index, called=self.name)
+        expect.check_class_targets(first, ignored=self.ignore_index, called=self.name)
         raise TaskError(
             "dice_ce takes class indices (samples, height, width). Use targets.argmax(1)."
         )

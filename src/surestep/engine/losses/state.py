@@ -7,7 +7,12 @@ from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.losses.base import Loss
-from surestep.engine.model.nonpersistent import built, every_buffer, moved, put
+from surestep.engine.model.nonpersistent_buffers import (
+    changed_buffers,
+    every_buffer,
+    initial_values,
+    restore_buffers,
+)
 
 NAME = "the loss"  # what its state is called in a checkpoint
 
@@ -17,11 +22,11 @@ class LossState:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.built = built(self.module, every_buffer)
+        self.built = initial_values(self.module, every_buffer)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the buffers that were moved, by name."""
-        return moved(self.module, self.built, every_buffer)
+        return changed_buffers(self.module, self.built, every_buffer)
 
     def load_state_dict(self, state: Any) -> None:
         """Put them back.
@@ -34,7 +39,7 @@ class LossState:
                 f"The checkpoint has the buffers {', '.join(map(str, state))} of a loss, and the "
                 f"loss here has {', '.join(self.built) or 'none'}. Use the one it was trained with."
             )
-        put(self.module, self.built, state, every_buffer)
+        restore_buffers(self.module, self.built, state, every_buffer)
 
 
 def state_of_loss(loss: Loss) -> dict[str, LossState]:

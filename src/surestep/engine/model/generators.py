@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.base.warn import warn
-from surestep.engine.data.generators import OwnGenerator, OwnGenerators, is_installed, is_same_state
+from surestep.engine.data.dataset_rng import DatasetRNG, DatasetRNGs, is_installed, is_same_state
 
 _MEND_DRAWS = (
     "Draw from torch's, numpy's or Python's global generator, or set "
@@ -20,14 +20,14 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 class Seeded(NamedTuple):
     """A generator that takes its seed as torch's do."""
 
-    own: OwnGenerator
+    own: DatasetRNG
 
     def manual_seed(self, seed: int) -> None:
         """Seed it for a place."""
-        self.own.place(seed)
+        self.own.reseed(seed)
 
 
-def own_generators(model: nn.Module | None, others: Mapping[str, Any]) -> OwnGenerators:
+def own_generators(model: nn.Module | None, others: Mapping[str, Any]) -> DatasetRNGs:
     """Find the generators in the attributes of modules and in the functions of their classes.
 
     Args:
@@ -42,7 +42,7 @@ def own_generators(model: nn.Module | None, others: Mapping[str, Any]) -> OwnGen
                 _add(roots, path, member)
         elif each is not None:
             _add(roots, name, each)
-    return OwnGenerators(**roots)
+    return DatasetRNGs(**roots)
 
 
 def _add(roots: dict[str, Any], name: str, value: Any) -> None:
@@ -70,8 +70,8 @@ def _members(model: nn.Module, root: str) -> Iterator[tuple[str, Any]]:
 
 
 def check_own_generators(
-    found: OwnGenerators, checkpointing: str, compiles: bool
-) -> list[OwnGenerator]:
+    found: DatasetRNGs, checkpointing: str, compiles: bool
+) -> list[DatasetRNG]:
     """Check that what is drawn from them can be drawn again; warn of those that take no seed.
 
     Args:
@@ -102,7 +102,7 @@ def check_own_generators(
 
 
 @contextmanager
-def forbid_draws(watched: Sequence[OwnGenerator]) -> Iterator[None]:
+def forbid_draws(watched: Sequence[DatasetRNG]) -> Iterator[None]:
     """Recompute a forward within this.
 
     Args:
@@ -123,7 +123,7 @@ def forbid_draws(watched: Sequence[OwnGenerator]) -> Iterator[None]:
                 )
 
 
-def find_late(found: OwnGenerators, generators: list[Any]) -> Callable[[], None]:
+def find_late(found: DatasetRNGs, generators: list[Any]) -> Callable[[], None]:
     """Return what is to be called after the first step: it warns of generators made within it.
 
     Args:
@@ -133,7 +133,7 @@ def find_late(found: OwnGenerators, generators: list[Any]) -> Callable[[], None]
 
     def look() -> None:
         before = {each.path for each in found.found}
-        if found.grew():
+        if found.has_new():
             late = [each for each in found.found if each.path not in before]
             generators.extend(map(Seeded, late))
             if late:  # empty if the paths are the same as before

@@ -8,9 +8,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from surestep.base.errors import TaskError
+from surestep.engine.batch import MicroBatch
 from surestep.engine.checks.forward import explain_forward
-from surestep.engine.data.batch import MicroBatch
-from surestep.engine.model.kept import kept_modes
+from surestep.engine.model.preserve import preserve_modes
 
 
 def lazy_names(model: nn.Module) -> list[str]:
@@ -37,7 +37,7 @@ def initialize_lazy(model: nn.Module, micro: MicroBatch) -> None:
     args, kwargs = tree_map(move, (tuple(micro.args), dict(micro.kwargs)))
     names = lazy_names(model)
     try:
-        with kept_modes(model.modules()), torch.no_grad():
+        with preserve_modes(model.modules()), torch.no_grad():
             model.eval()
             model(*args, **kwargs)
     except Exception as error:  # the forward is the user's, and may raise anything

@@ -8,20 +8,20 @@ import torch
 from torch import nn
 
 from surestep.base.errors import ConfigError, TaskError
-from surestep.engine.optim.catalog import OPTIMIZERS
-from surestep.engine.optim.groups import (
+from surestep.engine.optim.combined import CombinedOptimizer
+from surestep.engine.optim.param_groups import (
     ParameterGroup,
     check_groups,
     parameter_groups,
     parameters_of,
     scale_rates,
 )
-from surestep.engine.optim.kinds import hidden_matrices, sparse_tables
-from surestep.engine.parallel.deepspeed_adam import adam
-from surestep.engine.parallel.joint import Joint
-from surestep.engine.parallel.single import AdamW
-from surestep.engine.plan import Plan
-from surestep.engine.task import ParameterGroups, Task
+from surestep.engine.optim.param_roles import hidden_matrices, sparse_embeddings
+from surestep.engine.optim.registry import OPTIMIZERS
+from surestep.engine.parallel.deepspeed.adam import adam
+from surestep.engine.parallel.single import FusedAdamW
+from surestep.engine.plan.plan import Plan
+from surestep.engine.task.task import ParameterGroups, Task
 
 
 def build_optimizer(
@@ -44,7 +44,7 @@ def build_optimizer(
     check_groups(optimizer, model)
     if task.optimizer is not None:
         scale_rates(optimizer, arranged)
-    elif isinstance(optimizer, Joint):
+    elif isinstance(optimizer, CombinedOptimizer):
         _scale_rest(optimizer, arranged)
     return optimizer
 
@@ -86,12 +86,13 @@ def _named(plan: Plan, groups: ParameterGroups, model: nn.Module) -> torch.optim
     if plan.optim_name == "muon":
         return _split(plan, groups, hidden_matrices(model), model)
     if plan.optim_name == "sparse_adam":
-        return _split(plan, groups, sparse_tables(model), model)
+        return _split(plan, groups, sparse_embeddings(model), model)
     if not OPTIMIZERS[plan.optim_name].decays:
         groups = _as_one(groups, model, plan.optim_name)
     if plan.optim_name == "lbfgs" and len(groups) > 1:
         raise ConfigError(
-            "optim.name='lbfgs' moves all parameters as one, and optim.groups or optim.layer_decay "
+            "optim.name='lbfgs' moves all parameters as one, and optim.groups or "
+            "optim.layerwise_lr_decay "
             "gives them several rates. Leave those out, or say another optim.name."
         )
     _refuse_decayed_tables(groups, model, plan.optim_name)
@@ -111,7 +112,7 @@ def _refuse_decayed_tables(groups: ParameterGroups, model: nn.Module, name: str)
     Raises:
         ConfigError: a group says one.
     """
-    tables = set(sparse_tables(model))
+    tables = set(sparse_embeddings(model))
     names = {id(each): key for key, each in model.named_parameters() if key in tables}
     for group in groups:
         found = [names[id(each)] for each in group["params"] if id(each) in names]
@@ -129,14 +130,14 @@ def _class(plan: Plan) -> Any:
 
         return vars(bitsandbytes.optim)["AdamW8bit"]
     if plan.optim_name == "adamw" and plan.optim_implementation == "fused":
-        return AdamW
+        return FusedAdamW
     return OPTIMIZERS[plan.optim_name].kind
 
 
 def _kernels(plan: Plan) -> dict[str, bool]:
     """Return the arguments that choose an implementation, as far as the class has them."""
     known = OPTIMIZERS[plan.optim_name].signature
-    if plan.optim_implementation == "plain":
+    if plan.optim_implementation == "for_loop":
         return {name: False for name in ("foreach", "fused") if name in known}
     return {plan.optim_implementation: True}
 
@@ -158,10 +159,10 @@ def _split(
     if not rest:
         return first
     fused = not any(each.is_complex() for group in rest for each in group["params"])
-    return Joint(first, torch.optim.AdamW(rest, lr=rate, betas=betas, fused=fused))
+    return CombinedOptimizer(first, torch.optim.AdamW(rest, lr=rate, betas=betas, fused=fused))
 
 
-def _scale_rest(optimizer: Joint, arranged: Sequence[ParameterGroup]) -> None:
+def _scale_rest(optimizer: CombinedOptimizer, arranged: Sequence[ParameterGroup]) -> None:
     """Let the groups of the second optimizer have their multiples of its own rate."""
     multiples = {group.name: group.multiple for group in arranged}
     second = optimizer.parts[1]

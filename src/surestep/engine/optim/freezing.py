@@ -13,17 +13,17 @@ from contextlib import contextmanager
 from torch import nn
 
 from surestep.base.errors import TaskError
-from surestep.base.groups.parameters import read_group
-from surestep.engine.model.kept import Modes
-from surestep.engine.optim.groups import ParameterGroup, first_step
-from surestep.engine.optim.names import matched, plain_name
-from surestep.engine.plan import Plan
+from surestep.config.param_groups import parse_param_group
+from surestep.engine.model.param_patterns import match_params, plain_name
+from surestep.engine.model.preserve import TrainModes
+from surestep.engine.optim.param_groups import ParameterGroup, unfreeze_step
+from surestep.engine.plan.plan import Plan
 
 NORMS = nn.modules.batchnorm._NormBase  # those with running statistics
 
 
 @contextmanager
-def frozen(model: nn.Module, groups: Sequence[ParameterGroup]) -> Iterator[None]:
+def freeze_permanent(model: nn.Module, groups: Sequence[ParameterGroup]) -> Iterator[None]:
     """Freeze what is frozen for good, and leave the model as it was."""
     before = [(each, each.requires_grad) for each in model.parameters()]
     try:
@@ -37,7 +37,7 @@ def frozen(model: nn.Module, groups: Sequence[ParameterGroup]) -> Iterator[None]
             parameter.requires_grad_(required)
 
 
-def frozen_norms(model: nn.Module, before: Iterable[nn.Parameter]) -> list[nn.Module]:
+def frozen_norm_modules(model: nn.Module, before: Iterable[nn.Parameter]) -> list[nn.Module]:
     """List the normalisation that is frozen now, and was not when `before` was trained."""
     held = {id(each) for each in before if not each.requires_grad}
     return [
@@ -49,17 +49,17 @@ def frozen_norms(model: nn.Module, before: Iterable[nn.Parameter]) -> list[nn.Mo
     ]
 
 
-def freezing(
-    model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup], modes: Modes
+def make_unfreeze_schedule(
+    model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup], modes: TrainModes
 ) -> Callable[[int], None] | None:
     """Freeze what is to be frozen at the start; return what moves it, where anything moves."""
     if not plan.optim_groups:
         return None
-    made = Freezing(model, plan, groups, modes)
+    made = UnfreezeSchedule(model, plan, groups, modes)
     return made.at if made.starts else None
 
 
-class Freezing:
+class UnfreezeSchedule:
     """The parts of a model that are trained only later, moved between frozen and trained.
 
     BatchNorm that is frozen is in eval mode for that time, so that its running statistics stay as
@@ -67,7 +67,7 @@ class Freezing:
     """
 
     def __init__(
-        self, model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup], modes: Modes
+        self, model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup], modes: TrainModes
     ) -> None:
         self.later = [(each.trained_from, each.parameters) for each in groups if each.trained_from]
         self.starts = sorted({start for start, _ in self.later if start is not None})
@@ -98,10 +98,10 @@ def norm_starts(model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup]) 
     When the first of its parameters is trained, or, where it has none, as its buffers are matched.
     """
     starts = {id(p): g.trained_from for g in groups for p in g.parameters.values()}
-    for group in map(read_group, plan.optim_groups):
+    for group in map(parse_param_group, plan.optim_groups):
         if group.freeze is not None:
-            start = first_step(group.freeze, plan)
-            found = matched(group.pattern, model)
+            start = unfreeze_step(group.freeze, plan)
+            found = match_params(group.pattern, model)
             starts |= {id(b): start for b in model.buffers() if id(b) in found}
     norms: dict[int, float] = {}
     for module in model.modules():
@@ -114,7 +114,7 @@ def norm_starts(model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup]) 
 
 
 def trained_modules(
-    modes: Modes, model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup]
+    modes: TrainModes, model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup]
 ) -> set[nn.Module]:
     """Return the modules that are in training mode at some step of the run."""
     starts = norm_starts(model, plan, groups)
@@ -125,7 +125,7 @@ def trained_modules(
     }
 
 
-class Watch:
+class UnfreezeDetector:
     """Notice that a parameter was unfrozen by hand, which no optimizer would move."""
 
     def __init__(self, model: nn.Module) -> None:

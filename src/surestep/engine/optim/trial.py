@@ -12,8 +12,8 @@ import torch
 import torch.optim.optimizer as optimizer_module
 from torch import Tensor
 
-from surestep.engine.optim.groups import parameters_of
-from surestep.engine.seed import kept_generators
+from surestep.engine.optim.param_groups import parameters_of
+from surestep.engine.rng import preserve_torch_rng
 
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _LARGEST = 1 << 20  # elements of a stand-in: larger parameters are not tried
@@ -50,7 +50,7 @@ def try_step(optimizer: torch.optim.Optimizer) -> Trial | None:
         memo |= {id(each): memo[id(chosen[_kind(each)])] for each in group["params"]}
     # The optimizer's own code runs in it, which may not bear copies or may need a closure.
     try:
-        with kept_generators(next(parameters_of(optimizer)).device), warnings.catch_warnings():
+        with preserve_torch_rng(next(parameters_of(optimizer)).device), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return Trial(_stepped(optimizer, memo), originals)
     except Exception:

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from surestep.base.errors import TaskError
-from surestep.engine.data.batch import Batch
+from surestep.engine.batch import Batch
+from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.losses.base import Loss
-from surestep.engine.parallel.base import Named
-from surestep.engine.parallel.cargo import Cargo, Carrier
-from surestep.engine.parallel.ranked import Ranked
+from surestep.engine.parallel.ddp_piggyback import PiggybackModule, PiggybackScalars
+from surestep.engine.parallel.distributed import DistributedStrategy
 from surestep.engine.parallel.single import NO_GRADIENT, NOTHING, run_backward
-from surestep.engine.parallel.world import World
-from surestep.engine.plan import Plan
-from surestep.engine.state import WHOLE, State
+from surestep.engine.parallel.strategy import Named
+from surestep.engine.plan.plan import Plan
+from surestep.engine.state.state import WHOLE, State
 
 _NOT_STATIC = (
     "torch added up no gradients in this step: some parameter of the first step is not used any "
@@ -29,28 +29,28 @@ _NOT_STATIC = (
 )
 
 
-class Ddp(Ranked):
+class DDPStrategy(DistributedStrategy):
     """The verbs of a step on a copy of the model in each process."""
 
-    def __init__(self, plan: Plan, state: State, world: World, name: str = WHOLE) -> None:
+    def __init__(self, plan: Plan, state: State, world: Communicator, name: str = WHOLE) -> None:
         super().__init__(plan, state, world, name)
-        self._cargo: Cargo | None = None
+        self._cargo: PiggybackScalars | None = None
         model = state.model
         # What is not reached from the outputs counts as unused there, and the cargo is not.
         if world.size > 1 and not plan.parallel_find_unused_parameters:
             # Of a graph that is not static torch adds up nothing, which a count of ranks tells.
             self._present = [world.rank + 1.0] if plan.parallel_static_graph else []
-            model = Carrier(model, 2 + len(self._present))
-            self._cargo = Cargo(model.cargo, world.size)
+            model = PiggybackModule(model, 2 + len(self._present))
+            self._cargo = PiggybackScalars(model.cargo, world.size)
             self.cleared = [*self.parameters, model.cargo]
-        self.module = self.wrapped(model, plan)
+        self.module = self.wrap_model(model, plan)
         self._learns_graph = plan.parallel_static_graph
         # To read what arrived would wait for a GPU; a scale fits to the size of a mean loss; and a
         # search goes backward several times.
         reads = plan.device.type == "cpu" and plan.guard not in ("scaled", "searching")
         self._sends_items = reads and self._cargo is not None
 
-    def wrapped(self, model: nn.Module, plan: Plan) -> nn.Module:
+    def wrap_model(self, model: nn.Module, plan: Plan) -> nn.Module:
         """Return the model with what adds up its gradients."""
         on_gpu = plan.device.type == "cuda"
         return DistributedDataParallel(
@@ -68,9 +68,9 @@ class Ddp(Ranked):
             # It is the one that settles DDP, whose gradients nobody uses.
             self._learns_graph = False
             return NOTHING
-        return NOTHING if when else self.unsynced()
+        return NOTHING if when else self.no_sync()
 
-    def unsynced(self) -> AbstractContextManager[Any]:
+    def no_sync(self) -> AbstractContextManager[Any]:
         """Return the context of a backward whose gradients stay on their rank."""
         module: Any = self.module
         context: AbstractContextManager[Any] = module.no_sync()
@@ -86,10 +86,10 @@ class Ddp(Ranked):
             return super().count_items(batch, loss)
         self._cargo.clear()
         samples = batch.end - batch.position
-        divides_later = self._sends_items and loss.divides and not loss.parts
+        divides_later = self._sends_items and loss.divides and not loss.components
         if not (divides_later and samples and batch.micro_batches):
             return super().count_items(batch, loss)
-        self.world.talks += 1
+        self.world.n_collectives += 1
         self._cargo.send(batch.items, *self.world.summarize(), *self._present)
         return batch._replace(items=float(samples))
 
@@ -117,10 +117,10 @@ class Ddp(Ranked):
         torch._foreach_mul_(grads, items / of_all)
         return [(name, value * (items / of_all)) for name, value in logged]
 
-    def add_up(self, loss_sum: Tensor) -> Tensor:
+    def reduce_loss(self, loss_sum: Tensor) -> Tensor:
         """Return the loss of all ranks, as it came with the gradients."""
         if self._cargo is None:
-            return super().add_up(loss_sum)
+            return super().reduce_loss(loss_sum)
         return self._cargo.loss_sum().to(loss_sum.dtype)
 
     def backward(self, loss_sum: Tensor, items: float) -> None:
@@ -136,7 +136,7 @@ class Ddp(Ranked):
         run((loss_sum, root), (seed, values))
 
 
-def synced_batchnorm(model: nn.Module) -> nn.Module:
+def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
     """Return the model with BatchNorms that take their statistics over the samples of all ranks.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html

@@ -27,22 +27,22 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.utils import _sync_params_and_buffers
 
 from surestep.base.errors import TaskError
-from surestep.engine.parallel.base import GradNorm, Outcome
-from surestep.engine.parallel.blocks import in_order
-from surestep.engine.parallel.filled import check_filled, fill
-from surestep.engine.parallel.locally import locally
-from surestep.engine.parallel.pieces import part_of
-from surestep.engine.parallel.ranked import Ranked
+from surestep.engine.distributed.communicator import Communicator
+from surestep.engine.distributed.shards import to_local
+from surestep.engine.optim.local_shards import local_shards
+from surestep.engine.parallel.distributed import DistributedStrategy
+from surestep.engine.parallel.meta_init import broadcast_weights, check_filled
 from surestep.engine.parallel.single import NO_GRADIENTS, NOTHING
-from surestep.engine.parallel.world import World
-from surestep.engine.plan import Plan
-from surestep.engine.state import WHOLE, State
+from surestep.engine.parallel.strategy import GradNorm, StepOutcome
+from surestep.engine.parallel.wrap_policy import in_order
+from surestep.engine.plan.plan import Plan
+from surestep.engine.state.state import WHOLE, State
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _BUCKET = 250 * 2**20  # bytes of buffers sent at once: DDP's own
 
 
-def sharded(model: nn.Module, plan: Plan) -> nn.Module:
+def shard_model(model: nn.Module, plan: Plan) -> nn.Module:
     """Cut the parameters of a model over the ranks, in place; block by block to the device.
 
     Args:
@@ -51,17 +51,17 @@ def sharded(model: nn.Module, plan: Plan) -> nn.Module:
     """
     keeps = plan.parallel_shard == "grad_op"
     how: dict[str, Any] = {
-        "mesh": mesh_of(plan),
+        "mesh": make_mesh(plan),
         "mp_policy": _precision(plan),
         "offload_policy": _offload(plan),
         # None is torch's own: all but the outermost are let go after their forward.
         "reshard_after_forward": False if keeps else None,
     }
-    ready = partial(fill, device=plan.device) if plan.parallel_meta_start else _nothing
+    ready = partial(broadcast_weights, device=plan.device) if plan.parallel_meta_init else _nothing
     for norm in _norms(model) if plan.precision in _HALF else ():
         ready(norm)
         fully_shard(norm, **how | {"mp_policy": MixedPrecisionPolicy()})
-    for block in in_order(model, plan.parallel_blocks):
+    for block in in_order(model, plan.parallel_wrap_policy):
         if not isinstance(block, FSDPModule):
             ready(block)
             fully_shard(block, **how)
@@ -86,7 +86,7 @@ def _norms(model: nn.Module) -> list[nn.Module]:
     return [each for each in norms if any(True for _ in each.parameters())]
 
 
-def mesh_of(plan: Plan) -> DeviceMesh:
+def make_mesh(plan: Plan) -> DeviceMesh:
     """Return how the ranks stand: in a row, or of hybrid in rows of `parallel.shard_size`."""
     kind, ranks, size = plan.device.type, plan.parallel_ranks, plan.parallel_shard_size
     if plan.parallel_shard == "hybrid":
@@ -114,10 +114,10 @@ def _offload(plan: Plan) -> OffloadPolicy:
 def _let_go(model: nn.Module, *_: object) -> None:
     """Let go what a forward without a backward gathered: it would be stale after the next step."""
     if not torch.is_grad_enabled():
-        let_go(model)
+        reshard(model)
 
 
-def let_go(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Let all parameters be parts again, where some are still gathered."""
     for part in _cut_modules(model):
         part.reshard()
@@ -127,16 +127,16 @@ def _cut_modules(model: nn.Module) -> list[FSDPModule]:
     return [each for each in model.modules() if isinstance(each, FSDPModule)]
 
 
-class Fsdp(Ranked):
+class FSDPStrategy(DistributedStrategy):
     """The verbs of a step on parameters that are cut over the ranks."""
 
-    def __init__(self, plan: Plan, state: State, world: World, name: str = WHOLE) -> None:
+    def __init__(self, plan: Plan, state: State, world: Communicator, name: str = WHOLE) -> None:
         super().__init__(plan, state, world, name)
         assert isinstance(state.model, FSDPModule)
         self.root: FSDPModule = state.model
         self.keeps = plan.parallel_shard == "grad_op"
         self.device = plan.device
-        mesh = mesh_of_parts(self.parameters)
+        mesh = mesh_of_params(self.parameters)
         self.group = mesh.get_group(mesh.ndim - 1)
         self.has_buffers = any(True for _ in state.model.buffers())
         self.synced = True
@@ -169,7 +169,7 @@ class Fsdp(Ranked):
         ]
         if not named:
             raise TaskError(NO_GRADIENTS)
-        names, grads = [name for name, _ in named], [part_of(grad) for _, grad in named]
+        names, grads = [name for name, _ in named], [to_local(grad) for _, grad in named]
         squares = torch.stack([each.double() for each in torch._foreach_norm(grads)]).square_()
         squares = squares.to(self.device)
         dist.all_reduce(squares, group=self.group)
@@ -183,12 +183,12 @@ class Fsdp(Ranked):
             torch._foreach_clamp_max_(grads, self.clip_value)
         return GradNorm(total, norms, names)
 
-    def _step_locally(self, loss_sum: Tensor, grad_norm: Tensor) -> Outcome:
-        with locally(self.optimizer):
+    def _step_locally(self, loss_sum: Tensor, grad_norm: Tensor) -> StepOutcome:
+        with local_shards(self.optimizer):
             return self.guard.step(loss_sum, grad_norm)
 
 
-def mesh_of_parts(parameters: Sequence[nn.Parameter]) -> DeviceMesh:
+def mesh_of_params(parameters: Sequence[nn.Parameter]) -> DeviceMesh:
     """Return how the ranks stand that hold the parts."""
     part = parameters[0].data
     assert isinstance(part, DTensor)

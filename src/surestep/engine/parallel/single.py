@@ -14,14 +14,14 @@ from torch.autograd.graph import _engine_run_backward
 from torch.nn.utils import get_total_norm
 
 from surestep.base.errors import TaskError
-from surestep.engine.data.batch import Batch
+from surestep.engine.batch import Batch
+from surestep.engine.distributed.communicator import ALONE
 from surestep.engine.losses.base import Loss
-from surestep.engine.optim.kinds import sparse_tables
-from surestep.engine.parallel.base import GradNorm, Named, Outcome
-from surestep.engine.parallel.guard import Reading, Scaled
-from surestep.engine.parallel.world import ALONE
-from surestep.engine.plan import Plan
-from surestep.engine.state import WHOLE, State, named_trainable
+from surestep.engine.optim.param_roles import sparse_embeddings
+from surestep.engine.parallel.nonfinite_guard import GradScalerGuard, HostGuard
+from surestep.engine.parallel.strategy import GradNorm, Named, StepOutcome
+from surestep.engine.plan.plan import Plan
+from surestep.engine.state.state import WHOLE, State, trainable_parameters
 
 NO_GRADIENT = (
     "The loss does not depend on any trained parameter. Look for detach(), .data, numpy or no_grad "
@@ -44,11 +44,11 @@ run_backward: Any = partial(
 )
 
 
-class Single:
+class SingleProcessStrategy:
     """The verbs of a step in one process, for the optimizer of a name."""
 
     world = ALONE
-    step: Callable[[Tensor, Tensor], Outcome]
+    step: Callable[[Tensor, Tensor], StepOutcome]
     unscale: Callable[[], None]
 
     def __init__(self, plan: Plan, state: State, name: str = WHOLE) -> None:
@@ -56,14 +56,14 @@ class Single:
         self.optimizer = state.optimizers[name]
         held = {id(each) for group in self.optimizer.param_groups for each in group["params"]}
         named = {
-            key: each for key, each in named_trainable(state.model).items() if id(each) in held
+            key: each for key, each in trainable_parameters(state.model).items() if id(each) in held
         }
         self.names = list(named)
         self.parameters = self.cleared = list(named.values())
         self.max_norm = plan.max_grad_norm
         self.clip_value = plan.clip_value
         self.scaler = state.scaler
-        self.sparse = bool(sparse_tables(state.model))
+        self.sparse = bool(sparse_embeddings(state.model))
         self.alike = len({(each.dtype, each.device) for each in self.parameters}) == 1
         self.guard = _GUARDS[plan.guard](self.optimizer, state.scaler)
         self.step = self.guard.step
@@ -78,7 +78,7 @@ class Single:
         """Return both as they are."""
         return items, logged
 
-    def add_up(self, loss_sum: Tensor) -> Tensor:
+    def reduce_loss(self, loss_sum: Tensor) -> Tensor:
         """Return the loss itself."""
         return loss_sum
 
@@ -135,7 +135,7 @@ class Single:
             torch._foreach_clamp_max_(grads, self.clip_value)
         return GradNorm(total, norms, names)
 
-    def recover(self) -> None:
+    def reset_guard(self) -> None:
         """Let steps be taken again after one that was not finite."""
         self.guard.recover()
 
@@ -162,7 +162,7 @@ def _norms(grads: list[Tensor]) -> list[Tensor]:
     return [get_total_norm([grad]).to(grads[0].device, torch.float32) for grad in grads]
 
 
-class Sticky:
+class DeviceGuard:
     """Decide on the device: from the first value that is not finite on, every step is skipped.
 
     So the state that the host sees at the next log point is the one before that step. The poison
@@ -172,25 +172,25 @@ class Sticky:
     def __init__(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
         self.optimizer: Any = optimizer
         device = optimizer.param_groups[0]["params"][0].device
-        self.poison = torch.zeros((), device=device)
+        self.nonfinite = torch.zeros((), device=device)
         self.found_inf = torch.zeros((), device=device)
 
-    def step(self, loss_sum: Tensor, grad_norm: Tensor) -> Outcome:
+    def step(self, loss_sum: Tensor, grad_norm: Tensor) -> StepOutcome:
         """Step with torch's own switch: a fused kernel does nothing where found_inf is 1."""
-        poison = torch.add(torch.add(self.poison, loss_sum, alpha=0), grad_norm, alpha=0)
-        self.poison = poison
+        poison = torch.add(torch.add(self.nonfinite, loss_sum, alpha=0), grad_norm, alpha=0)
+        self.nonfinite = poison
         torch.ne(poison, 0, out=self.found_inf)
         self.optimizer.grad_scale = None
         self.optimizer.found_inf = self.found_inf
         self.optimizer.step()
-        return Outcome(True, poison)
+        return StepOutcome(True, poison)
 
     def recover(self) -> None:
         """Forget the poison."""
-        self.poison = torch.zeros_like(self.poison)
+        self.nonfinite = torch.zeros_like(self.nonfinite)
 
 
-class AdamW(torch.optim.AdamW):
+class FusedAdamW(torch.optim.AdamW):
     """torch's fused AdamW, whose step goes to torch's kernel by the shortest way.
 
     State, groups, hooks, loading and saving are torch's own, and so are the numbers, bit for bit.
@@ -198,6 +198,8 @@ class AdamW(torch.optim.AdamW):
     two things are left out: sorting the tensors of each group by device and dtype, which are
     alike, and the wrapper that looks for hooks. Measured on the small MLP, in docs/decisions/0003.
     """
+
+    stands_for = "AdamW"  # in checkpoints: the state is that of torch's
 
     def step(self, closure: Any = None) -> Any:
         """Move the parameters once, unless `found_inf` is 1."""
@@ -274,7 +276,7 @@ class AdamW(torch.optim.AdamW):
         return (groups, every_step) if groups else None
 
 
-def _torch_step(optimizer: AdamW, closure: Any) -> Any:
+def _torch_step(optimizer: FusedAdamW, closure: Any) -> Any:
     """Take torch's own step with its hooks; torch wraps it when a plain AdamW is first made."""
     step: Any = torch.optim.AdamW.step
     if not getattr(step, "hooked", False):
@@ -282,9 +284,9 @@ def _torch_step(optimizer: AdamW, closure: Any) -> Any:
     return step(optimizer, closure)
 
 
-_GUARDS: dict[str, type[Sticky | Reading | Scaled]] = {
-    "sticky": Sticky,
-    "reading": Reading,
-    "scaled": Scaled,
-    "searching": Reading,  # which the search asks nothing: it steps by itself
+_GUARDS: dict[str, type[DeviceGuard | HostGuard | GradScalerGuard]] = {
+    "sticky": DeviceGuard,
+    "reading": HostGuard,
+    "scaled": GradScalerGuard,
+    "searching": HostGuard,  # which the search asks nothing: it steps by itself
 }

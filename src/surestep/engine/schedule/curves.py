@@ -1,7 +1,7 @@
 """The curves: pure functions of the place after warm-up, from 1 at the peak down to 0.
 
-A place is counted in steps, or in stairs where `schedule.every` says so; so are all lengths here.
-Each function takes the length that is left to the curve and its own options, and returns the
+A place is counted in steps, or in stairs where `schedule.interval` says so; so are all lengths
+here. Each function takes the length that is left to the curve and its own options, and returns the
 curve. A curve may be asked beyond its end, where it stays as it ended.
 """
 
@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
-from surestep.engine.schedule.shape import Factor, Shape
+from surestep.engine.schedule.spec import Factor, ScheduleSpec
 
 Curve = Callable[[float], float]
 # Two lengths in epochs may add up to a hair less than a whole step.
@@ -184,24 +184,24 @@ CURVES: dict[str, Callable[..., Curve]] = {
     "warmup": warm_up,
 }
 
-# Lengths among the options of a curve, which `every` turns into stairs.
+# Lengths among the options of a curve, which `interval` turns into stairs.
 LENGTHS = ("T_0", "step_size", "timescale", "decay", "step_size_up", "step_size_down")
 # These say where they end: no floor is laid under them.
 ENDS_BY_ITSELF = ("one_cycle", "reduce_on_plateau")
 
 
-def factor(shape: Shape) -> Factor:
+def lr_factor(shape: ScheduleSpec) -> Factor:
     """Return the factor on the peak rate, by the number of steps taken before this one.
 
     Warm-up of W steps is LinearLR(start_factor=1/W, total_iters=W); with warmup_start=0 it is that
     of transformers. The curve of the catalog follows it, over what is left of the run. With
-    `every` above one step the same is walked in stairs of that length.
+    `interval` above one step the same is walked in stairs of that length.
 
     Source: https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate
     """
-    every, warmup = shape.every, shape.warmup / shape.every
+    every, warmup = shape.interval, shape.warmup / shape.interval
     rise = warm_up(warmup, shape.warmup_start)
-    curve, ratio, cut = curve_of(shape), _floor(shape), shape.floor == "cut"
+    curve, ratio, cut = curve_of(shape), _floor(shape), shape.min_lr_mode == "cut"
 
     def at(steps_taken: int) -> float:
         place = steps_taken if every == 1 else math.floor(steps_taken / every + HAIR)
@@ -213,42 +213,42 @@ def factor(shape: Shape) -> Factor:
     return at
 
 
-def _floor(shape: Shape) -> float:
+def _floor(shape: ScheduleSpec) -> float:
     return 0.0 if shape.name in ENDS_BY_ITSELF else shape.min_lr_ratio
 
 
-def curve_of(shape: Shape) -> Curve:
+def curve_of(shape: ScheduleSpec) -> Curve:
     """Return what follows the warm-up, by its place in stairs, without its floor."""
     if shape.stages:
         return _chain(shape)
-    length, own = length_of(shape), dict(shape.own)
+    length, own = decay_steps(shape), dict(shape.curve_options)
     if length <= 0:  # the run is all warm-up
         return CURVES["constant"](length)
     for name in LENGTHS:
         if own.get(name) is not None:
-            own[name] /= shape.every
+            own[name] /= shape.interval
     if shape.name == "one_cycle":
         own["min_lr_ratio"] = shape.min_lr_ratio
     if shape.name == "multi_step":  # milestones are places of the run, not of what is left of it
-        own["milestones"] = [(each - shape.warmup) / shape.every for each in own["milestones"]]
+        own["milestones"] = [(each - shape.warmup) / shape.interval for each in own["milestones"]]
     if shape.name == "reduce_on_plateau":
         own = {}
     return CURVES[shape.name](length, **own)
 
 
-def length_of(shape: Shape) -> float:
+def decay_steps(shape: ScheduleSpec) -> float:
     """Return what is left after the warm-up, in stairs."""
-    return (shape.total - shape.warmup) / shape.every
+    return (shape.total - shape.warmup) / shape.interval
 
 
-def _chain(shape: Shape) -> Curve:
+def _chain(shape: ScheduleSpec) -> Curve:
     """Go from stage to stage; each begins its own curve anew.
 
     Source: torch.optim.lr_scheduler.SequentialLR.
     """
-    starts = [stage.start / shape.every for stage in shape.stages]
+    starts = [stage.start / shape.interval for stage in shape.stages]
     parts = [
-        (stage.scale, _floor(stage.shape), stage.shape.floor == "cut", curve_of(stage.shape))
+        (stage.scale, _floor(stage.shape), stage.shape.min_lr_mode == "cut", curve_of(stage.shape))
         for stage in shape.stages
     ]
 

@@ -9,7 +9,7 @@ SMALLEST_FALL = 1e-8
 
 
 @dataclass
-class Plateau:
+class PlateauState:
     """How far the rate has fallen, and what is remembered to judge the next evaluation.
 
     Attributes:
@@ -24,7 +24,7 @@ class Plateau:
     bad: int = 0
     cooling: int = 0
 
-    def take(
+    def update(
         self,
         value: float,
         own: Mapping[str, Any],

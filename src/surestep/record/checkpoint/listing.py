@@ -9,16 +9,16 @@ from typing import Any, Literal
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.value import Value
-from surestep.record.checkpoint.faults import fault
+from surestep.record.checkpoint.errors import checkpoint_error
 from surestep.record.checkpoint.manifest import RECORD, Manifest, check_sizes, read_manifest
-from surestep.record.checkpoint.record import as_record, check_numbers
-from surestep.record.files import parse_json, read_plain
+from surestep.record.checkpoint.state_schema import as_record, check_numbers
+from surestep.record.io import parse_json, read_regular
 
 _NAME = re.compile(r"step-([0-9]{8,})")
 
 
 @dataclass(frozen=True)
-class Saved:
+class CheckpointInfo:
     """A checkpoint on disk: its step, the metrics measured at that very step, its folder.
 
     Attributes:
@@ -30,7 +30,7 @@ class Saved:
     step: int
     metrics: dict[str, Value]
     path: Path
-    measured: Literal["weights", "average"] = "weights"
+    evaluated: Literal["weights", "average"] = "weights"
     cycle: int | None = None
     best_step: int | None = None
 
@@ -61,7 +61,7 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def is_named(path: Path) -> bool:
+def is_checkpoint_dir(path: Path) -> bool:
     """Say whether a folder is called as a published checkpoint is."""
     return _NAME.fullmatch(path.name) is not None and path.is_dir()
 
@@ -80,13 +80,13 @@ def read_record(path: Path, manifest: Manifest | None = None) -> dict[str, Any]:
     manifest = manifest or read_manifest(path)
     check_sizes(path, manifest)
     try:
-        data = read_plain(path / RECORD)
+        data = read_regular(path / RECORD)
     except (OSError, ValueError) as error:
-        raise fault(path, RECORD, error) from error
-    return taken(path, data, manifest.step)
+        raise checkpoint_error(path, RECORD, error) from error
+    return parse_state_json(path, data, manifest.step)
 
 
-def taken(path: Path, data: bytes, step: int) -> dict[str, Any]:
+def parse_state_json(path: Path, data: bytes, step: int) -> dict[str, Any]:
     """Return the record that these bytes of a checkpoint are.
 
     Raises:
@@ -95,30 +95,32 @@ def taken(path: Path, data: bytes, step: int) -> dict[str, Any]:
     try:
         record = as_record(parse_json(data))
     except ValueError as error:
-        raise fault(path, RECORD, error) from error
-    if record["place"]["step"] != step:
-        raise fault(path, RECORD, f"it is of step {record['place']['step']}, not {step}")
+        raise checkpoint_error(path, RECORD, error) from error
+    if record["progress"]["step"] != step:
+        raise checkpoint_error(
+            path, RECORD, f"it is of step {record['progress']['step']}, not {step}"
+        )
     try:
         check_numbers(record)
     except ValueError as error:
-        raise fault(path, RECORD, error) from error
+        raise checkpoint_error(path, RECORD, error) from error
     return record
 
 
-def saved(path: Path) -> Saved:
+def read_info(path: Path) -> CheckpointInfo:
     """Return step and metrics of a checkpoint.
 
     Raises:
         DamagedError: not what was written; its tensors are not looked at.
         CheckpointError: kept from us, or of another surestep's format.
     """
-    return described(path, read_record(path))
+    return info_from_record(path, read_record(path))
 
 
-def described(path: Path, record: Mapping[str, Any]) -> Saved:
+def info_from_record(path: Path, record: Mapping[str, Any]) -> CheckpointInfo:
     """Return step and metrics of a checkpoint whose record was read."""
-    standing, step = record["standing"], record["place"]["step"]
-    return Saved(
+    standing, step = record["best"], record["progress"]["step"]
+    return CheckpointInfo(
         step,
         standing["latest"] if standing["latest_step"] == step else {},
         path,

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 from surestep.base.errors import CheckpointError
 from surestep.base.version import VERSION
-from surestep.engine.parallel.pieces import Described
-from surestep.record.checkpoint.faults import fault
-from surestep.record.checkpoint.tensors import DTYPES, File, dtype_of
-from surestep.record.files import dumps, open_plain, parse_json, read_plain, size_of
-from surestep.record.kinds import shown
+from surestep.engine.distributed.shards import TensorMeta
+from surestep.record.checkpoint.errors import checkpoint_error
+from surestep.record.checkpoint.safetensors_writer import DTYPES, FileDigest, dtype_of
+from surestep.record.io import dumps, open_regular, parse_json, read_regular, size_of
+from surestep.record.schema import format_value
 
-FORMAT = 4
+FORMAT = 5
 MANIFEST = "manifest.json"
 RECORD = "state.json"  # what a checkpoint holds besides tensors
 _CUT = 8  # dimensions along which a tensor may be cut
@@ -33,7 +33,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PIECE = 2**24  # bytes: what is hashed at once
 
 
-class Slice(NamedTuple):
+class TensorSlice(NamedTuple):
     """A box of a tensor, as it lies in a file under the tensor's name."""
 
     file: str
@@ -41,20 +41,20 @@ class Slice(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Stored(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor as it lies in a checkpoint."""
 
     dtype: str
     shape: tuple[int, ...]
-    slices: tuple[Slice, ...]
+    slices: tuple[TensorSlice, ...]
 
     @property
-    def described(self) -> Described:
+    def described(self) -> TensorMeta:
         """What the tensor is, as torch says it."""
-        return Described(self.shape, dtype_of(self.dtype))
+        return TensorMeta(self.shape, dtype_of(self.dtype))
 
 
-Tensors = Mapping[str, Mapping[str, Stored]]  # by kind, by name
+Tensors = Mapping[str, Mapping[str, TensorEntry]]  # by kind, by name
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Manifest:
     """What a checkpoint is made of."""
 
     step: int
-    files: Mapping[str, File]
+    files: Mapping[str, FileDigest]
     tensors: Tensors
 
     def text(self) -> str:
@@ -70,11 +70,11 @@ class Manifest:
         return manifest_text(self.step, self.files, tensors_text(self.tensors))
 
 
-def manifest_text(step: int, files: Mapping[str, File], tensors: str) -> str:
+def manifest_text(step: int, files: Mapping[str, FileDigest], tensors: str) -> str:
     """Return a manifest as JSON; `tensors` is what `tensors_text` says of them."""
     about = {"sha256": _UNKNOWN, "format": FORMAT, "surestep": VERSION, "step": step}
     text = dumps({**about, "files": {name: each._asdict() for name, each in files.items()}})
-    return sealed(f'{text[:-1]}, "tensors": {tensors}}}')
+    return add_self_hash(f'{text[:-1]}, "tensors": {tensors}}}')
 
 
 def tensors_text(tensors: Tensors) -> str:
@@ -87,7 +87,7 @@ def tensors_text(tensors: Tensors) -> str:
     )
 
 
-def sealed(text: str) -> str:
+def add_self_hash(text: str) -> str:
     """Return a manifest with its own hash in it: of its bytes with zeros where the hash stands."""
     return text.replace(_UNKNOWN, hashlib.sha256(text.encode()).hexdigest(), 1)
 
@@ -100,12 +100,14 @@ def read_manifest(path: Path) -> Manifest:
         CheckpointError: of another surestep's format.
     """
     try:
-        found = _unsealed(read_plain(path / MANIFEST))
+        found = _unsealed(read_regular(path / MANIFEST))
         version = _count(found["format"])
     except FileNotFoundError as error:
-        raise fault(path, MANIFEST, "it is missing, so the checkpoint is not whole") from error
+        raise checkpoint_error(
+            path, MANIFEST, "it is missing, so the checkpoint is not whole"
+        ) from error
     except (OSError, ValueError, KeyError) as error:
-        raise fault(path, MANIFEST, error) from error
+        raise checkpoint_error(path, MANIFEST, error) from error
     if version > FORMAT:
         raise CheckpointError(
             f"{path} has format {version}, and this surestep reads up to {FORMAT}. Install a newer "
@@ -125,7 +127,7 @@ def read_manifest(path: Path) -> Manifest:
         _check(RECORD in files, f"no {RECORD} among the files")
         return Manifest(_count(found["step"]), files, tensors)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise fault(path, MANIFEST, shown(error)) from error
+        raise checkpoint_error(path, MANIFEST, format_value(error)) from error
 
 
 def _unsealed(data: bytes) -> dict[str, Any]:
@@ -152,17 +154,17 @@ def verify(path: Path) -> Manifest:
     return manifest
 
 
-def damages(path: Path) -> Iterator[CheckpointError]:
+def iter_errors(path: Path) -> Iterator[CheckpointError]:
     """Read every file of a checkpoint; yield what `verify` would raise, for each that is damaged.
 
     Raises:
         DamagedError: the manifest is, so that nothing is known of the others.
         CheckpointError: kept from us, or of another surestep's format.
     """
-    yield from damages_of(path, read_manifest(path).files)
+    yield from iter_file_errors(path, read_manifest(path).files)
 
 
-def damages_of(path: Path, files: Mapping[str, File]) -> Iterator[CheckpointError]:
+def iter_file_errors(path: Path, files: Mapping[str, FileDigest]) -> Iterator[CheckpointError]:
     """Read some files of a checkpoint; yield what `verify` would raise, for each that is damaged.
 
     Args:
@@ -187,43 +189,43 @@ def check_sizes(path: Path, manifest: Manifest) -> None:
         _check_size(path, name, expected)
 
 
-def _check_size(path: Path, name: str, expected: File) -> None:
+def _check_size(path: Path, name: str, expected: FileDigest) -> None:
     try:
         size = size_of(path / name)
     except (OSError, ValueError) as error:
-        raise fault(path, name, error) from error
+        raise checkpoint_error(path, name, error) from error
     if size != expected.bytes:
-        raise fault(path, name, f"it has {size:,} bytes instead of {expected.bytes:,}")
+        raise checkpoint_error(path, name, f"it has {size:,} bytes instead of {expected.bytes:,}")
 
 
-def _check_bytes(path: Path, name: str, expected: File) -> None:
+def _check_bytes(path: Path, name: str, expected: FileDigest) -> None:
     try:
         sha256 = _sha256(f"{path}/{name}", expected.bytes)
     except (OSError, ValueError, MemoryError) as error:
-        raise fault(path, name, error) from error
+        raise checkpoint_error(path, name, error) from error
     if sha256 != expected.sha256:
-        raise fault(path, name, "it has other bytes than were written")
+        raise checkpoint_error(path, name, "it has other bytes than were written")
 
 
 def _sha256(path: str, size: int) -> str:
     """Return the hash of a file; no more memory is taken than its expected size needs."""
     digest, at_once = hashlib.sha256(), min(size + 1, _PIECE)
-    with open_plain(path) as file:
+    with open_regular(path) as file:
         while piece := file.read(at_once):
             digest.update(piece)
     return digest.hexdigest()
 
 
-def _as_dict(stored: Stored) -> dict[str, Any]:
+def _as_dict(stored: TensorEntry) -> dict[str, Any]:
     return {**stored._asdict(), "slices": [each._asdict() for each in stored.slices]}
 
 
-def _stored(found: Any, files: Mapping[str, File]) -> Stored:
+def _stored(found: Any, files: Mapping[str, FileDigest]) -> TensorEntry:
     slices = tuple(
-        Slice(each["file"], _shape(each["offset"]), _shape(each["shape"]))
+        TensorSlice(each["file"], _shape(each["offset"]), _shape(each["shape"]))
         for each in found["slices"]
     )
-    stored = Stored(found["dtype"], _shape(found["shape"]), slices)
+    stored = TensorEntry(found["dtype"], _shape(found["shape"]), slices)
     _check(stored.dtype in DTYPES, f"type {stored.dtype!r}")
     for each in slices:
         _check(each.file in files, f"file {each.file!r} of a tensor is not among the files")
@@ -236,13 +238,13 @@ def _stored(found: Any, files: Mapping[str, File]) -> Stored:
     return stored
 
 
-def _tile(stored: Stored) -> bool:
+def _tile(stored: TensorEntry) -> bool:
     """Say whether the slices cover their tensor once.
 
     They do if the corners of all of them, each with its sign, are those of the whole: this takes
     time as there are slices, and comparing them pair by pair as the square of it.
     """
-    whole = Slice("", tuple(0 for _ in stored.shape), stored.shape)
+    whole = TensorSlice("", tuple(0 for _ in stored.shape), stored.shape)
     cut = [d for d, n in enumerate(stored.shape) if any(s.shape[d] != n for s in stored.slices)]
     if len(cut) > _CUT:
         return False
@@ -254,8 +256,8 @@ def _tile(stored: Stored) -> bool:
     return not any(corners.values())
 
 
-def _file(found: Any) -> File:
-    return File(_count(found["bytes"]), str(found["sha256"]))
+def _file(found: Any) -> FileDigest:
+    return FileDigest(_count(found["bytes"]), str(found["sha256"]))
 
 
 def _shape(found: Any) -> tuple[int, ...]:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.model.frozen import fingerprint
-from surestep.engine.optim.groups import parameters_of
-from surestep.engine.state import State
-from surestep.record.checkpoint.opened import Opened
+from surestep.engine.model.frozen_weights import fingerprint
+from surestep.engine.optim.param_groups import parameters_of
+from surestep.engine.state.state import State
 from surestep.record.checkpoint.plain import NoPlainForm, decode, encode
-from surestep.record.kinds import shown
+from surestep.record.checkpoint.reader import CheckpointReader
+from surestep.record.schema import format_value
 
 LEFT_OUT = ("params", "lr")  # the rate is a function of the steps taken, written before each
 _CONSTANTS = (type, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum)
@@ -90,7 +90,7 @@ def _is_constant(value: Any) -> bool:
 class SavedOptions:
     """The options of one optimizer in a checkpoint, by parameter."""
 
-    def __init__(self, found: Opened, called: str, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, found: CheckpointReader, called: str, tensors: Mapping[str, Tensor]) -> None:
         self.found, self.called, self.tensors = found, called, tensors
         groups = found.record["optimizers"][called]["groups"]
         self.by_name = {name: group for group in groups for name in group["names"]}
@@ -120,7 +120,10 @@ class SavedOptions:
 
 
 def typed_like(
-    found: Opened, optimizer: torch.optim.Optimizer, now: Mapping[str, Any], loaded: dict[str, Any]
+    found: CheckpointReader,
+    optimizer: torch.optim.Optimizer,
+    now: Mapping[str, Any],
+    loaded: dict[str, Any],
 ) -> dict[str, Any]:
     """Return loaded options in the types that the group has, which JSON has not all of.
 
@@ -140,7 +143,8 @@ def typed_like(
             continue
         if name not in now or name in LEFT_OUT or not _like(typed[name], own):
             raise CheckpointError(
-                f"{found.name} holds the optimizer's option {shown(name)} as {shown(value)}, which "
+                f"{found.name} holds the optimizer's option {format_value(name)} as "
+                f"{format_value(value)}, which "
                 "the optimizer here does not take. Use the one it was trained with."
             )
     return typed

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surestep.record.checkpoint.slots import TENSOR
+from surestep.record.checkpoint.optimizer_slots import TENSOR
 
 _NUMBER, _NUMPY = "$float", "$numpy"
 

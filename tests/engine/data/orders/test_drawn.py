@@ -2,33 +2,33 @@ import pytest
 import torch
 from torch.utils.data import WeightedRandomSampler
 
-from surestep import orders, seed_at
+from surestep import derive_seed, samplers
 from surestep.base.errors import DataError
-from surestep.engine.data.order import Cut, Samples
-from surestep.engine.data.orders import drawn
+from surestep.engine.data.order import BatchLayout, DatasetView
+from surestep.engine.data.samplers import weights as drawn
 
 WEIGHTS = [0.0, 1.0, 2.0, 5.0, 0.5]
 LABELS = [0] * 90 + [1] * 9 + [2]
-FIVE = Samples(5, lambda: iter(range(5)))
-HUNDRED = Samples(100, lambda: iter(range(100)), lambda: torch.tensor(LABELS))
-CUT = Cut(100, 8, 8)
+FIVE = DatasetView(5, lambda: iter(range(5)))
+HUNDRED = DatasetView(100, lambda: iter(range(100)), lambda: torch.tensor(LABELS))
+CUT = BatchLayout(100, 8, 8)
 
 
 @pytest.mark.parametrize(("samples", "replacement"), [(50, True), (3, False)])
 def test_the_draws_are_those_of_torchs_weighted_sampler(samples, replacement):
-    order = orders.weighted(WEIGHTS, samples, replacement=replacement).over(FIVE)
-    generator = torch.Generator().manual_seed(seed_at("order", 7, 3))
+    order = samplers.weighted(WEIGHTS, samples, replacement=replacement).bind(FIVE)
+    generator = torch.Generator().manual_seed(derive_seed("order", 7, 3))
     sampler = WeightedRandomSampler(WEIGHTS, samples, replacement, generator=generator)
-    assert order.at(7, 3, 8).tolist() == list(sampler)
+    assert order.indices(7, 3, 8).tolist() == list(sampler)
     assert len(order) == samples
-    assert not torch.equal(order.at(7, 4, 8), order.at(7, 3, 8))
+    assert not torch.equal(order.indices(7, 4, 8), order.indices(7, 3, 8))
 
 
 @pytest.mark.parametrize("limit", [2**24, 4], ids=["multinomial", "more than it takes"])
 def test_samples_come_by_weight(monkeypatch, limit):
     monkeypatch.setattr(drawn, "MULTINOMIAL_LIMIT", limit)
-    order = orders.weighted(WEIGHTS, 40_000).over(FIVE)
-    counts = torch.bincount(order.at(0, 0, 8), minlength=5).double()
+    order = samplers.weighted(WEIGHTS, 40_000).bind(FIVE)
+    counts = torch.bincount(order.indices(0, 0, 8), minlength=5).double()
     expected = torch.tensor(WEIGHTS, dtype=torch.float64) / sum(WEIGHTS) * 40_000
     assert counts[0] == 0
     # chi-squared with 3 degrees of freedom: over 16.3 once in a thousand seeds
@@ -37,8 +37,8 @@ def test_samples_come_by_weight(monkeypatch, limit):
 
 def test_more_samples_than_multinomial_takes_are_drawn_without_replacement_too(monkeypatch):
     monkeypatch.setattr(drawn, "MULTINOMIAL_LIMIT", 4)
-    order = orders.weighted(WEIGHTS, 2, replacement=False).over(FIVE)
-    pairs = torch.stack([order.at(0, epoch, 8) for epoch in range(2000)])
+    order = samplers.weighted(WEIGHTS, 2, replacement=False).bind(FIVE)
+    pairs = torch.stack([order.indices(0, epoch, 8) for epoch in range(2000)])
     assert bool((pairs[:, 0] != pairs[:, 1]).all())
     first = torch.bincount(pairs[:, 0], minlength=5) / 2000
     assert first.tolist() == pytest.approx([0, 1 / 8.5, 2 / 8.5, 5 / 8.5, 0.5 / 8.5], abs=0.03)
@@ -46,8 +46,8 @@ def test_more_samples_than_multinomial_takes_are_drawn_without_replacement_too(m
 
 @pytest.mark.parametrize("labels", [None, LABELS], ids=["targets", "labels"])
 def test_each_class_comes_equally_often(labels):
-    order = orders.balanced(labels, 30_000).over(HUNDRED)
-    counts = torch.bincount(torch.tensor(LABELS)[order.at(0, 0, 8)])
+    order = samplers.balanced(labels, 30_000).bind(HUNDRED)
+    counts = torch.bincount(torch.tensor(LABELS)[order.indices(0, 0, 8)])
     assert (counts / 30_000).tolist() == pytest.approx([1 / 3] * 3, abs=0.01)
     assert order.explain(CUT, 0) == (
         "30000 drawn with replacement from 100 samples; each of 3 classes equally often, of 1 to 90"
@@ -55,40 +55,40 @@ def test_each_class_comes_equally_often(labels):
 
 
 def test_an_epoch_is_as_long_as_the_data_where_nothing_is_said():
-    assert len(orders.balanced().over(HUNDRED)) == 100
-    assert len(orders.weighted(WEIGHTS).over(FIVE)) == 5
+    assert len(samplers.balanced().bind(HUNDRED)) == 100
+    assert len(samplers.weighted(WEIGHTS).bind(FIVE)) == 5
 
 
 def test_labels_may_leave_numbers_out_where_nobody_says_how_many_classes_there_are():
-    four = Samples(4, lambda: iter(()), lambda: torch.tensor([5, 5, 5, 9]))
-    drawn = orders.balanced(samples=1000).over(four).at(0, 0, 8)
+    four = DatasetView(4, lambda: iter(()), lambda: torch.tensor([5, 5, 5, 9]))
+    drawn = samplers.balanced(samples=1000).bind(four).indices(0, 0, 8)
     assert float((drawn == 3).double().mean()) == pytest.approx(0.5, abs=0.05)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: orders.weighted([1, -2, 1]), r"weight of sample 1 is -2\.0\. Give weighted\(\)"),
-        (lambda: orders.weighted([1, float("nan")]), "weight of sample 1 is nan"),
-        (lambda: orders.weighted([1, float("inf")]), "weight of sample 1 is inf"),
-        (lambda: orders.weighted([0, 0]), "All weights are 0"),
-        (lambda: orders.weighted([[1.0]]), r"weights have shape \(1, 1\)"),
-        (lambda: orders.weighted(WEIGHTS, 0), r"weighted\(samples=0\) draws nothing"),
-        (lambda: orders.weighted([1.0] * 4).over(FIVE), "4 weights and 5 training samples"),
+        (lambda: samplers.weighted([1, -2, 1]), r"weight of sample 1 is -2\.0\. Give weighted\(\)"),
+        (lambda: samplers.weighted([1, float("nan")]), "weight of sample 1 is nan"),
+        (lambda: samplers.weighted([1, float("inf")]), "weight of sample 1 is inf"),
+        (lambda: samplers.weighted([0, 0]), "All weights are 0"),
+        (lambda: samplers.weighted([[1.0]]), r"weights have shape \(1, 1\)"),
+        (lambda: samplers.weighted(WEIGHTS, 0), r"weighted\(samples=0\) draws nothing"),
+        (lambda: samplers.weighted([1.0] * 4).bind(FIVE), "4 weights and 5 training samples"),
         (
-            lambda: orders.weighted(WEIGHTS, 5, replacement=False).over(FIVE),
+            lambda: samplers.weighted(WEIGHTS, 5, replacement=False).bind(FIVE),
             r"5 samples cannot be drawn .* from the 4 .* Say weighted\(weights, samples=4",
         ),
-        (lambda: orders.balanced().over(FIVE), "finds no targets .* Give it the classes"),
-        (lambda: orders.balanced([0, 1]).over(FIVE), r"each of the 5 samples, .* shape \(2,\)"),
-        (lambda: orders.balanced([0.5] * 5).over(FIVE), "got torch.float32"),
-        (lambda: orders.balanced([0, -100, 1, 1, 1]).over(FIVE), "smallest label is -100"),
+        (lambda: samplers.balanced().bind(FIVE), "finds no targets .* Give it the classes"),
+        (lambda: samplers.balanced([0, 1]).bind(FIVE), r"each of the 5 samples, .* shape \(2,\)"),
+        (lambda: samplers.balanced([0.5] * 5).bind(FIVE), "got torch.float32"),
+        (lambda: samplers.balanced([0, -100, 1, 1, 1]).bind(FIVE), "smallest label is -100"),
         (
-            lambda: orders.balanced([0, 0, 2, 2, 2], classes=3).over(FIVE),
+            lambda: samplers.balanced([0, 0, 2, 2, 2], classes=3).bind(FIVE),
             r"each class from 0 to 2, and the data has no sample of class 1",
         ),
         (
-            lambda: orders.balanced([0, 1, 2, 2, 2], classes=2).over(FIVE),
+            lambda: samplers.balanced([0, 1, 2, 2, 2], classes=2).bind(FIVE),
             r"each class from 0 to 1, and the data goes to 2",
         ),
     ],

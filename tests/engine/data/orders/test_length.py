@@ -1,23 +1,23 @@
 import pytest
 import torch
 
-from surestep import orders
+from surestep import samplers
 from surestep.base.errors import DataError
-from surestep.engine.data.order import Cut, Samples, order_of
-from surestep.engine.data.orders.length import padding
+from surestep.engine.data.order import BatchLayout, DatasetView, epoch_permutation
+from surestep.engine.data.samplers.length import padding_fraction
 
 LENGTHS = torch.randint(1, 100, (203,), generator=torch.Generator().manual_seed(0))
-DATA = Samples(203, lambda: iter([[0] * int(each) for each in LENGTHS]))
+DATA = DatasetView(203, lambda: iter([[0] * int(each) for each in LENGTHS]))
 
 
 @pytest.mark.parametrize("window", [1, 5, 1000])
 @pytest.mark.parametrize("batch_size", [1, 8, 203, 500])
 def test_every_sample_comes_once_an_epoch(window, batch_size):
-    order = orders.by_length(LENGTHS, window=window).over(DATA)
-    found = order.at(0, 3, batch_size)
+    order = samplers.by_length(LENGTHS, window=window).bind(DATA)
+    found = order.indices(0, 3, batch_size)
     assert sorted(found.tolist()) == list(range(203))
-    assert torch.equal(found, order.at(0, 3, batch_size))
-    assert not torch.equal(found, order.at(0, 4, batch_size))
+    assert torch.equal(found, order.indices(0, 3, batch_size))
+    assert not torch.equal(found, order.indices(0, 4, batch_size))
 
 
 def spreads(order, batch_size=8):
@@ -27,51 +27,61 @@ def spreads(order, batch_size=8):
 
 
 def test_batches_are_of_similar_length_and_come_in_any_order():
-    found = orders.by_length(LENGTHS, window=1000).over(DATA).at(0, 0, 8)
-    assert float(spreads(found).mean()) < 6 < float(spreads(order_of(203, 0, 0)).mean())
+    found = samplers.by_length(LENGTHS, window=1000).bind(DATA).indices(0, 0, 8)
+    assert float(spreads(found).mean()) < 6 < float(spreads(epoch_permutation(203, 0, 0)).mean())
     longest = LENGTHS[found[:200]].view(-1, 8).max(1).values
     assert longest.tolist() != sorted(longest.tolist())
 
 
 def test_a_narrow_window_is_more_random_and_a_wide_one_pads_less():
-    parts = [spreads(orders.by_length(LENGTHS, window=w).over(DATA).at(0, 0, 8)) for w in (1, 5)]
+    parts = [
+        spreads(samplers.by_length(LENGTHS, window=w).bind(DATA).indices(0, 0, 8)) for w in (1, 5)
+    ]
     assert float(parts[1].mean()) < float(parts[0].mean())
 
 
 def test_the_smaller_last_batch_has_no_particular_length():
-    order = orders.by_length(LENGTHS, window=1000).over(DATA)
-    rest = torch.cat([LENGTHS[order.at(0, epoch, 8)[200:]] for epoch in range(100)]).double()
+    order = samplers.by_length(LENGTHS, window=1000).bind(DATA)
+    rest = torch.cat([LENGTHS[order.indices(0, epoch, 8)[200:]] for epoch in range(100)]).double()
     assert float(rest.mean()) == pytest.approx(float(LENGTHS.double().mean()), rel=0.1)
 
 
 def test_padding_is_what_a_batch_as_wide_as_its_longest_holds_too_much():
     lengths, order = torch.tensor([1, 4, 2, 2, 3]), torch.arange(5)
-    assert padding(lengths, order, Cut(5, 4, 2)) == pytest.approx(1 - 12 / (8 + 4 + 3))
-    assert padding(lengths, order, Cut(5, 4, 4)) == pytest.approx(1 - 12 / (16 + 3))
-    assert padding(lengths, order, Cut(5, 4, 4, drop_last=True)) == pytest.approx(1 - 9 / 16)
+    assert padding_fraction(lengths, order, BatchLayout(5, 4, 2)) == pytest.approx(
+        1 - 12 / (8 + 4 + 3)
+    )
+    assert padding_fraction(lengths, order, BatchLayout(5, 4, 4)) == pytest.approx(
+        1 - 12 / (16 + 3)
+    )
+    assert padding_fraction(lengths, order, BatchLayout(5, 4, 4, drop_last=True)) == pytest.approx(
+        1 - 9 / 16
+    )
 
 
 def test_the_padding_that_is_saved_is_told():
-    order = orders.by_length(LENGTHS, window=5).over(DATA)
-    cut = Cut(203, 8, 4)
-    ours = padding(LENGTHS, order.at(7, 0, 8), cut)
-    plain = padding(LENGTHS, order_of(203, 7, 0), cut)
+    order = samplers.by_length(LENGTHS, window=5).bind(DATA)
+    cut = BatchLayout(203, 8, 4)
+    ours = padding_fraction(LENGTHS, order.indices(7, 0, 8), cut)
+    plain = padding_fraction(LENGTHS, epoch_permutation(203, 7, 0), cut)
     assert ours < plain / 2
     text = f"padding {ours:.1%} instead of {plain:.1%}; windows of 5 batches"
     assert order.explain(cut, 7) == text
 
 
 def test_a_function_is_asked_for_the_length_of_each_sample():
-    measured = orders.by_length(len).over(DATA)
-    assert torch.equal(measured.at(0, 0, 8), orders.by_length(LENGTHS).over(DATA).at(0, 0, 8))
+    measured = samplers.by_length(len).bind(DATA)
+    assert torch.equal(
+        measured.indices(0, 0, 8), samplers.by_length(LENGTHS).bind(DATA).indices(0, 0, 8)
+    )
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: orders.by_length(LENGTHS[:5]).over(DATA), r"shape \(5,\) and 203 training"),
-        (lambda: orders.by_length(LENGTHS - 50).over(DATA), r"length of sample \d+ is -49"),
-        (lambda: orders.by_length(LENGTHS, window=0), r"window=0\) sorts nothing"),
+        (lambda: samplers.by_length(LENGTHS[:5]).bind(DATA), r"shape \(5,\) and 203 training"),
+        (lambda: samplers.by_length(LENGTHS - 50).bind(DATA), r"length of sample \d+ is -49"),
+        (lambda: samplers.by_length(LENGTHS, window=0), r"window=0\) sorts nothing"),
     ],
 )
 def test_lengths_that_do_not_fit_are_refused(make, message):

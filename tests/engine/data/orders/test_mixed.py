@@ -1,28 +1,28 @@
 import pytest
 import torch
 
-from surestep import orders
+from surestep import samplers
 from surestep.base.errors import DataError
-from surestep.engine.data.order import Cut, Samples
-from surestep.engine.data.orders.mixed import apportion
+from surestep.engine.data.order import BatchLayout, DatasetView
+from surestep.engine.data.samplers.mixtures import split_by_share
 
 SIZES = {"books": 30, "code": 7}
-DATA = Samples(37, lambda: iter(range(37)), parts=SIZES)
+DATA = DatasetView(37, lambda: iter(range(37)), parts=SIZES)
 SHARES = {"books": 0.4, "code": 0.6}
 
 
 def test_each_epoch_has_each_dataset_by_its_share():
-    order = orders.mixed(SHARES, 50).over(DATA)
+    order = samplers.mixture(SHARES, 50).bind(DATA)
     for epoch in range(4):
-        rows = order.at(0, epoch, 8)
+        rows = order.indices(0, epoch, 8)
         assert [int((rows < 30).sum()), int((rows >= 30).sum())] == [20, 30]
     text = "an epoch has 20 of books (30 samples), 30 of code (7 samples)"
-    assert order.explain(Cut(50, 8, 8), 0) == text
+    assert order.explain(BatchLayout(50, 8, 8), 0) == text
 
 
 def test_a_dataset_goes_through_passes_of_its_own_over_the_epochs():
-    order = orders.mixed(SHARES, 50).over(DATA)
-    rows = torch.cat([order.at(0, epoch, 8) for epoch in range(7)])
+    order = samplers.mixture(SHARES, 50).bind(DATA)
+    rows = torch.cat([order.indices(0, epoch, 8) for epoch in range(7)])
     books, code = rows[rows < 30], rows[rows >= 30] - 30
     for part, size in ((books, 30), (code, 7)):
         for one in part[: len(part) // size * size].view(-1, size):
@@ -31,26 +31,28 @@ def test_a_dataset_goes_through_passes_of_its_own_over_the_epochs():
 
 
 def test_an_epoch_does_not_need_the_ones_before():
-    order = orders.mixed(SHARES, 50).over(DATA)
-    late = order.at(0, 1000, 8)
-    assert torch.equal(late, orders.mixed(SHARES, 50).over(DATA).at(0, 1000, 8))
-    assert not torch.equal(late, order.at(1, 1000, 8))
+    order = samplers.mixture(SHARES, 50).bind(DATA)
+    late = order.indices(0, 1000, 8)
+    assert torch.equal(late, samplers.mixture(SHARES, 50).bind(DATA).indices(0, 1000, 8))
+    assert not torch.equal(late, order.indices(1, 1000, 8))
 
 
 def test_the_datasets_alternate_at_random():
-    owner = (orders.mixed({"books": 0.5, "code": 0.5}, 4000).over(DATA).at(0, 0, 8) < 30).int()
+    owner = (
+        samplers.mixture({"books": 0.5, "code": 0.5}, 4000).bind(DATA).indices(0, 0, 8) < 30
+    ).int()
     changes = int((owner[1:] != owner[:-1]).sum())
     assert 1800 < changes < 2200
 
 
 def test_an_epoch_is_as_long_as_all_datasets_where_nothing_is_said():
-    assert len(orders.mixed(SHARES).over(DATA)) == 37
+    assert len(samplers.mixture(SHARES).bind(DATA)) == 37
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 10, 101])
 def test_shares_become_whole_numbers_that_add_up(samples):
     shares = {"a": 0.5, "b": 0.3, "c": 0.2}
-    found = apportion(shares, samples)
+    found = split_by_share(shares, samples)
     assert sum(found.values()) == samples
     assert all(abs(found[name] - shares[name] * samples) < 1 for name in shares)
 
@@ -58,18 +60,24 @@ def test_shares_become_whole_numbers_that_add_up(samples):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: orders.mixed({"a": 7, "b": 3}), r"add up to 10, .* mixed\(\{'a': 0.7, 'b': 0.3"),
-        (lambda: orders.mixed({"a": 1.0, "b": 0.0}), "share of 'b' is 0.0"),
-        (lambda: orders.mixed({"a": 1.5, "b": -0.5}), "share of 'b' is -0.5"),
-        (lambda: orders.mixed({"a": float("nan")}), "share of 'a' is nan"),
-        (lambda: orders.mixed(SHARES, 0), r"samples=0\) draws nothing"),
         (
-            lambda: orders.mixed({"books": 0.5, "cod": 0.5}).over(DATA),
+            lambda: samplers.mixture({"a": 7, "b": 3}),
+            r"add up to 10, .* mixed\(\{'a': 0.7, 'b': 0.3",
+        ),
+        (lambda: samplers.mixture({"a": 1.0, "b": 0.0}), "share of 'b' is 0.0"),
+        (lambda: samplers.mixture({"a": 1.5, "b": -0.5}), "share of 'b' is -0.5"),
+        (lambda: samplers.mixture({"a": float("nan")}), "share of 'a' is nan"),
+        (lambda: samplers.mixture(SHARES, 0), r"samples=0\) draws nothing"),
+        (
+            lambda: samplers.mixture({"books": 0.5, "cod": 0.5}).bind(DATA),
             r"shares of \['books', 'cod'\], and train is the datasets \['books', 'code'\]",
         ),
-        (lambda: orders.mixed(SHARES).over(Samples(5, lambda: iter(()))), "train is one dataset"),
         (
-            lambda: orders.mixed({"books": 0.999, "code": 0.001}).over(DATA),
+            lambda: samplers.mixture(SHARES).bind(DatasetView(5, lambda: iter(()))),
+            "train is one dataset",
+        ),
+        (
+            lambda: samplers.mixture({"books": 0.999, "code": 0.001}).bind(DATA),
             "share of 0.001 for 'code' is less than one sample in an epoch of 37",
         ),
     ],

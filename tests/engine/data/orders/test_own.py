@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from surestep import orders
+from surestep import samplers
 from surestep.base.errors import DataError
-from surestep.engine.data.order import Cut, Samples
+from surestep.engine.data.order import BatchLayout, DatasetView
 
-DATA = Samples(10, lambda: iter(range(10)))
+DATA = DatasetView(10, lambda: iter(range(10)))
 
 
 def every_second(seed, epoch):
@@ -16,10 +16,12 @@ def every_second(seed, epoch):
 
 
 def test_a_function_says_the_order():
-    order = orders.own(every_second).over(DATA)
+    order = samplers.custom(every_second).bind(DATA)
     assert len(order) == 5
-    assert order.at(0, 3, 8).tolist() == [1, 3, 5, 7, 9]
-    assert order.explain(Cut(5, 8, 8), 0).startswith("The order function every_second: 5 positions")
+    assert order.indices(0, 3, 8).tolist() == [1, 3, 5, 7, 9]
+    assert order.explain(BatchLayout(5, 8, 8), 0).startswith(
+        "The order function every_second: 5 positions"
+    )
 
 
 def test_a_function_may_draw_from_the_generators_which_are_put_back():
@@ -27,9 +29,9 @@ def test_a_function_may_draw_from_the_generators_which_are_put_back():
         return [random.randrange(10), int(np.random.randint(10)), *torch.randperm(10).tolist()]
 
     before = torch.get_rng_state(), random.getstate()
-    order = orders.own(drawn).over(DATA)
-    assert torch.equal(order.at(0, 2, 8), order.at(0, 2, 8))
-    assert not torch.equal(order.at(0, 2, 8), order.at(0, 3, 8))
+    order = samplers.custom(drawn).bind(DATA)
+    assert torch.equal(order.indices(0, 2, 8), order.indices(0, 2, 8))
+    assert not torch.equal(order.indices(0, 2, 8), order.indices(0, 3, 8))
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
 
@@ -52,4 +54,4 @@ def by_history():
 )
 def test_a_function_that_cannot_be_gone_on_from_is_refused(function, message):
     with pytest.raises(DataError, match=message):
-        orders.own(function).over(DATA)
+        samplers.custom(function).bind(DATA)

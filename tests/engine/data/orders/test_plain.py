@@ -1,21 +1,21 @@
 import torch
 
-from surestep import orders
-from surestep.engine.data.order import Cut, Samples, order_of
+from surestep import samplers
+from surestep.engine.data.order import BatchLayout, DatasetView, epoch_permutation
 
-DATA = Samples(20, lambda: iter(range(20)))
+DATA = DatasetView(20, lambda: iter(range(20)))
 
 
 def test_a_shuffle_is_the_order_where_nothing_is_said():
-    order = orders.shuffled().over(DATA)
+    order = samplers.shuffled().bind(DATA)
     assert len(order) == 20
-    assert torch.equal(order.at(3, 2, 8), order_of(20, 3, 2))
+    assert torch.equal(order.indices(3, 2, 8), epoch_permutation(20, 3, 2))
 
 
 def test_the_stored_order_is_none():
-    order = orders.sequential().over(DATA)
+    order = samplers.sequential().bind(DATA)
     assert len(order) == 20
-    assert order.at(3, 2, 8) is None
-    assert (order.name, order.explain(Cut(20, 8, 8), 0)) == (
+    assert order.indices(3, 2, 8) is None
+    assert (order.name, order.explain(BatchLayout(20, 8, 8), 0)) == (
         *("sequential", "each sample once, as stored"),
     )

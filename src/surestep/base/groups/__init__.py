@@ -1,1 +1,0 @@
-"""The groups of options that a Config has."""

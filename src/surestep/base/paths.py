@@ -1,0 +1,40 @@
+"""What is read and written here lies on a file system; object stores are refused with a word."""
+
+import os
+import re
+from pathlib import Path
+
+from surestep.base.errors import RunError
+
+# How each is copied to and from, where there is one way that everybody uses.
+_COPIED_BY = {
+    **dict.fromkeys(("s3", "s3a", "s3n"), "aws s3 sync runs/mine s3://..."),
+    **dict.fromkeys(("gs", "gcs"), "gcloud storage rsync -r runs/mine gs://..."),
+    **dict.fromkeys(("az", "abfs", "abfss", "wasb", "wasbs"), "azcopy sync runs/mine https://..."),
+    "hf": "hf upload NAME runs/mine",
+}
+_STORES = (*_COPIED_BY, "adl", "dbfs", "file", "ftp", "hdfs", "http", "https", "oss", "sftp", "ssh")
+_URL = re.compile(rf"([a-z][a-z0-9+.-]+)://|({'|'.join(_STORES)}):/", re.IGNORECASE)
+
+
+def require_local_path(said: str | os.PathLike[str]) -> Path:
+    """Return a path, which names no object store.
+
+    Raises:
+        RunError: it is an address, such as s3://bucket/run.
+    """
+    text = os.fspath(said)
+    match = _URL.match(text)
+    if match is None:
+        return Path(text)
+    scheme, rest = (match[1] or match[2]).lower(), text[match.end() :].lstrip("/")
+    if scheme == "file":
+        raise RunError(f"{text!r} is an address. Say the path alone: /{rest}.")
+    mounted = f"/dbfs/{rest}" if scheme == "dbfs" else "the folder it is mounted at"
+    copied = _COPIED_BY.get(scheme)
+    by = f", for instance by `{copied}`" if copied else ""
+    raise RunError(
+        f"{text!r} is an address, and only folders of a file system are written and read: a "
+        "checkpoint is published by a rename, and a lock keeps others out. Say a local folder, "
+        f"such as runs/mine, and copy it{by}; or say {mounted}."
+    )

@@ -1,0 +1,1 @@
+"""The Config and its groups of options."""

@@ -1,0 +1,253 @@
+"""What the user asked: frozen, typed, validated. `None` says "not said": the Plan decides.
+
+The same names stand in Python, in TOML and on the command line. What an option means stands here
+and in `groups/`; what is chosen where nothing was said, and why, stands in `engine/table/`.
+"""
+
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from surestep.base.errors import ConfigError, suggest_names
+from surestep.config.average import Average
+from surestep.config.checkpoint import Checkpoint, Logging
+from surestep.config.choices import MAIN
+from surestep.config.data import Data
+from surestep.config.group import ConfigGroup, Places, placed
+from surestep.config.not_set import NOT_SET, NotSet
+from surestep.config.optim import Optim
+from surestep.config.parallel import Parallel
+from surestep.config.scaler import Scaler
+from surestep.config.schedule import Schedule
+from surestep.config.types import (
+    Clock,
+    Count,
+    Positive,
+    Precision,
+    Recomputed,
+    SamplesOrFile,
+    Steps,
+    Whole,
+)
+from surestep.config.validation import EarlyStop, Validation
+
+
+class Config(ConfigGroup):
+    """Everything a user may ask for; each option not said is decided by the Plan."""
+
+    epochs: Positive | NotSet = Field(default=NOT_SET, description="Passes over the training data.")
+    max_steps: Count | NotSet = Field(
+        default=NOT_SET, description="Optimizer steps to take, where not epochs decide."
+    )
+    limit_train_batches: Count | NotSet | None = Field(
+        default=NOT_SET, description="Train on the first batches of each epoch only: a trial run."
+    )
+    limit_val_batches: Count | NotSet | None = Field(
+        default=NOT_SET, description="Evaluate on the first batches of a validation set only."
+    )
+    max_time: Clock | NotSet | None = Field(
+        default=NOT_SET,
+        description="Save and leave after this long ('110 minutes'); the same call resumes.",
+    )
+    batch_size: Count | NotSet = Field(
+        default=NOT_SET, description="Samples that one optimizer step sees, on all ranks together."
+    )
+    micro_batch_size: Count | NotSet = Field(
+        default=NOT_SET,
+        description="Samples that one rank holds at once: a matter of memory, never of the update.",
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | NotSet = Field(
+        default=NOT_SET, description="Decides weights, order, augmentation and dropout."
+    )
+    deterministic: bool | NotSet = Field(
+        default=NOT_SET, description="Use only torch's deterministic algorithms (slower on a GPU)."
+    )
+    device: str | NotSet = Field(default=NOT_SET, description="cpu, cuda, cuda:1, mps, ...")
+    precision: Precision | NotSet = Field(
+        default=NOT_SET,
+        description="fp32, tf32, bf16, fp16, or auto: bf16 where a GPU has it natively.",
+    )
+    max_grad_norm: Positive | Literal["off"] | NotSet | None = Field(
+        default=NOT_SET, description="Clip the norm of all gradients to this; off: only measure it."
+    )
+    clip_value: Positive | NotSet | None = Field(
+        default=NOT_SET,
+        description="Clip each element of the gradients to this (instead of the norm).",
+    )
+    on_nonfinite: Literal["raise", "skip"] | NotSet = Field(
+        default=NOT_SET,
+        description="A loss or gradient that is not finite ends the run, or skips the step.",
+    )
+    max_nonfinite_steps: Whole | NotSet = Field(
+        default=NOT_SET,
+        description="How many steps on_nonfinite='skip' may skip before the run fails.",
+    )
+    on_spike: Literal["warn", "rollback", "off"] | NotSet = Field(
+        default=NOT_SET,
+        description="A loss far above those before it is told; or the run goes back to the "
+        "checkpoint before it and leaves that stretch of data out.",
+    )
+    max_rollbacks: Count | NotSet = Field(
+        default=NOT_SET, description="How often on_spike='rollback' may go back."
+    )
+    exclude_samples: SamplesOrFile | NotSet | None = Field(
+        default=NOT_SET,
+        description="Training samples to leave out: a file such as a run's skipped.json, or "
+        "indices.",
+    )
+    activation_checkpointing: Recomputed | NotSet = Field(
+        default=NOT_SET,
+        description="Compute activations again in the backward instead of keeping them: off, on, "
+        "'every 2' blocks, or names of modules such as 'encoder.layers.*'.",
+    )
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] | NotSet = Field(
+        default=NOT_SET, description="torch.compile's mode, or off."
+    )
+    compile_blocks: bool | NotSet = Field(
+        default=NOT_SET, description="Compile each block of the model by itself: quicker to start."
+    )
+    channels_last: bool | NotSet = Field(
+        default=NOT_SET, description="Lay images and convolutions out with the channels last."
+    )
+    matmul_precision: Literal["highest", "high", "medium"] | NotSet = Field(
+        default=NOT_SET, description="fp32 products: torch.set_float32_matmul_precision."
+    )
+    cudnn_benchmark: bool | NotSet = Field(
+        default=NOT_SET, description="Let cuDNN try its algorithms for each new shape."
+    )
+    sdpa_backend: Literal["auto", "flash", "efficient", "cudnn", "math"] | NotSet = Field(
+        default=NOT_SET, description="What computes scaled_dot_product_attention; auto: torch."
+    )
+    cpu_allocator: Literal["auto", "huge_pages", "retain", "default"] | NotSet = Field(
+        default=NOT_SET,
+        description="retain: freed memory stays in the process (glibc's malloc); huge_pages: it "
+        "is also on huge pages; default: the allocator's own settings; auto: the first that the "
+        "machine has, on a CPU.",
+    )
+    profile: Steps | NotSet | None = Field(
+        default=NOT_SET, description="Steps to watch with torch's profiler: '10:15'."
+    )
+    optim: Optim = Optim()
+    schedule: Schedule = Schedule()
+    scaler: Scaler = Scaler()
+    data: Data = Data()
+    validation: Validation = Validation()
+    early_stop: EarlyStop = EarlyStop()
+    average: Average = Average()
+    checkpoint: Checkpoint = Checkpoint()
+    parallel: Parallel = Parallel()
+    logging: Logging = Logging()
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.epochs is not NOT_SET and self.max_steps is not NOT_SET:
+            raise ConfigError(
+                f"epochs={self.epochs:g} and max_steps={self.max_steps} both say how long to "
+                "train. Say one of them."
+            )
+        return self
+
+    def set_options(self) -> dict[str, Any]:
+        """List the options that were set, by their full names ("optim.lr"); None is off."""
+        found = ((name, attrgetter(name)(self)) for name, _ in iter_options())
+        return {name: value for name, value in found if value is not NOT_SET}
+
+    def places(self) -> dict[str, str]:
+        """Return where each option was set, "recipe.py:12" or "run.toml:7", where it is known."""
+        found = {}
+        for name in self.set_options():
+            group = getattr(self, name.partition(".")[0]) if "." in name else self
+            found[name] = group.place(name) or self.place(name)
+        return {name: place for name, place in found.items() if place}
+
+    def replace_options(self, said: Mapping[str, Any], places: Places | None = None) -> "Config":
+        """Return a Config in which the options in `said`, by full name, replace these.
+
+        None switches an option off where it can be off, and else unsets it, as NOT_SET does. A
+        length ("epochs") replaces the other way to set it ("max_steps").
+
+        Args:
+            said: the options.
+            places: where each was set, as errors name it ("run.toml:7", "command line").
+
+        Raises:
+            ConfigError: all that is wrong with them.
+        """
+        merged = self.set_options()
+        new = _flat(said)
+        if any(new.get(name) not in (None, NOT_SET) for name in LENGTHS):
+            merged = {name: value for name, value in merged.items() if name not in LENGTHS}
+        return Config.from_options(merged | new, {**self._kept(new), **(places or {})})
+
+    def _kept(self, new: Mapping[str, Any]) -> dict[str, str]:
+        """Return the places of the options that stay as they are."""
+        return {name: place for name, place in self.places().items() if name not in new}
+
+    def single_process(self) -> "Config":
+        """Return it without what is said of several processes, to look at their run in one."""
+        said = self.set_options().items()
+        return Config.from_options(
+            {name: value for name, value in said if not name.startswith("parallel.")}
+        )
+
+    @classmethod
+    def from_options(cls, said: Mapping[str, Any], places: Places | None = None) -> "Config":
+        """Build a Config from full names, as they are in `said()`.
+
+        Raises:
+            ConfigError: all that is wrong with them.
+        """
+        places = places or {}
+        nested: dict[str, Any] = {}
+        faults = []
+        for name, value in _flat(said).items():
+            group, _, option = name.rpartition(".")
+            if group and group not in cls.model_fields:
+                deep = group.partition(".")[0] in cls.model_fields
+                hint = suggest_names(group, [group] if deep else cls.model_fields)
+                sentence = f"There is no option {name if deep else group!r}. {hint}"
+                faults.append(placed(name, sentence, places))
+                continue
+            target = nested.setdefault(group, {}) if group else nested
+            if not isinstance(target, dict):
+                raise ConfigError(f"{group}={target!r} stands beside {name}. Say {name} alone.")
+            target[option] = value
+        try:
+            made = cls.model_validate(nested, context={"places": places})
+        except ConfigError as error:
+            faults.append(str(error))
+        if faults:
+            raise ConfigError("\n".join(faults)) from None
+        return made
+
+
+LENGTHS = ("epochs", "max_steps")
+
+
+def _flat(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by their full names, of groups that were given as one value or as a table."""
+    flat: dict[str, Any] = {}
+    for name, value in said.items():
+        field = Config.model_fields.get(name)
+        if field is None or not isinstance(field.default, ConfigGroup) or value is None:
+            flat[name] = value
+        elif isinstance(value, Mapping):
+            flat |= {f"{name}.{option}": each for option, each in value.items()}
+        elif isinstance(value, ConfigGroup):
+            found = {option: getattr(value, option) for option in type(value).model_fields}
+            flat |= {f"{name}.{option}": each for option, each in found.items()}
+        else:
+            flat[f"{name}.{MAIN[name]}" if name in MAIN else name] = value
+    return flat
+
+
+def iter_options() -> Iterator[tuple[str, Any]]:
+    """List every option as (full name, pydantic field)."""
+    for name, field in Config.model_fields.items():
+        if isinstance(field.default, ConfigGroup):
+            for inner, inner_field in type(field.default).model_fields.items():
+                yield f"{name}.{inner}", inner_field
+        else:
+            yield name, field

@@ -1,0 +1,34 @@
+"""Options of how data is loaded."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from surestep.config.group import ConfigGroup
+from surestep.config.not_set import NOT_SET, NotSet
+from surestep.config.types import (
+    Count,
+    Whole,
+)
+
+
+class Data(ConfigGroup):
+    """How data is loaded."""
+
+    prefix: ClassVar[str] = "data."
+    num_workers: Whole | NotSet = Field(default=NOT_SET, description="Processes that load data.")
+    pin_memory: bool | NotSet = Field(default=NOT_SET, description="Load into page-locked memory.")
+    persistent_workers: bool | NotSet = Field(
+        default=NOT_SET, description="Keep the workers alive between epochs."
+    )
+    prefetch_factor: Count | NotSet = Field(
+        default=NOT_SET, description="Micro-batches that each worker loads ahead."
+    )
+    drop_last: bool | NotSet = Field(
+        default=NOT_SET, description="Drop the last batch of an epoch where it is smaller."
+    )
+    shuffle: bool | NotSet = Field(default=NOT_SET, description="Train in a new order each epoch.")
+    shuffle_buffer: Count | NotSet = Field(
+        default=NOT_SET,
+        description="Samples of a stream that wait in a buffer, from which the next is drawn.",
+    )

@@ -1,0 +1,170 @@
+"""Lengths of a run as text with a unit: "3 epochs", "500 steps", "1e9 items", "10 minutes"."""
+
+import math
+import re
+import sys
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from surestep.base.errors import ConfigError
+
+Unit = Literal["epochs", "steps", "items", "minutes"]
+
+
+def format_number(amount: float) -> str:
+    """Write a number so that reading it gives the same one; whole ones without a point."""
+    return str(int(amount)) if amount.is_integer() else repr(amount)
+
+
+UNITS: tuple[Unit, ...] = get_args(Unit)
+_TEXT = re.compile(
+    r"\s*(?:every\s+)?(?P<amount>[0-9._]+(?:e[+-]?[0-9]+)?)?\s*(?:(?P<scale>[km])\s+)?"
+    r"\s*(?P<unit>[a-z]+)\s*",
+    re.IGNORECASE,
+)
+_SCALES = {"": 1.0, "k": 1e3, "m": 1e6}
+_CLOCK = {
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1 / 60),
+    **dict.fromkeys(("min", "mins", "minute", "minutes"), 1.0),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 60.0),
+    **dict.fromkeys(("day", "days"), 1440.0),
+}
+_CLOCK_UNITS = ("seconds", "minutes", "hours", "days")
+_SPELLINGS: dict[str, tuple[Unit, float]] = {
+    **{word: (unit, 1.0) for unit in UNITS for word in (unit, unit[:-1])},
+    **{word: ("minutes", scale) for word, scale in _CLOCK.items()},
+}
+
+
+@dataclass(frozen=True)
+class Duration:
+    """An amount above zero of one unit."""
+
+    amount: float
+    unit: Unit
+
+    def __str__(self) -> str:
+        unit = self.unit[:-1] if self.amount == 1 else self.unit
+        return f"{format_number(self.amount)} {unit}"
+
+    def in_steps(self, steps_per_epoch: int | None) -> int:
+        """Count the optimizer steps in epochs or steps, at least one.
+
+        Raises:
+            ConfigError: how many steps an epoch has is not known.
+            ValueError: the unit is items or minutes, which no number of steps is known for.
+        """
+        return max(1, round(self.steps(steps_per_epoch)))
+
+    def steps(self, steps_per_epoch: int | None) -> float:
+        """Return the length in optimizer steps; not whole where "2.5 epochs" are not.
+
+        Raises:
+            ConfigError: how many steps an epoch has is not known.
+            ValueError: the unit is items or minutes, which no number of steps is known for.
+        """
+        if self.unit == "steps":
+            return self.amount
+        if self.unit != "epochs":
+            raise ValueError(f"{str(self)!r} has no fixed number of steps")
+        if steps_per_epoch is None:
+            raise ConfigError(
+                f"{str(self)!r} has no length in steps: the training data is a stream that does "
+                "not say how many samples it has. Say it in steps, such as '1000 steps'."
+            )
+        return self.amount * steps_per_epoch
+
+
+def parse_duration(text: str, units: tuple[Unit, ...] = UNITS) -> Duration:
+    """Read "3 epochs", "1k steps", "1_000 steps", "epoch" or "30s".
+
+    Raises:
+        ValueError: not an amount above zero and one of `units`.
+    """
+    match = _TEXT.fullmatch(text)
+    names = [name for unit in units for name in (_CLOCK_UNITS if unit == "minutes" else (unit,))]
+    example = "hours" if units == ("minutes",) else units[0]
+    wanted = f"must be an amount and a unit ({', '.join(names)}), such as '2 {example}'"
+    if match is None:
+        raise ValueError(wanted)
+    word = match["unit"].lower()
+    if match["amount"] is None and word.endswith("s"):  # "steps" does not say how many
+        raise ValueError(wanted)
+    unit, scale = _SPELLINGS.get(word, (None, 0.0))
+    try:
+        amount = float(match["amount"] or 1) * scale * _SCALES[(match["scale"] or "").lower()]
+    except ValueError:
+        raise ValueError(wanted) from None
+    if unit is None or unit not in units or not 0 < amount < math.inf:
+        raise ValueError(wanted)
+    return Duration(amount, unit)
+
+
+def count_periods(count: float, period: float) -> int:
+    """Count the periods within `count`.
+
+    A third of an epoch three times is an epoch: the last bit of the division is forgiven.
+    """
+    return int(count / period + 1e-9)
+
+
+class PeriodicTrigger:
+    """Say when something that happens every `duration` is due.
+
+    It is due with each step that crosses a multiple of the period, so that a resumed run is due
+    at the same steps. Only minutes are counted from the start of the process.
+
+    Args:
+        duration: the period; None is never.
+        steps_per_epoch: optimizer steps in one epoch; None where that is not known, and then epochs
+            are counted as they end.
+        items: items already seen by the run.
+        seconds: what the clock shows now.
+    """
+
+    def __init__(
+        self,
+        duration: Duration | None,
+        steps_per_epoch: int | None,
+        *,
+        items: float = 0,
+        seconds: float = 0,
+    ) -> None:
+        duration = duration or Duration(math.inf, "steps")
+        self.unit = duration.unit
+        self._by_ends = duration.unit == "epochs" and steps_per_epoch is None
+        scale = {"epochs": steps_per_epoch, "minutes": 60}.get(duration.unit, 1)
+        self.period = duration.amount * (scale or 1)
+        self.start(items, seconds)
+
+    def start(self, items: float, seconds: float) -> None:
+        """Count items and time from here."""
+        self._items, self._seconds = items, seconds
+
+    def is_due(self, step: int, items: float, seconds: float, ended: int = 0) -> bool:
+        """Say whether a period ended with this step, and begin the next one.
+
+        `ended` counts the epochs that are over where this step ended one; 0 where it did not.
+        """
+        if self._by_ends:
+            return ended > 0 and self._periods(ended) > self._periods(ended - 1)
+        if self.unit == "minutes":
+            if seconds - self._seconds < self.period:
+                return False
+            self._seconds = seconds
+            return True
+        if self.unit == "items":
+            before, self._items = self._items, items
+            return self._periods(items) > self._periods(before)
+        return self._periods(step) > self._periods(step - 1)
+
+    def next_check_step(self, step: int) -> int:
+        """Return the first step after `step` that may be due, so that others need not ask."""
+        if self.unit in ("minutes", "items") or self._by_ends:
+            return step + 1
+        if self.period == math.inf:
+            return sys.maxsize
+        return max(step + 1, math.ceil((self._periods(step) + 1) * self.period - 1e-6))
+
+    def _periods(self, count: float) -> int:
+        return count_periods(count, self.period)

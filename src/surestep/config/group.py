@@ -1,0 +1,318 @@
+"""A group of options, which reads what users type and turns what is wrong into sentences."""
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from surestep.base.errors import ConfigError, suggest_names
+from surestep.base.written import form_of, shown_place, user_line, written
+from surestep.config.choices import MAIN, OFF, Choice, plain_value, read_word
+from surestep.config.foreign_names import describe
+from surestep.config.not_set import NOT_SET, NotSet
+
+_PLACES = "_places"
+Places = Mapping[str, str]  # where each option was set, by its full name
+
+
+class ConfigGroup(BaseModel):
+    """A group of options; the ones of the Config itself have an empty `prefix`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    prefix: ClassVar[str] = ""
+
+    # Not in __init__: pydantic validates nothing by itself where a class has its own.
+    def __new__(cls, *values: Any, **_: Any) -> Self:
+        """Make one; options are passed by name.
+
+        Raises:
+            ConfigError: some are passed by position.
+        """
+        if values:
+            raise ConfigError(_by_name(cls, values))
+        return super().__new__(cls)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read(
+        cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
+        """Read all options, and raise one error that lists every fault."""
+        if not isinstance(data, Mapping):
+            return handler(data)
+        places: Places = (info.context or {}).get("places", {})
+        faults: list[str] = []
+        options = {}
+        for name, value in data.items():
+            try:
+                options[name] = _value(cls, name, value, info.context)
+            except ConfigError as error:  # of a group, which names its place itself
+                faults.append(str(error))
+            except ValueError as error:
+                what = _what(cls.prefix + name, error, cls, places)
+                sentence = not_allowed(cls.prefix + name, value, what)
+                faults.append(placed(cls.prefix + name, sentence, places))
+        for name in [each for each in options if each not in cls.model_fields]:
+            faults.append(_unknown(cls, name, data, places))
+            del options[name]
+        try:
+            made = handler({name: value for name, value in options.items() if value is not NOT_SET})
+        except ValidationError as error:
+            faults += _sentences(cls, error, data, places)
+        except ConfigError as error:  # two options that contradict each other
+            faults.append(placed("", str(error), places))
+        if faults:
+            raise ConfigError("\n".join(faults)) from None
+        if options:  # kept as cached properties are: neither compared nor saved
+            made.__dict__[_PLACES] = {None: user_line(), **places}
+        return made
+
+    def place(self, option: str) -> str:
+        """Return where an option was set, "recipe.py:12"; "" where it is not known."""
+        places = self.__dict__.get(_PLACES, {})
+        return str(places.get(option) or places.get(None, ""))
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Check that each option is NOT_SET until it is set."""
+        for name, field in cls.model_fields.items():
+            if field.default is not NOT_SET and not isinstance(field.default, ConfigGroup):
+                raise TypeError(f"{cls.__name__}.{name} must have default=NOT_SET")
+
+
+class _Kind(NamedTuple):
+    """What the type of an option says about how its value may be typed.
+
+    Attributes:
+        choices: the words it takes.
+        members: the classes it takes.
+        length: how many values it takes; 0 is any number, None is one that is no tuple.
+    """
+
+    choices: tuple[str, ...]
+    members: tuple[type, ...]
+    length: int | None
+
+
+@cache
+def _kind(group: type[ConfigGroup], name: str) -> _Kind:
+    """Return the kind of an option."""
+    choices: list[str] = []
+    members: list[type] = []
+    lengths: list[int] = []
+
+    def walk(annotation: Any) -> None:
+        origin, inner = get_origin(annotation), get_args(annotation)
+        if origin is Literal:
+            choices.extend(str(each) for each in inner)
+        elif origin is tuple:
+            lengths.append(0 if Ellipsis in inner else len(inner))
+        elif origin is Annotated:
+            walk(inner[0])
+        elif isinstance(annotation, UnionType) or inner:
+            for each in inner:
+                walk(each)
+        elif isinstance(annotation, type):
+            members.append(annotation)
+
+    walk(group.model_fields[name].annotation)
+    return _Kind(tuple(choices), tuple(members), max(lengths, default=None))
+
+
+def _value(group: type[ConfigGroup], name: str, value: Any, context: Any) -> Any:
+    """Return a value as pydantic takes it.
+
+    Raises:
+        ValueError: it could mean two things. ConfigError: a group of options has faults.
+    """
+    if value is NOT_SET or name not in group.model_fields:
+        return value
+    default = group.model_fields[name].default
+    if isinstance(default, ConfigGroup):
+        return _group(type(default), name, value, context)
+    kind = _kind(group, name)
+    value = read_word(group.prefix + name, value, kind.choices)
+    if isinstance(value, NotSet):
+        return value
+    if value == "auto" and "auto" not in kind.choices and str not in kind.members:
+        return NOT_SET  # it is decided, as if nothing had been typed
+    if kind.length is not None and name not in _OF_TEXT:
+        return _several(value)
+    return _number(value) if {int, float} & set(kind.members) else value
+
+
+_OF_TEXT = ("chain", "groups", "exclude_samples")  # tuples of text, in which commas have a meaning
+
+
+def _group(group: type[ConfigGroup], name: str, value: Any, context: Any) -> Any:
+    """Return a group of options from what stands for it: its options, or its main one."""
+    if isinstance(value, group) or value is None:
+        return NOT_SET if value is None else value
+    if not isinstance(value, Mapping):
+        if hasattr(value, "param_groups"):
+            raise ValueError(
+                "it is an optimizer, which is built from the Task's model: write "
+                "Task(optimizer=lambda params: torch.optim.AdamW(params))"
+            )
+        if name not in MAIN or isinstance(value, ConfigGroup):
+            raise ValueError(f"it takes options by name: write {name}={group.__name__}(...)")
+        value = {MAIN[name]: value}
+    return group.model_validate(value, context=context)
+
+
+def _several(value: Any) -> Any:
+    """Return values from "0.9,0.95", ("0.9,0.95",) and "[0.9, 0.95]"."""
+    if isinstance(value, (list, tuple)) and len(value) == 1 and isinstance(value[0], str):
+        value = value[0]
+        return _several(value) if "," in value else (value,)
+    if isinstance(value, str) and ("," in value or value[:1] in "[("):
+        words = (each.strip(" \t'\"") for each in value.strip("[]() ").split(","))
+        return tuple(each for each in words if each)
+    return value
+
+
+_COUNTED = re.compile(r"([0-9._]+(?:e[+-]?[0-9]+)?)\s*([km%]?)", re.IGNORECASE)
+_SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "%": 0.01}
+
+
+def _number(value: Any) -> Any:
+    """Return a number from "1k", "1_000", "1e4" or "10%"; any other value as it is."""
+    match = _COUNTED.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        return value
+    try:
+        number = float(match[1])
+    except ValueError:
+        return value
+    scale = _SCALES[match[2].lower()]
+    return number if scale == 1 else round(number * scale, 12)
+
+
+def _sentences(
+    group: type[ConfigGroup], error: ValidationError, data: Mapping[str, Any], places: Places
+) -> list[str]:
+    """Return a sentence for each option that pydantic found a fault with."""
+    found: dict[tuple[str, str], str] = {}
+    for detail in error.errors():
+        name = str(detail["loc"][0]) if detail["loc"] else ""
+        if detail["type"] != "is_instance_of":  # NOT_SET, which every option may be
+            sentence = _sentence(group, name, detail, data, places)
+            found.setdefault((name, sentence), placed(group.prefix + name, sentence, places))
+    return list(found.values())
+
+
+def _sentence(
+    group: type[ConfigGroup],
+    name: str,
+    detail: Mapping[str, Any],
+    data: Mapping[str, Any],
+    places: Places,
+) -> str:
+    """Turn one of pydantic's findings into a sentence that names what to type."""
+    full = (group.prefix + name).rstrip(".")
+    typed = data.get(name)
+    whole = len(detail["loc"]) == 1 or not isinstance(typed, (list, tuple))
+    value = plain_value(typed if whole and name in data else detail["input"])
+    what = detail["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+    if isinstance(error := detail.get("ctx", {}).get("error"), Choice):
+        what = _what(full, error, group, places)
+    length = _kind(group, name).length if name in group.model_fields else None
+    if detail["type"] in ("tuple_type", "missing", "too_long") and length:
+        example = written(
+            full, _PAIRS[full], form_of(_place(full, places)), group.prefix.rstrip(".")
+        )
+        what = f"it takes {_HOW_MANY[length]} numbers, such as {example}"
+    elif detail["type"] == "tuple_type":
+        what = f"it must be a list, such as [{value!r}]"
+    if detail["type"] == "too_short":
+        what = f"it takes at least {detail['ctx']['min_length']} values"
+    if full in OFF and "rite " not in what and "'off'" not in what:
+        what += ", or 'off'"
+    meant = ""
+    if detail["type"] == "literal_error" and isinstance(value, str):
+        known = re.findall(r"'([^']+)'", detail["ctx"]["expected"])
+        close = get_close_matches(value.lower(), known, n=1)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{not_allowed(full, value, what)}{meant}"
+
+
+def _what(option: str, error: ValueError, group: type[ConfigGroup], places: Places) -> str:
+    """Say what is wrong with a value; of one with two meanings, how each is typed there."""
+    if not isinstance(error, Choice):
+        return str(error)
+    form, own = form_of(_place(option, places)), group.prefix.rstrip(".")
+    between = {"python": ", ", "cli": " ", "toml": " and "}[form]
+    texts = [
+        text
+        if isinstance(text, str)
+        else between.join(written(n or option, value, form, own) for n, value in text.items())
+        for text in error.texts
+    ]
+    verb = "Write" if error.question[-1] in ".?" else "write"
+    return f"{error.question} {verb} {' or '.join(texts)}"
+
+
+def not_allowed(option: str, value: Any, what: str) -> str:
+    """Say that a value is not allowed, and what is."""
+    end = "" if "rite " in what or what.endswith((".", "?")) else "."  # text to type ends as it is
+    return f"{option}={value!r} is not allowed: {what}{end}"
+
+
+_PAIRS: Mapping[str, tuple[float | None, ...]] = {
+    "optim.betas": (0.9, 0.999),
+    "optim.eps": (None, 1e-3),
+    "optim.etas": (0.5, 1.2),
+    "optim.step_sizes": (1e-6, 50.0),
+    "optim.ns_coefficients": (3.4445, -4.775, 2.0315),
+}
+_HOW_MANY = {2: "two", 3: "three"}
+
+
+def _unknown(group: type[ConfigGroup], name: str, data: Mapping[str, Any], places: Places) -> str:
+    """Say that there is no such option, and which one may be meant."""
+    full, value = group.prefix + name, data[name]
+    form, own = form_of(_place(full, places)), group.prefix.rstrip(".")
+    meant = describe(name, value, data, form, own)
+    groups = [each for each in ConfigGroup.__subclasses__() if name in each.model_fields]
+    groups.sort(
+        key=lambda each: (each.prefix != "optim.", each.prefix)
+    )  # optim.lr before average.lr
+    if meant is None and groups:
+        options = " or ".join(repr(each.prefix + name) for each in groups)
+        example = written(groups[0].prefix + name, value, form, own)
+        meant = f"Did you mean {options}? Write {example}"
+    # Compared without the group, which all of them share.
+    meant = meant or suggest_names(name, group.model_fields, group.prefix)
+    return placed(full, f"There is no option {full!r}. {meant}", places)
+
+
+def placed(option: str, sentence: str, places: Places) -> str:
+    """Put before a sentence where the option was set."""
+    place = shown_place(option, _place(option, places))
+    return f"{place}: {sentence}" if place and option else sentence
+
+
+def _place(option: str, places: Places) -> str | None:
+    """Return where an option was set; one of a table that was given whole, where the table was."""
+    return places.get(option) or places.get(option.rpartition(".")[0])
+
+
+def _by_name(group: type[ConfigGroup], values: tuple[Any, ...]) -> str:
+    """Say that options are passed by name, with the values that were passed."""
+    names = ["name", "lr"] if group.prefix == "optim." else []
+    main = MAIN.get(group.prefix.rstrip("."), next(iter(group.model_fields)))
+    names = names or [main]
+    typed = ", ".join(f"{name}={value!r}" for name, value in zip(names, values, strict=False))
+    rest = ", ..." if len(values) > len(names) else ""
+    return f"{group.__name__} takes options by name: write {group.__name__}({typed}{rest})"

@@ -1,0 +1,169 @@
+"""A group of parameters as its user writes it: a pattern, and what holds for what it matches."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from surestep.base.errors import ConfigError
+from surestep.config.duration import format_number, parse_duration
+
+_NEEDS = "such as 'head.* lr=1e-3', 'type:LayerNorm decay=0' or \"encoder.* freeze='2 epochs'\""
+_NAMES = {"lr": "lr", "decay": "weight_decay", "weight_decay": "weight_decay", "freeze": "freeze"}
+_SETTING = re.compile(
+    r"\s+(\w+)(?:=('[^']*'|\"[^\"]*\"|[0-9.]+(?:e[+-]?[0-9]+)?\s+(?:epochs?|steps?)\b|\S+))?"
+)
+
+
+@dataclass(frozen=True)
+class ParamGroup:
+    """What holds for the parameters that a pattern matches.
+
+    Attributes:
+        pattern: shell-style, on the names of parameters and modules (a module means all in it),
+            or "type:LayerNorm" for the modules of a type.
+        lr: their peak rate; or text such as "0.1x", a multiple of `optim.lr`.
+        weight_decay: their weight decay.
+        freeze: True for good; "2 epochs" or "500 steps" until then; False takes back what an
+            earlier group said.
+
+    Raises:
+        ConfigError: a value that is not one of these, or nothing is said.
+    """
+
+    pattern: str
+    lr: float | str | None = None
+    weight_decay: float | None = None
+    freeze: bool | str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.pattern or self.pattern == "type:" or re.search(r"\s", self.pattern):
+            raise ConfigError(f"optim.groups: {self.pattern!r} is no pattern. Say one, {_NEEDS}.")
+        if self.lr is None and self.weight_decay is None and self.freeze is None:
+            raise ConfigError(
+                f"optim.groups: {self.pattern!r} says nothing of what it matches. Say lr, decay or "
+                f"freeze with it, {_NEEDS}."
+            )
+        for name, read in (("lr", _rate), ("weight_decay", _decay), ("freeze", _freeze)):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, read(self.pattern, value))
+
+    def __str__(self) -> str:
+        """Write it as text that reads as the same group."""
+        words = [self.pattern]
+        if self.lr is not None:
+            words.append(f"lr={self.lr if isinstance(self.lr, str) else format_number(self.lr)}")
+        if self.weight_decay is not None:
+            words.append(f"decay={format_number(self.weight_decay)}")
+        if self.freeze is not None:
+            until = f"='{self.freeze}'" if isinstance(self.freeze, str) else ""
+            words.append("freeze=no" if self.freeze is False else f"freeze{until}")
+        return " ".join(words)
+
+
+def parse_param_group(text: str) -> ParamGroup:
+    """Read "head.* lr=1e-3 decay=0"; values with a space may stand in quotes.
+
+    Raises:
+        ConfigError: the text cannot be read.
+    """
+    pattern, _, rest = text.strip().partition(" ")
+    said: dict[str, Any] = {}
+    left = " " + rest.rstrip()
+    while (match := _SETTING.match(left)) and match[1] in _NAMES:
+        if match[2] is None and match[1] != "freeze":
+            break
+        value = True if match[2] is None else match[2].strip("'\"")
+        said[_NAMES[match[1]]] = False if value == "no" else value
+        left = left[match.end() :]
+    left = left.strip()
+    if left:
+        raise ConfigError(
+            f"optim.groups: {left!r} in {text!r} cannot be read. Write a pattern and then lr=, "
+            f"decay= or freeze, {_NEEDS}."
+        )
+    return ParamGroup(pattern, **said)
+
+
+def _rate(pattern: str, value: Any) -> float | str:
+    """Read a rate, or a multiple of optim.lr as text."""
+    text = str(value).strip()
+    number = _number(text.removesuffix("x"))
+    if number is None or number <= 0 or isinstance(value, bool):
+        raise ConfigError(
+            f"optim.groups: lr={value!r} of {pattern!r} is not allowed: a rate above zero such as "
+            "1e-3, or a multiple of optim.lr such as 0.1x. To keep the rate at zero, say freeze."
+        )
+    return f"{format_number(number)}x" if text.endswith("x") else number
+
+
+def _decay(pattern: str, value: Any) -> float:
+    number = _number(str(value))
+    if number is None or number < 0 or isinstance(value, bool):
+        raise ConfigError(
+            f"optim.groups: decay={value!r} of {pattern!r} is not allowed: a number that is not "
+            "below zero, such as 0 or 0.05."
+        )
+    return number
+
+
+def _freeze(pattern: str, value: Any) -> bool | str:
+    if isinstance(value, bool):
+        return value
+    try:
+        return str(parse_duration(str(value), ("epochs", "steps")))
+    except ValueError as error:
+        raise ConfigError(
+            f"optim.groups: freeze={value!r} of {pattern!r} is not allowed: {error}; or only the "
+            "word freeze, for good."
+        ) from None
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if abs(number) < float("inf") else None
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """Turn groups, or the text of them, into the text that is kept."""
+    several = (value,) if isinstance(value, (str, ParamGroup, Mapping)) else value
+    if not isinstance(several, (tuple, list)):
+        raise ValueError(f"it must be a list of text, {_NEEDS}")
+    return tuple(str(_one(each)) for each in several)
+
+
+def _one(value: Any) -> ParamGroup:
+    """Read one group: as text, or as torch's dict of options with a pattern for its parameters."""
+    if isinstance(value, ParamGroup):
+        return value
+    if not isinstance(value, Mapping):
+        return parse_param_group(str(value))
+    options = {_NAMES.get(str(name), str(name)): each for name, each in value.items()}
+    pattern = options.pop("params", options.pop("pattern", None))
+    wrong = [name for name in options if name not in _NAMES.values()]
+    if not isinstance(pattern, str) or wrong:
+        raise ConfigError(_instead_of(value, wrong))
+    return ParamGroup(pattern, **options)
+
+
+def _instead_of(group: Mapping[str, Any], wrong: Sequence[str]) -> str:
+    """Say what to write instead of one of torch's parameter groups."""
+    own = [name for name in ("lr", "weight_decay") if isinstance(group.get(name), int | float)]
+    settings = ", ".join(f"{name}={group[name]!r}" for name in own) or "lr=1e-3"
+    pattern = group.get("params", group.get("pattern"))
+    what = f"has no {wrong[0]}" if wrong else "takes patterns on the names of parameters"
+    pattern = pattern if isinstance(pattern, str) else "head.*"
+    return (
+        f"optim.groups {what}. Write groups=[surestep.ParamGroup({pattern!r}, {settings})]; "
+        "parameters "
+        "themselves go to Task(optimizer=lambda groups: torch.optim.AdamW(groups))."
+    )
+
+
+Groups = Annotated[tuple[str, ...], BeforeValidator(_texts)]

@@ -1,0 +1,217 @@
+"""Options of the learning-rate schedule."""
+
+import re
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+from pydantic import AfterValidator, Field
+
+from surestep.base.errors import ConfigError, suggest_names
+from surestep.config.group import ConfigGroup
+from surestep.config.not_set import NOT_SET, NotSet
+from surestep.config.types import (
+    Count,
+    Length,
+    Milestones,
+    NotNegative,
+    Positive,
+    Share,
+    StepPeriod,
+    Warmup,
+    Whole,
+    parse_length,
+)
+
+Ratio = Annotated[float, Field(ge=0, le=1)]
+Stage = Annotated[str, AfterValidator(lambda text: validate_stage(text))]
+Chain = Annotated[tuple[Stage, ...], Field(min_length=2)]
+
+
+class Schedule(ConfigGroup):
+    """The learning rate as a function of optimizer steps taken."""
+
+    prefix: ClassVar[str] = "schedule."
+    name: (
+        Literal[
+            "constant",
+            "linear",
+            "cosine",
+            "cosine_restarts",
+            "step",
+            "multi_step",
+            "exponential",
+            "polynomial",
+            "inverse_sqrt",
+            "warmup_stable_decay",
+            "one_cycle",
+            "cyclic",
+            "reduce_on_plateau",
+            "chain",
+        ]
+        | NotSet
+    ) = Field(default=NOT_SET, description="Which; `surestep schedules` says what each is for.")
+    warmup: Warmup | NotSet = Field(
+        default=NOT_SET,
+        description="Linear warm-up: '100 steps', '2 epochs' or a share such as '10%'.",
+    )
+    warmup_start: Ratio | NotSet = Field(
+        default=NOT_SET, description="Where the warm-up begins, as a share of the peak."
+    )
+    interval: StepPeriod | NotSet = Field(
+        default=NOT_SET,
+        description="How often the rate moves: '1 step', or '1 epoch' for a staircase.",
+    )
+    min_lr: NotNegative | NotSet = Field(
+        default=NOT_SET, description="Floor of the rate, as a rate; stands for a min_lr_ratio."
+    )
+    min_lr_ratio: Ratio | NotSet = Field(
+        default=NOT_SET, description="Floor of the rate, as a share of the peak."
+    )
+    min_lr_mode: Literal["scale", "cut"] | NotSet = Field(
+        default=NOT_SET,
+        description="scale: the curve ends at the floor; cut: it heads for 0 and stops there.",
+    )
+    cycles: Count | NotSet = Field(
+        default=NOT_SET, description="cosine_restarts: so many equal cycles in the run."
+    )
+    T_0: Length | NotSet = Field(
+        default=NOT_SET, description="cosine_restarts: length of the first cycle, '10 epochs'."
+    )
+    T_mult: Count | NotSet = Field(
+        default=NOT_SET, description="cosine_restarts: each cycle so many times the one before."
+    )
+    save_cycles: bool | NotSet = Field(
+        default=NOT_SET, description="Save a checkpoint at the end of each cycle, and keep it."
+    )
+    step_size: Length | NotSet = Field(
+        default=NOT_SET, description="step: how long the rate stands between two falls."
+    )
+    milestones: Milestones | NotSet = Field(
+        default=NOT_SET, description="multi_step: where the rate falls, from the run's start."
+    )
+    gamma: Positive | NotSet = Field(
+        default=NOT_SET, description="What the rate (cyclic: the height) is multiplied by."
+    )
+    power: Positive | NotSet = Field(default=NOT_SET, description="polynomial: the exponent.")
+    timescale: Length | NotSet = Field(
+        default=NOT_SET,
+        description="inverse_sqrt: after so long the rate is 1/sqrt(2) of the peak.",
+    )
+    decay: Length | NotSet = Field(
+        default=NOT_SET, description="warmup_stable_decay: length of the fall at the run's end."
+    )
+    decay_shape: Literal["1-sqrt", "linear", "cosine"] | NotSet = Field(
+        default=NOT_SET, description="warmup_stable_decay: the curve of that fall."
+    )
+    pct_start: Ratio | NotSet = Field(
+        default=NOT_SET, description="one_cycle: share of the run in which the rate rises."
+    )
+    anneal_strategy: Literal["cos", "linear"] | NotSet = Field(
+        default=NOT_SET, description="one_cycle: on half cosine waves or on lines."
+    )
+    div_factor: Positive | NotSet = Field(
+        default=NOT_SET, description="one_cycle: the first rate is the peak divided by this."
+    )
+    final_div_factor: Positive | NotSet = Field(
+        default=NOT_SET, description="one_cycle: the last rate is the first divided by this."
+    )
+    three_phase: bool | NotSet = Field(
+        default=NOT_SET, description="one_cycle: down to the first rate, then to the last."
+    )
+    cycle_momentum: bool | NotSet = Field(
+        default=NOT_SET, description="Cycle momentum (or the first beta) against the rate."
+    )
+    base_momentum: Share | NotSet = Field(
+        default=NOT_SET, description="The momentum where the rate is highest."
+    )
+    max_momentum: Share | NotSet = Field(
+        default=NOT_SET, description="The momentum where the rate is lowest."
+    )
+    step_size_up: Length | NotSet = Field(
+        default=NOT_SET, description="cyclic: how long the rate rises."
+    )
+    step_size_down: Length | NotSet = Field(
+        default=NOT_SET, description="cyclic: how long the rate falls."
+    )
+    mode: Literal["triangular", "triangular2", "exp_range"] | NotSet = Field(
+        default=NOT_SET, description="cyclic: equal heights, halved each cycle, or times gamma^t."
+    )
+    factor: Annotated[float, Field(gt=0, lt=1)] | NotSet = Field(
+        default=NOT_SET, description="reduce_on_plateau: what the rate is multiplied by."
+    )
+    patience: Whole | NotSet = Field(
+        default=NOT_SET,
+        description="reduce_on_plateau: evaluations without gain that are borne before a fall.",
+    )
+    threshold: NotNegative | NotSet = Field(
+        default=NOT_SET, description="reduce_on_plateau: a gain smaller than this is none."
+    )
+    threshold_mode: Literal["rel", "abs"] | NotSet = Field(
+        default=NOT_SET, description="reduce_on_plateau: whether the threshold is a share."
+    )
+    cooldown: Whole | NotSet = Field(
+        default=NOT_SET, description="reduce_on_plateau: evaluations after a fall not counted."
+    )
+    chain: Chain | NotSet = Field(
+        default=NOT_SET,
+        description="Schedules one after another: 'linear 500 steps' 'cosine'.",
+    )
+
+
+class StageSpec(NamedTuple):
+    """A stage of a chain as it was written."""
+
+    name: str
+    length: str | None
+    scale: float
+    said: dict[str, object]
+
+
+_STAGE = re.compile(
+    r"(?P<name>\w+)(?:\s+(?P<length>[0-9.]+(?:e[+-]?[0-9]+)?\s*(?:%|[a-z]+)))?"
+    r"(?P<options>(?:\s+\w+=\S+)*)"
+)
+
+
+def parse_stage(text: str) -> StageSpec:
+    """Read 'NAME [LENGTH] [option=value ...]', such as 'cosine 10 epochs min_lr_ratio=0.1'.
+
+    Raises:
+        ConfigError: no stage, or an option or a value that there is not.
+    """
+    match = _STAGE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(
+            f"schedule.chain: {text!r} is no stage. Write NAME LENGTH option=value, such as "
+            "'linear 500 steps' or 'cosine 10 epochs min_lr_ratio=0.1'."
+        )
+    options: dict[str, object] = {}
+    for pair in match["options"].split():
+        option, _, value = pair.partition("=")
+        options[option] = value
+    try:
+        scale = float(str(options.pop("scale", 1)))
+    except ValueError:
+        scale = -1.0
+    if not 0 <= scale < float("inf"):
+        raise ConfigError(f"schedule.chain: {text!r}: scale must be a number of at least 0.")
+    if "milestones" in options:
+        options["milestones"] = tuple(str(options["milestones"]).split(","))
+    wrong = [name for name in options if name not in Schedule.model_fields]
+    if wrong:
+        raise ConfigError(
+            f"schedule.chain: {text!r}: there is no option {wrong[0]!r}. "
+            f"{suggest_names(wrong[0], [*Schedule.model_fields, 'scale'])}"
+        )
+    name = None if match["name"] == "warmup" else match["name"]
+    read = Schedule.model_validate({"name": name, **options})
+    try:
+        length = parse_length(match["length"]) if match["length"] else None
+    except ValueError as error:
+        raise ConfigError(f"schedule.chain: {text!r}: its length {error}.") from None
+    return StageSpec(match["name"], length, scale, {key: getattr(read, key) for key in options})
+
+
+def validate_stage(text: str) -> str:
+    """Return the text of a stage that can be read."""
+    parse_stage(text)
+    return text

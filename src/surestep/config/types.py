@@ -1,0 +1,258 @@
+"""What an option's value may be, beyond its type."""
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from surestep.config.choices import Choice
+from surestep.config.duration import Unit, format_number, parse_duration
+
+_BARE = re.compile(r"\s*([0-9._]+(?:e[+-]?[0-9]+)?)\s*(k?)\s*", re.IGNORECASE)
+
+
+def _text(value: Any) -> Any:
+    """Turn a number into text, and a bare one into steps; what is neither is left to pydantic.
+
+    Raises:
+        Choice: a number above 1 that is not whole.
+    """
+    if isinstance(value, (int, float)):
+        value = str(value) if isinstance(value, bool) else format_number(float(value))
+    number = _bare_number(value) if isinstance(value, str) else None
+    if number is None:
+        return value
+    if number > 1 and not number.is_integer():
+        raise Choice("only whole numbers are steps.", {"": f"{format_number(number)} epochs"})
+    return f"{format_number(number)} steps" if number >= 1 else format_number(number)
+
+
+def _bare_number(text: str) -> float | None:
+    """Return the number that a text without a unit is; None where it is not a finite one."""
+    match = _BARE.fullmatch(text)
+    try:
+        number = float(match[1]) * (1000 if match[2] else 1) if match else math.inf
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _share(text: str) -> float | None:
+    """Return the share that "10%" or a number in (0, 1) is; None where it is a length."""
+    word = text.strip()
+    try:
+        share = float(word[:-1]) / 100 if word.endswith("%") else float(word)
+    except ValueError:
+        return -1.0 if word.endswith("%") else None
+    return share if word.endswith("%") or 0 < share < 1 else None
+
+
+def _percent(text: str, share: float) -> str:
+    """Write a share of the run as it is kept: "10%"."""
+    word = text.strip()
+    return f"{format_number(float(word[:-1]) if word.endswith('%') else round(share * 100, 12))}%"
+
+
+def _duration(*units: Unit) -> AfterValidator:
+    """Read how often something happens; a number below 1 is a fraction of an epoch."""
+    return AfterValidator(lambda text: str(parse_duration(_fraction_of_epoch(text), units)))
+
+
+def _period(*units: Unit) -> AfterValidator:
+    """Read the same, or a share of the run such as "25%"."""
+
+    def read(text: str) -> str:
+        text = _fraction_of_epoch(text)
+        share = _share(text)
+        if share is None:
+            return str(parse_duration(text, units))
+        if not 0 < share < 1:
+            raise ValueError("must be a share of the run between 0% and 100%")
+        return _percent(text, share)
+
+    return AfterValidator(read)
+
+
+def _fraction_of_epoch(text: str) -> str:
+    """Return "0.25 epochs" for "0.25", as Lightning's val_check_interval means it."""
+    share = _share(text)
+    return text if share is None or text.strip().endswith("%") else f"{format_number(share)} epochs"
+
+
+def _time(value: Any) -> Any:
+    """Read a time such as "2 hours"; what is not text is left to pydantic.
+
+    Raises:
+        Choice: a number, which has no unit.
+    """
+    text = str(value) if isinstance(value, (int, float)) else value
+    if not isinstance(text, str):
+        return value
+    if _bare_number(text) is not None:
+        raise Choice(
+            "it has no unit.", *({"": f"{text} {unit}"} for unit in ("seconds", "minutes", "hours"))
+        )
+    return str(parse_duration(text, ("minutes",)))
+
+
+def _point(text: str) -> str:
+    """Read a point in the run, in epochs or steps.
+
+    Raises:
+        Choice: a number below 1.
+    """
+    share = _share(text)
+    if share is not None and not text.strip().endswith("%"):
+        raise Choice(
+            "a share of an epoch or of the run? A share of the run has to be set in steps.",
+            {"": f"{format_number(share)} epochs"},
+            {"": "1000 steps"},
+        )
+    return str(parse_duration(text, ("epochs", "steps")))
+
+
+def _warmup(text: str) -> str:
+    share = _share(text)
+    if share is not None:
+        if not 0 <= share <= 1:
+            raise ValueError("must be a share of the run between 0% and 100%")
+        return _percent(text, share)
+    if text.strip() in ("0", "0 steps", "0 epochs"):
+        return "0%"
+    return str(parse_duration(text, ("steps", "epochs")))
+
+
+def parse_length(text: str) -> str:
+    """Read "500 steps", "2 epochs" or a share of the run such as "10%", above zero.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if _share(text) is None:
+        return str(parse_duration(text, ("steps", "epochs")))
+    length = _warmup(text)
+    if length == "0%":
+        raise ValueError("must be above 0%")
+    return length
+
+
+def _recomputed(text: str) -> str:
+    words = text.split()
+    if words[:1] == ["every"] and (len(words) != 2 or not words[1].isdigit() or int(words[1]) < 1):
+        raise ValueError("must be off, on, 'every 2' or names of modules")
+    if not words:
+        raise ValueError("must be off, on, 'every 2' or names of modules")
+    return " ".join(words)
+
+
+def _block_choice(text: str) -> str:
+    how, *words = text.split() or [""]
+    if how == "size":
+        try:
+            right = len(words) == 1 and 1 <= float(words[0]) < math.inf
+        except ValueError:
+            right = False
+    else:
+        right = bool(words) if how in ("class", "name") else how == "auto" and not words
+    if not right:
+        raise ValueError("must be auto, 'class Block', 'size 1e6' or 'name layers.*'")
+    return " ".join([how, *words])
+
+
+def _milestones(value: Any) -> Any:
+    """Return places in the run; bare whole numbers could be steps or epochs.
+
+    Raises:
+        ValueError: some are.
+    """
+    places = [value] if isinstance(value, (str, int, float)) else list(value)
+    bare = [str(each).strip() for each in places]
+    if any(each.replace("_", "").isdigit() for each in bare):
+        spelled = (
+            {"": [f"{each} {unit}" if each.isdigit() else each for each in bare]}
+            for unit in ("epochs", "steps")
+        )
+        raise Choice("steps or epochs (which is torch's habit)?", *spelled)
+    return tuple(places)
+
+
+def _range(value: Any) -> str:
+    """Read the first and the last step: "10:15", "10-15" or (10, 15)."""
+    text = ":".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    first, _, last = re.sub(r"\s*(:|-|,|to)\s*", ":", text.strip()).partition(":")
+    if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
+        raise ValueError("must be the first and the last step, such as '10:15'")
+    return f"{int(first)}:{int(last)}"
+
+
+_INDICES = re.compile(r"\s*\d+\s*(,\s*\d+\s*)+")
+
+
+def _samples(value: Any) -> str | tuple[int, ...]:
+    """Read the name of a file, or indices of samples; one word that is no number is a name."""
+    if isinstance(value, os.PathLike):
+        return str(os.fspath(value))
+    if isinstance(value, (str, int)):
+        value = [value]
+    if isinstance(value, Sequence) and len(value) == 1 and _INDICES.fullmatch(str(value[0])):
+        value = str(value[0]).split(",")
+    if not isinstance(value, Iterable):
+        raise ValueError("must be the name of a file, or indices of samples such as [3, 17]")
+    words = [each if isinstance(each, str) else int(each) for each in value]
+    if len(words) == 1 and isinstance(words[0], str) and not words[0].lstrip("-").isdigit():
+        return words[0]
+    try:
+        samples = tuple(map(int, words))
+    except ValueError:
+        raise ValueError("must be the name of one file, or indices such as [3, 17]") from None
+    if not samples or min(samples) < 0:
+        raise ValueError("must be indices of samples, from 0 on, and at least one")
+    return samples
+
+
+def _table(value: Any) -> str:
+    """Read a table of JSON, from a file, a text or as it is; return it as text."""
+    if isinstance(value, Mapping):
+        return json.dumps(value)
+    text = os.fspath(value)
+    if not text.lstrip().startswith("{"):
+        try:
+            text = Path(text).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"the file cannot be read: {error.strerror}") from error
+    try:
+        table = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"it must be a table in JSON, and is none: {error}") from error
+    except RecursionError:
+        raise ValueError("it must be a table in JSON, and is nested too deep") from None
+    if not isinstance(table, dict):
+        raise ValueError("it must be a table in JSON, such as '{\"overlap_comm\": true}'")
+    return json.dumps(table)
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
+Number = BeforeValidator(_text)
+Period = Annotated[str, _period("epochs", "steps", "items"), Number]
+ClockPeriod = Annotated[str, _period("epochs", "steps", "items", "minutes"), Number]
+Clock = Annotated[str, BeforeValidator(_time)]
+StepPeriod = Annotated[str, _duration("epochs", "steps"), Number]
+StepPoint = Annotated[str, AfterValidator(_point), Number]
+Warmup = Annotated[str, AfterValidator(_warmup), Number]
+Length = Annotated[str, AfterValidator(parse_length), Number]
+Milestones = Annotated[tuple[Length, ...], BeforeValidator(_milestones)]
+Steps = Annotated[str, BeforeValidator(_range)]
+SamplesOrFile = Annotated[str | tuple[int, ...], BeforeValidator(_samples)]
+BlockChoice = Annotated[str, AfterValidator(_block_choice)]
+TableOrFile = Annotated[str, BeforeValidator(_table)]
+Recomputed = Annotated[str, AfterValidator(_recomputed)]

@@ -1,0 +1,50 @@
+"""Options of when to evaluate, and what follows from it."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from surestep.config.group import ConfigGroup
+from surestep.config.not_set import NOT_SET, NotSet
+from surestep.config.types import Count, NotNegative, Period, StepPoint
+
+
+class Validation(ConfigGroup):
+    """When to evaluate, and by what to judge."""
+
+    prefix: ClassVar[str] = "validation."
+    every: Period | NotSet | None = Field(
+        default=NOT_SET, description="How often to evaluate: '1 epoch', '500 steps'."
+    )
+    on_start: bool | NotSet = Field(
+        default=NOT_SET, description="Also evaluate once before the first step."
+    )
+    batch_size: Count | NotSet = Field(default=NOT_SET, description="Samples evaluated at once.")
+    weights: Literal["average", "raw", "both"] | NotSet = Field(
+        default=NOT_SET,
+        description="With average.kind: which weights are evaluated. both: the average as 'val/...'"
+        " and the raw weights as 'val_raw/...'.",
+    )
+    metric: str | NotSet = Field(
+        default=NOT_SET, description="What 'best' means: 'loss', a metric's name, or 'set/metric'."
+    )
+    mode: Literal["min", "max"] | NotSet = Field(
+        default=NOT_SET, description="Whether a smaller or a larger metric is better."
+    )
+
+
+class EarlyStop(ConfigGroup):
+    """Stop when the metric no longer gets better."""
+
+    prefix: ClassVar[str] = "early_stop."
+    patience: Count | NotSet | None = Field(
+        default=NOT_SET,
+        description="Stop after this many evaluations in a row without a better metric.",
+    )
+    start: StepPoint | NotSet | None = Field(
+        default=NOT_SET,
+        description="Count evaluations only from here on: '5 epochs', '1000 steps'.",
+    )
+    min_delta: NotNegative | NotSet = Field(
+        default=NOT_SET, description="A change smaller than this does not count as better."
+    )

@@ -1,0 +1,200 @@
+"""Transforms of whole batches for `Task(batch_transform=...)`: `surestep.batch_transforms`.
+
+Each is a function of (inputs, targets) that draws from Python's and torch's default generators,
+which stand seeded by the step. Any function of yours can be one.
+
+| transform | what it does |
+|---|---|
+| `mixup(alpha)` | blends each sample, and its target, with another of the batch |
+| `cutmix(alpha)` | puts a box of another image into each, and mixes the targets by area |
+"""
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surestep.base.errors import TaskError
+from surestep.engine.batch import flatten_tensors, map_tensors
+from surestep.engine.losses.adapt import Loss
+
+__all__ = ["cutmix", "mixup"]
+
+
+@dataclass(frozen=True)
+class MixTransform:
+    """What mixup and cutmix share: a partner for each sample, and targets mixed by share.
+
+    Attributes:
+        alpha: shares are drawn from Beta(alpha, alpha), one for the batch.
+        classes: how many there are, where targets are class indices.
+    """
+
+    alpha: float
+    classes: int | None = None
+    name = "mix"
+
+    def __post_init__(self) -> None:
+        if not (self.alpha > 0 and math.isfinite(self.alpha)):
+            raise TaskError(
+                f"{self.name}(alpha={self.alpha}) has no shares to draw. Say an alpha above 0, "
+                "such as 0.2."
+            )
+
+    def __str__(self) -> str:
+        more = "" if self.classes is None else f", classes={self.classes}"
+        return f"{self.name}({self.alpha:g}{more})"
+
+    def check(self, loss: Loss, targets: Any) -> None:
+        """Check that the loss takes mixed targets, and that the first ones can be mixed; reads.
+
+        Raises:
+            TaskError: it takes class indices only, or none at all; or a target is no class.
+        """
+        if isinstance(targets, Tensor) and not targets.is_floating_point():
+            low, high = int(targets.min()), int(targets.max())
+            if low < 0 or (self.classes is not None and high >= self.classes):
+                raise TaskError(
+                    f"{self.name} makes probabilities of class indices, and the targets run from "
+                    f"{low} to {high}, with classes={self.classes}. Ignored targets cannot be "
+                    "mixed; leave such samples out, or say as many classes as there are."
+                )
+        if isinstance(loss.value, nn.NLLLoss):
+            raise TaskError(
+                f"{self.name} mixes targets into probabilities, which NLLLoss does not take. Use "
+                "nn.CrossEntropyLoss(), and let the model return what is before log_softmax."
+            )
+        if loss.kind == "model":
+            raise TaskError(
+                f"{self.name} mixes targets, and the loss that a model computes itself takes its "
+                "labels as they are. Give a loss of (outputs, targets), or leave it out."
+            )
+
+    def partners(self, inputs: Any, targets: Any) -> Tensor:
+        """Draw another sample for each; the same for every device."""
+        for tensor in flatten_tensors(inputs):
+            if not tensor.is_floating_point():
+                raise TaskError(
+                    f"{self.name} blends numbers, and an input is {tensor.dtype}. Use x.float() "
+                    "for images; token ids cannot be blended."
+                )
+        if not isinstance(targets, Tensor):
+            raise TaskError(
+                f"{self.name} mixes targets that are a tensor, and these are a "
+                f"{type(targets).__name__}. Write a batch_transform of your own."
+            )
+        drawn = torch.randperm(len(targets))
+        return drawn.to(targets.device, non_blocking=True)
+
+    def mix_targets(self, inputs: Any, targets: Tensor, partner: Tensor, share: float) -> Tensor:
+        """Return share x targets + (1 - share) x the partners' targets, as probabilities.
+
+        Class indices become one-hot rows; (samples, ...) becomes (samples, classes, ...).
+        """
+        if not targets.is_floating_point():
+            if self.classes is None:
+                raise TaskError(
+                    f"{self.name} makes probabilities of class indices, and how many classes there "
+                    f"are is not said. Say {self.name}({self.alpha:g}, classes=10)."
+                )
+            shape = (len(targets), self.classes, *targets.shape[1:])
+            row = torch.zeros(shape, dtype=flatten_tensors(inputs)[0].dtype, device=targets.device)
+            targets = row.scatter_(1, targets.long().unsqueeze(1), 1.0)
+        return _blend(targets, partner, share)
+
+
+class Mixup(MixTransform):
+    """Blend each sample and its target with another's."""
+
+    name = "mixup"
+
+    def __call__(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
+        """Return share x batch + (1 - share) x partners, and the targets likewise."""
+        share = random.betavariate(self.alpha, self.alpha)
+        partner = self.partners(inputs, targets)
+        mixed = map_tensors(inputs, lambda tensor: _blend(tensor, partner, share))
+        return mixed, self.mix_targets(inputs, targets, partner, share)
+
+
+class Cutmix(MixTransform):
+    """Put a box of another image into each, and mix the targets by area."""
+
+    name = "cutmix"
+
+    def __call__(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
+        """Return images with a box of their partners', and targets mixed by the rest's area."""
+        share = random.betavariate(self.alpha, self.alpha)
+        sizes = {tuple(tensor.shape[-2:]) for tensor in flatten_tensors(inputs) if tensor.dim() > 3}
+        flat = [tuple(tensor.shape) for tensor in flatten_tensors(inputs) if tensor.dim() < 4]
+        if len(sizes) != 1 or flat:
+            shapes = [tuple(tensor.shape) for tensor in flatten_tensors(inputs)]
+            raise TaskError(
+                f"cutmix takes images of (samples, channels, height, width), and the inputs have "
+                f"shapes {shapes}. Use mixup, or a batch_transform of your own."
+            )
+        (height, width), partner = sizes.pop(), self.partners(inputs, targets)
+        if targets.dim() > 2 or (targets.dim() > 1 and not targets.is_floating_point()):
+            raise TaskError(
+                f"cutmix mixes one target for each image, and the targets have shape "
+                f"{tuple(targets.shape)}. Use mixup, or a batch_transform of your own."
+            )
+        top, bottom, left, right = _box(height, width, share)
+
+        def paste(images: Tensor) -> Tensor:
+            pasted = images.clone()
+            box = (..., slice(top, bottom), slice(left, right))
+            pasted[box] = images[box].index_select(0, partner)
+            return pasted
+
+        kept = 1 - (bottom - top) * (right - left) / (height * width)
+        return map_tensors(inputs, paste), self.mix_targets(inputs, targets, partner, kept)
+
+
+def mixup(alpha: float = 0.2, *, classes: int | None = None) -> MixTransform:
+    """Return the transform x = s x_i + (1 - s) x_j, y = s y_i + (1 - s) y_j, s from Beta(a, a).
+
+    One share for the batch; each sample has another of the batch as partner. Class indices become
+    probabilities, so the loss is cross-entropy with probability targets (a mean over samples), or
+    any that takes floating point targets.
+
+    Args:
+        alpha: larger mixes more.
+        classes: how many there are, where targets are class indices.
+
+    Source: https://arxiv.org/abs/1710.09412
+    """
+    return Mixup(alpha, classes)
+
+
+def cutmix(alpha: float = 1.0, *, classes: int | None = None) -> MixTransform:
+    """Return the transform that puts a box of another image into each.
+
+    The box has 1 - s of the area, s from Beta(a, a), around a place drawn evenly and cut at the
+    edges; targets are mixed by the area that it really has.
+
+    Args:
+        alpha: of the Beta distribution; 1 draws the area evenly.
+        classes: how many there are, where targets are class indices.
+
+    Source: https://arxiv.org/abs/1905.04899
+    """
+    return Cutmix(alpha, classes)
+
+
+def _blend(tensor: Tensor, partner: Tensor, share: float) -> Tensor:
+    return share * tensor + (1 - share) * tensor.index_select(0, partner)
+
+
+def _box(height: int, width: int, share: float) -> tuple[int, int, int, int]:
+    side = math.sqrt(1 - share)
+    half_height, half_width = int(height * side) // 2, int(width * side) // 2
+    row, column = random.randrange(height), random.randrange(width)
+    return (
+        max(row - half_height, 0),
+        min(row + half_height, height),
+        max(column - half_width, 0),
+        min(column + half_width, width),
+    )

@@ -1,0 +1,117 @@
+"""Every sample once, in batches of similar length, which need less padding."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surestep.base.errors import DataError
+from surestep.engine.data.order import (
+    BatchLayout,
+    DatasetView,
+    SampleOrder,
+    epoch_permutation,
+    order_generator,
+)
+
+# Lengths of a heavy tail (log-normal, sigma 0.7, 50,000 of them) in batches of 32 need 72% padding
+# shuffled, 31% with windows of 10 batches, 11% of 50 and 4% of 200; a wider one is less random.
+WINDOW = 50
+
+
+@dataclass(frozen=True, eq=False)
+class ByLength:
+    """Every sample once an epoch; shuffled, then sorted by length within windows of batches.
+
+    Attributes:
+        lengths: of each sample, (samples,) int64, or a function of a sample.
+        window: how many batches are sorted together.
+    """
+
+    lengths: Tensor | Callable[[Any], int]
+    window: int
+    name: str = "by length"
+
+    def bind(self, samples: DatasetView) -> "ByLength":
+        """Return the order over this data; a function of a sample is asked of each, once.
+
+        Raises:
+            DataError: there are more or fewer lengths than samples, or one is negative.
+        """
+        found = self.lengths
+        if not isinstance(found, Tensor):
+            found = torch.tensor([int(found(each)) for each in samples.each()])
+        if found.dim() != 1 or len(found) != samples.count:
+            raise DataError(
+                f"There are lengths of shape {tuple(found.shape)} and {samples.count} training "
+                "samples. Give by_length() one length for each sample, or a function of a sample."
+            )
+        if int(found.min()) < 0:
+            raise DataError(
+                f"The length of sample {int(found.argmin())} is {int(found.min())}. Give "
+                "by_length() lengths of at least 0."
+            )
+        return replace(self, lengths=found.long())
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    @property
+    def _lengths(self) -> Tensor:
+        assert isinstance(self.lengths, Tensor), "by_length() is not over any data yet"
+        return self.lengths
+
+    def indices(self, seed: int, epoch: int, batch_size: int) -> Tensor:
+        """Return the order: batches of similar length, themselves shuffled; a smaller one is last.
+
+        The smaller last batch is taken off before anything is sorted, so that dropping it drops no
+        particular length.
+        """
+        generator = order_generator(seed, epoch)
+        shuffled = torch.randperm(len(self), generator=generator)
+        whole = len(self) - len(self) % batch_size
+        windows = torch.arange(whole) // (self.window * batch_size)
+        by_length = torch.argsort(self._lengths[shuffled[:whole]], stable=True)
+        # Stable, so that within a window the rows stay sorted by length.
+        by_window = by_length[torch.argsort(windows[by_length], stable=True)]
+        batches = shuffled[by_window].view(-1, batch_size)
+        batches = batches[torch.randperm(len(batches), generator=generator)]
+        rest = shuffled[whole:]
+        return torch.cat([batches.flatten(), rest[torch.argsort(self._lengths[rest])]])
+
+    def explain(self, cut: BatchLayout, seed: int) -> str:
+        """Say how much of the first epoch is padding, and how much would be in a plain shuffle."""
+        ours = padding_fraction(self._lengths, self.indices(seed, 0, cut.batch_size), cut)
+        plain = padding_fraction(self._lengths, epoch_permutation(len(self), seed, 0), cut)
+        return f"padding {ours:.1%} instead of {plain:.1%}; windows of {self.window} batches"
+
+
+def padding_fraction(lengths: Tensor, order: Tensor, cut: BatchLayout) -> float:
+    """Return which part of an epoch is padding where each micro-batch is as wide as its longest."""
+    whole = len(order) - len(order) % cut.batch_size if cut.drop_last else len(order)
+    ordered, place = lengths[order[:whole]], torch.arange(whole)
+    parts = math.ceil(cut.batch_size / cut.micro_batch_size)
+    micro = place // cut.batch_size * parts + place % cut.batch_size // cut.micro_batch_size
+    longest = torch.zeros(int(micro.max()) + 1, dtype=torch.int64)
+    padded = int(longest.scatter_reduce_(0, micro, ordered, "amax")[micro].sum())
+    return 1 - int(ordered.sum()) / padded if padded else 0.0
+
+
+def by_length(
+    lengths: Sequence[int] | Tensor | Callable[[Any], int], *, window: int = WINDOW
+) -> SampleOrder:
+    """Return an order of batches of similar length; every sample comes once an epoch.
+
+    Args:
+        lengths: one for each sample; or a function of a sample, asked of each before the run.
+        window: how many batches are sorted together: more saves padding, fewer is more random.
+
+    Raises:
+        DataError: a window of less than 1.
+    """
+    if window < 1:
+        raise DataError(f"by_length(window={window}) sorts nothing. Say at least 1.")
+    return ByLength(lengths if callable(lengths) else torch.as_tensor(lengths).cpu(), window)

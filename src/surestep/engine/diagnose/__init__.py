@@ -1,0 +1,1 @@
+"""Why a step was not finite."""

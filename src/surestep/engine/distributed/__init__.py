@@ -1,0 +1,1 @@
+"""Ranks: process groups, launchers, shards, the hang monitor. Knows no model."""

@@ -1,0 +1,95 @@
+"""Copies that ranks hold of the same parameters: whether they are the same, bit for bit."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from surestep.engine.distributed.communicator import Communicator
+from surestep.engine.distributed.hang_report import format_ranks
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def find_mismatched(world: Communicator, model: nn.Module) -> dict[str, str]:
+    """Return which parameters differ between ranks that hold the same part, and on which ranks.
+
+    One pass over the parameters and one read of the device; what travels is one short text a rank,
+    and more only where there is a difference.
+    """
+    own = digests(model)
+    parts: dict[str, list[Any]] = {}
+    for name, (part, value) in own.items():
+        parts.setdefault(part, []).append((name, value))
+    short = {part: _short(values) for part, values in parts.items()}
+    if not _disagree(world, short):
+        return {}
+    long = {f"{part}/{name}": str(value) for name, (part, value) in own.items()}
+    each = [json.loads(text) for text in world.all_gather_text(json.dumps(long))]
+    found: dict[str, list[int]] = {}
+    for key in dict.fromkeys(key for one in each for key in one):
+        values = {rank: one[key] for rank, one in enumerate(each) if key in one}
+        known = list(values.values())
+        most = max(known, key=known.count)
+        odd = [rank for rank, value in values.items() if value != most]
+        if odd:
+            found.setdefault(key.partition("/")[2], []).extend(odd)
+    return {name: format_ranks(set(ranks)) for name, ranks in found.items()}
+
+
+def _disagree(world: Communicator, short: Mapping[str, str]) -> bool:
+    """Say whether two ranks say different things of the same part."""
+    known: dict[str, str] = {}
+    said = [json.loads(text) for text in world.all_gather_text(json.dumps(short))]
+    return any(
+        known.setdefault(part, value) != value for each in said for part, value in each.items()
+    )
+
+
+def digests(model: nn.Module) -> dict[str, tuple[str, int]]:
+    """Return of each parameter which part of it is here, and a sum over the bits of that.
+
+    The sum of whole numbers is the same in whatever order it is taken. Parameters without values,
+    as on the meta device, are left out.
+    """
+    found = list(_held(model))
+    if not found:
+        return {}
+    sums = torch.stack([_sum_of_bits(local).to(found[0][2].device) for _, _, local in found])
+    return {
+        name: (part, value) for (name, part, _), value in zip(found, sums.tolist(), strict=True)
+    }
+
+
+def _held(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter) or parameter.is_meta:
+            continue
+        sharded: Any = parameter
+        if hasattr(parameter, "placements"):  # a DTensor, whose import takes half a second
+            yield name, _part(sharded), sharded.to_local()
+        else:
+            yield name, "", parameter
+
+
+def _part(parameter: Any) -> str:
+    """Return which slice of a DTensor is here; ranks with the same one hold copies of it."""
+    where = parameter.device_mesh.get_coordinate() or ()
+    placed = zip(where, parameter.placements, strict=False)
+    return ".".join(str(at) for at, how in placed if how.is_shard())
+
+
+def _sum_of_bits(values: Tensor) -> Tensor:
+    values = values.detach()
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    bits = values.contiguous().view(_BITS[values.element_size()])
+    return bits.sum(dtype=torch.int64)
+
+
+def _short(values: list[Any]) -> str:
+    return hashlib.blake2b(json.dumps(values).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,261 @@
+"""Evaluation: the same shape as a step, without gradients, weighted by items."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from surestep.base.errors import SurestepError, TaskError
+from surestep.engine.batch import MicroBatch, flatten_tensors
+from surestep.engine.checks.forward import FAILURES, explain_forward
+from surestep.engine.data.batch_loader import BatchLoader
+from surestep.engine.data.failures import explain_target
+from surestep.engine.device import ran_out, sum_dtype
+from surestep.engine.distributed.communicator import ALONE, Communicator
+from surestep.engine.distributed.errors import is_of_network
+from surestep.engine.evaluate.nonfinite_inputs import explain_nonfinite, forward_of
+from surestep.engine.losses.adapt import Loss, loss_targets
+from surestep.engine.losses.multi import code_of_losses, error_prefix, split_heads
+from surestep.engine.losses.state import own_module
+from surestep.engine.metrics.base import (
+    OpenMetric,
+    init_metrics,
+    input_metric_outputs,
+    pop_logged,
+)
+from surestep.engine.model.generators import Seeded, own_generators
+from surestep.engine.model.preserve import preserve_buffers, preserve_modes
+from surestep.engine.rng import ModelRNG, preserve_torch_rng
+from surestep.engine.value import Value, number
+
+
+class EvaluationInterrupted(Exception):
+    """An evaluation was left: the run stops. Nothing is known of what it would have measured."""
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put every module in eval mode, and each back into its own mode."""
+    with preserve_modes(model.modules()):
+        model.eval()
+        yield
+
+
+class EvalAccumulator:
+    """A loss and metrics, added up on the device over an evaluation."""
+
+    def __init__(
+        self,
+        loss: Loss,
+        metrics: Mapping[str, Any],
+        device: torch.device,
+        world: Communicator = ALONE,
+    ) -> None:
+        self.loss = loss
+        self.world = world
+        self.parts = {
+            part.name: EvalAccumulator(part.loss, {}, device, world) for part in loss.components
+        }
+        self.total = torch.zeros((), dtype=sum_dtype(device), device=device)
+        self.items = 0.0
+        self.samples = 0
+        self.metrics: list[OpenMetric] = init_metrics(metrics, device)
+
+    def add(self, outputs: Any, targets: Any, items: float) -> None:
+        """Add the loss of a micro-batch that has items."""
+        value, _ = self.loss.total(outputs, targets, items)
+        self.total += value
+        self.items += items
+
+    def count(self, samples: int) -> None:
+        """Count samples, with or without items."""
+        self.samples += samples
+        for part in self.parts.values():
+            part.count(samples)
+
+    def losses(self) -> dict[str, float]:
+        """Read the device: the mean loss, and of several each; NaN where nothing was counted.
+
+        A loss that is a sum is reported per sample, so that sets of any size can be compared.
+        What has no items adds nothing to the weighted sum of several, as in a step. None where the
+        model returns its losses in train mode alone.
+        """
+        if self.loss.is_in_training_only:
+            return {}
+        if not self.parts:
+            own = [float(self.total), self.items, self.samples]
+            total, items, samples = self.world.all_reduce_sum(own)
+            divisor = samples if items and not self.loss.divides else items
+            return {"loss": total / divisor if divisor else float("nan")}
+        means = {name: part.losses()["loss"] for name, part in self.parts.items()}
+        counted = self.world.all_reduce_sum(
+            [self.parts[part.name].items for part in self.loss.components]
+        )
+        there = [part for part, n in zip(self.loss.components, counted, strict=True) if n]
+        mean = sum(part.weight * means[part.name] for part in there) if there else float("nan")
+        return {"loss": mean} | {f"loss_{name}": mean for name, mean in means.items()}
+
+    def compute(self) -> dict[str, Value]:
+        """Read the device: the losses and each metric; NaN where nothing was counted."""
+        result: dict[str, Value] = {**self.losses()}
+        for metric in self.metrics:
+            result |= metric.compute(self.world)
+        return result
+
+
+def eval_step(
+    model: nn.Module,
+    micro: MicroBatch,
+    totals: EvalAccumulator,
+    autocast: AbstractContextManager[Any],
+) -> None:
+    """Add one micro-batch to the totals; where there are metrics, their count is read."""
+    loss = totals.loss
+    with autocast:
+        outputs = model(*micro.args, **micro.kwargs)
+        if micro.items and totals.parts:
+            for head in split_heads(loss, outputs, micro):
+                with error_prefix(head.name):
+                    totals.parts[head.name].add(head.outputs, head.micro.targets, head.micro.items)
+        elif micro.items and not loss.is_in_training_only:
+            totals.add(outputs, loss_targets(loss, micro), micro.items)
+    totals.count(micro.samples)
+    count = metric_weight(loss, micro) if totals.metrics and micro.samples else 0
+    for metric in totals.metrics if micro.samples else ():
+        seen = input_metric_outputs(metric, model, micro)
+        given = loss.predictions(outputs) if seen is None else seen
+        metric.update(given, micro.targets, count, positions_of(micro))
+
+
+def metric_weight(loss: Loss, micro: MicroBatch) -> int:
+    """Return what a metric's mean is over; samples where there are no targets."""
+    return micro.rows if micro.targets is None else loss.count(micro.targets)
+
+
+def positions_of(micro: MicroBatch) -> range:
+    """Return the positions of a micro-batch's samples in its set."""
+    return range(micro.position, micro.position + micro.rows)
+
+
+def evaluate(
+    model: nn.Module,
+    feed: BatchLoader,
+    loss: Loss,
+    metrics: Mapping[str, Any],
+    *,
+    autocast: AbstractContextManager[Any],
+    grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
+    world: Communicator = ALONE,
+) -> dict[str, Value]:
+    """Measure the mean loss and the metrics over one part of the data; waits for the device.
+
+    What the batch size is does not matter. `torch.no_grad` is the default because a model that
+    keeps a tensor from its forward could not train on with an inference tensor.
+
+    Raises:
+        Interrupted: the feed was told to leave off.
+    """
+    totals = EvalAccumulator(loss, metrics, feed.device, world)
+    with (
+        preserve_buffers(model, own_module(loss)),  # observers move theirs in eval mode too
+        eval_mode(model),
+        grad_off(),
+        preserve_torch_rng(feed.device),
+    ):
+        for micro in _micro_batches(feed, model, loss):
+            try:
+                eval_step(model, micro, totals, autocast)
+            except FAILURES as error:
+                if is_of_network(error) or ran_out(error):
+                    raise
+                raise _explained(error, model, micro, feed) from error
+        pop_logged()
+        return totals.compute()
+
+
+def _explained(
+    error: Exception, model: nn.Module, micro: MicroBatch, feed: BatchLoader
+) -> SurestepError:
+    """Return an error of an evaluation as one that names the part of the data."""
+    if isinstance(error, IndexError):
+        where = f"the evaluation of the {feed.subset} data"
+        target = explain_target(error, [micro], None, where)
+        if target is not None:
+            return target
+    shapes = [tuple(each.shape) for each in flatten_tensors((micro.args, dict(micro.kwargs)))]
+    why = explain_forward(error, model, micro, alone=feed.layout.ranks == 1)
+    return TaskError(
+        f"The model or the loss fails on the {feed.subset} data, whose inputs have shapes {shapes} "
+        f"at position {micro.position}: {why}"
+    )
+
+
+def _micro_batches(feed: BatchLoader, model: nn.Module, loss: Loss) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of a part, each with torch seeded for its place.
+
+    So are the generators that the model and the loss keep.
+
+    Raises:
+        Interrupted: the feed was told to leave off.
+    """
+    randomness = ModelRNG(feed.seed, feed.device)
+    randomness.generators += map(Seeded, own_generators(model, code_of_losses(loss)).found)
+    for batch in feed.batches(epoch=0):
+        if feed.leave is not None and feed.leave():
+            raise EvaluationInterrupted
+        for micro in batch.micro_batches:
+            randomness.seed_micro_batch(-1, micro.position)
+            yield micro
+
+
+def evaluate_parts(
+    model: nn.Module,
+    feeds: Mapping[str, BatchLoader],
+    loss: Loss,
+    metrics: Mapping[str, Any],
+    *,
+    autocast: AbstractContextManager[Any],
+    grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
+    world: Communicator = ALONE,
+    warn: Callable[[str], object] | None = None,
+) -> dict[str, Value]:
+    """Measure several parts of the data; by "part/metric".
+
+    Args:
+        model: on the device of the feeds.
+        feeds: of each part.
+        loss: what is measured.
+        metrics: by name.
+        autocast: the context of a forward.
+        grad_off: the context that keeps no gradients.
+        world: the ranks.
+        warn: called with the reason why the loss of a part is not finite, if it is not; the part
+            is then read a second time. None looks for no reason.
+
+    Raises:
+        TaskError: there is something to measure, and no loss to measure it by.
+    """
+    if feeds and loss.kind == "none":
+        raise TaskError("The Task has no loss to measure. Say Task(loss=...).")
+    how: Any = {"autocast": autocast, "grad_off": grad_off, "world": world}
+    found: dict[str, dict[str, Value]] = {}
+    for part, feed in feeds.items():
+        found[part] = evaluate(model, feed, loss, metrics, **how)
+        if warn is not None and not math.isfinite(number(found[part].get("loss", 0.0))):
+            forward = forward_of(model, autocast)
+            with (
+                preserve_buffers(model, own_module(loss)),
+                eval_mode(model),
+                grad_off(),
+                preserve_torch_rng(feed.device),
+            ):
+                reason = explain_nonfinite(
+                    part, _micro_batches(feed, model, loss), loss, forward, world
+                )
+                pop_logged()
+            if reason:
+                warn(reason)
+    return {f"{part}/{name}": value for part, each in found.items() for name, value in each.items()}

@@ -1,0 +1,155 @@
+"""Why the loss of a set is not a finite number: which samples, and whether the data are at fault.
+
+Nothing is looked for while a set is measured. Only if its loss is not finite is the set read a
+second time.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from surestep.base.errors import DataError
+from surestep.engine.batch import MicroBatch, flatten_tensors
+from surestep.engine.data.batch_loader import BatchLoader
+from surestep.engine.data.sources import InMemory
+from surestep.engine.distributed.communicator import Communicator
+from surestep.engine.losses.adapt import Loss, loss_targets
+from surestep.engine.losses.multi import split_heads
+
+_NAMED = 5  # samples that a message lists
+_WHAT = ("inputs", "targets")
+Forward = Callable[[MicroBatch], Any]
+
+
+class Found(NamedTuple):
+    """Positions in a set whose loss is not finite, by where the first such value is."""
+
+    inputs: list[int]
+    targets: list[int]
+    neither: list[int]  # of the first sample of a micro-batch, since the outputs are to blame
+
+
+def explain_nonfinite(
+    part: str,
+    micro_batches: Iterable[MicroBatch],
+    loss: Loss,
+    forward: Forward,
+    world: Communicator,
+) -> str:
+    """Return which samples make the loss of a set not finite, and what to do; "" if none does.
+
+    Args:
+        part: the name of the set.
+        micro_batches: all of this rank's.
+        loss: what is measured.
+        forward: returns the outputs of a micro-batch; called for each, since ranks share a forward.
+        world: the ranks.
+    """
+    found = Found([], [], [])
+    for micro in micro_batches:
+        outputs = forward(micro)
+        if micro.items and not _is_finite_loss(loss, outputs, micro):
+            own = _of_micro(micro)
+            for mine, more in zip(found, own, strict=True):
+                mine += more
+    each = [json.loads(text) for text in world.all_gather_text(json.dumps(found))]
+    lists = (sorted(chain.from_iterable(kind)) for kind in zip(*each, strict=True))
+    return _text(part, Found(*lists))
+
+
+def check_in_memory(part: str, feed: BatchLoader, loss: Loss, forward: Forward) -> None:
+    """Check a set in memory before the run: a sample with a NaN that makes the loss NaN.
+
+    Raises:
+        DataError: there is one.
+    """
+    if not isinstance(feed.source, InMemory):
+        return
+    bad = _nonfinite_rows(feed.source)
+    for position in bad[:_NAMED]:
+        raw = next(feed.source.read(0, None, [range(position, position + 1)]))
+        micro = feed.move_micro(feed.micro_batch(raw, position, 1))
+        found = _of_micro(micro)
+        if micro.items and not found.neither and not _is_finite_loss(loss, forward(micro), micro):
+            kind = 0 if found.inputs else 1
+            raise DataError(_of_data(part, _WHAT[kind], bad))
+
+
+def _nonfinite_rows(source: InMemory) -> list[int]:
+    """Return the positions of samples that hold a value that is not finite."""
+    rows: set[int] = set()
+    for tensor in flatten_tensors(source.tensors):
+        # A sum is quick and needs no memory; it may overflow, so that is looked at again.
+        if tensor.is_floating_point() and not math.isfinite(float(tensor.sum())):
+            rows.update(_bad_rows(tensor))
+    if source.index is None:
+        return sorted(rows)
+    return [position for position, row in enumerate(source.index.tolist()) if row in rows]
+
+
+def _bad_rows(tensor: Tensor) -> list[int]:
+    bad = ~torch.isfinite(tensor)
+    found: list[int] = (bad.flatten(1).any(1) if bad.dim() > 1 else bad).nonzero()[:, 0].tolist()
+    return found
+
+
+def _of_micro(micro: MicroBatch) -> Found:
+    """Return the samples of a micro-batch that hold a value that is not finite."""
+    found = []
+    for value in ((micro.args, dict(micro.kwargs)), micro.targets):
+        rows: set[int] = set()
+        for tensor in flatten_tensors(value):
+            if tensor.is_floating_point() and tensor.dim() and len(tensor) == micro.samples:
+                rows.update(micro.position + row for row in _bad_rows(tensor))
+        found.append(sorted(rows))
+    inputs, targets = found
+    return Found(inputs, targets, [] if inputs or targets else [micro.position])
+
+
+def _is_finite_loss(loss: Loss, outputs: Any, micro: MicroBatch) -> bool:
+    values: Iterator[Any] = (
+        head.loss.value(head.outputs, loss_targets(head.loss, head.micro))
+        for head in split_heads(loss, outputs, micro)
+    )
+    return all(
+        bool(torch.isfinite(each).all()) for value in values for each in flatten_tensors(value)
+    )
+
+
+def _text(part: str, found: Found) -> str:
+    for what, positions in zip(_WHAT, (found.inputs, found.targets), strict=True):
+        if positions:
+            return _of_data(part, what, positions)
+    if not found.neither:
+        return ""
+    return (
+        f"{part}/loss is not finite: the inputs and targets of {part} are finite, and the loss of "
+        f"the batch that begins at sample {found.neither[0]} is not. Look at the model's outputs "
+        "for it, and at the precision: fp16 overflows above 65,504."
+    )
+
+
+def _of_data(part: str, what: str, positions: list[int]) -> str:
+    listed = ", ".join(map(str, positions[:_NAMED])) + (", ..." * (len(positions) > _NAMED))
+    which = f"sample {listed} has" if len(positions) == 1 else f"samples {listed} have"
+    return (
+        f"{part}/loss is not finite: {which} NaN or infinite values in the {what}. No weights can "
+        f"be called the best by it. Repair or remove {len(positions)} "
+        f"sample{'s' * (len(positions) > 1)} of {part} (numbers count from 0)."
+    )
+
+
+def forward_of(model: nn.Module, autocast: AbstractContextManager[Any]) -> Forward:
+    """Return what computes the outputs of a micro-batch."""
+
+    def forward(micro: MicroBatch) -> Any:
+        with autocast:
+            return model(*micro.args, **micro.kwargs)
+
+    return forward

@@ -1,0 +1,67 @@
+"""BatchNorm's statistics under averaged weights, which no training step has seen."""
+
+from itertools import islice
+
+import torch
+
+from surestep.engine.data.batch_loader import make_loader
+from surestep.engine.metrics.base import pop_logged
+from surestep.engine.model.preserve import preserve_buffers, preserve_modes
+from surestep.engine.plan.plan import Plan
+from surestep.engine.rng import preserve_torch_rng
+from surestep.engine.state.average import BATCH_NORM, AveragedWeights
+from surestep.engine.step.train_step import StepContext
+from surestep.engine.task.task import Task
+
+
+def recompute_statistics(
+    average: AveragedWeights, parts: StepContext, task: Task, plan: Plan
+) -> None:
+    """Compute them from the training data, once for each update of the average.
+
+    They are plain means over the batches, as torch.optim.swa_utils.update_bn makes them; a
+    BatchNorm that is kept in eval mode keeps its own. Whatever else the forward moves is put back.
+    """
+    updates = average.n_updates(parts.state.progress.steps_taken)
+    if average.averaging.buffers != "recompute" or average.computed_at == updates:
+        return
+    wanted = parts.train_modes.wanted
+    norms = [module for module, trains in wanted if trains and isinstance(module, BATCH_NORM)]
+    momenta = [norm.momentum for norm in norms]
+    with (
+        preserve_modes(module for module, _ in wanted),
+        preserve_buffers(parts.state.model),
+        preserve_torch_rng(plan.device),
+        average.swapped_in(),
+        torch.no_grad(),
+    ):
+        try:
+            for module, trains in wanted:
+                module.training = trains
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # torch's word for a plain mean
+            _forward(parts, task, plan)
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
+            pop_logged()
+    average.computed_at = updates
+
+
+def _forward(parts: StepContext, task: Task, plan: Plan) -> None:
+    """Run the first epoch's batches through the model, apart from those that the loop is at.
+
+    A stream that does not say how long it is may have no end: of it, as many as the run has read.
+    """
+    count = None if plan.steps_per_epoch is not None else parts.state.progress.step
+    whole, loss = plan.single_process(), parts.loss
+    training = make_loader(task.train, "train", task=task, loss=loss, plan=whole, training=True)
+    try:
+        for batch in islice(training.batches(epoch=0), count):
+            for micro in batch.micro_batches:
+                parts.randomness.seed_micro_batch(-1, micro.position)
+                with parts.autocast:
+                    parts.state.model(*micro.args, **micro.kwargs)
+    finally:
+        training.close()

@@ -1,0 +1,94 @@
+"""Contrastive losses: every sample of a batch is compared with every other, so none splits."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from surestep.base.errors import TaskError
+from surestep.engine.losses.base import BuiltinLoss, FirstBatch, LossDoc, at_least_fp32
+from surestep.engine.losses.input_checks import as_tuple
+
+_NO_TARGETS = "not looked at: None will do, by Task(inputs=lambda batch: (batch, None))"
+
+
+class _Contrastive(BuiltinLoss):
+    """A loss of pairs of embeddings, temperature apart."""
+
+    is_separable = False
+
+    def __init__(self, *, temperature: float) -> None:
+        super().__init__(temperature=temperature)
+        if temperature <= 0:
+            raise TaskError(f"temperature={temperature} is not above 0. Use 0.07 to 0.5.")
+        self.temperature = temperature
+
+    def check(self, first: FirstBatch) -> None:
+        """Check that there are two embeddings of one shape, and more than one sample."""
+        shapes = [tuple(part.shape) for part in as_tuple(first.outputs, ("a", "b"), self.name)]
+        if shapes[0] != shapes[1] or len(shapes[0]) != 2 or shapes[0][0] < 2:
+            raise TaskError(
+                f"The embeddings have shapes {shapes[0]} and {shapes[1]}, and {self.name} takes "
+                "two of one shape (samples, features), of at least two samples."
+            )
+
+
+class Contrastive(_Contrastive):
+    """Two views of each sample against all others of the batch (NT-Xent, SimCLR).
+
+    Args:
+        temperature: what cosines are divided by.
+    """
+
+    name = "contrastive"
+    doc = LossDoc(
+        "embeddings of two views",
+        "(a, b), each (N, D), or one tensor (N, 2, D)",
+        _NO_TARGETS,
+        "-log softmax over the other 2N - 1 views of cos(z_i, z_j) / T, at the other view of i",
+        "samples; does not split: a sample is compared with its micro-batch",
+        "Chen et al. 2020, https://arxiv.org/abs/2002.05709",
+    )
+
+    def __init__(self, *, temperature: float = 0.5) -> None:
+        super().__init__(temperature=temperature)
+
+    def total(self, outputs: Any, targets: Any) -> Tensor:
+        """Return the sum over samples of the mean of both views."""
+        a, b = as_tuple(outputs, ("a", "b"), self.name)
+        views = functional.normalize(at_least_fp32(torch.cat([a, b])), dim=1)
+        scores = views @ views.T / self.temperature
+        itself = torch.eye(len(views), dtype=torch.bool, device=a.device)
+        scores = scores.masked_fill(itself, -torch.inf)
+        other = torch.arange(len(views), device=a.device).roll(len(a))
+        return functional.cross_entropy(scores, other, reduction="sum") / 2
+
+
+class ContrastivePairs(_Contrastive):
+    """Two kinds of embedding of each sample, such as image and text (CLIP).
+
+    Args:
+        temperature: what cosines are divided by.
+    """
+
+    name = "contrastive_pairs"
+    doc = LossDoc(
+        "embeddings of pairs",
+        "(a, b), each (N, D), or one tensor (N, 2, D)",
+        _NO_TARGETS,
+        "mean of -log softmax_j cos(a_i, b_j) / T and -log softmax_j cos(b_i, a_j) / T, at j = i",
+        "samples; does not split: a sample is compared with its micro-batch",
+        "Radford et al. 2021, https://arxiv.org/abs/2103.00020",
+    )
+
+    def __init__(self, *, temperature: float = 0.07) -> None:
+        super().__init__(temperature=temperature)
+
+    def total(self, outputs: Any, targets: Any) -> Tensor:
+        """Return the sum over samples of the mean of both directions."""
+        pair = as_tuple(outputs, ("a", "b"), self.name)
+        a, b = (functional.normalize(at_least_fp32(each), dim=1) for each in pair)
+        scores, own = a @ b.T / self.temperature, torch.arange(len(a), device=a.device)
+        there = functional.cross_entropy(scores, own, reduction="sum")
+        return (there + functional.cross_entropy(scores.T, own, reduction="sum")) / 2

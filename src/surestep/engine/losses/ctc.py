@@ -1,0 +1,169 @@
+"""CTC: a sequence of labels from a longer sequence of frames, whose places are not known."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from surestep.base.errors import DataError, TaskError
+from surestep.engine.losses.base import BuiltinLoss, FirstBatch, LossDoc, at_least_fp32
+from surestep.engine.losses.input_checks import check_class_logits
+
+_PARTS = ("labels", "input_lengths", "label_lengths")
+
+
+def unpack_ctc_targets(targets: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (labels, input_lengths, label_lengths), of a tuple or a dict.
+
+    Raises:
+        TaskError: they are something else.
+    """
+    if isinstance(targets, Mapping) and set(_PARTS) <= set(targets):
+        targets = tuple(targets[name] for name in _PARTS)
+    if isinstance(targets, (tuple, list)) and len(targets) == len(_PARTS):
+        labels, frames, lengths = targets
+        return labels, frames, lengths
+    raise TaskError(
+        "CTC takes the targets (labels, input_lengths, label_lengths), as a tuple or a dict. Say "
+        "Task(inputs=lambda batch: (batch[0], tuple(batch[1:])))."
+    )
+
+
+def ctc_total(each: Tensor, lengths: Tensor) -> Tensor:
+    """Divide the loss of each sample by the length of its labels, and add up.
+
+    This is what torch's mean is over: https://docs.pytorch.org/docs/stable/generated/
+    torch.nn.CTCLoss.html
+    """
+    return (each / lengths.to(each.device, each.dtype).clamp(min=1)).sum()
+
+
+class CTC(BuiltinLoss):
+    """Labels from frames, over every way to align them.
+
+    Args:
+        blank: the class of no label.
+        zero_infinity: count samples whose labels cannot fit into their frames as 0.
+    """
+
+    name = "ctc"
+    doc = LossDoc(
+        "labels from frames (speech, handwriting)",
+        "logits (N, T, C)",
+        "(labels (N, S), input_lengths (N,), label_lengths (N,)), as a tuple or a dict",
+        "-log sum over alignments of prod_t softmax(x_t), divided by the length of the labels",
+        "samples, each divided by the length of its labels before",
+        "Graves et al. 2006, https://doi.org/10.1145/1143844.1143891",
+    )
+
+    def __init__(self, *, blank: int = 0, zero_infinity: bool = False) -> None:
+        super().__init__(blank=blank, zero_infinity=zero_infinity)
+        self.blank, self.zero_infinity = blank, zero_infinity
+
+    def total(self, outputs: Tensor, targets: Any) -> Tensor:
+        """Return the loss for each label, summed over samples."""
+        labels, frames, lengths = unpack_ctc_targets(targets)
+        each = functional.ctc_loss(
+            at_least_fp32(outputs).log_softmax(2).transpose(0, 1),
+            labels,
+            frames,
+            lengths,
+            blank=self.blank,
+            reduction="none",
+            zero_infinity=self.zero_infinity,
+        )
+        return ctc_total(each, lengths)
+
+    def items(self, batch: Any, targets: Any) -> float:
+        """Count samples."""
+        return len(unpack_ctc_targets(targets)[2])
+
+    def count(self, targets: Any) -> int:
+        """Count samples."""
+        return len(unpack_ctc_targets(targets)[2])
+
+    def check(self, first: FirstBatch) -> None:
+        """Check logits, labels and lengths."""
+        outputs, (labels, frames, lengths) = first.outputs, unpack_ctc_targets(first.targets)
+        if not isinstance(outputs, Tensor) or outputs.dim() != 3 or len(outputs) != len(lengths):
+            shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise TaskError(
+                f"The model's outputs are {shape}, and ctc takes logits (samples, frames, "
+                f"classes) for {len(lengths)} samples. Use outputs.transpose(0, 1) where frames "
+                "are first."
+            )
+        check_class_logits(first, called=self.name, dim=2)
+        _check_labels(labels, lengths, outputs.shape[2], self.blank)
+        there = outputs.shape[1]
+        check_lengths(labels, frames, lengths, there, called="" if self.zero_infinity else _CALLED)
+
+
+_CALLED = "surestep.losses.ctc"
+
+
+def _check_labels(labels: Tensor, lengths: Tensor, classes: int, blank: int) -> None:
+    if not 0 <= blank < classes:
+        raise TaskError(
+            f"blank={blank} is no class: the model has {classes} outputs. Use 0 to {classes - 1}."
+        )
+    if labels.dim() != 2:
+        raise DataError(
+            f"The labels have shape {tuple(labels.shape)}, and ctc takes (samples, places), each "
+            "row filled up to the longest: torch.nn.utils.rnn.pad_sequence(labels, True)."
+        )
+    if labels.is_floating_point():
+        raise DataError(f"The labels are {labels.dtype}, and ctc takes integers: use .long().")
+    if int(lengths.max()) > labels.shape[1]:
+        raise DataError(
+            f"The label_lengths say {int(lengths.max())} labels, and there is room for "
+            f"{labels.shape[1]}. Give the number of labels in each row."
+        )
+    labels = labels[torch.arange(labels.shape[1], device=labels.device) < lengths[:, None]]
+    if not labels.numel():
+        return
+    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise DataError(
+            f"The labels run from {int(labels.min())} to {int(labels.max())}, and the model has "
+            f"{classes} outputs: labels are 0 to {classes - 1}, without the blank."
+        )
+    if bool((labels == blank).any()):
+        raise DataError(
+            f"A label is {blank}, which is the blank. Count labels from {blank + 1}, or say "
+            f"surestep.losses.ctc(blank={classes - 1})."
+        )
+
+
+def check_lengths(
+    labels: Tensor, frames: Tensor, lengths: Tensor, there: int, *, called: str
+) -> None:
+    """Check that frames are there and labels fit into them.
+
+    Args:
+        labels: (samples, places).
+        frames: how many there are of each sample.
+        lengths: how many labels.
+        there: frames that the model returns.
+        called: the loss, where samples may not be short.
+
+    Raises:
+        DataError: they do not.
+    """
+    if int(frames.max()) > there:
+        raise DataError(
+            f"An input has {int(frames.max())} frames by its length, and the model returns "
+            f"{there}. Give the lengths of what the model returns."
+        )
+    if called and _short(labels.cpu(), frames.cpu(), lengths.cpu()):
+        raise DataError(
+            f"{_short(labels.cpu(), frames.cpu(), lengths.cpu())} samples have fewer frames than "
+            "labels, with a blank between two that are alike, so their loss is infinite. Leave "
+            f"them out, or say {called}(zero_infinity=True)."
+        )
+
+
+def _short(labels: Tensor, frames: Tensor, lengths: Tensor) -> int:
+    alike = labels[:, 1:] == labels[:, :-1]
+    inside = torch.arange(1, labels.shape[1]) < lengths[:, None]
+    return int((frames < lengths + (alike & inside).sum(1)).sum())

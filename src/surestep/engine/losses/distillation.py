@@ -1,0 +1,124 @@
+"""Distillation: a student learns from labels and from a teacher's logits."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
+
+from surestep.base.errors import TaskError
+from surestep.engine.losses import input_checks as expect
+from surestep.engine.losses.base import IGNORED, BuiltinLoss, FirstBatch, LossDoc, at_least_fp32
+from surestep.engine.losses.classification import check_fraction, weighted_count
+
+
+def split_labels(targets: Any) -> Tensor:
+    """Return the labels, which stand alone where a Task's teacher will bring the logits.
+
+    Raises:
+        TaskError: there are none.
+    """
+    labels = targets[0] if isinstance(targets, (tuple, list)) else targets
+    if not isinstance(labels, Tensor):
+        raise TaskError(
+            f"distillation takes labels, and got a {type(labels).__name__}. Where samples have "
+            "none, give zeros (torch.long) and say surestep.losses.distillation(alpha=1.0)."
+        )
+    return labels
+
+
+class Distillation(BuiltinLoss):
+    """Both terms of distillation: the teacher's softened classes, and the labels.
+
+    Args:
+        temperature: what both models' logits are divided by in the soft term.
+        alpha: the share of the soft term.
+        label_smoothing: of the labels.
+        ignore_index: labels of this value are left out, of both terms.
+    """
+
+    name = "distillation"
+    doc = LossDoc(
+        "a smaller model from a larger",
+        "logits (N, C, ...)",
+        "(indices (N, ...), teacher's logits (N, C, ...)); or indices, with Task(teacher=net)",
+        "a T^2 KL(softmax(y / T) || softmax(x / T)) + (1 - a) cross-entropy(x, t); "
+        "y is the teacher's",
+        "labels that are not ignored, both terms",
+        "Hinton et al. 2015, https://arxiv.org/abs/1503.02531",
+    )
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 2.0,
+        alpha: float = 0.5,
+        label_smoothing: float = 0.0,
+        ignore_index: int = IGNORED,
+    ) -> None:
+        super().__init__(
+            temperature=temperature,
+            alpha=alpha,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+        )
+        if temperature <= 0:
+            raise TaskError(f"temperature={temperature} is not above 0. Use 1 to 10.")
+        self.temperature, self.alpha = temperature, check_fraction(alpha, "alpha")
+        self.label_smoothing = check_fraction(label_smoothing, "label_smoothing")
+        self.ignore_index = ignore_index
+
+    def total(self, outputs: Tensor, targets: Any) -> dict[str, Tensor]:
+        """Return both terms, summed."""
+        labels, teacher = targets
+        outputs, teacher = at_least_fp32(outputs), at_least_fp32(teacher)
+        student = (outputs / self.temperature).log_softmax(1)
+        taught = (teacher / self.temperature).log_softmax(1)
+        each = functional.kl_div(student, taught, reduction="none", log_target=True).sum(1)
+        soft = each.masked_fill(labels == self.ignore_index, 0).sum()
+        hard = functional.cross_entropy(
+            outputs,
+            labels,
+            ignore_index=self.ignore_index,
+            reduction="sum",
+            label_smoothing=self.label_smoothing,
+        )
+        return {
+            "soft": self.alpha * self.temperature**2 * soft,
+            "hard": (1 - self.alpha) * hard,
+        }
+
+    def items(self, batch: Any, targets: Any) -> float:
+        """Count labels that are not ignored."""
+        return weighted_count(split_labels(targets), None, self.ignore_index)
+
+    def count(self, targets: Any) -> int:
+        """Count labels that are not ignored."""
+        return int((split_labels(targets) != self.ignore_index).sum())
+
+    def check(self, first: FirstBatch) -> None:
+        """Check that the teacher's logits are there and have the student's shape."""
+        if not isinstance(first.targets, (tuple, list)) or len(first.targets) != 2:
+            raise TaskError(
+                "distillation takes the teacher's logits beside the labels. Say "
+                "Task(teacher=net), or let the targets be (labels, teacher_logits)."
+            )
+        labels, teacher = first.targets
+        shapes = getattr(first.outputs, "shape", None), getattr(teacher, "shape", None)
+        if shapes[0] is None or shapes[0] != shapes[1]:
+            raise TaskError(
+                f"The student's outputs have shape {shapes[0] and tuple(shapes[0])} and the "
+                f"teacher's {shapes[1] and tuple(shapes[1])}. distillation takes logits of one "
+                "shape from both."
+            )
+        if labels.is_floating_point():
+            raise TaskError(
+                f"The labels are {labels.dtype}, and distillation takes class indices: use "
+                "labels.long()."
+            )
+        expect.check_class_targets(FirstBatch(first.outputs, labels), ignored=self.ignore_index)
+        expect.check_class_logits(first, called="distillation")
+        if expect.is_distribution(teacher.detach(), 1):
+            raise TaskError(
+                "The teacher's outputs are probabilities, and distillation takes its logits. "
+                "Leave its softmax out."
+            )

@@ -1,0 +1,215 @@
+"""Language modelling: the next token, and tokens that were masked."""
+
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.nn import functional
+
+from surestep.base.errors import DataError, TaskError
+from surestep.engine.losses import input_checks as expect
+from surestep.engine.losses.base import IGNORED, BuiltinLoss, FirstBatch, LossDoc, at_least_fp32
+from surestep.engine.losses.classification import check_fraction, checked_class_dim
+
+_FORMULA = "-log softmax(x)_t + z (log sum_v exp x_v)^2"
+_Z_SOURCE = "z-loss: Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311"
+
+
+class _Tokens(BuiltinLoss):
+    """Cross-entropy over tokens, with the words last or in dimension 1."""
+
+    def __init__(
+        self,
+        *,
+        ignore_index: int,
+        z_loss: float,
+        label_smoothing: float,
+        class_dim: int,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            **options,
+            ignore_index=ignore_index,
+            z_loss=z_loss,
+            label_smoothing=label_smoothing,
+            class_dim=class_dim,
+        )
+        self.class_dim = checked_class_dim(class_dim)
+        if z_loss < 0:
+            raise TaskError(f"z_loss={z_loss} is below 0. Use 1e-4, or 0 for none.")
+        self.ignore_index, self.z_loss = ignore_index, z_loss
+        self.label_smoothing = check_fraction(label_smoothing, "label_smoothing")
+
+    def wanted(self, targets: Tensor) -> Tensor:
+        """Return the token that each place is to predict."""
+        return targets
+
+    def total(self, outputs: Tensor, targets: Tensor) -> Tensor | dict[str, Tensor]:
+        """Return the cross-entropy summed over tokens, and the z-loss where there is one."""
+        wanted, logits = self.wanted(targets), at_least_fp32(outputs)
+        if self.class_dim == -1:
+            wanted, logits = wanted.flatten(), logits.flatten(0, 1)
+        own = functional.cross_entropy(
+            logits,
+            wanted,
+            ignore_index=self.ignore_index,
+            reduction="sum",
+            label_smoothing=self.label_smoothing,
+        )
+        if not self.z_loss:
+            return own
+        squares = logits.logsumexp(1).square().masked_fill(wanted == self.ignore_index, 0)
+        return {"cross_entropy": own, "z_loss": self.z_loss * squares.sum()}
+
+    def items(self, batch: Any, targets: Tensor) -> float:
+        """Count tokens to predict."""
+        return self.count(targets)
+
+    def count(self, targets: Tensor) -> int:
+        """Count tokens to predict."""
+        return int((self.wanted(targets) != self.ignore_index).sum())
+
+    def check(self, first: FirstBatch) -> None:
+        """Check logits (samples, tokens, words) against tokens (samples, tokens)."""
+        outputs, targets = expect.require_tensors(first)
+        shape, wanted = tuple(outputs.shape), tuple(targets.shape)
+        last, second = wanted == shape[:2], wanted == (shape[0], *shape[2:])
+        if outputs.dim() != 3 or not (last if self.class_dim == -1 else second):
+            turned = outputs.dim() == 3 and (last or second)
+            instead = (
+                f"Use class_dim={-self.class_dim}."
+                if turned
+                else "For one class for each sample use surestep.losses.multiclass()."
+            )
+            takes = "tokens, words" if self.class_dim == -1 else "words, tokens"
+            raise TaskError(
+                f"The model's outputs have shape {shape} and the targets {wanted}. {self.name} "
+                f"takes logits (samples, {takes}) and tokens (samples, tokens). {instead}"
+            )
+        dim = 2 if self.class_dim == -1 else 1
+        if targets.dtype not in expect.INDEX_TYPES:
+            raise DataError(f"Tokens are int64, and the targets {targets.dtype}: use .long().")
+        expect.check_index_range(targets, shape[dim], self.ignore_index)
+        expect.check_class_logits(first, called=self.name, dim=dim)
+
+
+class NextToken(_Tokens):
+    """Each token from those before it.
+
+    Args:
+        targets: "tokens": the same tokens as the inputs, shifted here: logits at t are compared
+            with token t + 1. "shifted": targets at t are the token to predict there.
+        ignore_index: targets of this value are left out.
+        z_loss: what the squared log of the softmax's sum weighs; 1e-4 keeps logits small.
+        label_smoothing: the share of each target that is spread over all words.
+        class_dim: the dimension of the words in the logits: -1, or 1 for (N, V, T).
+    """
+
+    name = "next_token"
+    doc = LossDoc(
+        "the next token",
+        "logits (N, T, V), or (N, V, T) with class_dim=1",
+        "tokens (N, T), shifted here; or targets='shifted'",
+        _FORMULA,
+        "targets that are not ignored, after the shift",
+        _Z_SOURCE,
+    )
+
+    def __init__(
+        self,
+        *,
+        targets: Literal["tokens", "shifted"] = "tokens",
+        ignore_index: int = IGNORED,
+        z_loss: float = 0.0,
+        label_smoothing: float = 0.0,
+        class_dim: Literal[1, -1] = -1,
+    ) -> None:
+        super().__init__(
+            targets=targets,
+            ignore_index=ignore_index,
+            z_loss=z_loss,
+            label_smoothing=label_smoothing,
+            class_dim=class_dim,
+        )
+        if targets not in ("tokens", "shifted"):
+            raise TaskError(f"targets={targets!r} is not known. Use 'tokens' or 'shifted'.")
+        self.shifts = targets == "tokens"
+
+    def wanted(self, targets: Tensor) -> Tensor:
+        """Return the token that each place is to predict; of the last place nobody knows it.
+
+        A target more is cheaper than a copy of the logits with a place less.
+        """
+        if not self.shifts:
+            return targets
+        return functional.pad(targets[:, 1:], (0, 1), value=self.ignore_index)
+
+    def check(self, first: FirstBatch) -> None:
+        """Check shapes, and whether targets are shifted once: not twice, not never."""
+        super().check(first)
+        targets = first.targets
+        for tokens in first.inputs:
+            if tokens.shape != targets.shape or tokens.is_floating_point() or len(targets[0]) < 3:
+                continue
+            if self.shifts and _agree(targets[:, :-1], tokens[:, 1:], self.ignore_index):
+                raise DataError(
+                    "The targets are shifted already: each is the next of the inputs. Say "
+                    "surestep.losses.next_token(targets='shifted'), or give the inputs as targets."
+                )
+            if not self.shifts and _agree(targets, tokens, self.ignore_index):
+                raise DataError(
+                    "The targets are the inputs, not shifted: the model would learn to repeat "
+                    "them. Say surestep.losses.next_token(targets='tokens')."
+                )
+
+
+def _agree(targets: Tensor, tokens: Tensor, ignored: int) -> bool:
+    kept = targets != ignored
+    # Of one and the same token all over, a shift cannot be told.
+    several = len(tokens[kept].unique()) > 1
+    return several and bool((targets[kept] == tokens[kept]).all())
+
+
+class MaskedTokens(_Tokens):
+    """Tokens that were masked in the inputs, from those around them.
+
+    Args:
+        ignore_index: targets of tokens that were not masked.
+        z_loss: what the squared log of the softmax's sum weighs; 1e-4 keeps logits small.
+        label_smoothing: the share of each target that is spread over all words.
+        class_dim: the dimension of the words in the logits: -1, or 1 for (N, V, T).
+    """
+
+    name = "masked_tokens"
+    doc = LossDoc(
+        "masked tokens",
+        "logits (N, T, V), or (N, V, T) with class_dim=1",
+        "tokens (N, T), ignore_index where none was masked",
+        _FORMULA,
+        "targets that are not ignored",
+        f"Devlin et al. 2018, https://arxiv.org/abs/1810.04805; {_Z_SOURCE}",
+    )
+
+    def __init__(
+        self,
+        *,
+        ignore_index: int = IGNORED,
+        z_loss: float = 0.0,
+        label_smoothing: float = 0.0,
+        class_dim: Literal[1, -1] = -1,
+    ) -> None:
+        super().__init__(
+            ignore_index=ignore_index,
+            z_loss=z_loss,
+            label_smoothing=label_smoothing,
+            class_dim=class_dim,
+        )
+
+    def check(self, first: FirstBatch) -> None:
+        """Check shapes, and that some targets are left out."""
+        super().check(first)
+        if bool((first.targets != self.ignore_index).all()):
+            raise DataError(
+                f"No target of the first batch is {self.ignore_index}, so every token is to be "
+                f"predicted, also those that the model sees. Set targets to {self.ignore_index} "
+                "where nothing was masked, or use surestep.losses.next_token()."
+            )

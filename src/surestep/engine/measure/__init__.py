@@ -1,1 +1,0 @@
-"""What a step costs: memory, activations, the profile; and what its inputs do."""

@@ -1,0 +1,235 @@
+"""Metrics over all predictions of a set at once: AUC, F1, correlations.
+
+Such a metric is no mean over batches. Each rank keeps what it has seen in a spool, in bounded
+memory; then one rank gathers it, in the order of the data, and computes.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from surestep.base.errors import TaskError
+from surestep.engine.batch import flatten_tensors, map_tensors
+from surestep.engine.distributed.communicator import ALONE, Communicator
+from surestep.engine.metrics.spool import Spool
+from surestep.engine.metrics.values import named_values
+from surestep.engine.value import Value
+
+_SAY = "Give surestep.whole_set(fn, preprocess=...), which returns a pair of tensors to keep"
+
+
+@dataclass(frozen=True)
+class WholeSet:
+    """A metric that is computed over all predictions of a set; made by `whole_set`.
+
+    Attributes:
+        function: `function(outputs, targets)` over the set.
+        preprocess: `preprocess(outputs, targets)` of each batch, which returns what is kept.
+        higher_is_better: of the value, or of each of several; None is neither.
+    """
+
+    function: Callable[[Any, Any], Any]
+    preprocess: Callable[[Any, Any], tuple[Any, Any]] | None = None
+    higher_is_better: bool | Mapping[str, bool | None] | None = None
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        """Compute the metric of these outputs and targets."""
+        return self.function(outputs, targets)
+
+
+def whole_set(
+    function: Callable[[Any, Any], Any],
+    *,
+    preprocess: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+    higher_is_better: bool | Mapping[str, bool | None] | None = None,
+) -> WholeSet:
+    """Return a metric that is computed once over all predictions of a set, for `Task(metrics=)`.
+
+    `surestep.whole_set(lambda outputs, targets: roc_auc_score(targets, outputs))` is the same
+    number for any `validation.batch_size` and any number of ranks. Each rank keeps up to 256 MiB of
+    what it has seen in memory, and the rest in a temporary file, in the folder that TMPDIR sets.
+
+    Args:
+        function: `function(outputs, targets)`, which returns a number, a table, or a dict of them.
+            It is given tensors on the CPU with a row for each sample of the set, in the order of
+            the data; half precision as fp32. Above the limit they are mapped to the file.
+        preprocess: `preprocess(outputs, targets)` of each batch, which returns the pair that is
+            kept instead: the probability of one class, or only the tokens that count. Its rows need
+            not be samples.
+        higher_is_better: whether a larger value is better, for `validation.metric`; of several
+            values by name. None: say `validation.mode`.
+
+    Raises:
+        TaskError: `function` is not callable, or is an object that keeps a state of its own.
+    """
+    for name, given in {"function": function, "preprocess": preprocess}.items():
+        if not callable(given) and (given is not None or name == "function"):
+            raise TaskError(
+                f"whole_set({name}=...) is a {type(given).__name__}. Give a function of (outputs, "
+                "targets)."
+            )
+    if hasattr(function, "update") and hasattr(function, "compute"):
+        raise TaskError(
+            f"whole_set() takes a function of (outputs, targets), and {type(function).__name__} "
+            "has update and compute: give it to Task(metrics=...) as it is."
+        )
+    return WholeSet(function, preprocess, higher_is_better)
+
+
+class Piece(NamedTuple):
+    """The rows that one micro-batch added, from which position of the set on, and on which rank."""
+
+    position: int
+    rows: int
+    rank: int = 0
+
+
+class WholeSetMetric:
+    """A metric of `whole_set` during one evaluation of one set."""
+
+    def __init__(self, name: str, metric: WholeSet) -> None:
+        self.name = name
+        self.metric = metric
+        self._spool = Spool()
+        self._pieces: list[Piece] = []
+        self._template: Any = ()
+
+    def update(self, outputs: Any, targets: Any, count: int, at: range) -> None:
+        """Keep a batch, whose samples are `at` these positions of the set.
+
+        Raises:
+            TaskError: it is not tensors with a row for each sample.
+        """
+        kept = (outputs, targets)
+        if self.metric.preprocess is not None:
+            kept = self.metric.preprocess(outputs, targets)
+            if not isinstance(kept, tuple) or len(kept) != 2:
+                raise TaskError(
+                    f"metrics[{self.name!r}]: preprocess returned a {type(kept).__name__}. Return "
+                    "a pair of tensors: (outputs, targets)."
+                )
+        tensors = flatten_tensors(kept)
+        rows = len(at) if self.metric.preprocess is None else _rows_of(tensors)
+        self._check(kept, tensors, rows)
+        for number, tensor in enumerate(tensors):
+            self._spool.add(str(number), tensor)
+        self._pieces.append(Piece(at.start, rows))
+        if not self._template:
+            self._template = map_tensors(kept, lambda each: each.new_empty(0))
+
+    def _check(self, kept: Any, tensors: list[Tensor], rows: int) -> None:
+        odd = _other_leaf(kept)
+        if odd is not None or not tensors:
+            kind = "nothing" if odd is None else f"a {type(odd).__name__}"
+            raise TaskError(
+                f"metrics[{self.name!r}] keeps tensors of a whole set, and was given {kind}. {_SAY}"
+                "."
+            )
+        for number, tensor in enumerate(tensors):
+            shape = tuple(tensor.shape)
+            if not shape or shape[0] != rows:
+                problem = f"shape {shape} where there are {rows} rows"
+            elif not (problem := self._spool.mismatch(str(number), tensor)):
+                continue
+            raise TaskError(
+                f"metrics[{self.name!r}] keeps a row for each sample, and got a tensor with "
+                f"{problem}. {_SAY}, all of one row shape and type."
+            )
+
+    def compute(self, world: Communicator = ALONE) -> dict[str, Value]:
+        """Return the metric of all ranks' samples; NaN where there are none.
+
+        Raises:
+            TaskError: the function fails; on every rank.
+        """
+        if world.size == 1:
+            return self._value(self._spool, self._pieces) if self._pieces else self._unknown()
+        with world.long_timeout():
+            return self._value_of_ranks(world)
+
+    def _unknown(self) -> dict[str, Value]:
+        return {self.name: float("nan")}
+
+    def _value(self, spool: Spool, pieces: Sequence[Piece]) -> dict[str, Value]:
+        arrays = (torch.from_numpy(spool.array(name)) for name in spool.names)
+        outputs, targets = map_tensors(self._template, lambda _: next(arrays))
+        try:
+            return named_values(self.name, self.metric.function(outputs, targets))
+        except Exception as error:  # whatever the user's function raises
+            raise TaskError(
+                f"metrics[{self.name!r}] fails on {sum(each.rows for each in pieces)} rows, all of "
+                f"the set: {type(error).__name__}: {error}"
+            ) from error
+
+    def _value_of_ranks(self, world: Communicator) -> dict[str, Value]:
+        """Gather all rows on the rank that has the first, and let it compute."""
+        own = {"pieces": [each[:2] for each in self._pieces], "rows": self._spool.layout()}
+        told = [json.loads(text) for text in world.all_gather_text(json.dumps(own))]
+        pieces = sorted(
+            Piece(position, rows, rank)
+            for rank, each in enumerate(told)
+            for position, rows in each["pieces"]
+        )
+        if not pieces:
+            return self._unknown()
+        layouts = [each["rows"] for each in told if each["pieces"]]
+        if any(each != layouts[0] for each in layouts):
+            raise TaskError(
+                f"metrics[{self.name!r}] keeps {layouts[0]} on one rank and others elsewhere: "
+                f"{layouts}. {_SAY}, all of one row shape and type."
+            )
+        root = pieces[0].rank
+        spool = self._gathered(world, pieces, root)
+        answer: dict[str, Any] = {}
+        if world.rank == root:
+            try:
+                answer = {"values": self._value(spool, pieces)}
+            except TaskError as error:  # which every rank raises
+                answer = {"error": str(error)}
+        answer = json.loads(world.all_gather_text(json.dumps(answer))[root])
+        if "error" in answer:
+            raise TaskError(answer["error"])
+        values: dict[str, Value] = answer["values"]
+        return values
+
+    def _gathered(self, world: Communicator, pieces: Sequence[Piece], root: int) -> Spool:
+        """Return the rows of all ranks, in order, on the rank `root`; those of others are empty."""
+        arrays = [torch.from_numpy(self._spool.array(name)) for name in self._spool.names]
+        spool, done = Spool(), 0
+        for piece in pieces:
+            if world.rank not in (piece.rank, root):
+                continue
+            for number, array in enumerate(arrays):
+                if piece.rank == world.rank:
+                    rows = array[done : done + piece.rows].contiguous()
+                else:
+                    rows = array.new_empty(piece.rows, *array.shape[1:])
+                with world.explain_errors():
+                    if piece.rank != root and rows.numel():
+                        if world.rank == root:
+                            dist.recv(rows, src=piece.rank, group=world.group)
+                        else:
+                            dist.send(rows, dst=root, group=world.group)
+                if world.rank == root:
+                    spool.add(str(number), rows)
+            done += piece.rows if piece.rank == world.rank else 0
+        return spool
+
+
+def _rows_of(tensors: Sequence[Tensor]) -> int:
+    first = next(iter(tensors), None)
+    return len(first) if first is not None and first.dim() else 0
+
+
+def _other_leaf(value: Any) -> Any:
+    """Return the first part of a nested value that is neither a tensor nor None; else None."""
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        return next((odd for each in value if (odd := _other_leaf(each)) is not None), None)
+    return None if isinstance(value, Tensor) else value

@@ -1,0 +1,54 @@
+"""Tensors that training leaves alone: a checkpoint may leave them out and keep their fingerprints.
+
+Whoever loads it must have them already, built or read as they were; the fingerprint proves it.
+"""
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surestep.engine.distributed.shards import full_tensor
+from surestep.engine.plan.plan import Plan
+from surestep.engine.state.state import State
+
+
+def frozen_hashes(model: nn.Module, plan: Plan) -> dict[str, str]:
+    """Return the fingerprints of what checkpoints leave out: nothing where they hold all."""
+    return fingerprints(model) if plan.checkpoint_weights == "trained" else {}
+
+
+def fingerprints(model: nn.Module) -> dict[str, str]:
+    """Return the frozen parameters by name, each with its fingerprint; waits for the device."""
+    return {
+        name: fingerprint(parameter)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if not parameter.requires_grad
+    }
+
+
+def fingerprint(tensor: Tensor) -> str:
+    """Return the SHA-256 of a tensor's type, shape and values.
+
+    Where ranks share it, all of them must ask for it together.
+    """
+    plain = full_tensor(tensor.detach()).cpu().contiguous()
+    values: Any = plain.reshape(-1).view(torch.uint8).numpy()
+    digest = hashlib.sha256(f"{plain.dtype} {tuple(plain.shape)}".encode())
+    digest.update(values)
+    return digest.hexdigest()
+
+
+def omitted_weights(state: State) -> dict[str, str]:
+    """Return what a checkpoint of this moment leaves out, with fingerprints.
+
+    What was thawed meanwhile is trained, and is so for good, although it be frozen again.
+    """
+    held = {id(each) for optimizer in state.optimizers.values() for each in optimizer.state}
+    own = dict(state.model.named_parameters(remove_duplicate=False))
+    return {
+        name: sha
+        for name, sha in state.base.items()
+        if not own[name].requires_grad and id(own[name]) not in held
+    }

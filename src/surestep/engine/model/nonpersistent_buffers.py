@@ -1,0 +1,107 @@
+"""Buffers that a model's state_dict leaves out, where training moves them; and those of a loss.
+
+Most are tables that follow from the sizes of the model, such as masks and rotary angles: no
+checkpoint need hold them. What differs from what was built is part of the State.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from surestep.base.errors import CheckpointError
+
+Slot = tuple[str, nn.Module, str]  # the full name, the owner, and its name there
+
+
+def left_out_of_state(model: nn.Module) -> Iterator[Slot]:
+    """Yield the buffers that a state_dict leaves out."""
+    for prefix, module in model.named_modules():
+        for key in sorted(module._non_persistent_buffers_set):
+            yield f"{prefix}.{key}" if prefix else key, module, key
+
+
+def every_buffer(model: nn.Module) -> Iterator[Slot]:
+    """Yield all buffers."""
+    for prefix, module in model.named_modules():
+        for key in module._buffers:
+            yield f"{prefix}.{key}" if prefix else key, module, key
+
+
+def empty_buffers(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """Return the owners of the buffers of a state_dict that are None until training fills them."""
+    return {
+        name: (owner, key)
+        for name, owner, key in every_buffer(model)
+        if owner._buffers[key] is None and key not in owner._non_persistent_buffers_set
+    }
+
+
+Slots = Callable[[nn.Module], Iterator[Slot]]
+
+
+def initial_values(model: nn.Module, slots: Slots = left_out_of_state) -> dict[str, Tensor | None]:
+    """Copy buffers to the host, by name; waits for the device. One may be None until later."""
+    return {
+        name: None if (now := owner._buffers[key]) is None else _host(now).clone()
+        for name, owner, key in slots(model)
+    }
+
+
+def changed_buffers(
+    model: nn.Module, before: Mapping[str, Tensor | None], slots: Slots = left_out_of_state
+) -> dict[str, Tensor]:
+    """Return those that are not as they were built; waits for the device.
+
+    Raises:
+        CheckpointError: one of them is sparse.
+    """
+    found: dict[str, Tensor] = {}
+    for name, owner, key in slots(model):
+        now = owner._buffers[key]
+        if name in before and now is not None and not _same(now, before[name]):
+            if now.layout is not torch.strided:
+                raise CheckpointError(
+                    f"The sparse buffer {name} was moved in training, and a checkpoint holds no "
+                    "sparse buffers with persistent=False. Register it with persistent=True."
+                )
+            found[name] = now
+    return found
+
+
+@torch.no_grad()
+def restore_buffers(
+    model: nn.Module,
+    before: Mapping[str, Tensor | None],
+    values: Mapping[str, Tensor],
+    slots: Slots = left_out_of_state,
+) -> None:
+    """Give the buffers these values; those that are not named are as they were built.
+
+    One that has grown meanwhile, as tables do, or that was None, is replaced.
+    """
+    for name, owner, key in slots(model):
+        if name not in before and name not in values:
+            continue
+        now, value = owner._buffers[key], values.get(name, before.get(name))
+        if now is None or value is None:
+            device = next((each.device for each in model.parameters()), torch.device("cpu"))
+            owner._buffers[key] = None if value is None else value.to(device, copy=True)
+        elif now.shape == value.shape and now.layout == value.layout:
+            now.copy_(value)
+        else:
+            owner._buffers[key] = value.to(now.device, now.dtype, copy=True)
+
+
+def _same(now: Tensor, before: Tensor | None) -> bool:
+    if before is None or now.shape != before.shape or now.layout != before.layout:
+        return False
+    a, b = _host(now), before
+    if now.layout is torch.strided:
+        return torch.equal(a, b)
+    a, b = a.to_sparse_coo().coalesce(), b.to_sparse_coo().coalesce()
+    return torch.equal(a.indices(), b.indices()) and torch.equal(a.values(), b.values())
+
+
+def _host(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu()

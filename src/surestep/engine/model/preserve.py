@@ -1,0 +1,129 @@
+"""What a step or a look at a model puts back: its modes and its buffers."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from surestep.base.errors import TaskError
+from surestep.engine.parallel.strategy import StepOutcome
+
+_NORMS = nn.modules.batchnorm._NormBase
+
+
+class BufferSnapshot:
+    """The buffers of a model and of a loss, to be put back where a step is skipped.
+
+    A forward has moved BatchNorm's statistics before anybody knows that its step will not count.
+    They are found by owner and name, since some modules put a new tensor in place of the old, and
+    some of None.
+    """
+
+    def __init__(self, *modules: nn.Module | None) -> None:
+        self.slots = [
+            (module._buffers, name)
+            for root in modules
+            if root is not None
+            for module in root.modules()
+            for name, buffer in module._buffers.items()
+            if not (buffer is None and isinstance(module, _NORMS))  # it keeps no statistics
+        ]
+        self._kept: list[_Kept | None] = []
+
+    def save(self) -> None:
+        """Keep a copy."""
+        before = self._kept or [None] * len(self.slots)
+        with torch.no_grad():
+            self._kept = [
+                None if (now := owner[name]) is None else _Kept.of(now, old)
+                for (owner, name), old in zip(self.slots, before, strict=True)
+            ]
+
+    @torch.no_grad()
+    def restore(self, outcome: StepOutcome) -> None:
+        """Put the copy back where the step was not taken; on the device where only it knows.
+
+        The device is read where a buffer was None: once for each, in the step that filled it.
+        """
+        if outcome.nonfinite_flag is None and outcome.took_step:
+            return
+        good = None if outcome.nonfinite_flag is None else outcome.nonfinite_flag == 0
+        for (owner, name), kept in zip(self.slots, self._kept, strict=True):
+            now = owner[name]
+            if kept is None or now is None or now.layout is not torch.strided:
+                is_moved = now is not None if kept is None else kept.is_moved(now)
+                if is_moved and (good is None or not bool(good)):
+                    owner[name] = None if kept is None else kept.copy
+            elif now.shape != kept.copy.shape:  # a table that grew: only what it holds is new
+                owner[name] = kept.copy if good is None else now
+            elif good is None:
+                now.copy_(kept.copy)
+            else:
+                torch.where(good, now, kept.copy.to(now.dtype), out=now)
+
+
+class _Kept(NamedTuple):
+    """A buffer as it was: a copy of its values, and what shows whether a sparse one was moved."""
+
+    copy: Tensor
+    tensor: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, now: Tensor, old: "_Kept | None") -> "_Kept":
+        """Keep a copy; a sparse one, which seldom moves, is copied where it is another one now."""
+        if now.layout is not torch.strided and old is not None and not old.is_moved(now):
+            return old
+        return cls(now.clone(), now, _version(now))
+
+    def is_moved(self, now: Tensor | None) -> bool:
+        """Say whether another tensor is there now, or the same was written to."""
+        return now is not self.tensor or _version(self.tensor) != self.version
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class TrainModes:
+    """The train or eval mode that each module should have in training."""
+
+    def __init__(self, model: nn.Module, keep_eval: tuple[nn.Module, ...] = ()) -> None:
+        # Asked of the model itself, since a module may keep a part in eval mode in its train().
+        model.train()
+        held = set(model.modules())
+        for module in keep_eval:
+            if module not in held:
+                raise TaskError(
+                    f"keep_eval has a {type(module).__name__} that is not a part of the model. "
+                    "Name a module of the model itself."
+                )
+            module.eval()
+        self.wanted = [(module, module.training) for module in model.modules()]
+
+
+@contextmanager
+def preserve_modes(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Put each module back into its own mode, train or eval."""
+    modes = [(module, module.training) for module in modules]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def preserve_buffers(*modules: nn.Module | None) -> Iterator[None]:
+    """Put back what a forward moves: its state of another kind than BatchNorm's is the run's."""
+    buffers = BufferSnapshot(*modules)
+    buffers.save()
+    tensors = [owner[name] for owner, name in buffers.slots]
+    try:
+        yield
+    finally:
+        for (owner, name), tensor in zip(buffers.slots, tensors, strict=True):
+            owner[name] = tensor  # the very one: a forward may have put another in its place
+        buffers.restore(StepOutcome(False))

@@ -1,0 +1,115 @@
+"""Recurrent state that is carried from batch to batch: truncated back-propagation.
+
+The state stands in buffers of the model, a row for each lane. So it is saved and resumed with the
+model, put back where a step is skipped, and cut with the batch: each forward takes the rows of its
+own lanes. In eval mode it has rows of their own, and training goes on from where it was.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surestep.base.errors import ConfigError, TaskError
+from surestep.engine.data.bptt import BPTTDataset
+from surestep.engine.plan.plan import Plan
+from surestep.engine.task.task import Task
+
+
+class StatefulRNN(nn.Module):
+    """A recurrent model whose state goes on in the next batch, without its graph.
+
+    Its forward takes `(*inputs, lane, first)`, as `surestep.BPTTDataset` gives them: the inner
+    model is called as `model(*inputs, state)` and returns `(outputs, state)`.
+
+    Args:
+        model: the inner model.
+        start: what the state of one lane starts from, of size 1 in `dim`; a tensor or a tuple.
+        lanes: how many there are.
+        dim: the dimension of the lanes in the state: 0, or 1 for torch's nn.LSTM and nn.GRU.
+
+    Raises:
+        TaskError: `start` is not of one lane.
+    """
+
+    def __init__(
+        self, model: nn.Module, start: Tensor | tuple[Tensor, ...], lanes: int, *, dim: int = 0
+    ) -> None:
+        super().__init__()
+        self.model, self.lanes, self.dim = model, lanes, dim
+        self.is_tuple = isinstance(start, tuple)
+        starts = start if isinstance(start, tuple) else (start,)
+        for index, each in enumerate(starts):
+            if each.dim() <= dim or each.shape[dim] != 1:
+                raise TaskError(
+                    f"start has shape {tuple(each.shape)}, and the state of one lane has size 1 in "
+                    f"dimension {dim}. Say dim=1 for nn.LSTM and nn.GRU, such as "
+                    "Carry(model, torch.zeros(layers, 1, hidden), lanes=8, dim=1)."
+                )
+            self.register_buffer(f"start_{index}", each.detach().clone())
+            self.register_buffer(f"state_{index}", each.detach().repeat_interleave(lanes, dim))
+        self.count = len(starts)
+        self._measured: list[Tensor] = []
+
+    def forward(self, *inputs: Any) -> Any:
+        """Return the inner model's outputs; keep its state for the next window of these lanes."""
+        *rest, lane, first = inputs
+        if len(lane) > self.lanes:
+            raise TaskError(
+                f"A batch of {len(lane)} samples holds several windows of one of the {self.lanes} "
+                f"lanes, which follow on each other. Use at most {self.lanes} at once."
+            )
+        rows = self._rows()
+        shape = [-1 if dim == self.dim else 1 for dim in range(rows[0].dim())]
+        found = []
+        for index, held in enumerate(rows):
+            anew = first.view(shape + [1] * (held.dim() - len(shape)))
+            start = getattr(self, f"start_{index}")
+            found.append(torch.where(anew, start, held.index_select(self.dim, lane)))
+        outputs, state = self.model(*rest, tuple(found) if self.is_tuple else found[0])
+        with torch.no_grad():
+            for held, new in zip(rows, state if self.is_tuple else (state,), strict=True):
+                held.index_copy_(self.dim, lane, new.detach().to(held.dtype))
+        return outputs
+
+    def _rows(self) -> list[Tensor]:
+        """Return the rows of all lanes; in eval mode others, which are no part of the run."""
+        rows: list[Tensor] = [getattr(self, f"state_{index}") for index in range(self.count)]
+        if self.training:
+            return rows
+        if not self._measured or self._measured[0].device != rows[0].device:
+            with torch.inference_mode(False):  # else no_grad could not write into them later
+                self._measured = [each.clone() for each in rows]
+        return self._measured
+
+
+def check_stateful_rnn(task: Task, model: nn.Module, plan: Plan) -> None:
+    """Check that what is carried meets data in time order, one window of each lane at a time.
+
+    Raises:
+        ConfigError: batches hold several windows of a lane, or the order is not time's.
+        TaskError: data has more lanes than the model.
+    """
+    carried = next((each for each in model.modules() if isinstance(each, StatefulRNN)), None)
+    if carried is None:
+        return
+    if plan.data_shuffle:
+        raise ConfigError(
+            "The model carries its state from batch to batch, and data.shuffle mixes the windows. "
+            "Give surestep.BPTTDataset(...) as data, or say data.shuffle=False for your own."
+        )
+    parts = {"train": task.train, **task.val_sets()}
+    for name, data in (parts if task.test is None else {**parts, "test": task.test}).items():
+        lanes = data.lanes if isinstance(data, BPTTDataset) else carried.lanes
+        if lanes > carried.lanes:
+            raise TaskError(
+                f"The {name} data has {lanes} lanes, and the model carries {carried.lanes}. Say "
+                f"surestep.StatefulRNN(..., lanes={lanes}), or cut the data into fewer."
+            )
+        option = "batch_size" if name == "train" else "validation.batch_size"
+        size = getattr(plan, option.replace(".", "_"))
+        if size > lanes:
+            raise ConfigError(
+                f"{option}={size} holds several windows of each of the {lanes} lanes of the {name} "
+                f"data, which follow on each other. Say {option}={lanes}."
+            )

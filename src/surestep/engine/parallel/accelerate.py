@@ -1,0 +1,40 @@
+"""Accelerate holds the model and its devices; the step is ours.
+
+Source: https://huggingface.co/docs/accelerate/package_reference/accelerator
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import nn
+
+from surestep.engine.parallel.ddp import DDPStrategy
+from surestep.engine.plan.plan import Plan
+
+
+class AccelerateStrategy(DDPStrategy):
+    """The verbs of a step on a model that Accelerate has prepared, in one process or in many."""
+
+    def wrap_model(self, model: nn.Module, plan: Plan) -> nn.Module:
+        """Let Accelerate prepare the model; precision and compiling are the Plan's."""
+        from accelerate import Accelerator
+        from accelerate.utils import DistributedDataParallelKwargs, TorchDynamoPlugin
+
+        how = DistributedDataParallelKwargs(
+            gradient_as_bucket_view=True,
+            find_unused_parameters=plan.parallel_find_unused_parameters,
+            static_graph=plan.parallel_static_graph,
+        )
+        self.accelerator: Any = Accelerator(
+            cpu=plan.device.type == "cpu",
+            mixed_precision="no",
+            dynamo_plugin=TorchDynamoPlugin(backend="no"),
+            kwargs_handlers=[how],
+        )
+        prepared: nn.Module = self.accelerator.prepare_model(model, device_placement=False)
+        return prepared
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """Return the context of a backward whose gradients stay on their rank."""
+        context: AbstractContextManager[Any] = self.accelerator.no_sync(self.module)
+        return context

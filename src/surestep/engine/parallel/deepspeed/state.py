@@ -1,0 +1,174 @@
+"""Weights and optimizer state as DeepSpeed keeps them: flat pieces in fp32, cut over the ranks.
+
+They are gathered, and put back, one tensor at a time; where a parameter's piece lies is what the
+engine says of it. Its own checkpoints are pickles and are not used.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from surestep.engine.distributed.communicator import Communicator
+from surestep.engine.distributed.shards import TensorMeta, TensorShard
+
+
+class ZeroSlice(NamedTuple):
+    """Where this rank's piece of a parameter lies; both may be empty.
+
+    Attributes:
+        flat: of the optimizer, in fp32, with the pieces of other parameters beside it.
+        at: in it.
+        begin: in the parameter, as one row.
+        length: of the piece.
+    """
+
+    flat: Tensor
+    at: int
+    begin: int
+    length: int
+
+
+class ZeroState:
+    """What ZeRO 1, 2 and 3 keep: the `Keeper` of `pieces`."""
+
+    def __init__(
+        self, engine: Any, model: nn.Module, groups: Sequence[Sequence[str]], world: Communicator
+    ) -> None:
+        self.engine, self.world = engine, world
+        self.named = dict(model.named_parameters())
+        self.in_groups = groups
+        self.is_cut = engine.zero_optimization_stage() == 3
+        self.group_of = {name: i for i, names in enumerate(groups) for name in names}
+
+    def described(self) -> Mapping[str, TensorMeta]:
+        """Describe the parameters that are trained; under stage 3 all of them."""
+        return {
+            name: TensorMeta(
+                self._shape(each), torch.float32 if self._is_trained(each) else each.dtype
+            )
+            for name, each in self.named.items()
+            if self.is_cut or self._is_trained(each)
+        }
+
+    def weights(self) -> Iterator[tuple[str, TensorShard]]:
+        """Yield the fp32 weights; of what is not trained, the only ones."""
+        for turn, name in enumerate(self.described()):
+            parameter = self.named[name]
+            if self._is_trained(parameter):
+                cut = self._cut(name)
+                yield name, self._gathered(parameter, cut, cut.flat, turn)
+            else:
+                with self._whole(parameter):
+                    yield name, self._piece(parameter.detach(), turn)
+
+    def put_weight(self, name: str, whole: Tensor) -> None:
+        """Give a parameter its value: the fp32 weights, and those that the model computes with."""
+        parameter = self.named[name]
+        if self._is_trained(parameter):
+            self._put(self._cut(name), self._cut(name).flat, whole)
+        if not self.is_cut:
+            parameter.data.copy_(whole)
+            return
+        with self._whole(parameter, modified=True):
+            parameter.data.copy_(whole)
+
+    def groups(self, optimizer: str) -> Sequence[Sequence[str]]:
+        """Return the names of the parameters in each group."""
+        return self.in_groups
+
+    def slots(self, optimizer: str) -> Iterator[tuple[str, str, TensorShard]]:
+        """Yield the optimizer's state: gathered, or one number for all pieces."""
+        turn = 0
+        for name in self.group_of:
+            cut = self._cut(name)
+            for slot, value in sorted(self._state.get(cut.flat, {}).items()):
+                if type(value) is int:
+                    yield name, slot, self._piece(torch.tensor(float(value)), turn)
+                elif isinstance(value, Tensor) and value.shape == cut.flat.shape:
+                    yield name, slot, self._gathered(self.named[name], cut, value, turn)
+                elif isinstance(value, Tensor):
+                    yield name, slot, self._piece(value, turn)
+                turn += 1
+
+    def put_slots(self, optimizer: str, parameter: str, slots: Mapping[str, Tensor]) -> None:
+        """Give a parameter's optimizer state its values, in state that may not be there yet."""
+        cut = self._cut(parameter)
+        state = self._state[cut.flat]
+        shape = self._shape(self.named[parameter])
+        for slot, value in slots.items():
+            if tuple(value.shape) != shape:
+                state[slot] = self._number(value, cut)
+                continue
+            if slot not in state:
+                state[slot] = torch.zeros_like(cut.flat)
+            self._put(cut, state[slot], value)
+
+    def _number(self, value: Tensor, cut: ZeroSlice) -> Tensor | int:
+        """Return a number as the optimizer keeps it: DeepSpeed's own count in Python's."""
+        if type(self.engine.basic_optimizer).__module__.startswith("deepspeed."):
+            return int(value)
+        return value.to(cut.flat.device, copy=True)
+
+    @property
+    def _state(self) -> Any:
+        return self.engine.optimizer.optimizer.state
+
+    def _is_trained(self, parameter: Tensor) -> bool:
+        return parameter.requires_grad
+
+    def _shape(self, parameter: Any) -> tuple[int, ...]:
+        return tuple(parameter.ds_shape if self.is_cut else parameter.shape)
+
+    def _cut(self, name: str) -> ZeroSlice:
+        """Return where this rank's piece of a trained parameter lies."""
+        parameter: Any = self.named[name]
+        zero = self.engine.optimizer
+        if self.is_cut:
+            group, at, length = zero.grad_position[zero.get_param_id(parameter)]
+            flat = zero.fp32_partitioned_groups_flat[group]
+            return ZeroSlice(flat, at, length * self.world.rank, length)
+        flats: Any = getattr(zero, "fp32_groups_flat_partition", None)  # of bf16 with stage 1
+        if flats is None:
+            flats = zero.single_partition_of_fp32_groups
+        flat = flats[self.group_of[name]]
+        mapping = parameter._hp_mapping
+        if mapping is None:
+            return ZeroSlice(flat, 0, 0, 0)
+        here, there = mapping.hp_fragment_address, mapping.lp_fragment_address
+        return ZeroSlice(flat, here.start, there.start, there.numel)
+
+    def _gathered(
+        self, parameter: Tensor, cut: ZeroSlice, values: Tensor, turn: int
+    ) -> TensorShard:
+        """Return a whole tensor of the pieces of all ranks: each adds its own to zeros."""
+        shape = self._shape(parameter)
+        row = torch.zeros(torch.Size(shape).numel(), device=self.engine.device)
+        length = max(0, min(cut.length, row.numel() - cut.begin))  # stage 3 fills up with zeros
+        row[cut.begin : cut.begin + length] = values[cut.at : cut.at + length].to(row.device)
+        dist.all_reduce(row)
+        return self._piece(row.view(shape), turn)
+
+    def _piece(self, whole: Tensor, turn: int) -> TensorShard:
+        """Return a whole tensor, which the ranks write in turn."""
+        shape = tuple(whole.shape)
+        return TensorShard(
+            shape, tuple(0 for _ in shape), whole, turn % self.world.size == self.world.rank
+        )
+
+    @staticmethod
+    def _put(cut: ZeroSlice, values: Tensor, whole: Tensor) -> None:
+        row = whole.reshape(-1)
+        part = row[cut.begin : cut.begin + cut.length]
+        values.data[cut.at : cut.at + part.numel()] = part.to(values)
+
+    def _whole(self, parameter: Tensor, *, modified: bool = False) -> Any:
+        from deepspeed import zero
+
+        cut: list[Any] = list(self.named.values()) if self.is_cut else []
+        if any(each.ds_status.name == "INFLIGHT" for each in cut):
+            # An evaluation ends with the fetches for a backward under way.
+            self.engine.empty_partition_cache()
+        return zero.GatheredParameters([parameter], modifier_rank=0 if modified else None)

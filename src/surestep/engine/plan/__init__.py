@@ -1,0 +1,1 @@
+"""The Plan and what its rules may read."""

@@ -1,0 +1,81 @@
+"""What is held in memory, counted when there is none left."""
+
+import gc
+import resource
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surestep.engine.batch import flatten_tensors
+from surestep.engine.profile.memory_estimate import tensor_bytes
+from surestep.engine.state.state import State
+
+LARGEST = 20
+
+
+def memory_snapshot(state: State, device: torch.device) -> dict[str, Any]:
+    """Return what is held, in bytes: by kind, and the largest other tensors by shape.
+
+    What autograd alone holds for the backward is no tensor of Python's: it is in `allocated` (of
+    the device's allocator; of the host the most that the process ever held) and in no kind. On
+    CUDA, `segments` is torch.cuda.memory_snapshot().
+    """
+    parameters = list(state.model.parameters())
+    kinds: dict[str, list[Tensor]] = {
+        "weights": [each.detach() for each in parameters],
+        "buffers": list(state.model.buffers()),
+        "gradients": [each.grad for each in parameters if each.grad is not None],
+        "optimizer": [
+            each
+            for optimizer in state.optimizers.values()
+            for each in flatten_tensors(list(optimizer.state.values()))
+        ],
+        "average": list(state.average.tensors.values()) if state.average is not None else [],
+    }
+    known = {each.data_ptr() for tensors in kinds.values() for each in tensors}
+    found: dict[str, Any] = {kind: tensor_bytes(tensors) for kind, tensors in kinds.items()}
+    if device.type == "cuda":
+        found["allocated"] = torch.cuda.max_memory_allocated(device)
+        found["segments"] = torch.cuda.memory_snapshot()
+    else:
+        found["allocated"] = _most_of_process()
+    found["others"] = _largest(known, device)
+    return found
+
+
+def _most_of_process() -> int:
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024  # there in bytes, elsewhere in KiB
+
+
+def _largest(known: set[int], device: torch.device) -> list[dict[str, Any]]:
+    """Return the tensors that are none of the known ones, added up by shape and type."""
+    counts: Counter[tuple[tuple[int, ...], str]] = Counter()
+    sizes: Counter[tuple[tuple[int, ...], str]] = Counter()
+    for each in _tensors(device):
+        if each.data_ptr() not in known:
+            key = (tuple(each.shape), str(each.dtype))
+            counts[key] += 1
+            sizes[key] += tensor_bytes([each])
+    return [
+        {"shape": list(shape), "dtype": dtype, "tensors": counts[shape, dtype], "bytes": size}
+        for (shape, dtype), size in sizes.most_common(LARGEST)
+    ]
+
+
+def _tensors(device: torch.device) -> Iterable[Tensor]:
+    seen: set[int] = set()
+    for each in gc.get_objects():
+        if (
+            type(each) is Tensor
+            and each.device.type == device.type
+            and each.layout is torch.strided
+        ):
+            place = each.data_ptr()
+            if place not in seen:
+                seen.add(place)
+                yield each

@@ -1,0 +1,156 @@
+"""The rate and the momentum at each step, by the number of steps taken before it.
+
+Nothing is stepped and nothing is saved: a skipped step does not move the rate, and a resumed run
+is at the right rate because it knows how many steps it took. Only `reduce_on_plateau` has a memory.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from numbers import Real
+
+import torch
+
+from surestep.base.errors import ConfigError, TaskError
+from surestep.engine.schedule.curves import (
+    HAIR,
+    anneal,
+    curve_of,
+    decay_steps,
+    lr_factor,
+    phases,
+    restarts,
+)
+from surestep.engine.schedule.plateau import PlateauState
+from surestep.engine.schedule.spec import Factor, ScheduleSpec, UserFunction
+
+
+def momentum(shape: ScheduleSpec) -> Factor | None:
+    """Return the momentum by the number of steps taken, where it is cycled with the rate.
+
+    Source: torch.optim.lr_scheduler.OneCycleLR and CyclicLR.
+    """
+    if shape.momentum is None:
+        return None
+    low, high = shape.momentum
+    if shape.name == "one_cycle":
+        own = shape.curve_options
+        ends = phases(
+            decay_steps(shape), pct_start=own["pct_start"], three_phase=own["three_phase"]
+        )
+        values = [high, low, high, high][: len(ends)]
+        curve = anneal(list(zip(ends, values, strict=True)), own["anneal_strategy"])
+    else:
+        height = curve_of(shape)
+
+        def curve(place: float) -> float:
+            return high - (high - low) * height(place)
+
+    every, warmup = shape.interval, shape.warmup / shape.interval
+    return lambda steps_taken: curve(max(math.floor(steps_taken / every + HAIR) - warmup, 0.0))
+
+
+def make_lr_factor(shape: ScheduleSpec, plateau: PlateauState, own: UserFunction | None) -> Factor:
+    """Return the factor of a run: with the memory of a plateau, or by the Task's own function."""
+    if own is not None:
+        return _checked(own, int(shape.total))
+    at = lr_factor(shape)
+    if shape.name == "reduce_on_plateau":
+        return lambda steps_taken: at(steps_taken) * plateau.scale
+    return at
+
+
+def _checked(function: UserFunction, total: int) -> Factor:
+    """Return the Task's function, whose every answer is checked.
+
+    Raises:
+        TaskError: it is none, fails, or returns something else than a number of at least 0.
+    """
+    if not callable(function):
+        raise TaskError(
+            f"schedule is a {type(function).__name__}, not a function of (steps_taken, total). "
+            "Give one that returns the factor on the rate, or say Config(schedule=...)."
+        )
+
+    def at(steps_taken: int) -> float:
+        value = function(steps_taken, total)
+        if not (isinstance(value, Real) and 0 <= value < math.inf):
+            raise TaskError(
+                f"Task(schedule=...) returned {value!r} for steps_taken={steps_taken} and "
+                f"total={total}. Return a finite number of at least 0: the factor on optim.lr."
+            )
+        return float(value)
+
+    for place in (0, total - 1):
+        try:
+            at(place)
+        except TaskError:
+            raise
+        except Exception as error:
+            raise TaskError(
+                f"Task(schedule=...) failed for steps_taken={place} and total={total}: "
+                f"{type(error).__name__}: {error}. It is called as schedule(steps_taken, total)."
+            ) from error
+    return at
+
+
+def momentum_writer(
+    shape: ScheduleSpec, optimizer: torch.optim.Optimizer
+) -> Callable[[int], None] | None:
+    """Return what writes the cycled momentum into parameter groups; None where it is left alone.
+
+    Raises:
+        ConfigError: a group has neither a momentum nor betas.
+    """
+    at = momentum(shape)
+    if at is None:
+        return None
+    for group in optimizer.param_groups:
+        if "betas" not in group and "momentum" not in group:
+            raise ConfigError(no_momentum_message(shape.name))
+
+    def write(steps_taken: int) -> None:
+        value = at(steps_taken)
+        for group in optimizer.param_groups:  # asked anew: loading a state replaces them
+            if "betas" in group:
+                group["betas"] = (value, *group["betas"][1:])
+            else:
+                group["momentum"] = value
+
+    return write
+
+
+def no_momentum_message(name: str) -> str:
+    """Say what to type where an optimizer has no momentum to cycle."""
+    return (
+        f"schedule.name={name!r} cycles the momentum, and the optimizer has none. Say "
+        "optim.momentum=0.9 with optim.name='sgd', an optimizer with betas such as 'adamw', or "
+        "schedule.cycle_momentum=False."
+    )
+
+
+def cycle_ends(shape: ScheduleSpec) -> tuple[int, ...]:
+    """List after how many steps taken a cycle has ended, where that is to be saved."""
+    if not shape.save_cycles:
+        return ()
+    length, own = shape.total - shape.warmup, shape.curve_options
+    if shape.name == "cosine_restarts":
+        places = restarts(length, T_0=own["T_0"], T_mult=own["T_mult"], cycles=own["cycles"])[1:]
+    else:
+        period = own["step_size_up"] + own["step_size_down"]
+        places = [period * each for each in range(1, int(length / period + HAIR) + 1)]
+    ends = (shape.warmup + place for place in places if place <= length + HAIR)
+    return tuple(math.ceil(end - HAIR) for end in ends)
+
+
+def lr_summary(
+    shape: ScheduleSpec, lr: float, own: UserFunction | None = None
+) -> Mapping[str, float | None]:
+    """Return the first, the peak and the last rate of the run; None is not known."""
+    at, total = make_lr_factor(shape, PlateauState(), own), int(shape.total)
+    every = range(total) if total <= 100_000 else range(0, total, 97)
+    open_end = shape.name == "reduce_on_plateau"
+    return {
+        "first": lr * at(0),
+        "peak": lr * max(map(at, every)),
+        "last": None if open_end else lr * at(total - 1),
+    }

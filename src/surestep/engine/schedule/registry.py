@@ -1,0 +1,231 @@
+"""Every schedule there is: what it is for, what it takes, its formula and its source.
+
+The one table that the rows of the Plan, the refusals, `surestep schedules` and the tests go by.
+It needs no torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+OWN = "own"
+
+
+class OptionDefault(NamedTuple):
+    """What an option is where it is not said, and why; None is worked out from the others."""
+
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class ScheduleInfo:
+    """A schedule.
+
+    Attributes:
+        purpose: what it is for, in a sentence.
+        formula: the factor on the peak after warm-up, t in steps (or stairs) of T in all.
+        source: the class, function or paper it is equal to.
+        takes: its options without "schedule.", with what they are where not said.
+        needs: those that must be said, each with an example.
+        example: what to type on the command line.
+    """
+
+    purpose: str
+    formula: str
+    source: str
+    takes: Mapping[str, OptionDefault]
+    example: str
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+
+_NEEDED = OptionDefault(None, "must be said")
+_WARMUP = {
+    "warmup": OptionDefault("0%", "nothing said: no warm-up"),
+    "warmup_start": OptionDefault(
+        None, "not said: one step's share, 1 / the length of the warm-up"
+    ),
+    "interval": OptionDefault("1 step", "as smooth as can be"),
+}
+_FLOOR = {
+    "min_lr": OptionDefault(None, "not said: min_lr_ratio is the floor"),
+    "min_lr_ratio": OptionDefault(0.0, "down to zero"),
+    "min_lr_mode": OptionDefault("scale", "the floor is reached at the end"),
+}
+# What falls without end meets its floor; squeezed, it would never get there.
+_CUT = {
+    **_FLOOR,
+    "min_lr_mode": OptionDefault("cut", "the rate falls as said, and stops at the floor"),
+}
+_FALLING, _STEPPING = {**_WARMUP, **_FLOOR}, {**_WARMUP, **_CUT}
+_SAVE = {"save_cycles": OptionDefault(False, "nothing said: only the last and the best are kept")}
+_PER_EPOCH = OptionDefault("1 epoch", "gamma is meant once an epoch, as in torch's examples")
+
+CATALOG: dict[str, ScheduleInfo] = {
+    "constant": ScheduleInfo(
+        "A rate that is left alone: first tries, and optimizers that adapt by themselves.",
+        "1",
+        "torch.optim.lr_scheduler.ConstantLR(factor=1); "
+        "transformers.get_constant_schedule_with_warmup",
+        _WARMUP,
+        "--schedule.name constant --schedule.warmup 5%",
+    ),
+    "linear": ScheduleInfo(
+        "Fine-tuning of language models: straight down to the floor.",
+        "1 - t/T",
+        "torch.optim.lr_scheduler.LinearLR; transformers.get_linear_schedule_with_warmup",
+        _FALLING,
+        "--schedule.name linear --schedule.warmup 10%",
+    ),
+    "cosine": ScheduleInfo(
+        "The usual choice where the length of the run is known.",
+        "(1 + cos(pi t/T)) / 2",
+        "torch.optim.lr_scheduler.CosineAnnealingLR; "
+        "transformers.get_cosine_with_min_lr_schedule_with_warmup; arXiv:1608.03983",
+        _FALLING,
+        "--schedule.name cosine --schedule.warmup 5% --schedule.min-lr-ratio 0.1",
+    ),
+    "cosine_restarts": ScheduleInfo(
+        "Several minima in one run: an ensemble of snapshots, or a run that may end early.",
+        "(1 + cos(pi s/S)) / 2, s into a cycle of S, S = T_0 T_mult^i or T / cycles",
+        "torch.optim.lr_scheduler.CosineAnnealingWarmRestarts; "
+        "transformers.get_cosine_with_hard_restarts_schedule_with_warmup; arXiv:1704.00109",
+        {
+            **_FALLING,
+            "T_0": OptionDefault(None, "not said: cycles says it"),
+            "T_mult": OptionDefault(1, "every cycle as long as the first"),
+            "cycles": OptionDefault(None, "not said: T_0 says it"),
+            **_SAVE,
+        },
+        "--schedule.name cosine_restarts --schedule.cycles 5 --schedule.save-cycles True",
+    ),
+    "step": ScheduleInfo(
+        "Classic image training: a fall every so many epochs.",
+        "gamma ^ floor(t / step_size)",
+        "torch.optim.lr_scheduler.StepLR",
+        {**_STEPPING, "step_size": _NEEDED, "gamma": OptionDefault(0.1, "torch's default")},
+        "--schedule.name step --schedule.step-size '30 epochs'",
+        {"step_size": "'30 epochs'"},
+    ),
+    "multi_step": ScheduleInfo(
+        "Falls at chosen places of the run, counted from its start.",
+        "gamma ^ (milestones passed)",
+        "torch.optim.lr_scheduler.MultiStepLR",
+        {**_STEPPING, "milestones": _NEEDED, "gamma": OptionDefault(0.1, "torch's default")},
+        "--schedule.name multi_step --schedule.milestones 50% 75%",
+        {"milestones": "('50%', '75%')"},
+    ),
+    "exponential": ScheduleInfo(
+        "The same share less every epoch (or every `interval`).",
+        "gamma ^ t",
+        "torch.optim.lr_scheduler.ExponentialLR",
+        {**_STEPPING, "interval": _PER_EPOCH, "gamma": _NEEDED},
+        "--schedule.name exponential --schedule.gamma 0.95",
+        {"gamma": "0.95"},
+    ),
+    "polynomial": ScheduleInfo(
+        "Segmentation and detection recipes: power 0.9 or 2; power 1 is linear.",
+        "(1 - t/T) ^ power",
+        "torch.optim.lr_scheduler.PolynomialLR; "
+        "transformers.get_polynomial_decay_schedule_with_warmup",
+        {**_FALLING, "power": OptionDefault(1.0, "torch's default: a line")},
+        "--schedule.name polynomial --schedule.power 0.9",
+    ),
+    "inverse_sqrt": ScheduleInfo(
+        "Transformers trained without a fixed end; wants a warm-up.",
+        "1 / sqrt((t + timescale) / timescale)",
+        "transformers.get_inverse_sqrt_schedule; arXiv:1706.03762",
+        {
+            **_STEPPING,
+            "timescale": OptionDefault(None, "not said: the warm-up's length, or 10000 steps"),
+        },
+        "--schedule.name inverse_sqrt --schedule.warmup '4000 steps'",
+    ),
+    "warmup_stable_decay": ScheduleInfo(
+        "Long runs whose length may change: a checkpoint of the flat part can be gone on from.",
+        "1 until the last `decay` steps, then 1 - sqrt(s), 1 - s or (1 + cos(pi s)) / 2",
+        "transformers.get_wsd_schedule; arXiv:2405.18392",
+        {
+            **_FALLING,
+            "decay": OptionDefault("20%", "matches cosine in arXiv:2405.18392"),
+            "decay_shape": OptionDefault("1-sqrt", "the best of those tried in arXiv:2405.18392"),
+        },
+        "--schedule.name warmup_stable_decay --schedule.warmup 2% --schedule.decay 20%",
+    ),
+    "one_cycle": ScheduleInfo(
+        "Fast training at a high peak; the momentum falls while the rate rises.",
+        "1/div_factor up to 1 over pct_start of T, then down to 1/(div_factor final_div_factor)",
+        "torch.optim.lr_scheduler.OneCycleLR; arXiv:1708.07120",
+        {
+            "interval": _WARMUP["interval"],
+            "min_lr": _FLOOR["min_lr"],
+            "pct_start": OptionDefault(0.3, "torch's default"),
+            "anneal_strategy": OptionDefault("cos", "torch's default"),
+            "div_factor": OptionDefault(25.0, "torch's default"),
+            "final_div_factor": OptionDefault(1e4, "torch's default"),
+            "min_lr_ratio": OptionDefault(None, "not said: 1 / (div_factor final_div_factor)"),
+            "three_phase": OptionDefault(False, "torch's default"),
+            "cycle_momentum": OptionDefault(True, "torch's default"),
+            "base_momentum": OptionDefault(0.85, "torch's default"),
+            "max_momentum": OptionDefault(0.95, "torch's default"),
+        },
+        "--schedule.name one_cycle --optim.lr 0.01",
+    ),
+    "cyclic": ScheduleInfo(
+        "Up and down between the floor and the peak: to find a range, or to leave poor minima.",
+        "floor + (1 - floor) triangle(t), its height 1, 1/2^(cycle-1) or gamma^t",
+        "torch.optim.lr_scheduler.CyclicLR; arXiv:1506.01186",
+        {
+            **_WARMUP,
+            "min_lr": _FLOOR["min_lr"],
+            "min_lr_ratio": OptionDefault(0.25, "a quarter of the peak: arXiv:1506.01186, 3.3"),
+            "step_size_up": OptionDefault("10%", "five cycles in the run"),
+            "step_size_down": OptionDefault(None, "not said: as long as step_size_up"),
+            "mode": OptionDefault("triangular", "torch's default"),
+            "gamma": OptionDefault(1.0, "torch's default"),
+            "cycle_momentum": OptionDefault(
+                False, "on request only: a long run needs a steady one"
+            ),
+            "base_momentum": OptionDefault(0.8, "torch's default"),
+            "max_momentum": OptionDefault(0.9, "torch's default"),
+            **_SAVE,
+        },
+        "--schedule.name cyclic --schedule.step-size-up '2 epochs'",
+    ),
+    "reduce_on_plateau": ScheduleInfo(
+        "Falls when evaluations no longer get better; where the length of the run is not known.",
+        "factor ^ (plateaus so far)",
+        "torch.optim.lr_scheduler.ReduceLROnPlateau",
+        {
+            "warmup": _WARMUP["warmup"],
+            "warmup_start": _WARMUP["warmup_start"],
+            "min_lr": _FLOOR["min_lr"],
+            "min_lr_ratio": _FLOOR["min_lr_ratio"],
+            "factor": OptionDefault(0.1, "torch's default"),
+            "patience": OptionDefault(10, "torch's default, in evaluations"),
+            "threshold": OptionDefault(1e-4, "torch's default"),
+            "threshold_mode": OptionDefault("rel", "torch's default"),
+            "cooldown": OptionDefault(0, "torch's default"),
+        },
+        "--schedule.name reduce_on_plateau --schedule.patience 3",
+    ),
+    "chain": ScheduleInfo(
+        "Several of these one after another, each with its length.",
+        "that of the stage that t is in, from its start, times its scale",
+        "torch.optim.lr_scheduler.SequentialLR",
+        {**_WARMUP, "chain": _NEEDED},
+        "--schedule.chain 'warmup 500 steps' 'constant 2000 steps' cosine",
+        {"chain": "('warmup 5%', 'constant 50%', 'cosine')"},
+    ),
+    OWN: ScheduleInfo(
+        "A function of your own: Task(schedule=lambda steps_taken, total: factor).",
+        "what the function returns",
+        "torch.optim.lr_scheduler.LambdaLR",
+        {},
+        "Task(..., schedule=lambda steps_taken, total: 1 / (1 + steps_taken))",
+    ),
+}
+
+# A chain's stages take these of the options above from the chain, or not at all.
+NOT_IN_STAGES = ("warmup", "warmup_start", "interval", "min_lr", "save_cycles", "cycle_momentum")
+NOT_STAGES = ("chain", OWN, "one_cycle", "reduce_on_plateau")

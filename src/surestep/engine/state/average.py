@@ -1,0 +1,213 @@
+"""An average of the weights over the run: EMA or SWA.
+
+When it takes the weights in, and how much of them, is a function of the steps taken; only the
+averaged tensors are kept. The numbers are those of torch.optim.swa_utils.AveragedModel.
+Source: https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from surestep.base.errors import CheckpointError
+from surestep.engine.distributed.shards import is_sharded, to_local
+from surestep.engine.parallel.strategy import StepOutcome
+from surestep.engine.schedule.spec import Factor
+
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
+Buffer = tuple[dict[str, Tensor | None], str]
+
+
+@dataclass(frozen=True)
+class AveragingSpec:
+    """An average with every option decided; lengths are in optimizer steps."""
+
+    kind: Literal["none", "ema", "swa"]
+    decay: float | None
+    warmup: bool | None
+    start: int
+    interval: int
+    buffers: Literal["copy", "average", "recompute"]
+    lr: float | None
+    anneal: int
+
+
+def raw_name(part: str) -> str:
+    """Return what a set is called when it is measured by the raw weights beside their average."""
+    return f"{part}_raw"
+
+
+class AveragedWeights:
+    """The averaged weights of a model, and its buffers where the average has its own.
+
+    Attributes:
+        tensors: what the model would hold if it were the average, by name; half-precision weights
+            are averaged in fp32, where a share of 0.001 is not lost to rounding.
+        computed_at: the number of updates after which BatchNorm's statistics were computed anew.
+    """
+
+    def __init__(
+        self, averaging: AveragingSpec, model: nn.Module, trained: Iterable[Tensor]
+    ) -> None:
+        self.averaging = averaging
+        wanted = {id(parameter) for parameter in trained}
+        named = model.named_parameters()
+        self._weights = {name: each for name, each in named if id(each) in wanted}
+        self._buffers = _buffers(model, averaging.buffers)
+        self.tensors = {
+            name: each.detach().clone().to(_averaged_in(each))
+            for name, each in (*self._weights.items(), *self._own_buffers().items())
+        }
+        self.computed_at = 0
+
+    def n_updates(self, steps_taken: int) -> int:
+        """Return how many times the average has taken the weights in; 0: there is none yet."""
+        return max(0, steps_taken - self.averaging.start) // self.averaging.interval
+
+    def update_weight(self, update: int) -> float:
+        """Return the share of the new weights in an update, counted from 1.
+
+        EMA with warm-up has the decay min(decay, (1 + n) / (10 + n)) after n updates, so that a
+        young average is not mostly the first weights.
+        """
+        before = update - 1
+        if before == 0:
+            return 1.0
+        if self.averaging.kind == "swa":
+            return 1 / update
+        decay = self.averaging.decay
+        assert decay is not None
+        return 1 - (min(decay, (1 + before) / (10 + before)) if self.averaging.warmup else decay)
+
+    @torch.no_grad()
+    def update(self, steps_taken: int, outcome: StepOutcome) -> None:
+        """Take the weights in where it is time; not after a step that was skipped.
+
+        Where only the device knows whether it was, it makes the share 0: nothing is read.
+        """
+        update = self.n_updates(steps_taken)
+        if not outcome.took_step or update == self.n_updates(steps_taken - 1):
+            return
+        now: dict[str, Tensor] = dict(self._weights)
+        if self.averaging.buffers == "average":
+            now |= self._own_buffers()
+        averaged = [to_local(self.tensors[name]) for name in now]
+        pairs = zip(map(to_local, now.values()), averaged, strict=True)
+        values = [each.to(mine.dtype) for each, mine in pairs]
+        share = self.update_weight(update)
+        if outcome.nonfinite_flag is None:
+            torch._foreach_lerp_(averaged, values, share)
+            return
+        good = torch.eq(outcome.nonfinite_flag, 0)
+        shares = {kind: good.to(kind).mul_(share) for kind in {each.dtype for each in averaged}}
+        torch._foreach_lerp_(averaged, values, [shares[each.dtype] for each in averaged])
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Let the model hold the averaged tensors, and hand its own back.
+
+        Nothing is copied but what is cut over ranks: it is gathered from where it lies.
+        """
+        weights = {name: _kept(each) for name, each in self._weights.items()}
+        buffers = self._own_buffers()
+        try:
+            for name, parameter in self._weights.items():
+                _put(parameter, self.tensors[name].to(parameter.dtype))
+            self._set_buffers({name: self.tensors[name] for name in buffers})
+            yield
+        finally:
+            for name, parameter in self._weights.items():
+                _put(parameter, weights[name])
+            self._set_buffers(buffers)
+
+    @torch.no_grad()
+    def begin(self, steps_taken: int) -> None:
+        """Begin with the weights and buffers that the model has after `steps_taken` steps."""
+        for name, each in (*self._weights.items(), *self._own_buffers().items()):
+            to_local(self.tensors[name]).copy_(to_local(each))
+        self.computed_at = self.n_updates(steps_taken)
+
+    def load(self, tensors: dict[str, Tensor], steps_taken: int) -> None:
+        """Take over averaged tensors that were saved after `steps_taken` steps.
+
+        Raises:
+            CheckpointError: names or shapes differ; nothing is loaded then.
+        """
+        shapes = {name: tuple(each.shape) for name, each in self.tensors.items()}
+        if {name: tuple(each.shape) for name, each in tensors.items()} != shapes:
+            raise CheckpointError(
+                "The average in the checkpoint is of another model, or average.buffers was "
+                "another. Go back to the config it was trained with."
+            )
+        for name, each in self.tensors.items():
+            each.copy_(tensors[name])
+        self.computed_at = self.n_updates(steps_taken)
+
+    def _own_buffers(self) -> dict[str, Tensor]:
+        """Return the model's buffers of which the average has its own, as they are now."""
+        found = {name: owner[key] for name, (owner, key) in self._buffers.items()}
+        return {name: each for name, each in found.items() if each is not None}
+
+    def _set_buffers(self, tensors: dict[str, Tensor]) -> None:
+        for name, each in tensors.items():
+            owner, key = self._buffers[name]
+            owner[key] = each
+
+
+def _kept(parameter: Tensor) -> Tensor:
+    return parameter.data.clone() if is_sharded(parameter) else parameter.data
+
+
+def _put(parameter: Tensor, values: Tensor) -> None:
+    if is_sharded(parameter):
+        to_local(parameter).copy_(to_local(values))
+    else:
+        parameter.data = values
+
+
+def _averaged_in(tensor: Tensor) -> torch.dtype:
+    half = tensor.dtype in (torch.float16, torch.bfloat16)
+    return torch.float32 if half else tensor.dtype
+
+
+def _buffers(model: nn.Module, kind: str) -> dict[str, Buffer]:
+    """Return the places of the buffers that the average has of its own.
+
+    Averaged ones are finite numbers with a fraction. Whole numbers are counts, a mask of -inf has
+    no average, and a sparse one is a table: those of the model hold.
+    """
+    places: dict[str, Buffer] = {}
+    for prefix, module in model.named_modules():
+        if kind == "copy" or (kind == "recompute" and not isinstance(module, BATCH_NORM)):
+            continue
+        for key, buffer in module._buffers.items():
+            if buffer is not None and (kind == "recompute" or _has_average(buffer)):
+                places[f"{prefix}.{key}" if prefix else key] = (module._buffers, key)
+    return places
+
+
+def _has_average(buffer: Tensor) -> bool:
+    plain = buffer.is_floating_point() and buffer.layout is torch.strided
+    return plain and bool(torch.isfinite(buffer).all())
+
+
+def with_swa_lr(rate: Factor, averaging: AveragingSpec, peak: float) -> Factor:
+    """Return the rate that goes over to SWA's own, by a cosine, as torch's SWALR does."""
+    if averaging.lr is None:
+        return rate
+    start, length, ratio = averaging.start, averaging.anneal, averaging.lr / peak
+    base = rate(start)
+
+    def at(steps_taken: int) -> float:
+        if steps_taken < start:
+            return rate(steps_taken)
+        share = min(1.0, (steps_taken - start) / length) if length else 1.0
+        alpha = (1 - math.cos(math.pi * share)) / 2
+        return ratio * alpha + base * (1 - alpha)
+
+    return at

@@ -1,0 +1,177 @@
+"""Everything that changes during training, and therefore exactly what a checkpoint holds."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from surestep.base.errors import TaskError
+from surestep.engine.distributed.shards import ShardedStateProvider
+from surestep.engine.parallel.strategy import StepOutcome
+from surestep.engine.schedule.plateau import PlateauState
+from surestep.engine.state.average import AveragedWeights
+from surestep.engine.state.loss_spikes import SpikeDetector
+from surestep.engine.value import Value
+
+WHOLE = "model"  # what the only optimizer of a task is called
+
+
+class Progress(NamedTuple):
+    """How far the run is. A step that was skipped counts as a step, not as a step taken."""
+
+    step: int = 0  # global batches consumed
+    steps_taken: int = 0  # moves of the parameters: what the schedule goes by
+    epoch: int = 0
+    position: int = 0  # samples of this epoch that were consumed
+    items: float = 0.0  # of the whole run
+
+
+@dataclass
+class StepCounts:
+    """Steps that did not move the parameters, by reason, and those that were clipped."""
+
+    overflow: int = 0
+    nonfinite: int = 0
+    no_items: int = 0
+    after_spike: int = 0
+    clipped: int = 0
+
+    @property
+    def skipped(self) -> int:
+        """Count the steps that moved nothing."""
+        return self.overflow + self.nonfinite + self.no_items + self.after_spike
+
+    def add(self, outcome: StepOutcome, *, left_out: bool = False) -> None:
+        """Count a step that moved nothing; for none of these reasons, it had no items."""
+        self.overflow += outcome.overflow
+        self.nonfinite += outcome.nonfinite
+        self.after_spike += left_out
+        self.no_items += not (outcome.overflow or outcome.nonfinite or left_out)
+
+
+@dataclass
+class BestMetric:
+    """How the evaluations stand: the best one, and how many came since.
+
+    `measured` says whose metrics the latest are: the weights', or their average's. `is_due` says
+    that this step is to be evaluated and was not yet: a run that was stopped then does so first.
+    """
+
+    metric: str | None = None
+    best: float | None = None
+    best_step: int | None = None
+    since_best: int = 0
+    latest_step: int | None = None
+    latest: dict[str, Value] = field(default_factory=dict)
+    measured: Literal["weights", "average"] = "weights"
+    is_due: bool = False
+
+    def reset(self) -> None:
+        """Forget the best one, and how many came since."""
+        self.best = self.best_step = None
+        self.since_best = 0
+
+    def update(
+        self,
+        value: float,
+        step: int,
+        *,
+        mode: Literal["min", "max"],
+        delta: float,
+        counts: bool = True,
+    ) -> bool:
+        """Take in a new value of the metric; say whether it is the best so far.
+
+        A value that is not a number is never the best. `counts` is whether an evaluation that is
+        no better counts for early stopping.
+        """
+        gain = 0.0 if self.best is None else (self.best - value) * (1 if mode == "min" else -1)
+        if value == value and (self.best is None or gain > delta):
+            self.best, self.best_step, self.since_best = value, step, 0
+            return True
+        self.since_best += counts
+        return False
+
+
+class Stateful(Protocol):
+    """Something with a state of its own, as numbers, text, tensors, or lists and dicts of those."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the state as it is now."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> object:
+        """Take up the state of another time."""
+        ...
+
+
+@dataclass
+class State:
+    """The model, its optimizers by name, the loss scale, the average, and how far the run is.
+
+    A task that does not name its optimizers has one, called "model". `base` are fingerprints of
+    frozen parameters, which checkpoints leave out; empty where they hold all. `declared` are the
+    callbacks that have a state, by name. `built` are the buffers that the model's state_dict leaves
+    out, as they were before the first step: those that differ from it are saved too. `keeper` has
+    the parameters and optimizer state of a way that keeps them outside of model and optimizers.
+    `built_options` are the options of each optimizer's groups before the first step: they show
+    which options the optimizer changed itself. `scheduled` names the options, by optimizer, that
+    the schedule writes before each step.
+    """
+
+    model: nn.Module
+    optimizers: dict[str, torch.optim.Optimizer]
+    scaler: torch.amp.GradScaler
+    progress: Progress = field(default_factory=Progress)
+    counts: StepCounts = field(default_factory=StepCounts)
+    best: BestMetric = field(default_factory=BestMetric)
+    plateau: PlateauState = field(default_factory=PlateauState)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    average: AveragedWeights | None = None
+    base: dict[str, str] = field(default_factory=dict)
+    built: dict[str, Tensor | None] = field(default_factory=dict)
+    callback_states: dict[str, Stateful] = field(default_factory=dict)
+    spikes: SpikeDetector = field(default_factory=SpikeDetector)
+    keeper: ShardedStateProvider | None = None
+    scheduled: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    built_options: dict[str, list[dict[str, Any]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.built_options = {
+            name: [copied_options(group) for group in optimizer.param_groups]
+            for name, optimizer in self.optimizers.items()
+        }
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The only optimizer.
+
+        Raises:
+            TaskError: there are several.
+        """
+        if len(self.optimizers) > 1:
+            raise TaskError(
+                f"There is not one optimizer but several: {', '.join(self.optimizers)}. Take one "
+                f"by its name: state.optimizers[{next(iter(self.optimizers))!r}]."
+            )
+        return next(iter(self.optimizers.values()))
+
+
+def copied_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a parameter group; what an optimizer may change in place is copied."""
+    return {name: _copied(value) for name, value in group.items() if name != "params"}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return copy.deepcopy(value) if isinstance(value, (list, dict, np.ndarray)) else value
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are trained, by name; one that is shared stands once."""
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}

@@ -1,0 +1,393 @@
+"""The generator of steps: epochs, log points, requests, interruption."""
+
+import math
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from surestep.base.errors import NonFiniteError, WorkerError
+from surestep.config.duration import PeriodicTrigger
+from surestep.engine.batch import Batch
+from surestep.engine.checks.batch_norm import explain_single
+from surestep.engine.data.batch_loader import BatchLoader
+from surestep.engine.data.failures import explain_target
+from surestep.engine.data.stream_loader import StreamLoader
+from surestep.engine.device import ran_out
+from surestep.engine.distributed.communicator import PAUSES, WORKER_DIED
+from surestep.engine.plan.plan import Plan
+from surestep.engine.state.state import State
+from surestep.engine.step.callback import Callback, Request, callbacks_with
+from surestep.engine.step.gc import manual_gc
+from surestep.engine.step.log_point import (
+    LogPoint,
+    SkippedStep,
+    is_fatal,
+    nonfinite_error,
+    read_logged,
+    read_scalars,
+    skipped_step,
+)
+from surestep.engine.step.train_step import StepContext, StepResult, train_step
+
+_REASONS = {"pause": "a callback asked to pause", "max_time": "max_time is over"}
+
+
+@dataclass
+class Loop:
+    """Steps over a feed, with what happens between them.
+
+    Attributes:
+        on_log: called with each log point.
+        notices: asked at each log point whether there is something to tell.
+        compare: compares the copies of several ranks; called at each log point that is due.
+        act: does what callbacks ask for, by request.
+        after_first: called once, after the first step that moved the parameters.
+        out_of_memory: makes the error of a step that had not enough, where somebody can.
+        explain: makes the error of a step that was not finite say why, where somebody can.
+        blame: returns the positions of the samples for which a step is skipped, where it is known.
+        own: batches of the user's own since the last log point, by the steps before them: nobody
+            could read them again.
+        stopping: why the loop stops after this step; None while it goes on.
+        interrupted: why the run pauses, such as "Ctrl-C": leave as soon as the step is done.
+        deadline: pause after this, in seconds of `time.monotonic()`.
+        went_back: an earlier place was loaded at the last log point.
+        forsaken: this rank leaves by an error, of which the others may know nothing.
+        worker_error: a data worker of this rank died, and the ranks stop together for it.
+    """
+
+    parts: StepContext
+    loader: BatchLoader
+    plan: Plan
+    callbacks: list[Callback] = field(default_factory=list)
+    on_log: list[Callable[[LogPoint], None]] = field(default_factory=list)
+    notices: list[Callable[[], str | None]] = field(default_factory=list)
+    check_replicas: Callable[[], None] | None = None
+    handlers: dict[Request, Callable[[], object]] = field(default_factory=dict)
+    after_first: list[Callable[[], None]] = field(default_factory=list)
+    out_of_memory: Callable[..., Exception] | None = None
+    explain: Callable[[NonFiniteError, StepResult, dict[int, Batch]], NonFiniteError] | None = None
+    blame: Callable[[StepResult, Batch], tuple[int, ...] | None] | None = None
+    manual_batches: dict[int, Batch] = field(default_factory=dict)
+    stopping: str | None = None
+    interrupted: str = ""
+    deadline: float | None = None
+    worker_error: WorkerError | None = None
+
+    def __post_init__(self) -> None:
+        self.world = self.parts.strategy.world
+        self._pending: list[StepResult] = []
+        self._skips: list[SkippedStep] = []
+        self._clock = time.perf_counter()
+        self.data_wait_s = self._told_s = 0.0  # for data: of all steps, and what was told of it
+        self._cadence = PeriodicTrigger(self.plan.logging_every, self.plan.steps_per_epoch)
+        self._next_look = 0
+        self._started = self._doing = self.ends_epoch = self.rolled_back = self.is_failing = False
+        self._asked: list[Request] = []
+        self._find_watchers()
+
+    def add_callback(self, callback: Callback) -> None:
+        """Add a watcher."""
+        self.callbacks.append(callback)
+        self._find_watchers()
+
+    def _find_watchers(self) -> None:
+        self._on_batch = callbacks_with(self.callbacks, "on_batch")
+        self._on_step = callbacks_with(self.callbacks, "on_step")
+        self._on_log = callbacks_with(self.callbacks, "on_log")
+        watching = callbacks_with(self.callbacks, "on_backward")
+        self.parts.on_backward = [self._watcher(each) for each in watching]
+
+    @property
+    def state(self) -> State:
+        """Everything that changes."""
+        return self.parts.state
+
+    def steps(self) -> Generator[StepResult, None, None]:
+        """Train from the state's place to the end of the run, yielding after each step.
+
+        Leaving the loop early leaves a state that can be saved and gone on from.
+
+        Raises:
+            NonFiniteError: at the log point after a loss or gradient that is not finite; the state
+                is then the one before that step.
+            WorkerError: a data worker died, here or on another rank; the state is that of a step.
+        """
+        end, state = self.plan.total_steps, self.state
+        self.start()
+        with manual_gc() as collect:
+            self._clock = time.perf_counter()
+            self._count_from_here()
+            while self.state.progress.step < end and self.stopping is None:
+                if self.rolled_back:
+                    self._count_from_here()
+                asked = time.perf_counter()
+                for batch in self.loader.batches(
+                    self.state.progress.epoch, self.state.progress.position
+                ):
+                    self.data_wait_s += time.perf_counter() - asked
+                    if state.spikes.skipped_steps:
+                        batch = state.spikes.filter_batch(batch, state.progress.step + 1)
+                    if self.deadline is not None:
+                        self.check_time()
+                    result = self.step(batch)
+                    place, self.ends_epoch = state.progress, batch.ends_epoch
+                    ends = self.ends_epoch or place.step >= end or self.stopping is not None
+                    if (ends or place.step >= self._next_look) and self.maybe_log(force=ends):
+                        collect(2 if ends else 1)
+                        self.run_requests()
+                    if self.rolled_back:
+                        break
+                    yield result
+                    if self.rolled_back or state.progress is not place:
+                        break  # somebody loaded another place while we were away
+                    if place.step >= end or self.stopping is not None:
+                        self.check_workers()
+                        return
+                    asked = time.perf_counter()
+                else:
+                    place = self.state.progress
+                    if place.position:  # nothing is left of this epoch
+                        self.state.progress = place._replace(epoch=place.epoch + 1, position=0)
+
+    def _count_from_here(self) -> None:
+        """Let the next log point be due as seen from this place."""
+        self.rolled_back = False
+        self._cadence.start(self.state.progress.items, self.world.seconds)
+        self._next_look = self._cadence.next_check_step(self.state.progress.step)
+
+    def step(self, batch: Batch) -> StepResult:
+        """Take one step on a batch that is on the device, and let the callbacks look."""
+        if not self._started:
+            self.start()
+        for callback in self._on_batch:
+            self.queue_request(callback.on_batch(self.state, batch))
+        try:
+            result = train_step(self.parts, batch)
+        except IndexError as error:
+            where = f"step {self.state.progress.step + 1} of epoch {batch.epoch + 1}"
+            order = self._order_of(batch)
+            explained = explain_target(error, batch.micro_batches, order, where)
+            if explained is None:
+                raise
+            raise explained from error
+        except (RuntimeError, MemoryError) as error:
+            if self.out_of_memory is not None and ran_out(error):
+                raise self.out_of_memory(error) from error
+            if (said := self.world.explain_error(error)) is not error:
+                raise said from error
+            raise
+        except ValueError as error:
+            if (explained := explain_single(error, batch.samples)) is not None:
+                raise explained from error
+            raise
+        self._pending.append(result)
+        if self.after_first and result.outcome.took_step:
+            checks, self.after_first = self.after_first, []
+            for check in checks:
+                check()
+        if self.world.agreed:
+            self.apply_agreed_requests()
+        if not result.outcome.took_step:
+            self._skips.append(skipped_step(result, batch))
+        if result.outcome.nonfinite:
+            self._judge(result, batch)
+        if self.rolled_back:
+            return result
+        for callback in self._on_step:
+            self.queue_request(callback.on_step(self.state, result))
+        if self._asked:
+            self.run_requests()
+        return result
+
+    def _order_of(self, batch: Batch) -> Tensor | None:
+        """Return the index of the sample at each position; nothing of batches of the user's own."""
+        if batch.end == batch.position or isinstance(self.loader.source, StreamLoader):
+            return torch.empty(0)
+        return self.loader.epoch_order(batch.epoch)
+
+    def start(self) -> None:
+        """Call `on_start` of the callbacks, once, before the first step of this process."""
+        if not self._started:
+            self._started = True
+            for callback in self.callbacks:
+                self.queue_request(callback.on_start(self.state))
+            self.run_requests()
+
+    def queue_request(self, request: Request | None) -> None:
+        """Take in what a callback asks for; it is done when the step is."""
+        if request is None:
+            return
+        if self.world.size > 1:
+            self.world.requests.add(request.value)
+        elif request is Request.STOP:
+            self.stopping = "a callback asked to stop"
+        elif request is Request.PAUSE:
+            self.interrupt(request.value)
+        else:
+            self._asked.append(request)
+
+    def interrupt(self, why: str) -> None:
+        """Leave as soon as the step is done; where there are several ranks, all after the next."""
+        if self.world.size > 1:
+            self.world.requests.add(why)
+            return
+        self._leave(why)
+
+    def _leave(self, why: str) -> None:
+        self.interrupted = _REASONS.get(why, why)
+        self.stopping = self.stopping or self.interrupted
+
+    def check_time(self) -> None:
+        """Leave as soon as the step is done if the deadline has passed."""
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            self.deadline = None
+            self.interrupt("max_time")
+
+    def stop_together(self, error: WorkerError) -> bool:
+        """Ask all ranks to stop, for a data worker that died; say whether new ones start for that.
+
+        The step at which the ranks agree needs a batch of each of them.
+        """
+        if self.world.size == 1 or self.worker_error is not None:
+            return False
+        self.worker_error = error
+        self.interrupt(WORKER_DIED)
+        return True
+
+    def check_workers(self) -> None:
+        """Check that no rank stopped for a data worker that died.
+
+        Raises:
+            WorkerError: one did.
+        """
+        if self.interrupted == WORKER_DIED:
+            raise self.worker_error or WorkerError("A data worker of another rank died.")
+
+    def apply_agreed_requests(self) -> None:
+        """Take in what one of the ranks asked all of them for."""
+        agreed, self.world.agreed = self.world.agreed, set()
+        for why in agreed.intersection((WORKER_DIED, *PAUSES)):
+            self._leave(why)
+        if "stop" in agreed:
+            self.stopping = "a callback asked to stop"
+        self._asked += [each for each in (Request.SAVE, Request.EVALUATE) if each.value in agreed]
+
+    def run_requests(self) -> None:
+        """Do what callbacks asked for, each thing once; what that leads to waits for a step."""
+        if self._asked and not self._doing:
+            self.log_point()  # what is not read yet may undo what was asked for
+            asked, self._asked = dict.fromkeys(self._asked), []
+            self._doing = True
+            try:
+                for request in asked:
+                    self.handlers[request]()
+            finally:
+                self._doing = False
+
+    def log_point(self) -> None:
+        """Read what the steps since the last log point left on the device.
+
+        Raises:
+            NonFiniteError: a step's loss or gradient was not finite.
+        """
+        if not self._pending:
+            return
+        (pending, self._pending), (own, self.manual_batches) = (
+            (self._pending, []),
+            (self.manual_batches, {}),
+        )
+        losses = read_scalars([r.loss_sum for r in pending])
+        norms = read_scalars([None if r.norms is None else r.norms.total for r in pending])
+        means = [
+            None if loss is None else loss / result.divisor
+            for loss, result in zip(losses, pending, strict=True)
+        ]
+        steps = zip(pending, means, norms, strict=True)
+        bad = next((i for i, step in enumerate(steps) if is_fatal(*step)), len(pending))
+        if bad < len(pending):
+            self.state.progress = pending[bad].progress_before
+            self._uncount(pending[bad:])
+            self.parts.strategy.reset_guard()
+        self._report(pending[:bad], means[:bad], norms[:bad])
+        if bad < len(pending) and not self.rolled_back:
+            error, result = nonfinite_error(pending[bad], means[bad]), pending[bad]
+            raise error if self.explain is None else self.explain(error, result, own)
+
+    def _uncount(self, results: list[StepResult]) -> None:
+        """Take steps that moved nothing out of the counts: they were after the first bad one."""
+        counts = self.state.counts
+        counts.after_spike -= sum(result.samples == 0 for result in results)
+        counts.no_items -= sum(result.norms is None and result.samples > 0 for result in results)
+
+    def on_rollback(self) -> None:
+        """Go on from the place that was just loaded, as if nothing had followed on it."""
+        self.rolled_back = True
+        self._skips, self._asked = [], []
+        self.parts.strategy.reset_guard()
+        if not self.interrupted:
+            self.stopping = None  # who asked for it has seen what is undone
+
+    def maybe_log(self, *, force: bool = False) -> bool:
+        """Take a log point where one is due; say whether it was."""
+        place = self.state.progress
+        due = self._cadence.is_due(place.step, place.items, self.world.seconds) or force
+        if due:
+            self.log_point()
+            if self.check_replicas is not None:
+                self.check_replicas()
+        self._next_look = self._cadence.next_check_step(place.step)
+        return due
+
+    def _judge(self, result: StepResult, batch: Batch) -> None:
+        """Fail at once where the host knows that a step was not finite and may not skip it."""
+        counts = self.state.counts
+        if self.plan.on_nonfinite == "skip" and counts.nonfinite <= self.plan.max_nonfinite_steps:
+            if self.blame is not None:
+                guilty = self.blame(result, batch)
+                self._skips[-1] = self._skips[-1]._replace(guilty=guilty)
+            return
+        counts.nonfinite -= 1
+        result.is_fatal = True
+        self.log_point()
+
+    def _report(
+        self, results: list[StepResult], losses: list[float | None], norms: list[float | None]
+    ) -> None:
+        skips, self._skips = self._skips, []
+        if not results:
+            return
+        limit = self.plan.max_grad_norm
+        if limit is not None:
+            self.state.counts.clipped += sum(
+                norm is not None and limit < norm < math.inf and result.outcome.took_step
+                for norm, result in zip(norms, results, strict=True)
+            )
+        now = time.perf_counter()
+        own_s, self._clock = now - self._clock, now
+        logged, seconds = read_logged(results, own_s, self.world, gone=self.is_failing)
+        waited, self._told_s = self.data_wait_s - self._told_s, self.data_wait_s
+        point = LogPoint(
+            first_step=results[0].step,
+            epoch=results[-1].epoch,
+            loss=losses,
+            grad_norm=norms,
+            lr=[result.lr for result in results],
+            logged=logged,
+            samples=sum(result.samples for result in results),
+            items=sum(result.items for result in results),
+            seconds=seconds,
+            data_wait_s=waited,
+            progress=self.state.progress,
+            progress_before=[result.progress_before for result in results],
+            skips=[each for each in skips if each.step <= results[-1].step],
+        )
+        for report in self.on_log:
+            report(point)
+        for callback in self._on_log:
+            self.queue_request(callback.on_log(self.state, point))
+
+    def _watcher(self, callback: Callback) -> Callable[[State], None]:
+        return lambda state: self.queue_request(callback.on_backward(state))

@@ -1,0 +1,1 @@
+"""What the user brings: model, loss, data, metrics."""

@@ -1,0 +1,104 @@
+"""Weights to start from: what a Task may say of them, and what became of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from surestep.base.errors import TaskError
+
+
+@dataclass(frozen=True)
+class InitWeights:
+    """Weights to start from, where a plain path does not say enough.
+
+    Attributes:
+        weights: a .safetensors, .pt, .pth, .bin or .ckpt file, a folder of a Hugging Face model, a
+            run folder or a checkpoint of one, or a state dict.
+        prefix: only the names of the file under it are taken, without it: "encoder".
+        into: the part of the model that they are loaded into: "backbone".
+        skip: names left as they are, in the model and in the file: "head", "layers.*.bias".
+    """
+
+    weights: str | Path | Mapping[str, Tensor]
+    prefix: str = ""
+    into: str = ""
+    skip: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.weights, (str, Path, Mapping)):
+            raise TaskError(
+                f"init is a {type(self.weights).__name__}. Give a path, a state dict, or "
+                "surestep.InitWeights(path, ...)."
+            )
+        if isinstance(self.skip, str):
+            raise TaskError(f"Init(skip={self.skip!r}) is text. Give a list: skip=[{self.skip!r}].")
+
+    @property
+    def name(self) -> str:
+        """What the weights are called in messages."""
+        return "the state dict" if isinstance(self.weights, Mapping) else str(self.weights)
+
+    @property
+    def typed(self) -> str:
+        """What stands for the weights in something to type."""
+        return "state_dict" if isinstance(self.weights, Mapping) else repr(str(self.weights))
+
+
+Source = InitWeights | str | Path | Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class InitReport:
+    """What became of each tensor, of the file and of the model.
+
+    Attributes:
+        source: what was read.
+        files: its files, each with its SHA-256.
+        prefix: what was taken off the file's names.
+        loaded: names of the model whose values are the file's now.
+        missing: names of the model that the file has not, left at their first values on purpose.
+        unexpected: names of the file that were left out on purpose.
+        converted: "torch.bfloat16 -> torch.float32" and how many, where types differ.
+    """
+
+    source: str
+    prefix: str
+    loaded: list[str]
+    missing: list[str]
+    unexpected: list[str]
+    converted: dict[str, int]
+    files: dict[str, str] = field(default_factory=dict)
+
+    def rows(self) -> list[tuple[str, int, str]]:
+        """Return a table: what became of tensors, how many, and their names."""
+        told = [
+            ("loaded", len(self.loaded), summarize_names(self.loaded)),
+            ("missing, left as they are", len(self.missing), summarize_names(self.missing)),
+            ("unexpected, left out", len(self.unexpected), summarize_names(self.unexpected)),
+        ]
+        told += [("loaded with another type", n, types) for types, n in self.converted.items()]
+        if self.prefix:
+            told.append(("without their prefix", len(self.loaded), self.prefix))
+        return told + [("sha256", 1, f"{file}: {sha}") for file, sha in self.files.items()]
+
+    def sentence(self) -> str:
+        """Return the table as a line."""
+        kinds = {"loaded": self.loaded, "missing": self.missing, "unexpected": self.unexpected}
+        return f"Starting from {self.source}: " + "; ".join(
+            f"{len(names)} {kind}"
+            + (f" ({summarize_names(names, 3)})" if kind != "loaded" and names else "")
+            for kind, names in kinds.items()
+        )
+
+
+def as_init(init: Source) -> InitWeights:
+    """Return what a Task says of its weights to start from, as an Init."""
+    return init if isinstance(init, InitWeights) else InitWeights(init)
+
+
+def summarize_names(names: list[str], limit: int = 8) -> str:
+    """Name the first of them, and count the rest."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

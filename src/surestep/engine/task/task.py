@@ -1,0 +1,377 @@
+"""What the user brings: model, loss, data, metrics."""
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from surestep.base.errors import TaskError
+from surestep.config.optim import Optim
+from surestep.config.schedule import Schedule
+from surestep.engine.batch import batch_as_inputs, split_batch, split_named
+from surestep.engine.data.order import SampleOrder
+from surestep.engine.losses.adapt import (
+    Loss,
+    LossFunction,
+    as_loss,
+    as_losses,
+    items_only_loss,
+    with_teacher,
+)
+from surestep.engine.losses.model_loss import (
+    IN_TRAINING,
+    batch_as_kwargs,
+    model_loss,
+    training_losses,
+)
+from surestep.engine.losses.multi import check_several
+from surestep.engine.losses.registry import get_loss
+from surestep.engine.metrics.base import check_metric
+from surestep.engine.schedule.spec import UserFunction
+from surestep.engine.task.init_weights import Source, as_init
+
+if TYPE_CHECKING:
+    from surestep.engine.step.manual_step import ManualStep
+
+ParameterGroups = list[dict[str, Any]]
+Items = str | Callable[[Any], float]
+_OF_MODEL = ("model", IN_TRAINING)  # losses that the model computes
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """One of several optimizers of a Task: what it is, and what it trains.
+
+    Attributes:
+        optim: its options, or a callable that makes it from parameter groups.
+        schedule: its schedule, where it is not the Config's.
+        parts: the submodules it trains, by name; where not said, the one called as it is.
+    """
+
+    optim: Optim | Callable[[ParameterGroups], torch.optim.Optimizer] = field(default_factory=Optim)
+    schedule: Schedule | None = None
+    modules: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, on what, and how it is judged.
+
+    Attributes:
+        model: a module, or a function that builds it (called after seeding).
+        loss: a loss of `surestep.losses`, or its name where it has its defaults; a torch loss
+            module or function, whose denominator is known; a callable `loss(outputs, targets)`
+            that returns a mean (see `items`) or a sum (see `reduction`), or a dict of named ones to
+            add up;
+            "model" takes the `.loss` that the model returns, as Hugging Face models do; "model in
+            training" the dict of losses that `model(inputs, targets)` returns in train mode, as
+            torchvision's detectors do (evaluations then measure metrics alone); or several
+            losses by name, each of `outputs[name]` and `targets[name]` and each with its own items.
+        loss_weights: of several losses, by name; 1 where not said.
+        train: a map-style dataset, a tuple or dict of tensors, a stream (an IterableDataset,
+            anything else with an `__iter__` that starts anew, or a function that returns what to
+            iterate), or a DataLoader over one; or several datasets by name, for `samplers.mixture`.
+            None if `step` makes its own data, from an environment say.
+        val: the same, or a dict of several by name.
+        test: the same as `train`; never looked at in training.
+        metrics: by name, those of `surestep.metrics`, objects with `update`, `compute` and `reset`
+            such as those of torchmetrics (tables too), callables `metric(outputs, targets)` that
+            return a mean over samples (or unmasked tokens) or a pair (sum, count), or
+            `surestep.whole_set(fn)` of a function that is no such mean (AUC, F1, a correlation).
+        items: what a callable loss is a mean over: "samples", "tokens" (targets other than -100)
+            or a function of the batch. Of loss="model" the kind of the model says it; "next tokens"
+            are labels that the model shifts. Of several losses, by name.
+        inputs: how a batch becomes `(inputs, targets)`: inputs are a tuple of positional or a dict
+            of named arguments of the model, or its one argument.
+        order: which sample stands at each position of an epoch, from `surestep.samplers`; where not
+            said, each once in a new order every epoch.
+        batch_transform: changes each global batch of training on the device, by a function of
+            (inputs, targets) that returns both: `surestep.batch_transforms`, or your own.
+        collate_fn: how a list of samples becomes a batch.
+        batched: each element of the data is a batch already, of any size. One step takes one of
+            them, or `batch_size` of them; they are never cut or put together.
+        optimizer: a callable that makes an optimizer from parameter groups, in place of `optim`.
+        schedule: a function `schedule(steps_taken, total)` that returns the factor on the learning
+            rate, in place of `schedule`.
+        keep_eval: modules kept in eval mode in training on purpose (a frozen BatchNorm).
+        init: weights to start from: a file, a folder of a Hugging Face model, a run folder or a
+            state dict, or surestep.InitWeights(...) with more to say; not read when a run goes on.
+        step: a step of your own, `step(turn)`, written with the verbs of a `surestep.ManualStep`;
+            then `loss` is only what evaluations measure, and may be None.
+        optimizers: of such a step, by name: an Optim, a callable or a Learner each. Each trains
+            the part of the model that is called as it is.
+        teacher: a frozen model, or a function that builds it: it sees the same inputs in eval mode,
+            and the loss is given the targets `(targets, what it returns)`. It is not saved.
+        loss_is_separable: False where the loss of a batch is not a mean over its items
+        (contrastive losses).
+        reduction: what a callable loss, or the model's own, returns: "mean" over `items`, or "sum",
+            which nothing divides. Of several losses, by name.
+
+    Raises:
+        TaskError: a part of the wrong kind.
+    """
+
+    model: nn.Module | Callable[[], nn.Module]
+    loss: LossFunction | str | Mapping[str, LossFunction | str] | None = None
+    train: Any = None
+    val: Any = None
+    test: Any = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    items: Items | Mapping[str, Items] = "samples"
+    inputs: Callable[[Any], tuple[Any, Any]] | None = None
+    sampler: SampleOrder | None = None
+    batch_transform: Callable[..., tuple[Any, Any]] | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    optimizer: Callable[[ParameterGroups], torch.optim.Optimizer] | None = None
+    schedule: UserFunction | None = None
+    keep_eval: Sequence[nn.Module] = ()
+    init: Source | None = None
+    loss_is_separable: bool = True
+    teacher: nn.Module | Callable[[], nn.Module] | None = None
+    step: "Callable[[ManualStep], object] | None" = None
+    optimizers: Mapping[str, Any] = field(default_factory=dict)
+    loss_weights: Mapping[str, float] = field(default_factory=dict)
+    reduction: str | Mapping[str, str] = "mean"
+    batched: bool = False
+
+    def __post_init__(self) -> None:
+        if self.train is None and self.step is None:
+            raise TaskError(
+                "The Task has no data to train on. Pass Task(train=...), or step= if a step makes "
+                "its own data, from an environment say."
+            )
+        self._check_step()
+        self._check_loss()
+        if not isinstance(self.model, nn.Module) and not callable(self.model):
+            raise TaskError(
+                f"model is a {type(self.model).__name__}. Give an nn.Module or a function that "
+                "returns one."
+            )
+        if self.init is not None:
+            as_init(self.init)
+        self._check_batches()
+        if not isinstance(self.metrics, Mapping):
+            raise TaskError(
+                f"metrics is a {type(self.metrics).__name__}, not a dict. Give each a name: "
+                "metrics={'accuracy': accuracy}."
+            )
+        for name, metric in self.metrics.items():
+            check_metric(name, metric)
+            if "/" in name or name in ("loss", *self.loss_names()):
+                raise TaskError(f"A metric cannot be called {name!r}. Choose another name.")
+        self._check_pairs()
+        for name in self.val_sets():
+            if "/" in name or name in ("train", "test"):
+                raise TaskError(
+                    f"A validation set cannot be called {name!r}: that is another part's name, or "
+                    "has a slash. Choose another name."
+                )
+
+    def _check_pairs(self) -> None:
+        """Refuse `Task(net, loss, X, Y)`, where the targets would be taken for validation data."""
+        arrays = (torch.Tensor, np.ndarray)
+        if not isinstance(self.train, arrays) or not isinstance(self.val, arrays):
+            return
+        if self.inputs is None and len(self.train) == len(self.val):
+            raise TaskError(
+                f"train and val are two arrays of {len(self.train)} rows. Inputs and their targets "
+                "are one argument: train=(X, Y)."
+            )
+
+    def _check_batches(self) -> None:
+        if self.batched and self.collate_fn is not None:
+            raise TaskError(
+                "Task(batched=True) takes each element of the data as a batch, so collate_fn would "
+                "never be called. Leave one of them out."
+            )
+        if self.batched and self.batch_transform is not None:
+            raise TaskError(
+                "batch_transform changes the samples of a global batch together, and the batches "
+                "of Task(batched=True) are not put together. Apply it in the dataset."
+            )
+        if self.sampler is not None and not hasattr(self.sampler, "bind"):
+            raise TaskError(
+                f"order is a {type(self.sampler).__name__}. Give an order of surestep.samplers, "
+                "such "
+                "as samplers.weighted(weights) or samplers.custom(function)."
+            )
+        if self.batch_transform is not None and not callable(self.batch_transform):
+            raise TaskError(
+                f"batch_transform is a {type(self.batch_transform).__name__}. Give one of "
+                "surestep.batch_transforms, such as batch_transforms.mixup(0.2), or a function of "
+                "(inputs, targets)."
+            )
+
+    def _check_loss(self) -> None:
+        if isinstance(self.loss, type):
+            name = self.loss.__name__
+            raise TaskError(f"loss={name} is a class. Write {name}().")
+        if isinstance(self.loss, Mapping):
+            check_several(self.loss, self.items, self.loss_weights, self.teacher, self.reduction)
+            return
+        named_options = {"items": self.items, "reduction": self.reduction}
+        by_name = [name for name, value in named_options.items() if isinstance(value, Mapping)]
+        if self.loss_weights or by_name:
+            said = "loss_weights" if self.loss_weights else by_name[0]
+            raise TaskError(
+                f"{said} names several losses, and the Task has one. Say "
+                "Task(loss={'mask': ..., 'kind': ...}), or leave the names out."
+            )
+        if self.loss is None and self.reduction != "mean":
+            raise TaskError(
+                f"reduction={self.reduction!r} is set, and the Task has no loss. Leave it out."
+            )
+        if self.loss == IN_TRAINING:
+            self._check_in_training()
+        if self.teacher is not None and (self.loss is None or self.loss in _OF_MODEL):
+            raise TaskError(
+                "A teacher needs a loss that takes what it says. Say "
+                "Task(loss=surestep.losses.distillation())."
+            )
+        if isinstance(self.loss, str) and self.loss not in _OF_MODEL:
+            get_loss(self.loss)
+        elif not (self.loss is None or callable(self.loss) or self.loss in _OF_MODEL):
+            raise TaskError(
+                f"loss is a {type(self.loss).__name__}, not a callable. Give nn.CrossEntropyLoss() "
+                'or a function of (outputs, targets), or "model" for a model that returns .loss.'
+            )
+
+    def _check_in_training(self) -> None:
+        """Refuse what needs a loss in evaluations, or batches that are tensors."""
+        for name in ("step", "batch_transform", "batched"):
+            if getattr(self, name):
+                instead = ", and give collate_fn" if name == "batched" else ""
+                raise TaskError(
+                    f"loss={IN_TRAINING!r} does not go with {name}=. Leave {name} out{instead}."
+                )
+
+    def _check_step(self) -> None:
+        if self.step is None:
+            if self.optimizers:
+                raise TaskError(
+                    "Task(optimizers=...) names several optimizers, and nothing says when each is "
+                    "stepped. Say Task(step=...), a function of a surestep.ManualStep."
+                )
+            if self.loss is None:
+                raise TaskError("The Task has no loss. Say Task(loss=...), or bring a step=.")
+            return
+        if not callable(self.step):
+            raise TaskError(
+                f"step is a {type(self.step).__name__}, not a function of a surestep.ManualStep."
+            )
+        if isinstance(self.loss, Mapping):
+            raise TaskError(
+                "The Task has several losses and a step of its own, and which items a micro-batch "
+                "is weighted by is not plain. Give one loss that returns a dict of named means."
+            )
+        if self.loss is None and (self.val is not None or self.test is not None):
+            raise TaskError(
+                "The Task has data to evaluate on and no loss to measure. Say Task(loss=...), "
+                "which the model's forward is measured by; your own step does not use it."
+            )
+        if self.optimizers and self.optimizer is not None:
+            raise TaskError("Task has optimizer= and optimizers=. Put the first among the others.")
+        for name, optim in self.optimizers.items():
+            if "/" in name or not name:
+                raise TaskError(f"An optimizer cannot be called {name!r}. Choose another name.")
+            if not isinstance(optim, (Optim, OptimizerSpec)) and not callable(optim):
+                raise TaskError(
+                    f"optimizers[{name!r}] is a {type(optim).__name__}. Give surestep.Optim(...), "
+                    "a function that makes an optimizer, or a surestep.OptimizerSpec(...)."
+                )
+
+    def optimizer_specs(self) -> dict[str, OptimizerSpec]:
+        """Return the optimizers by name, where the Task names them."""
+        return {
+            name: optim if isinstance(optim, OptimizerSpec) else OptimizerSpec(optim)
+            for name, optim in self.optimizers.items()
+        }
+
+    def build_model(self) -> nn.Module:
+        """Return the model, built now where the Task holds a function.
+
+        Raises:
+            TaskError: the function raised, or returned something else.
+        """
+        return _built(self.model, "model")
+
+    def build_loss(self, model: nn.Module) -> Loss:
+        """Return the loss with its denominator; where it is the model's own, by the model."""
+        return self._loss_of(model).for_model(model)
+
+    def _loss_of(self, model: nn.Module) -> Loss:
+        if isinstance(self.loss, Mapping):
+            items = self.items if isinstance(self.items, Mapping) else {}
+            reductions = self.reduction if isinstance(self.reduction, Mapping) else {}
+            return as_losses(self.loss, items, self.loss_weights, reductions)
+        assert not isinstance(self.items, Mapping)
+        assert not isinstance(self.reduction, Mapping)
+        if self.loss == "model":
+            return model_loss(model, self.items, self.reduction)
+        if self.loss == IN_TRAINING:
+            return training_losses(self.items, self.reduction)
+        if self.loss is None:
+            return items_only_loss(self.items)
+        loss = as_loss(self.loss, self.items, self.reduction)
+        return loss if self.teacher is None else with_teacher(loss, _built(self.teacher, "teacher"))
+
+    def split_batch(self, batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
+        """Return the batch as (args, kwargs, targets) of the model."""
+        if self.inputs is None:
+            if self.loss is None:
+                return batch_as_inputs(batch)
+            if isinstance(self.loss, Mapping):
+                return split_named(batch, self.loss)
+            return batch_as_kwargs(batch) if self.loss == "model" else split_batch(batch)
+        inputs, targets = self.inputs(batch)
+        if isinstance(inputs, Mapping):
+            return (), inputs, targets
+        return (inputs if isinstance(inputs, tuple) else (inputs,)), {}, targets
+
+    def loss_names(self) -> list[str]:
+        """Return what each of several losses is called in events and evaluations."""
+        return [f"loss_{name}" for name in self.loss] if isinstance(self.loss, Mapping) else []
+
+    def counts_targets(self) -> bool:
+        """Say whether targets are enough to count items: no function of the batch does."""
+        said = self.items.values() if isinstance(self.items, Mapping) else (self.items,)
+        return not any(map(callable, said))
+
+    def val_sets(self) -> dict[str, Any]:
+        """Return the validation data by name; the only one is called "val"."""
+        if self.val is None:
+            return {}
+        if isinstance(self.val, dict) and not _is_tensors(self.val):
+            return dict(self.val)
+        return {"val": self.val}
+
+
+def _built(given: nn.Module | Callable[[], nn.Module], what: str) -> nn.Module:
+    if isinstance(given, nn.Module):
+        return given
+    try:
+        built = given()
+    except Exception as error:
+        if isinstance(given, type):
+            raise TaskError(
+                f"{what}={given.__name__} is a class, and {given.__name__}() failed: {error}. Pass "
+                f"an object, {what}={given.__name__}(...), or a function that returns one."
+            ) from error
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        raise TaskError(
+            f"The function given as {what} failed at {line.filename}, line {line.lineno}: "
+            f"{type(error).__name__}: {error}."
+        ) from error
+    if not isinstance(built, nn.Module):
+        raise TaskError(
+            f"The function given as {what} returned a {type(built).__name__}, not an nn.Module."
+        )
+    return built
+
+
+def _is_tensors(values: Mapping[str, Any]) -> bool:
+    return all(isinstance(value, (torch.Tensor, np.ndarray)) for value in values.values())

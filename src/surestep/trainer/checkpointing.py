@@ -1,0 +1,170 @@
+"""Saving what a session has reached, and telling what came of it."""
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from surestep.base.errors import CheckpointError
+from surestep.engine.step.callback import SavedCheckpoint, callbacks_with
+from surestep.engine.step.loop import Loop
+from surestep.engine.value import Value
+from surestep.record.checkpoint.async_saver import SaveResult
+from surestep.record.checkpoint.inspect import size_on_disk
+from surestep.record.run_writer import RunWriter
+from surestep.trainer.disk_space import FILLS_UP, disk_space_warning
+from surestep.trainer.evaluator import Evaluator
+from surestep.trainer.rank_zero import broadcast_save_results, wait_while_rank_zero_writes
+
+
+class CheckpointManager:
+    """The saves of one session.
+
+    Args:
+        recorder: of the run folder.
+        loop: whose state is saved.
+        gauge: makes the average ready.
+        say: shows a line.
+
+    Attributes:
+        step: of the newest save that did not fail.
+        path: of the newest checkpoint that is written.
+    """
+
+    def __init__(
+        self, recorder: RunWriter, loop: Loop, gauge: Evaluator, say: Callable[[str], None]
+    ) -> None:
+        self.step: int | None = None
+        self.path: Path | None = None
+        self._recorder = recorder
+        self._loop = loop
+        self._gauge = gauge
+        self._say = say
+        self._is_first = True
+        self._under_way = 0  # saves whose outcome the ranks do not know yet
+        self._metrics: deque[dict[str, Value]] = deque()  # of the saves under way, in order
+        self._told: str | None = None  # what the disk said of the newest save, where that failed
+
+    def save_async(self) -> None:
+        """Save the state of this moment; where a thread writes, only the copy is waited for.
+
+        What could not be written is told at the next log point, and the next save tries again.
+
+        Raises:
+            CheckpointError: a part of the state has no plain form.
+        """
+        self._save()
+        self.collect()
+
+    def save(self) -> Path:
+        """Save the state of this moment, and wait until it is written; return its folder.
+
+        Raises:
+            CheckpointError: the disk is full or cannot be written; the older ones are untouched.
+        """
+        self.collect(wait=True)
+        self._save()
+        (outcome,) = self._outcomes(wait=True)
+        if outcome.path is None:
+            assert outcome.error is not None
+            self.step = None
+            raise outcome.error
+        self._take_in(outcome)
+        return outcome.path
+
+    def flush(self) -> None:
+        """Wait for what is being written; save this step where that failed or was not done.
+
+        Raises:
+            CheckpointError: the disk is full or cannot be written; the older ones are untouched.
+        """
+        self.collect(wait=True)
+        is_behind = self.step != self._loop.state.progress.step
+        if any(self._loop.world.all_reduce_max([is_behind])):
+            self.save()
+
+    def collect(self, *, wait: bool = False, together: bool = True) -> None:
+        """Take in what came of the saves that are done, or of all of them.
+
+        Args:
+            wait: for what is being written.
+            together: all ranks are here; else nothing is taken in, but for `leave` to do.
+
+        Raises:
+            Exception: what is no trouble of the disk's.
+        """
+        if self._loop.world.size > 1 and not together:
+            return
+        for outcome in self._outcomes(wait=wait):
+            self._take_in(outcome)
+
+    def wait(self) -> None:
+        """Wait for what this rank writes, whatever becomes of the others.
+
+        Raises:
+            Exception: what is no trouble of the disk's.
+        """
+        for outcome in self._recorder.collect_saves(wait=True):
+            self._take_in(outcome)
+
+    def _outcomes(self, *, wait: bool) -> list[SaveResult]:
+        """Return what came of saves, on all ranks the same: what they do next hangs on that."""
+        outcomes = self._recorder.collect_saves(wait=wait)
+        if self._under_way:
+            outcomes = broadcast_save_results(self._loop.world, outcomes)
+        self._under_way -= len(outcomes)
+        return outcomes
+
+    def _save(self) -> None:
+        self._loop.log_point()
+        self._gauge.sync_buffers()
+        self._gauge.average()
+        self._recorder.save(self._loop.state, self._loop.plan)
+        self._under_way += 1
+        wait_while_rank_zero_writes(self._loop.world)
+        self.step = self._loop.state.progress.step
+        standing = self._loop.state.best
+        measured = standing.latest_step == self.step
+        self._metrics.append(dict(standing.latest) if measured else {})
+
+    def _take_in(self, outcome: SaveResult) -> None:
+        if outcome.path is not None and self._is_first:
+            self._is_first = False
+            self._tell_room(outcome.path)
+        self.path = outcome.path or self.path
+        metrics = self._metrics.popleft()
+        if outcome.path is not None:
+            self._told = None
+            self._call_on_save(SavedCheckpoint(outcome.path, outcome.step, metrics))
+        if outcome.path is None and self.step == outcome.step:
+            self.step = None
+        if outcome.error is None:
+            return
+        if not isinstance(outcome.error, CheckpointError):
+            raise outcome.error
+        text = str(outcome.error)
+        if outcome.path is None:
+            text = self._failed(outcome, text)
+        self._recorder.event("notice", step=outcome.step, text=text)
+        self._say(text)
+
+    def _call_on_save(self, checkpoint: SavedCheckpoint) -> None:
+        loop = self._loop
+        for callback in callbacks_with(loop.callbacks, "on_save"):
+            loop.queue_request(callback.on_save(loop.state, checkpoint))
+
+    def _failed(self, outcome: SaveResult, text: str) -> str:
+        """Return what is told of a failed save: in full once, then shortly until one succeeds."""
+        cause = outcome.error.__cause__ if outcome.error is not None else None
+        said = str(cause.strerror or cause) if isinstance(cause, OSError) else None
+        again, self._told = said is not None and said == self._told, said
+        if again:
+            return f"Again: step {outcome.step} could not be saved: {said}."
+        return f"{text} The run goes on, and the next save tries again."
+
+    def _tell_room(self, path: Path) -> None:
+        """Tell, of the size that was really written, where what is to stay will not fit."""
+        folder = self._recorder.folder
+        text = disk_space_warning(folder, self._loop.plan, size_on_disk(path))
+        if text is not None and not any(each.startswith(FILLS_UP) for each in self._recorder.told):
+            self._recorder.event("notice", step=self._loop.state.progress.step, text=text)
+            self._say(text)

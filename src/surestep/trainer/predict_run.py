@@ -1,0 +1,81 @@
+"""Predict with the weights of a run: open, or closed."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from surestep.config.config import Config
+from surestep.engine.data.batch_loader import BatchLoader
+from surestep.engine.data.dataset import count_samples
+from surestep.engine.evaluate.mc_dropout import check_passes
+from surestep.engine.evaluate.predict import Predictions, make_predict_loader, predict
+from surestep.engine.model.precision import autocast, torch_settings
+from surestep.engine.plan.plan import Plan
+from surestep.engine.task.task import Task
+from surestep.record.checkpoint.listing import CheckpointInfo
+from surestep.record.run import Run, Which
+from surestep.trainer.evaluate_run import load_checkpoint_model
+from surestep.trainer.planning import check_part, data_parts, plan_task
+
+Watch = Callable[[int, int | None], object]
+
+
+def predict_run(
+    run: Run,
+    task: Task,
+    config: Config,
+    *,
+    part: str = "test",
+    which: Which | int = "best",
+    mc_dropout: int | None = None,
+    watch: Watch | None = None,
+    folder: Path | None = None,
+) -> tuple[CheckpointInfo, Predictions]:
+    """Return which checkpoint predicted, and what it says of each sample of a part, in order.
+
+    Nothing is written, and nobody needs to hold the folder.
+
+    Args:
+        run: whose weights.
+        task: built as it was trained.
+        config: as it was trained with.
+        part: "train", "test", or a validation set's name.
+        which: the best checkpoint, the last, the average of the last, or that of a step.
+        mc_dropout: passes with dropout on; None is one without.
+        watch: called after each batch with the samples done, and how many there are if known.
+        folder: of the temporary files of what does not fit into memory.
+
+    Raises:
+        ConfigError: there is no such part, or fewer than two passes.
+        TaskError: no dropout to sample from, or outputs without a row for each sample.
+        CheckpointError: there is no checkpoint, or it does not fit.
+    """
+    check_passes(mc_dropout)
+    planned = plan_task(task, config.single_process())
+    feed = open_feed(planned.task, planned.plan, part)
+    model, saved = load_checkpoint_model(run, planned, which)
+    total = count_samples(data_parts(planned.task)[part], part) if watch is not None else None
+    with torch_settings(planned.plan):
+        predictions = predict(
+            model,
+            feed,
+            planned.loss,
+            autocast=autocast(planned.plan),
+            passes=mc_dropout,
+            grad_off=torch.inference_mode,
+            watch=None if watch is None else lambda done: watch(done, total),
+            folder=folder,
+        )
+    return saved, predictions
+
+
+def open_feed(task: Task, plan: Plan, part: str) -> BatchLoader:
+    """Return the feed that predicts on a part.
+
+    Raises:
+        ConfigError: there is no such part.
+    """
+    parts = data_parts(task)
+    check_part(part, parts)
+    return make_predict_loader(parts[part], part, task=task, plan=plan)
