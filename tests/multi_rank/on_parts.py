@@ -46,7 +46,7 @@ class Case(NamedTuple):
     normed: bool = False
 
 
-INNER = {"blocks": "name layers.*.0 layers.*.2"}
+INNER = {"wrap_policy": "name layers.*.0 layers.*.2"}
 FP16 = {"precision": "fp16", "data": {"shuffle": False}}
 ON_PARTS: dict[str, Case] = {
     **{name: Case({"optim": {"name": name, "lr": 1e-2}}) for name in ELEMENTWISE},
@@ -55,7 +55,7 @@ ON_PARTS: dict[str, Case] = {
     "bf16 with BatchNorm": Case({"precision": "bf16"}, tolerance=0.1, normed=True),
     "ema": Case({"average": {"kind": "ema", "decay": 0.9}}),
     "as usual": Case({}),
-    "from meta": Case({}, {"meta_start": True}),
+    "from meta": Case({}, {"meta_init": True}),
     "offload": Case({}, {"offload": "all"}),
     "clip_value": Case({"clip_value": 0.01, "micro_batch_size": 4}),
     "recomputed": Case({"activation_checkpointing": "on"}),
@@ -82,7 +82,7 @@ def run(folder: Path, case: Case, *, many: bool) -> dict[str, Any]:
 
     said = {"max_steps": 6, **case.said}
     if many:
-        said["parallel"] = {"kind": "fsdp", **case.parallel}
+        said["parallel"] = {"strategy": "fsdp", **case.parallel}
     made = task((x, y), model)
     found = trained(folder, made, weights=whole_weights, shows=counted, **said)
     return {**found, "built": built}

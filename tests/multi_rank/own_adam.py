@@ -17,7 +17,7 @@ STAGES = (2, 3)
 
 def options(stage: int, device: str, offload: str) -> dict[str, Any]:
     keys = {**OWN, **(zero.ALL_CUT if stage == 3 else {})}
-    parallel = {"kind": "deepspeed", "zero": stage, "deepspeed": keys, "offload": offload}
+    parallel = {"strategy": "deepspeed", "zero_stage": stage, "deepspeed": keys, "offload": offload}
     return {**SAID, "parallel": parallel, "device": device}
 
 

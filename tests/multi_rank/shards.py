@@ -130,10 +130,10 @@ SHARDS: dict[str, Kind] = {
     "compiled": compiled,
 }
 CUT: dict[str, dict[str, Any]] = {
-    "full": {"kind": "fsdp", "shard": "full"},
-    "grad_op": {"kind": "fsdp", "shard": "grad_op"},
-    "hybrid": {"kind": "fsdp", "shard": "hybrid", "shard_size": 2},
-    "offload": {"kind": "fsdp", "offload": "all"},
+    "full": {"strategy": "fsdp", "shard": "full"},
+    "grad_op": {"strategy": "fsdp", "shard": "grad_op"},
+    "hybrid": {"strategy": "fsdp", "shard": "hybrid", "shard_size": 2},
+    "offload": {"strategy": "fsdp", "offload": "all"},
     **{f"zero-{stage}": zero.options(stage)["parallel"] for stage in (2, 3)},
     "zero offload": {**zero.options(3)["parallel"], "offload": "all"},
 }

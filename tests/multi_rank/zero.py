@@ -122,7 +122,7 @@ def is_stage(stage: int) -> Callable[[Mapping[str, Any], int], None]:
 
 def gone_on(folder: Path, stage: int, **said: Any) -> dict[str, Any]:
     """Train at once; and stop after 7 steps with a checkpoint, measure it, and go on from it."""
-    parallel = {"kind": "deepspeed", "zero": stage, "deepspeed": NEUTRAL[stage]}
+    parallel = {"strategy": "deepspeed", "zero_stage": stage, "deepspeed": NEUTRAL[stage]}
     found: dict[str, Any] = {}
     said = {"parallel": parallel, **said}
     for name in ("at once", "gone on"):
@@ -156,7 +156,7 @@ def skipped(folder: Path, stage: int, **said: Any) -> dict[str, Any]:
 
 def timed(folder: Path) -> str:
     """Ask DeepSpeed for its times; return what it prints."""
-    own = {"kind": "deepspeed", "deepspeed": {"wall_clock_breakdown": True}}
+    own = {"strategy": "deepspeed", "deepspeed": {"wall_clock_breakdown": True}}
     printed = io.StringIO()
     with redirect_stdout(printed):
         trained(folder, task(), max_steps=2, parallel=own)
