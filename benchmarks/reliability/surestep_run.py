@@ -22,7 +22,7 @@ class Watch(surestep.Callback):
         self.seen = seen
 
     def on_start(self, state: Any) -> None:
-        self.seen.loaded(state.place.step, state.model, state.optimizer)
+        self.seen.loaded(state.progress.step, state.model, state.optimizer)
 
     def on_step(self, state: Any, result: Any) -> None:
         self.seen.step(result.step, state.model, state.optimizer)
