@@ -86,3 +86,20 @@ def test_the_index_of_the_docs_lists_every_page():
     linked = set(re.findall(r"^- \[.*?\]\(([\w-]+\.md)\)", index, re.MULTILINE))
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert linked == pages
+
+
+def test_the_architecture_names_every_package_and_only_paths_that_exist():
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:src|tests|benchmarks|docs)/[^`]*)`", text))
+    initial = ROOT / "src/surestep/__init__.py"
+    found = set((ROOT / "src/surestep").rglob("__init__.py")) - {initial}
+    packages = {f"{path.parent.relative_to(ROOT).as_posix()}/" for path in found}
+    assert packages - named == set()
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+def test_contributing_names_only_paths_that_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:src|tests|benchmarks|docs|changelog)/[^`A-Z]*)`", text)
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
