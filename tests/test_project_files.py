@@ -103,3 +103,11 @@ def test_contributing_names_only_paths_that_exist():
     named = re.findall(r"`((?:src|tests|benchmarks|docs|changelog)/[^`A-Z]*)`", text)
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_every_make_target_that_a_page_names_exists(page):
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = re.findall(r"\bmake ([a-z-]+)\b  ", (ROOT / page).read_text(encoding="utf-8"))
+    assert named
+    assert set(named) <= set(targets)
