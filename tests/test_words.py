@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from tests import words
-from tests.words import ROOT, files_of, find_names, find_words, keep_prose, read_rules
+from tests.words import ROOT, find_names, find_words, keep_prose, list_files, read_rules
 
 PAGES = ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "CHANGELOG.md", "SECURITY.md"]
 CHECKED = [ROOT / path for path in ["src", "docs", ".github", "changelog", *PAGES]]
@@ -32,7 +32,7 @@ def shown(path) -> PurePosixPath:
 def test_the_text_uses_plain_words():
     hits = [
         f"{shown(path)}:{hit.line}: {hit.word} -> {hit.instead}"
-        for path in files_of(CHECKED)
+        for path in list_files(CHECKED)
         if not is_listed(shown(path), NOT_YET_CLEAN)
         for hit in words.check_file(path, names=False)
     ]
@@ -42,7 +42,7 @@ def test_the_text_uses_plain_words():
 def test_identifiers_use_plain_words():
     hits = [
         f"{shown(path)}:{hit.line}: {hit.word} -> {hit.instead}"
-        for path in files_of([ROOT / "src"])
+        for path in list_files([ROOT / "src"])
         if path.suffix == ".py" and not is_listed(shown(path), NAMES_NOT_YET_CLEAN)
         for hit in find_names(path.read_text(encoding="utf-8"), RULES)
     ]

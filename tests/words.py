@@ -81,24 +81,24 @@ def keep_prose(source: str) -> str:
             text = " " + token.string[1:]
         elif token.type == tokenize.STRING:
             text = QUOTES.sub(lambda quote: " " * len(quote[0]), token.string)
-            if "f" in token.string[: token.string.index(quote_of(token.string))].lower():
+            if "f" in token.string[: token.string.index(find_quote(token.string))].lower():
                 text = re.sub(r"\{[^{}\n]*\}", lambda field: CODE * len(field[0]), text)
         elif tokenize.tok_name[token.type].startswith("FSTRING"):
             is_text = token.type == getattr(tokenize, "FSTRING_MIDDLE", None)
             text = token.string if is_text else " " * len(token.string)
         else:
             continue
-        place(lines, token.start, text)
+        overwrite(lines, token.start, text)
     return "".join(lines)
 
 
-def quote_of(string: str) -> str:
+def find_quote(string: str) -> str:
     """Return the quote that a string literal begins with."""
     return min("\"'", key=lambda quote: string.find(quote) % (len(string) + 1))
 
 
-def place(lines: list[str], start: tuple[int, int], text: str) -> None:
-    """Write text over the lines, from a row and column on."""
+def overwrite(lines: list[str], start: tuple[int, int], text: str) -> None:
+    """Write text over the lines, from a row and column."""
     row, column = start[0] - 1, start[1]
     for part in text.split("\n"):
         line = lines[row]
@@ -106,7 +106,7 @@ def place(lines: list[str], start: tuple[int, int], text: str) -> None:
         row, column = row + 1, 0
 
 
-def names_in(source: str) -> Iterator[tuple[int, str]]:
+def iter_names(source: str) -> Iterator[tuple[int, str]]:
     """Yield the line and text of every identifier of Python source."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.NAME and not keyword.iskeyword(token.string):
@@ -114,24 +114,24 @@ def names_in(source: str) -> Iterator[tuple[int, str]]:
 
 
 def find_words(text: str, rules: Rules, path: str = "") -> list[Hit]:
-    """Return every use of a word of `[text]`, but those that the path may use."""
+    """Return every use of a word of `[text]`, except those that the path may use."""
     allowed = [pattern for start, pattern in rules.exceptions if is_under(path, start)]
-    if any(pattern.pattern == ".*" for pattern in allowed):
-        return []
-    spared = [match.span() for pattern in allowed for match in pattern.finditer(text)]
+    allowed_spans = [match.span() for pattern in allowed for match in pattern.finditer(text)]
     hits = []
     for rule in rules.text:
         for match in rule.pattern.finditer(text):
-            if not any(start <= match.start() and match.end() <= end for start, end in spared):
-                line = text.count("\n", 0, match.start()) + 1
-                hits.append(Hit(line, " ".join(match[0].split()), rule.instead))
+            first, last = match.span()
+            if any(start <= first and last <= end for start, end in allowed_spans):
+                continue
+            line = text.count("\n", 0, first) + 1
+            hits.append(Hit(line, " ".join(match[0].split()), rule.instead))
     return sorted(hits)
 
 
 def find_names(source: str, rules: Rules) -> list[Hit]:
     """Return every identifier with a word of `[names]`."""
     hits = set()
-    for line, name in names_in(source):
+    for line, name in iter_names(source):
         parts = {name, *(part for part in name.lower().split("_") if len(part) > 1)}
         hits |= {Hit(line, name, rules.names[part]) for part in parts & rules.names.keys()}
     return sorted(hits)
@@ -152,7 +152,7 @@ def check_file(path: Path, *, names: bool = True) -> list[Hit]:
     return sorted([*hits, *(find_names(text, rules) if names else [])])
 
 
-def files_of(paths: list[Path]) -> list[Path]:
+def list_files(paths: list[Path]) -> list[Path]:
     """Return the Python files, pages and forms that the paths are or hold."""
     files: list[Path] = []
     for path in paths:
@@ -166,7 +166,7 @@ def main(arguments: list[str]) -> int:
     names = "--text" not in arguments
     paths = [Path(name) for name in arguments if name != "--text"]
     found = 0
-    for path in files_of(paths or [ROOT / "src", ROOT / "docs", ROOT / "README.md"]):
+    for path in list_files(paths or [ROOT / "src", ROOT / "docs", ROOT / "README.md"]):
         for hit in check_file(path, names=names):
             print(f"{path}:{hit.line}: {hit.word} -> {hit.instead}")
             found += 1
