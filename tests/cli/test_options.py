@@ -354,8 +354,8 @@ def test_help_all_shows_what_holds_if_nothing_is_said(surestep, recipe):
     shown = " ".join(surestep("train", recipe(), "--help-all").out.split())
     for explained in (
         "--optim.lr FLOAT Peak learning rate. (0.01: said: recipe mine)",
-        "--optim.eps FLOAT|FLOAT FLOAT Added to a denominator; Adafactor takes two (the first "
-        "may be none). (1e-08: torch's default)",
+        "--optim.eps FLOAT|FLOAT FLOAT Term added to the denominator; Adafactor takes two "
+        "values (the first may be none). (1e-08: torch's default)",
         "--optim.momentum FLOAT SGD, RMSprop, Muon: momentum. "
         "(None: not an option of what was chosen)",
         "--task.hidden VALUE how wide the one layer is. (8: the recipe's default)",

@@ -15,29 +15,30 @@ class Average(ConfigGroup):
     prefix: ClassVar[str] = "average."
     kind: Literal["none", "ema", "swa"] | NotSet = Field(
         default=NOT_SET,
-        description="ema: exponential moving average; swa: stochastic weight average.",
+        description="ema: exponential moving average; swa: stochastic weight averaging; none.",
     )
     decay: Share | NotSet = Field(
-        default=NOT_SET, description="EMA: what stays of the average at each update."
+        default=NOT_SET, description="EMA: share of the average that remains at each update."
     )
     warmup: bool | NotSet = Field(
-        default=NOT_SET, description="EMA: begin with a smaller decay, so that first weights fade."
+        default=NOT_SET,
+        description="EMA: start with a smaller decay, so that the initial weights fade quickly.",
     )
     start: Warmup | NotSet = Field(
-        default=NOT_SET, description="When averaging begins: '1000 steps', '2 epochs' or '75%'."
+        default=NOT_SET, description="When averaging starts: '1000 steps', '2 epochs' or '75%'."
     )
     every: StepPeriod | NotSet = Field(
-        default=NOT_SET, description="How often the average takes the weights in: '1 step'."
+        default=NOT_SET, description="How often the average is updated: '1 step', '1 epoch'."
     )
     buffers: Literal["copy", "average", "recompute"] | NotSet = Field(
         default=NOT_SET,
-        description="Buffers of the average: the model's, averaged too, or BatchNorm's statistics "
-        "computed anew from the training data.",
+        description="Buffers of the averaged model: copy those of the model, average them, or "
+        "recompute BatchNorm statistics from the training data.",
     )
     lr: Positive | NotSet = Field(
         default=NOT_SET, description="SWA: constant learning rate from average.start on."
     )
     anneal: Warmup | NotSet = Field(
         default=NOT_SET,
-        description="SWA: how long the rate takes to reach average.lr, by a cosine.",
+        description="SWA: how long the learning rate takes to reach average.lr, along a cosine.",
     )

@@ -21,18 +21,23 @@ class Checkpoint(ConfigGroup):
     every: ClockPeriod | NotSet | None = Field(
         default=NOT_SET, description="How often to save: '1 epoch', '500 steps', '10 minutes'."
     )
-    keep_last: Count | NotSet = Field(default=NOT_SET, description="Newest checkpoints to keep.")
+    keep_last: Count | NotSet = Field(
+        default=NOT_SET, description="Number of newest checkpoints to keep."
+    )
     keep_best: Whole | NotSet = Field(
-        default=NOT_SET, description="Best checkpoints to keep, by the metric."
+        default=NOT_SET, description="Number of best checkpoints to keep, by validation.metric."
     )
     keep_every: StepPeriod | NotSet | None = Field(
-        default=NOT_SET, description="Milestones to keep for good: '10 epochs', '1000 steps'."
+        default=NOT_SET,
+        description="Interval of milestone checkpoints that are never deleted: '10 epochs', "
+        "'1000 steps'.",
     )
     async_save: bool | NotSet = Field(
-        default=NOT_SET, description="Write checkpoints in a thread while training goes on."
+        default=NOT_SET,
+        description="Write checkpoints in a background thread while training continues.",
     )
     weights: Literal["all", "trained"] | NotSet = Field(
-        default=NOT_SET, description="Save all weights, or none of the frozen parameters."
+        default=NOT_SET, description="all: save all weights; trained: leave out frozen parameters."
     )
 
 
@@ -45,9 +50,9 @@ class Logging(ConfigGroup):
         description="How often the host reads losses from the device and writes events.",
     )
     progress: Literal["auto", "bar", "plain", "quiet"] | NotSet = Field(
-        default=NOT_SET, description="A bar, plain lines, or nothing."
+        default=NOT_SET, description="How to show progress: a bar, plain lines, or nothing."
     )
     ranks: Literal["first", "all"] | NotSet = Field(
         default=NOT_SET,
-        description="The first process prints, or each writes RUN/log/rank-RANK.txt too.",
+        description="first: rank 0 prints; all: each rank also writes a file in RUN/log.",
     )

@@ -37,97 +37,111 @@ from surestep.config.validation import EarlyStop, Validation
 class Config(ConfigGroup):
     """Everything a user may ask for; each option not said is decided by the Plan."""
 
-    epochs: Positive | NotSet = Field(default=NOT_SET, description="Passes over the training data.")
+    epochs: Positive | NotSet = Field(
+        default=NOT_SET, description="Number of passes over the training data; may be a fraction."
+    )
     max_steps: Count | NotSet = Field(
-        default=NOT_SET, description="Optimizer steps to take, where not epochs decide."
+        default=NOT_SET, description="Number of optimizer steps to train for, instead of epochs."
     )
     limit_train_batches: Count | NotSet | None = Field(
-        default=NOT_SET, description="Train on the first batches of each epoch only: a trial run."
+        default=NOT_SET,
+        description="Train on only the first n batches of each epoch, for a trial run.",
     )
     limit_val_batches: Count | NotSet | None = Field(
-        default=NOT_SET, description="Evaluate on the first batches of a validation set only."
+        default=NOT_SET, description="Evaluate on only the first n batches of each validation set."
     )
     max_time: Clock | NotSet | None = Field(
         default=NOT_SET,
-        description="Save and leave after this long ('110 minutes'); the same call resumes.",
+        description="Save and stop after this time ('110 minutes'); run the same command to "
+        "resume.",
     )
     batch_size: Count | NotSet = Field(
-        default=NOT_SET, description="Samples that one optimizer step sees, on all ranks together."
+        default=NOT_SET, description="Samples per optimizer step, summed over all ranks."
     )
     micro_batch_size: Count | NotSet = Field(
         default=NOT_SET,
-        description="Samples that one rank holds at once: a matter of memory, never of the update.",
+        description="Samples per forward pass on one rank; changes memory use, never the update.",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] | NotSet = Field(
-        default=NOT_SET, description="Decides weights, order, augmentation and dropout."
+        default=NOT_SET, description="Seed for weights, data order, augmentation and dropout."
     )
     deterministic: bool | NotSet = Field(
-        default=NOT_SET, description="Use only torch's deterministic algorithms (slower on a GPU)."
+        default=NOT_SET, description="Use only deterministic torch algorithms (slower on a GPU)."
     )
-    device: str | NotSet = Field(default=NOT_SET, description="cpu, cuda, cuda:1, mps, ...")
+    device: str | NotSet = Field(
+        default=NOT_SET, description="Device to train on: cpu, cuda, cuda:1, mps, ..."
+    )
     precision: Precision | NotSet = Field(
         default=NOT_SET,
-        description="fp32, tf32, bf16, fp16, or auto: bf16 where a GPU has it natively.",
+        description="fp32, tf32, bf16, fp16, or auto: bf16 if the GPU supports it natively.",
     )
     max_grad_norm: Positive | Literal["off"] | NotSet | None = Field(
-        default=NOT_SET, description="Clip the norm of all gradients to this; off: only measure it."
+        default=NOT_SET,
+        description="Clip the norm of all gradients to this value; off only measures the norm.",
     )
     clip_value: Positive | NotSet | None = Field(
         default=NOT_SET,
-        description="Clip each element of the gradients to this (instead of the norm).",
+        description="Clip each gradient element to this absolute value, instead of the norm.",
     )
     on_nonfinite: Literal["raise", "skip"] | NotSet = Field(
         default=NOT_SET,
-        description="A loss or gradient that is not finite ends the run, or skips the step.",
+        description="What to do if a loss or gradient is not finite: raise ends the run, skip "
+        "skips the step.",
     )
     max_nonfinite_steps: Whole | NotSet = Field(
         default=NOT_SET,
-        description="How many steps on_nonfinite='skip' may skip before the run fails.",
+        description="Number of steps that on_nonfinite='skip' may skip before the run fails.",
     )
     on_spike: Literal["warn", "rollback", "off"] | NotSet = Field(
         default=NOT_SET,
-        description="A loss far above those before it is told; or the run goes back to the "
-        "checkpoint before it and leaves that stretch of data out.",
+        description="What to do if the loss is far above the recent losses: warn reports it, "
+        "rollback returns to the checkpoint before it and skips that range of "
+        "data.",
     )
     max_rollbacks: Count | NotSet = Field(
-        default=NOT_SET, description="How often on_spike='rollback' may go back."
+        default=NOT_SET, description="Maximum number of rollbacks of on_spike='rollback'."
     )
     exclude_samples: SamplesOrFile | NotSet | None = Field(
         default=NOT_SET,
-        description="Training samples to leave out: a file such as a run's skipped.json, or "
-        "indices.",
+        description="Training samples to exclude: a list of indices, or a file such as a "
+        "run's skipped.json.",
     )
     activation_checkpointing: Recomputed | NotSet = Field(
         default=NOT_SET,
-        description="Compute activations again in the backward instead of keeping them: off, on, "
-        "'every 2' blocks, or names of modules such as 'encoder.layers.*'.",
+        description="Recompute activations in the backward pass to save memory: off, on, "
+        "'every 2' blocks, or module names such as 'encoder.layers.*'.",
     )
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] | NotSet = Field(
-        default=NOT_SET, description="torch.compile's mode, or off."
+        default=NOT_SET, description="Mode of torch.compile, or off."
     )
     compile_blocks: bool | NotSet = Field(
-        default=NOT_SET, description="Compile each block of the model by itself: quicker to start."
+        default=NOT_SET,
+        description="Compile each block of the model separately, which starts faster.",
     )
     channels_last: bool | NotSet = Field(
-        default=NOT_SET, description="Lay images and convolutions out with the channels last."
+        default=NOT_SET,
+        description="Use the channels-last memory format for images and convolutions.",
     )
     matmul_precision: Literal["highest", "high", "medium"] | NotSet = Field(
-        default=NOT_SET, description="fp32 products: torch.set_float32_matmul_precision."
+        default=NOT_SET,
+        description="Precision of fp32 matrix products, as torch.set_float32_matmul_precision "
+        "takes it.",
     )
     cudnn_benchmark: bool | NotSet = Field(
-        default=NOT_SET, description="Let cuDNN try its algorithms for each new shape."
+        default=NOT_SET, description="Benchmark cuDNN's algorithms for each new input shape."
     )
     sdpa_backend: Literal["auto", "flash", "efficient", "cudnn", "math"] | NotSet = Field(
-        default=NOT_SET, description="What computes scaled_dot_product_attention; auto: torch."
+        default=NOT_SET,
+        description="Backend of scaled_dot_product_attention; auto leaves the choice to torch.",
     )
     cpu_allocator: Literal["auto", "huge_pages", "retain", "default"] | NotSet = Field(
         default=NOT_SET,
-        description="retain: freed memory stays in the process (glibc's malloc); huge_pages: it "
-        "is also on huge pages; default: the allocator's own settings; auto: the first that the "
-        "machine has, on a CPU.",
+        description="How the CPU allocator keeps freed memory: retain keeps it in the process "
+        "(glibc malloc), huge_pages also uses huge pages, default changes "
+        "nothing, auto takes the best that the machine supports.",
     )
     profile: Steps | NotSet | None = Field(
-        default=NOT_SET, description="Steps to watch with torch's profiler: '10:15'."
+        default=NOT_SET, description="Steps to record with torch's profiler: '10:15'."
     )
     optim: Optim = Optim()
     schedule: Schedule = Schedule()

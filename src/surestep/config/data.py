@@ -16,19 +16,26 @@ class Data(ConfigGroup):
     """How data is loaded."""
 
     prefix: ClassVar[str] = "data."
-    num_workers: Whole | NotSet = Field(default=NOT_SET, description="Processes that load data.")
-    pin_memory: bool | NotSet = Field(default=NOT_SET, description="Load into page-locked memory.")
+    num_workers: Whole | NotSet = Field(
+        default=NOT_SET, description="Number of processes that load data."
+    )
+    pin_memory: bool | NotSet = Field(
+        default=NOT_SET,
+        description="Load batches into page-locked host memory, for faster copies to the GPU.",
+    )
     persistent_workers: bool | NotSet = Field(
-        default=NOT_SET, description="Keep the workers alive between epochs."
+        default=NOT_SET, description="Keep workers alive between epochs."
     )
     prefetch_factor: Count | NotSet = Field(
         default=NOT_SET, description="Micro-batches that each worker loads ahead."
     )
     drop_last: bool | NotSet = Field(
-        default=NOT_SET, description="Drop the last batch of an epoch where it is smaller."
+        default=NOT_SET, description="Drop the last batch of an epoch if it is smaller."
     )
-    shuffle: bool | NotSet = Field(default=NOT_SET, description="Train in a new order each epoch.")
+    shuffle: bool | NotSet = Field(
+        default=NOT_SET, description="Read the samples in a new random order each epoch."
+    )
     shuffle_buffer: Count | NotSet = Field(
         default=NOT_SET,
-        description="Samples of a stream that wait in a buffer, from which the next is drawn.",
+        description="Number of samples in the buffer from which a stream is shuffled.",
     )

@@ -51,107 +51,122 @@ class Optim(ConfigGroup):
     prefix: ClassVar[str] = "optim."
     name: Name | NotSet = Field(
         default=NOT_SET,
-        description="Optimizer; docs/optimizers.md says what for. A Task may bring another one.",
+        description="Optimizer; docs/optimizers.md says what each is for. A Task may bring "
+        "its own instead.",
     )
     lr: Positive | NotSet = Field(default=NOT_SET, description="Peak learning rate.")
     weight_decay: NotNegative | NotSet = Field(
         default=NOT_SET,
-        description="Weight decay; biases, normalisation and embeddings are kept out.",
+        description="Weight decay; not applied to biases, normalization and embeddings.",
     )
     implementation: Literal["auto", "fused", "foreach", "for_loop"] | NotSet = Field(
         default=NOT_SET,
-        description="fused: one kernel; foreach: a kernel for each operation; plain: one tensor "
-        "after another; auto: the first that torch has.",
+        description="fused: one kernel; foreach: one kernel per operation; for_loop: one "
+        "tensor after another; auto: the first that torch supports.",
     )
     betas: tuple[Share, Share] | NotSet = Field(
-        default=NOT_SET, description="Adam and its kin: decay rates of the two moments."
+        default=NOT_SET, description="Adam and its variants: decay rates of the two moments."
     )
     eps: Eps | NotSet = Field(
         default=NOT_SET,
-        description="Added to a denominator; Adafactor takes two (the first may be none).",
+        description="Term added to the denominator; Adafactor takes two values (the first may "
+        "be none).",
     )
     momentum: Share | NotSet = Field(default=NOT_SET, description="SGD, RMSprop, Muon: momentum.")
     dampening: Annotated[float, Field(ge=0, le=1)] | NotSet = Field(
-        default=NOT_SET, description="SGD: how much less of a gradient goes into the momentum."
+        default=NOT_SET,
+        description="SGD: share by which a gradient is reduced before it is added to the momentum.",
     )
-    nesterov: bool | NotSet = Field(default=NOT_SET, description="SGD, Muon: Nesterov momentum.")
+    nesterov: bool | NotSet = Field(
+        default=NOT_SET, description="SGD, Muon: use Nesterov momentum."
+    )
     amsgrad: bool | NotSet = Field(
         default=NOT_SET, description="Adam, AdamW: divide by the largest second moment so far."
     )
     decoupled_weight_decay: bool | NotSet = Field(
-        default=NOT_SET, description="Adam, NAdam, RAdam: decay as AdamW does."
+        default=NOT_SET, description="Adam, NAdam, RAdam: decouple weight decay, as AdamW does."
     )
     momentum_decay: NotNegative | NotSet = Field(
-        default=NOT_SET, description="NAdam: how the momentum grows with the steps."
+        default=NOT_SET, description="NAdam: rate at which the momentum grows with the steps."
     )
     alpha: NotNegative | NotSet = Field(
-        default=NOT_SET, description="RMSprop: decay rate of the squares. ASGD: power of the rate."
+        default=NOT_SET,
+        description="RMSprop: decay rate of the squared gradients. ASGD: power of the "
+        "learning rate.",
     )
     centered: bool | NotSet = Field(
-        default=NOT_SET, description="RMSprop: divide by the variance, not by the squares."
+        default=NOT_SET, description="RMSprop: divide by the variance instead of the mean square."
     )
-    rho: Share | NotSet = Field(default=NOT_SET, description="Adadelta: decay rate of the squares.")
+    rho: Share | NotSet = Field(
+        default=NOT_SET, description="Adadelta: decay rate of the squared gradients."
+    )
     lr_decay: NotNegative | NotSet = Field(
-        default=NOT_SET, description="Adagrad: the rate falls as 1 / (1 + steps * lr_decay)."
+        default=NOT_SET,
+        description="Adagrad: multiply the learning rate by 1 / (1 + steps * lr_decay).",
     )
     initial_accumulator_value: NotNegative | NotSet = Field(
-        default=NOT_SET, description="Adagrad: what the sum of squares starts from."
+        default=NOT_SET, description="Adagrad: initial value of the sum of squares."
     )
     lambd: NotNegative | NotSet = Field(default=NOT_SET, description="ASGD: decay of the weights.")
     t0: NotNegative | NotSet = Field(
-        default=NOT_SET, description="ASGD: the step from which weights are averaged."
+        default=NOT_SET, description="ASGD: step at which averaging of the weights starts."
     )
     etas: tuple[Share, Positive] | NotSet = Field(
-        default=NOT_SET, description="Rprop: factors of a step size, downward and upward."
+        default=NOT_SET, description="Rprop: factors that decrease and increase a step size."
     )
     step_sizes: tuple[Positive, Positive] | NotSet = Field(
-        default=NOT_SET, description="Rprop: the smallest and the largest step size."
+        default=NOT_SET, description="Rprop: smallest and largest step size."
     )
     beta2_decay: Annotated[float, Field(le=0)] | NotSet = Field(
-        default=NOT_SET, description="Adafactor: the power by which squares are forgotten."
+        default=NOT_SET, description="Adafactor: exponent of the decay of the squared gradients."
     )
     d: Annotated[float, Field(ge=1)] | NotSet = Field(
-        default=NOT_SET, description="Adafactor: updates are clipped to this root mean square."
+        default=NOT_SET,
+        description="Adafactor: clip the root mean square of an update to this value.",
     )
     max_iter: Count | NotSet = Field(
-        default=NOT_SET, description="L-BFGS: moves in one step, at most."
+        default=NOT_SET, description="L-BFGS: maximum number of iterations per step."
     )
     max_eval: Count | NotSet = Field(
-        default=NOT_SET, description="L-BFGS: evaluations of the batch in one step, at most."
+        default=NOT_SET, description="L-BFGS: maximum number of evaluations of the batch per step."
     )
     tolerance_grad: NotNegative | NotSet = Field(
-        default=NOT_SET, description="L-BFGS: a step ends where no gradient is larger."
+        default=NOT_SET, description="L-BFGS: end the step when no gradient is larger than this."
     )
     tolerance_change: NotNegative | NotSet = Field(
-        default=NOT_SET, description="L-BFGS: a step ends where loss and weights move less."
+        default=NOT_SET,
+        description="L-BFGS: end the step when loss and weights change by less than this.",
     )
     history_size: Count | NotSet = Field(
-        default=NOT_SET, description="L-BFGS: how many moves are remembered."
+        default=NOT_SET, description="L-BFGS: number of past updates to keep."
     )
     line_search_fn: Literal["strong_wolfe"] | NotSet | None = Field(
         default=NOT_SET,
-        description="L-BFGS: search along each direction, by the strong Wolfe rule.",
+        description="L-BFGS: line search, by the strong Wolfe conditions, or none.",
     )
     ns_coefficients: tuple[Finite, Finite, Finite] | NotSet = Field(
         default=NOT_SET, description="Muon: coefficients of the Newton-Schulz iteration."
     )
     ns_steps: Annotated[Whole, Field(lt=100)] | NotSet = Field(
-        default=NOT_SET, description="Muon: Newton-Schulz iterations."
+        default=NOT_SET, description="Muon: number of Newton-Schulz iterations."
     )
     adjust_lr_fn: Literal["original", "match_rms_adamw"] | NotSet = Field(
-        default=NOT_SET, description="Muon: how the rate goes by the shape of a matrix."
+        default=NOT_SET, description="Muon: how the learning rate depends on the shape of a matrix."
     )
     adamw_lr: Positive | NotSet = Field(
-        default=NOT_SET, description="Muon, SparseAdam: peak rate of the AdamW that moves the rest."
+        default=NOT_SET,
+        description="Muon, SparseAdam: peak learning rate of AdamW for the other parameters.",
     )
     min_8bit_size: Whole | NotSet = Field(
-        default=NOT_SET, description="8-bit AdamW: smaller tensors keep moments of 32 bits."
+        default=NOT_SET, description="8-bit AdamW: tensors with fewer values keep 32-bit moments."
     )
     groups: Groups | NotSet = Field(
         default=NOT_SET,
-        description="Rates, decay and freezing of parts, a pattern each: 'head.* lr=1e-3', "
-        "'type:LayerNorm decay=0', 'encoder.* freeze'. The later one wins.",
+        description="Learning rate, weight decay and freezing by name pattern: 'head.* "
+        "lr=1e-3', 'type:LayerNorm decay=0', 'encoder.* freeze'; later groups "
+        "win.",
     )
     layerwise_lr_decay: Annotated[float, Field(gt=0, le=1)] | NotSet | None = Field(
-        default=NOT_SET, description="Rate of each layer over that of the layer after it."
+        default=NOT_SET,
+        description="Learning rate of each layer divided by that of the layer above it.",
     )

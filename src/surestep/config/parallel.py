@@ -26,55 +26,61 @@ class Parallel(ConfigGroup):
     prefix: ClassVar[str] = "parallel."
     strategy: Literal["auto", "single", "ddp", "fsdp", "deepspeed", "accelerate"] | NotSet = Field(
         default=NOT_SET,
-        description="How processes share a step; auto: accelerate where it started them, else ddp.",
+        description="Strategy of several processes; auto: accelerate if `accelerate launch` "
+        "started them, otherwise ddp.",
     )
     shard: Shard | NotSet = Field(
-        default=NOT_SET, description="What is cut over the ranks (fsdp): full is everything."
+        default=NOT_SET, description="fsdp: what to shard over the ranks; full shards everything."
     )
     shard_size: Count | NotSet = Field(
-        default=NOT_SET, description="Ranks over which hybrid cuts; those of a machine."
+        default=NOT_SET,
+        description="fsdp: ranks per shard group of hybrid; the default is those of one machine.",
     )
     wrap_policy: BlockChoice | NotSet = Field(
         default=NOT_SET,
-        description="Modules gathered at a time: 'class NAME', 'size 1e6', 'name PATTERN' (fsdp).",
+        description="fsdp: modules to gather one at a time: 'class NAME', 'size 1e6', 'name "
+        "PATTERN'.",
     )
     meta_init: bool | NotSet = Field(
-        default=NOT_SET, description="Let only the first process build the model's values (fsdp)."
+        default=NOT_SET, description="fsdp: initialize the model's values on rank 0 only."
     )
     offload: Literal["off", "optimizer", "all"] | NotSet = Field(
-        default=NOT_SET, description="What is kept in host memory; all: parameters too."
+        default=NOT_SET,
+        description="What to keep in host memory: the optimizer state, or all (parameters too).",
     )
     find_unused_parameters: bool | NotSet = Field(
         default=NOT_SET,
-        description="Let some parameters be without a gradient in some steps (ddp).",
+        description="ddp: allow parameters without a gradient in some steps.",
     )
     static_graph: bool | NotSet = Field(
-        default=NOT_SET, description="Promise that each step uses the same parameters (ddp)."
+        default=NOT_SET, description="ddp: declare that every step uses the same parameters."
     )
     sync_batchnorm: bool | NotSet = Field(
-        default=NOT_SET, description="Take BatchNorm's statistics over the samples of all ranks."
+        default=NOT_SET, description="Compute BatchNorm statistics over the samples of all ranks."
     )
     zero_stage: Annotated[int, Field(ge=0, le=3)] | NotSet = Field(
         default=NOT_SET,
-        description="What is shared out (deepspeed): 1 the optimizer, 2 gradients, 3 parameters.",
+        description="deepspeed: what to shard: 1 the optimizer state, 2 also gradients, 3 "
+        "also parameters.",
     )
     deepspeed: TableOrFile | NotSet = Field(
         default=NOT_SET,
-        description="Keys of DeepSpeed's own: its JSON, or the file that holds it (deepspeed).",
+        description="deepspeed: additional DeepSpeed options, as JSON or a path to a JSON file.",
     )
     nccl_debug: bool | NotSet = Field(
         default=NOT_SET,
-        description="Let NCCL tell what it does, and torch record the last collectives (GPUs).",
+        description="Log NCCL's debug output and record the last collectives (GPUs).",
     )
     replica_check_every: StepPeriod | NotSet | None = Field(
         default=NOT_SET,
-        description="How often copies of the parameters are compared, at log points: '1 epoch'.",
+        description="How often to compare the replicas' parameters, at log points: '1 epoch'.",
     )
     timeout_s: Positive | NotSet = Field(
         default=NOT_SET,
-        description="Seconds that a rank waits for the others, after the first step.",
+        description="Seconds that a rank waits for the others after the first step.",
     )
     start_timeout_s: Positive | NotSet = Field(
         default=NOT_SET,
-        description="The same until the first step is done, and while one rank saves.",
+        description="Seconds that a rank waits for the others until the first step is done, "
+        "and while one rank saves.",
     )

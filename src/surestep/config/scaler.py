@@ -16,15 +16,15 @@ class Scaler(ConfigGroup):
 
     prefix: ClassVar[str] = "scaler."
     init_scale: Annotated[float, Field(ge=1)] | NotSet = Field(
-        default=NOT_SET, description="fp16: first loss scale."
+        default=NOT_SET, description="fp16: initial loss scale."
     )
     growth_factor: Annotated[float, Field(gt=1)] | NotSet = Field(
         default=NOT_SET,
-        description="fp16: what the scale grows by after growth_interval good steps.",
+        description="fp16: factor on the scale after growth_interval steps without overflow.",
     )
     growth_interval: Count | NotSet = Field(
-        default=NOT_SET, description="fp16: good steps in a row before the scale grows."
+        default=NOT_SET, description="fp16: steps in a row without overflow before the scale grows."
     )
     backoff_factor: Annotated[float, Field(gt=0, lt=1)] | NotSet = Field(
-        default=NOT_SET, description="fp16: what the scale is multiplied by after an overflow."
+        default=NOT_SET, description="fp16: factor on the scale after an overflow."
     )

@@ -48,112 +48,132 @@ class Schedule(ConfigGroup):
             "chain",
         ]
         | NotSet
-    ) = Field(default=NOT_SET, description="Which; `surestep schedules` says what each is for.")
+    ) = Field(
+        default=NOT_SET,
+        description="Learning-rate schedule; `surestep schedules` says what each is for.",
+    )
     warmup: Warmup | NotSet = Field(
         default=NOT_SET,
-        description="Linear warm-up: '100 steps', '2 epochs' or a share such as '10%'.",
+        description="Length of the linear warm-up: '100 steps', '2 epochs' or a share such as "
+        "'10%'.",
     )
     warmup_start: Ratio | NotSet = Field(
-        default=NOT_SET, description="Where the warm-up begins, as a share of the peak."
+        default=NOT_SET,
+        description="Learning rate at the start of the warm-up, as a share of the peak.",
     )
     interval: StepPeriod | NotSet = Field(
         default=NOT_SET,
-        description="How often the rate moves: '1 step', or '1 epoch' for a staircase.",
+        description="How often the learning rate changes: '1 step', or '1 epoch' for a staircase.",
     )
     min_lr: NotNegative | NotSet = Field(
-        default=NOT_SET, description="Floor of the rate, as a rate; stands for a min_lr_ratio."
+        default=NOT_SET, description="Minimum learning rate, instead of min_lr_ratio."
     )
     min_lr_ratio: Ratio | NotSet = Field(
-        default=NOT_SET, description="Floor of the rate, as a share of the peak."
+        default=NOT_SET, description="Minimum learning rate, as a share of the peak."
     )
     min_lr_mode: Literal["scale", "cut"] | NotSet = Field(
         default=NOT_SET,
-        description="scale: the curve ends at the floor; cut: it heads for 0 and stops there.",
+        description="scale: scale the curve so that it ends at the minimum; cut: keep the "
+        "curve and stop it at the minimum.",
     )
     cycles: Count | NotSet = Field(
-        default=NOT_SET, description="cosine_restarts: so many equal cycles in the run."
+        default=NOT_SET, description="cosine_restarts: number of equal cycles in the run."
     )
     T_0: Length | NotSet = Field(
-        default=NOT_SET, description="cosine_restarts: length of the first cycle, '10 epochs'."
+        default=NOT_SET,
+        description="cosine_restarts: length of the first cycle, such as '10 epochs'.",
     )
     T_mult: Count | NotSet = Field(
-        default=NOT_SET, description="cosine_restarts: each cycle so many times the one before."
+        default=NOT_SET,
+        description="cosine_restarts: length of each cycle divided by that of the one before.",
     )
     save_cycles: bool | NotSet = Field(
-        default=NOT_SET, description="Save a checkpoint at the end of each cycle, and keep it."
+        default=NOT_SET,
+        description="Save a checkpoint at the end of each cycle and never delete it.",
     )
     step_size: Length | NotSet = Field(
-        default=NOT_SET, description="step: how long the rate stands between two falls."
+        default=NOT_SET, description="step: length between two reductions of the learning rate."
     )
     milestones: Milestones | NotSet = Field(
-        default=NOT_SET, description="multi_step: where the rate falls, from the run's start."
+        default=NOT_SET,
+        description="multi_step: when to reduce the learning rate, counted from the start of "
+        "the run.",
     )
     gamma: Positive | NotSet = Field(
-        default=NOT_SET, description="What the rate (cyclic: the height) is multiplied by."
+        default=NOT_SET,
+        description="Factor on the learning rate at each reduction (cyclic: on the height).",
     )
-    power: Positive | NotSet = Field(default=NOT_SET, description="polynomial: the exponent.")
+    power: Positive | NotSet = Field(default=NOT_SET, description="polynomial: exponent.")
     timescale: Length | NotSet = Field(
         default=NOT_SET,
-        description="inverse_sqrt: after so long the rate is 1/sqrt(2) of the peak.",
+        description="inverse_sqrt: length after which the learning rate is 1/sqrt(2) of the peak.",
     )
     decay: Length | NotSet = Field(
-        default=NOT_SET, description="warmup_stable_decay: length of the fall at the run's end."
+        default=NOT_SET,
+        description="warmup_stable_decay: length of the decay at the end of the run.",
     )
     decay_shape: Literal["1-sqrt", "linear", "cosine"] | NotSet = Field(
-        default=NOT_SET, description="warmup_stable_decay: the curve of that fall."
+        default=NOT_SET, description="warmup_stable_decay: curve of the decay."
     )
     pct_start: Ratio | NotSet = Field(
-        default=NOT_SET, description="one_cycle: share of the run in which the rate rises."
+        default=NOT_SET, description="one_cycle: share of the run in which the learning rate rises."
     )
     anneal_strategy: Literal["cos", "linear"] | NotSet = Field(
-        default=NOT_SET, description="one_cycle: on half cosine waves or on lines."
+        default=NOT_SET, description="one_cycle: rise and fall along a cosine or a line."
     )
     div_factor: Positive | NotSet = Field(
-        default=NOT_SET, description="one_cycle: the first rate is the peak divided by this."
+        default=NOT_SET, description="one_cycle: peak learning rate divided by the first one."
     )
     final_div_factor: Positive | NotSet = Field(
-        default=NOT_SET, description="one_cycle: the last rate is the first divided by this."
+        default=NOT_SET, description="one_cycle: first learning rate divided by the last one."
     )
     three_phase: bool | NotSet = Field(
-        default=NOT_SET, description="one_cycle: down to the first rate, then to the last."
+        default=NOT_SET,
+        description="one_cycle: fall to the first learning rate, then to the last, in two phases.",
     )
     cycle_momentum: bool | NotSet = Field(
-        default=NOT_SET, description="Cycle momentum (or the first beta) against the rate."
+        default=NOT_SET,
+        description="Cycle the momentum (or first beta) inversely to the learning rate.",
     )
     base_momentum: Share | NotSet = Field(
-        default=NOT_SET, description="The momentum where the rate is highest."
+        default=NOT_SET, description="Momentum when the learning rate is highest."
     )
     max_momentum: Share | NotSet = Field(
-        default=NOT_SET, description="The momentum where the rate is lowest."
+        default=NOT_SET, description="Momentum when the learning rate is lowest."
     )
     step_size_up: Length | NotSet = Field(
-        default=NOT_SET, description="cyclic: how long the rate rises."
+        default=NOT_SET, description="cyclic: length of the rise."
     )
     step_size_down: Length | NotSet = Field(
-        default=NOT_SET, description="cyclic: how long the rate falls."
+        default=NOT_SET, description="cyclic: length of the fall."
     )
     mode: Literal["triangular", "triangular2", "exp_range"] | NotSet = Field(
-        default=NOT_SET, description="cyclic: equal heights, halved each cycle, or times gamma^t."
+        default=NOT_SET,
+        description="cyclic: keep the height of the cycles, halve it in each cycle, or "
+        "multiply it by gamma^t.",
     )
     factor: Annotated[float, Field(gt=0, lt=1)] | NotSet = Field(
-        default=NOT_SET, description="reduce_on_plateau: what the rate is multiplied by."
+        default=NOT_SET,
+        description="reduce_on_plateau: factor on the learning rate at each reduction.",
     )
     patience: Whole | NotSet = Field(
         default=NOT_SET,
-        description="reduce_on_plateau: evaluations without gain that are borne before a fall.",
+        description="reduce_on_plateau: evaluations without improvement before a reduction.",
     )
     threshold: NotNegative | NotSet = Field(
-        default=NOT_SET, description="reduce_on_plateau: a gain smaller than this is none."
+        default=NOT_SET,
+        description="reduce_on_plateau: smallest change that counts as an improvement.",
     )
     threshold_mode: Literal["rel", "abs"] | NotSet = Field(
-        default=NOT_SET, description="reduce_on_plateau: whether the threshold is a share."
+        default=NOT_SET,
+        description="reduce_on_plateau: whether the threshold is relative or absolute.",
     )
     cooldown: Whole | NotSet = Field(
-        default=NOT_SET, description="reduce_on_plateau: evaluations after a fall not counted."
+        default=NOT_SET, description="reduce_on_plateau: evaluations to ignore after a reduction."
     )
     chain: Chain | NotSet = Field(
         default=NOT_SET,
-        description="Schedules one after another: 'linear 500 steps' 'cosine'.",
+        description="Schedules to run one after another: 'linear 500 steps' 'cosine'.",
     )
 
 

@@ -17,16 +17,20 @@ class Validation(ConfigGroup):
         default=NOT_SET, description="How often to evaluate: '1 epoch', '500 steps'."
     )
     on_start: bool | NotSet = Field(
-        default=NOT_SET, description="Also evaluate once before the first step."
+        default=NOT_SET, description="Also evaluate before the first step."
     )
-    batch_size: Count | NotSet = Field(default=NOT_SET, description="Samples evaluated at once.")
+    batch_size: Count | NotSet = Field(
+        default=NOT_SET, description="Samples per forward pass of an evaluation."
+    )
     weights: Literal["average", "raw", "both"] | NotSet = Field(
         default=NOT_SET,
-        description="With average.kind: which weights are evaluated. both: the average as 'val/...'"
-        " and the raw weights as 'val_raw/...'.",
+        description="Which weights to evaluate if average.kind is set; both reports the "
+        "average as 'val/...' and the raw weights as 'val_raw/...'.",
     )
     metric: str | NotSet = Field(
-        default=NOT_SET, description="What 'best' means: 'loss', a metric's name, or 'set/metric'."
+        default=NOT_SET,
+        description="Metric that decides which checkpoint is best: 'loss', a metric's name, "
+        "or 'set/metric'.",
     )
     mode: Literal["min", "max"] | NotSet = Field(
         default=NOT_SET, description="Whether a smaller or a larger metric is better."
@@ -39,12 +43,12 @@ class EarlyStop(ConfigGroup):
     prefix: ClassVar[str] = "early_stop."
     patience: Count | NotSet | None = Field(
         default=NOT_SET,
-        description="Stop after this many evaluations in a row without a better metric.",
+        description="Stop after this many evaluations in a row without improvement.",
     )
     start: StepPoint | NotSet | None = Field(
         default=NOT_SET,
-        description="Count evaluations only from here on: '5 epochs', '1000 steps'.",
+        description="Ignore evaluations before this point: '5 epochs', '1000 steps'.",
     )
     min_delta: NotNegative | NotSet = Field(
-        default=NOT_SET, description="A change smaller than this does not count as better."
+        default=NOT_SET, description="Smallest change that counts as an improvement."
     )
