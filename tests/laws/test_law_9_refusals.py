@@ -92,7 +92,7 @@ def test_every_refusal_of_the_table_is_tried(monkeypatch):
         ({"lr": 0.1}, "'optim.lr'"),
         ({"optim": {"learning_rate": 0.1}}, "optim.learning_rate"),
         ({"batch_sise": 3}, "'batch_size'"),
-        ({"epochs": 1, "max_steps": 2}, "Say one of them"),
+        ({"epochs": 1, "max_steps": 2}, "Set one of them"),
         ({"epochs": 0}, "epochs=0"),
         ({"precision": "fp8"}, "'bf16'"),
         ({"validation": {"every": "10 minutes"}}, "epochs, steps, items"),

@@ -1,19 +1,19 @@
-"""The errors users meet.
+"""The errors that surestep raises.
 
 SurestepError
-├── ConfigError       an option, or two of them together, cannot be kept
-├── TaskError         the model, loss or metrics do not fit each other
-├── DataError         the data cannot be trained on
-│   └── WorkerError   a data worker died; the run can be resumed
-├── RecipeError       a recipe file cannot be used
-├── RunError          a run folder is locked, missing, or belongs to another config
-│   └── StatusWriteError  the status of an ended run could not be written; its checkpoints are there
-├── CheckpointError   a checkpoint is missing or does not fit
-│   └── CorruptCheckpointError  it is not what was written; another may be valid
-├── ParallelError     the processes of a run do not come together, or do not agree
-├── OutOfMemoryError  a step needs more memory than there is
-├── Preempted         a signal stopped the run, which can be resumed
-└── NonFiniteError    the loss or a gradient stopped being finite
+├── ConfigError              an option is invalid, or two options contradict each other
+├── TaskError                the model, loss or metrics do not fit each other
+├── DataError                the data cannot be trained on
+│   └── WorkerError          a data worker died; the run can be resumed
+├── RecipeError              a recipe cannot be found, read or called
+├── RunError                 a run folder is locked, missing, or has a different config
+│   └── StatusWriteError     the final status could not be written; saved checkpoints are intact
+├── CheckpointError          a checkpoint is missing or does not fit
+│   └── CorruptCheckpointErrora checkpoint fails verification; an older one may be valid
+├── ParallelError            the ranks of a run cannot connect, or disagree
+├── OutOfMemoryError         a step needs more memory than is available
+├── Preempted                a signal stopped the run; it can be resumed
+└── NonFiniteError           the loss or a gradient is not finite
 """
 
 import difflib
@@ -21,11 +21,11 @@ from collections.abc import Iterable
 
 
 class SurestepError(Exception):
-    """What went wrong, why it matters, and what to type instead."""
+    """Base of all errors; the message says what went wrong and what to type instead."""
 
 
 class ConfigError(SurestepError):
-    """An option, or two of them together, cannot be kept."""
+    """An option is invalid, or two options contradict each other."""
 
 
 class TaskError(SurestepError):
@@ -37,7 +37,7 @@ class DataError(SurestepError):
 
 
 class WorkerError(DataError):
-    """A data worker died: it was killed, or crashed. The run can be resumed."""
+    """A data worker crashed or was killed. The run can be resumed."""
 
 
 class RecipeError(SurestepError):
@@ -45,11 +45,11 @@ class RecipeError(SurestepError):
 
 
 class RunError(SurestepError):
-    """A run folder is held by somebody, is missing, or belongs to another config."""
+    """A run folder is locked by another process, is missing, or has a different config."""
 
 
 class StatusWriteError(RunError):
-    """How a run ended could not be written; what it saved is there."""
+    """The final status of a run could not be written; its saved checkpoints are intact."""
 
 
 class CheckpointError(SurestepError):
@@ -57,34 +57,34 @@ class CheckpointError(SurestepError):
 
 
 class CorruptCheckpointError(CheckpointError):
-    """A checkpoint is not what was written; one that is older may be good."""
+    """A checkpoint fails verification; an older one may be valid."""
 
 
 class ParallelError(SurestepError):
-    """The processes of a run do not come together, or do not agree."""
+    """The ranks of a run cannot connect to each other, or disagree."""
 
 
 class OutOfMemoryError(SurestepError):
-    """A step needs more memory than there is; what was held is in the run folder."""
+    """A step needs more memory than is available; the run folder has a memory report."""
 
 
 class Preempted(SurestepError):
-    """SIGTERM, SIGUSR1 or SIGHUP stopped the run after a step, which is saved: it can go on."""
+    """SIGTERM, SIGUSR1 or SIGHUP stopped the run. Its last step is saved; it can be resumed."""
 
 
 class NonFiniteError(SurestepError):
-    """A loss or gradient stopped being finite; the state is the one before that step.
+    """A loss or gradient is not finite; the state is the one before that step.
 
     Attributes:
         step: the first step that was not finite, counted from 1.
         loss: its loss.
         parameters: names of the parameters whose gradient was not finite.
-        module: in which the first value was made that was not finite, by name; "" is the model
-            itself. None where it was in none of its modules, or is not known.
-        operation: what made that value, as torch calls it; None where that is not known.
-        samples: indices in the data set of the samples that do it alone.
-        positions: their positions in the order of the epoch.
-        incident: the folder from which the step can be taken again; None where there is none.
+        module: name of the module that produced the first non-finite value; "" is the model
+            itself. None if no module produced it, or if it is not known.
+        operation: torch's name of the operation that produced it; None if it is not known.
+        samples: dataset indices of the samples that cause it by themselves.
+        positions: positions of these samples in the epoch.
+        incident: folder from which the step can be replayed; None if there is none.
     """
 
     module: str | None = None
@@ -100,18 +100,18 @@ class NonFiniteError(SurestepError):
         self.parameters = parameters
 
 
-_MANY = 60  # names that a message lists; nobody reads more
+_MAX_LISTED = 60  # names that a message lists
 
 
 def suggest_names(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Say which of the known names are close to `name`, as the end of an error message."""
+    """Return a sentence for the end of an error message: which known names are close to `name`."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     if close:
         return f"Did you mean {' or '.join(repr(prefix + each) for each in close)}?"
     if not known:
         return "There are none here."
-    if len(known) > _MANY:
+    if len(known) > _MAX_LISTED:
         nearest = difflib.get_close_matches(name, known, n=5, cutoff=0.0)
         return f"The nearest of {len(known)}: {', '.join(prefix + each for each in nearest)}."
     return f"Known: {', '.join(prefix + each for each in known)}."

@@ -1,4 +1,4 @@
-"""What is read and written here lies on a file system; object stores are refused with a word."""
+"""Reject addresses of object stores: surestep reads and writes file systems only."""
 
 import os
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from surestep.base.errors import RunError
 
-# How each is copied to and from, where there is one way that everybody uses.
+# The usual command to copy to and from each store, if there is one.
 _COPIED_BY = {
     **dict.fromkeys(("s3", "s3a", "s3n"), "aws s3 sync runs/mine s3://..."),
     **dict.fromkeys(("gs", "gcs"), "gcloud storage rsync -r runs/mine gs://..."),
@@ -18,7 +18,7 @@ _URL = re.compile(rf"([a-z][a-z0-9+.-]+)://|({'|'.join(_STORES)}):/", re.IGNOREC
 
 
 def require_local_path(said: str | os.PathLike[str]) -> Path:
-    """Return a path, which names no object store.
+    """Return a local path.
 
     Raises:
         RunError: it is an address, such as s3://bucket/run.

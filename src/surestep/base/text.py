@@ -1,16 +1,16 @@
-"""Text from files that anybody may have written, as a terminal may be given it."""
+"""Escape text from untrusted files before it is printed, and format numbers of bytes."""
 
 import json
 from typing import TextIO
 
 
 def escape_control_chars(text: str) -> str:
-    """Return text with what would steer a terminal spelled out: \\x1b for escape."""
+    """Escape control characters, such as \\x1b, but not line breaks."""
     return "".join(each if each.isprintable() or each == "\n" else _spelled(each) for each in text)
 
 
 def one_line(text: str) -> str:
-    """Return text with what would steer a terminal spelled out, line breaks too."""
+    """Escape control characters, line breaks included."""
     return escape_control_chars(text).replace("\n", "\\n")
 
 
@@ -25,7 +25,7 @@ def print_escaped(text: str, file: TextIO | None = None) -> None:
 
 
 def print_json(text: str) -> None:
-    """Print JSON to stdout; characters that are not printable are escaped as JSON escapes them."""
+    """Print JSON to stdout, with non-printable characters escaped as JSON does it."""
     print("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
@@ -34,7 +34,7 @@ def _spelled(character: str) -> str:
 
 
 def format_bytes(value: int | None) -> str:
-    """Show bytes in the unit that fits; what is not known is said to be so."""
+    """Format a number of bytes in a fitting unit; None is "not known"."""
     if value is None:
         return "not known"
     size, unit = float(value), "B"

@@ -1,4 +1,4 @@
-"""Warnings that name the line of the user's code they come from."""
+"""Warn with the line of the user's code that caused the warning."""
 
 import contextlib
 import sys
@@ -13,7 +13,7 @@ _OURS = (str(Path(__file__).parents[1]), contextlib.__file__)
 
 
 def warn(text: str) -> None:
-    """Warn, with file and line of the innermost frame that is neither surestep's nor torch's."""
+    """Warn at the innermost frame that is in neither surestep nor torch."""
     torch = getattr(sys.modules.get("torch"), "__file__", None)
     inner = (*_OURS, str(Path(torch).parent)) if torch else _OURS
     frame, level = sys._getframe(1), 2
@@ -23,7 +23,7 @@ def warn(text: str) -> None:
 
 
 def place_of(error: BaseException) -> str:
-    """Return file and line of the innermost frame of an error that is the user's; "" if none is."""
+    """Return file and line of the user's innermost frame in a traceback; "" if there is none."""
     paths = sysconfig.get_paths()
     others = (*_OURS, paths["stdlib"], paths["purelib"], paths["platlib"], "<")
     frames = traceback.extract_tb(error.__traceback__)

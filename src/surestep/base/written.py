@@ -1,4 +1,4 @@
-"""An option as it is typed: in Python, in TOML or on the command line."""
+"""Format an option as a user types it: in Python, in TOML or on the command line."""
 
 import re
 import shlex
@@ -12,20 +12,20 @@ Form = Literal["python", "toml", "cli"]
 COMMAND_LINE = "command line"
 _LINE_OF_FILE = re.compile(r"(?<!\.py):\d+$")
 _PACKAGE = str(Path(__file__).parents[1])
-_RECIPES = str(Path(_PACKAGE) / "recipes")  # those that ship are read as a user's own are
+_RECIPES = str(Path(_PACKAGE) / "recipes")  # treated like the user's own recipes
 
 
 def form_of(place: str | None) -> Form:
-    """Return how an option is typed in a place, such as "run.toml:7"; None is Python."""
+    """Return the form of options at a location such as "run.toml:7"; None is Python."""
     if place == COMMAND_LINE:
         return "cli"
     return "toml" if place is not None and _LINE_OF_FILE.search(place) else "python"
 
 
 def shown_place(option: str, place: str | None) -> str:
-    """Return where an option was set, as an error names it: "--optim.lr", "run.toml:7".
+    """Return where an option was set, as error messages show it: "--optim.lr", "run.toml:7".
 
-    In Python it is the file and the line that called the library; nothing where there is none.
+    In Python this is the file and line that called the library, or "" if there is none.
     """
     if place == COMMAND_LINE:
         return flag(option)
@@ -33,7 +33,7 @@ def shown_place(option: str, place: str | None) -> str:
 
 
 def flag(option: str) -> str:
-    """Return an option as a flag of the command line."""
+    """Return the command-line flag of an option."""
     return f"--{option.replace('_', '-')}"
 
 
@@ -50,7 +50,7 @@ def user_line() -> str:
 
 
 def _short(path: str) -> str:
-    """Return a path from the working directory where it is in it."""
+    """Return a path relative to the working directory if it is inside it."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -58,13 +58,13 @@ def _short(path: str) -> str:
 
 
 def written(option: str, value: Any, form: Form, group: str = "") -> str:
-    """Return an option and its value as they are typed.
+    """Format an option and its value as a user types them.
 
     Args:
-        option: by its full name, "optim.lr".
-        value: of the option.
-        form: where it is typed.
-        group: whose call it is typed into in Python: "optim" in Optim(...), "" in Config(...).
+        option: full name, such as "optim.lr".
+        value: the option's value.
+        form: Python, TOML or the command line.
+        group: in Python, the call it is typed into: "optim" for Optim(...), "" for Config(...).
     """
     above, _, name = option.rpartition(".")
     if form == "cli":
@@ -84,7 +84,7 @@ _CLASSES: Mapping[str, str] = {"early_stop": "EarlyStop"}
 
 
 def _word(value: Any) -> str:
-    """Return a value as a word of the command line."""
+    """Format a value for the command line."""
     if isinstance(value, (list, tuple)):
         return shlex.quote(",".join(map(str, value)))
     return "off" if value is None else shlex.quote(str(value))

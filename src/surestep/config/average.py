@@ -1,4 +1,4 @@
-"""Options of averaging the weights over the run."""
+"""Options of averaged weights."""
 
 from typing import ClassVar, Literal
 
@@ -10,7 +10,7 @@ from surestep.config.types import Positive, Share, StepPeriod, Warmup
 
 
 class Average(ConfigGroup):
-    """An average of the weights, evaluated in their place."""
+    """An average of the weights, which is evaluated instead of the weights."""
 
     prefix: ClassVar[str] = "average."
     kind: Literal["none", "ema", "swa"] | NotSet = Field(

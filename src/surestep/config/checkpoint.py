@@ -1,4 +1,4 @@
-"""Options of what a run keeps and shows."""
+"""Options of checkpoints and logging."""
 
 from typing import ClassVar, Literal
 
@@ -15,7 +15,7 @@ from surestep.config.types import (
 
 
 class Checkpoint(ConfigGroup):
-    """When to save, and what to keep."""
+    """When to save, and which checkpoints to keep."""
 
     prefix: ClassVar[str] = "checkpoint."
     every: ClockPeriod | NotSet | None = Field(
@@ -42,7 +42,7 @@ class Checkpoint(ConfigGroup):
 
 
 class Logging(ConfigGroup):
-    """When the host reads the device, and what is shown."""
+    """When to log, and what to show."""
 
     prefix: ClassVar[str] = "logging."
     every: ClockPeriod | NotSet | None = Field(

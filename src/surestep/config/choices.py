@@ -1,8 +1,8 @@
-"""The values that users type, in Python, in TOML and on the command line, and what each means.
+"""What the values that users type mean, in Python, in TOML and on the command line.
 
-The one table. A spelling whose meaning cannot be doubted is taken; one that could mean two things
-raises a Choice, which holds the texts to type. Option names of other libraries are in
-`foreign.py`, lengths such as "1k steps" in `duration.py`.
+A spelling with one clear meaning is accepted. One that could mean two things raises a Choice with
+the texts to type. Option names of other libraries are in `foreign_names.py`, durations such as
+"1k steps" in `duration.py`.
 """
 
 import re
@@ -38,16 +38,16 @@ OFF: Final[Mapping[str, object]] = {
     "on_spike": "off",
     "parallel.offload": "off",
 }
-# Where 0 is not off: Lightning and Keras stop at the first evaluation without gain, and use no
-# batch at all; sample 0 is a sample, and module 0 a module; a decay of 0 would stop all layers but
-# the last.
+# Options for which 0 does not mean off. With a patience of 0, Lightning and Keras stop at the first
+# evaluation without improvement; with a limit of 0 they use no batch. 0 is the name of a sample or
+# a module. A layer-wise decay of 0 would stop all layers but the last.
 _ZERO_IS_A_VALUE = (
     *("early_stop.patience", "exclude_samples", "optim.layerwise_lr_decay", "max_time"),
     *("limit_train_batches", "limit_val_batches", "activation_checkpointing"),
 )
 _OFF_WORDS = ("off", "none", "no", "false", "never", "null", "disable", "disabled")
 
-# The option of each group that stands for the group: `optim="adamw"` is `optim.name="adamw"`.
+# The main option of each group: `optim="adamw"` means `optim.name="adamw"`.
 MAIN: Final[Mapping[str, str]] = {
     "optim": "name",
     "schedule": "name",
@@ -61,12 +61,12 @@ MAIN: Final[Mapping[str, str]] = {
 
 
 class Choice(ValueError):
-    """A value that means two things, or something else than here: what to type instead.
+    """A value that could mean two things, or means something different here.
 
     Args:
         question: what is not clear.
-        texts: what to type, each as options by their full names ("" is the option itself), or as
-            text where it is no option.
+        texts: what to type instead, each as options by full name ("" is the option itself), or as
+            text if it is not an option.
     """
 
     def __init__(self, question: str, *texts: Mapping[str, Any] | str) -> None:
@@ -120,7 +120,7 @@ _HYBRID = Choice("only whole sharding is hybrid.", {"parallel.shard": "hybrid"})
 
 _NO = ("off", "none", "no", "false")
 
-# Spellings of other libraries, without case, dashes, dots and spaces.
+# Spellings of other libraries, in lower case, without dashes, dots and spaces.
 VALUES: Final[Mapping[str, Mapping[str, object]]] = {
     "device": {
         "auto": NOT_SET,
@@ -226,12 +226,12 @@ _MODULE = re.compile(r"^(torch|transformers|bitsandbytes)\.([a-z_]+\.)*")  # tor
 
 
 def key(text: str) -> str:
-    """Return a word without what does not tell it from others: case, dashes, dots, spaces."""
+    """Normalize a word: lower case, without dashes, underscores and spaces."""
     return re.sub(r"[\s_\-]", "", _MODULE.sub("", text.strip()).lower())
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value of torch, numpy or datetime as Python's own; any other as it is."""
+    """Convert a value of torch, numpy or datetime to Python's types; return others unchanged."""
     if isinstance(value, type):
         return value.__name__
     if isinstance(value, timedelta):
@@ -261,12 +261,12 @@ def is_off(option: str, value: Any) -> bool:
 
 
 def read_word(option: str, value: Any, choices: tuple[str, ...]) -> Any:
-    """Return what a value means for an option, as far as words say it; others are as they are.
+    """Return the meaning of a word for an option; return other values unchanged.
 
     Args:
-        option: by its full name.
-        value: as it was typed.
-        choices: the words that the option takes, where it takes words.
+        option: full name.
+        value: as typed.
+        choices: the words that the option takes, if any.
 
     Raises:
         Choice: it could mean two things.

@@ -1,7 +1,7 @@
-"""What the user asked: frozen, typed, validated. `None` says "not said": the Plan decides.
+"""The options of a run: frozen, typed and validated.
 
-The same names stand in Python, in TOML and on the command line. What an option means stands here
-and in `groups/`; what is chosen where nothing was said, and why, stands in `engine/table/`.
+Options have the same names in Python, in TOML and on the command line. This package declares what
+each option means; the rules in `engine/rules/` decide the options that are not set.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,28 @@ from surestep.config.validation import EarlyStop, Validation
 
 
 class Config(ConfigGroup):
-    """Everything a user may ask for; each option not said is decided by the Plan."""
+    """The options of a run. The Plan decides each option that is not set.
+
+    A group of options, such as `optim`, takes an object (`Optim(lr=0.01)`), a dict, or the value of
+    its main option (`optim="adamw"`).
+
+    Attributes:
+        optim: the optimizer.
+        schedule: the learning rate over the run.
+        scaler: the loss scale under fp16.
+        data: how data is loaded.
+        validation: when to evaluate, and which metric decides what is best.
+        early_stop: when to stop because the metric no longer improves.
+        average: an average of the weights.
+        checkpoint: when to save, and which checkpoints to keep.
+        parallel: the strategy of several processes.
+        logging: when to log, and what to show.
+
+    The other attributes are single options; `surestep train --help-all` explains all of them.
+
+    Raises:
+        ConfigError: lists everything that is wrong with the options, each with its location.
+    """
 
     epochs: Positive | NotSet = Field(
         default=NOT_SET, description="Number of passes over the training data; may be a fraction."
@@ -159,17 +180,17 @@ class Config(ConfigGroup):
         if self.epochs is not NOT_SET and self.max_steps is not NOT_SET:
             raise ConfigError(
                 f"epochs={self.epochs:g} and max_steps={self.max_steps} both say how long to "
-                "train. Say one of them."
+                "train. Set one of them."
             )
         return self
 
     def set_options(self) -> dict[str, Any]:
-        """List the options that were set, by their full names ("optim.lr"); None is off."""
+        """Return the options that are set, by full name ("optim.lr"); None means off."""
         found = ((name, attrgetter(name)(self)) for name, _ in iter_options())
         return {name: value for name, value in found if value is not NOT_SET}
 
     def places(self) -> dict[str, str]:
-        """Return where each option was set, "recipe.py:12" or "run.toml:7", where it is known."""
+        """Return where each option was set, such as "recipe.py:12", if it is known."""
         found = {}
         for name in self.set_options():
             group = getattr(self, name.partition(".")[0]) if "." in name else self
@@ -179,15 +200,15 @@ class Config(ConfigGroup):
     def replace_options(self, said: Mapping[str, Any], places: Places | None = None) -> "Config":
         """Return a Config in which the options in `said`, by full name, replace these.
 
-        None switches an option off where it can be off, and else unsets it, as NOT_SET does. A
-        length ("epochs") replaces the other way to set it ("max_steps").
+        None switches an option off if it can be off; otherwise it unsets the option, as NOT_SET
+        does. `epochs` replaces `max_steps`, and `max_steps` replaces `epochs`.
 
         Args:
             said: the options.
-            places: where each was set, as errors name it ("run.toml:7", "command line").
+            places: where each was set, as errors show it ("run.toml:7", "command line").
 
         Raises:
-            ConfigError: all that is wrong with them.
+            ConfigError: lists everything that is wrong with them.
         """
         merged = self.set_options()
         new = _flat(said)
@@ -196,11 +217,11 @@ class Config(ConfigGroup):
         return Config.from_options(merged | new, {**self._kept(new), **(places or {})})
 
     def _kept(self, new: Mapping[str, Any]) -> dict[str, str]:
-        """Return the places of the options that stay as they are."""
+        """Return the locations of the options that do not change."""
         return {name: place for name, place in self.places().items() if name not in new}
 
     def single_process(self) -> "Config":
-        """Return it without what is said of several processes, to look at their run in one."""
+        """Return a copy without the options of `parallel`, to inspect a run in a single process."""
         said = self.set_options().items()
         return Config.from_options(
             {name: value for name, value in said if not name.startswith("parallel.")}
@@ -211,7 +232,7 @@ class Config(ConfigGroup):
         """Build a Config from full names, as they are in `said()`.
 
         Raises:
-            ConfigError: all that is wrong with them.
+            ConfigError: lists everything that is wrong with them.
         """
         places = places or {}
         nested: dict[str, Any] = {}
@@ -226,7 +247,9 @@ class Config(ConfigGroup):
                 continue
             target = nested.setdefault(group, {}) if group else nested
             if not isinstance(target, dict):
-                raise ConfigError(f"{group}={target!r} stands beside {name}. Say {name} alone.")
+                raise ConfigError(
+                    f"{group}={target!r} is set together with {name}. Set only {name}."
+                )
             target[option] = value
         try:
             made = cls.model_validate(nested, context={"places": places})
@@ -241,7 +264,7 @@ LENGTHS = ("epochs", "max_steps")
 
 
 def _flat(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options by their full names, of groups that were given as one value or as a table."""
+    """Return options by full name; a group may be given as one value, a dict or an object."""
     flat: dict[str, Any] = {}
     for name, value in said.items():
         field = Config.model_fields.get(name)

@@ -1,4 +1,4 @@
-"""Options of how data is loaded."""
+"""Options of data loading."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""Lengths of a run as text with a unit: "3 epochs", "500 steps", "1e9 items", "10 minutes"."""
+"""Durations as text with a unit: "3 epochs", "500 steps", "1e9 items", "10 minutes"."""
 
 import math
 import re
@@ -12,7 +12,7 @@ Unit = Literal["epochs", "steps", "items", "minutes"]
 
 
 def format_number(amount: float) -> str:
-    """Write a number so that reading it gives the same one; whole ones without a point."""
+    """Format a number exactly, so that it reads back the same; integers without a point."""
     return str(int(amount)) if amount.is_integer() else repr(amount)
 
 
@@ -38,7 +38,7 @@ _SPELLINGS: dict[str, tuple[Unit, float]] = {
 
 @dataclass(frozen=True)
 class Duration:
-    """An amount above zero of one unit."""
+    """A positive amount of one unit."""
 
     amount: float
     unit: Unit
@@ -48,7 +48,7 @@ class Duration:
         return f"{format_number(self.amount)} {unit}"
 
     def in_steps(self, steps_per_epoch: int | None) -> int:
-        """Count the optimizer steps in epochs or steps, at least one.
+        """Return the duration in whole optimizer steps, at least one.
 
         Raises:
             ConfigError: how many steps an epoch has is not known.
@@ -57,7 +57,7 @@ class Duration:
         return max(1, round(self.steps(steps_per_epoch)))
 
     def steps(self, steps_per_epoch: int | None) -> float:
-        """Return the length in optimizer steps; not whole where "2.5 epochs" are not.
+        """Return the duration in optimizer steps; it may be a fraction.
 
         Raises:
             ConfigError: how many steps an epoch has is not known.
@@ -76,10 +76,10 @@ class Duration:
 
 
 def parse_duration(text: str, units: tuple[Unit, ...] = UNITS) -> Duration:
-    """Read "3 epochs", "1k steps", "1_000 steps", "epoch" or "30s".
+    """Parse "3 epochs", "1k steps", "1_000 steps", "epoch" or "30s".
 
     Raises:
-        ValueError: not an amount above zero and one of `units`.
+        ValueError: it is not a positive amount with one of `units`.
     """
     match = _TEXT.fullmatch(text)
     names = [name for unit in units for name in (_CLOCK_UNITS if unit == "minutes" else (unit,))]
@@ -88,7 +88,7 @@ def parse_duration(text: str, units: tuple[Unit, ...] = UNITS) -> Duration:
     if match is None:
         raise ValueError(wanted)
     word = match["unit"].lower()
-    if match["amount"] is None and word.endswith("s"):  # "steps" does not say how many
+    if match["amount"] is None and word.endswith("s"):  # "steps" without an amount
         raise ValueError(wanted)
     unit, scale = _SPELLINGS.get(word, (None, 0.0))
     try:
@@ -101,25 +101,24 @@ def parse_duration(text: str, units: tuple[Unit, ...] = UNITS) -> Duration:
 
 
 def count_periods(count: float, period: float) -> int:
-    """Count the periods within `count`.
+    """Return how many full periods `count` contains.
 
-    A third of an epoch three times is an epoch: the last bit of the division is forgiven.
+    A rounding error in the last bit is ignored, so three thirds of an epoch are one epoch.
     """
     return int(count / period + 1e-9)
 
 
 class PeriodicTrigger:
-    """Say when something that happens every `duration` is due.
+    """Decides at which steps a periodic action is due.
 
-    It is due with each step that crosses a multiple of the period, so that a resumed run is due
-    at the same steps. Only minutes are counted from the start of the process.
+    The action is due at each step that crosses a multiple of the period, so a resumed run acts at
+    the same steps. Only minutes are counted from the start of the process.
 
     Args:
-        duration: the period; None is never.
-        steps_per_epoch: optimizer steps in one epoch; None where that is not known, and then epochs
-            are counted as they end.
-        items: items already seen by the run.
-        seconds: what the clock shows now.
+        duration: the period; None means never.
+        steps_per_epoch: optimizer steps per epoch. If it is None, epochs are counted when they end.
+        items: items that the run has seen so far.
+        seconds: the current clock time.
     """
 
     def __init__(

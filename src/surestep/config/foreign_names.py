@@ -1,6 +1,6 @@
-"""Option names of other libraries: what each is called here, with an example.
+"""Option names of other libraries, and surestep's name for each.
 
-The one table, for Python, TOML and the command line: Hugging Face's TrainingArguments, Lightning's
+Used for Python, TOML and the command line. Covers Hugging Face's TrainingArguments, Lightning's
 Trainer, Accelerate, Keras, and the arguments of torch's optimizers and schedulers.
 """
 
@@ -10,24 +10,24 @@ from typing import Any, Final, NamedTuple
 from surestep.base.written import Form, flag, written
 from surestep.config.choices import VALUES, is_off, key
 
-Known = Mapping[str, Any]  # what was set beside the option, by the names that were typed
+Known = Mapping[str, Any]  # the other options that were set, under the names as typed
 
 
 class Figure(NamedTuple):
-    """A value that was worked out from several, and how."""
+    """A value computed from several options, and how it was computed."""
 
     value: Any
     how: str
 
 
 class Foreign(NamedTuple):
-    """What an option of another library is here.
+    """What an option of another library is called in surestep.
 
     Attributes:
-        ours: the option by its full name; "" if it is not an option.
-        value: returns our value, from the one that was typed and from what else was set.
-        text: what to type if it is not an option, or what to know besides.
-        command: the same on the command line, if that differs.
+        ours: full name of the option; "" if it is not an option.
+        value: computes the value from the one that was typed and the other options that were set.
+        text: what to type if it is not an option, or what else to know.
+        command: the same for the command line, if that differs.
     """
 
     ours: str
@@ -37,17 +37,17 @@ class Foreign(NamedTuple):
 
 
 def describe(name: str, value: Any, known: Known, form: Form, group: str) -> str | None:
-    """Return which option of ours an option of another library is, and what to type.
+    """Return what to type instead of an option of another library.
 
     Args:
-        name: as it was typed, without its group.
-        value: as it was typed.
-        known: what else was set.
-        form: where it was set.
-        group: in whose call; "" is Config(...).
+        name: as typed, without its group.
+        value: as typed.
+        known: the other options that were set.
+        form: Python, TOML or the command line.
+        group: in Python, the call it was typed into; "" for Config(...).
 
     Returns:
-        A sentence that ends in the text to type; None if no library has such an option.
+        A sentence that ends with the text to type; None if no library has such an option.
     """
     entry = FOREIGN.get(name.replace("-", "_"))
     if entry is None:
@@ -65,7 +65,7 @@ def describe(name: str, value: Any, known: Known, form: Form, group: str) -> str
 
 
 def _number(value: Any) -> float | None:
-    """Return a number, which the command line gives as text; None if it is not one."""
+    """Parse a number, which the command line passes as text; None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -91,7 +91,7 @@ def _percent(value: Any, _: Known) -> Any:
 
 
 def _period(value: Any, _: Known) -> Any:
-    """Read Lightning's val_check_interval: a share of an epoch, or batches."""
+    """Convert Lightning's val_check_interval: a share of an epoch, or batches."""
     number = _number(value)
     if number is None:
         return value
@@ -99,7 +99,7 @@ def _period(value: Any, _: Known) -> Any:
 
 
 def _share_or_steps(value: Any, _: Known) -> Any:
-    """Read Hugging Face's eval_steps: steps, or a share of the run."""
+    """Convert Hugging Face's eval_steps: steps, or a share of the run."""
     number = _number(value)
     if number is None:
         return value
@@ -107,7 +107,7 @@ def _share_or_steps(value: Any, _: Known) -> Any:
 
 
 def _strategy(value: Any, _: Known) -> Any:
-    """Read Hugging Face's strategies: "epoch", "steps" or "no"."""
+    """Convert Hugging Face's strategies: "epoch", "steps" or "no"."""
     word = key(str(value))
     return {"epoch": "1 epoch", "steps": "500 steps"}.get(word, "off")
 
@@ -122,7 +122,7 @@ def _always(value: Any) -> Callable[[Any, Known], Any]:
 
 
 def _word(option: str) -> Callable[[Any, Known], Any]:
-    """Return our word for a value of another library."""
+    """Return a function that translates a value of another library."""
 
     def read(value: Any, _: Known) -> Any:
         meant = VALUES.get(option, {}).get(key(str(value)), value)
@@ -136,13 +136,13 @@ def _norm(value: Any, _: Known) -> Any:
 
 
 def _metric(value: Any, _: Known) -> str:
-    """Return a metric's name without the part of the data that others put before it."""
+    """Return a metric's name without the prefix of its split."""
     name = str(value).removeprefix("eval_").removeprefix("val_")
     return "accuracy" if name == "acc" else name
 
 
 def _accumulation(value: Any, known: Known) -> Any:
-    """Work micro_batch_size out, where the batch size is known."""
+    """Compute micro_batch_size from the number of accumulation steps."""
     parts = _number(value)
     size = _number(known.get("batch_size"))
     each = _number(known.get("per_device_train_batch_size"))
@@ -156,10 +156,12 @@ def _accumulation(value: Any, known: Known) -> Any:
 
 
 def _device_batch(value: Any, known: Known) -> Any:
-    """Work the global batch out."""
+    """Compute the global batch size."""
     each, parts = _number(value), _number(known.get("gradient_accumulation_steps"))
     if each is None or parts is None:
-        return Figure(value, "times the number of devices: batch_size is what one step sees")
+        return Figure(
+            value, "times the number of devices: batch_size counts the samples of one step"
+        )
     return Figure(int(each * parts), f"{each:g} x {parts:g}, times the number of devices")
 
 
@@ -190,11 +192,11 @@ _RESUME = _say(
 _LENGTH = Foreign(
     "epochs", text="The schedule ends with the run, whose length is epochs or max_steps."
 )
-_OF_TASK = "Task({0}=...): it is what is trained, and not how"
+_OF_TASK = "Task({0}=...): it is what is trained, not how"
 _PROCESSES = _say("surestep train RECIPE --nproc {value}", "--nproc {value}")
 
 FOREIGN: Final[Mapping[str, Foreign]] = {
-    # How long, and how much at once.
+    # Length and batch size.
     **_names(Foreign("epochs"), "max_epochs", "num_epochs", "num_train_epochs", "n_epochs"),
     **_names(
         Foreign("max_steps"),
@@ -226,7 +228,7 @@ FOREIGN: Final[Mapping[str, Foreign]] = {
     **_names(Foreign("optim.implementation", _switch("foreach", "for_loop")), "foreach"),
     **_names(Foreign("optim.groups"), "param_groups", "parameter_groups"),
     **_names(Foreign("optim.layerwise_lr_decay"), "layerwise_lr_decay", "llrd", "lr_layer_decay"),
-    # Clipping and what is not finite.
+    # Clipping and non-finite values.
     **_names(
         Foreign("max_grad_norm", _norm),
         *("gradient_clip_val", "gradient_clipping", "clip_grad_norm", "grad_clip", "max_norm"),
@@ -257,7 +259,7 @@ FOREIGN: Final[Mapping[str, Foreign]] = {
         *("lr_lambda", "lr_scheduler_kwargs"),
     ),
     "last_epoch": _RESUME,
-    # When to evaluate, to save and to log.
+    # When to evaluate, save and log.
     "eval_steps": Foreign("validation.every", _share_or_steps),
     "val_check_interval": Foreign("validation.every", _period),
     **_names(
@@ -302,7 +304,7 @@ FOREIGN: Final[Mapping[str, Foreign]] = {
         *("callbacks", "callback", "logger", "loggers", "report_to", "log_with", "trackers"),
         *("tensorboard", "wandb", "run_name", "plugins"),
     ),
-    # Where the run is, and how it is rehearsed.
+    # Run folder and trial runs.
     **_names(
         _RUN,
         *("output_dir", "default_root_dir", "project_dir", "logging_dir", "save_dir", "dirpath"),
@@ -374,7 +376,7 @@ FOREIGN: Final[Mapping[str, Foreign]] = {
     **_names(Foreign("average.kind", _switch("swa", "none")), "use_swa", "swa"),
     **_names(Foreign("average.decay"), "ema_decay", "ema_momentum"),
     **_names(Foreign("average.lr"), "swa_lr", "swa_lrs"),
-    # What the Task brings.
+    # Parts of the Task.
     **_names(
         _say(_OF_TASK.format("loss")), "loss", "loss_fn", "criterion", "label_smoothing_factor"
     ),

@@ -1,4 +1,4 @@
-"""A group of options, which reads what users type and turns what is wrong into sentences."""
+"""Base class of option groups: parses what users type, and explains what is wrong."""
 
 import re
 from collections.abc import Mapping
@@ -27,17 +27,17 @@ Places = Mapping[str, str]  # where each option was set, by its full name
 
 
 class ConfigGroup(BaseModel):
-    """A group of options; the ones of the Config itself have an empty `prefix`."""
+    """A group of options; the Config itself has an empty `prefix`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     prefix: ClassVar[str] = ""
 
-    # Not in __init__: pydantic validates nothing by itself where a class has its own.
+    # Not in __init__: pydantic skips its own validation if a class defines __init__.
     def __new__(cls, *values: Any, **_: Any) -> Self:
         """Make one; options are passed by name.
 
         Raises:
-            ConfigError: some are passed by position.
+            ConfigError: an option is passed by position.
         """
         if values:
             raise ConfigError(_by_name(cls, values))
@@ -48,7 +48,7 @@ class ConfigGroup(BaseModel):
     def _read(
         cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
     ) -> Self:
-        """Read all options, and raise one error that lists every fault."""
+        """Parse all options, and raise one error that lists every fault."""
         if not isinstance(data, Mapping):
             return handler(data)
         places: Places = (info.context or {}).get("places", {})
@@ -57,7 +57,7 @@ class ConfigGroup(BaseModel):
         for name, value in data.items():
             try:
                 options[name] = _value(cls, name, value, info.context)
-            except ConfigError as error:  # of a group, which names its place itself
+            except ConfigError as error:  # of a group, whose message has its location
                 faults.append(str(error))
             except ValueError as error:
                 what = _what(cls.prefix + name, error, cls, places)
@@ -74,30 +74,30 @@ class ConfigGroup(BaseModel):
             faults.append(placed("", str(error), places))
         if faults:
             raise ConfigError("\n".join(faults)) from None
-        if options:  # kept as cached properties are: neither compared nor saved
+        if options:  # like a cached property: neither compared nor saved
             made.__dict__[_PLACES] = {None: user_line(), **places}
         return made
 
     def place(self, option: str) -> str:
-        """Return where an option was set, "recipe.py:12"; "" where it is not known."""
+        """Return where an option was set, such as "recipe.py:12"; "" if it is not known."""
         places = self.__dict__.get(_PLACES, {})
         return str(places.get(option) or places.get(None, ""))
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Check that each option is NOT_SET until it is set."""
+        """Check that each option has the default NOT_SET."""
         for name, field in cls.model_fields.items():
             if field.default is not NOT_SET and not isinstance(field.default, ConfigGroup):
                 raise TypeError(f"{cls.__name__}.{name} must have default=NOT_SET")
 
 
 class _Kind(NamedTuple):
-    """What the type of an option says about how its value may be typed.
+    """What the type of an option says about its values.
 
     Attributes:
-        choices: the words it takes.
-        members: the classes it takes.
-        length: how many values it takes; 0 is any number, None is one that is no tuple.
+        choices: the words that it takes.
+        members: the classes that it takes.
+        length: the number of values; 0 is any number, None a single value.
     """
 
     choices: tuple[str, ...]
@@ -131,10 +131,11 @@ def _kind(group: type[ConfigGroup], name: str) -> _Kind:
 
 
 def _value(group: type[ConfigGroup], name: str, value: Any, context: Any) -> Any:
-    """Return a value as pydantic takes it.
+    """Convert a value to what pydantic takes.
 
     Raises:
-        ValueError: it could mean two things. ConfigError: a group of options has faults.
+        ValueError: the value could mean two things.
+        ConfigError: a group of options has faults.
     """
     if value is NOT_SET or name not in group.model_fields:
         return value
@@ -146,23 +147,23 @@ def _value(group: type[ConfigGroup], name: str, value: Any, context: Any) -> Any
     if isinstance(value, NotSet):
         return value
     if value == "auto" and "auto" not in kind.choices and str not in kind.members:
-        return NOT_SET  # it is decided, as if nothing had been typed
+        return NOT_SET  # the Plan decides, as if it was not set
     if kind.length is not None and name not in _OF_TEXT:
         return _several(value)
     return _number(value) if {int, float} & set(kind.members) else value
 
 
-_OF_TEXT = ("chain", "groups", "exclude_samples")  # tuples of text, in which commas have a meaning
+_OF_TEXT = ("chain", "groups", "exclude_samples")  # tuples of text that may contain commas
 
 
 def _group(group: type[ConfigGroup], name: str, value: Any, context: Any) -> Any:
-    """Return a group of options from what stands for it: its options, or its main one."""
+    """Return a group of options from a dict, or from the value of its main option."""
     if isinstance(value, group) or value is None:
         return NOT_SET if value is None else value
     if not isinstance(value, Mapping):
         if hasattr(value, "param_groups"):
             raise ValueError(
-                "it is an optimizer, which is built from the Task's model: write "
+                "it is an optimizer object, which needs the Task's model: write "
                 "Task(optimizer=lambda params: torch.optim.AdamW(params))"
             )
         if name not in MAIN or isinstance(value, ConfigGroup):
@@ -172,7 +173,7 @@ def _group(group: type[ConfigGroup], name: str, value: Any, context: Any) -> Any
 
 
 def _several(value: Any) -> Any:
-    """Return values from "0.9,0.95", ("0.9,0.95",) and "[0.9, 0.95]"."""
+    """Split "0.9,0.95", ("0.9,0.95",) and "[0.9, 0.95]" into values."""
     if isinstance(value, (list, tuple)) and len(value) == 1 and isinstance(value[0], str):
         value = value[0]
         return _several(value) if "," in value else (value,)
@@ -187,7 +188,7 @@ _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "%": 0.01}
 
 
 def _number(value: Any) -> Any:
-    """Return a number from "1k", "1_000", "1e4" or "10%"; any other value as it is."""
+    """Parse "1k", "1_000", "1e4" or "10%"; return any other value unchanged."""
     match = _COUNTED.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         return value
@@ -202,7 +203,7 @@ def _number(value: Any) -> Any:
 def _sentences(
     group: type[ConfigGroup], error: ValidationError, data: Mapping[str, Any], places: Places
 ) -> list[str]:
-    """Return a sentence for each option that pydantic found a fault with."""
+    """Return a sentence for each fault that pydantic found."""
     found: dict[tuple[str, str], str] = {}
     for detail in error.errors():
         name = str(detail["loc"][0]) if detail["loc"] else ""
@@ -219,7 +220,7 @@ def _sentence(
     data: Mapping[str, Any],
     places: Places,
 ) -> str:
-    """Turn one of pydantic's findings into a sentence that names what to type."""
+    """Return a sentence for one of pydantic's errors, with what to type."""
     full = (group.prefix + name).rstrip(".")
     typed = data.get(name)
     whole = len(detail["loc"]) == 1 or not isinstance(typed, (list, tuple))
@@ -264,7 +265,7 @@ def _what(option: str, error: ValueError, group: type[ConfigGroup], places: Plac
 
 
 def not_allowed(option: str, value: Any, what: str) -> str:
-    """Say that a value is not allowed, and what is."""
+    """Return a sentence that a value is not allowed, and what is."""
     end = "" if "rite " in what or what.endswith((".", "?")) else "."  # text to type ends as it is
     return f"{option}={value!r} is not allowed: {what}{end}"
 
@@ -280,7 +281,7 @@ _HOW_MANY = {2: "two", 3: "three"}
 
 
 def _unknown(group: type[ConfigGroup], name: str, data: Mapping[str, Any], places: Places) -> str:
-    """Say that there is no such option, and which one may be meant."""
+    """Return a sentence that there is no such option, and which one may be meant."""
     full, value = group.prefix + name, data[name]
     form, own = form_of(_place(full, places)), group.prefix.rstrip(".")
     meant = describe(name, value, data, form, own)
@@ -298,18 +299,18 @@ def _unknown(group: type[ConfigGroup], name: str, data: Mapping[str, Any], place
 
 
 def placed(option: str, sentence: str, places: Places) -> str:
-    """Put before a sentence where the option was set."""
+    """Prefix a sentence with the location at which the option was set."""
     place = shown_place(option, _place(option, places))
     return f"{place}: {sentence}" if place and option else sentence
 
 
 def _place(option: str, places: Places) -> str | None:
-    """Return where an option was set; one of a table that was given whole, where the table was."""
+    """Return where an option, or else its group, was set."""
     return places.get(option) or places.get(option.rpartition(".")[0])
 
 
 def _by_name(group: type[ConfigGroup], values: tuple[Any, ...]) -> str:
-    """Say that options are passed by name, with the values that were passed."""
+    """Return a sentence that options are passed by name, with the values that were passed."""
     names = ["name", "lr"] if group.prefix == "optim." else []
     main = MAIN.get(group.prefix.rstrip("."), next(iter(group.model_fields)))
     names = names or [main]

@@ -1,4 +1,4 @@
-"""The value of an option that was not set. None is a value of its own, and means off."""
+"""The value of an option that is not set. None is a different value: it means off."""
 
 from typing import Any, Final, Literal, Self
 
@@ -7,20 +7,20 @@ from pydantic_core import CoreSchema, core_schema
 
 
 class NotSet:
-    """An option that was not set, which the Plan decides. NOT_SET is the one object."""
+    """Type of NOT_SET, the value of an option that is not set; the Plan decides such options."""
 
     __slots__ = ()
     _one: "NotSet | None" = None
 
     def __new__(cls) -> Self:
-        """Return the one object, so that copying and pickling keep its identity."""
+        """Return the single instance, also when it is copied or unpickled."""
         if cls._one is None:
             cls._one = super().__new__(cls)
         assert isinstance(cls._one, cls)
         return cls._one
 
     def __bool__(self) -> Literal[False]:
-        """Return False, so that `config.batch_size or 64` reads as it should."""
+        """Return False, so that `config.batch_size or 64` works."""
         return False
 
     def __repr__(self) -> str:
@@ -28,12 +28,12 @@ class NotSet:
         return "NOT_SET"
 
     def __reduce__(self) -> tuple[type["NotSet"], tuple[()]]:
-        """Pickle and copy it as the call that returns the one object."""
+        """Pickle it as a call that returns the single instance."""
         return NotSet, ()
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
-        """Accept the object itself, and nothing else."""
+        """Accept only the instance itself."""
         return core_schema.is_instance_schema(cls, serialization=core_schema.to_string_ser_schema())
 
 

@@ -1,7 +1,6 @@
-"""Options of the optimizer: those of all, and those that only some have.
+"""Options of the optimizer, under torch's names.
 
-Which option belongs to which optimizer, and what it is where nothing is said, stands in
-`engine/optim/registry.py`. The names are torch's.
+`engine/optim/registry.py` says which option belongs to which optimizer, and its default.
 """
 
 from typing import Annotated, ClassVar, Literal

@@ -1,4 +1,4 @@
-"""Options of many processes."""
+"""Options of several processes."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -21,7 +21,7 @@ Shard = Literal[
 
 
 class Parallel(ConfigGroup):
-    """How several processes make one step."""
+    """The strategy by which several processes train together."""
 
     prefix: ClassVar[str] = "parallel."
     strategy: Literal["auto", "single", "ddp", "fsdp", "deepspeed", "accelerate"] | NotSet = Field(

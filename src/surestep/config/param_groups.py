@@ -1,4 +1,4 @@
-"""A group of parameters as its user writes it: a pattern, and what holds for what it matches."""
+"""Parameter groups: a name pattern, and the settings of the parameters that it matches."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,18 +19,18 @@ _SETTING = re.compile(
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """What holds for the parameters that a pattern matches.
+    """Settings of the parameters that a pattern matches.
 
     Attributes:
-        pattern: shell-style, on the names of parameters and modules (a module means all in it),
-            or "type:LayerNorm" for the modules of a type.
-        lr: their peak rate; or text such as "0.1x", a multiple of `optim.lr`.
-        weight_decay: their weight decay.
-        freeze: True for good; "2 epochs" or "500 steps" until then; False takes back what an
-            earlier group said.
+        pattern: shell-style, on names of parameters and modules (a module stands for all its
+            parameters), or "type:LayerNorm" for the modules of a class.
+        lr: peak learning rate, or text such as "0.1x", a multiple of `optim.lr`.
+        weight_decay: weight decay.
+        freeze: True freezes for the full run, "2 epochs" or "500 steps" until then; False overrides
+            an earlier group.
 
     Raises:
-        ConfigError: a value that is not one of these, or nothing is said.
+        ConfigError: a value is invalid, or no setting is given.
     """
 
     pattern: str
@@ -52,7 +52,7 @@ class ParamGroup:
                 object.__setattr__(self, name, read(self.pattern, value))
 
     def __str__(self) -> str:
-        """Write it as text that reads as the same group."""
+        """Return the text from which the same group can be parsed."""
         words = [self.pattern]
         if self.lr is not None:
             words.append(f"lr={self.lr if isinstance(self.lr, str) else format_number(self.lr)}")
@@ -65,7 +65,7 @@ class ParamGroup:
 
 
 def parse_param_group(text: str) -> ParamGroup:
-    """Read "head.* lr=1e-3 decay=0"; values with a space may stand in quotes.
+    """Read "head.* lr=1e-3 decay=0"; a value with a space may be in quotes.
 
     Raises:
         ConfigError: the text cannot be read.
@@ -89,7 +89,7 @@ def parse_param_group(text: str) -> ParamGroup:
 
 
 def _rate(pattern: str, value: Any) -> float | str:
-    """Read a rate, or a multiple of optim.lr as text."""
+    """Parse a learning rate, or a multiple of optim.lr as text."""
     text = str(value).strip()
     number = _number(text.removesuffix("x"))
     if number is None or number <= 0 or isinstance(value, bool):
@@ -131,7 +131,7 @@ def _number(text: str) -> float | None:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """Turn groups, or the text of them, into the text that is kept."""
+    """Return groups as the text that is stored."""
     several = (value,) if isinstance(value, (str, ParamGroup, Mapping)) else value
     if not isinstance(several, (tuple, list)):
         raise ValueError(f"it must be a list of text, {_NEEDS}")
@@ -139,7 +139,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _one(value: Any) -> ParamGroup:
-    """Read one group: as text, or as torch's dict of options with a pattern for its parameters."""
+    """Parse one group: text, or a dict as torch takes it, with a pattern as its parameters."""
     if isinstance(value, ParamGroup):
         return value
     if not isinstance(value, Mapping):
@@ -153,7 +153,7 @@ def _one(value: Any) -> ParamGroup:
 
 
 def _instead_of(group: Mapping[str, Any], wrong: Sequence[str]) -> str:
-    """Say what to write instead of one of torch's parameter groups."""
+    """Return what to write instead of one of torch's parameter groups."""
     own = [name for name in ("lr", "weight_decay") if isinstance(group.get(name), int | float)]
     settings = ", ".join(f"{name}={group[name]!r}" for name in own) or "lr=1e-3"
     pattern = group.get("params", group.get("pattern"))

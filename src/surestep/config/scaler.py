@@ -12,7 +12,7 @@ from surestep.config.types import (
 
 
 class Scaler(ConfigGroup):
-    """Loss scaling under fp16 (torch.amp.GradScaler's words)."""
+    """Loss scaling under fp16, with the option names of torch.amp.GradScaler."""
 
     prefix: ClassVar[str] = "scaler."
     init_scale: Annotated[float, Field(ge=1)] | NotSet = Field(

@@ -27,7 +27,7 @@ Chain = Annotated[tuple[Stage, ...], Field(min_length=2)]
 
 
 class Schedule(ConfigGroup):
-    """The learning rate as a function of optimizer steps taken."""
+    """The learning-rate schedule: a function of the number of parameter updates."""
 
     prefix: ClassVar[str] = "schedule."
     name: (
@@ -178,7 +178,7 @@ class Schedule(ConfigGroup):
 
 
 class StageSpec(NamedTuple):
-    """A stage of a chain as it was written."""
+    """The parsed text of one stage of a chain."""
 
     name: str
     length: str | None
@@ -196,12 +196,12 @@ def parse_stage(text: str) -> StageSpec:
     """Read 'NAME [LENGTH] [option=value ...]', such as 'cosine 10 epochs min_lr_ratio=0.1'.
 
     Raises:
-        ConfigError: no stage, or an option or a value that there is not.
+        ConfigError: the text is not a stage, or has an unknown option or an invalid value.
     """
     match = _STAGE.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
-            f"schedule.chain: {text!r} is no stage. Write NAME LENGTH option=value, such as "
+            f"schedule.chain: {text!r} is not a stage. Write NAME LENGTH option=value, such as "
             "'linear 500 steps' or 'cosine 10 epochs min_lr_ratio=0.1'."
         )
     options: dict[str, object] = {}
@@ -232,6 +232,6 @@ def parse_stage(text: str) -> StageSpec:
 
 
 def validate_stage(text: str) -> str:
-    """Return the text of a stage that can be read."""
+    """Return the text of a stage if it is valid."""
     parse_stage(text)
     return text

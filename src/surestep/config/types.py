@@ -1,4 +1,4 @@
-"""What an option's value may be, beyond its type."""
+"""The types of option values, and how their text is parsed."""
 
 import json
 import math
@@ -17,10 +17,10 @@ _BARE = re.compile(r"\s*([0-9._]+(?:e[+-]?[0-9]+)?)\s*(k?)\s*", re.IGNORECASE)
 
 
 def _text(value: Any) -> Any:
-    """Turn a number into text, and a bare one into steps; what is neither is left to pydantic.
+    """Convert a number to text, in steps if it has no unit; leave anything else to pydantic.
 
     Raises:
-        Choice: a number above 1 that is not whole.
+        Choice: the number is above 1 and not an integer.
     """
     if isinstance(value, (int, float)):
         value = str(value) if isinstance(value, bool) else format_number(float(value))
@@ -33,7 +33,7 @@ def _text(value: Any) -> Any:
 
 
 def _bare_number(text: str) -> float | None:
-    """Return the number that a text without a unit is; None where it is not a finite one."""
+    """Parse a number without a unit; None if the text is not a finite number."""
     match = _BARE.fullmatch(text)
     try:
         number = float(match[1]) * (1000 if match[2] else 1) if match else math.inf
@@ -43,7 +43,7 @@ def _bare_number(text: str) -> float | None:
 
 
 def _share(text: str) -> float | None:
-    """Return the share that "10%" or a number in (0, 1) is; None where it is a length."""
+    """Parse a share, "10%" or a number in (0, 1); None if the text is a duration."""
     word = text.strip()
     try:
         share = float(word[:-1]) / 100 if word.endswith("%") else float(word)
@@ -53,18 +53,18 @@ def _share(text: str) -> float | None:
 
 
 def _percent(text: str, share: float) -> str:
-    """Write a share of the run as it is kept: "10%"."""
+    """Format a share of the run as it is stored: "10%"."""
     word = text.strip()
     return f"{format_number(float(word[:-1]) if word.endswith('%') else round(share * 100, 12))}%"
 
 
 def _duration(*units: Unit) -> AfterValidator:
-    """Read how often something happens; a number below 1 is a fraction of an epoch."""
+    """Parse an interval; a number below 1 is a fraction of an epoch."""
     return AfterValidator(lambda text: str(parse_duration(_fraction_of_epoch(text), units)))
 
 
 def _period(*units: Unit) -> AfterValidator:
-    """Read the same, or a share of the run such as "25%"."""
+    """Parse an interval, or a share of the run such as "25%"."""
 
     def read(text: str) -> str:
         text = _fraction_of_epoch(text)
@@ -79,16 +79,16 @@ def _period(*units: Unit) -> AfterValidator:
 
 
 def _fraction_of_epoch(text: str) -> str:
-    """Return "0.25 epochs" for "0.25", as Lightning's val_check_interval means it."""
+    """Return "0.25 epochs" for "0.25", the meaning of Lightning's val_check_interval."""
     share = _share(text)
     return text if share is None or text.strip().endswith("%") else f"{format_number(share)} epochs"
 
 
 def _time(value: Any) -> Any:
-    """Read a time such as "2 hours"; what is not text is left to pydantic.
+    """Parse a time such as "2 hours"; leave anything but text and numbers to pydantic.
 
     Raises:
-        Choice: a number, which has no unit.
+        Choice: a number without a unit.
     """
     text = str(value) if isinstance(value, (int, float)) else value
     if not isinstance(text, str):
@@ -101,7 +101,7 @@ def _time(value: Any) -> Any:
 
 
 def _point(text: str) -> str:
-    """Read a point in the run, in epochs or steps.
+    """Parse a point in the run, in epochs or steps.
 
     Raises:
         Choice: a number below 1.
@@ -128,7 +128,7 @@ def _warmup(text: str) -> str:
 
 
 def parse_length(text: str) -> str:
-    """Read "500 steps", "2 epochs" or a share of the run such as "10%", above zero.
+    """Parse "500 steps", "2 epochs" or a share of the run such as "10%", above zero.
 
     Raises:
         ValueError: anything else.
@@ -165,10 +165,10 @@ def _block_choice(text: str) -> str:
 
 
 def _milestones(value: Any) -> Any:
-    """Return places in the run; bare whole numbers could be steps or epochs.
+    """Return points in the run; integers without a unit could be steps or epochs.
 
     Raises:
-        ValueError: some are.
+        Choice: an integer has no unit.
     """
     places = [value] if isinstance(value, (str, int, float)) else list(value)
     bare = [str(each).strip() for each in places]
@@ -182,7 +182,7 @@ def _milestones(value: Any) -> Any:
 
 
 def _range(value: Any) -> str:
-    """Read the first and the last step: "10:15", "10-15" or (10, 15)."""
+    """Parse the first and the last step: "10:15", "10-15" or (10, 15)."""
     text = ":".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
     first, _, last = re.sub(r"\s*(:|-|,|to)\s*", ":", text.strip()).partition(":")
     if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
@@ -194,7 +194,7 @@ _INDICES = re.compile(r"\s*\d+\s*(,\s*\d+\s*)+")
 
 
 def _samples(value: Any) -> str | tuple[int, ...]:
-    """Read the name of a file, or indices of samples; one word that is no number is a name."""
+    """Parse a file name, or sample indices; a single word that is not a number is a file name."""
     if isinstance(value, os.PathLike):
         return str(os.fspath(value))
     if isinstance(value, (str, int)):
@@ -216,7 +216,7 @@ def _samples(value: Any) -> str | tuple[int, ...]:
 
 
 def _table(value: Any) -> str:
-    """Read a table of JSON, from a file, a text or as it is; return it as text."""
+    """Read a JSON object from a dict, a file or text, and return it as text."""
     if isinstance(value, Mapping):
         return json.dumps(value)
     text = os.fspath(value)
@@ -228,11 +228,11 @@ def _table(value: Any) -> str:
     try:
         table = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"it must be a table in JSON, and is none: {error}") from error
+        raise ValueError(f"it must be a JSON object: {error}") from error
     except RecursionError:
-        raise ValueError("it must be a table in JSON, and is nested too deep") from None
+        raise ValueError("it must be a JSON object, and this one is nested too deeply") from None
     if not isinstance(table, dict):
-        raise ValueError("it must be a table in JSON, such as '{\"overlap_comm\": true}'")
+        raise ValueError("it must be a JSON object, such as '{\"overlap_comm\": true}'")
     return json.dumps(table)
 
 

@@ -1,4 +1,4 @@
-"""Options of when to evaluate, and what follows from it."""
+"""Options of evaluation and early stopping."""
 
 from typing import ClassVar, Literal
 
@@ -10,7 +10,7 @@ from surestep.config.types import Count, NotNegative, Period, StepPoint
 
 
 class Validation(ConfigGroup):
-    """When to evaluate, and by what to judge."""
+    """When to evaluate, and which metric decides what is best."""
 
     prefix: ClassVar[str] = "validation."
     every: Period | NotSet | None = Field(
@@ -38,7 +38,7 @@ class Validation(ConfigGroup):
 
 
 class EarlyStop(ConfigGroup):
-    """Stop when the metric no longer gets better."""
+    """When to stop because the metric no longer improves."""
 
     prefix: ClassVar[str] = "early_stop."
     patience: Count | NotSet | None = Field(
