@@ -18,9 +18,9 @@ from surestep.base.paths import require_local_path
         ("az://box/run", "azcopy sync"),
         ("abfs://box@account/run", "azcopy sync"),
         ("hf://me/model", "hf upload"),
-        ("https://here.org/run", "Say a local folder"),
-        ("dbfs:/runs/a", re.escape("or say /dbfs/runs/a.")),
-        ("file:///tmp/run", re.escape("Say the path alone: /tmp/run.")),
+        ("https://here.org/run", "Pass a local folder"),
+        ("dbfs:/runs/a", re.escape("or pass /dbfs/runs/a.")),
+        ("file:///tmp/run", re.escape("Pass the path alone: /tmp/run.")),
         ("memory://run", "the folder it is mounted at"),
     ],
 )

@@ -282,7 +282,7 @@ def test_none_is_a_value_like_another_and_never_as_if_not_said(surestep, recipe,
         (["--validation.every", "1 minute"], "an amount and a unit (epochs, steps, items)"),
         (["--data.shuffle", "maybe"], "data.shuffle='maybe' is not allowed"),
         (["--device", "cuda:99"], "device='cuda:99' is not here. This machine has: cpu"),
-        (["--epochs", "1", "--max-steps", "3"], "Say one of them."),
+        (["--epochs", "1", "--max-steps", "3"], "Set one of them."),
         (["--task.hidden", "wide"], "--task.hidden: task.hidden='wide' is not allowed: it must be"),
     ],
 )

@@ -54,7 +54,7 @@ def test_a_fault_names_the_line_of_python():
 def test_the_line_of_python_is_neither_compared_nor_saved():
     one = Config(epochs=1)
     two = Config(epochs=1)
-    assert one.places() != two.places()
+    assert one.locations() != two.locations()
     assert one == two
     assert "_places" not in one.model_dump()
     assert one.replace_options({"seed": 3}).epochs == 1

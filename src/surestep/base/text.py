@@ -6,7 +6,7 @@ from typing import TextIO
 
 def escape_control_chars(text: str) -> str:
     """Escape control characters, such as \\x1b, but not line breaks."""
-    return "".join(each if each.isprintable() or each == "\n" else _spelled(each) for each in text)
+    return "".join(c if c.isprintable() or c == "\n" else _spelled(c) for c in text)
 
 
 def one_line(text: str) -> str:

@@ -27,5 +27,5 @@ def place_of(error: BaseException) -> str:
     paths = sysconfig.get_paths()
     others = (*_OURS, paths["stdlib"], paths["purelib"], paths["platlib"], "<")
     frames = traceback.extract_tb(error.__traceback__)
-    own = [each for each in frames if not each.filename.startswith(others)]
+    own = [frame for frame in frames if not frame.filename.startswith(others)]
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""

@@ -113,8 +113,10 @@ def _zero(stage: int) -> Choice:
     )
 
 
-_HOW_MANY = Choice("it does not say how many evaluations to wait.", {"early_stop.patience": 5})
-_WHICH_AVERAGE = Choice("it does not say which.", {"average.kind": "ema"}, {"average.kind": "swa"})
+_HOW_MANY = Choice("the number of evaluations to wait is missing.", {"early_stop.patience": 5})
+_WHICH_AVERAGE = Choice(
+    "the kind of average is missing.", {"average.kind": "ema"}, {"average.kind": "swa"}
+)
 _CUDA_GRAPHS = Choice("this mode is not offered.", {"compile": "max-autotune"})
 _HYBRID = Choice("only whole sharding is hybrid.", {"parallel.shard": "hybrid"})
 

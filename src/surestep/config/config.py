@@ -15,7 +15,7 @@ from surestep.config.average import Average
 from surestep.config.checkpoint import Checkpoint, Logging
 from surestep.config.choices import MAIN
 from surestep.config.data import Data
-from surestep.config.group import ConfigGroup, Places, placed
+from surestep.config.group import ConfigGroup, Locations, placed
 from surestep.config.not_set import NOT_SET, NotSet
 from surestep.config.optim import Optim
 from surestep.config.parallel import Parallel
@@ -179,8 +179,8 @@ class Config(ConfigGroup):
     def _one_length(self) -> Self:
         if self.epochs is not NOT_SET and self.max_steps is not NOT_SET:
             raise ConfigError(
-                f"epochs={self.epochs:g} and max_steps={self.max_steps} both say how long to "
-                "train. Set one of them."
+                f"epochs={self.epochs:g} and max_steps={self.max_steps} both set the "
+                "length of the run. Set one of them."
             )
         return self
 
@@ -189,7 +189,7 @@ class Config(ConfigGroup):
         found = ((name, attrgetter(name)(self)) for name, _ in iter_options())
         return {name: value for name, value in found if value is not NOT_SET}
 
-    def places(self) -> dict[str, str]:
+    def locations(self) -> dict[str, str]:
         """Return where each option was set, such as "recipe.py:12", if it is known."""
         found = {}
         for name in self.set_options():
@@ -197,53 +197,57 @@ class Config(ConfigGroup):
             found[name] = group.place(name) or self.place(name)
         return {name: place for name, place in found.items() if place}
 
-    def replace_options(self, said: Mapping[str, Any], places: Places | None = None) -> "Config":
-        """Return a Config in which the options in `said`, by full name, replace these.
+    def replace_options(
+        self, new: Mapping[str, Any], locations: Locations | None = None
+    ) -> "Config":
+        """Return a Config in which the given options, by full name, replace these.
 
         None switches an option off if it can be off; otherwise it unsets the option, as NOT_SET
         does. `epochs` replaces `max_steps`, and `max_steps` replaces `epochs`.
 
         Args:
-            said: the options.
-            places: where each was set, as errors show it ("run.toml:7", "command line").
+            new: the options, by full name.
+            locations: where each was set, as errors show it ("run.toml:7", "command line").
 
         Raises:
             ConfigError: lists everything that is wrong with them.
         """
         merged = self.set_options()
-        new = _flat(said)
+        new = _flat(new)
         if any(new.get(name) not in (None, NOT_SET) for name in LENGTHS):
             merged = {name: value for name, value in merged.items() if name not in LENGTHS}
-        return Config.from_options(merged | new, {**self._kept(new), **(places or {})})
+        return Config.from_options(merged | new, {**self._kept(new), **(locations or {})})
 
     def _kept(self, new: Mapping[str, Any]) -> dict[str, str]:
         """Return the locations of the options that do not change."""
-        return {name: place for name, place in self.places().items() if name not in new}
+        return {name: place for name, place in self.locations().items() if name not in new}
 
     def single_process(self) -> "Config":
         """Return a copy without the options of `parallel`, to inspect a run in a single process."""
-        said = self.set_options().items()
+        options = self.set_options().items()
         return Config.from_options(
-            {name: value for name, value in said if not name.startswith("parallel.")}
+            {name: value for name, value in options if not name.startswith("parallel.")}
         )
 
     @classmethod
-    def from_options(cls, said: Mapping[str, Any], places: Places | None = None) -> "Config":
-        """Build a Config from full names, as they are in `said()`.
+    def from_options(
+        cls, options: Mapping[str, Any], locations: Locations | None = None
+    ) -> "Config":
+        """Build a Config from full names, as `set_options()` returns them.
 
         Raises:
             ConfigError: lists everything that is wrong with them.
         """
-        places = places or {}
+        locations = locations or {}
         nested: dict[str, Any] = {}
         faults = []
-        for name, value in _flat(said).items():
+        for name, value in _flat(options).items():
             group, _, option = name.rpartition(".")
             if group and group not in cls.model_fields:
                 deep = group.partition(".")[0] in cls.model_fields
                 hint = suggest_names(group, [group] if deep else cls.model_fields)
                 sentence = f"There is no option {name if deep else group!r}. {hint}"
-                faults.append(placed(name, sentence, places))
+                faults.append(placed(name, sentence, locations))
                 continue
             target = nested.setdefault(group, {}) if group else nested
             if not isinstance(target, dict):
@@ -252,7 +256,7 @@ class Config(ConfigGroup):
                 )
             target[option] = value
         try:
-            made = cls.model_validate(nested, context={"places": places})
+            made = cls.model_validate(nested, context={"locations": locations})
         except ConfigError as error:
             faults.append(str(error))
         if faults:
@@ -263,18 +267,18 @@ class Config(ConfigGroup):
 LENGTHS = ("epochs", "max_steps")
 
 
-def _flat(said: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options by full name; a group may be given as one value, a dict or an object."""
     flat: dict[str, Any] = {}
-    for name, value in said.items():
+    for name, value in options.items():
         field = Config.model_fields.get(name)
         if field is None or not isinstance(field.default, ConfigGroup) or value is None:
             flat[name] = value
         elif isinstance(value, Mapping):
-            flat |= {f"{name}.{option}": each for option, each in value.items()}
+            flat |= {f"{name}.{option}": inner for option, inner in value.items()}
         elif isinstance(value, ConfigGroup):
             found = {option: getattr(value, option) for option in type(value).model_fields}
-            flat |= {f"{name}.{option}": each for option, each in found.items()}
+            flat |= {f"{name}.{option}": inner for option, inner in found.items()}
         else:
             flat[f"{name}.{MAIN[name]}" if name in MAIN else name] = value
     return flat

@@ -70,7 +70,7 @@ class Duration:
         if steps_per_epoch is None:
             raise ConfigError(
                 f"{str(self)!r} has no length in steps: the training data is a stream that does "
-                "not say how many samples it has. Say it in steps, such as '1000 steps'."
+                "not have a length. Set it in steps, such as '1000 steps'."
             )
         return self.amount * steps_per_epoch
 
@@ -141,7 +141,7 @@ class PeriodicTrigger:
         self._items, self._seconds = items, seconds
 
     def is_due(self, step: int, items: float, seconds: float, ended: int = 0) -> bool:
-        """Say whether a period ended with this step, and begin the next one.
+        """Return whether a period ended with this step; if so, begin the next one.
 
         `ended` counts the epochs that are over where this step ended one; 0 where it did not.
         """

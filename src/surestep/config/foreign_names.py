@@ -145,11 +145,14 @@ def _accumulation(value: Any, known: Known) -> Any:
     """Compute micro_batch_size from the number of accumulation steps."""
     parts = _number(value)
     size = _number(known.get("batch_size"))
-    each = _number(known.get("per_device_train_batch_size"))
+    per_device = _number(known.get("per_device_train_batch_size"))
     if parts is None or parts < 1:
         return value
-    if size is None and each is not None:
-        return Figure(each, f"of batch_size {each * parts:g} = {each:g} x {parts:g}, on one device")
+    if size is None and per_device is not None:
+        return Figure(
+            per_device,
+            f"of batch_size {per_device * parts:g} = {per_device:g} x {parts:g}, on one device",
+        )
     if size is None:
         return Figure(max(1, int(64 // parts)), f"batch_size / {parts:g}, here for a batch of 64")
     return Figure(max(1, int(size // parts)), f"batch_size {size:g} / {parts:g}")
@@ -157,12 +160,14 @@ def _accumulation(value: Any, known: Known) -> Any:
 
 def _device_batch(value: Any, known: Known) -> Any:
     """Compute the global batch size."""
-    each, parts = _number(value), _number(known.get("gradient_accumulation_steps"))
-    if each is None or parts is None:
+    per_device, parts = _number(value), _number(known.get("gradient_accumulation_steps"))
+    if per_device is None or parts is None:
         return Figure(
             value, "times the number of devices: batch_size counts the samples of one step"
         )
-    return Figure(int(each * parts), f"{each:g} x {parts:g}, times the number of devices")
+    return Figure(
+        int(per_device * parts), f"{per_device:g} x {parts:g}, times the number of devices"
+    )
 
 
 def _betas(first: bool) -> Callable[[Any, Known], Any]:

@@ -22,8 +22,8 @@ from surestep.config.choices import MAIN, OFF, Choice, plain_value, read_word
 from surestep.config.foreign_names import describe
 from surestep.config.not_set import NOT_SET, NotSet
 
-_PLACES = "_places"
-Places = Mapping[str, str]  # where each option was set, by its full name
+_LOCATIONS = "_locations"
+Locations = Mapping[str, str]  # where each option was set, by its full name
 
 
 class ConfigGroup(BaseModel):
@@ -51,7 +51,7 @@ class ConfigGroup(BaseModel):
         """Parse all options, and raise one error that lists every fault."""
         if not isinstance(data, Mapping):
             return handler(data)
-        places: Places = (info.context or {}).get("places", {})
+        locations: Locations = (info.context or {}).get("locations", {})
         faults: list[str] = []
         options = {}
         for name, value in data.items():
@@ -60,28 +60,28 @@ class ConfigGroup(BaseModel):
             except ConfigError as error:  # of a group, whose message has its location
                 faults.append(str(error))
             except ValueError as error:
-                what = _what(cls.prefix + name, error, cls, places)
+                what = _what(cls.prefix + name, error, cls, locations)
                 sentence = not_allowed(cls.prefix + name, value, what)
-                faults.append(placed(cls.prefix + name, sentence, places))
-        for name in [each for each in options if each not in cls.model_fields]:
-            faults.append(_unknown(cls, name, data, places))
+                faults.append(placed(cls.prefix + name, sentence, locations))
+        for name in [name for name in options if name not in cls.model_fields]:
+            faults.append(_unknown(cls, name, data, locations))
             del options[name]
         try:
             made = handler({name: value for name, value in options.items() if value is not NOT_SET})
         except ValidationError as error:
-            faults += _sentences(cls, error, data, places)
+            faults += _sentences(cls, error, data, locations)
         except ConfigError as error:  # two options that contradict each other
-            faults.append(placed("", str(error), places))
+            faults.append(placed("", str(error), locations))
         if faults:
             raise ConfigError("\n".join(faults)) from None
         if options:  # like a cached property: neither compared nor saved
-            made.__dict__[_PLACES] = {None: user_line(), **places}
+            made.__dict__[_LOCATIONS] = {None: user_line(), **locations}
         return made
 
     def place(self, option: str) -> str:
         """Return where an option was set, such as "recipe.py:12"; "" if it is not known."""
-        places = self.__dict__.get(_PLACES, {})
-        return str(places.get(option) or places.get(None, ""))
+        locations = self.__dict__.get(_LOCATIONS, {})
+        return str(locations.get(option) or locations.get(None, ""))
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -112,21 +112,21 @@ def _kind(group: type[ConfigGroup], name: str) -> _Kind:
     members: list[type] = []
     lengths: list[int] = []
 
-    def walk(annotation: Any) -> None:
+    def collect(annotation: Any) -> None:
         origin, inner = get_origin(annotation), get_args(annotation)
         if origin is Literal:
-            choices.extend(str(each) for each in inner)
+            choices.extend(str(choice) for choice in inner)
         elif origin is tuple:
             lengths.append(0 if Ellipsis in inner else len(inner))
         elif origin is Annotated:
-            walk(inner[0])
+            collect(inner[0])
         elif isinstance(annotation, UnionType) or inner:
-            for each in inner:
-                walk(each)
+            for part in inner:
+                collect(part)
         elif isinstance(annotation, type):
             members.append(annotation)
 
-    walk(group.model_fields[name].annotation)
+    collect(group.model_fields[name].annotation)
     return _Kind(tuple(choices), tuple(members), max(lengths, default=None))
 
 
@@ -178,8 +178,8 @@ def _several(value: Any) -> Any:
         value = value[0]
         return _several(value) if "," in value else (value,)
     if isinstance(value, str) and ("," in value or value[:1] in "[("):
-        words = (each.strip(" \t'\"") for each in value.strip("[]() ").split(","))
-        return tuple(each for each in words if each)
+        words = (word.strip(" \t'\"") for word in value.strip("[]() ").split(","))
+        return tuple(word for word in words if word)
     return value
 
 
@@ -201,15 +201,15 @@ def _number(value: Any) -> Any:
 
 
 def _sentences(
-    group: type[ConfigGroup], error: ValidationError, data: Mapping[str, Any], places: Places
+    group: type[ConfigGroup], error: ValidationError, data: Mapping[str, Any], locations: Locations
 ) -> list[str]:
     """Return a sentence for each fault that pydantic found."""
     found: dict[tuple[str, str], str] = {}
     for detail in error.errors():
         name = str(detail["loc"][0]) if detail["loc"] else ""
         if detail["type"] != "is_instance_of":  # NOT_SET, which every option may be
-            sentence = _sentence(group, name, detail, data, places)
-            found.setdefault((name, sentence), placed(group.prefix + name, sentence, places))
+            sentence = _sentence(group, name, detail, data, locations)
+            found.setdefault((name, sentence), placed(group.prefix + name, sentence, locations))
     return list(found.values())
 
 
@@ -218,7 +218,7 @@ def _sentence(
     name: str,
     detail: Mapping[str, Any],
     data: Mapping[str, Any],
-    places: Places,
+    locations: Locations,
 ) -> str:
     """Return a sentence for one of pydantic's errors, with what to type."""
     full = (group.prefix + name).rstrip(".")
@@ -227,11 +227,11 @@ def _sentence(
     value = plain_value(typed if whole and name in data else detail["input"])
     what = detail["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
     if isinstance(error := detail.get("ctx", {}).get("error"), Choice):
-        what = _what(full, error, group, places)
+        what = _what(full, error, group, locations)
     length = _kind(group, name).length if name in group.model_fields else None
     if detail["type"] in ("tuple_type", "missing", "too_long") and length:
         example = written(
-            full, _PAIRS[full], form_of(_place(full, places)), group.prefix.rstrip(".")
+            full, _PAIRS[full], form_of(_place(full, locations)), group.prefix.rstrip(".")
         )
         what = f"it takes {_HOW_MANY[length]} numbers, such as {example}"
     elif detail["type"] == "tuple_type":
@@ -248,11 +248,11 @@ def _sentence(
     return f"{not_allowed(full, value, what)}{meant}"
 
 
-def _what(option: str, error: ValueError, group: type[ConfigGroup], places: Places) -> str:
-    """Say what is wrong with a value; of one with two meanings, how each is typed there."""
+def _what(option: str, error: ValueError, group: type[ConfigGroup], locations: Locations) -> str:
+    """Return what is wrong with a value; if it has two meanings, how to type each of them."""
     if not isinstance(error, Choice):
         return str(error)
-    form, own = form_of(_place(option, places)), group.prefix.rstrip(".")
+    form, own = form_of(_place(option, locations)), group.prefix.rstrip(".")
     between = {"python": ", ", "cli": " ", "toml": " and "}[form]
     texts = [
         text
@@ -280,33 +280,35 @@ _PAIRS: Mapping[str, tuple[float | None, ...]] = {
 _HOW_MANY = {2: "two", 3: "three"}
 
 
-def _unknown(group: type[ConfigGroup], name: str, data: Mapping[str, Any], places: Places) -> str:
+def _unknown(
+    group: type[ConfigGroup], name: str, data: Mapping[str, Any], locations: Locations
+) -> str:
     """Return a sentence that there is no such option, and which one may be meant."""
     full, value = group.prefix + name, data[name]
-    form, own = form_of(_place(full, places)), group.prefix.rstrip(".")
+    form, own = form_of(_place(full, locations)), group.prefix.rstrip(".")
     meant = describe(name, value, data, form, own)
-    groups = [each for each in ConfigGroup.__subclasses__() if name in each.model_fields]
+    groups = [kind for kind in ConfigGroup.__subclasses__() if name in kind.model_fields]
     groups.sort(
-        key=lambda each: (each.prefix != "optim.", each.prefix)
+        key=lambda kind: (kind.prefix != "optim.", kind.prefix)
     )  # optim.lr before average.lr
     if meant is None and groups:
-        options = " or ".join(repr(each.prefix + name) for each in groups)
+        options = " or ".join(repr(kind.prefix + name) for kind in groups)
         example = written(groups[0].prefix + name, value, form, own)
         meant = f"Did you mean {options}? Write {example}"
     # Compared without the group, which all of them share.
     meant = meant or suggest_names(name, group.model_fields, group.prefix)
-    return placed(full, f"There is no option {full!r}. {meant}", places)
+    return placed(full, f"There is no option {full!r}. {meant}", locations)
 
 
-def placed(option: str, sentence: str, places: Places) -> str:
+def placed(option: str, sentence: str, locations: Locations) -> str:
     """Prefix a sentence with the location at which the option was set."""
-    place = shown_place(option, _place(option, places))
+    place = shown_place(option, _place(option, locations))
     return f"{place}: {sentence}" if place and option else sentence
 
 
-def _place(option: str, places: Places) -> str | None:
+def _place(option: str, locations: Locations) -> str | None:
     """Return where an option, or else its group, was set."""
-    return places.get(option) or places.get(option.rpartition(".")[0])
+    return locations.get(option) or locations.get(option.rpartition(".")[0])
 
 
 def _by_name(group: type[ConfigGroup], values: tuple[Any, ...]) -> str:

@@ -35,7 +35,7 @@ Name = Literal[
 def _one_or_two(value: object) -> object:
     """Read `(1e-8,)`, as a command line gives one number, and "none" for None."""
     if isinstance(value, (tuple, list)):
-        values = [None if each == "none" else each for each in value]
+        values = [None if item == "none" else item for item in value]
         return values[0] if len(values) == 1 else tuple(values)
     return value
 

@@ -22,7 +22,7 @@ class ParamGroup:
     """Settings of the parameters that a pattern matches.
 
     Attributes:
-        pattern: shell-style, on names of parameters and modules (a module stands for all its
+        pattern: shell-style, on names of parameters and modules (a module selects all its
             parameters), or "type:LayerNorm" for the modules of a class.
         lr: peak learning rate, or text such as "0.1x", a multiple of `optim.lr`.
         weight_decay: weight decay.
@@ -40,11 +40,13 @@ class ParamGroup:
 
     def __post_init__(self) -> None:
         if not self.pattern or self.pattern == "type:" or re.search(r"\s", self.pattern):
-            raise ConfigError(f"optim.groups: {self.pattern!r} is no pattern. Say one, {_NEEDS}.")
+            raise ConfigError(
+                f"optim.groups: {self.pattern!r} is not a pattern. Pass one, {_NEEDS}."
+            )
         if self.lr is None and self.weight_decay is None and self.freeze is None:
             raise ConfigError(
-                f"optim.groups: {self.pattern!r} says nothing of what it matches. Say lr, decay or "
-                f"freeze with it, {_NEEDS}."
+                f"optim.groups: {self.pattern!r} has no setting. Add lr, decay or "
+                f"freeze, {_NEEDS}."
             )
         for name, read in (("lr", _rate), ("weight_decay", _decay), ("freeze", _freeze)):
             value = getattr(self, name)
@@ -71,13 +73,13 @@ def parse_param_group(text: str) -> ParamGroup:
         ConfigError: the text cannot be read.
     """
     pattern, _, rest = text.strip().partition(" ")
-    said: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     left = " " + rest.rstrip()
     while (match := _SETTING.match(left)) and match[1] in _NAMES:
         if match[2] is None and match[1] != "freeze":
             break
         value = True if match[2] is None else match[2].strip("'\"")
-        said[_NAMES[match[1]]] = False if value == "no" else value
+        settings[_NAMES[match[1]]] = False if value == "no" else value
         left = left[match.end() :]
     left = left.strip()
     if left:
@@ -85,7 +87,7 @@ def parse_param_group(text: str) -> ParamGroup:
             f"optim.groups: {left!r} in {text!r} cannot be read. Write a pattern and then lr=, "
             f"decay= or freeze, {_NEEDS}."
         )
-    return ParamGroup(pattern, **said)
+    return ParamGroup(pattern, **settings)
 
 
 def _rate(pattern: str, value: Any) -> float | str:
@@ -95,7 +97,7 @@ def _rate(pattern: str, value: Any) -> float | str:
     if number is None or number <= 0 or isinstance(value, bool):
         raise ConfigError(
             f"optim.groups: lr={value!r} of {pattern!r} is not allowed: a rate above zero such as "
-            "1e-3, or a multiple of optim.lr such as 0.1x. To keep the rate at zero, say freeze."
+            "1e-3, or a multiple of optim.lr such as 0.1x. To keep the rate at zero, use freeze."
         )
     return f"{format_number(number)}x" if text.endswith("x") else number
 
@@ -135,7 +137,7 @@ def _texts(value: Any) -> tuple[str, ...]:
     several = (value,) if isinstance(value, (str, ParamGroup, Mapping)) else value
     if not isinstance(several, (tuple, list)):
         raise ValueError(f"it must be a list of text, {_NEEDS}")
-    return tuple(str(_one(each)) for each in several)
+    return tuple(str(_one(group)) for group in several)
 
 
 def _one(value: Any) -> ParamGroup:
@@ -144,7 +146,7 @@ def _one(value: Any) -> ParamGroup:
         return value
     if not isinstance(value, Mapping):
         return parse_param_group(str(value))
-    options = {_NAMES.get(str(name), str(name)): each for name, each in value.items()}
+    options = {_NAMES.get(str(name), str(name)): setting for name, setting in value.items()}
     pattern = options.pop("params", options.pop("pattern", None))
     wrong = [name for name in options if name not in _NAMES.values()]
     if not isinstance(pattern, str) or wrong:

@@ -183,7 +183,7 @@ class StageSpec(NamedTuple):
     name: str
     length: str | None
     scale: float
-    said: dict[str, object]
+    options: dict[str, object]
 
 
 _STAGE = re.compile(

@@ -170,15 +170,15 @@ def _milestones(value: Any) -> Any:
     Raises:
         Choice: an integer has no unit.
     """
-    places = [value] if isinstance(value, (str, int, float)) else list(value)
-    bare = [str(each).strip() for each in places]
-    if any(each.replace("_", "").isdigit() for each in bare):
+    points = [value] if isinstance(value, (str, int, float)) else list(value)
+    bare = [str(point).strip() for point in points]
+    if any(point.replace("_", "").isdigit() for point in bare):
         spelled = (
-            {"": [f"{each} {unit}" if each.isdigit() else each for each in bare]}
+            {"": [f"{point} {unit}" if point.isdigit() else point for point in bare]}
             for unit in ("epochs", "steps")
         )
         raise Choice("steps or epochs (which is torch's habit)?", *spelled)
-    return tuple(places)
+    return tuple(points)
 
 
 def _range(value: Any) -> str:
@@ -203,7 +203,7 @@ def _samples(value: Any) -> str | tuple[int, ...]:
         value = str(value[0]).split(",")
     if not isinstance(value, Iterable):
         raise ValueError("must be the name of a file, or indices of samples such as [3, 17]")
-    words = [each if isinstance(each, str) else int(each) for each in value]
+    words = [item if isinstance(item, str) else int(item) for item in value]
     if len(words) == 1 and isinstance(words[0], str) and not words[0].lstrip("-").isdigit():
         return words[0]
     try:

@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 
 from surestep.base.errors import RecipeError, SurestepError
 from surestep.config.config import Config
-from surestep.config.group import Places
+from surestep.config.group import Locations
 from surestep.engine.device import use_device
 from surestep.engine.plan.system import SystemInfo, read_facts
 from surestep.engine.rng import set_seed
@@ -83,19 +83,19 @@ class Recipe:
         }
 
     def typed(
-        self, said: Mapping[str, Any], places: Places = MappingProxyType({})
+        self, said: Mapping[str, Any], locations: Locations = MappingProxyType({})
     ) -> dict[str, Any]:
         """Read what was set for the parameters, as their types.
 
         Args:
             said: the values by name, which are text if they come from the command line.
-            places: where each was set, by its full name, "task.hidden".
+            locations: where each was set, by its full name, "task.hidden".
 
         Raises:
             RecipeError: all unknown parameters, values that are not of their type, and parameters
                 that must be set and are not.
         """
-        values, faults = read_parameters(self.name, self.types(), said, places)
+        values, faults = read_parameters(self.name, self.types(), said, locations)
         for name, each in self.parameters.items():
             if each.default is each.empty and name not in said:
                 faults.append(f"{self.name}'s task needs {name}: set --task.{name} VALUE.")

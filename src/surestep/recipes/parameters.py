@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from surestep.base.errors import suggest_names
-from surestep.config.group import Places, not_allowed, placed
+from surestep.config.group import Locations, not_allowed, placed
 
 _PLAIN: Final[Mapping[str, Any]] = {
     **{each.__name__: each for each in (int, float, str, bool)},
@@ -53,7 +53,7 @@ def plain_type(annotation: str | None, default: str | None) -> Any:
 
 
 def read_parameters(
-    recipe: str, types: Mapping[str, Any], typed: Mapping[str, Any], places: Places
+    recipe: str, types: Mapping[str, Any], typed: Mapping[str, Any], locations: Locations
 ) -> Values:
     """Read what was typed for the parameters as their types.
 
@@ -61,7 +61,7 @@ def read_parameters(
         recipe: its name.
         types: of its parameters; None is a type that is not known yet, whose value is left out.
         typed: the values, which are text if they come from the command line.
-        places: where each was set, by its full name, "task.hidden".
+        locations: where each was set, by its full name, "task.hidden".
     """
     values: dict[str, Any] = {}
     faults = []
@@ -69,12 +69,12 @@ def read_parameters(
         full = f"task.{name}"
         if name not in types:
             sentence = f"{recipe}'s task has no parameter {name!r}. {suggest_names(name, types)}"
-            faults.append(placed(full, sentence, places))
+            faults.append(placed(full, sentence, locations))
         elif types[name] is not None:
             try:
                 values[name] = _read(types[name], value)
             except ValueError as error:
-                faults.append(placed(full, not_allowed(full, value, str(error)), places))
+                faults.append(placed(full, not_allowed(full, value, str(error)), locations))
     return Values(values, faults)
 
 

@@ -33,9 +33,9 @@ def test_text_and_python_say_the_same(text, group, canonical):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("head.*", r"'head\.\*' says nothing of what it matches\. Say lr, decay or freeze"),
-        ("", "'' is no pattern"),
-        ("type: lr=1", "'type:' is no pattern"),
+        ("head.*", r"'head\.\*' has no setting\. Add lr, decay or freeze"),
+        ("", "'' is not a pattern"),
+        ("type: lr=1", "'type:' is not a pattern"),
         ("head rate=1", "'rate=1' in 'head rate=1' cannot be read"),
         ("head lr", "'lr' in 'head lr' cannot be read"),
         ("head lr=1 tail", "'tail' in 'head lr=1 tail' cannot be read"),

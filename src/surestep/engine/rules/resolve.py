@@ -85,7 +85,7 @@ def _mentions(text: str, option: str) -> bool:
 
 def _with_places(text: str, config: Config, origins: Mapping[str, str]) -> str:
     """Add to a message where each option in it was set."""
-    lines = config.places()
+    lines = config.locations()
     places = {}
     for name in config.set_options():
         place = origins.get(name, "")

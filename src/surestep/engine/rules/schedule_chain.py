@@ -32,22 +32,22 @@ def _problem(k: PlanContext) -> str | None:
 
 def _problem_of(k: PlanContext, stage: StageSpec) -> str | None:
     if stage.name == "warmup":
-        foreign = [option for option in stage.said if option != "warmup_start"]
+        foreign = [option for option in stage.options if option != "warmup_start"]
         return f"warmup takes warmup_start, not {foreign[0]}." if foreign else None
     if stage.name in NOT_STAGES:
         return f"{stage.name} stands alone. Stages are: {', '.join(_stage_names())}."
     entry = CATALOG[stage.name]
     takes = [option for option in entry.takes if option not in NOT_IN_STAGES]
-    foreign = [option for option in stage.said if option not in takes]
+    foreign = [option for option in stage.options if option not in takes]
     if foreign:
         return f"{stage.name} takes {', '.join([*takes, 'scale'])} here, not {foreign[0]}."
     for option in entry.needs:
-        if option not in stage.said:
+        if option not in stage.options:
             return f"{stage.name} needs a {option}: write {option}={_written(option)} behind it."
-    if stage.name == "cosine_restarts" and ("T_0" in stage.said) == ("cycles" in stage.said):
+    if stage.name == "cosine_restarts" and ("T_0" in stage.options) == ("cycles" in stage.options):
         return "cosine_restarts needs one of T_0 and cycles: write cycles=5 behind it."
     if stage.name == "warmup_stable_decay" and stage.length is not None:
-        decay = str(stage.said.get("decay", entry.takes["decay"].value))
+        decay = str(stage.options.get("decay", entry.takes["decay"].value))
         if k.length_in_steps(decay) > k.length_in_steps(stage.length):
             return f"its decay={decay} is longer than the stage. Write a shorter decay behind it."
     return None

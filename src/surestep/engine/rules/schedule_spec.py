@@ -75,14 +75,14 @@ def chain_stages(k: PlanContext, every: float) -> tuple[ScheduleStage, ...]:
 
 def _stage(k: PlanContext, stage: StageSpec, length: float, every: float) -> ScheduleSpec:
     if stage.name == "warmup":
-        start = stage.said.get("warmup_start")
+        start = stage.options.get("warmup_start")
         return ScheduleSpec("warmup", length, interval=every, curve_options={"start": start})
     takes = {
         option: default.value
         for option, default in CATALOG[stage.name].takes.items()
         if option not in NOT_IN_STAGES
     }
-    values = {**takes, **stage.said}
+    values = {**takes, **stage.options}
     return ScheduleSpec(
         name=stage.name,
         total=length,
