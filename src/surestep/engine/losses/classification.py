@@ -62,11 +62,11 @@ class MultiClass(BuiltinLoss):
 
     name = "multiclass"
     doc = LossDoc(
-        "one of several classes",
+        "multi-class classification",
         "logits (N, C, ...), or (N, ..., C) with class_dim=-1",
-        "indices (N, ...) int64, or probabilities of the outputs' shape",
+        "indices (N, ...) int64, or probabilities, same shape as the outputs",
         "-sum_c w_c q_c log softmax(x)_c; q is the target, smoothed: (1 - s) q + s / C",
-        "the weights of targets that are not ignored; samples where targets are probabilities",
+        "sum of the weights of targets that are not ignored; samples if targets are probabilities",
         _CE,
     )
 
@@ -218,11 +218,11 @@ class Binary(BuiltinLoss):
 
     name = "binary"
     doc = LossDoc(
-        "yes or no",
-        "logits (N,) or (N, 1), as the targets",
-        "0 to 1, of the outputs' shape",
+        "binary classification",
+        "logits (N,) or (N, 1), same shape as the targets",
+        "0 to 1, same shape as the outputs",
         "-p t log s(x) - (1 - t) log(1 - s(x)); t smoothed: (1 - e) t + e / 2; p is pos_weight",
-        "targets that are not ignored, whatever they weigh",
+        "targets that are not ignored, regardless of weight",
         _BCE,
     )
     each = False
@@ -317,11 +317,11 @@ class MultiLabel(Binary):
 
     name = "multilabel"
     doc = LossDoc(
-        "several labels at once",
+        "multi-label classification",
         "logits (N, L)",
         "0 to 1 (N, L)",
         "-p_l t log s(x) - (1 - t) log(1 - s(x)); t smoothed: (1 - e) t + e / 2; p is pos_weight",
-        "targets (samples times labels) that are not ignored, whatever they weigh",
+        "targets (samples times labels) that are not ignored, regardless of weight",
         _BCE,
     )
     each = True

@@ -10,7 +10,7 @@ from surestep.base.errors import TaskError
 from surestep.engine.losses.base import BuiltinLoss, FirstBatch, LossDoc, at_least_fp32
 from surestep.engine.losses.input_checks import as_tuple
 
-_NO_TARGETS = "not looked at: None will do, by Task(inputs=lambda batch: (batch, None))"
+_NO_TARGETS = "not used: may be None, with Task(inputs=lambda batch: (batch, None))"
 
 
 class _Contrastive(BuiltinLoss):
@@ -47,7 +47,7 @@ class Contrastive(_Contrastive):
         "(a, b), each (N, D), or one tensor (N, 2, D)",
         _NO_TARGETS,
         "-log softmax over the other 2N - 1 views of cos(z_i, z_j) / T, at the other view of i",
-        "samples; does not split: a sample is compared with its micro-batch",
+        "samples; not separable: a sample is compared with its micro-batch",
         "Chen et al. 2020, https://arxiv.org/abs/2002.05709",
     )
 
@@ -78,7 +78,7 @@ class ContrastivePairs(_Contrastive):
         "(a, b), each (N, D), or one tensor (N, 2, D)",
         _NO_TARGETS,
         "mean of -log softmax_j cos(a_i, b_j) / T and -log softmax_j cos(b_i, a_j) / T, at j = i",
-        "samples; does not split: a sample is compared with its micro-batch",
+        "samples; not separable: a sample is compared with its micro-batch",
         "Radford et al. 2021, https://arxiv.org/abs/2103.00020",
     )
 

@@ -50,11 +50,11 @@ class CTC(BuiltinLoss):
 
     name = "ctc"
     doc = LossDoc(
-        "labels from frames (speech, handwriting)",
+        "label sequences from frames (speech, handwriting)",
         "logits (N, T, C)",
         "(labels (N, S), input_lengths (N,), label_lengths (N,)), as a tuple or a dict",
         "-log sum over alignments of prod_t softmax(x_t), divided by the length of the labels",
-        "samples, each divided by the length of its labels before",
+        "samples, after each is divided by the length of its labels",
         "Graves et al. 2006, https://doi.org/10.1145/1143844.1143891",
     )
 

@@ -38,7 +38,7 @@ class Distillation(BuiltinLoss):
 
     name = "distillation"
     doc = LossDoc(
-        "a smaller model from a larger",
+        "train a small model from a large one",
         "logits (N, C, ...)",
         "(indices (N, ...), teacher's logits (N, C, ...)); or indices, with Task(teacher=net)",
         "a T^2 KL(softmax(y / T) || softmax(x / T)) + (1 - a) cross-entropy(x, t); "

@@ -27,11 +27,11 @@ class Focal(BuiltinLoss):
 
     name = "focal"
     doc = LossDoc(
-        "segmentation or classes where most is easy",
+        "segmentation or classification with many easy examples",
         "logits (N, ...) or (N, C, ...)",
         EITHER,
-        "-a_t (1 - p_t)^g log p_t; p_t is what the model gives to the target",
-        "targets that are not ignored, whatever they weigh",
+        "-a_t (1 - p_t)^g log p_t; p_t is the predicted probability of the target",
+        "targets that are not ignored, regardless of weight",
         "Lin et al. 2017, https://arxiv.org/abs/1708.02002",
     )
 

@@ -106,9 +106,9 @@ class NextToken(_Tokens):
 
     name = "next_token"
     doc = LossDoc(
-        "the next token",
+        "next-token prediction",
         "logits (N, T, V), or (N, V, T) with class_dim=1",
-        "tokens (N, T), shifted here; or targets='shifted'",
+        "tokens (N, T), which the loss shifts; already shifted with targets='shifted'",
         _FORMULA,
         "targets that are not ignored, after the shift",
         _Z_SOURCE,
@@ -181,9 +181,9 @@ class MaskedTokens(_Tokens):
 
     name = "masked_tokens"
     doc = LossDoc(
-        "masked tokens",
+        "masked-token prediction",
         "logits (N, T, V), or (N, V, T) with class_dim=1",
-        "tokens (N, T), ignore_index where none was masked",
+        "tokens (N, T), ignore_index at tokens that are not masked",
         _FORMULA,
         "targets that are not ignored",
         f"Devlin et al. 2018, https://arxiv.org/abs/1810.04805; {_Z_SOURCE}",

@@ -22,9 +22,9 @@ class Margin(BuiltinLoss):
 
     name = "margin"
     doc = LossDoc(
-        "which of two ranks higher",
+        "pairwise ranking",
         "scores (a, b), each (N,), or one tensor (N, 2)",
-        "1 where a ranks higher, -1 where b does (N,)",
+        "1 if a ranks higher, -1 if b does (N,)",
         "max(0, -t (a - b) + margin)",
         "pairs",
         _TORCH.format("MarginRankingLoss"),
@@ -65,9 +65,9 @@ class Triplet(BuiltinLoss):
 
     name = "triplet"
     doc = LossDoc(
-        "embeddings by threes",
+        "embeddings of triplets",
         "(anchor, positive, negative), each (N, D), or one tensor (N, 3, D)",
-        "not looked at: None will do, by Task(inputs=lambda batch: (batch, None))",
+        "not used: may be None, with Task(inputs=lambda batch: (batch, None))",
         "max(0, |a - p| - |a - n| + margin)",
         "triplets",
         _TORCH.format("TripletMarginLoss"),

@@ -14,8 +14,8 @@ from surestep.engine.losses.base import BuiltinLoss, FirstBatch, LossDoc, added_
 from surestep.engine.losses.input_checks import require_tensors
 
 _TORCH = "https://docs.pytorch.org/docs/stable/generated/torch.nn.{}.html"
-_FIGURES = "figures (N, ...), as the targets"
-_SAME = "figures of the outputs' shape"
+_NUMBERS = "numbers (N, ...), same shape as the targets"
+_SAME = "numbers, same shape as the outputs"
 
 
 class _Elementwise(BuiltinLoss):
@@ -36,7 +36,7 @@ class Mse(_Elementwise):
 
     name = "mse"
     doc = LossDoc(
-        "figures: their mean", _FIGURES, _SAME, "(x - t)^2", "elements", _TORCH.format("MSELoss")
+        "regression: the mean", _NUMBERS, _SAME, "(x - t)^2", "elements", _TORCH.format("MSELoss")
     )
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class Mae(_Elementwise):
 
     name = "mae"
     doc = LossDoc(
-        "figures: their median", _FIGURES, _SAME, "|x - t|", "elements", _TORCH.format("L1Loss")
+        "regression: the median", _NUMBERS, _SAME, "|x - t|", "elements", _TORCH.format("L1Loss")
     )
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -66,8 +66,8 @@ class Huber(_Elementwise):
 
     name = "huber"
     doc = LossDoc(
-        "figures with outliers",
-        _FIGURES,
+        "regression with outliers",
+        _NUMBERS,
         _SAME,
         "(x - t)^2 / 2 where |x - t| <= delta, else delta (|x - t| - delta / 2)",
         "elements",
@@ -94,9 +94,9 @@ class Quantile(BuiltinLoss):
 
     name = "quantile"
     doc = LossDoc(
-        "figures: their quantiles",
-        "figures (N, ..., Q), one for each quantile",
-        "figures (N, ...)",
+        "regression: quantiles",
+        "numbers (N, ..., Q), one per quantile",
+        "numbers (N, ...)",
         "max(q (t - x), (q - 1) (t - x))",
         "elements times quantiles",
         "Koenker and Bassett 1978, https://doi.org/10.2307/1913643",

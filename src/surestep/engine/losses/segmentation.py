@@ -13,7 +13,7 @@ from surestep.engine.losses.base import IGNORED, BuiltinLoss, FirstBatch, LossDo
 
 _LOGITS = "logits (N, C, H, W), (N, C, T) or (N, C, D, H, W)"
 _MASKED = "logits (N, C, H, W) or (N, C, D, H, W)"
-EITHER = "indices (N, ...): softmax over C; or 0 to 1 of the outputs' shape: a sigmoid each"
+EITHER = "indices (N, ...): softmax over C; or 0 to 1, same shape as the outputs: sigmoid"
 _DICE = "1 - mean_c (2 sum p t + s) / (sum p + sum t + s), sums over the pixels of {}"
 _DICE_SOURCE = "Drozdzal et al. 2016, https://arxiv.org/abs/1608.04117"
 
@@ -34,7 +34,7 @@ class Dice(BuiltinLoss):
         f"{_MASKED}; with indices also (N, C, T)",
         EITHER,
         _DICE.format("a sample"),
-        "samples with a pixel that is not ignored; per='batch' does not split",
+        "samples with a pixel that is not ignored; per='batch' is not separable",
         _DICE_SOURCE,
     )
 
@@ -146,9 +146,9 @@ class DiceBce(Dice):
 
     name = "dice_bce"
     doc = LossDoc(
-        "segmentation: one region, or regions that overlap",
+        "segmentation: one region, or overlapping regions",
         _MASKED,
-        "0 to 1 of the outputs' shape",
+        "0 to 1, same shape as the outputs",
         _DICE.format("a sample") + "; + b times the mean binary cross-entropy of its pixels",
         "samples",
         _DICE_SOURCE,

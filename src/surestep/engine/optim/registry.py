@@ -76,39 +76,39 @@ def _signature(kind: str) -> dict[str, Any]:
 OPTIMIZERS: Mapping[str, OptimizerInfo] = {
     "adadelta": OptimizerInfo(
         torch.optim.Adadelta,
-        "Steps scaled by past steps; hardly needs a rate.",
+        "Updates scaled by past updates; hardly needs a learning rate.",
         "https://arxiv.org/abs/1212.5701",
     ),
     "adafactor": OptimizerInfo(
         torch.optim.Adafactor,
-        "Large models in little memory: a row and a column of squares for each matrix.",
+        "Large models in little memory: stores one row and one column per matrix.",
         "https://arxiv.org/abs/1804.04235",
         takes_complex=False,
     ),
     "adagrad": OptimizerInfo(
         torch.optim.Adagrad,
-        "Features that are seldom seen; the rate of each weight only falls.",
+        "Rare features; the learning rate of each weight only falls.",
         "https://jmlr.org/papers/v12/duchi11a.html",
         takes_sparse=True,
     ),
     "adam": OptimizerInfo(
         torch.optim.Adam,
-        "The usual adaptive rates; its decay is an L2 penalty, so AdamW where you decay.",
+        "Adaptive learning rates; its weight decay is an L2 penalty: for decay use AdamW.",
         "https://arxiv.org/abs/1412.6980",
     ),
     "adamax": OptimizerInfo(
         torch.optim.Adamax,
-        "Adam by the largest gradient instead of the squares.",
+        "Adam with the largest gradient instead of the squared gradients.",
         "https://arxiv.org/abs/1412.6980",
     ),
     "adamw": OptimizerInfo(
         torch.optim.AdamW,
-        "Most models, without tuning; decay decoupled from the rate.",
+        "Most models, without tuning; decoupled weight decay.",
         "https://arxiv.org/abs/1711.05101",
     ),
     "adamw8bit": OptimizerInfo(
         None,
-        "AdamW with moments of 8 bits: a quarter of the memory.",
+        "AdamW with 8-bit moments, in a quarter of the memory.",
         "https://arxiv.org/abs/2110.02861",
         takes_complex=False,
         extra_help={"betas": (0.9, 0.999), "eps": 1e-8, "min_8bit_size": 4096},
@@ -120,13 +120,13 @@ OPTIMIZERS: Mapping[str, OptimizerInfo] = {
     ),
     "lbfgs": OptimizerInfo(
         torch.optim.LBFGS,
-        "Small models on one whole batch, such as fits and physics; several evaluations a step.",
+        "Small models on one full batch (curve fits, physics); several evaluations per step.",
         "https://doi.org/10.1007/BF01589116",
         takes_sparse=True,
     ),
     "muon": OptimizerInfo(
         torch.optim.Muon,
-        "Hidden matrices of transformers, by orthogonal updates; AdamW moves the rest.",
+        "Hidden matrices of transformers, by orthogonal updates; AdamW updates the rest.",
         "https://kellerjordan.github.io/posts/muon/",
         takes_complex=False,
         extra_help=ADAMW_FOR_THE_REST,
@@ -138,29 +138,29 @@ OPTIMIZERS: Mapping[str, OptimizerInfo] = {
     ),
     "radam": OptimizerInfo(
         torch.optim.RAdam,
-        "Adam that warms up by itself.",
+        "Adam with a built-in warm-up.",
         "https://arxiv.org/abs/1908.03265",
     ),
     "rmsprop": OptimizerInfo(
         torch.optim.RMSprop,
-        "Rates by recent squares alone; recurrent nets and reinforcement learning.",
+        "Recurrent networks and reinforcement learning; scales by recent squared gradients.",
         "https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf",
     ),
     "rprop": OptimizerInfo(
         torch.optim.Rprop,
-        "The sign of the gradient alone; for whole batches only.",
+        "Full-batch training only; uses the sign of the gradient.",
         "https://doi.org/10.1109/ICNN.1993.298623",
     ),
     "sgd": OptimizerInfo(
         torch.optim.SGD,
-        "Vision models, with momentum and a tuned rate.",
+        "Vision models, with momentum and a tuned learning rate.",
         "https://proceedings.mlr.press/v28/sutskever13.html",
         takes_sparse=True,
     ),
     "sparse_adam": OptimizerInfo(
         torch.optim.SparseAdam,
-        "Large tables with sparse gradients: only rows that were looked up move; AdamW moves the "
-        "rest.",
+        "Large embedding tables with sparse gradients: updates only the rows that were looked up; "
+        "AdamW updates the rest.",
         "https://arxiv.org/abs/1412.6980",
         takes_sparse=True,
         takes_complex=False,

@@ -72,7 +72,7 @@ ROWS: Rows = {
         Rule(lambda k: k.task_info.own_schedule, lambda _: OWN, "the Task brings its schedule"),
         user_value("schedule.name"),
         Rule(is_set("schedule.chain"), lambda _: "chain", "schedule.chain is said"),
-        default_value("constant", "nothing said: the rate is left alone"),
+        default_value("constant", "not set: the learning rate is constant"),
     ),
     **{f"schedule.{option}": _rows(option) for option in OPTIONS if option != "min_lr_ratio"},
     "schedule.min_lr_ratio": (

@@ -1,7 +1,7 @@
-"""Every schedule there is: what it is for, what it takes, its formula and its source.
+"""The registry of schedules: purpose, options, formula and source of each.
 
-The one table that the rows of the Plan, the refusals, `surestep schedules` and the tests go by.
-It needs no torch.
+The rules and constraints of the Plan, `surestep schedules` and the tests read it. It does not
+import torch.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ OWN = "own"
 
 
 class OptionDefault(NamedTuple):
-    """What an option is where it is not said, and why; None is worked out from the others."""
+    """The default of an option and its reason; None is computed from other options."""
 
     value: Any
     reason: str
@@ -23,11 +23,11 @@ class ScheduleInfo:
     """A schedule.
 
     Attributes:
-        purpose: what it is for, in a sentence.
-        formula: the factor on the peak after warm-up, t in steps (or stairs) of T in all.
-        source: the class, function or paper it is equal to.
-        takes: its options without "schedule.", with what they are where not said.
-        needs: those that must be said, each with an example.
+        purpose: what it is for, in one sentence.
+        formula: the factor on the peak learning rate after the warm-up, at step t of T.
+        source: the class, function or paper that it equals.
+        takes: its options, without "schedule.", with their defaults.
+        needs: the required options, each with an example.
         example: what to type on the command line.
     """
 
@@ -39,31 +39,31 @@ class ScheduleInfo:
     needs: Mapping[str, str] = field(default_factory=dict)
 
 
-_NEEDED = OptionDefault(None, "must be said")
+_NEEDED = OptionDefault(None, "required")
 _WARMUP = {
-    "warmup": OptionDefault("0%", "nothing said: no warm-up"),
+    "warmup": OptionDefault("0%", "not set: no warm-up"),
     "warmup_start": OptionDefault(
-        None, "not said: one step's share, 1 / the length of the warm-up"
+        None, "not set: the share of one step, 1 / length of the warm-up"
     ),
-    "interval": OptionDefault("1 step", "as smooth as can be"),
+    "interval": OptionDefault("1 step", "as smooth as possible"),
 }
 _FLOOR = {
-    "min_lr": OptionDefault(None, "not said: min_lr_ratio is the floor"),
+    "min_lr": OptionDefault(None, "not set: min_lr_ratio sets the minimum"),
     "min_lr_ratio": OptionDefault(0.0, "down to zero"),
-    "min_lr_mode": OptionDefault("scale", "the floor is reached at the end"),
+    "min_lr_mode": OptionDefault("scale", "the curve reaches the minimum at the end"),
 }
-# What falls without end meets its floor; squeezed, it would never get there.
+# These curves have no end, so they cannot be scaled to end at the minimum.
 _CUT = {
     **_FLOOR,
-    "min_lr_mode": OptionDefault("cut", "the rate falls as said, and stops at the floor"),
+    "min_lr_mode": OptionDefault("cut", "the curve falls as specified, and stops at the minimum"),
 }
 _FALLING, _STEPPING = {**_WARMUP, **_FLOOR}, {**_WARMUP, **_CUT}
-_SAVE = {"save_cycles": OptionDefault(False, "nothing said: only the last and the best are kept")}
-_PER_EPOCH = OptionDefault("1 epoch", "gamma is meant once an epoch, as in torch's examples")
+_SAVE = {"save_cycles": OptionDefault(False, "not set: only the last and the best are kept")}
+_PER_EPOCH = OptionDefault("1 epoch", "gamma applies once an epoch, as in torch's examples")
 
 CATALOG: dict[str, ScheduleInfo] = {
     "constant": ScheduleInfo(
-        "A rate that is left alone: first tries, and optimizers that adapt by themselves.",
+        "Constant learning rate: first experiments, and optimizers that adapt by themselves.",
         "1",
         "torch.optim.lr_scheduler.ConstantLR(factor=1); "
         "transformers.get_constant_schedule_with_warmup",
@@ -71,14 +71,14 @@ CATALOG: dict[str, ScheduleInfo] = {
         "--schedule.name constant --schedule.warmup 5%",
     ),
     "linear": ScheduleInfo(
-        "Fine-tuning of language models: straight down to the floor.",
+        "Fine-tuning of language models: a straight line down to the minimum.",
         "1 - t/T",
         "torch.optim.lr_scheduler.LinearLR; transformers.get_linear_schedule_with_warmup",
         _FALLING,
         "--schedule.name linear --schedule.warmup 10%",
     ),
     "cosine": ScheduleInfo(
-        "The usual choice where the length of the run is known.",
+        "The usual choice if the length of the run is known.",
         "(1 + cos(pi t/T)) / 2",
         "torch.optim.lr_scheduler.CosineAnnealingLR; "
         "transformers.get_cosine_with_min_lr_schedule_with_warmup; arXiv:1608.03983",
@@ -86,21 +86,21 @@ CATALOG: dict[str, ScheduleInfo] = {
         "--schedule.name cosine --schedule.warmup 5% --schedule.min-lr-ratio 0.1",
     ),
     "cosine_restarts": ScheduleInfo(
-        "Several minima in one run: an ensemble of snapshots, or a run that may end early.",
+        "Several minima in one run: snapshot ensembles, or a run that may end early.",
         "(1 + cos(pi s/S)) / 2, s into a cycle of S, S = T_0 T_mult^i or T / cycles",
         "torch.optim.lr_scheduler.CosineAnnealingWarmRestarts; "
         "transformers.get_cosine_with_hard_restarts_schedule_with_warmup; arXiv:1704.00109",
         {
             **_FALLING,
-            "T_0": OptionDefault(None, "not said: cycles says it"),
+            "T_0": OptionDefault(None, "not set: computed from cycles"),
             "T_mult": OptionDefault(1, "every cycle as long as the first"),
-            "cycles": OptionDefault(None, "not said: T_0 says it"),
+            "cycles": OptionDefault(None, "not set: computed from T_0"),
             **_SAVE,
         },
         "--schedule.name cosine_restarts --schedule.cycles 5 --schedule.save-cycles True",
     ),
     "step": ScheduleInfo(
-        "Classic image training: a fall every so many epochs.",
+        "Classic image training: a reduction at a fixed interval of epochs.",
         "gamma ^ floor(t / step_size)",
         "torch.optim.lr_scheduler.StepLR",
         {**_STEPPING, "step_size": _NEEDED, "gamma": OptionDefault(0.1, "torch's default")},
@@ -108,7 +108,7 @@ CATALOG: dict[str, ScheduleInfo] = {
         {"step_size": "'30 epochs'"},
     ),
     "multi_step": ScheduleInfo(
-        "Falls at chosen places of the run, counted from its start.",
+        "Reductions at chosen points, counted from the start of the run.",
         "gamma ^ (milestones passed)",
         "torch.optim.lr_scheduler.MultiStepLR",
         {**_STEPPING, "milestones": _NEEDED, "gamma": OptionDefault(0.1, "torch's default")},
@@ -116,7 +116,7 @@ CATALOG: dict[str, ScheduleInfo] = {
         {"milestones": "('50%', '75%')"},
     ),
     "exponential": ScheduleInfo(
-        "The same share less every epoch (or every `interval`).",
+        "Decay by a constant factor every epoch (or every `interval`).",
         "gamma ^ t",
         "torch.optim.lr_scheduler.ExponentialLR",
         {**_STEPPING, "interval": _PER_EPOCH, "gamma": _NEEDED},
@@ -132,28 +132,28 @@ CATALOG: dict[str, ScheduleInfo] = {
         "--schedule.name polynomial --schedule.power 0.9",
     ),
     "inverse_sqrt": ScheduleInfo(
-        "Transformers trained without a fixed end; wants a warm-up.",
+        "Transformers trained without a fixed end; needs a warm-up.",
         "1 / sqrt((t + timescale) / timescale)",
         "transformers.get_inverse_sqrt_schedule; arXiv:1706.03762",
         {
             **_STEPPING,
-            "timescale": OptionDefault(None, "not said: the warm-up's length, or 10000 steps"),
+            "timescale": OptionDefault(None, "not set: the length of the warm-up, or 10000 steps"),
         },
         "--schedule.name inverse_sqrt --schedule.warmup '4000 steps'",
     ),
     "warmup_stable_decay": ScheduleInfo(
-        "Long runs whose length may change: a checkpoint of the flat part can be gone on from.",
+        "Long runs whose length may change: a checkpoint of the flat part can be resumed.",
         "1 until the last `decay` steps, then 1 - sqrt(s), 1 - s or (1 + cos(pi s)) / 2",
         "transformers.get_wsd_schedule; arXiv:2405.18392",
         {
             **_FALLING,
             "decay": OptionDefault("20%", "matches cosine in arXiv:2405.18392"),
-            "decay_shape": OptionDefault("1-sqrt", "the best of those tried in arXiv:2405.18392"),
+            "decay_shape": OptionDefault("1-sqrt", "the best shape in arXiv:2405.18392"),
         },
         "--schedule.name warmup_stable_decay --schedule.warmup 2% --schedule.decay 20%",
     ),
     "one_cycle": ScheduleInfo(
-        "Fast training at a high peak; the momentum falls while the rate rises.",
+        "Fast training at a high peak; the momentum falls while the learning rate rises.",
         "1/div_factor up to 1 over pct_start of T, then down to 1/(div_factor final_div_factor)",
         "torch.optim.lr_scheduler.OneCycleLR; arXiv:1708.07120",
         {
@@ -163,7 +163,7 @@ CATALOG: dict[str, ScheduleInfo] = {
             "anneal_strategy": OptionDefault("cos", "torch's default"),
             "div_factor": OptionDefault(25.0, "torch's default"),
             "final_div_factor": OptionDefault(1e4, "torch's default"),
-            "min_lr_ratio": OptionDefault(None, "not said: 1 / (div_factor final_div_factor)"),
+            "min_lr_ratio": OptionDefault(None, "not set: 1 / (div_factor final_div_factor)"),
             "three_phase": OptionDefault(False, "torch's default"),
             "cycle_momentum": OptionDefault(True, "torch's default"),
             "base_momentum": OptionDefault(0.85, "torch's default"),
@@ -172,7 +172,7 @@ CATALOG: dict[str, ScheduleInfo] = {
         "--schedule.name one_cycle --optim.lr 0.01",
     ),
     "cyclic": ScheduleInfo(
-        "Up and down between the floor and the peak: to find a range, or to leave poor minima.",
+        "Up and down between minimum and peak: to find a range, or to leave poor minima.",
         "floor + (1 - floor) triangle(t), its height 1, 1/2^(cycle-1) or gamma^t",
         "torch.optim.lr_scheduler.CyclicLR; arXiv:1506.01186",
         {
@@ -180,12 +180,10 @@ CATALOG: dict[str, ScheduleInfo] = {
             "min_lr": _FLOOR["min_lr"],
             "min_lr_ratio": OptionDefault(0.25, "a quarter of the peak: arXiv:1506.01186, 3.3"),
             "step_size_up": OptionDefault("10%", "five cycles in the run"),
-            "step_size_down": OptionDefault(None, "not said: as long as step_size_up"),
+            "step_size_down": OptionDefault(None, "not set: as long as step_size_up"),
             "mode": OptionDefault("triangular", "torch's default"),
             "gamma": OptionDefault(1.0, "torch's default"),
-            "cycle_momentum": OptionDefault(
-                False, "on request only: a long run needs a steady one"
-            ),
+            "cycle_momentum": OptionDefault(False, "a long run needs a constant momentum"),
             "base_momentum": OptionDefault(0.8, "torch's default"),
             "max_momentum": OptionDefault(0.9, "torch's default"),
             **_SAVE,
@@ -193,7 +191,7 @@ CATALOG: dict[str, ScheduleInfo] = {
         "--schedule.name cyclic --schedule.step-size-up '2 epochs'",
     ),
     "reduce_on_plateau": ScheduleInfo(
-        "Falls when evaluations no longer get better; where the length of the run is not known.",
+        "Reductions when evaluations stop improving, if the length of the run is not known.",
         "factor ^ (plateaus so far)",
         "torch.optim.lr_scheduler.ReduceLROnPlateau",
         {
@@ -210,15 +208,15 @@ CATALOG: dict[str, ScheduleInfo] = {
         "--schedule.name reduce_on_plateau --schedule.patience 3",
     ),
     "chain": ScheduleInfo(
-        "Several of these one after another, each with its length.",
-        "that of the stage that t is in, from its start, times its scale",
+        "Several schedules one after another, each with its length.",
+        "the factor of the current stage, from its start, times its scale",
         "torch.optim.lr_scheduler.SequentialLR",
         {**_WARMUP, "chain": _NEEDED},
         "--schedule.chain 'warmup 500 steps' 'constant 2000 steps' cosine",
         {"chain": "('warmup 5%', 'constant 50%', 'cosine')"},
     ),
     OWN: ScheduleInfo(
-        "A function of your own: Task(schedule=lambda steps_taken, total: factor).",
+        "A custom function: Task(schedule=lambda steps_taken, total: factor).",
         "what the function returns",
         "torch.optim.lr_scheduler.LambdaLR",
         {},
@@ -226,6 +224,6 @@ CATALOG: dict[str, ScheduleInfo] = {
     ),
 }
 
-# A chain's stages take these of the options above from the chain, or not at all.
+# Options that a stage of a chain takes from the chain, or not at all.
 NOT_IN_STAGES = ("warmup", "warmup_start", "interval", "min_lr", "save_cycles", "cycle_momentum")
 NOT_STAGES = ("chain", OWN, "one_cycle", "reduce_on_plateau")
