@@ -110,7 +110,7 @@ def test_a_bad_recipe_is_one_sentence_and_no_run(surestep, recipe, folder, case,
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("missing.py", f"missing.py is not there. Recipes that ship: {', '.join(SHIPPED)}."),
+        ("missing.py", f"missing.py is not there. Built-in recipes: {', '.join(SHIPPED)}."),
         ("digit", "There is no recipe 'digit'. Did you mean 'digits'? Or give a file"),
         ("notes.txt", "Give a .py file."),
         (".", "There is no recipe '.'"),

@@ -361,8 +361,8 @@ def test_help_all_shows_what_holds_if_nothing_is_said(surestep, recipe):
         "--task.hidden VALUE how wide the one layer is. (8: the recipe's default)",
         "--task.act VALUE tanh or relu. ('tanh': the recipe's default)",
         "--task.bias VALUE (True: the recipe's default)",
-        "--run FOLDER Run folder; runs/RECIPE-TIME if not said.",
-        "--overfit N The same N samples until the loss is near zero.",
+        "--run FOLDER Run folder; the default is runs/RECIPE-TIME.",
+        "--overfit N Train on the same N samples until the loss is near zero, as a test.",
     ):
         assert explained in shown
 

@@ -22,13 +22,13 @@ _NAN = (
 
 @dataclass(frozen=True)
 class Options:
-    """Measure the weights of a run's checkpoint on a part of its data.
+    """Evaluate a checkpoint of a run on one split of its data.
 
     Attributes:
-        run: Run folder. RUN@200 is its checkpoint of a step.
-        split: val, test, train, or a validation set's name; val means all of those.
-        which: Which checkpoint's weights.
-        allow: recipe, to run it although its file has changed.
+        run: Run folder, or RUN@200 for the checkpoint of step 200.
+        split: val, test, train, or the name of a validation set; val means all validation sets.
+        which: Which weights to evaluate.
+        allow: Pass `recipe` to run the recipe although its file has changed.
         json: Print the metrics as JSON.
     """
 
@@ -40,7 +40,7 @@ class Options:
 
 
 def run(words: list[str]) -> int:
-    """Measure the weights of a run's checkpoint on a part of its data."""
+    """Evaluate a checkpoint of a run on one split of its data."""
     parsed = parse(Options, words, "surestep evaluate")
     folder, which = parse_run_ref(parsed.run, parsed.which)
     task, config = load_task_and_config(folder, allow_changed=parsed.allow == "recipe")

@@ -94,7 +94,12 @@ def help_text(
     sections = [("Common options", [of_config[name] for name in COMMON if name in shown])]
     if outline.parameters:
         sections.append(("The recipe's own", list(_of_task(outline.parameters))))
-    sections.append(("The command's own", [*own, Shown("-h, --help", "Show what applies here.")]))
+    sections.append(
+        (
+            "Options of this command",
+            [*own, Shown("-h, --help", "Show the options that apply here.")],
+        )
+    )
     for group, title in _GROUPS.items():
         found = [n for n in shown if n.rpartition(".")[0] == group and n not in COMMON]
         sections.append((title, [of_config[name] for name in found]))
@@ -103,7 +108,9 @@ def help_text(
             lines += [f"{title}:", *(line for each in entries for line in _lines(each, width)), ""]
     left = len(of_config) - len(shown)
     if left:
-        lines.append(f"{left} more options belong to what was not chosen: {HELP_ALL} shows them.")
+        lines.append(
+            f"{left} more options belong to features that are not chosen: {HELP_ALL} shows them."
+        )
     return "\n".join(lines).rstrip()
 
 

@@ -16,10 +16,10 @@ from surestep.record.io import dumps
 
 @dataclass(frozen=True)
 class Options:
-    """Show the table of losses: what each is for, takes and divides by.
+    """Show the losses: purpose, inputs and denominator of each.
 
     Attributes:
-        name: One loss, for all that is known of it.
+        name: Show one loss in full.
         json: Print the table as JSON.
     """
 
@@ -28,7 +28,7 @@ class Options:
 
 
 def run(words: list[str]) -> int:
-    """Show the table of losses, or all that is known of one."""
+    """Show the table of losses, or one loss in full."""
     asked = parse(Options, words, "surestep losses")
     table = rows = loss_table()
     if asked.name is not None:

@@ -17,16 +17,16 @@ from surestep.engine.distributed.error_reporting import report_error_once
 from surestep.engine.distributed.launcher_env import LaunchInfo, read_launched
 
 COMMANDS = {
-    "train": "train RECIPE: train a model by a recipe",
-    "resume": "resume RUN: go on with a run from its newest checkpoint",
-    "plan": "plan RECIPE: show what would run, and why",
-    "evaluate": "evaluate RUN: measure a run's best model",
-    "new": "new --slurm RECIPE: write the sbatch file that trains a recipe under Slurm",
-    "predict": "predict RUN: write what a run's best model says of each sample",
-    "ckpt": "ckpt list|verify|export|diff: look at the checkpoints of a run",
-    "replay": "replay INCIDENT: take the step that went wrong again",
-    "schedules": "schedules [SCHEDULE]: explain the learning-rate schedules there are",
-    "losses": "losses [LOSS]: explain the losses there are",
+    "train": "train RECIPE: train the model of a recipe",
+    "resume": "resume RUN: resume a run from its newest checkpoint",
+    "plan": "plan RECIPE: show every option of a run with its reason, without training",
+    "evaluate": "evaluate RUN: evaluate the best model of a run",
+    "new": "new --slurm RECIPE: write an sbatch file that trains a recipe under Slurm",
+    "predict": "predict RUN: write the best model's prediction for every sample",
+    "ckpt": "ckpt list|verify|export|diff: inspect the checkpoints of a run",
+    "replay": "replay INCIDENT: run a failed step again",
+    "schedules": "schedules [SCHEDULE]: explain the learning-rate schedules",
+    "losses": "losses [LOSS]: explain the losses",
 }
 
 _BY_ONE = ("evaluate", "predict", "replay")
@@ -35,8 +35,8 @@ USAGE = """usage: surestep COMMAND ...
 
 {commands}
 
-Recipes that ship: digits, chars, spiral, tabular, imbalanced, finetune, distill, segment, gan,
-hf; or a Python file of your own.
+Built-in recipes: digits, chars, spiral, tabular, imbalanced, finetune, distill, segment, gan,
+hf; RECIPE can also be your own Python file.
 `surestep train digits` trains one; `surestep train digits --help` explains its options.
 """
 
@@ -44,8 +44,8 @@ hf; or a Python file of your own.
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code.
 
-    0 done, 1 failed, 2 wrong use, 75 stopped by SIGTERM, SIGUSR1 or SIGHUP and saved, 130
-    Ctrl-C. Of `ckpt diff` 1 is a difference, and 2 whatever went wrong, as of diff and cmp.
+    0: success; 1: failure; 2: wrong usage; 75: stopped by SIGTERM, SIGUSR1 or SIGHUP, and saved;
+    130: Ctrl-C. For `ckpt diff`, as for diff and cmp, 1 is a difference and 2 any failure.
     """
     with warnings.catch_warnings(), ExitStack() as stack:
         if read_launched().rank > 0:  # of several processes, one prints

@@ -28,19 +28,19 @@ _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
 
 @dataclass(frozen=True)
 class Options:
-    """Write a file to start from: with --slurm the sbatch file that trains a recipe.
+    """Write a starting file; with --slurm an sbatch file that trains a recipe.
 
-    Further options are those of `surestep train`, and are written into the file.
+    Other options are those of `surestep train`; they are written into the file.
 
     Attributes:
-        recipe: What is trained.
+        recipe: The recipe to train.
         slurm: Write an sbatch file.
-        run: Run folder, which all machines see; runs/RECIPE if not said.
-        nodes: Machines.
-        nproc: Processes on each machine.
-        gpus: Each process gets a GPU.
-        time: Limit of one start, such as 8:00:00; the job is queued again until the run is done.
-        out: The file; RECIPE.sbatch if not said.
+        run: Run folder, visible to all machines; the default is runs/RECIPE.
+        nodes: Number of machines.
+        nproc: Processes per machine.
+        gpus: Give each process one GPU.
+        time: Time limit of one job, such as 8:00:00; the job is requeued until the run is done.
+        out: File to write; the default is RECIPE.sbatch.
     """
 
     recipe: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
@@ -54,7 +54,7 @@ class Options:
 
 
 def run(words: list[str]) -> int:
-    """Write the file; print what to type next."""
+    """Write the file, and print what to type next."""
     said, more = parse_known(Options, words, "surestep new")
     _check(said)
     asked = read_command_line("train", [said.recipe, *more], EXTRAS, check=check_extras)

@@ -1,7 +1,7 @@
-"""Options of a command from the fields of the Config and the parameters of a recipe's function.
+"""The options of a command, from the Config and the parameters of a recipe's function.
 
-tyro parses and explains; every value is handed on as text, and read by the Config itself, so that
-the messages are the same wherever an option was said.
+tyro parses the words and prints the help. It passes every value on as text, and the Config parses
+it, so that messages are the same wherever an option was set.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class ParsedCommand:
     """What a command line asks for.
 
     Attributes:
-        recipe: which recipe.
-        config: the recipe's config, the file's over it, the command line's over both.
-        parameters: of the recipe's function.
-        said: where each option was said, by full name.
+        recipe: the recipe.
+        config: the recipe's config, overridden by the file, overridden by the command line.
+        parameters: arguments of the recipe's function.
+        set_options: where each option was set, by full name.
         extras: options of the command itself.
     """
 
@@ -89,7 +89,7 @@ def read_command_line(
     if name is None and not asks_for_help(words):
         raise RecipeError(
             f"Which recipe? It comes first. Say `surestep {command} digits`, or a file. "
-            f"Recipes that ship: {', '.join(BUILT_IN)}."
+            f"Built-in recipes: {', '.join(BUILT_IN)}."
         )
     found = find(name) if name is not None else None
     outline = found.outline() if found is not None else Outline(parameters={})
@@ -164,7 +164,9 @@ def _shown_extra(name: str, kind: Any) -> Shown:
 def _with_file(extras: Mapping[str, Any]) -> dict[str, Any]:
     """Return the command's own options, and the one that names a file of options."""
     file_help = tyro.conf.arg(
-        help="A TOML file whose options stand under these.", metavar="FILE", help_behavior_hint=""
+        help="TOML file with options; the command line overrides it.",
+        metavar="FILE",
+        help_behavior_hint="",
     )
     return {**extras, "config": (Annotated[str | None, file_help], None)}
 

@@ -16,27 +16,29 @@ from surestep.engine.distributed.launcher_env import LaunchInfo
 EXTRAS: dict[str, Any] = {
     "json": (Annotated[bool, tyro.conf.arg(help="Print the plan as JSON.")], False),
     "all": (
-        Annotated[bool, tyro.conf.arg(help="Show the rows too that are off or of no use here.")],
+        Annotated[bool, tyro.conf.arg(help="Also show options that are off or do not apply.")],
         False,
     ),
     "plot": (
         Annotated[
             str | None,
-            tyro.conf.arg(help="Draw the schedule into this picture.", metavar="FILE.png"),
+            tyro.conf.arg(help="Plot the learning-rate schedule to this file.", metavar="FILE.png"),
         ],
         None,
     ),
     "ranks": (
         Annotated[
             int | None,
-            tyro.conf.arg(help="Plan for so many processes, and show what each would hold."),
+            tyro.conf.arg(help="Plan for this number of processes, and show the memory of each."),
         ],
         None,
     ),
     "local_ranks": (
         Annotated[
             int | None,
-            tyro.conf.arg(help="Of them on one machine; 8 where not said, or all if fewer."),
+            tyro.conf.arg(
+                help="Processes per machine, with --ranks; the default is 8, or all if fewer."
+            ),
         ],
         None,
     ),
@@ -44,7 +46,7 @@ EXTRAS: dict[str, Any] = {
 
 
 def run(words: list[str]) -> int:
-    """Show every option that was decided with its reason, the rates, parameters and memory."""
+    """Show every option with its reason, the learning rates, parameters and memory."""
     asked = read_command_line("plan", words, EXTRAS, check=_check_extras)
     from surestep.cli.show_plan import show_plan  # torch is imported once all is checked
 

@@ -23,17 +23,17 @@ if TYPE_CHECKING:  # torch is imported once the command line is checked
 
 @dataclass(frozen=True)
 class Options:
-    """Write what the model of a run says of each sample of a part, in the order of the data.
+    """Write the model's prediction for every sample of one split, in stored order.
 
     Attributes:
-        run: Run folder. RUN@200 is its checkpoint of a step.
-        split: test, train, or a validation set's name.
-        which: Which checkpoint's weights.
-        out: File to write: .npz, .safetensors, .csv or .jsonl; predictions-PART.npz in the
-            run folder if not set.
-        mc_dropout: Passes with dropout on (Monte-Carlo dropout), for mean and spread; 2 or more.
-        overwrite: Replace the file if it is there.
-        allow: recipe, to run it although its file has changed.
+        run: Run folder, or RUN@200 for the checkpoint of step 200.
+        split: test, train, or the name of a validation set.
+        which: Which weights to use.
+        out: File to write: .npz, .safetensors, .csv or .jsonl; the default is
+            predictions-PART.npz in the run folder.
+        mc_dropout: Number of passes with dropout on (Monte-Carlo dropout), at least 2.
+        overwrite: Replace an existing file.
+        allow: Pass `recipe` to run the recipe although its file has changed.
         json: Print what was written as JSON.
     """
 
@@ -48,7 +48,7 @@ class Options:
 
 
 def run(words: list[str]) -> int:
-    """Write what the model of a run says of each sample of a part."""
+    """Write the model's prediction for every sample of one split."""
     parsed = parse(Options, words, "surestep predict")
     folder, which = parse_run_ref(parsed.run, parsed.which)
     out = (

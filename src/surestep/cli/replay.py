@@ -23,14 +23,14 @@ if TYPE_CHECKING:  # torch is imported once the command line is checked
 
 @dataclass(frozen=True)
 class Options:
-    """Take the step that was not finite again, and say what changes.
+    """Run a step that was not finite again, and show what changes.
 
     Attributes:
         incident: Folder of the incident, RUN/incidents/step-XXXXXXXX.
-        precision: Another precision: fp32, tf32, bf16 or fp16.
-        without: Samples to leave out, by index in the data set: 17,42.
-        allow: recipe, to run it although its file has changed.
-        json: Print what the step came to as JSON.
+        precision: Use a different precision: fp32, tf32, bf16 or fp16.
+        without: Samples to exclude, by index in the dataset: 17,42.
+        allow: Pass `recipe` to run the recipe although its file has changed.
+        json: Print the result as JSON.
     """
 
     incident: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INCIDENT")]
@@ -41,7 +41,7 @@ class Options:
 
 
 def run(words: list[str]) -> int:
-    """Take the step that was not finite again, and say what changes."""
+    """Run a step that was not finite again, and show what changes."""
     parsed = parse(Options, words, "surestep replay")
     incident = read_incident(require_local_path(parsed.incident))
     without = _samples(parsed.without)

@@ -20,12 +20,12 @@ from surestep.record.run import Run
 
 @dataclass(frozen=True)
 class Options:
-    """Go on with a run from its newest good checkpoint, by the recipe that it was started with.
+    """Resume a run from its newest valid checkpoint, with the recipe that started it.
 
     Attributes:
         run: Run folder.
-        allow: What may differ: recipe, where its file has changed; data, task.NAME, ...
-        nproc: Start so many processes of this machine.
+        allow: What may differ from the run: recipe (its file), data, task.NAME, ...
+        nproc: Number of processes to start on this machine.
         json: Print the results as JSON.
     """
 
@@ -36,7 +36,7 @@ class Options:
 
 
 def run(words: list[str]) -> int:
-    """Go on with a run; print what `surestep train` prints."""
+    """Resume a run; print what `surestep train` prints."""
     parsed, unknown = parse_known(Options, words, "surestep resume")
     if unknown:
         raise _options_stay(parsed, unknown)

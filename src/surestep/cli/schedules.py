@@ -16,10 +16,10 @@ from surestep.engine.schedule.registry import CATALOG
 
 @dataclass(frozen=True)
 class Options:
-    """Show the table of schedules: what each is for, and what it takes.
+    """Show the learning-rate schedules: purpose and options of each.
 
     Attributes:
-        name: One schedule, with each of its options explained.
+        name: Show one schedule, with all its options.
         json: Print the table as JSON.
     """
 
@@ -28,7 +28,7 @@ class Options:
 
 
 def run(words: list[str]) -> int:
-    """Show the table of schedules, or all that is known of one."""
+    """Show the table of schedules, or one schedule in full."""
     asked = parse(Options, words, "surestep schedules")
     if asked.name is not None and asked.name not in CATALOG:
         raise ConfigError(

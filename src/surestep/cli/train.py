@@ -37,32 +37,36 @@ def _extra(
 
 
 EXTRAS: dict[str, Any] = {
-    # torchrun takes --run for an abbreviation of its own --run-path, wherever it stands.
+    # torchrun reads --run, anywhere on the line, as an abbreviation of its own --run-path.
     "run": _extra(
         str | None,
         None,
-        "Run folder; runs/RECIPE-TIME if not said. Under torchrun --run-folder.",
+        "Run folder; the default is runs/RECIPE-TIME. Under torchrun use --run-folder.",
         "FOLDER",
         aliases=("--run-folder",),
     ),
     "resume": _extra(
         Literal["auto", "never", "must"],
         "auto",
-        "Go on where the folder holds a run (auto), refuse to (never), or refuse not to (must).",
+        "If the folder has a run: auto resumes it, never is an error. must: it is an error if not.",
     ),
     "allow": _extra(
-        str | None, None, "What may differ when a run goes on: optim.lr,epochs,data.", "NAMES"
+        str | None, None, "What may differ from the run on resume: optim.lr,epochs,data.", "NAMES"
     ),
     "from_": _extra(
         str | None,
         None,
-        "A checkpoint of another run that a new one starts from: RUN@200, RUN@best, RUN@last.",
+        "Start a new run from a checkpoint of another: RUN@200, RUN@best, RUN@last.",
         "RUN@STEP",
         name="from",
     ),
-    "dry_run": _extra(bool, False, "One step, one evaluation, one save, one load, and no run."),
-    "overfit": _extra(int | None, None, "The same N samples until the loss is near zero.", "N"),
-    "nproc": _extra(str | None, None, "Processes on this machine that train together.", "N"),
+    "dry_run": _extra(bool, False, "Only try one step, one evaluation, one save and one load."),
+    "overfit": _extra(
+        int | None, None, "Train on the same N samples until the loss is near zero, as a test.", "N"
+    ),
+    "nproc": _extra(
+        str | None, None, "Number of training processes to start on this machine.", "N"
+    ),
     "json": _extra(bool, False, "Print the results as JSON."),
 }
 

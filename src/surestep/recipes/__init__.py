@@ -1,1 +1,1 @@
-"""Recipes that ship, and how any recipe is found and called."""
+"""Built-in recipes, and how any recipe is found and called."""

@@ -1,4 +1,4 @@
-"""`surestep ckpt COMMAND`: what there is to do with checkpoints. No code of a run is run."""
+"""`surestep ckpt COMMAND`: inspect checkpoints. No code of the run is executed."""
 
 import sys
 from collections.abc import Callable
@@ -8,16 +8,16 @@ from surestep.base.errors import suggest_names
 from surestep.base.text import print_escaped
 
 COMMANDS = {
-    "list": "list RUN: a run's checkpoints: measured how, whole or not, and why they are kept",
-    "verify": "verify RUN|CHECKPOINT: read every byte; exit code 1 where one is damaged",
-    "export": "export CHECKPOINT OUT: write the weights as .safetensors, or .pt for torch.load",
-    "diff": "diff A B: name what changed between two; exit code 1 where something did, 2 trouble",
+    "list": "list RUN: list checkpoints with metrics, verification, and why each is kept",
+    "verify": "verify RUN|CHECKPOINT: read every byte; exit code 1 if one is corrupted",
+    "export": "export CHECKPOINT OUT: write the weights to a .safetensors or .pt file",
+    "diff": "diff A B: show what changed; exit code 0 if nothing did, 1 if something did",
 }
 USAGE = """usage: surestep ckpt COMMAND ...
 
 {commands}
 
-A checkpoint is named RUN@STEP, RUN@best, RUN@last, or by its folder; RUN alone is its best.
+CHECKPOINT is RUN@STEP, RUN@best, RUN@last or a checkpoint folder; RUN means RUN@best.
 """
 
 

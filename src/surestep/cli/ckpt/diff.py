@@ -25,14 +25,14 @@ CALLED = {"callback_states": "callback_states", "buffers": "buffers that the sta
 
 @dataclass(frozen=True)
 class Options:
-    """Name what changed between two checkpoints; exit code 0 where nothing did, else 1.
+    """Show what changed between two checkpoints.
 
-    It is 2 for trouble: one of them is damaged, or not there.
+    The exit code is 0 if nothing changed, 1 if something did, 2 if one is corrupted or missing.
 
     Attributes:
-        a: RUN@STEP, RUN@best, RUN@last or a checkpoint's folder; RUN is its best.
-        b: The other one.
-        all: Show every tensor, and not only the 20 of each kind that changed most.
+        a: RUN@STEP, RUN@best, RUN@last or a checkpoint folder; RUN means RUN@best.
+        b: The other checkpoint.
+        all: Show every tensor, instead of the 20 of each kind that changed most.
         json: Print the differences as JSON.
     """
 
@@ -43,7 +43,7 @@ class Options:
 
 
 def run(words: list[str]) -> int:
-    """Name what changed between two checkpoints."""
+    """Show what changed between two checkpoints."""
     parsed = parse(Options, words, "surestep ckpt diff")
     folders = [find_folder(each) for each in (parsed.a, parsed.b)]
     from surestep.record.checkpoint.diff import differences

@@ -16,15 +16,15 @@ from surestep.record.io import dumps
 
 @dataclass(frozen=True)
 class Options:
-    """Write the weights and buffers of a checkpoint as one file that plain PyTorch loads.
+    """Write the weights and buffers of a checkpoint to one file for plain PyTorch.
 
     Attributes:
-        checkpoint: RUN@STEP, RUN@best, RUN@last or a checkpoint's folder; RUN is its best. The best
-            is what was measured: the weights, or their average.
+        checkpoint: RUN@STEP, RUN@best, RUN@last or a checkpoint folder; RUN means RUN@best,
+            which exports what was evaluated: the weights or their average.
         out: File to write: .safetensors, or .pt for torch.load with weights_only=True.
-        average: The averaged weights.
-        overwrite: Replace the file if it is there.
-        json: Print what was written as JSON.
+        average: Export the averaged weights.
+        overwrite: Replace an existing file.
+        json: Print the result as JSON.
     """
 
     checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
@@ -35,7 +35,7 @@ class Options:
 
 
 def run(words: list[str]) -> int:
-    """Write the weights of a checkpoint as one file."""
+    """Write the weights of a checkpoint to one file."""
     parsed = parse(Options, words, "surestep ckpt export")
     out = require_local_path(parsed.out)
     check_out(out, overwrite=parsed.overwrite)

@@ -30,12 +30,12 @@ READ_AT_ONCE = 2 * 2**30  # bytes: what is read within about a second
 
 @dataclass(frozen=True)
 class Options:
-    """Show the checkpoints of a run: how far, measured how, whole or not, and why they are kept.
+    """List the checkpoints of a run: step, metrics, verification, and why each is kept.
 
     Attributes:
         run: Run folder.
-        verify: Read every byte, however many; up to 2 GiB that is done unasked.
-        json: Print them as JSON.
+        verify: Read every byte, whatever the size; the default reads up to 2 GiB.
+        json: Print the list as JSON.
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -44,7 +44,7 @@ class Options:
 
 
 def run(words: list[str]) -> int:
-    """Show the checkpoints of a run; the damaged ones too."""
+    """List the checkpoints of a run, corrupted ones too."""
     parsed = parse(Options, words, "surestep ckpt list")
     folder = Run(require_local_path(parsed.run))
     size = sum(map(size_on_disk, list_all_folders(folder.checkpoints)))

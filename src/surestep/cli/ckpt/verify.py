@@ -18,11 +18,11 @@ from surestep.record.run import Run
 
 @dataclass(frozen=True)
 class Options:
-    """Read every byte of a run's checkpoints, or of one; exit code 1 where one is damaged.
+    """Read every byte of one or all checkpoints of a run; exit code 1 if one is corrupted.
 
     Attributes:
-        name: A run, RUN@STEP, RUN@best, RUN@last, or a checkpoint's folder.
-        json: Print what was found as JSON.
+        name: A run, RUN@STEP, RUN@best, RUN@last, or a checkpoint folder.
+        json: Print the result as JSON.
     """
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINT")]
@@ -30,7 +30,7 @@ class Options:
 
 
 def run(words: list[str]) -> int:
-    """Read every byte of a run's checkpoints, or of one."""
+    """Read every byte of one or all checkpoints of a run."""
     parsed = parse(Options, words, "surestep ckpt verify")
     found = []
     for each in _examined(parsed.name):
