@@ -97,8 +97,8 @@ def test_a_recipe_that_ships_is_found_again(surestep, folder):
         (["r", "--split", "tset"], 2, "The task has no tset data. Did you mean 'test'?"),
         (["r", "--which", "newest"], 2, "Expected one of ('best', 'last', 'average')"),
         (["r", "--splt", "test"], 2, "Perhaps you meant: --split STR"),
-        (["nowhere"], 1, "There is no nowhere. Look at the path: a run folder."),
-        (["mine.py"], 1, "mine.py is no run folder"),
+        (["nowhere"], 1, "There is no run folder nowhere. Check the path."),
+        (["mine.py"], 1, "mine.py is not a run folder"),
         ([], 2, "Run folder."),
     ],
 )

@@ -99,7 +99,7 @@ def test_a_stream_is_predicted_in_its_order(surestep, recipe, folder):
         (["r", "--out", "p.xlsx"], 2, "'.xlsx' is not one"),
         (["r", "--out", "no/p.csv"], 2, "There is no folder no"),
         (["r", "--out", "mine.py"], 2, "'.py' is not one"),
-        (["nowhere"], 1, "There is no nowhere. Look at the path: a run folder."),
+        (["nowhere"], 1, "There is no run folder nowhere. Check the path."),
         ([], 2, "Run folder."),
     ],
 )

@@ -23,7 +23,7 @@ def fit(folder, values, **said):
 
 
 def test_a_folder_without_a_config_is_no_run(tmp_path):
-    with pytest.raises(RunError, match="is no run folder: it has no config"):
+    with pytest.raises(RunError, match="is not a run folder: it has no config"):
         Run(tmp_path)
 
 

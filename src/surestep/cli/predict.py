@@ -30,7 +30,7 @@ class Options:
         split: test, train, or the name of a validation set.
         which: Which weights to use.
         out: File to write: .npz, .safetensors, .csv or .jsonl; the default is
-            predictions-PART.npz in the run folder.
+            predictions-SPLIT.npz in the run folder.
         mc_dropout: Number of passes with dropout on (Monte-Carlo dropout), at least 2.
         overwrite: Replace an existing file.
         allow: Pass `recipe` to run the recipe although its file has changed.

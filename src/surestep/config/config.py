@@ -56,6 +56,14 @@ class Config(ConfigGroup):
 
     Raises:
         ConfigError: lists everything that is wrong with the options, each with its location.
+
+    Example:
+        >>> import surestep
+        >>> config = surestep.Config(epochs=2, optim={"name": "sgd", "lr": 0.1}, schedule="cosine")
+        >>> config.optim.lr
+        0.1
+        >>> config.batch_size
+        NOT_SET
     """
 
     epochs: Positive | NotSet = Field(

@@ -45,7 +45,13 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Optim(ConfigGroup):
-    """The optimizer."""
+    """The optimizer.
+
+    Example:
+        >>> import surestep
+        >>> surestep.Optim(name="adamw", lr=1e-3, groups=["head.* lr=1e-2"]).name
+        'adamw'
+    """
 
     prefix: ClassVar[str] = "optim."
     name: Name | NotSet = Field(

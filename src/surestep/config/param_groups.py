@@ -45,8 +45,7 @@ class ParamGroup:
             )
         if self.lr is None and self.weight_decay is None and self.freeze is None:
             raise ConfigError(
-                f"optim.groups: {self.pattern!r} has no setting. Add lr, decay or "
-                f"freeze, {_NEEDS}."
+                f"optim.groups: {self.pattern!r} has no setting. Add lr, decay or freeze, {_NEEDS}."
             )
         for name, read in (("lr", _rate), ("weight_decay", _decay), ("freeze", _freeze)):
             value = getattr(self, name)

@@ -27,7 +27,13 @@ Chain = Annotated[tuple[Stage, ...], Field(min_length=2)]
 
 
 class Schedule(ConfigGroup):
-    """The learning-rate schedule: a function of the number of parameter updates."""
+    """The learning-rate schedule: a function of the number of parameter updates.
+
+    Example:
+        >>> import surestep
+        >>> surestep.Schedule(name="cosine", warmup="5%", min_lr=1e-5).warmup
+        '5%'
+    """
 
     prefix: ClassVar[str] = "schedule."
     name: (

@@ -34,10 +34,17 @@ from surestep.engine.global_rng import GlobalGenerators, preserve_globals
 
 
 def derive_seed(*place: str | int) -> int:
-    """Return the 63-bit seed of a place, such as `seed_at("order", seed, epoch)`.
+    """Derive a 63-bit seed from values such as `derive_seed("order", seed, epoch)`.
 
-    It is blake2b with a digest of 8 bytes (little-endian) over the place's words joined by spaces,
-    without the lowest bit: neighbouring places give unrelated seeds.
+    It is blake2b with a digest of 8 bytes (little-endian) over the values as text joined by spaces,
+    without the lowest bit. Similar values give unrelated seeds.
+
+    Example:
+        >>> import surestep
+        >>> surestep.derive_seed("order", 0, 1) == surestep.derive_seed("order", 0, 1)
+        True
+        >>> surestep.derive_seed("order", 0, 1) == surestep.derive_seed("order", 0, 2)
+        False
     """
     words = " ".join(map(str, place)).encode()
     return int.from_bytes(blake2b(words, digest_size=8).digest(), "little") >> 1
@@ -59,9 +66,9 @@ def set_seed(seed: int, *, deterministic: bool = False) -> None:
     """Seed Python's, numpy's and torch's generators, on every device.
 
     Args:
-        seed: any number from 0 to 2**63 - 1.
-        deterministic: also choose torch's deterministic algorithms, for cudnn and cuBLAS too;
-            an operation that has none then raises RuntimeError.
+        seed: an integer from 0 to 2**63 - 1.
+        deterministic: also use torch's deterministic algorithms, for cudnn and cuBLAS too; an
+            operation without one then raises RuntimeError.
 
     Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
     """

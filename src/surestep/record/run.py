@@ -1,4 +1,4 @@
-"""A Run, as everybody reads it: config, events, best and last checkpoint."""
+"""Read a run folder: config, status, events and checkpoints."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ logger = logging.getLogger("surestep")
 
 
 class SelectedWeights(NamedTuple):
-    """A checkpoint that was verified, and which of its weights are meant."""
+    """A verified checkpoint, and whether its weights or their average are selected."""
 
     saved: CheckpointInfo
     opened: CheckpointReader
@@ -55,11 +55,11 @@ class SelectedWeights(NamedTuple):
 
     @property
     def leaves_out(self) -> bool:
-        """Whether it lacks frozen parameters, which the model must have already."""
+        """Whether frozen parameters are missing, which the model must have already."""
         return bool(self.opened.record.get("base"))
 
     def load(self, model: nn.Module, keeper: ShardedStateProvider | None = None) -> None:
-        """Load the weights into a model, or to where a keeper has its parameters.
+        """Load the weights into a model, or into the parameters that a keeper holds.
 
         Raises:
             CheckpointError: they do not fit.
@@ -71,23 +71,43 @@ class SelectedWeights(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, to read from."""
+    """A run folder, to read: its config, events and checkpoints.
+
+    Attributes:
+        path: the folder.
+
+    Raises:
+        RunError: the folder does not exist, or is not a run folder.
+
+    Example:
+        >>> import torch
+        >>> import surestep
+        >>> x, y = torch.randn(64, 4), torch.randint(0, 3, (64,))
+        >>> task = surestep.Task(torch.nn.Linear(4, 3), loss="multiclass", train=(x, y), val=(x, y))
+        >>> config = surestep.Config(epochs=1, batch_size=16, logging={"progress": "quiet"})
+        >>> _ = surestep.Trainer(task, config, run="runs/read").fit()
+        >>> run = surestep.Run("runs/read")
+        >>> run.status["status"]
+        'finished'
+        >>> run.load_model(torch.nn.Linear(4, 3), which="best").step
+        4
+    """
 
     path: Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", require_local_path(self.path))  # text is as good
+        object.__setattr__(self, "path", require_local_path(self.path))  # accept text
         if not self.path.exists():
-            raise RunError(f"There is no {self.path}. Look at the path: a run folder.")
+            raise RunError(f"There is no run folder {self.path}. Check the path.")
         if not (self.path / "config.json").exists():
             raise RunError(
-                f"{self.path} is no run folder: it has no config.json. Look at the path; if it was "
-                "one, put a copy of that file back."
+                f"{self.path} is not a run folder: it has no config.json. Check the path; if it "
+                "was one, put a copy of that file back."
             )
 
     @property
     def name(self) -> str:
-        """What the run is called: its folder's name."""
+        """The name of the run: the name of its folder."""
         return self.path.resolve().name
 
     @property
@@ -97,12 +117,12 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What was asked: options by full name, and the recipe with its parameters."""
+        """The options that were set, by full name, and the recipe with its parameters."""
         return dict(read_json(self.path / "config.json", CONFIG))
 
     @property
     def status(self) -> dict[str, Any]:
-        """How the run ended, or that it has not."""
+        """The content of `status.json`: whether and how the run ended."""
         newest = shlex.quote(f"{self.path}@last")
         branch = f"surestep train RECIPE --from {newest} --run NEW"
         hint = f"Put a copy of it back, or start a new run from its newest checkpoint: {branch}"
@@ -110,13 +130,13 @@ class Run:
 
     @property
     def judged_by(self) -> tuple[str, Literal["min", "max"]] | None:
-        """The metric that tells the best checkpoint, and whether less or more of it is better."""
+        """The metric that decides the best checkpoint, and whether "min" or "max" is better."""
         judged = self.status.get("monitor")
         return None if judged is None else (judged[0], judged[1])
 
     @property
     def last(self) -> CheckpointInfo | None:
-        """The newest checkpoint, or None; one that is seen to be damaged is told and left out."""
+        """The newest checkpoint, or None; corrupted ones are skipped with a warning."""
         found = scan_checkpoints(self.checkpoints)
         for each in found.newer_damaged():
             logger.warning("%s", each.reason)
@@ -124,10 +144,10 @@ class Run:
 
     @property
     def best(self) -> CheckpointInfo | None:
-        """The best checkpoint by validation.metric; the newest where nothing was measured.
+        """The best checkpoint by validation.metric; the newest if nothing was evaluated.
 
         Raises:
-            DamagedError: it is seen to be damaged, or what may be it; no other is the best.
+            CorruptCheckpointError: the best checkpoint, or one that may be it, is corrupted.
         """
         judged = self.judged_by
         if judged is None:
@@ -141,45 +161,48 @@ class Run:
 
     @property
     def cycles(self) -> list[CheckpointInfo]:
-        """The checkpoints at the ends of the schedule's cycles, for an ensemble of snapshots."""
+        """The checkpoints at the ends of the schedule's cycles, for a snapshot ensemble."""
         return cycle_checkpoints(scan_checkpoints(self.checkpoints).good)
 
     @property
     def skipped(self) -> SkippedSteps:
-        """The steps that moved nothing, and the samples in them."""
+        """The skipped steps, and their samples."""
         return summarize_skips(self.events())
 
     def load_model(self, model: nn.Module, which: Which | int = "best") -> CheckpointInfo:
-        """Load the weights of a checkpoint into `model`; return which it was.
+        """Verify a checkpoint and load its weights into a model.
 
         Args:
-            model: of the same build.
-            which: "best" loads what was measured, the weights or their average; "last" the
+            model: a model of the same architecture.
+            which: "best" loads what was evaluated, the weights or their average; "last" the
                 newest weights; "average" the newest average; a number the weights of that step.
 
+        Returns:
+            The checkpoint that was loaded.
+
         Raises:
-            ConfigError: none of those.
-            DamagedError: the best, or the step's, is damaged.
-            CheckpointError: there is none, or none that is good, or it does not fit.
+            ConfigError: `which` is invalid.
+            CorruptCheckpointError: the best checkpoint, or that of the step, is corrupted.
+            CheckpointError: there is no valid checkpoint, or it does not fit the model.
         """
         chosen = self.choose(which)
         chosen.load(model)
         return chosen.saved
 
     def choose(self, which: Which | int, *, check: Check | None = None) -> SelectedWeights:
-        """Verify a checkpoint, every byte, and return it.
+        """Verify every byte of a checkpoint, and return it.
 
-        In place of the last one, if it is damaged, comes the newest that is good, which is told.
-        In place of the best, or of a step's, comes none.
+        If the last one is corrupted, the newest valid one is returned, with a warning. The best
+        checkpoint and that of a step are never replaced by another.
 
         Args:
             which: as for load_model.
-            check: compares the bytes, where other ranks help to.
+            check: compares the bytes, if other ranks take part.
 
         Raises:
-            ConfigError: none of those.
-            DamagedError: the best, or the step's, is damaged.
-            CheckpointError: there is none, or none that is good.
+            ConfigError: `which` is invalid.
+            CorruptCheckpointError: the best checkpoint, or that of the step, is corrupted.
+            CheckpointError: there is no valid checkpoint.
         """
         if which not in ("last", "average"):
             return self._choose(which, check)
@@ -206,11 +229,11 @@ class Run:
         )
 
     def saved(self, which: Which | int) -> CheckpointInfo:
-        """Return the best checkpoint, the last, which holds the newest average too, or a step's.
+        """Return the best checkpoint, the last (also for "average"), or that of a step.
 
         Raises:
-            ConfigError: none of those.
-            CheckpointError: there is none, and of which steps there are.
+            ConfigError: `which` is invalid.
+            CheckpointError: there is no such checkpoint; the message lists the existing ones.
         """
         if isinstance(which, int):
             return read_info(self.folder_of(which))
@@ -240,17 +263,18 @@ class Run:
         average: bool = False,
         overwrite: bool = False,
     ) -> ExportResult:
-        """Write the weights of a checkpoint as one file that plain PyTorch loads.
+        """Write the weights of a checkpoint to one file that plain PyTorch loads.
 
         Args:
-            path: ends in .safetensors, or in .pt for a state dict.
+            path: a file name with the extension .safetensors, or .pt for a state dict.
             which: as for load_model.
-            average: the averaged weights of that checkpoint.
-            overwrite: replace a file that is there.
+            average: export the averaged weights of that checkpoint.
+            overwrite: replace an existing file.
 
         Raises:
-            ConfigError: another ending, no such folder, or a file is there already.
-            CheckpointError: there is none, it is damaged or has no average, or the disk is full.
+            ConfigError: the extension is invalid, the folder is missing, or the file exists.
+            CheckpointError: the checkpoint is missing or corrupted, has no average, or the disk
+                is full.
         """
         from surestep.record.export import check_out, export
 
@@ -265,18 +289,18 @@ class Run:
         )
 
     def verify(self) -> list[InspectionResult]:
-        """Read every byte of each checkpoint, also of damaged ones that were put aside.
+        """Read every byte of each checkpoint, also of corrupted ones that were renamed.
 
         Raises:
-            CheckpointError: the folder of the checkpoints cannot be listed.
+            CheckpointError: the checkpoint folder cannot be listed.
         """
         return examine_all(self.checkpoints, every_byte=True)
 
     def folder_of(self, step: int) -> Path:
-        """Return the folder of a step's checkpoint, which may be damaged.
+        """Return the folder of the checkpoint of a step; it may be corrupted.
 
         Raises:
-            CheckpointError: there is none, and of which steps there are.
+            CheckpointError: there is no such checkpoint; the message lists the existing ones.
         """
         found = {step_of(path): path for path in list_checkpoints(self.checkpoints)}
         if step not in found:
@@ -285,5 +309,5 @@ class Run:
         return found[step]
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield what happened, in order."""
+        """Yield the events of the run, in order."""
         return read_events(self.path / "events.jsonl")

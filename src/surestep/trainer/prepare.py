@@ -61,24 +61,34 @@ def prepare(
     callbacks: Sequence[Callback] = (),
     origin: TaskOrigin | None = None,
 ) -> Session:
-    """Make a Session: check the task, open the run folder, and go on where the run stands.
+    """Check the task, open the run folder, resume the run if there is one, and return a Session.
 
     Args:
-        task: what is trained.
-        config: what is asked.
-        run: the run folder; `runs/<name>-<time>` where not said.
-        resume: "auto" goes on where the folder holds a run, if what differs from it is harmless
-            or allowed; "never" refuses to; "must" refuses to start anew.
-        allow: names of what may differ when a run goes on, such as ("optim.lr",).
-        from_: a checkpoint of another run that a new one starts from: "RUN@STEP", "RUN@best" or
-            "RUN@last".
-        callbacks: watchers.
+        task: what to train.
+        config: the options.
+        run: run folder; the default is `runs/<name>-<time>`.
+        resume: if the folder has a run, "auto" resumes it if all differences are safe or allowed,
+            and "never" raises an error; "must" raises an error if there is no run to resume.
+        allow: names of what may differ from the run on resume, such as ("optim.lr",).
+        from_: a checkpoint of another run to start from: "RUN@STEP", "RUN@best" or "RUN@last".
+        callbacks: called at the hooks of the run.
         origin: where the Task came from.
 
     Raises:
-        ConfigError, TaskError, DataError: a wish that cannot be kept, or parts that do not fit.
-        RunError: the folder is held, cannot be written, or holds a run that differs.
-        CheckpointError: there is no checkpoint to go on from, and there must be.
+        ConfigError, TaskError, DataError: an option is invalid, or the task does not fit together.
+        RunError: the folder is locked, cannot be written, or has a run with a different config.
+        CheckpointError: there is no checkpoint to resume from, and there must be.
+
+    Example:
+        >>> import torch
+        >>> import surestep
+        >>> x, y = torch.randn(64, 4), torch.randint(0, 3, (64,))
+        >>> task = surestep.Task(torch.nn.Linear(4, 3), loss="multiclass", train=(x, y))
+        >>> config = surestep.Config(max_steps=3, batch_size=16, logging={"progress": "quiet"})
+        >>> with surestep.prepare(task, config, run="runs/prepared") as session:
+        ...     steps = [session.state.progress.step for _ in session.steps()]
+        >>> steps
+        [1, 2, 3]
     """
     began, origin = time.monotonic(), origin or TaskOrigin()
     check_arguments(task, config, run, callbacks)

@@ -90,22 +90,23 @@ def replay(
     precision: str | None = None,
     without: Sequence[int] = (),
 ) -> ReplayResult:
-    """Take the step of an incident again, from the state before it and on the same batch.
+    """Run the step of an incident again, from the state before it and on the same batch.
 
-    The weights of that state are loaded into the model of the Task. No run folder is written to.
+    The weights of that state are loaded into the Task's model. Nothing is written to the run
+    folder.
 
     Args:
-        incident: its folder, `RUN/incidents/step-XXXXXXXX`.
+        incident: folder of the incident, `RUN/incidents/step-XXXXXXXX`.
         task: built as when the run was started.
-        precision: another one, such as "fp32"; None is the run's.
-        without: samples to leave out, by index in the data set; of batches of the user's own, by
-            row.
+        precision: a different precision, such as "fp32"; None is that of the run.
+        without: samples to exclude, by index in the dataset; by row if the batch was made by your
+            own loop.
 
     Raises:
-        RunError: no incident, or its batch was not kept and cannot be read again, or the model
-            fails on it.
-        ConfigError: a sample is not in the batch, or the batch cannot be cut.
-        CheckpointError: the state before it is missing, or does not fit the Task.
+        RunError: there is no incident, its batch was not saved and cannot be read again, or the
+            model fails on it.
+        ConfigError: a sample is not in the batch, or the batch cannot be split.
+        CheckpointError: the state before the step is missing, or does not fit the Task.
     """
     found = read_incident(require_local_path(incident))
     checkpoint = _state_before(found)

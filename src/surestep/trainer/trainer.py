@@ -1,4 +1,4 @@
-"""The Trainer: a whole run by one call."""
+"""The Trainer: a full run in one call."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,17 +17,35 @@ from surestep.trainer.resume import Resume
 
 
 class Trainer:
-    """Train a task by a config, and measure it.
+    """Train a task with a config, and evaluate it.
+
+    Creating a Trainer checks the task and opens the run folder.
 
     Args:
-        task: what is trained.
-        config: what is asked.
-        run: the run folder; `runs/run-<time>` where not said.
-        resume: "auto", "never" or "must" go on in a folder that holds a run.
-        allow: names of what may differ when a run goes on, such as ("optim.lr",).
-        from_: a checkpoint of another run that a new one starts from, such as "runs/digits@200".
-        callbacks: watchers.
+        task: what to train.
+        config: the options.
+        run: run folder; the default is `runs/run-<time>`.
+        resume: if the folder has a run, "auto" resumes it and "never" raises an error; "must"
+            raises an error if there is no run to resume.
+        allow: names of what may differ from the run on resume, such as ("optim.lr",).
+        from_: a checkpoint of another run to start from, such as "runs/digits@200".
+        callbacks: called at the hooks of the run.
         origin: where the Task came from, for the records.
+
+    Raises:
+        ConfigError, TaskError, DataError: an option is invalid, or the task does not fit together.
+        RunError: the folder is locked, cannot be written, or has a run with a different config.
+        CheckpointError: there is no checkpoint to resume from, and there must be.
+
+    Example:
+        >>> import torch
+        >>> import surestep
+        >>> x, y = torch.randn(64, 4), torch.randint(0, 3, (64,))
+        >>> task = surestep.Task(torch.nn.Linear(4, 3), loss="multiclass", train=(x, y), val=(x, y))
+        >>> config = surestep.Config(epochs=2, batch_size=16, logging={"progress": "quiet"})
+        >>> run = surestep.Trainer(task, config, run="runs/trained").fit()
+        >>> run.last.step
+        8
     """
 
     def __init__(
@@ -46,14 +64,15 @@ class Trainer:
         self.session = self._prepare(run=run, resume=resume, allow=allow, from_=from_)
 
     def fit(self) -> Run:
-        """Train to the end of the run; the last weights stay in the model.
+        """Train to the end of the run, or resume it; the last weights stay in the model.
 
-        Called again, it goes on where the run folder stands.
+        Returns:
+            The run folder.
 
         Raises:
-            NonFiniteError: the loss or a gradient was not finite; the state before it is saved.
+            NonFiniteError: the loss or a gradient is not finite; the state before it is saved.
             KeyboardInterrupt: Ctrl-C; the state after the step is saved.
-            Stopped: SIGTERM, SIGUSR1 or SIGHUP; the state after the step is saved.
+            Preempted: SIGTERM, SIGUSR1 or SIGHUP; the state after the step is saved.
         """
         if self.session.closed:
             self.session = self._prepare(run=self.session.run.path)
@@ -61,21 +80,32 @@ class Trainer:
             return fit(self.session)
 
     def close(self) -> None:
-        """Let the run folder go without training; `fit()` does so by itself."""
+        """Unlock the run folder without training; `fit()` does this by itself."""
         self.session.close()
 
     def evaluate(self, part: str, which: Which = "best") -> dict[str, Value]:
-        """Measure a part ("val", "test", ...) with the weights of a checkpoint."""
+        """Evaluate the weights of a checkpoint on one split of the data.
+
+        Args:
+            part: "val", "test", "train" or the name of a validation set.
+            which: the best checkpoint, the last, or the newest average.
+
+        Returns:
+            The loss and the metrics, by "set/metric", as numbers on the host.
+        """
         return self.session.evaluate_checkpoint(part, which)
 
     def predict(
         self, part: str, which: Which = "best", *, mc_dropout: int | None = None
     ) -> Predictions:
-        """Return what the weights of a checkpoint say of each sample of a part, in order.
+        """Predict every sample of one split with the weights of a checkpoint.
 
         Args:
-            part: "train", "test" or a validation set's name.
-            which: the best checkpoint, the last, or the average of the last.
-            mc_dropout: passes with dropout on, for mean and spread; None is one without.
+            part: "train", "test" or the name of a validation set.
+            which: the best checkpoint, the last, or the newest average.
+            mc_dropout: number of passes with dropout on; None is one pass without dropout.
+
+        Returns:
+            numpy arrays by name ("index", "output", ...), one row per sample, in stored order.
         """
         return self.session.predict(part, which, mc_dropout=mc_dropout)

@@ -20,7 +20,7 @@ def rows(surestep, *words):
 def test_a_run_that_is_not_there_is_told_as_that(surestep):
     answer = surestep("ckpt", "list", "runs/none")
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err == "RunError: There is no runs/none. Look at the path: a run folder.\n"
+    assert answer.err == "RunError: There is no run folder runs/none. Check the path.\n"
 
 
 def test_a_row_for_each_tells_how_far_how_good_and_why_it_is_kept(surestep, run):
@@ -120,7 +120,7 @@ def test_what_is_no_run_is_refused(surestep, folder):
     (folder / "gone").mkdir()
     answer = surestep("ckpt", "list", "gone")
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err.startswith("RunError: gone is no run folder")
+    assert answer.err.startswith("RunError: gone is not a run folder")
 
 
 def test_one_that_is_deleted_meanwhile_is_left_out(surestep, run, monkeypatch):

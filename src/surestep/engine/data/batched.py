@@ -16,18 +16,18 @@ from surestep.engine.task.task import Task
 
 
 class BatchedDataset(Dataset[Any]):
-    """Batches of several sizes over a dataset, for `Task(train=..., batched=True)`.
+    """Batches of different sizes over a dataset, for `Task(train=..., batched=True)`.
 
-    Which samples are in a batch is fixed; the order of the batches is that of the run.
+    The samples of a batch are fixed; the order of the batches is that of the run.
 
     Args:
-        dataset: map-style.
-        batches: the indices of the samples of each batch: a list of lists, such as
-            `batch_by_tokens` returns, or a batch sampler, which is read once.
-        collate_fn: how a list of samples becomes a batch; torch's `default_collate` if None.
+        dataset: a map-style dataset.
+        batches: sample indices of each batch: a list of lists, as `batch_by_tokens` returns, or a
+            batch sampler, which is read once.
+        collate_fn: a function from a list of samples to a batch; None is torch's `default_collate`.
 
     Raises:
-        DataError: there is no batch, an empty one, or an index that is not in the dataset.
+        DataError: there is no batch, a batch is empty, or an index is not in the dataset.
     """
 
     def __init__(
@@ -61,20 +61,21 @@ class BatchedDataset(Dataset[Any]):
 def batch_by_tokens(
     lengths: Sequence[int] | Tensor, max_tokens: int, *, seed: int = 0
 ) -> list[list[int]]:
-    """Group samples of similar length into batches of a token budget, padding included.
+    """Group samples of similar length into batches within a token budget, padding included.
 
-    A batch of `n` samples whose longest has `length` tokens takes `n * length <= max_tokens`.
+    A batch of `n` samples, the longest of `length` tokens, satisfies `n * length <= max_tokens`.
 
     Args:
         lengths: tokens of each sample, (samples,).
-        max_tokens: of a batch after padding.
+        max_tokens: maximum number of tokens of a batch after padding.
         seed: decides which samples of equal length are in one batch.
 
     Returns:
-        The indices of the samples of each batch; every sample is in one of them.
+        The sample indices of each batch; every sample is in exactly one batch.
 
     Raises:
-        DataError: no samples, a length below 1, or a sample longer than `max_tokens`.
+        DataError: there are no samples, a length is below 1, or a sample is longer than
+            `max_tokens`.
     """
     found = torch.as_tensor(lengths).cpu()
     if found.is_floating_point() and not bool((found == found.round()).all()):

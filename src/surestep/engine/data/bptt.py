@@ -10,20 +10,20 @@ from surestep.base.errors import DataError
 
 
 class BPTTDataset(Dataset[Any]):
-    """One long sequence as parallel lanes, read window by window.
+    """One long sequence as parallel lanes, read window by window, for truncated back-propagation.
 
-    Sample i is window i // lanes of lane i % lanes, so a batch of as many samples as there are
-    lanes is the same moment in all of them. A sample is (inputs, lane, first, targets): `lane` is
-    its lane's number, `first` says that its window is the first; what is carried starts anew there.
+    Sample i is window i // lanes of lane i % lanes, so a batch of `lanes` samples is the same
+    window of every lane. A sample is (inputs, lane, first, targets): `lane` is the index of its
+    lane, `first` is True in the first window of the lane, where the model's state is reset.
 
     Args:
         inputs: the sequence, (time, ...).
-        lanes: how many parts it is cut into; what is left over at the end is not used.
-        length: of a window.
-        targets: of each moment, (time, ...); not said, the next input.
+        lanes: number of lanes. Elements that are left over at the end are not used.
+        length: time steps of a window.
+        targets: the target of each time step, (time, ...); the default is the next input.
 
     Raises:
-        DataError: the sequence is too short, or the targets are not as long.
+        DataError: the sequence is too short, or the targets have a different length.
     """
 
     def __init__(

@@ -18,22 +18,23 @@ from surestep.engine.rng import preserve_torch_rng
 def input_gradients(
     model: nn.Module, inputs: Any, score: Callable[[Any], Tensor] | None = None
 ) -> Any:
-    """Return the gradient of a score by the inputs of a model, in eval mode.
+    """Return the gradient of a score with respect to the inputs of a model, in eval mode.
 
-    It may be called within an evaluation or a prediction. The model is left as it was: its modes,
-    the parameters' `.grad` and torch's generators.
+    You can call it inside an evaluation or a prediction. It restores the model's modes, the `.grad`
+    of its parameters and torch's generators.
 
     Args:
-        model: what the inputs go into.
-        inputs: a tensor, a tuple of positional or a dict of named arguments.
-        score: what of the outputs is asked for, a number for each sample (they are added up, as
-            samples do not depend on each other in eval mode); the sum of all outputs if not said.
+        model: the model.
+        inputs: a tensor, a tuple of positional or a dict of keyword arguments.
+        score: a function of the outputs that returns one number per sample; the default is the sum
+            of all outputs. The numbers are summed, since samples are independent in eval mode.
 
     Returns:
-        What `inputs` is, with the gradient of each floating point tensor; None for the others.
+        The structure of `inputs`, with the gradient of each floating-point tensor; None for the
+        others.
 
     Raises:
-        TaskError: no input is a floating point tensor, or the score does not depend on any.
+        TaskError: no input is a floating-point tensor, or the score depends on none.
     """
     device = next((each.device for each in flatten_tensors(inputs)), torch.device("cpu"))
     with (

@@ -22,17 +22,17 @@ logged: list[tuple[str, Tensor]] = []
 
 
 def log(name: str, value: Tensor) -> None:
-    """Log a tensor from inside a loss or a model, without reading it.
+    """Log a scalar tensor from inside a loss or a model, without waiting for the device.
 
-    It stands in the events by `name`, as the mean over the step: over the calls within a
-    micro-batch, and over micro-batches by their items.
+    The events have it under `name`, as the mean over the step: the mean of the calls in a
+    micro-batch, and over micro-batches weighted by their items.
 
     Args:
-        name: what it is called.
+        name: its name in the events.
         value: a scalar tensor; it is detached here.
 
     Raises:
-        TaskError: not a scalar tensor.
+        TaskError: the value is not a scalar tensor.
     """
     if not isinstance(value, Tensor) or value.numel() != 1:
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -54,12 +54,12 @@ def pop_logged(share: float = 1.0) -> list[tuple[str, Tensor]]:
 
 @dataclass(frozen=True)
 class InputMetric:
-    """A metric of a model and its inputs, such as one of their gradients.
+    """A metric that is computed from the model and its inputs, such as a gradient of the inputs.
 
     Attributes:
         function: `function(model, inputs, targets)`, which returns a mean over the batch or a pair
-            (sum, count); `inputs` is a tuple of positional or a dict of named arguments, or the
-            only one.
+            (sum, count). `inputs` is a tuple of positional or a dict of keyword arguments, or the
+            single argument.
     """
 
     function: Callable[[nn.Module, Any, Any], Any]

@@ -50,22 +50,33 @@ def whole_set(
 ) -> WholeSet:
     """Return a metric that is computed once over all predictions of a set, for `Task(metrics=)`.
 
-    `surestep.whole_set(lambda outputs, targets: roc_auc_score(targets, outputs))` is the same
-    number for any `validation.batch_size` and any number of ranks. Each rank keeps up to 256 MiB of
-    what it has seen in memory, and the rest in a temporary file, in the folder that TMPDIR sets.
+    Its value does not depend on `validation.batch_size` or the number of ranks. Each rank keeps up
+    to 256 MiB of predictions in memory, and the rest in a temporary file in the folder that TMPDIR
+    sets.
 
     Args:
-        function: `function(outputs, targets)`, which returns a number, a table, or a dict of them.
-            It is given tensors on the CPU with a row for each sample of the set, in the order of
-            the data; half precision as fp32. Above the limit they are mapped to the file.
-        preprocess: `preprocess(outputs, targets)` of each batch, which returns the pair that is
-            kept instead: the probability of one class, or only the tokens that count. Its rows need
-            not be samples.
-        higher_is_better: whether a larger value is better, for `validation.metric`; of several
-            values by name. None: say `validation.mode`.
+        function: `function(outputs, targets)`, which returns a number, a table, or a dict of these.
+            It gets tensors on the CPU, with one row per sample, in stored order; half precision as
+            fp32. Above the memory limit they are mapped to the file.
+        preprocess: `preprocess(outputs, targets)` is called on each batch and returns the pair to
+            store instead, such as the probability of one class, or only the tokens that count. Its
+            rows need not be samples.
+        higher_is_better: whether a larger value is better, for `validation.metric`; a dict by name
+            for several values. None: set `validation.mode`.
 
     Raises:
-        TaskError: `function` is not callable, or is an object that keeps a state of its own.
+        TaskError: `function` is not callable, or is an object that keeps its own state.
+
+    Example:
+        >>> import torch
+        >>> import surestep
+        >>> def rmse(outputs, targets):
+        ...     return (outputs - targets).square().mean().sqrt()
+        >>> x, y = torch.randn(64, 4), torch.randn(64, 1)
+        >>> metrics = {"rmse": surestep.whole_set(rmse, higher_is_better=False)}
+        >>> task = surestep.Task(
+        ...     torch.nn.Linear(4, 1), "mse", train=(x, y), val=(x, y), metrics=metrics
+        ... )
     """
     for name, given in {"function": function, "preprocess": preprocess}.items():
         if not callable(given) and (given is not None or name == "function"):

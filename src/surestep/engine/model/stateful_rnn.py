@@ -17,19 +17,19 @@ from surestep.engine.task.task import Task
 
 
 class StatefulRNN(nn.Module):
-    """A recurrent model whose state goes on in the next batch, without its graph.
+    """A recurrent model that passes its state, without its graph, to the next batch.
 
-    Its forward takes `(*inputs, lane, first)`, as `surestep.BPTTDataset` gives them: the inner
+    Its forward takes `(*inputs, lane, first)`, as `surestep.BPTTDataset` yields them. The inner
     model is called as `model(*inputs, state)` and returns `(outputs, state)`.
 
     Args:
         model: the inner model.
-        start: what the state of one lane starts from, of size 1 in `dim`; a tensor or a tuple.
-        lanes: how many there are.
+        start: initial state of one lane, with size 1 in dimension `dim`; a tensor or a tuple.
+        lanes: number of lanes.
         dim: the dimension of the lanes in the state: 0, or 1 for torch's nn.LSTM and nn.GRU.
 
     Raises:
-        TaskError: `start` is not of one lane.
+        TaskError: `start` does not have size 1 in dimension `dim`.
     """
 
     def __init__(

@@ -111,16 +111,18 @@ class Stateful(Protocol):
 
 @dataclass
 class State:
-    """The model, its optimizers by name, the loss scale, the average, and how far the run is.
+    """Everything that changes during training, and that a checkpoint holds.
 
-    A task that does not name its optimizers has one, called "model". `base` are fingerprints of
-    frozen parameters, which checkpoints leave out; empty where they hold all. `declared` are the
-    callbacks that have a state, by name. `built` are the buffers that the model's state_dict leaves
-    out, as they were before the first step: those that differ from it are saved too. `keeper` has
-    the parameters and optimizer state of a way that keeps them outside of model and optimizers.
-    `built_options` are the options of each optimizer's groups before the first step: they show
-    which options the optimizer changed itself. `scheduled` names the options, by optimizer, that
-    the schedule writes before each step.
+    It has the model, the optimizers by name, the loss scale, the average, and the progress of the
+    run. The optimizer of a task with only one is called "model".
+
+    `base` has fingerprints of frozen parameters that checkpoints leave out; it is empty if they
+    hold all. `declared` are the callbacks that save state, by name. `built` are the buffers that
+    the model's state_dict leaves out, as they were before the first step: those that have changed
+    are saved too. `keeper` has the parameters and optimizer state of a strategy that holds them
+    outside of model and optimizers. `built_options` are the options of each optimizer's groups
+    before the first step: they show which options the optimizer changed itself. `scheduled` names
+    the options, by optimizer, that the schedule sets before each step.
     """
 
     model: nn.Module

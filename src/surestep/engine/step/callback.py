@@ -1,12 +1,12 @@
-"""Watchers. They look, they never touch; they may ask.
+"""Callbacks: they observe a run and may return requests; they never change it.
 
-A step with every moment in its place:
+The hooks in the order in which a run calls them:
 
     on_start(state)
     for batch in data:
         on_batch(state, batch)        before the forward
         ... forward, backward ...
-        on_backward(state)            gradients stand in .grad, unscaled, not yet clipped
+        on_backward(state)            gradients are in .grad, unscaled, not yet clipped
         ... clip, optimizer step ...
         on_step(state, result)        reading a tensor of `result` waits for the device
     on_log(state, point)              at a log point: numbers that the host has already read
@@ -15,9 +15,9 @@ A step with every moment in its place:
     on_exception(state, error)        when an error ends the run
     on_end(state)
 
-A callback with a memory may say so: with `state_dict()` and `load_state_dict(state)` what the first
-returns is saved with each checkpoint, and given to the second before `on_start` of a run that goes
-on. It is numbers, text, tensors, or lists and dicts of those.
+A callback can save state: what its `state_dict()` returns is saved in each checkpoint, and passed
+to its `load_state_dict(state)` before `on_start` of a resumed run. It may consist of numbers, text,
+tensors, and lists and dicts of these.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 
 class Request(Enum):
-    """What a Callback may ask for by returning it; it is done after the step.
+    """What a Callback can request by returning it from a hook.
 
-    What `on_start` asks for is done before the first step: a callback that always returns PAUSE
-    there lets a run take no step, however often it is resumed.
+    The run does it after the step. A request of `on_start` is done before the first step, so a
+    callback that always returns PAUSE there keeps a run from taking any step.
 
     Attributes:
-        STOP: end the run; it is finished, and the same call does not train any more.
-        PAUSE: save and leave; the same call resumes the run, as after SIGTERM (exit code 75).
+        STOP: end the run. It is finished, and the same call does not train further.
+        PAUSE: save and stop; the same call resumes the run, as after SIGTERM (exit code 75).
         SAVE: write a checkpoint.
         EVALUATE: evaluate on the validation data.
     """
@@ -62,8 +62,8 @@ class SavedCheckpoint:
 
     Attributes:
         path: its folder.
-        step: the step whose state it holds; training may be further by now.
-        metrics: of an evaluation at that very step, by "set/metric"; empty if there was none.
+        step: the step that it holds; training may be further by now.
+        metrics: metrics of an evaluation at this step, by "set/metric"; empty if there was none.
     """
 
     path: Path
@@ -72,50 +72,67 @@ class SavedCheckpoint:
 
 
 class Callback:
-    """A watcher with nine hooks; override those you need."""
+    """Base class of callbacks, with nine hooks; override those that you need.
+
+    Hooks observe the run and must not change it. A hook that returns a `Request` makes the run
+    stop, pause, save or evaluate.
+
+    Example:
+        >>> import torch
+        >>> import surestep
+        >>> class StopAtStep(surestep.Callback):
+        ...     def on_step(self, state, result):
+        ...         return surestep.Request.STOP if state.progress.step == 2 else None
+        >>> x, y = torch.randn(64, 4), torch.randint(0, 3, (64,))
+        >>> task = surestep.Task(torch.nn.Linear(4, 3), loss="multiclass", train=(x, y))
+        >>> config = surestep.Config(epochs=1, batch_size=16, logging={"progress": "quiet"})
+        >>> run = surestep.Trainer(task, config, run="runs/stop", callbacks=[StopAtStep()]).fit()
+        >>> run.last.step
+        2
+    """
 
     def on_start(self, state: "State") -> Request | None:
-        """Look at the state before the first step of this process."""
+        """Called before the first step of this process."""
         return None
 
     def on_batch(self, state: "State", batch: "Batch") -> Request | None:
-        """Look at a global batch before its forward."""
+        """Called with each global batch, before its forward pass."""
         return None
 
     def on_backward(self, state: "State") -> Request | None:
-        """Look at the gradients, unscaled and not yet clipped."""
+        """Called after the backward pass; gradients are unscaled and not yet clipped."""
         return None
 
     def on_step(self, state: "State", result: "StepResult") -> Request | None:
-        """Look at a step that was done; reading the result's tensors waits for the device."""
+        """Called after each step; reading a tensor of `result` waits for the device."""
         return None
 
     def on_evaluate(self, state: "State", metrics: "Mapping[str, Value]") -> Request | None:
-        """Look at the metrics of an evaluation, by "set/metric"."""
+        """Called after each evaluation, with its metrics by "set/metric"."""
         return None
 
     def on_log(self, state: "State", point: "LogPoint") -> Request | None:
-        """Read the steps since the last log point; reading `point` never waits for the device.
+        """Called at each log point: every `logging.every`, and before evaluations and checkpoints.
 
-        Called every `logging.every` steps, and before each evaluation and checkpoint.
+        `point` has the steps since the last log point; reading it never waits for the device.
         """
         return None
 
     def on_save(self, state: "State", checkpoint: SavedCheckpoint) -> Request | None:
-        """Look at a checkpoint that is on the disk and verified.
+        """Called when a checkpoint is on disk and verified.
 
-        With `checkpoint.async_save` training is some steps further by then.
+        With `checkpoint.async_save`, training is some steps further by then.
         """
         return None
 
     def on_exception(self, state: "State", error: BaseException) -> None:
-        """Look at the error that ends the run, before `on_end`.
+        """Called with the error that ends the run, before `on_end`.
 
-        A run that a signal, `max_time` or `Request.PAUSE` stops does not end by an error.
+        It is not called if a signal, `max_time` or `Request.PAUSE` stops the run.
         """
 
     def on_end(self, state: "State") -> None:
-        """Look at the state when the session closes; there is no step left to ask for."""
+        """Called when the session closes; requests are no longer possible."""
 
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
@@ -123,7 +140,7 @@ HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 _AFTER_EPOCH = "on_evaluate(state, metrics), which is called after each evaluation, once an epoch"
 _BEFORE_STEP, _AFTER_STEP = "on_batch(state, batch)", "on_step(state, result)"
 _GRADIENTS = "on_backward(state), which sees the gradients before they are clipped"
-# Hooks of Lightning, the Hugging Face Trainer and Keras, each with ours.
+# Hooks of Lightning, the Hugging Face Trainer and Keras, and surestep's hook for each.
 _ELSEWHERE = {
     **dict.fromkeys(
         ("on_fit_start", "on_train_start", "on_train_begin", "on_init_end"), "on_start(state)"
@@ -163,10 +180,10 @@ _ELSEWHERE = {
 
 
 def check_hooks(callback: Callback) -> None:
-    """Check that each hook of a callback is one that is called, with what it takes.
+    """Check the names and parameters of a callback's hooks.
 
     Raises:
-        ConfigError: a method called on_... is not a hook, or takes other arguments.
+        ConfigError: a method on_... is not a hook, or takes different arguments.
     """
     kind = type(callback)
     for name in (name for name in dir(kind) if name.startswith("on_")):
@@ -185,13 +202,13 @@ def check_hooks(callback: Callback) -> None:
 
 
 def callbacks_with(callbacks: list[Callback], moment: str) -> list[Callback]:
-    """List the callbacks that watch `moment`, so that the others cost nothing."""
+    """Return the callbacks that override the hook `moment`; the others cost nothing."""
     plain = getattr(Callback, moment)
     return [each for each in callbacks if getattr(type(each), moment) is not plain]
 
 
 def stateful_callbacks(callbacks: "Iterable[Callback]") -> "dict[str, Stateful]":
-    """Return the callbacks that have a state, by their `name`, or their class's.
+    """Return the callbacks that save state, by their `name` or the name of their class.
 
     Raises:
         TaskError: two have the same name, or one can only save or only load.

@@ -1,4 +1,4 @@
-"""The loss that a step of the user's own goes backward from."""
+"""Custom steps: the ManualStep that a user's step function gets."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +21,10 @@ from surestep.engine.step.train_step import StepContext, UpdateResult
 
 
 def check_turn_loss(loss: object) -> None:
-    """Check that it is one number, which depends on something that is trained.
+    """Check that a loss is a scalar tensor that depends on a trained parameter.
 
     Raises:
-        TaskError: it is not, or does not.
+        TaskError: it is not a scalar tensor, or does not require gradients.
     """
     if not isinstance(loss, Tensor) or loss.dim():
         what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -37,15 +37,15 @@ def check_turn_loss(loss: object) -> None:
 
 
 def check_all_micro_batches(name: str, seen: int | None, wanted: int) -> None:
-    """Check that an optimizer has the gradients of a whole batch.
+    """Check that an optimizer has the gradients of the full batch.
 
     Args:
-        name: of the optimizer.
-        seen: micro-batches that it has gradients of; None where nobody walked over them.
-        wanted: how many there are.
+        name: the optimizer.
+        seen: number of micro-batches with gradients; None if there was no pass over them.
+        wanted: number of micro-batches.
 
     Raises:
-        TaskError: it has not.
+        TaskError: it does not.
     """
     if seen is None:
         raise TaskError(
@@ -61,20 +61,20 @@ def check_all_micro_batches(name: str, seen: int | None, wanted: int) -> None:
 
 @dataclass
 class AccumulationPass:
-    """One walk over the micro-batches, which trains the optimizers of `names`."""
+    """One pass over the micro-batches, which trains the optimizers in `names`."""
 
     index: int
     names: tuple[str, ...]
-    loss: Tensor | None = None  # at last of all ranks
+    loss: Tensor | None = None  # finally the sum over all ranks
     seen: set[int] = field(default_factory=set)
     summed: bool = False
 
 
 class Children(dict[str, nn.Module]):
-    """The children of the model by name."""
+    """The children of the model, by name."""
 
     def __missing__(self, name: str) -> nn.Module:
-        """Name the children there are.
+        """Raise an error that lists the children.
 
         Raises:
             TaskError: always.
@@ -87,13 +87,35 @@ class Children(dict[str, nn.Module]):
 
 
 class ManualStep:
-    """One turn of a Task's own step, over one global batch.
+    """A custom step of a Task over one global batch: passed to `Task(step=)`.
 
     Attributes:
-        model: the whole model.
-        models: its children by name.
-        index: turns taken before this one; one that was skipped does not count.
-        epoch: the epoch the batch is from, from 0.
+        model: the full model.
+        models: its children, by name.
+        index: number of steps taken before this one; skipped steps do not count.
+        epoch: epoch of the batch, from 0.
+
+    Example:
+        >>> import torch
+        >>> import surestep
+        >>> class Net(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.net = torch.nn.Linear(4, 1)
+        ...
+        ...     def forward(self, x):
+        ...         return self.net(x)
+        >>> def step(manual_step):
+        ...     for micro_batch in manual_step.micro_batches("net"):
+        ...         x, y = micro_batch.args
+        ...         loss = (manual_step.model(x) - y).square().mean()
+        ...         manual_step.backward(loss, micro_batch)
+        ...     manual_step.step("net")
+        >>> x, y = torch.randn(64, 4), torch.randn(64, 1)
+        >>> optimizers = {"net": surestep.Optim(lr=0.01)}
+        >>> task = surestep.Task(Net, train=(x, y), step=step, optimizers=optimizers)
+        >>> config = surestep.Config(max_steps=2, batch_size=16, logging={"progress": "quiet"})
+        >>> run = surestep.Trainer(task, config, run="runs/custom").fit()
     """
 
     def __init__(self, parts: StepContext, movers: OptimizerSet, batch: Batch) -> None:
@@ -119,13 +141,14 @@ class ManualStep:
         self._clipped: dict[str, GradNorm] = {}
 
     def micro_batches(self, *names: str) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of the global batch, to train the optimizers of `names` on.
+        """Yield the micro-batches of the global batch, to accumulate gradients for the optimizers.
 
-        Their gradients are cleared before; no other parameter gets any. What torch draws at random
-        is seeded at each micro-batch: from (step, position, number of the walk in this turn).
+        The gradients of these optimizers are cleared first; no other parameter gets gradients.
+        torch's generators are seeded at each micro-batch, from (step, position, number of the pass
+        in this step).
 
         Args:
-            names: of the optimizers whose gradients are wanted; all, where none is named.
+            names: the optimizers to accumulate gradients for; the default is all.
 
         Raises:
             TaskError: there is no such optimizer, or its last gradients are still unused.
@@ -150,13 +173,14 @@ class ManualStep:
         """Add the gradient of `loss`, weighted by the micro-batch's share of the global batch.
 
         Args:
-            loss: a mean over the items of `micro`, ().
-            micro: the one that the walk is at.
+            loss: mean over the items of `micro`, a scalar tensor.
+            micro: the current micro-batch of the loop.
             retain_graph: keep the graph for another backward.
-            create_graph: let the gradients be differentiable.
+            create_graph: make the gradients differentiable.
 
         Raises:
-            TaskError: the loss is not one number or depends on nothing, or `micro` is another one.
+            TaskError: the loss is not a scalar tensor or requires no gradients, or `micro` is not
+                the current micro-batch.
         """
         walk = self._check(loss, micro)
         loss = loss.float() if loss.dtype in (torch.bfloat16, torch.float16) else loss
@@ -182,14 +206,15 @@ class ManualStep:
     def grad(
         self, outputs: Tensor, inputs: Tensor | Sequence[Tensor], **graph: bool
     ) -> Tensor | tuple[Tensor, ...]:
-        """Return the gradients of the sum of `outputs` by `inputs`; no `.grad` is touched.
+        """Return the gradients of the sum of `outputs` with respect to `inputs`.
 
-        For a gradient penalty say create_graph=True. Under fp16 they are scaled and unscaled.
+        No `.grad` changes. For a gradient penalty pass create_graph=True. Under fp16 the loss scale
+        is applied and removed.
 
         Args:
-            outputs: of any shape.
-            inputs: a tensor, or several.
-            graph: `create_graph` and `retain_graph`, as of torch.autograd.grad.
+            outputs: a tensor of any shape.
+            inputs: one tensor, or several.
+            graph: `create_graph` and `retain_graph`, as in torch.autograd.grad.
         """
         wanted = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
         with self._without_autocast():
@@ -197,16 +222,19 @@ class ManualStep:
         return found[0] if isinstance(inputs, Tensor) else found
 
     def clip(self, name: str, max_norm: float | None = None) -> Tensor:
-        """Clip the gradients of an optimizer; return their norm before, ().
+        """Clip the gradients of an optimizer; return their norm before clipping.
 
-        `step` clips as the Plan says, where this was not called.
+        If you do not call it, `step` clips as the Plan says.
 
         Args:
-            name: of the optimizer.
-            max_norm: of all its gradients together; None is as the Plan says.
+            name: the optimizer.
+            max_norm: maximum norm of all its gradients together; None is the Plan's.
+
+        Returns:
+            A scalar tensor on the device; reading it waits for the device.
 
         Raises:
-            TaskError: there are no gradients, or they are not of the whole batch.
+            TaskError: there are no gradients, or micro-batches are missing.
         """
         if name in self._clipped:
             raise TaskError(f"turn.clip({name!r}) was called before, for the same gradients.")
@@ -214,10 +242,10 @@ class ManualStep:
         return self._clipped[name].total
 
     def step(self, name: str) -> None:
-        """Move the parameters of an optimizer: unscale, clip where that was not done, and step.
+        """Update the parameters of an optimizer: unscale, clip if `clip` was not called, and step.
 
         Raises:
-            TaskError: there are no gradients, or they are not of the whole batch.
+            TaskError: there are no gradients, or micro-batches are missing.
         """
         norm = self._clipped.pop(name, None) or self._measure(name, None)
         walk = self._ready.pop(name)
@@ -227,7 +255,7 @@ class ManualStep:
         if not any(walk.loss is each for each in self.losses.get(label, ())):
             self.losses.setdefault(label, []).append(walk.loss)
         rate = self._movers.set_rate(name, self.index)
-        if self._world.is_first:  # what is logged is added up over the ranks
+        if self._world.is_first:  # logged values are summed over the ranks
             self._log(f"{name}/grad_norm", norm.total, walk.index)
             shown = torch.full(
                 (), rate, dtype=sum_dtype(norm.total.device), device=norm.total.device
@@ -236,25 +264,25 @@ class ManualStep:
         self._movers.step(name, walk.loss, norm.total, pending=bool(self._ready))
 
     def log(self, name: str, value: Tensor) -> None:
-        """Log a scalar tensor, without reading it: its mean over the turn stands in the events."""
+        """Log the mean of a scalar tensor over the step, without waiting for the device."""
         metrics.log(name, value)
 
     def randn(self, micro: MicroBatch, *size: int) -> Tensor:
-        """Draw a row of normal noise for each sample of `micro`: (samples, *size).
+        """Draw normal noise for each sample of `micro`: (samples, *size).
 
-        However the global batch is cut, a sample gets the same row.
+        A sample gets the same noise however the global batch is split.
         """
         return self._drawn(torch.randn, micro, size)
 
     def rand(self, micro: MicroBatch, *size: int) -> Tensor:
-        """Draw uniform numbers from 0 to 1, as `randn` does: (samples, *size)."""
+        """Draw uniform noise from 0 to 1 for each sample of `micro`: (samples, *size)."""
         return self._drawn(torch.rand, micro, size)
 
     def finish(self) -> None:
-        """Check that the turn is whole, when the user's function has returned.
+        """Check that the step is complete, after the user's function has returned.
 
         Raises:
-            TaskError: gradients were not used, or nothing was stepped.
+            TaskError: gradients were not used, or no optimizer was stepped.
         """
         if self._ready:
             name = next(iter(self._ready))
@@ -317,10 +345,10 @@ class ManualStep:
         return parallel.clip_grad_norm()
 
     def _drawn(self, draw: Any, micro: MicroBatch, size: tuple[int, ...]) -> Tensor:
-        """Draw for the whole batch and take the rows of `micro`."""
+        """Draw for the global batch and return the rows of `micro`."""
         batch, step = self._batch, self._parts.state.progress.step
         walk, generator_of = self._passes - 1, self._parts.randomness.noise_generator
-        if micro.is_ready:  # its rows are no samples of the global batch
+        if micro.is_ready:  # its rows are not samples of the global batch
             generator = generator_of(step, walk, self._draws, micro.position)
             self._draws += 1
             own: Tensor = draw((micro.rows, *size), generator=generator, device=generator.device)
@@ -328,17 +356,17 @@ class ManualStep:
         generator = generator_of(step, walk, self._draws)
         self._draws += 1
         drawn: Tensor = draw((batch.samples, *size), generator=generator, device=generator.device)
-        is_own = batch.end == batch.position  # of the user's own, which has no place
+        is_own = batch.end == batch.position  # made by the user's loop, without a position
         begin = batch.micro_batches[0].position if is_own else batch.position
         first = min(micro.position - begin, batch.samples - micro.samples)
         return drawn[first : first + micro.samples].clone()
 
     def _share_of(self, micro: MicroBatch) -> float:
-        """Return the micro-batch's share of the items of all ranks; 0 of company."""
+        """Return the micro-batch's share of the items of all ranks; 0 for a dummy micro-batch."""
         return micro.items / self._items if self._counts else 0.0
 
     def _without_autocast(self) -> AbstractContextManager[Any]:
-        """Return the context of a backward: torch advises against autocast there."""
+        """Return the context of a backward pass, without autocast, as torch advises."""
         kind = self._parts.randomness.device.type
         if torch.is_autocast_enabled(kind):
             return torch.autocast(kind, enabled=False)
@@ -351,13 +379,13 @@ class ManualStep:
                 self._log(name, value, walk)
 
     def _log(self, name: str, value: Tensor, walk: int) -> None:
-        """Add to what stands under a name for a walk; of several walks the mean is logged."""
+        """Add to the value of a name in a pass; the mean over passes is logged."""
         known = self.logged.setdefault(name, {})
         known[walk] = known[walk] + value if walk in known else value
 
 
 class ManualUpdate:
-    """A Task's own step, as the update of a train_step."""
+    """A custom step, as the update of a train_step."""
 
     def __init__(self, step: Callable[[ManualStep], object], movers: OptimizerSet) -> None:
         self.step = step
@@ -366,7 +394,7 @@ class ManualUpdate:
     def __call__(
         self, parts: StepContext, batch: Batch, divisor: float, rate: float
     ) -> UpdateResult:
-        """Let the user's function take its turn; undo it where something was not finite."""
+        """Call the user's step function; undo its updates if a value is not finite."""
         turn = ManualStep(parts, self.movers, batch)
         self.movers.begin()
         stopped = None
@@ -392,7 +420,7 @@ def _mean(values: list[Tensor]) -> Tensor:
 
 
 def _together(norms: list[GradNorm]) -> GradNorm:
-    """Return the norm of all gradients of a turn, and of each parameter's at each update."""
+    """Return the norm of all gradients of a step, and of each parameter's at each update."""
     if len(norms) == 1:
         return norms[0]
     total = torch.linalg.vector_norm(torch.stack([each.total for each in norms]))

@@ -11,14 +11,21 @@ from surestep.base.errors import TaskError
 
 @dataclass(frozen=True)
 class InitWeights:
-    """Weights to start from, where a plain path does not say enough.
+    """Initial weights, and which of them to load.
 
     Attributes:
         weights: a .safetensors, .pt, .pth, .bin or .ckpt file, a folder of a Hugging Face model, a
-            run folder or a checkpoint of one, or a state dict.
-        prefix: only the names of the file under it are taken, without it: "encoder".
-        into: the part of the model that they are loaded into: "backbone".
-        skip: names left as they are, in the model and in the file: "head", "layers.*.bias".
+            run folder or one of its checkpoints, or a state dict.
+        prefix: loads only the names under this prefix of the file, such as "encoder", and removes
+            the prefix.
+        into: the submodule of the model to load them into, such as "backbone".
+        skip: names to skip, in the model and in the file: "head", "layers.*.bias".
+
+    Example:
+        >>> import torch
+        >>> import surestep
+        >>> pretrained = torch.nn.Linear(4, 3).state_dict()
+        >>> init = surestep.InitWeights(pretrained, skip=["bias"])
     """
 
     weights: str | Path | Mapping[str, Tensor]

@@ -44,12 +44,12 @@ _OF_MODEL = ("model", IN_TRAINING)  # losses that the model computes
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """One of several optimizers of a Task: what it is, and what it trains.
+    """One of several optimizers of a Task.
 
     Attributes:
-        optim: its options, or a callable that makes it from parameter groups.
-        schedule: its schedule, where it is not the Config's.
-        parts: the submodules it trains, by name; where not said, the one called as it is.
+        optim: its options, or a callable that makes the optimizer from parameter groups.
+        schedule: its schedule; the default is the Config's.
+        parts: names of the submodules that it trains; the default is the submodule of its own name.
     """
 
     optim: Optim | Callable[[ParameterGroups], torch.optim.Optimizer] = field(default_factory=Optim)
@@ -59,60 +59,69 @@ class OptimizerSpec:
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, on what, and how it is judged.
+    """What to train, on which data, and how to measure it.
 
     Attributes:
-        model: a module, or a function that builds it (called after seeding).
-        loss: a loss of `surestep.losses`, or its name where it has its defaults; a torch loss
-            module or function, whose denominator is known; a callable `loss(outputs, targets)`
-            that returns a mean (see `items`) or a sum (see `reduction`), or a dict of named ones to
-            add up;
-            "model" takes the `.loss` that the model returns, as Hugging Face models do; "model in
-            training" the dict of losses that `model(inputs, targets)` returns in train mode, as
-            torchvision's detectors do (evaluations then measure metrics alone); or several
-            losses by name, each of `outputs[name]` and `targets[name]` and each with its own items.
-        loss_weights: of several losses, by name; 1 where not said.
-        train: a map-style dataset, a tuple or dict of tensors, a stream (an IterableDataset,
-            anything else with an `__iter__` that starts anew, or a function that returns what to
-            iterate), or a DataLoader over one; or several datasets by name, for `samplers.mixture`.
-            None if `step` makes its own data, from an environment say.
-        val: the same, or a dict of several by name.
-        test: the same as `train`; never looked at in training.
-        metrics: by name, those of `surestep.metrics`, objects with `update`, `compute` and `reset`
-            such as those of torchmetrics (tables too), callables `metric(outputs, targets)` that
-            return a mean over samples (or unmasked tokens) or a pair (sum, count), or
-            `surestep.whole_set(fn)` of a function that is no such mean (AUC, F1, a correlation).
-        items: what a callable loss is a mean over: "samples", "tokens" (targets other than -100)
-            or a function of the batch. Of loss="model" the kind of the model says it; "next tokens"
-            are labels that the model shifts. Of several losses, by name.
-        inputs: how a batch becomes `(inputs, targets)`: inputs are a tuple of positional or a dict
-            of named arguments of the model, or its one argument.
-        order: which sample stands at each position of an epoch, from `surestep.samplers`; where not
-            said, each once in a new order every epoch.
-        batch_transform: changes each global batch of training on the device, by a function of
-            (inputs, targets) that returns both: `surestep.batch_transforms`, or your own.
-        collate_fn: how a list of samples becomes a batch.
-        batched: each element of the data is a batch already, of any size. One step takes one of
-            them, or `batch_size` of them; they are never cut or put together.
-        optimizer: a callable that makes an optimizer from parameter groups, in place of `optim`.
+        model: a module, or a function that builds it and is called after seeding.
+        loss: one of
+
+            - a loss of `surestep.losses`, or its name;
+            - a torch loss module or function, whose denominator is known;
+            - a function `loss(outputs, targets)` that returns a mean (see `items`), a sum (see
+              `reduction`), or a dict of named terms to add up;
+            - "model": the `.loss` that the model returns, as Hugging Face models do;
+            - "model in training": the dict of losses that `model(inputs, targets)` returns in train
+              mode, as torchvision's detectors do. Evaluations then compute metrics alone;
+            - a dict of several losses by name. Each gets `outputs[name]` and `targets[name]`.
+        loss_weights: weights of several losses, by name; the default is 1.
+        train: a map-style dataset, a tuple or dict of tensors, a stream (an IterableDataset, an
+            object whose `__iter__` starts from the beginning, or a function that returns an
+            iterable), or a DataLoader over one of these; or a dict of datasets for
+            `samplers.mixture`. None if `step` makes its own data.
+        val: like `train`, or a dict of several validation sets by name.
+        test: like `train`; never used in training.
+        metrics: by name: metrics of `surestep.metrics`, objects with `update`, `compute` and
+            `reset` such as those of torchmetrics, functions `metric(outputs, targets)` that return
+            a mean over samples (or unmasked tokens) or a pair (sum, count), or
+            `surestep.whole_set(fn)` for a function that is not such a mean (AUC, F1, a
+            correlation).
+        items: what a custom loss is a mean over: "samples", "tokens" (targets other than -100), or
+            a function of the batch. For loss="model" the type of the model decides; "next tokens"
+            are labels that the model shifts. By name for several losses.
+        inputs: a function from a batch to `(inputs, targets)`. Inputs are the model's single
+            argument, a tuple of positional or a dict of keyword arguments.
+        sampler: the order of the samples in an epoch, from `surestep.samplers`; the default reads
+            each sample once per epoch in a new random order.
+        batch_transform: a function of (inputs, targets) that returns both. It changes each global
+            training batch on the device: from `surestep.batch_transforms`, or your own.
+        collate_fn: a function from a list of samples to a batch.
+        batched: each element of the data is a batch already, of any size. A step takes one element,
+            or `batch_size` of them; they are never split or merged.
+        optimizer: a callable that makes the optimizer from parameter groups, instead of `optim`.
         schedule: a function `schedule(steps_taken, total)` that returns the factor on the learning
-            rate, in place of `schedule`.
-        keep_eval: modules kept in eval mode in training on purpose (a frozen BatchNorm).
-        init: weights to start from: a file, a folder of a Hugging Face model, a run folder or a
-            state dict, or surestep.InitWeights(...) with more to say; not read when a run goes on.
-        step: a step of your own, `step(turn)`, written with the verbs of a `surestep.ManualStep`;
-            then `loss` is only what evaluations measure, and may be None.
-        optimizers: of such a step, by name: an Optim, a callable or a Learner each. Each trains
-            the part of the model that is called as it is.
-        teacher: a frozen model, or a function that builds it: it sees the same inputs in eval mode,
-            and the loss is given the targets `(targets, what it returns)`. It is not saved.
-        loss_is_separable: False where the loss of a batch is not a mean over its items
-        (contrastive losses).
-        reduction: what a callable loss, or the model's own, returns: "mean" over `items`, or "sum",
-            which nothing divides. Of several losses, by name.
+            rate, instead of the Config's schedule.
+        keep_eval: modules that stay in eval mode in training, such as a frozen BatchNorm.
+        init: initial weights: a file, a folder of a Hugging Face model, a run folder, a state dict,
+            or `surestep.InitWeights(...)`. A resumed run does not read them.
+        step: a custom step, `step(manual_step)`, written with the methods of a
+            `surestep.ManualStep`. `loss` is then used by evaluations only, and may be None.
+        optimizers: the optimizers of a custom step, by name: an Optim, a callable or an
+            OptimizerSpec each. Each trains the submodule of its own name.
+        teacher: a frozen model, or a function that builds it. It gets the same inputs in eval mode,
+            and the loss gets the targets `(targets, teacher's outputs)`. It is not saved.
+        loss_is_separable: False if the loss of a batch is not a mean over its items, such as a
+            contrastive loss.
+        reduction: what a custom loss, or the model's own, returns: "mean" over `items`, or "sum",
+            which is not divided. By name for several losses.
 
     Raises:
-        TaskError: a part of the wrong kind.
+        TaskError: an attribute has the wrong type, or two of them do not fit each other.
+
+    Example:
+        >>> import torch
+        >>> import surestep
+        >>> x, y = torch.randn(64, 4), torch.randint(0, 3, (64,))
+        >>> task = surestep.Task(torch.nn.Linear(4, 3), loss="multiclass", train=(x, y), val=(x, y))
     """
 
     model: nn.Module | Callable[[], nn.Module]
