@@ -1,4 +1,4 @@
-"""A Session: a run that is open. Steps, evaluations, checkpoints, and what is shown of them."""
+"""A Session: an open run, with its steps, evaluations, checkpoints and progress display."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
@@ -42,16 +42,16 @@ from surestep.trainer.summary import ThroughputCounter, end_of_loop, summarize_r
 
 
 class Session:
-    """A run that is open, from `prepare()` to `close()`; a context manager.
+    """An open run, from `prepare()` to `close()`; a context manager.
 
     Attributes:
-        plan: what was decided.
-        task: what is trained.
-        loop: the generator of steps.
-        finished: the folder holds a run that is done; there are no steps left.
-        closed: `close()` was called; no steps, evaluations or saves any more.
-        incidents: what becomes of a step that is not finite.
-        saving: saves without waiting for the disk.
+        plan: the resolved options, each with its reason.
+        task: the task.
+        loop: generates the steps.
+        finished: whether the run in the folder is finished; there are no steps left then.
+        closed: whether `close()` was called; steps, evaluations and saves are rejected then.
+        incidents: handles steps that are not finite.
+        saving: saves checkpoints.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Session:
         self.loop = loop
         self.finished = self.closed = False
         self._has_end = self._has_own_steps = False
-        self._error: BaseException | None = None  # that left the `with` block
+        self._error: BaseException | None = None  # the error that left the `with` block
         self.timed = ThroughputCounter()
         self.observed = Observed(loop.state.model, plan)
         self._facts = facts
@@ -93,7 +93,7 @@ class Session:
         *,
         finished: bool,
     ) -> None:
-        """Begin to show what happens; `prepare()` calls this once."""
+        """Start the progress display; `prepare()` calls this once."""
         self._progress, self.finished = progress, finished
         if checkpoint is not None:
             self.saving.step, self.saving.path = self.state.progress.step, checkpoint
@@ -110,26 +110,27 @@ class Session:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The only optimizer; several are in `state.optimizers`, by name."""
+        """The optimizer of a task with one; several are in `state.optimizers`, by name."""
         return self.loop.state.optimizer
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Your own words, as JSON can hold them; saved with each checkpoint."""
+        """Your own values, saved with each checkpoint; they must be valid JSON."""
         return self.loop.state.metadata
 
     @property
     def run(self) -> Run:
-        """The run folder, to read from."""
+        """The run folder, to read."""
         return self._recorder.run
 
     def steps(self) -> Iterator[StepResult]:
-        """Train from where the run stands to its end, yielding after each step.
+        """Train from the current progress to the end of the run, yielding after each step.
 
-        Break out whenever you like; `save()`, `evaluate()` and another `steps()` go on from there.
+        You can break out of the loop at any time, and save, evaluate, or continue with another
+        `steps()`. Reading a tensor of the yielded result waits for the device.
 
         Raises:
-            NonFiniteError: the loss or a gradient was not finite; the state is the one before.
+            NonFiniteError: the loss or a gradient is not finite; the state is the one before.
             RunError: the session is closed.
         """
         check_open(self._recorder.folder, closed=self.closed)
@@ -139,15 +140,17 @@ class Session:
         return steps
 
     def train_step(self, micro_batches: Sequence[Any]) -> StepResult:
-        """Take one step on batches of your own, which together are the global batch.
+        """Take one step on your own batches, which together are the global batch.
 
-        The place in the training data stays where it is.
+        The position in the training data does not change. Reading a tensor of the result waits for
+        the device.
 
         Args:
-            micro_batches: batches as the Task's data gives them, of any sizes.
+            micro_batches: batches like those of the Task's data, of any sizes.
 
         Raises:
-            ConfigError, RunError: there are none, or the session is closed.
+            ConfigError: there are no batches.
+            RunError: the session is closed.
         """
         check_open(self._recorder.folder, closed=self.closed)
         check_train_step(self.plan, micro_batches)
@@ -162,14 +165,18 @@ class Session:
         return result
 
     def evaluate(self, part: str | None = None) -> dict[str, Value]:
-        """Measure the loss and the metrics; by "set/metric".
+        """Compute the loss and the metrics of one split, or of all validation sets.
 
         Args:
-            part: a validation set's name, "train" or "test"; None measures all validation sets,
-                and then the standing of the run (best, patience) moves.
+            part: the name of a validation set, "train" or "test"; None evaluates all validation
+                sets, and updates the best metric and the patience of the run.
+
+        Returns:
+            Numbers on the host, by "set/metric".
 
         Raises:
-            ConfigError, RunError: there is no such part, or the session is closed.
+            ConfigError: there is no such split.
+            RunError: the session is closed.
         """
         check_open(self._recorder.folder, closed=self.closed)
         self.loop.log_point()
@@ -222,7 +229,7 @@ class Session:
         return self.plan.validation_weights == "both" and judged in raw
 
     def evaluate_checkpoint(self, part: str, which: Which) -> dict[str, Value]:
-        """Measure a part with the weights of a checkpoint; the model's own are put back."""
+        """Evaluate a split with the weights of a checkpoint; the model's weights are restored."""
         self._gauge.check(part)
         with self._gauge.using_checkpoint(self.run, which) as saved:
             metrics = self._gauge.measure(part, self._notice_once)
@@ -233,16 +240,20 @@ class Session:
     def predict(
         self, part: str, which: Which | None = None, *, mc_dropout: int | None = None
     ) -> Predictions:
-        """Return what the model says of each sample of a part, in the order of the data.
+        """Predict every sample of one split, in stored order.
 
         Args:
-            part: "train", "test" or a validation set's name.
-            which: a checkpoint whose weights predict, the model's own being put back; None is the
-                weights of this moment, or their average where there is one, as evaluations do.
-            mc_dropout: passes with dropout on, for mean and spread; None is one without.
+            part: "train", "test" or the name of a validation set.
+            which: the checkpoint whose weights to use; the model's weights are restored. None uses
+                the current weights, or their average if there is one, as evaluations do.
+            mc_dropout: number of passes with dropout on; None is one pass without dropout.
+
+        Returns:
+            numpy arrays by name ("index", "output", ...), one row per sample.
 
         Raises:
-            ConfigError, TaskError: no such part, no dropout, or no row for each sample.
+            ConfigError: there is no such split.
+            TaskError: the model has no dropout, or the outputs do not have one row per sample.
         """
         average = self._average() if which is None else None
         now = nullcontext() if average is None else average.swapped_in()
@@ -250,23 +261,24 @@ class Session:
             return self._gauge.predict(part, mc_dropout)
 
     def save(self) -> Path:
-        """Write a checkpoint of this moment; return its folder, which is there then.
+        """Save a checkpoint, and wait until it is on disk.
 
-        `saving.begin()` does not wait for the disk.
+        Returns:
+            Its folder.
 
         Raises:
-            CheckpointError: the disk is full or cannot be written; the older ones are untouched.
+            CheckpointError: the disk is full or read-only; older checkpoints are unchanged.
         """
         check_open(self._recorder.folder, closed=self.closed)
         return self.saving.save()
 
     def save_once(self) -> Path:
-        """Write a checkpoint of this moment where there is none; return its folder."""
+        """Save a checkpoint if the current step has none; return its folder."""
         self.saving.flush()
         return self._recorder.checkpoints / f"step-{self.state.progress.step:08d}"
 
     def rollback(self, checkpoint: CheckpointReader) -> None:
-        """Load an earlier checkpoint of this run, and go on from there."""
+        """Load an earlier checkpoint of this run, and continue from there."""
         load_checkpoint(self.loop.world, checkpoint, self.state)
         self.saving.step = None
         self.loop.on_rollback()
@@ -274,21 +286,21 @@ class Session:
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether this very step has been evaluated."""
+        """Whether the current step has been evaluated."""
         return self.state.best.latest_step == self.state.progress.step
 
     @property
     def is_saved(self) -> bool:
-        """Whether this very step has been saved as it is now, or is being written."""
+        """Whether the current state has been saved, or is being saved."""
         return self.saving.step == self.state.progress.step
 
     @property
     def is_best(self) -> bool:
-        """Whether this very step is the best so far."""
+        """Whether the current step is the best so far."""
         return self.state.best.best_step == self.state.progress.step
 
     def print_line(self, text: str) -> None:
-        """Show a line to whoever watches."""
+        """Print a line to the progress display."""
         self._progress.print_line(text)
 
     def end(self, status: str, **more: Any) -> None:
@@ -307,25 +319,25 @@ class Session:
             self.print_line(f"Note ({each.rule}): {each}")
 
     def _findings(self, status: str) -> list[Finding]:
-        """Return what was measured and deserves a line; the first rank says it for all."""
+        """Return findings to print; rank 0 returns those of all ranks."""
         if not self.loop.world.is_first:
             return []
         finished = status == "finished"
         return find(Case(self.loop, self.task, self.observed, self._facts, is_finished=finished))
 
     def close(self) -> None:
-        """Let the run folder go and put back every module's mode; a second call does nothing.
+        """Unlock the run folder and restore every module's mode; a second call does nothing.
 
         It first writes how the run ended, unless `end()` did: "finished" if all steps are done,
-        "failed" if an error left the `with` block, "stopped" and resumable in all other cases.
+        "failed" if an error left the `with` block, otherwise "stopped" and resumable.
         """
         if self.closed:
             return
         self.closed = True
-        with ExitStack() as stack:  # each of these, whatever becomes of the others
+        with ExitStack() as stack:  # each of these, even if others fail
             stack.callback(self._recorder.close)
             stack.callback(self._settings.close)
-            for steps in self._open:  # the traceback of an error may still hold one
+            for steps in self._open:  # the traceback of an error may still reference one
                 stack.callback(steps.close)
             stack.callback(self.loop.loader.close)
             stack.callback(self._gauge.close)
@@ -355,7 +367,7 @@ class Session:
             error.add_note(f"While closing: {late}")  # what ended the run is what to be told
 
     def _end_once(self, kind: object, late: BaseException | None, traceback: object) -> None:
-        """Write how the run ended if nothing else did; `late` was raised while closing."""
+        """Write how the run ended, if it was not written; `late` was raised while closing."""
         if self._has_end or self.finished:
             return
         status, reason = end_of_loop(self.loop, self._error or late, own=self._has_own_steps)
@@ -382,7 +394,7 @@ class Session:
                 self.print_line(text)
 
     def _notice_once(self, text: str) -> None:
-        """Record a text and show it, unless that was done before."""
+        """Record and print a text, once."""
         if text not in self._noticed:
             self._noticed.add(text)
             self._recorder.event("notice", step=self.state.progress.step, text=text)

@@ -154,15 +154,15 @@ class Cutmix(MixTransform):
 
 
 def mixup(alpha: float = 0.2, *, classes: int | None = None) -> MixTransform:
-    """Return the transform x = s x_i + (1 - s) x_j, y = s y_i + (1 - s) y_j, s from Beta(a, a).
+    """Return the transform x = s x_i + (1 - s) x_j, y = s y_i + (1 - s) y_j.
 
-    One share for the batch; each sample has another of the batch as partner. Class indices become
-    probabilities, so the loss is cross-entropy with probability targets (a mean over samples), or
-    any that takes floating point targets.
+    One share s per batch is drawn from Beta(alpha, alpha), and one partner j per sample. Class
+    indices become probabilities, so the loss is a cross-entropy with probability targets (a mean
+    over samples), or any loss that takes floating-point targets.
 
     Args:
-        alpha: larger mixes more.
-        classes: how many there are, where targets are class indices.
+        alpha: parameter of the Beta distribution; larger values mix more.
+        classes: number of classes, if targets are class indices.
 
     Source: https://arxiv.org/abs/1710.09412
     """
@@ -170,14 +170,14 @@ def mixup(alpha: float = 0.2, *, classes: int | None = None) -> MixTransform:
 
 
 def cutmix(alpha: float = 1.0, *, classes: int | None = None) -> MixTransform:
-    """Return the transform that puts a box of another image into each.
+    """Return a transform that pastes a rectangle of another image into each image.
 
-    The box has 1 - s of the area, s from Beta(a, a), around a place drawn evenly and cut at the
-    edges; targets are mixed by the area that it really has.
+    The rectangle has 1 - s of the area, with s from Beta(alpha, alpha), around a uniformly drawn
+    center, and is clipped at the edges. Targets are mixed by its actual area.
 
     Args:
-        alpha: of the Beta distribution; 1 draws the area evenly.
-        classes: how many there are, where targets are class indices.
+        alpha: parameter of the Beta distribution; 1 draws the area uniformly.
+        classes: number of classes, if targets are class indices.
 
     Source: https://arxiv.org/abs/1905.04899
     """

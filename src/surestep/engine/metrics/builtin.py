@@ -52,18 +52,20 @@ _BY_RANK = ("average_precision", "auroc")
 def binary(
     threshold: float = 0.5, *, scores: Scores = "logits", ignore_index: int = IGNORED
 ) -> TorchMetricsAdapter:
-    """Return what there is to know of two classes of which one is rare, under several names.
+    """Return metrics of two classes, one of them rare.
 
-    precision, recall, f1 and specificity are of P(class 1) > threshold; average_precision (the area
-    under precision by recall) and auroc depend on no threshold, and keep every score of the part.
+    precision, recall, f1 and specificity are those of P(class 1) > threshold. average_precision
+    (area under the precision-recall curve) and auroc need no threshold, and keep every score of the
+    split.
 
     Args:
         threshold: of the probability, from 0 to 1.
-        scores: what the outputs are: one for each sample, (N,) or (N, 1), or those of two classes.
-        ignore_index: targets of this value are left out.
+        scores: what the outputs are: logits or probabilities, one per sample, (N,) or (N, 1), or
+            those of two classes.
+        ignore_index: targets with this value are ignored.
 
     Raises:
-        TaskError: torchmetrics is not installed, or a threshold that is no probability.
+        TaskError: torchmetrics is not installed, or the threshold is not a probability.
     """
     _check_share("threshold", threshold)
     found = {
@@ -86,18 +88,18 @@ def multilabel(
     scores: Scores = "logits",
     ignore_index: int = IGNORED,
 ) -> TorchMetricsAdapter:
-    """Return the same for several labels that each hold or not: means over the labels.
+    """Return the metrics of `binary` for several labels per sample, as means over labels.
 
-    A label that has nothing to be measured by (none positive) is left out of the mean.
+    A label that cannot be measured (no positive sample) is left out of the mean.
 
     Args:
-        labels: how many; outputs and targets are (N, labels).
+        labels: number of labels; outputs and targets are (N, labels).
         threshold: of each probability, from 0 to 1.
-        scores: what the outputs are.
-        ignore_index: targets of this value are left out.
+        scores: what the outputs are: logits or probabilities.
+        ignore_index: targets with this value are ignored.
 
     Raises:
-        TaskError: torchmetrics is not installed, or a threshold that is no probability.
+        TaskError: torchmetrics is not installed, or the threshold is not a probability.
     """
     _check_share("threshold", threshold)
     each = {"average": "none", "ignore_index": ignore_index}
@@ -117,14 +119,15 @@ def multilabel(
 def recall_at_precision(
     min_precision: float, *, scores: Scores = "logits", ignore_index: int = IGNORED
 ) -> TorchMetricsAdapter:
-    """Return the largest recall of two classes at a precision at least so large; its threshold.
+    """Return a metric: the largest recall of two classes at a given precision, and its threshold.
 
-    "recall" and "threshold"; where no threshold is so precise they are 0 and NaN.
+    Its values are "recall" and "threshold"; if no threshold reaches the precision, they are 0 and
+    NaN.
 
     Args:
         min_precision: from 0 to 1.
-        scores: what the outputs are.
-        ignore_index: targets of this value are left out.
+        scores: what the outputs are: logits or probabilities.
+        ignore_index: targets with this value are ignored.
     """
     _check_share("min_precision", min_precision)
     # In fp32 a precision of 72 in 80 may be rounded to just below 0.9.
@@ -144,14 +147,15 @@ def recall_at_precision(
 def best_threshold(
     *, scores: Scores = "logits", ignore_index: int = IGNORED
 ) -> TorchMetricsAdapter:
-    """Return the threshold of P(class 1) with the largest F1, and that F1.
+    """Return a metric: the threshold of P(class 1) with the largest F1, and that F1.
 
-    "threshold" and "f1"; choose on validation data, and measure on others: `binary(threshold)`. A
-    score at the threshold itself counts as class 1 here, and not there.
+    Its values are "threshold" and "f1". Choose the threshold on validation data, and measure it on
+    other data with `binary(threshold)`. A score equal to the threshold counts as class 1 here, but
+    not in `binary`.
 
     Args:
-        scores: what the outputs are.
-        ignore_index: targets of this value are left out.
+        scores: what the outputs are: logits or probabilities.
+        ignore_index: targets with this value are ignored.
     """
     return TorchMetricsAdapter(
         {"curve": _classification("BinaryPrecisionRecallCurve", ignore_index=ignore_index)},
@@ -164,15 +168,16 @@ def best_threshold(
 def confusion_matrix(
     classes: int, *, class_dim: int = 1, ignore_index: int = IGNORED
 ) -> TorchMetricsAdapter:
-    """Return how often each class was taken for each: a table, rows true, columns predicted.
+    """Return a metric: how often each class was predicted for each true class.
 
-    It is in the events and in `surestep evaluate`; nothing can be judged by it.
+    It is a table, rows true, columns predicted. The events and `surestep evaluate` show it; it
+    cannot be `validation.metric`.
 
     Args:
-        classes: how many.
-        class_dim: which dimension of the outputs they are in. Outputs without one are class
-            numbers, or logits of class 1 where there are two.
-        ignore_index: targets of this value are left out.
+        classes: number of classes.
+        class_dim: dimension of the outputs that has the classes. Outputs without it are class
+            indices, or logits of class 1 if there are two classes.
+        ignore_index: targets with this value are ignored.
     """
     return TorchMetricsAdapter(
         {"": _classification("MulticlassConfusionMatrix", classes, ignore_index=ignore_index)},
@@ -192,16 +197,16 @@ def calibration_error(
     class_dim: int = 1,
     ignore_index: int = IGNORED,
 ) -> TorchMetricsAdapter:
-    """Return the expected calibration error: how far confidence lies from the share that is right.
+    """Return a metric: the expected calibration error, the gap between confidence and accuracy.
 
     Source: Guo et al. 2017, https://arxiv.org/abs/1706.04599
 
     Args:
-        classes: how many; None is two, by P(class 1).
-        bins: of equal width, which the confidences are sorted into.
-        scores: what the outputs are.
-        class_dim: which dimension of the outputs the classes are in.
-        ignore_index: targets of this value are left out.
+        classes: number of classes; None is two, by P(class 1).
+        bins: number of confidence bins of equal width.
+        scores: what the outputs are: logits or probabilities.
+        class_dim: dimension of the outputs that has the classes.
+        ignore_index: targets with this value are ignored.
     """
     said = {"n_bins": bins, "ignore_index": ignore_index}
     masking: dict[str, Any] = {"scores": scores, "ignore_index": ignore_index}
@@ -216,13 +221,13 @@ def calibration_error(
 def perplexity(
     *, shift: bool = False, class_dim: int = -1, ignore_index: int = IGNORED
 ) -> TorchMetricsAdapter:
-    """Return exp of the mean cross-entropy of tokens: among how many words the model wavers.
+    """Return a metric: exp of the mean cross-entropy of tokens.
 
     Args:
-        shift: logits at t are of token t + 1 of the targets, which are the inputs; as with
+        shift: the logits at t predict token t + 1 of the targets, which are the inputs, as with
             `losses.next_token()` and causal language models.
-        class_dim: which dimension of the logits the words are in.
-        ignore_index: targets of this value are left out.
+        class_dim: dimension of the logits that has the vocabulary.
+        ignore_index: targets with this value are ignored.
     """
     metric = _of_torchmetrics("torchmetrics.text", "Perplexity", ignore_index=ignore_index)
     prepare = partial(token_inputs, shift=shift, class_dim=class_dim, ignore_index=ignore_index)

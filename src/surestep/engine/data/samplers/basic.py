@@ -36,10 +36,10 @@ class BasicOrder:
 
 
 def shuffled() -> SampleOrder:
-    """Return the plain order: every sample once, in a new order each epoch."""
+    """Return a sampler that reads every sample once, in a new random order each epoch."""
     return BasicOrder(shuffle=True)
 
 
 def sequential() -> SampleOrder:
-    """Return the stored order: every sample once."""
+    """Return a sampler that reads every sample once, in stored order."""
     return BasicOrder(shuffle=False)

@@ -103,14 +103,15 @@ def padding_fraction(lengths: Tensor, order: Tensor, cut: BatchLayout) -> float:
 def by_length(
     lengths: Sequence[int] | Tensor | Callable[[Any], int], *, window: int = WINDOW
 ) -> SampleOrder:
-    """Return an order of batches of similar length; every sample comes once an epoch.
+    """Return a sampler that makes batches of similar length from each sample once per epoch.
 
     Args:
-        lengths: one for each sample; or a function of a sample, asked of each before the run.
-        window: how many batches are sorted together: more saves padding, fewer is more random.
+        lengths: one per sample; or a function of a sample, called on every sample before the run.
+        window: number of batches that are sorted together: more saves padding, fewer is more
+            random.
 
     Raises:
-        DataError: a window of less than 1.
+        DataError: the window is below 1.
     """
     if window < 1:
         raise DataError(f"by_length(window={window}) sorts nothing. Say at least 1.")

@@ -96,14 +96,14 @@ def split_by_share(shares: Mapping[str, float], samples: int) -> dict[str, int]:
 
 
 def mixture(shares: Mapping[str, float], samples: int | None = None) -> SampleOrder:
-    """Return an order over several datasets, each by its share of every epoch.
+    """Return a sampler over several datasets, each with its share of every epoch.
 
     Args:
         shares: by the names in `train={"name": dataset, ...}`; they add up to 1.
-        samples: how many samples an epoch has; as many as there are in all where not said.
+        samples: number of samples per epoch; the default is the size of all datasets together.
 
     Raises:
-        DataError: shares that are not positive or do not add up to 1.
+        DataError: a share is not positive, or the shares do not add up to 1.
     """
     total = math.fsum(shares.values())
     bad = [name for name, share in shares.items() if not (share > 0 and math.isfinite(share))]

@@ -91,10 +91,10 @@ class CustomOrder:
 
 
 def custom(function: Callable[[int, int], Iterable[int]]) -> SampleOrder:
-    """Return the order that a function of (seed, epoch) gives, as indices of samples.
+    """Return a sampler that calls a function of (seed, epoch), which returns sample indices.
 
-    While it runs, Python's, numpy's and torch's generators stand seeded by the place, so it may
-    draw. It is asked twice for the same epoch before the run.
+    The generators of Python, numpy and torch are seeded while it runs, so it may draw random
+    numbers. It is called twice for one epoch before the run, to check that it repeats.
     """
     what = getattr(function, "__name__", type(function).__name__)
     instead = "Make it depend on (seed, epoch) alone, and give indices of samples."

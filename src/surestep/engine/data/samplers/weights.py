@@ -149,15 +149,15 @@ class Balanced:
 def weighted(
     weights: Sequence[float] | Tensor, samples: int | None = None, *, replacement: bool = True
 ) -> SampleOrder:
-    """Return an order that draws samples by weight: P(sample) = weight / sum of weights.
+    """Return a sampler that draws samples by weight: P(sample) = weight / sum of weights.
 
     Args:
-        weights: one for each sample, not negative; they need not add up to 1.
-        samples: how many to draw in an epoch; as many as there are where not said.
-        replacement: whether a sample may come more than once in an epoch.
+        weights: one non-negative weight per sample; they need not add up to 1.
+        samples: number of samples to draw per epoch; the default is the size of the dataset.
+        replacement: whether a sample may be drawn more than once per epoch.
 
     Raises:
-        DataError: weights that are negative, NaN or infinite, or all zero.
+        DataError: a weight is negative, NaN or infinite, or all are zero.
     """
     found = torch.as_tensor(weights, dtype=torch.float64).cpu()
     if found.dim() != 1 or not len(found):
@@ -181,12 +181,12 @@ def balanced(
     *,
     classes: int | None = None,
 ) -> SampleOrder:
-    """Return an order that draws each class equally often in expectation.
+    """Return a sampler that draws all classes equally often in expectation.
 
     Args:
-        labels: the class of each sample; the targets where not said and the data has them at hand.
-        samples: how many to draw in an epoch; as many as there are where not said.
-        classes: how many classes there should be; then one without a sample is an error.
+        labels: the class of each sample; the default is the data's targets, if they are in memory.
+        samples: number of samples to draw per epoch; the default is the size of the dataset.
+        classes: number of classes; if it is set, a class without samples is an error.
     """
     found = None if labels is None else torch.as_tensor(labels).cpu()
     return Balanced(found, _positive(samples, "balanced"), classes)
