@@ -1,7 +1,7 @@
 """Losses by task, each with its formula, shapes and true denominator; `surestep losses` lists them.
 
-A loss of the table goes into a Task: `Task(loss=surestep.losses.huber(delta=0.5), ...)`, or by its
-name where nothing is said of it: `Task(loss="huber", ...)`. Called, it returns its mean.
+Pass a loss to a Task, `Task(loss=surestep.losses.huber(delta=0.5), ...)`, or its name to use its
+defaults, `Task(loss="huber", ...)`. A loss that is called returns its mean.
 """
 
 from surestep.engine.losses.classification import Binary as binary

@@ -49,15 +49,15 @@ def checked_class_dim(value: int) -> int:
 
 
 class MultiClass(BuiltinLoss):
-    """One of several classes: cross-entropy of logits with indices or probabilities.
+    """Multi-class classification: cross-entropy of logits with class indices or probabilities.
 
     Args:
-        weight: a number for each class, or "balanced": samples / (classes * samples of the class)
-            in the training data.
-        label_smoothing: the share of each target that is spread over all classes.
-        ignore_index: targets of this value are left out.
-        class_dim: the dimension of the classes in the outputs; -1 reads (N, ..., C), such as those
-            of a recurrent model, without a transposed copy.
+        weight: one number per class, or "balanced": samples / (classes * samples of the class) in
+            the training data.
+        label_smoothing: share of each target that is spread over all classes.
+        ignore_index: targets with this value are ignored.
+        class_dim: dimension of the outputs that has the classes; -1 reads (N, ..., C), such as the
+            outputs of a recurrent model, without a transposed copy.
     """
 
     name = "multiclass"
@@ -207,13 +207,13 @@ def weighted_count(targets: Tensor, weight: Tensor | None, ignored: int) -> floa
 
 
 class Binary(BuiltinLoss):
-    """Yes or no: binary cross-entropy of one logit.
+    """Binary classification: binary cross-entropy of one logit per sample.
 
     Args:
-        pos_weight: what a target of 1 weighs, or "balanced": targets of 0 / targets of 1 in the
-            training data.
-        label_smoothing: how far targets are drawn towards 1/2.
-        ignore_index: targets of this value are left out.
+        pos_weight: weight of targets of 1, or "balanced": number of targets of 0 / number of
+            targets of 1 in the training data.
+        label_smoothing: share by which targets are moved toward 1/2.
+        ignore_index: targets with this value are ignored.
     """
 
     name = "binary"
@@ -306,13 +306,13 @@ class Binary(BuiltinLoss):
 
 
 class MultiLabel(Binary):
-    """Several labels at once: binary cross-entropy of a logit for each.
+    """Multi-label classification: binary cross-entropy of one logit per label.
 
     Args:
-        pos_weight: what a target of 1 weighs, for each label, or "balanced": targets of 0 /
-            targets of 1 of each label in the training data.
-        label_smoothing: how far targets are drawn towards 1/2.
-        ignore_index: targets of this value are left out.
+        pos_weight: weight of targets of 1, per label, or "balanced": number of targets of 0 /
+            number of targets of 1 of each label in the training data.
+        label_smoothing: share by which targets are moved toward 1/2.
+        ignore_index: targets with this value are ignored.
     """
 
     name = "multilabel"

@@ -35,10 +35,10 @@ class _Contrastive(BuiltinLoss):
 
 
 class Contrastive(_Contrastive):
-    """Two views of each sample against all others of the batch (NT-Xent, SimCLR).
+    """Two views of each sample, contrasted with all others of the batch (NT-Xent, SimCLR).
 
     Args:
-        temperature: what cosines are divided by.
+        temperature: divisor of the cosine similarities.
     """
 
     name = "contrastive"
@@ -69,7 +69,7 @@ class ContrastivePairs(_Contrastive):
     """Two kinds of embedding of each sample, such as image and text (CLIP).
 
     Args:
-        temperature: what cosines are divided by.
+        temperature: divisor of the cosine similarities.
     """
 
     name = "contrastive_pairs"

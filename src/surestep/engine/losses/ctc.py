@@ -1,4 +1,4 @@
-"""CTC: a sequence of labels from a longer sequence of frames, whose places are not known."""
+"""CTC: a label sequence from a longer sequence of frames, without known alignment."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,11 +41,11 @@ def ctc_total(each: Tensor, lengths: Tensor) -> Tensor:
 
 
 class CTC(BuiltinLoss):
-    """Labels from frames, over every way to align them.
+    """Label sequences from frames, summed over all alignments.
 
     Args:
-        blank: the class of no label.
-        zero_infinity: count samples whose labels cannot fit into their frames as 0.
+        blank: index of the blank class.
+        zero_infinity: use 0 for samples whose labels do not fit into their frames.
     """
 
     name = "ctc"

@@ -27,13 +27,13 @@ def split_labels(targets: Any) -> Tensor:
 
 
 class Distillation(BuiltinLoss):
-    """Both terms of distillation: the teacher's softened classes, and the labels.
+    """Distillation: the teacher's softened class probabilities, and the labels.
 
     Args:
-        temperature: what both models' logits are divided by in the soft term.
-        alpha: the share of the soft term.
-        label_smoothing: of the labels.
-        ignore_index: labels of this value are left out, of both terms.
+        temperature: divisor of both models' logits in the soft term.
+        alpha: weight of the soft term; the labels have 1 - alpha.
+        label_smoothing: share of each label that is spread over all classes.
+        ignore_index: labels with this value are ignored, in both terms.
     """
 
     name = "distillation"

@@ -17,12 +17,13 @@ from surestep.engine.losses.segmentation import EITHER
 
 
 class Focal(BuiltinLoss):
-    """Cross-entropy in which what is easy weighs little.
+    """Cross-entropy with a small weight for easy examples.
 
     Args:
-        gamma: how little.
-        alpha: the weight of 1 against 0 of masks or labels; or a weight for each class.
-        ignore_index: targets of this value are left out.
+        gamma: the larger, the smaller the weight of easy examples; 0 is cross-entropy.
+        alpha: weight of targets of 1, with 1 - alpha for targets of 0, for masks and labels; or one
+            weight per class.
+        ignore_index: targets with this value are ignored.
     """
 
     name = "focal"

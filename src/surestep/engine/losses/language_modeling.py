@@ -1,4 +1,4 @@
-"""Language modelling: the next token, and tokens that were masked."""
+"""Language modeling: next tokens and masked tokens."""
 
 from typing import Any, Literal
 
@@ -93,15 +93,15 @@ class _Tokens(BuiltinLoss):
 
 
 class NextToken(_Tokens):
-    """Each token from those before it.
+    """Next-token prediction: each token from those before it.
 
     Args:
-        targets: "tokens": the same tokens as the inputs, shifted here: logits at t are compared
-            with token t + 1. "shifted": targets at t are the token to predict there.
-        ignore_index: targets of this value are left out.
-        z_loss: what the squared log of the softmax's sum weighs; 1e-4 keeps logits small.
-        label_smoothing: the share of each target that is spread over all words.
-        class_dim: the dimension of the words in the logits: -1, or 1 for (N, V, T).
+        targets: "tokens": the targets are the inputs, and the loss compares the logits at t with
+            token t + 1. "shifted": the target at t is the token to predict at t.
+        ignore_index: targets with this value are ignored.
+        z_loss: weight of the squared log-sum-exp of the logits; 1e-4 keeps logits small.
+        label_smoothing: share of each target that is spread over the vocabulary.
+        class_dim: dimension of the logits that has the vocabulary: -1, or 1 for (N, V, T).
     """
 
     name = "next_token"
@@ -170,13 +170,13 @@ def _agree(targets: Tensor, tokens: Tensor, ignored: int) -> bool:
 
 
 class MaskedTokens(_Tokens):
-    """Tokens that were masked in the inputs, from those around them.
+    """Masked-token prediction: tokens that were masked in the inputs.
 
     Args:
-        ignore_index: targets of tokens that were not masked.
-        z_loss: what the squared log of the softmax's sum weighs; 1e-4 keeps logits small.
-        label_smoothing: the share of each target that is spread over all words.
-        class_dim: the dimension of the words in the logits: -1, or 1 for (N, V, T).
+        ignore_index: target of tokens that are not masked.
+        z_loss: weight of the squared log-sum-exp of the logits; 1e-4 keeps logits small.
+        label_smoothing: share of each target that is spread over the vocabulary.
+        class_dim: dimension of the logits that has the vocabulary: -1, or 1 for (N, V, T).
     """
 
     name = "masked_tokens"

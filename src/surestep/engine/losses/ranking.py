@@ -14,10 +14,10 @@ _TORCH = "https://docs.pytorch.org/docs/stable/generated/torch.nn.{}.html"
 
 
 class Margin(BuiltinLoss):
-    """Which of two scores should be the higher.
+    """Pairwise ranking: which of two scores should be higher.
 
     Args:
-        margin: how much higher.
+        margin: by how much it should be higher.
     """
 
     name = "margin"
@@ -56,11 +56,11 @@ class Margin(BuiltinLoss):
 
 
 class Triplet(BuiltinLoss):
-    """An anchor nearer to a positive than to a negative.
+    """Embeddings of triplets: the anchor should be closer to the positive than to the negative.
 
     Args:
-        margin: how much nearer.
-        p: the norm that distances are measured by.
+        margin: by how much it should be closer.
+        p: norm of the distances.
     """
 
     name = "triplet"

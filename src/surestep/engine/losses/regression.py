@@ -32,7 +32,7 @@ class _Elementwise(BuiltinLoss):
 
 
 class Mse(_Elementwise):
-    """Squared error: predicts the mean; far outliers weigh much."""
+    """Squared error: predicts the mean; sensitive to outliers."""
 
     name = "mse"
     doc = LossDoc(
@@ -61,7 +61,7 @@ class Huber(_Elementwise):
     """Squared error near the target, absolute error far from it.
 
     Args:
-        delta: where the one becomes the other.
+        delta: distance from the target at which the error becomes absolute.
     """
 
     name = "huber"
@@ -86,10 +86,10 @@ class Huber(_Elementwise):
 
 
 class Quantile(BuiltinLoss):
-    """Quantiles of the target, by the pinball loss: an output for each.
+    """Quantiles of the target, by the pinball loss: one output per quantile.
 
     Args:
-        quantiles: rising shares between 0 and 1.
+        quantiles: increasing shares between 0 and 1.
     """
 
     name = "quantile"

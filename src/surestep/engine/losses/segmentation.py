@@ -22,10 +22,10 @@ class Dice(BuiltinLoss):
     """One minus the overlap of predicted and true regions.
 
     Args:
-        per: "sample": the overlap within each sample, then the mean; it splits. "batch": the
-            overlap over the whole batch, which does not split.
-        smooth: keeps empty regions from dividing by zero.
-        ignore_index: pixels whose index is this are left out.
+        per: "sample": mean of the overlap of each sample. "batch": overlap over the full batch,
+            which is not separable into micro-batches.
+        smooth: added to numerator and denominator, so that empty regions do not divide by zero.
+        ignore_index: pixels with this class index are ignored.
     """
 
     name = "dice"
@@ -136,10 +136,10 @@ class Dice(BuiltinLoss):
 
 
 class DiceBce(Dice):
-    """Dice and binary cross-entropy, both as means over samples, of masks.
+    """Dice and binary cross-entropy of masks, both as means over samples.
 
     Args:
-        bce: what the cross-entropy weighs beside Dice.
+        bce: weight of the cross-entropy; Dice has weight 1.
         per: as for dice.
         smooth: as for dice.
     """
@@ -190,13 +190,13 @@ class DiceBce(Dice):
 
 
 class DiceCe(Dice):
-    """Dice and cross-entropy, both as means over samples, of class indices.
+    """Dice and cross-entropy of class indices, both as means over samples.
 
     Args:
-        ce: what the cross-entropy weighs beside Dice.
+        ce: weight of the cross-entropy; Dice has weight 1.
         per: as for dice.
         smooth: as for dice.
-        ignore_index: pixels whose index is this are left out.
+        ignore_index: pixels with this class index are ignored.
     """
 
     name = "dice_ce"
