@@ -117,7 +117,7 @@ def test_two_errors_are_two_sentences():
 
 
 def test_two_lengths_are_refused():
-    with pytest.raises(ConfigError, match=r"epochs=2 and max_steps=5 both .* Say one"):
+    with pytest.raises(ConfigError, match=r"epochs=2 and max_steps=5 both .* Set one"):
         Config(epochs=2, max_steps=5)
 
 
@@ -156,5 +156,5 @@ def test_a_length_said_anew_replaces_the_other_way_to_say_it():
 
 
 def test_a_group_that_is_said_as_a_value_and_by_its_options_is_refused():
-    with pytest.raises(ConfigError, match=r"data=3 stands beside data\.shuffle"):
+    with pytest.raises(ConfigError, match=r"data=3 is set together with data\.shuffle"):
         Config.from_options({"data": 3, "data.shuffle": True})
