@@ -99,7 +99,7 @@ def test_a_recipe_that_ships_is_found_again(surestep, folder):
         (["r", "--splt", "test"], 2, "Perhaps you meant: --split STR"),
         (["nowhere"], 1, "There is no run folder nowhere. Check the path."),
         (["mine.py"], 1, "mine.py is not a run folder"),
-        ([], 2, "Run folder."),
+        ([], 2, "Run folder"),
     ],
 )
 def test_a_wrong_call_is_refused(surestep, run, words, code, message):

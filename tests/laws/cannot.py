@@ -116,7 +116,7 @@ RUN: list[Case] = [
     ({"epochs": 3}, ENDLESS, "Say max_steps=1000"),
     ({"epochs": 3}, NO_DATA, "Set max_steps=1000 instead"),
     ({"profile": "3:99"}, {}, "Use earlier steps"),
-    ({**STEPS, "checkpoint.keep_every": "2 epochs"}, ENDLESS, "Set it in steps"),
+    ({**STEPS, "checkpoint.keep_every": "2 epochs"}, ENDLESS, "Say it in steps"),
     ({**STEPS, "checkpoint.every": "0.5 epochs"}, ENDLESS, "Say whole epochs, or '500 steps'"),
     ({**STEPS, "logging.every": "0.5 epochs"}, ENDLESS, "Say whole epochs, or '500 steps'"),
 ]
