@@ -126,7 +126,7 @@ LENGTHS = [
     (
         "cli",
         "--parallel deepspeed_stage_2",
-        "Write --parallel.strategy deepspeed --parallel.zero_stage-stage 2",
+        "Write --parallel.strategy deepspeed --parallel.zero-stage 2",
     ),
     ("cli", "--validation.every 0.25", {"validation.every": "0.25 epochs"}),
     ("cli", "--schedule.milestones 50% 75%", {"schedule.milestones": ("50%", "75%")}),
@@ -145,7 +145,7 @@ OFF = [
     ("python", "Optim(weight_decay=0)", {"optim.weight_decay": 0.0}),
     (
         "python",
-        "Config(optim=Optim(weight_decay=0.5)).with_options({'optim.weight_decay': None})",
+        "Config(optim=Optim(weight_decay=0.5)).replace_options({'optim.weight_decay': None})",
         {"optim.weight_decay": 0.0},
     ),
     ("cli", "--optim.weight-decay off", {"optim.weight_decay": 0.0}),

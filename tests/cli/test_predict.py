@@ -100,7 +100,7 @@ def test_a_stream_is_predicted_in_its_order(surestep, recipe, folder):
         (["r", "--out", "no/p.csv"], 2, "There is no folder no"),
         (["r", "--out", "mine.py"], 2, "'.py' is not one"),
         (["nowhere"], 1, "There is no run folder nowhere. Check the path."),
-        ([], 2, "Run folder."),
+        ([], 2, "Run folder, or RUN@200"),
     ],
 )
 def test_a_wrong_call_is_refused_and_leaves_nothing(surestep, run, folder, words, code, message):

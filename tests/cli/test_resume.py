@@ -76,7 +76,7 @@ def test_what_to_type_holds_what_the_run_was_asked_and_how_many_processes(surest
 def test_what_is_no_run_is_refused(surestep, folder):
     answer = surestep("resume", "nowhere")
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err.startswith("RunError: There is no nowhere.")
+    assert answer.err.startswith("RunError: There is no run folder nowhere.")
 
 
 @pytest.mark.parametrize("content", [None, ""], ids=["missing", "empty"])
