@@ -129,7 +129,7 @@ def test_a_cut_file_is_refused(name, size, tmp_path):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda folder: folder / "none.pt", "is not there. Look at the path"),
+        (lambda folder: folder / "none.pt", "is not there. Check the path"),
         (lambda folder: folder, "is a folder without weights: it has none of model.safetensors"),
         (lambda folder: write(folder, "w.npz"), "kind that is not known. Known: .safetensors"),
         (lambda folder: write(folder, "w.pt", {}), "no tensors by name: it holds a dict"),

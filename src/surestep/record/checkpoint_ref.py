@@ -102,7 +102,7 @@ def find_folder(text: str) -> Path:
 
 def _run(path: Path) -> Run:
     if not path.exists():
-        raise RunError(f"There is no {path}. Look at the path: a run folder or a checkpoint's.")
+        raise RunError(f"There is no run folder or checkpoint {path}. Check the path.")
     if not is_run(path):
         raise RunError(f"{path} is no run folder and no checkpoint: look for the one above it.")
     return Run(path)

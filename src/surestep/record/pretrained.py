@@ -75,7 +75,7 @@ def _files(path: Path) -> list[Path]:
             return _shards(path)
         return [path]
     if not path.is_dir():
-        raise CheckpointError(f"init={str(path)!r} is not there. Look at the path.")
+        raise CheckpointError(f"init={str(path)!r} is not there. Check the path.")
     for index, whole in _FOLDERS:
         if (path / whole).is_file():
             return [path / whole]
