@@ -88,7 +88,7 @@ WRONG = [
     (["evaluate", "r"], "was started from Python"),
     (["predict", "gone"], "There is no run folder gone"),
     (["replay", "gone"], "gone"),
-    (["ckpt", "list", "gone"], "There is no run folder or checkpoint gone"),
+    (["ckpt", "list", "gone"], "There is no run folder gone"),
     (["ckpt", "diff", "gone", "r"], "There is no run folder or checkpoint gone"),
     (["ckpt", "export", "gone", "a.pt"], "There is no run folder or checkpoint gone"),
     (["ckpt", "export", "r", "a.txt"], "a.txt"),
