@@ -164,7 +164,7 @@ def test_a_run_that_is_not_open_is_measured_on_its_base(tmp_path):
         expected = session.evaluate()["val/loss"]
         session.save()
     run = surestep.Run(tmp_path / "run")
-    _, metrics = measure_run(run, task(**parts), config, part="val", which="last")
+    _, metrics = measure_run(run, task(**parts), config, split="val", which="last")
     assert metrics["val/loss"] == pytest.approx(expected)
 
 

@@ -160,7 +160,7 @@ def test_a_damaged_best_is_replaced_by_none(run, file, how):
         run.load_model(model)
     assert torch.equal(tiny.weights(model), before)
     with pytest.raises(CorruptCheckpointError, match=file):
-        measure_run(run, tiny.task(**parts()), tiny.config(**SAID), part="val", which="best")
+        measure_run(run, tiny.task(**parts()), tiny.config(**SAID), split="val", which="best")
 
 
 def test_where_none_is_good_nothing_is_loaded(run):

@@ -22,12 +22,12 @@ def expected(run, which, x=X[16:]):
 
 
 @pytest.mark.parametrize("which", ["best", "last", "average"])
-@pytest.mark.parametrize(("part", "x"), [("test", X[16:]), ("val", X[10:16]), ("train", X[:10])])
-def test_a_closed_run_predicts_as_plain_torch_with_its_weights(tmp_path, which, part, x):
+@pytest.mark.parametrize(("split", "x"), [("test", X[16:]), ("val", X[10:16]), ("train", X[:10])])
+def test_a_closed_run_predicts_as_plain_torch_with_its_weights(tmp_path, which, split, x):
     run = tiny.fit(tmp_path, SPLIT, **SAID, **EMA)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     task, config = tiny.task(**SPLIT), tiny.config(**SAID, **EMA)
-    saved, found = predict_run(run, task, config, part=part, which=which)
+    saved, found = predict_run(run, task, config, split=split, which=which)
     assert saved == run.saved(which)
     np.testing.assert_allclose(found["output"], expected(run, which, x), rtol=1e-5, atol=1e-6)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
@@ -89,14 +89,14 @@ def test_monte_carlo_dropout_is_the_same_open_or_closed(tmp_path):
 def test_progress_tells_how_many_there_are(tmp_path):
     run, done = tiny.fit(tmp_path, SPLIT, **SAID), []
     task, config = tiny.task(**SPLIT), tiny.config(**SAID)
-    predict_run(run, task, config, part="train", watch=lambda *each: done.append(each))
+    predict_run(run, task, config, split="train", watch=lambda *each: done.append(each))
     assert done == [(8, 10), (10, 10)]
 
 
 @pytest.mark.parametrize(
     ("said", "error", "message"),
     [
-        ({"part": "tset"}, ConfigError, r"no tset data\. Did you mean 'test'"),
+        ({"split": "tset"}, ConfigError, r"no tset data\. Did you mean 'test'"),
         ({"which": "average"}, CheckpointError, "has no averaged weights"),
         ({"which": "newest"}, ConfigError, "'newest' is not known"),
         ({"mc_dropout": 1}, ConfigError, "with 1 passes has no spread"),
@@ -107,6 +107,6 @@ def test_what_cannot_be_is_refused(tmp_path, said, error, message):
     with pytest.raises(error, match=message):
         predict_run(Run(tmp_path), tiny.task(**SPLIT), tiny.config(**SAID), **said)
     with tiny.prepare(tmp_path, SPLIT, **SAID) as session:
-        args = {"part": "test", **said}
+        args = {"split": "test", **said}
         with pytest.raises(error, match=message):
-            session.predict(args.pop("part"), **args)
+            session.predict(args.pop("split"), **args)

@@ -49,7 +49,7 @@ def run(words: list[str]) -> int:
 
     reasons: list[str] = []
     saved, metrics = measure_run(
-        folder, task, config, part=parsed.split, which=which, warn=reasons.append
+        folder, task, config, split=parsed.split, which=which, warn=reasons.append
     )
     for reason in reasons:
         print_escaped(reason, file=sys.stderr)

@@ -69,7 +69,7 @@ def run(words: list[str]) -> int:
                 folder,
                 task,
                 config,
-                part=parsed.split,
+                split=parsed.split,
                 which=which,
                 mc_dropout=parsed.mc_dropout,
                 watch=watch,

@@ -250,10 +250,10 @@ def check_norms(
         return
     plan = planned.plan
     check_training(model, narrow & trained, cut, plan.total_steps)
-    for part, data in planned.task.val_sets().items():
+    for split, data in planned.task.val_sets().items():
         own = loader_settings(data)
         size = (own or {}).get("batch_size") or plan.validation_batch_size
         ranks = plan.parallel_ranks
-        samples, limit = count_samples(data, part), plan.limit_val_batches
+        samples, limit = count_samples(data, split), plan.limit_val_batches
         cut = BatchLayout(samples, size * ranks, size, ranks=ranks, limit=limit)
-        check_validation(model, narrow, part, cut)
+        check_validation(model, narrow, split, cut)

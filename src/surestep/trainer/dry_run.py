@@ -57,7 +57,7 @@ class OverfitResult(NamedTuple):
 
 
 def dry_run(task: Task, config: Config, *, callbacks: Sequence[Callback] = ()) -> list[DryRunStep]:
-    """Take one step, evaluate one batch of each part, save, load; leave nothing behind."""
+    """Take one step, evaluate one batch of each split, save, load; leave nothing behind."""
     acts: list[DryRunStep] = []
     size = config.validation.batch_size or config.micro_batch_size or config.batch_size or 64
     small = replace(
@@ -79,8 +79,8 @@ def dry_run(task: Task, config: Config, *, callbacks: Sequence[Callback] = ()) -
         with session:
             session.incidents.keeps = False
             timed("one step", lambda: _one_step(session), lambda loss: f"loss {loss:.4g}")
-            for part in [*small.val_sets(), *(["test"] if small.test is not None else [])]:
-                timed(f"evaluate {part}", partial(session.evaluate, part), _shown)
+            for split in [*small.val_sets(), *(["test"] if small.test is not None else [])]:
+                timed(f"evaluate {split}", partial(session.evaluate, split), _shown)
             timed("save", session.save, _size)
             timed("load", lambda: _loads_back(session), lambda _: "bit for bit")
     return acts

@@ -1,4 +1,4 @@
-"""Measure a run that is not open: its checkpoint, on a part of its data."""
+"""Measure a run that is not open: its checkpoint, on a split of its data."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ from surestep.record.run import Run, Which
 from surestep.trainer.planning import (
     PreparedTask,
     apply_init_weights,
-    check_part,
+    check_split,
     make_eval_loaders,
     plan_task,
 )
@@ -27,11 +27,11 @@ def measure_run(
     task: Task,
     config: Config,
     *,
-    part: str,
+    split: str,
     which: Which | int,
     warn: Callable[[str], object] | None = None,
 ) -> tuple[CheckpointInfo, dict[str, Value]]:
-    """Return which checkpoint was measured, and its metrics by "set/metric".
+    """Return which checkpoint was measured, and its metrics by "split/metric".
 
     Nothing is written, and nobody needs to hold the folder.
 
@@ -39,20 +39,20 @@ def measure_run(
         run: whose weights.
         task: built as it was trained.
         config: as it was trained with.
-        part: "train", "test", a validation set's name, or "val" for all of those.
+        split: "train", "test", a validation set's name, or "val" for all of those.
         which: the best checkpoint, the last, or that of a step.
         warn: called with the reason why a loss is not finite.
 
     Raises:
-        ConfigError: there is no such part.
+        ConfigError: there is no such split.
         CheckpointError: there is no checkpoint, or it does not fit.
     """
     planned = plan_task(task, config.single_process())
     planned = replace(planned, plan=planned.plan.single_process())  # whoever else was started
     available = make_eval_loaders(planned)
-    names = list(task.val_sets()) if part == "val" else [part]
-    for name in names or [part]:
-        check_part(name, available)
+    names = list(task.val_sets()) if split == "val" else [split]
+    for name in names or [split]:
+        check_split(name, available)
     model, saved = load_checkpoint_model(run, planned, which)
     planned.loss.to(planned.plan.device)
     with torch_settings(planned.plan):

@@ -1,4 +1,4 @@
-"""What measures an open run: its parts of the data, by the weights or their average."""
+"""What measures an open run: its splits of the data, by the weights or their average."""
 
 import copy
 import itertools
@@ -51,13 +51,13 @@ def make_interrupt_check(loop: Loop) -> Callable[[], bool]:
 
 
 class Evaluator:
-    """Measures the loss and the metrics on parts of the data, with what the model holds.
+    """Measures the loss and the metrics on splits of the data, with what the model holds.
 
     Args:
         plan: what was decided.
         task: its metrics and validation sets.
         loop: its model and loss.
-        feeds: of each part that can be measured.
+        feeds: of each split that can be measured.
     """
 
     def __init__(self, plan: Plan, task: Task, loop: Loop, feeds: dict[str, BatchLoader]) -> None:
@@ -70,17 +70,17 @@ class Evaluator:
         for each in (loop.loader, *feeds.values()) if loop.world.size > 1 else ():
             each.retry = loop.stop_together
 
-    def check(self, part: str | None) -> None:
-        """Check that there is such a part; None is all validation sets.
+    def check(self, split: str | None) -> None:
+        """Check that there is such a split; None is all validation sets.
 
         Raises:
             ConfigError: there is not.
         """
-        if part is not None and part not in self.loaders:
+        if split is not None and split not in self.loaders:
             raise ConfigError(
-                f"There is no data called {part!r}. {suggest_names(part, self.loaders)}"
+                f"There is no data called {split!r}. {suggest_names(split, self.loaders)}"
             )
-        if part is not None and self.task.loss is None:
+        if split is not None and self.task.loss is None:
             raise ConfigError("The Task has no loss to measure. Say Task(loss=...).")
 
     def check_in_memory(self) -> None:
@@ -98,16 +98,16 @@ class Evaluator:
                 check_in_memory(name, self.loaders[name], parts.loss, forward)
             pop_logged()
 
-    def measure(self, part: str | None, warn: Callable[[str], object]) -> dict[str, Value]:
-        """Return the metrics of a part, or of all validation sets, by "part/metric".
+    def measure(self, split: str | None, warn: Callable[[str], object]) -> dict[str, Value]:
+        """Return the metrics of a split, or of all validation sets, by "split/metric".
 
         Args:
-            part: its name; None is all validation sets.
+            split: its name; None is all validation sets.
             warn: told why a loss is not finite.
         """
         self.sync_buffers()
-        parts = list(self.task.val_sets()) if part is None else [part]
-        feeds = {part: self.loaders[part] for part in parts}
+        names = list(self.task.val_sets()) if split is None else [split]
+        feeds = {name: self.loaders[name] for name in names}
         with evaluation_oom(
             self.loop, max((each.layout.batch_size for each in feeds.values()), default=0)
         ):
@@ -121,10 +121,10 @@ class Evaluator:
                 warn=warn,
             )
 
-    def predict(self, part: str, mc_dropout: int | None) -> Predictions:
-        """Return what the model says of each sample of a part."""
+    def predict(self, split: str, mc_dropout: int | None) -> Predictions:
+        """Return what the model says of each sample of a split."""
         self.sync_buffers()
-        feed = open_feed(self.task, self.plan, part)
+        feed = open_feed(self.task, self.plan, split)
         parts = self.loop.parts
         try:
             return predict(

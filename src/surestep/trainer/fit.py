@@ -244,6 +244,6 @@ def _fail(session: Session, error: Exception, reason: str, **more: Any) -> None:
 def _saved_before(session: Session) -> str:
     """Save the state, which is that before a step that failed; return where, or why not."""
     try:
-        return f"Saved as {session.save_once()}."
+        return f"Saved as {session.ensure_saved()}."
     except CheckpointError as error:
         return f"The state before it could not be saved: {error}"

@@ -296,26 +296,26 @@ def estimate_memory_per_rank(planned: PreparedTask, takes: MemoryEstimate) -> li
     )
 
 
-def data_parts(task: Task) -> dict[str, Any]:
-    """Return each part of the data by name: "train", the validation sets, "test"."""
-    parts = {"train": task.train, **task.val_sets()}
-    return parts if task.test is None else {**parts, "test": task.test}
+def data_splits(task: Task) -> dict[str, Any]:
+    """Return each split of the data by name: "train", the validation sets, "test"."""
+    splits = {"train": task.train, **task.val_sets()}
+    return splits if task.test is None else {**splits, "test": task.test}
 
 
-def check_part(part: str, known: Mapping[str, Any]) -> None:
-    """Check that the task has such a part of data.
+def check_split(split: str, known: Mapping[str, Any]) -> None:
+    """Check that the task has such a split of data.
 
     Raises:
         ConfigError: it has not.
     """
-    if part not in known:
-        raise ConfigError(f"The task has no {part} data. {suggest_names(part, known)}")
+    if split not in known:
+        raise ConfigError(f"The task has no {split} data. {suggest_names(split, known)}")
 
 
 def make_eval_loaders(planned: PreparedTask) -> dict[str, BatchLoader]:
-    """Return the feed that measures each part of the data."""
+    """Return the feed that measures each split of the data."""
     task = planned.task
     return {
-        part: make_loader(data, part, task=task, loss=planned.loss, plan=planned.plan)
-        for part, data in data_parts(task).items()
+        split: make_loader(data, split, task=task, loss=planned.loss, plan=planned.plan)
+        for split, data in data_splits(task).items()
     }

@@ -16,7 +16,7 @@ from surestep.engine.task.task import Task
 from surestep.record.checkpoint.listing import CheckpointInfo
 from surestep.record.run import Run, Which
 from surestep.trainer.evaluate_run import load_checkpoint_model
-from surestep.trainer.planning import check_part, data_parts, plan_task
+from surestep.trainer.planning import check_split, data_splits, plan_task
 
 Watch = Callable[[int, int | None], object]
 
@@ -26,13 +26,13 @@ def predict_run(
     task: Task,
     config: Config,
     *,
-    part: str = "test",
+    split: str = "test",
     which: Which | int = "best",
     mc_dropout: int | None = None,
     watch: Watch | None = None,
     folder: Path | None = None,
 ) -> tuple[CheckpointInfo, Predictions]:
-    """Return which checkpoint predicted, and what it says of each sample of a part, in order.
+    """Return which checkpoint predicted, and what it says of each sample of a split, in order.
 
     Nothing is written, and nobody needs to hold the folder.
 
@@ -40,22 +40,22 @@ def predict_run(
         run: whose weights.
         task: built as it was trained.
         config: as it was trained with.
-        part: "train", "test", or a validation set's name.
+        split: "train", "test", or a validation set's name.
         which: the best checkpoint, the last, the average of the last, or that of a step.
         mc_dropout: passes with dropout on; None is one without.
         watch: called after each batch with the samples done, and how many there are if known.
         folder: of the temporary files of what does not fit into memory.
 
     Raises:
-        ConfigError: there is no such part, or fewer than two passes.
+        ConfigError: there is no such split, or fewer than two passes.
         TaskError: no dropout to sample from, or outputs without a row for each sample.
         CheckpointError: there is no checkpoint, or it does not fit.
     """
     check_passes(mc_dropout)
     planned = plan_task(task, config.single_process())
-    feed = open_feed(planned.task, planned.plan, part)
+    feed = open_feed(planned.task, planned.plan, split)
     model, saved = load_checkpoint_model(run, planned, which)
-    total = count_samples(data_parts(planned.task)[part], part) if watch is not None else None
+    total = count_samples(data_splits(planned.task)[split], split) if watch is not None else None
     with torch_settings(planned.plan):
         predictions = predict(
             model,
@@ -70,12 +70,12 @@ def predict_run(
     return saved, predictions
 
 
-def open_feed(task: Task, plan: Plan, part: str) -> BatchLoader:
-    """Return the feed that predicts on a part.
+def open_feed(task: Task, plan: Plan, split: str) -> BatchLoader:
+    """Return the feed that predicts on a split.
 
     Raises:
-        ConfigError: there is no such part.
+        ConfigError: there is no such split.
     """
-    parts = data_parts(task)
-    check_part(part, parts)
-    return make_predict_loader(parts[part], part, task=task, plan=plan)
+    splits = data_splits(task)
+    check_split(split, splits)
+    return make_predict_loader(splits[split], split, task=task, plan=plan)

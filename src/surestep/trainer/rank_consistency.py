@@ -25,7 +25,7 @@ from surestep.engine.step.train_step import StepContext, forward_backward
 from surestep.engine.task.task import Task
 from surestep.record.io import to_jsonable
 from surestep.trainer.config_diff import CODE, FIRST, LOOKED_AT, NOT_SAID
-from surestep.trainer.planning import PreparedTask, TaskOrigin, data_parts
+from surestep.trainer.planning import PreparedTask, TaskOrigin, data_splits
 from surestep.trainer.run_identity import run_identity
 
 
@@ -40,16 +40,16 @@ def check_shared(world: Communicator, task: Task, plan: Plan) -> None:
         return
     check_metrics(task.metrics)
     begins = {
-        part: fingerprint(StreamReader(dataset_of(data, part), plan.seed))
-        for part, data in data_parts(task).items()
+        split: fingerprint(StreamReader(dataset_of(data, split), plan.seed))
+        for split, data in data_splits(task).items()
         if is_stream(data)
     }
     each = [json.loads(text) for text in world.all_gather_text(json.dumps(begins))]
     for rank, others in enumerate(each):
-        for part, other in others.items():
-            if other != each[0].get(part, other):
+        for split, other in others.items():
+            if other != each[0].get(split, other):
                 raise DataError(
-                    f"The {part} stream begins with other samples on rank {rank} than on rank 0, "
+                    f"The {split} stream begins with other samples on rank {rank} than on rank 0, "
                     "so it is split among the ranks already. surestep shares out each batch, and "
                     "every rank reads the whole stream: take out what looks at the rank, such as "
                     "split_by_node, split_dataset_by_node or torch.distributed.get_rank()."
@@ -249,12 +249,12 @@ def _kind(module: nn.Module) -> str:
 def _measured(planned: PreparedTask) -> Iterator[tuple[str, Any]]:
     """Yield what the data is known by that is measured; how a stream begins says `check_shared`."""
     task, plan = planned.task, planned.plan
-    for part, data in data_parts(task).items():
-        if part != "train":
-            samples = count_samples(data, part)
-            yield f"data.{part} samples", "a stream" if samples is None else samples
+    for split, data in data_splits(task).items():
+        if split != "train":
+            samples = count_samples(data, split)
+            yield f"data.{split} samples", "a stream" if samples is None else samples
             if not is_stream(data):
-                yield f"{part}/{LOOKED_AT}", dataset_fingerprint(data, part, task=task, plan=plan)
+                yield f"{split}/{LOOKED_AT}", dataset_fingerprint(data, split, task=task, plan=plan)
 
 
 _SHOWN = {"recipe.sha256": "recipe file", "machine.torch": "torch", "machine.surestep": "surestep"}
@@ -282,10 +282,10 @@ def _differences(each: list[dict[str, str]]) -> Iterator[str]:
         for rank, one in enumerate(each):
             if name in one or not name.startswith(CODE):  # a rank may import more than others
                 values.setdefault(one.get(name, NOT_SAID), []).append(rank)
-        part = _digested(name)
-        if len(values) > 1 and part:
+        split = _digested(name)
+        if len(values) > 1 and split:
             others = [rank for rank, one in enumerate(each) if one.get(name) != each[0].get(name)]
-            yield f"  {part} data: other values on rank {format_ranks(others)} than on rank 0"
+            yield f"  {split} data: other values on rank {format_ranks(others)} than on rank 0"
         elif len(values) > 1 and name.startswith(CODE):
             (first, *_), *rest = values.values()
             others = [rank for ranks in rest for rank in ranks]
@@ -299,5 +299,5 @@ def _differences(each: list[dict[str, str]]) -> Iterator[str]:
 
 def _digested(name: str) -> str:
     """Return which data a name holds a digest of; nothing where it holds something else."""
-    part, _, looked_at = name.rpartition("/")
-    return "training" if name in _DIGESTS else part if looked_at == LOOKED_AT else ""
+    split, _, looked_at = name.rpartition("/")
+    return "training" if name in _DIGESTS else split if looked_at == LOOKED_AT else ""

@@ -83,7 +83,7 @@ class Session:
         loop.on_log.append(self._log)
         loop.after_first.append(partial(check_can_be_saved, loop.state))
         loop.handlers = {Request.SAVE: self.saving.save_async, Request.EVALUATE: self.evaluate}
-        self.incidents = NonFiniteHandler(loop, recorder, self.save_once, self.print_line)
+        self.incidents = NonFiniteHandler(loop, recorder, self.ensure_saved, self.print_line)
         loop.out_of_memory = partial(out_of_memory, recorder, loop)
 
     def open(
@@ -164,15 +164,15 @@ class Session:
         self.loop.maybe_log()
         return result
 
-    def evaluate(self, part: str | None = None) -> dict[str, Value]:
+    def evaluate(self, split: str | None = None) -> dict[str, Value]:
         """Compute the loss and the metrics of one split, or of all validation sets.
 
         Args:
-            part: the name of a validation set, "train" or "test"; None evaluates all validation
+            split: the name of a validation set, "train" or "test"; None evaluates all validation
                 sets, and updates the best metric and the patience of the run.
 
         Returns:
-            Numbers on the host, by "set/metric".
+            Numbers on the host, by "split/metric".
 
         Raises:
             ConfigError: there is no such split.
@@ -180,14 +180,14 @@ class Session:
         """
         check_open(self._recorder.folder, closed=self.closed)
         self.loop.log_point()
-        self._gauge.check(part)
+        self._gauge.check(split)
         step, average = self.state.progress.step, self._average()
-        metrics = self._measure_both(part, average)
+        metrics = self._measure_both(split, average)
         measured: Literal["weights", "average"] = "average"
         if average is None or self._is_judged_by_raw():
             measured = "weights"
         self._recorder.event("evaluation", step=step, metrics=metrics, measured=measured)
-        if part is None and not self.is_evaluated:
+        if split is None and not self.is_evaluated:
             standing = self.state.best
             standing.latest, standing.latest_step, standing.measured = metrics, step, measured
             standing.is_due = False
@@ -200,7 +200,7 @@ class Session:
             of = " of the average" if average is not None else ""
             limit = self.plan.limit_val_batches
             parts = (
-                f" on {limit} batches" if limit and part in (None, *self.task.val_sets()) else ""
+                f" on {limit} batches" if limit and split in (None, *self.task.val_sets()) else ""
             )
             self.print_line(f"step {step}{of}{parts}: {shown(metrics)}")
         self.loop.run_requests()
@@ -210,15 +210,15 @@ class Session:
         """Return the average that evaluations measure; None for the weights themselves."""
         return None if self.plan.validation_weights == "raw" else self._gauge.average()
 
-    def _measure_both(self, part: str | None, average: AveragedWeights | None) -> dict[str, Value]:
+    def _measure_both(self, split: str | None, average: AveragedWeights | None) -> dict[str, Value]:
         """Measure the average, and the raw weights beside it if the Plan says so."""
         with nullcontext() if average is None else average.swapped_in():
-            metrics = self._gauge.measure(part, self._notice_once)
+            metrics = self._gauge.measure(split, self._notice_once)
         if self.plan.validation_weights != "both":
             return metrics
         raw = metrics
         if average is not None:
-            raw = self._gauge.measure(part, self._notice_once)
+            raw = self._gauge.measure(split, self._notice_once)
         named = (name.split("/", 1) for name in raw)
         keys = [f"{raw_name(own)}/{metric}" for own, metric in named]
         return metrics | dict(zip(keys, raw.values(), strict=True))
@@ -228,22 +228,22 @@ class Session:
         raw = map(raw_name, self.task.val_sets())
         return self.plan.validation_weights == "both" and judged in raw
 
-    def evaluate_checkpoint(self, part: str, which: Which) -> dict[str, Value]:
+    def evaluate_checkpoint(self, split: str, which: Which) -> dict[str, Value]:
         """Evaluate a split with the weights of a checkpoint; the model's weights are restored."""
-        self._gauge.check(part)
+        self._gauge.check(split)
         with self._gauge.using_checkpoint(self.run, which) as saved:
-            metrics = self._gauge.measure(part, self._notice_once)
+            metrics = self._gauge.measure(split, self._notice_once)
         self._recorder.event("evaluation", step=saved.step, metrics=metrics, which=which)
         self.print_line(f"{which} checkpoint, step {saved.step}: {shown(metrics)}")
         return metrics
 
     def predict(
-        self, part: str, which: Which | None = None, *, mc_dropout: int | None = None
+        self, split: str, which: Which | None = None, *, mc_dropout: int | None = None
     ) -> Predictions:
         """Predict every sample of one split, in stored order.
 
         Args:
-            part: "train", "test" or the name of a validation set.
+            split: "train", "test" or the name of a validation set.
             which: the checkpoint whose weights to use; the model's weights are restored. None uses
                 the current weights, or their average if there is one, as evaluations do.
             mc_dropout: number of passes with dropout on; None is one pass without dropout.
@@ -258,7 +258,7 @@ class Session:
         average = self._average() if which is None else None
         now = nullcontext() if average is None else average.swapped_in()
         with now if which is None else self._gauge.using_checkpoint(self.run, which):
-            return self._gauge.predict(part, mc_dropout)
+            return self._gauge.predict(split, mc_dropout)
 
     def save(self) -> Path:
         """Save a checkpoint, and wait until it is on disk.
@@ -272,7 +272,7 @@ class Session:
         check_open(self._recorder.folder, closed=self.closed)
         return self.saving.save()
 
-    def save_once(self) -> Path:
+    def ensure_saved(self) -> Path:
         """Save a checkpoint if the current step has none; return its folder."""
         self.saving.flush()
         return self._recorder.checkpoints / f"step-{self.state.progress.step:08d}"

@@ -83,29 +83,29 @@ class Trainer:
         """Unlock the run folder without training; `fit()` does this by itself."""
         self.session.close()
 
-    def evaluate(self, part: str, which: Which = "best") -> dict[str, Value]:
+    def evaluate(self, split: str, which: Which = "best") -> dict[str, Value]:
         """Evaluate the weights of a checkpoint on one split of the data.
 
         Args:
-            part: "val", "test", "train" or the name of a validation set.
+            split: "val", "test", "train" or the name of a validation set.
             which: the best checkpoint, the last, or the newest average.
 
         Returns:
-            The loss and the metrics, by "set/metric", as numbers on the host.
+            The loss and the metrics, by "split/metric", as numbers on the host.
         """
-        return self.session.evaluate_checkpoint(part, which)
+        return self.session.evaluate_checkpoint(split, which)
 
     def predict(
-        self, part: str, which: Which = "best", *, mc_dropout: int | None = None
+        self, split: str, which: Which = "best", *, mc_dropout: int | None = None
     ) -> Predictions:
         """Predict every sample of one split with the weights of a checkpoint.
 
         Args:
-            part: "train", "test" or the name of a validation set.
+            split: "train", "test" or the name of a validation set.
             which: the best checkpoint, the last, or the newest average.
             mc_dropout: number of passes with dropout on; None is one pass without dropout.
 
         Returns:
             numpy arrays by name ("index", "output", ...), one row per sample, in stored order.
         """
-        return self.session.predict(part, which, mc_dropout=mc_dropout)
+        return self.session.predict(split, which, mc_dropout=mc_dropout)
