@@ -6,9 +6,12 @@ process is seeded, and watched. If nothing drew, later steps compare 8 bytes of 
 before and after. A step in which something draws for the first time is computed again, with seeds.
 """
 
+import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import c_char
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -16,14 +19,32 @@ import numpy as np
 # numpy's stubs do not export them.
 from numpy.random import get_bit_generator, set_bit_generator  # type: ignore[attr-defined]
 
-from surestep.engine import python_rng as twister
-
 _WORDS = 4 * 624  # bytes of a Mersenne twister's words, which the place of the next one follows
 _SIZE = _WORDS + 4
+_PYTHON_LAYOUT = Struct("@i624I")  # the index of the next word, and the words
 
 
-def _memory(bits: Any) -> memoryview | None:
-    """Return where the state of numpy's usual bit generator is; None where its layout differs."""
+def _python_memory() -> memoryview | None:
+    """Return the memory of the state of Python's generator; None if its layout is unknown.
+
+    In CPython the state follows the object's header. This is compared with `random.getstate`.
+
+    Source: https://github.com/python/cpython/blob/main/Modules/_randommodule.c
+    """
+    generator: Any = getattr(random, "_inst", None)
+    header, has_gil = object.__basicsize__, getattr(sys, "_is_gil_enabled", lambda: True)
+    if sys.implementation.name != "cpython" or not has_gil():
+        return None
+    if type(generator).__basicsize__ < header + _PYTHON_LAYOUT.size:
+        return None
+    memory = (c_char * _PYTHON_LAYOUT.size).from_address(id(generator) + header)
+    *words, index = random.getstate()[1]
+    view = memoryview(memory).cast("B")
+    return view if view == _PYTHON_LAYOUT.pack(index, *words) else None
+
+
+def _numpy_memory(bits: Any) -> memoryview | None:
+    """Return the memory of the state of an MT19937; None if its layout is unknown."""
     if not isinstance(bits, np.random.MT19937):
         return None
     memory = memoryview((c_char * _SIZE).from_address(bits.ctypes.state_address)).cast("B")
@@ -43,11 +64,11 @@ class GlobalGenerators:
     def __init__(self, *, lazy: bool) -> None:
         self._own = np.random.MT19937(0)
         self._bits = get_bit_generator()  # held: `watched` is its memory
-        numpy_memory, python_memory = _memory(self._bits), twister.memory()
+        numpy_memory, python_memory = _numpy_memory(self._bits), _python_memory()
         self._lazy = lazy and numpy_memory is not None and python_memory is not None
         self.seeded = True
         self.watched: tuple[memoryview, ...] = ()
-        self._own_memory = _memory(self._own)
+        self._own_memory = _numpy_memory(self._own)
         if self._lazy and self._own_memory is not None:
             assert numpy_memory is not None
             assert python_memory is not None
@@ -61,7 +82,7 @@ class GlobalGenerators:
         if self._lazy:
             self._look()
         np.random.seed(seed % 2**32)
-        twister.seed(seed)
+        random.seed(seed)
         if self._lazy:
             self._seeds = tuple(view[0] for view in self._in_step)
 
@@ -95,7 +116,7 @@ def preserve_globals(own: np.random.MT19937 | None = None) -> Iterator[None]:
     numpy draws from another bit generator meanwhile: to copy its state takes 90 µs. What is lost
     is the second half of a pair of gaussians, which loading data drops as well.
     """
-    bits, kept = get_bit_generator(), twister.get_state()
+    bits, kept = get_bit_generator(), random.getstate()
     set_bit_generator(np.random.MT19937(0) if own is None else own)
     _PRESERVED.append(bits)
     try:
@@ -103,7 +124,7 @@ def preserve_globals(own: np.random.MT19937 | None = None) -> Iterator[None]:
     finally:
         _PRESERVED.pop()
         set_bit_generator(bits)
-        twister.set_state(kept)
+        random.setstate(kept)
 
 
 _PRESERVED: list[Any] = []  # bit generators of the program, while its generators are not in use
@@ -114,7 +135,7 @@ def state_of_globals() -> tuple[Any, Any] | None:
 
     If something draws in such a step, it is computed again, and this is asked again.
     """
-    return (twister.get_state(), np.random.get_state(legacy=False)) if _PRESERVED else None
+    return (random.getstate(), np.random.get_state(legacy=False)) if _PRESERVED else None
 
 
 @contextmanager
@@ -130,5 +151,5 @@ def repeat_draws(state: tuple[Any, Any] | None) -> Iterator[None]:
 
 def _put(state: tuple[Any, Any] | None) -> None:
     if state is not None:
-        twister.set_state(state[0])
+        random.setstate(state[0])
         np.random.set_state(state[1])

@@ -29,7 +29,6 @@ import torch
 # numpy's stubs do not export them.
 from numpy.random import get_bit_generator, set_bit_generator  # type: ignore[attr-defined]
 
-from surestep.engine import python_rng as twister
 from surestep.engine.global_rng import GlobalGenerators, preserve_globals
 
 
@@ -101,7 +100,7 @@ def seed_loading(seed: int) -> None:
     """Seed what a dataset may draw from; 90 µs cheaper than `torch.manual_seed`'s walk."""
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
-    twister.seed(seed)
+    random.seed(seed)
 
 
 def reset_numpy_bit_generator() -> None:
@@ -123,13 +122,13 @@ class preserve_rng:
         self._bits = get_bit_generator()
         self._own = _SPARE.pop() if _SPARE else np.random.MT19937(0)
         set_bit_generator(self._own)
-        self._kept = (torch.default_generator.get_state(), twister.get_state())
+        self._kept = (torch.default_generator.get_state(), random.getstate())
 
     def __exit__(self, *_: object) -> None:
         set_bit_generator(self._bits)
         _SPARE.append(self._own)
         torch.default_generator.set_state(self._kept[0])
-        twister.set_state(self._kept[1])
+        random.setstate(self._kept[1])
 
 
 @contextmanager

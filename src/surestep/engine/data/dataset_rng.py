@@ -22,8 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surestep.engine import python_rng as twister
-
 HOOK = "set_sample_seed"
 # A walk ends here, however large the data is: it takes some milliseconds at the most.
 OBJECTS, MEMBERS, DEPTH = 2000, 64, 8
@@ -33,7 +31,7 @@ _INSTALLED = tuple(
 )
 _SEEDED: tuple[Any, ...] = (  # with the global functions, whose methods they have
     torch.default_generator,
-    twister.GLOBAL,
+    random.random.__self__,  # type: ignore[attr-defined]
     np.random.random.__self__,  # type: ignore[attr-defined]
 )
 

@@ -1,0 +1,59 @@
+"""Python's and numpy's global generators are watched through the memory of their states."""
+
+import random
+import sys
+
+import numpy as np
+
+from surestep.engine import global_rng
+
+
+def test_a_draw_from_python_changes_the_memory_that_is_watched():
+    memory = global_rng._python_memory()
+    assert memory is not None, "the layout of this Python's generator is unknown"
+    watched = memory[:8].cast("Q")
+    before = watched[0]
+    random.getstate()
+    assert watched[0] == before
+    random.random()
+    assert watched[0] != before
+
+
+def test_python_state_is_not_read_if_its_layout_is_unknown(monkeypatch):
+    random.seed(3)
+    monkeypatch.setattr(random, "getstate", random.Random(4).getstate)
+    assert global_rng._python_memory() is None
+
+
+def test_python_state_is_not_read_without_the_gil(monkeypatch):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    assert global_rng._python_memory() is None
+
+
+def test_python_state_is_not_read_in_other_implementations(monkeypatch):
+    monkeypatch.setattr(sys.implementation, "name", "pypy")
+    assert global_rng._python_memory() is None
+
+
+def test_every_step_is_seeded_if_the_layout_is_unknown(monkeypatch):
+    monkeypatch.setattr(global_rng, "_python_memory", lambda: None)
+    generators = global_rng.GlobalGenerators(lazy=True)
+    with generators.preserved():
+        generators.seed(1)
+    assert generators.seeded
+
+
+def test_preserved_generators_resume_their_sequence():
+    random.seed(0)
+    np.random.seed(0)
+    random.gauss(0, 1)  # keeps the second of a pair
+    state = random.getstate()
+    numpy_state = np.random.get_state(legacy=False)
+    with global_rng.preserve_globals():
+        random.seed(1)
+        random.gauss(0, 1)
+        np.random.seed(1)
+    assert random.getstate() == state
+    assert np.array_equal(
+        np.random.get_state(legacy=False)["state"]["key"], numpy_state["state"]["key"]
+    )
