@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import torch
 
-from surestep.engine.parallel.strategy import GradNorm, StepOutcome
 from surestep.engine.state.state import Progress
 from surestep.engine.step.log_point import describe_nonfinite_step, read_logged
 from surestep.engine.step.train_step import StepResult
+from surestep.engine.step_outcome import GradNorm, StepOutcome
 
 
 def test_where_ranks_have_pieces_of_gradients_the_norm_of_all_is_told():

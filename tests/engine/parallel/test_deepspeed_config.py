@@ -194,7 +194,7 @@ def test_a_file_is_taken_as_what_it_holds(tmp_path):
         ({"timers": {"throughput": {"enable": True}}}, "'timers.throughput.enabled'"),
         ({"tensorboard": True}, "no key 'tensorboard'"),
         ("ds.json", "cannot be read"),
-        ("{'a': 1}", "a table in JSON"),
+        ("{'a': 1}", "a JSON object"),
     ],
 )
 def test_keys_that_disagree_or_are_not_known_are_refused(own, words):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
-from surestep.engine.parallel.strategy import StepOutcome
+from surestep.engine.step_outcome import StepOutcome
 
 _NORMS = nn.modules.batchnorm._NormBase
 

@@ -33,10 +33,10 @@ from surestep.engine.optim.local_shards import local_shards
 from surestep.engine.parallel.distributed import DistributedStrategy
 from surestep.engine.parallel.meta_init import broadcast_weights, check_filled
 from surestep.engine.parallel.single import NO_GRADIENTS, NOTHING
-from surestep.engine.parallel.strategy import GradNorm, StepOutcome
 from surestep.engine.parallel.wrap_policy import in_order
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import WHOLE, State
+from surestep.engine.step_outcome import GradNorm, StepOutcome
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _BUCKET = 250 * 2**20  # bytes of buffers sent at once: DDP's own

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from surestep.engine.parallel.strategy import StepOutcome
+from surestep.engine.step_outcome import StepOutcome
 
 
 class HostGuard:

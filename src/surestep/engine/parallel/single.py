@@ -19,9 +19,10 @@ from surestep.engine.distributed.communicator import ALONE
 from surestep.engine.losses.base import Loss
 from surestep.engine.optim.param_roles import sparse_embeddings
 from surestep.engine.parallel.nonfinite_guard import GradScalerGuard, HostGuard
-from surestep.engine.parallel.strategy import GradNorm, Named, StepOutcome
+from surestep.engine.parallel.strategy import Named
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import WHOLE, State, trainable_parameters
+from surestep.engine.step_outcome import GradNorm, StepOutcome
 
 NO_GRADIENT = (
     "The loss does not depend on any trained parameter. Look for detach(), .data, numpy or no_grad "

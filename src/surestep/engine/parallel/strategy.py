@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,32 +10,9 @@ from torch import Tensor, nn
 from surestep.engine.batch import Batch
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.losses.base import Loss
+from surestep.engine.step_outcome import GradNorm, StepOutcome
 
 Named = tuple[str, Tensor]
-
-
-class GradNorm(NamedTuple):
-    """The norm of all gradients before clipping, and of each parameter's, on the device."""
-
-    total: Tensor
-    per_parameter: Tensor  # (parameters,), in the order of `names`
-    names: list[str]
-
-
-class StepOutcome(NamedTuple):
-    """What became of a step.
-
-    Attributes:
-        took_step: whether the parameters moved, as far as the host knows.
-        poison: where only the device knows: 0 if they moved, else NaN, ().
-        overflow: the gradients overflowed in fp16 with a finite loss.
-        nonfinite: the host knows that loss or gradients were not finite.
-    """
-
-    took_step: bool
-    nonfinite_flag: Tensor | None = None
-    overflow: bool = False
-    nonfinite: bool = False
 
 
 class Strategy(Protocol):

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.distributed.shards import is_sharded, to_local
-from surestep.engine.parallel.strategy import StepOutcome
 from surestep.engine.schedule.spec import Factor
+from surestep.engine.step_outcome import StepOutcome
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 Buffer = tuple[dict[str, Tensor | None], str]

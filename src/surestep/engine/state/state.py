@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.distributed.shards import ShardedStateProvider
-from surestep.engine.parallel.strategy import StepOutcome
 from surestep.engine.schedule.plateau import PlateauState
 from surestep.engine.state.average import AveragedWeights
 from surestep.engine.state.loss_spikes import SpikeDetector
+from surestep.engine.step_outcome import StepOutcome
 from surestep.engine.value import Value
 
 WHOLE = "model"  # what the only optimizer of a task is called

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from surestep.engine.batch import Batch
 from surestep.engine.parallel.nonfinite_guard import all_finite
-from surestep.engine.parallel.strategy import GradNorm, StepOutcome
 from surestep.engine.step.train_step import StepContext, UpdateResult, forward_backward
+from surestep.engine.step_outcome import GradNorm, StepOutcome
 
 
 def lbfgs_update(parts: StepContext, batch: Batch, divisor: float, rate: float) -> UpdateResult:

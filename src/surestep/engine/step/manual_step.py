@@ -15,9 +15,9 @@ from surestep.engine.device import sum_dtype
 from surestep.engine.metrics import base as metrics
 from surestep.engine.parallel.manual_allreduce import broadcast_module
 from surestep.engine.parallel.single import NO_GRADIENT
-from surestep.engine.parallel.strategy import GradNorm
 from surestep.engine.step.multi_optimizer import OptimizerHandle, OptimizerSet, StepRolledBack
 from surestep.engine.step.train_step import StepContext, UpdateResult
+from surestep.engine.step_outcome import GradNorm
 
 
 def check_turn_loss(loss: object) -> None:

@@ -22,10 +22,11 @@ from surestep.engine.losses.base import HALF
 from surestep.engine.losses.multi import weighted_sum
 from surestep.engine.metrics import base as metrics
 from surestep.engine.model.preserve import BufferSnapshot, TrainModes
-from surestep.engine.parallel.strategy import GradNorm, StepOutcome, Strategy
+from surestep.engine.parallel.strategy import Strategy
 from surestep.engine.rng import ModelRNG
 from surestep.engine.schedule.spec import Factor
 from surestep.engine.state.state import Progress, State
+from surestep.engine.step_outcome import GradNorm, StepOutcome
 
 
 @dataclass(slots=True, eq=False)

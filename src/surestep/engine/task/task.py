@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,9 +33,6 @@ from surestep.engine.losses.registry import get_loss
 from surestep.engine.metrics.base import check_metric
 from surestep.engine.schedule.spec import UserFunction
 from surestep.engine.task.init_weights import Source, as_init
-
-if TYPE_CHECKING:
-    from surestep.engine.step.manual_step import ManualStep
 
 ParameterGroups = list[dict[str, Any]]
 Items = str | Callable[[Any], float]
@@ -141,7 +138,7 @@ class Task:
     init: Source | None = None
     loss_is_separable: bool = True
     teacher: nn.Module | Callable[[], nn.Module] | None = None
-    step: "Callable[[ManualStep], object] | None" = None
+    step: Callable[[Any], object] | None = None
     optimizers: Mapping[str, Any] = field(default_factory=dict)
     loss_weights: Mapping[str, float] = field(default_factory=dict)
     reduction: str | Mapping[str, str] = "mean"

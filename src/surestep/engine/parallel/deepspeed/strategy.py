@@ -24,9 +24,9 @@ from surestep.engine.parallel.distributed import DistributedStrategy
 from surestep.engine.parallel.manual_allreduce import broadcast_module
 from surestep.engine.parallel.nonfinite_guard import all_finite
 from surestep.engine.parallel.single import NO_GRADIENT, NOTHING
-from surestep.engine.parallel.strategy import GradNorm, StepOutcome
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import WHOLE, State
+from surestep.engine.step_outcome import GradNorm, StepOutcome
 
 
 class DeepSpeedStrategy(DistributedStrategy):

@@ -1,0 +1,29 @@
+"""The result of a step, as the strategies return it and the state counts it."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class GradNorm(NamedTuple):
+    """Gradient norms before clipping, on the device: of all gradients, and of each parameter."""
+
+    total: Tensor
+    per_parameter: Tensor  # (parameters,), in the order of `names`
+    names: list[str]
+
+
+class StepOutcome(NamedTuple):
+    """Whether a step updated the parameters, and why not.
+
+    Attributes:
+        took_step: whether the parameters were updated, as far as the host knows.
+        nonfinite_flag: if only the device knows: 0 if they were updated, else NaN, ().
+        overflow: the gradients overflowed in fp16 with a finite loss.
+        nonfinite: the host knows that the loss or a gradient was not finite.
+    """
+
+    took_step: bool
+    nonfinite_flag: Tensor | None = None
+    overflow: bool = False
+    nonfinite: bool = False
