@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.checkpoint.load import load_model
 from tests import tiny
 from tests.cli.conftest import HEAD

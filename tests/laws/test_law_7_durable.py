@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 import surestep
-from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.checkpoint.discovery import list_checkpoints
 from tests.laws.tasks import Augmented, assert_moved, assert_same, session_of, snapshot, train
 from tests.laws.tasks import with_batchnorm as net
 

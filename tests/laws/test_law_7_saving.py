@@ -10,7 +10,7 @@ from torch import nn
 
 import surestep
 from surestep.record.checkpoint import async_saver as saver
-from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.checkpoint.discovery import list_checkpoints
 from tests.laws.tasks import Augmented, session_of, with_batchnorm
 
 Folder = Callable[[], Path]

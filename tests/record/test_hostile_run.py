@@ -8,10 +8,11 @@ import pytest
 
 import surestep
 from surestep.base.errors import RunError, SurestepError
-from surestep.record.checkpoint.listing import list_checkpoints, read_info
+from surestep.record.checkpoint.discovery import list_checkpoints
+from surestep.record.checkpoint.retention import explain_retention
+from surestep.record.checkpoint.state_json import read_info
 from surestep.record.incident import incidents_of, read_incident
 from surestep.record.lock import RunLock
-from surestep.record.retention_reasons import explain_retention
 from surestep.record.skipped_samples import read_samples
 from tests import tiny
 from tests.record.spoiled import DAMAGES, GONE, change, in_time, spoil
@@ -42,7 +43,9 @@ def path(made, tmp_path):
 
 def _kept(path):
     run = surestep.Run(path)
-    return explain_retention(run, [read_info(each) for each in list_checkpoints(run.checkpoints)])
+    return explain_retention(
+        run.path, run.monitor, [read_info(each) for each in list_checkpoints(run.checkpoints)]
+    )
 
 
 def _hold(path):

@@ -2,15 +2,18 @@ import pytest
 
 import surestep
 from surestep.base.errors import RunError
-from surestep.record.checkpoint.listing import list_checkpoints, read_info
+from surestep.record.checkpoint.discovery import list_checkpoints
+from surestep.record.checkpoint.retention import explain_retention
+from surestep.record.checkpoint.state_json import read_info
 from surestep.record.io import write_json
-from surestep.record.retention_reasons import explain_retention
 from tests import tiny
 
 
 def kept(run):
     found = [read_info(path) for path in list_checkpoints(run.checkpoints)]
-    return {path.name[-1]: why for path, why in explain_retention(run, found).items()}
+    return {
+        path.name[-1]: why for path, why in explain_retention(run.path, run.monitor, found).items()
+    }
 
 
 def test_the_last_n_and_the_best_k_of_the_plan(tmp_path):

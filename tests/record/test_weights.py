@@ -149,7 +149,7 @@ def test_a_run_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="has no checkpoint yet"):
         loaded(tmp_path / "run")
     (tmp_path / "run" / "config.json").unlink()
-    with pytest.raises(CheckpointError, match="is no run folder"):
+    with pytest.raises(CheckpointError, match="is not a run folder"):
         loaded(tmp_path / "run")
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from surestep.base.errors import CheckpointError
-from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.checkpoint.manifest import verify
 from tests.torture.cases import Case
 from tests.torture.outcome import differences

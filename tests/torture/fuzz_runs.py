@@ -23,10 +23,11 @@ import torch
 
 import surestep
 from surestep.base.errors import SurestepError
-from surestep.record.checkpoint.listing import list_checkpoints, read_info
+from surestep.record.checkpoint.discovery import list_checkpoints
+from surestep.record.checkpoint.retention import explain_retention
+from surestep.record.checkpoint.state_json import read_info
 from surestep.record.incident import read_incident
 from surestep.record.lock import RunLock
-from surestep.record.retention_reasons import explain_retention
 from surestep.record.run import Run
 from surestep.record.skipped_samples import read_samples, write_skipped
 from tests import tiny
@@ -55,7 +56,9 @@ def _incident(path: Path) -> None:
 
 def _kept(path: Path) -> None:
     run = Run(path)
-    explain_retention(run, [read_info(each) for each in list_checkpoints(run.checkpoints)])
+    explain_retention(
+        run.path, run.monitor, [read_info(each) for each in list_checkpoints(run.checkpoints)]
+    )
 
 
 def _hold(path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import CheckpointError
-from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.checkpoint.manifest import verify
 from tests.torture.cases import Case
 from tests.torture.outcome import differences

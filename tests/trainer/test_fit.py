@@ -15,7 +15,8 @@ from torch import nn
 import surestep
 from surestep.base.errors import NonFiniteError, Preempted
 from surestep.engine.distributed import communicator as world
-from surestep.record.checkpoint.listing import list_checkpoints, read_record
+from surestep.record.checkpoint.discovery import list_checkpoints
+from surestep.record.checkpoint.state_json import read_record
 from surestep.record.run import Run
 from surestep.trainer.fit import fit
 from tests import tiny

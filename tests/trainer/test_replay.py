@@ -14,7 +14,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import CheckpointError, ConfigError, NonFiniteError, RunError
-from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.io import read_json
 from tests import tiny
 from tests.engine.incident.broken import BAD, SAMPLES, data, half_logarithm, learned, model

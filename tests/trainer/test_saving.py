@@ -9,7 +9,7 @@ import pytest
 
 from surestep.base.errors import CheckpointError, StatusWriteError
 from surestep.record.checkpoint import async_saver as saver
-from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.run import Run
 from tests import tiny
 

@@ -5,9 +5,10 @@ from typing import Literal, NamedTuple
 
 from surestep.base.errors import ConfigError, RunError, suggest_names
 from surestep.base.paths import require_local_path
-from surestep.record.checkpoint.listing import CheckpointInfo, is_checkpoint_dir, read_info
+from surestep.record.checkpoint.discovery import is_checkpoint_dir
 from surestep.record.checkpoint.manifest import MANIFEST
 from surestep.record.checkpoint.reader import open_checkpoint
+from surestep.record.checkpoint.state_json import CheckpointInfo, read_info
 from surestep.record.run import Run, SelectedWeights
 
 Which = int | Literal["best", "last"]

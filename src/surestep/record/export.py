@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from surestep.base.errors import CheckpointError, ConfigError, suggest_names
 from surestep.base.paths import require_local_path
 from surestep.engine.distributed.shards import TensorMeta
-from surestep.record.checkpoint.listing import CheckpointInfo
 from surestep.record.checkpoint.reader import CheckpointReader
 from surestep.record.checkpoint.safetensors_writer import stream_tensors
+from surestep.record.checkpoint.state_json import CheckpointInfo
 from surestep.record.io import dumps, fsync, os_error_hint
 from surestep.record.temp_files import temp_name
 
@@ -91,7 +91,7 @@ def export(
             else:
                 with _reading(found, lies) as read:
                     weights = _each_once(lies, read)
-                from surestep.record.checkpoint.sparse import put_together  # it needs torch
+                from surestep.record.checkpoint.encoding import put_together
 
                 tensors, extra = put_together(weights, found.record["extra"])
                 _write_state_dict(temporary, {**tensors, **extra})

@@ -20,17 +20,19 @@ from surestep.base.paths import require_local_path
 from surestep.record.checkpoint.discovery import (
     TRIES,
     find_newest_valid,
+    list_checkpoints,
+    no_checkpoint_message,
     no_valid_checkpoint_message,
     scan_checkpoints,
+    step_of,
 )
 from surestep.record.checkpoint.errors import CheckpointVanishedError
 from surestep.record.checkpoint.inspect import InspectionResult, examine_all
-from surestep.record.checkpoint.listing import CheckpointInfo, list_checkpoints, read_info, step_of
 from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
 from surestep.record.checkpoint.retention import best_first, cycle_checkpoints
+from surestep.record.checkpoint.state_json import CheckpointInfo, read_info
 from surestep.record.events import read_events
 from surestep.record.io import read_json
-from surestep.record.no_checkpoint import no_checkpoint_message
 from surestep.record.run_schemas import CONFIG, status
 from surestep.record.skipped_samples import SkippedSteps, summarize_skips
 
@@ -129,7 +131,7 @@ class Run:
         return dict(read_json(self.path / "status.json", status, hint=hint))
 
     @property
-    def judged_by(self) -> tuple[str, Literal["min", "max"]] | None:
+    def monitor(self) -> tuple[str, Literal["min", "max"]] | None:
         """The metric that decides the best checkpoint, and whether "min" or "max" is better."""
         judged = self.status.get("monitor")
         return None if judged is None else (judged[0], judged[1])
@@ -149,7 +151,7 @@ class Run:
         Raises:
             CorruptCheckpointError: the best checkpoint, or one that may be it, is corrupted.
         """
-        judged = self.judged_by
+        judged = self.monitor
         if judged is None:
             return self.last
         found = scan_checkpoints(self.checkpoints)

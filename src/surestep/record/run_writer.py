@@ -18,12 +18,15 @@ from surestep.record.checkpoint.discovery import (
     CorruptCheckpoint,
     NewestValid,
     find_newest_valid,
+    has_published,
+    list_checkpoints,
+    no_checkpoint_message,
     quarantine,
+    step_of,
 )
-from surestep.record.checkpoint.listing import list_checkpoints, step_of
-from surestep.record.checkpoint.local_shards import is_shared
 from surestep.record.checkpoint.reader import CheckpointReader
 from surestep.record.checkpoint.retention import RetentionPolicy, delete, prune
+from surestep.record.checkpoint.staging import is_shared
 from surestep.record.checkpoint.verify import make_verifier
 from surestep.record.environment import collect_environment
 from surestep.record.events import EventWriter
@@ -31,7 +34,6 @@ from surestep.record.filesystem_check import probe_filesystem
 from surestep.record.incident import FOLDER as INCIDENTS
 from surestep.record.io import os_error_hint, write_json
 from surestep.record.lock import RunLock
-from surestep.record.no_checkpoint import has_published, no_checkpoint_message
 from surestep.record.run import Run
 from surestep.record.skipped_samples import write_skipped
 from surestep.record.temp_files import remove_stale

@@ -15,8 +15,8 @@ from surestep.engine.plan.plan import Plan
 from surestep.engine.profile.memory_estimate import tensor_bytes
 from surestep.engine.schedule.lr import cycle_ends
 from surestep.engine.state.state import State, trainable_parameters
+from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.checkpoint.inspect import size_on_disk
-from surestep.record.checkpoint.listing import list_checkpoints
 
 FILLS_UP = "THE DISK MAY FILL UP"
 

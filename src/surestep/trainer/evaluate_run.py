@@ -11,7 +11,7 @@ from surestep.engine.evaluate.evaluate import evaluate_parts
 from surestep.engine.model.precision import autocast, place_model, torch_settings
 from surestep.engine.task.task import Task
 from surestep.engine.value import Value
-from surestep.record.checkpoint.listing import CheckpointInfo
+from surestep.record.checkpoint.state_json import CheckpointInfo
 from surestep.record.run import Run, Which
 from surestep.trainer.planning import (
     PreparedTask,

@@ -22,7 +22,7 @@ from surestep.engine.state.average import AveragedWeights
 from surestep.engine.step.loop import Loop
 from surestep.engine.task.task import Task
 from surestep.engine.value import Value
-from surestep.record.checkpoint.listing import CheckpointInfo
+from surestep.record.checkpoint.state_json import CheckpointInfo
 from surestep.record.run import Run, Which
 from surestep.trainer.oom import evaluation_oom
 from surestep.trainer.predict_run import open_feed

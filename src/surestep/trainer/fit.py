@@ -21,7 +21,7 @@ from surestep.engine.evaluate.evaluate import EvaluationInterrupted
 from surestep.engine.schedule.lr import cycle_ends
 from surestep.engine.step.callback import Request
 from surestep.engine.step.train_step import StepResult
-from surestep.record.checkpoint.listing import list_checkpoints, step_of
+from surestep.record.checkpoint.discovery import list_checkpoints, step_of
 from surestep.record.run import Run
 from surestep.trainer.session import Session
 from surestep.trainer.signals import interruptible

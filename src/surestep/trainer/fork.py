@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from surestep.base.errors import ConfigError
-from surestep.record.checkpoint.listing import CheckpointInfo
+from surestep.record.checkpoint.state_json import CheckpointInfo
 from surestep.record.checkpoint_ref import find_checkpoint, is_checkpoint, split_name
 from surestep.record.run import Run
 

@@ -13,7 +13,7 @@ from surestep.engine.evaluate.predict import Predictions, make_predict_loader, p
 from surestep.engine.model.precision import autocast, torch_settings
 from surestep.engine.plan.plan import Plan
 from surestep.engine.task.task import Task
-from surestep.record.checkpoint.listing import CheckpointInfo
+from surestep.record.checkpoint.state_json import CheckpointInfo
 from surestep.record.run import Run, Which
 from surestep.trainer.evaluate_run import load_checkpoint_model
 from surestep.trainer.planning import check_split, data_splits, plan_task

@@ -13,7 +13,7 @@ from surestep.engine.distributed.launcher_env import (
 from surestep.engine.distributed.rank_logging import TeeStream
 from surestep.engine.plan.plan import Plan
 from surestep.engine.profile.profiler import Profile
-from surestep.record.checkpoint.callback_state import unmatched_states
+from surestep.record.checkpoint.encoding import unmatched_states
 from surestep.record.progress_display import (
     FileProgress,
     NullProgress,

@@ -6,7 +6,7 @@ from typing import Any
 from surestep.base.errors import CheckpointError
 from surestep.engine.state.loss_spikes import LossSpike
 from surestep.engine.step.log_point import LogPoint, SkippedStep
-from surestep.record.checkpoint.listing import list_checkpoints, step_of
+from surestep.record.checkpoint.discovery import list_checkpoints, step_of
 from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
 from surestep.record.checkpoint.verify import make_verifier
 from surestep.record.run_writer import RunWriter

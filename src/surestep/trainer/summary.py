@@ -9,7 +9,7 @@ from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
 from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
-from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.run_writer import RunWriter
 
 ALL_DONE = "all steps are done"

@@ -85,7 +85,7 @@ def test_it_moves_our_groups_with_our_options(ops):
 
 def test_it_is_kept_as_torchs(ops):
     made = deepspeed_adam.adam(planned(), groups())
-    assert (made.stands_for, made.left_out) == ("AdamW", LEFT_OUT)
+    assert (made.state_class_name, made.left_out) == ("AdamW", LEFT_OUT)
     assert made.param_groups[0].keys() >= torch.optim.AdamW([torch.zeros(1)]).defaults.keys()
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from surestep.base.errors import CheckpointError
-from surestep.record.checkpoint.callback_state import unmatched_states
-from surestep.record.checkpoint.listing import read_record
+from surestep.record.checkpoint.encoding import unmatched_states
 from surestep.record.checkpoint.load import load_checkpoint
+from surestep.record.checkpoint.state_json import read_record
 from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
 

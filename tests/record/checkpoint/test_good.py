@@ -7,14 +7,15 @@ from surestep.base.errors import CheckpointError, CorruptCheckpointError
 from surestep.record.checkpoint import discovery as good
 from surestep.record.checkpoint.discovery import (
     find_newest_valid,
+    list_checkpoints,
     quarantine,
     remember,
     scan_checkpoints,
 )
 from surestep.record.checkpoint.errors import CheckpointVanishedError
-from surestep.record.checkpoint.listing import list_checkpoints, read_info
 from surestep.record.checkpoint.manifest import FORMAT
 from surestep.record.checkpoint.staging import SnapshotStager
+from surestep.record.checkpoint.state_json import read_info
 from surestep.record.checkpoint.writer import save_checkpoint, write_checkpoint
 from tests import tiny
 from tests.record.checkpoint.test_manifest import rewritten

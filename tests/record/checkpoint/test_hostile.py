@@ -13,10 +13,10 @@ import torch
 
 from surestep.base.errors import CheckpointError
 from surestep.record.checkpoint.discovery import find_newest_valid, scan_checkpoints
-from surestep.record.checkpoint.listing import read_record
 from surestep.record.checkpoint.load import load_checkpoint, load_model
 from surestep.record.checkpoint.manifest import MANIFEST, RECORD
 from surestep.record.checkpoint.safetensors_writer import write_tensors
+from surestep.record.checkpoint.state_json import read_record
 from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
 from tests.record.checkpoint.forge import (

@@ -10,8 +10,8 @@ import pytest
 import surestep
 from surestep.cli.main import main
 from surestep.record.checkpoint import reader as opened
+from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.checkpoint.errors import CheckpointVanishedError
-from surestep.record.checkpoint.listing import list_checkpoints
 from surestep.record.checkpoint.reader import open_checkpoint
 from surestep.record.checkpoint.retention import RetentionPolicy, delete, prune
 from tests import tiny

@@ -1,4 +1,5 @@
-from surestep.record.checkpoint.listing import CheckpointInfo, list_checkpoints, read_info
+from surestep.record.checkpoint.discovery import list_checkpoints
+from surestep.record.checkpoint.state_json import CheckpointInfo, read_info
 from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
 

@@ -5,8 +5,7 @@ import pytest
 from surestep.base.errors import CheckpointError, CorruptCheckpointError
 from surestep.record.checkpoint import manifest
 from surestep.record.checkpoint import reader as opened
-from surestep.record.checkpoint.discovery import find_newest_valid
-from surestep.record.checkpoint.listing import list_checkpoints
+from surestep.record.checkpoint.discovery import find_newest_valid, list_checkpoints
 from tests import tiny
 
 NO_MAP = RuntimeError("unable to mmap 26 bytes from file <x>: Cannot allocate memory (12)")

@@ -10,8 +10,9 @@ from torch import nn
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.state.state import Progress, State
-from surestep.record.checkpoint.listing import list_checkpoints, read_record
+from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.checkpoint.load import load_checkpoint
+from surestep.record.checkpoint.state_json import read_record
 from surestep.record.checkpoint.writer import CheckpointFiles, save_checkpoint
 from tests import tiny
 

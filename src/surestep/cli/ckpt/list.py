@@ -14,15 +14,15 @@ from surestep.base.text import format_bytes, print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.parse import parse
 from surestep.engine.value import shown
+from surestep.record.checkpoint.discovery import no_checkpoint_message
 from surestep.record.checkpoint.inspect import (
     InspectionResult,
     examine_all,
     list_all_folders,
     size_on_disk,
 )
+from surestep.record.checkpoint.retention import explain_retention
 from surestep.record.io import dumps
-from surestep.record.no_checkpoint import no_checkpoint_message
-from surestep.record.retention_reasons import explain_retention
 from surestep.record.run import Run
 
 READ_AT_ONCE = 2 * 2**30  # bytes: what is read within about a second
@@ -74,7 +74,8 @@ def run(words: list[str]) -> int:
 def _kept(folder: Run, found: list[InspectionResult]) -> dict[Path, list[str]]:
     """Return what each is kept as; where the plan cannot be read, say so and tell the rest."""
     try:
-        return explain_retention(folder, [each.saved for each in found if each.saved and each.good])
+        saved = [each.saved for each in found if each.saved and each.good]
+        return explain_retention(folder.path, folder.monitor, saved)
     except RunError as error:
         print_escaped(str(error), file=sys.stderr)
         return {}

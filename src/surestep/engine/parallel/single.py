@@ -200,7 +200,7 @@ class FusedAdamW(torch.optim.AdamW):
     alike, and the wrapper that looks for hooks. Measured on the small MLP, in docs/decisions/0003.
     """
 
-    stands_for = "AdamW"  # in checkpoints: the state is that of torch's
+    state_class_name = "AdamW"  # in checkpoints: the state is that of torch's
 
     def step(self, closure: Any = None) -> Any:
         """Move the parameters once, unless `found_inf` is 1."""

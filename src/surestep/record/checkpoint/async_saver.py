@@ -14,8 +14,8 @@ from pathlib import Path
 from surestep.base.errors import CheckpointError
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.state.state import State
-from surestep.record.checkpoint.listing import CheckpointInfo
 from surestep.record.checkpoint.staging import SnapshotStager, StateSnapshot
+from surestep.record.checkpoint.state_json import CheckpointInfo
 from surestep.record.checkpoint.writer import snapshot_all_ranks, write_checkpoint, write_sharded
 
 

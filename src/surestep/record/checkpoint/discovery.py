@@ -1,19 +1,22 @@
 """Which checkpoints of a folder are good, and which to go on from."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from surestep.base.errors import CheckpointError, CorruptCheckpointError
+from surestep.base.errors import CheckpointError, CorruptCheckpointError, RunError
 from surestep.record.checkpoint.errors import CheckpointVanishedError
-from surestep.record.checkpoint.listing import CheckpointInfo, list_checkpoints, read_info, step_of
-from surestep.record.checkpoint.manifest import MANIFEST
+from surestep.record.checkpoint.manifest import (
+    MANIFEST,
+)
 from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
+from surestep.record.checkpoint.state_json import CheckpointInfo, read_info
 from surestep.record.checkpoint.verify import Check
-from surestep.record.no_checkpoint import no_checkpoint_message
+from surestep.record.events import read_events
 
 DAMAGED = "damaged-"  # what the name of a damaged checkpoint that was put aside begins with
 TRIES = 5  # each time that one is gone, a newer one was published
@@ -155,3 +158,60 @@ def quarantine(path: Path) -> Path:
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
     return aside
+
+
+def has_published(run: Path) -> bool:
+    """Say whether the run has ever published a checkpoint.
+
+    Raises:
+        RunError: its events cannot be read.
+    """
+    events = run / "events.jsonl"
+    return events.exists() and any(e["event"] == "checkpoint" for e in read_events(events))
+
+
+def no_checkpoint_message(run: Path) -> str:
+    """Say that a run has no checkpoint: not yet, or not any more."""
+    try:
+        gone = has_published(run)
+    except RunError:  # nothing more is known than that there is none
+        gone = False
+    if not gone:
+        return f"{run} has no checkpoint yet."
+    return (
+        f"{run} had checkpoints, and has none now. Put one back, or start anew in another folder "
+        "with --run (run= in Python)."
+    )
+
+
+_NAME = re.compile(r"step-([0-9]{8,})")
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """List the published checkpoints, oldest first, by step; links are none.
+
+    Raises:
+        CheckpointError: the folder cannot be listed.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            found = [(int(m[1]), folder / each.name) for each in entries if (m := _match(each))]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be listed: {error.strerror}.") from error
+    return [path for _, path in sorted(found)]
+
+
+def step_of(path: Path) -> int:
+    """Return the step of a published checkpoint, by its name."""
+    return int(path.name.removeprefix("step-"))
+
+
+def is_checkpoint_dir(path: Path) -> bool:
+    """Say whether a folder is called as a published checkpoint is."""
+    return _NAME.fullmatch(path.name) is not None and path.is_dir()
+
+
+def _match(entry: os.DirEntry[str]) -> re.Match[str] | None:
+    return _NAME.fullmatch(entry.name) if entry.is_dir(follow_symlinks=False) else None

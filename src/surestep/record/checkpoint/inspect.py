@@ -7,15 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surestep.base.errors import CheckpointError, CorruptCheckpointError
-from surestep.record.checkpoint.discovery import DAMAGED
+from surestep.record.checkpoint.discovery import DAMAGED, list_checkpoints
 from surestep.record.checkpoint.errors import checkpoint_error
-from surestep.record.checkpoint.listing import (
-    CheckpointInfo,
-    list_checkpoints,
-    read_info,
-    read_record,
-)
 from surestep.record.checkpoint.manifest import MANIFEST, RECORD, iter_errors
+from surestep.record.checkpoint.state_json import CheckpointInfo, read_info, read_record
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,11 @@ from surestep.engine.model.param_patterns import unwrap_module
 from surestep.engine.state.loss_spikes import SpikeDetector
 from surestep.engine.state.state import BestMetric, Progress, State, Stateful, StepCounts
 from surestep.engine.task.init_weights import summarize_names
-from surestep.record.checkpoint.callback_state import decode_states
+from surestep.record.checkpoint.encoding import decode_states, put_together
 from surestep.record.checkpoint.errors import checkpoint_error
 from surestep.record.checkpoint.manifest import RECORD
 from surestep.record.checkpoint.optimizer_state import load_states, match_optimizer_states
 from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
-from surestep.record.checkpoint.sparse import put_together
 from surestep.record.checkpoint.staging import BUFFERS
 
 _NONE: Mapping[str, str] = {}

@@ -7,17 +7,23 @@ import torch
 from torch import Tensor
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.distributed.shards import ShardedStateProvider, is_sharded
+from surestep.engine.distributed.shards import (
+    ShardedStateProvider,
+    TensorShard,
+    is_sharded,
+)
 from surestep.engine.state.state import State
-from surestep.record.checkpoint.optimizer_slots import names_in, restore
+from surestep.record.checkpoint.encoding import as_json, collect_shards
+from surestep.record.checkpoint.optimizer_slots import flatten, names_in, restore
 from surestep.record.checkpoint.options import (
     SavedOptions,
     encode_built,
+    encode_options,
     is_of_torch,
     typed_like,
 )
 from surestep.record.checkpoint.reader import CheckpointReader
-from surestep.record.checkpoint.staging import optimizer_class_name
+from surestep.record.schema import format_value
 
 _WALKED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum")
 
@@ -262,3 +268,70 @@ def _shorten(slots: dict[str, Any], history: int) -> None:
             del slots[name][:-history]
     if len(slots.get("al") or ()) != history:
         slots.pop("al", None)
+
+
+def encode_optimizer(
+    called: str, state: State
+) -> tuple[Mapping[str, Tensor | TensorShard], dict[str, Any]]:
+    """Return an optimizer's state: tensors by "optimizer/parameter/slot", and the rest."""
+    optimizer = state.optimizers[called]
+    if state.keeper is None:
+        names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+        return encode_state(called, optimizer, state, names)
+    return _encode_sharded_state(called, optimizer, state, state.keeper)
+
+
+def encode_state(
+    called: str, optimizer: torch.optim.Optimizer, state: State, names: Mapping[int, str]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return an optimizer's state as `encode_optimizer` does; `names` has them by parameter id.
+
+    Raises:
+        CheckpointError: it holds what a checkpoint cannot.
+    """
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    for parameter, slots in optimizer.state.items():
+        if id(parameter) not in names:
+            raise _homeless(optimizer, f"state under {format_value(parameter)}")
+        name = names[id(parameter)]
+        for slot, value in slots.items():
+            key = f"{called}/{name}/{slot}"
+            flat = flatten(key, value, tensors, as_json)
+            if not isinstance(value, Tensor):
+                values[key] = flat
+    groups = [
+        {"names": [names[id(parameter)] for parameter in group["params"]], **options}
+        for group, options in zip(
+            optimizer.param_groups, encode_options(state, called, tensors), strict=True
+        )
+    ]
+    return tensors, {"class": optimizer_class_name(optimizer), "values": values, "groups": groups}
+
+
+def _encode_sharded_state(
+    called: str, optimizer: torch.optim.Optimizer, state: State, keeper: ShardedStateProvider
+) -> tuple[dict[str, TensorShard], dict[str, Any]]:
+    slots = ((f"{called}/{name}/{slot}", each) for name, slot, each in keeper.slots(called))
+    tensors: dict[str, Tensor] = {}
+    named = zip(keeper.groups(called), encode_options(state, called, tensors), strict=True)
+    groups = [{"names": list(names), **options} for names, options in named]
+    if tensors:
+        raise _homeless(optimizer, f"a tensor in its options, {next(iter(tensors))!r}")
+    return collect_shards(slots), {
+        "class": optimizer_class_name(optimizer),
+        "values": {},
+        "groups": groups,
+    }
+
+
+def optimizer_class_name(optimizer: torch.optim.Optimizer) -> str:
+    """Return the class by which the state is known: torch's, where another one stands for it."""
+    return str(getattr(optimizer, "state_class_name", type(optimizer).__name__))
+
+
+def _homeless(optimizer: torch.optim.Optimizer, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{type(optimizer).__name__} keeps {what}, which belongs to no parameter and would be "
+        "lost. Keep it in optimizer.state[parameter], or as a number in its group."
+    )

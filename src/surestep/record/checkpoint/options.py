@@ -17,7 +17,7 @@ from surestep.base.errors import CheckpointError
 from surestep.engine.model.frozen_weights import fingerprint
 from surestep.engine.optim.param_groups import parameters_of
 from surestep.engine.state.state import State
-from surestep.record.checkpoint.plain import NoPlainForm, decode, encode
+from surestep.record.checkpoint.encoding import NoPlainForm, decode, encode
 from surestep.record.checkpoint.reader import CheckpointReader
 from surestep.record.schema import format_value
 

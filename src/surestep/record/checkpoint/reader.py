@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from surestep.base.errors import CheckpointError
 from surestep.engine.distributed.shards import Sizes, distribute_like, is_sharded, shard_extent
 from surestep.record.checkpoint.errors import checkpoint_error, lacks_memory
-from surestep.record.checkpoint.listing import CheckpointInfo, info_from_record, read_record
 from surestep.record.checkpoint.manifest import (
     MANIFEST,
     Manifest,
@@ -22,6 +21,7 @@ from surestep.record.checkpoint.manifest import (
     verify,
 )
 from surestep.record.checkpoint.safetensors_writer import dtype_of
+from surestep.record.checkpoint.state_json import CheckpointInfo, info_from_record, read_record
 from surestep.record.schema import format_value
 
 if TYPE_CHECKING:  # commands that only look at a checkpoint start without torch

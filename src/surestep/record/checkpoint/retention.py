@@ -6,13 +6,16 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from surestep.config.duration import count_periods
+from surestep.base.errors import ConfigError, RunError
+from surestep.config.duration import count_periods, parse_duration
 from surestep.engine.value import number
 from surestep.record.checkpoint.discovery import Looked, remember, scan_checkpoints
-from surestep.record.checkpoint.listing import CheckpointInfo
+from surestep.record.checkpoint.state_json import CheckpointInfo
 from surestep.record.incident import referenced_checkpoints
+from surestep.record.io import read_json
+from surestep.record.run_schemas import PLAN
 from surestep.record.temp_files import TAKEN, temp_name
 
 
@@ -167,3 +170,37 @@ def _delete_files(folder: str) -> None:
         os.rmdir(folder)
     except (IsADirectoryError, PermissionError):  # what unlink says of a folder
         shutil.rmtree(folder)
+
+
+def explain_retention(
+    run: Path,
+    monitor: tuple[str, Literal["min", "max"]] | None,
+    checkpoints: list[CheckpointInfo],
+) -> dict[Path, list[str]]:
+    """Return for each checkpoint what it is kept as, such as "best" and "last".
+
+    Raises:
+        RunError: the run's plan or status cannot be read.
+    """
+    decided = read_json(run / "plan.json", PLAN)
+    plan = {each["option"]: each["value"] for each in decided}
+    metric, mode = monitor or (None, "min")
+    try:
+        keep_every = _keep_every(plan)
+    except (ValueError, OverflowError, ConfigError) as error:
+        raise RunError(f"{run / 'plan.json'} cannot be read: {error}.") from error
+    retention = RetentionPolicy(
+        keep_last=plan.get("checkpoint.keep_last", 1),
+        keep_best=plan.get("checkpoint.keep_best", 1),
+        metric=metric,
+        mode=mode,
+        keep_every=keep_every,
+        cycles=True,
+        goes_back=plan.get("on_spike") == "rollback",
+    )
+    return retention_reasons(checkpoints, retention)
+
+
+def _keep_every(plan: dict[str, Any]) -> float | None:
+    said = plan.get("checkpoint.keep_every")
+    return None if said is None else parse_duration(said).steps(plan.get("steps_per_epoch"))

@@ -4,42 +4,87 @@ What depends on nothing else is made once: training waits for the time that a sa
 """
 
 import copy
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.distributed.shards import ShardedStateProvider, TensorShard, is_sharded
+from surestep.engine.distributed.shards import (
+    Sizes,
+    TensorShard,
+    is_sharded,
+    local_shard,
+)
 from surestep.engine.model.frozen_weights import omitted_weights
 from surestep.engine.model.nonpersistent_buffers import changed_buffers
 from surestep.engine.optim.trial import try_step
 from surestep.engine.state.state import State
-from surestep.record.checkpoint.callback_state import KIND, encode_states
-from surestep.record.checkpoint.local_shards import (
-    Boxes,
-    Found,
+from surestep.record.checkpoint.encoding import (
+    KIND,
+    as_json,
     collect_shards,
-    is_shared,
-    local_tensors,
+    encode_states,
+    is_sparse,
+    layout_of,
+    take_apart,
 )
 from surestep.record.checkpoint.manifest import TensorEntry, TensorSlice, tensors_text
-from surestep.record.checkpoint.optimizer_slots import flatten
-from surestep.record.checkpoint.options import encode_options, is_of_torch
+from surestep.record.checkpoint.optimizer_state import encode_optimizer, encode_state
+from surestep.record.checkpoint.options import is_of_torch
 from surestep.record.checkpoint.safetensors_writer import (
     TensorFileLayout,
     allocate_buffer,
     safetensors_dtype,
 )
-from surestep.record.checkpoint.sparse import is_sparse, layout_of, take_apart
 from surestep.record.io import dumps
-from surestep.record.schema import format_value
+
+
+class ShardExtent(NamedTuple):
+    """Where a tensor of this rank's lies in the whole one."""
+
+    full_shape: Sizes
+    offset: Sizes
+
+
+Found = Mapping[str, Tensor | TensorShard]
+
+
+Boxes = Mapping[str, Mapping[str, ShardExtent]]  # by kind, by name
+
+
+def is_shared(state: State) -> bool:
+    """Say whether no rank has all of the state, so that all of them write and read it."""
+    return state.keeper is not None or any(map(is_sharded, state.model.parameters()))
+
+
+def local_tensors(
+    tensors: Mapping[str, Found], *, is_first: bool
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, ShardExtent]]]:
+    """Return what this rank writes, by kind and name, and where each of it lies in the whole.
+
+    The first rank has every kind, so that one in which there is nothing is there all the same.
+    """
+    own: dict[str, dict[str, Tensor]] = {}
+    boxes: dict[str, dict[str, ShardExtent]] = {}
+    for kind, named in tensors.items():
+        pieces = {
+            name: each if isinstance(each, TensorShard) else local_shard(each, is_first=is_first)
+            for name, each in named.items()
+        }
+        written = {name: each for name, each in pieces.items() if each.writes}
+        if written or is_first:
+            own[kind] = {name: each.local for name, each in written.items()}
+            boxes[kind] = {
+                name: ShardExtent(each.full_shape, each.offset) for name, each in written.items()
+            }
+    return own, boxes
+
 
 Named = Mapping[str, Mapping[str, Tensor]]  # by kind ("model", "optimizer", ...) and name
 _NOTHING: Mapping[str, TensorFileLayout] = MappingProxyType({})
@@ -176,7 +221,7 @@ class SnapshotStager:
         """
         base = omitted_weights(state) if state.base else {}
         model, aliases, extra = _model_tensors(state, base)
-        optimizers = {name: _of_optimizer(name, state) for name in state.optimizers}
+        optimizers = {name: encode_optimizer(name, state) for name in state.optimizers}
         declared, said = encode_states(state.callback_states)
         others = {
             "metadata": state.metadata,
@@ -233,7 +278,7 @@ def check_can_be_saved(state: State, *, declared: bool = True) -> None:
     if state.keeper is None:
         model, _, extra = _model_tensors(state, {})
         dumps(extra)
-        tensors += [model, *(_of_optimizer(name, state)[0] for name in state.optimizers)]
+        tensors += [model, *(encode_optimizer(name, state)[0] for name in state.optimizers)]
         tensors += [{} if state.average is None else state.average.tensors]
     _check_types(chain.from_iterable(named.items() for named in tensors))
 
@@ -264,7 +309,7 @@ def check_before_first_step(state: State) -> None:
         after = copy.copy(state)
         after.optimizers = {**state.optimizers, called: trial.optimizer}
         stand_ins = {stand_in: names[first] for stand_in, first in trial.originals.items()}
-        _check_types(_optimizer_state(called, trial.optimizer, after, stand_ins)[0].items())
+        _check_types(encode_state(called, trial.optimizer, after, stand_ins)[0].items())
 
 
 @dataclass(frozen=True)
@@ -318,7 +363,7 @@ def _model_tensors(
         if name in base:
             continue
         if not isinstance(value, Tensor):
-            extra[name] = _as_json(name, value)
+            extra[name] = as_json(name, value)
             continue
         if is_sparse(value):
             parts, extra[name] = take_apart(name, value)
@@ -340,84 +385,3 @@ def _model_tensors(
         first[key] = name
         tensors[name] = kept_apart.get(name, value)
     return tensors, aliases, extra
-
-
-def _of_optimizer(
-    called: str, state: State
-) -> tuple[Mapping[str, Tensor | TensorShard], dict[str, Any]]:
-    """Return an optimizer's state: tensors by "optimizer/parameter/slot", and the rest."""
-    optimizer = state.optimizers[called]
-    if state.keeper is None:
-        names = {id(parameter): name for name, parameter in state.model.named_parameters()}
-        return _optimizer_state(called, optimizer, state, names)
-    return _kept_state(called, optimizer, state, state.keeper)
-
-
-def _optimizer_state(
-    called: str, optimizer: torch.optim.Optimizer, state: State, names: Mapping[int, str]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    tensors: dict[str, Tensor] = {}
-    values: dict[str, Any] = {}
-    for parameter, slots in optimizer.state.items():
-        if id(parameter) not in names:
-            raise _homeless(optimizer, f"state under {format_value(parameter)}")
-        name = names[id(parameter)]
-        for slot, value in slots.items():
-            key = f"{called}/{name}/{slot}"
-            flat = flatten(key, value, tensors, _as_json)
-            if not isinstance(value, Tensor):
-                values[key] = flat
-    groups = [
-        {"names": [names[id(parameter)] for parameter in group["params"]], **options}
-        for group, options in zip(
-            optimizer.param_groups, encode_options(state, called, tensors), strict=True
-        )
-    ]
-    return tensors, {"class": optimizer_class_name(optimizer), "values": values, "groups": groups}
-
-
-def _kept_state(
-    called: str, optimizer: torch.optim.Optimizer, state: State, keeper: ShardedStateProvider
-) -> tuple[dict[str, TensorShard], dict[str, Any]]:
-    slots = ((f"{called}/{name}/{slot}", each) for name, slot, each in keeper.slots(called))
-    tensors: dict[str, Tensor] = {}
-    named = zip(keeper.groups(called), encode_options(state, called, tensors), strict=True)
-    groups = [{"names": list(names), **options} for names, options in named]
-    if tensors:
-        raise _homeless(optimizer, f"a tensor in its options, {next(iter(tensors))!r}")
-    return collect_shards(slots), {
-        "class": optimizer_class_name(optimizer),
-        "values": {},
-        "groups": groups,
-    }
-
-
-def optimizer_class_name(optimizer: torch.optim.Optimizer) -> str:
-    """Return the class by which the state is known: torch's, where another one stands for it."""
-    return str(getattr(optimizer, "stands_for", type(optimizer).__name__))
-
-
-def _homeless(optimizer: torch.optim.Optimizer, what: str) -> CheckpointError:
-    return CheckpointError(
-        f"{type(optimizer).__name__} keeps {what}, which belongs to no parameter and would be "
-        "lost. Keep it in optimizer.state[parameter], or as a number in its group."
-    )
-
-
-def _is_json(value: Any) -> bool:
-    if value is None or type(value) in (bool, int, str):
-        return True
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _as_json(name: str, value: Any) -> Any:
-    if not _is_json(value):
-        raise CheckpointError(
-            f"{name} is a {type(value).__name__}, which has no form in JSON or safetensors. Keep "
-            "it as a tensor, a number, text, or lists and dicts of those."
-        )
-    return value

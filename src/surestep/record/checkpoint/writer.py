@@ -17,8 +17,6 @@ from surestep.base.errors import CheckpointError, ParallelError
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.state.state import State
 from surestep.record.checkpoint.errors import checkpoint_error, lacks_memory
-from surestep.record.checkpoint.listing import CheckpointInfo, info_from_record, parse_state_json
-from surestep.record.checkpoint.local_shards import ShardExtent
 from surestep.record.checkpoint.manifest import (
     MANIFEST,
     RECORD,
@@ -29,8 +27,14 @@ from surestep.record.checkpoint.manifest import (
 )
 from surestep.record.checkpoint.reader import check_readable
 from surestep.record.checkpoint.safetensors_writer import FileDigest, safetensors_dtype, write_into
-from surestep.record.checkpoint.staging import SnapshotStager, StateSnapshot
-from surestep.record.checkpoint.state_schema import as_numbers, check_numbers
+from surestep.record.checkpoint.staging import ShardExtent, SnapshotStager, StateSnapshot
+from surestep.record.checkpoint.state_json import (
+    CheckpointInfo,
+    as_numbers,
+    check_numbers,
+    info_from_record,
+    parse_state_json,
+)
 from surestep.record.io import fsync, os_error_hint
 from surestep.record.temp_files import TAKEN, temp_name
 

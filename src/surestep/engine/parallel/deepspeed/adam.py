@@ -45,7 +45,7 @@ def adam(plan: Plan, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
 
 def _stand_for(made: Any, kind: type[torch.optim.Adam]) -> None:
     """Let checkpoints hold the state as torch's, which is the same by its meaning."""
-    made.stands_for = kind.__name__
+    made.state_class_name = kind.__name__
     made.left_out = ("bias_correction", "step", "foreach", "fused")
     for group in made.param_groups:
         for option, value in kind([torch.zeros(1)]).defaults.items():

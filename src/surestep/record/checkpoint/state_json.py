@@ -1,8 +1,14 @@
-"""What a checkpoint holds besides tensors: every key that state.json has, and its kind."""
+"""state.json: what a checkpoint holds besides tensors, and what it says of itself."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
+from surestep.engine.value import Value
+from surestep.record.checkpoint.errors import checkpoint_error
+from surestep.record.checkpoint.manifest import RECORD, Manifest, check_sizes, read_manifest
+from surestep.record.io import parse_json, read_regular
 from surestep.record.run_schemas import PROGRESS
 from surestep.record.schema import (
     Kind,
@@ -48,6 +54,8 @@ _OPTIMIZER = {
         exact_object(names=list_of(text), options=mapping_of(anything), built=mapping_of(anything))
     ),
 }
+
+
 _RECORD: dict[str, Kind] = {
     "progress": PROGRESS,
     "counts": exact_object(
@@ -74,9 +82,17 @@ _RECORD: dict[str, Kind] = {
     "optimizers": mapping_of(exact_object(**_OPTIMIZER)),
     "callback_states": mapping_of(anything),
 }
+
+
 LARGEST = 2**40  # steps, epochs: at 1 us a step a run of so many takes 12 days
+
+
 _OF_ENGINE = ("progress", "counts", "best", "plateau", "spikes", "cycle", "scaler")
+
+
 _TAKE = exact_object(**_RECORD)
+
+
 _TAKE_OF_ENGINE = exact_object(**{key: _RECORD[key] for key in _OF_ENGINE})
 
 
@@ -140,3 +156,86 @@ def _check_at_most(name: str, value: int, most_name: str, most: int) -> None:
 def _check(holds: bool, otherwise: str) -> None:
     if not holds:
         raise ValueError(otherwise)
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """A checkpoint on disk: its step, the metrics measured at that very step, its folder.
+
+    Attributes:
+        measured: whose metrics they are: the weights', or their average's.
+        cycle: the cycle of the schedule that ended there, from 1, where those are saved.
+        best_step: the step that was the best until then.
+    """
+
+    step: int
+    metrics: dict[str, Value]
+    path: Path
+    evaluated: Literal["weights", "average"] = "weights"
+    cycle: int | None = None
+    best_step: int | None = None
+
+    @property
+    def has_average(self) -> bool:
+        """Whether it holds averaged weights beside the others."""
+        return "average" in read_manifest(self.path).tensors
+
+
+def read_record(path: Path, manifest: Manifest | None = None) -> dict[str, Any]:
+    """Read what a checkpoint holds besides tensors, and its manifest where that was not yet.
+
+    Raises:
+        DamagedError: not what was written.
+        CheckpointError: kept from us, or of another surestep's format.
+    """
+    manifest = manifest or read_manifest(path)
+    check_sizes(path, manifest)
+    try:
+        data = read_regular(path / RECORD)
+    except (OSError, ValueError) as error:
+        raise checkpoint_error(path, RECORD, error) from error
+    return parse_state_json(path, data, manifest.step)
+
+
+def parse_state_json(path: Path, data: bytes, step: int) -> dict[str, Any]:
+    """Return the record that these bytes of a checkpoint are.
+
+    Raises:
+        DamagedError: they are none, or one of another step.
+    """
+    try:
+        record = as_record(parse_json(data))
+    except ValueError as error:
+        raise checkpoint_error(path, RECORD, error) from error
+    if record["progress"]["step"] != step:
+        raise checkpoint_error(
+            path, RECORD, f"it is of step {record['progress']['step']}, not {step}"
+        )
+    try:
+        check_numbers(record)
+    except ValueError as error:
+        raise checkpoint_error(path, RECORD, error) from error
+    return record
+
+
+def read_info(path: Path) -> CheckpointInfo:
+    """Return step and metrics of a checkpoint.
+
+    Raises:
+        DamagedError: not what was written; its tensors are not looked at.
+        CheckpointError: kept from us, or of another surestep's format.
+    """
+    return info_from_record(path, read_record(path))
+
+
+def info_from_record(path: Path, record: Mapping[str, Any]) -> CheckpointInfo:
+    """Return step and metrics of a checkpoint whose record was read."""
+    standing, step = record["best"], record["progress"]["step"]
+    return CheckpointInfo(
+        step,
+        standing["latest"] if standing["latest_step"] == step else {},
+        path,
+        standing["measured"],
+        record["cycle"],
+        standing["best_step"],
+    )
