@@ -174,7 +174,7 @@ def test_what_is_typed_is_planned_and_said_to_be_typed(surestep, recipe, said, m
             continue
         decision = found["total_steps" if name == "max_steps" else name]
         assert shown(decision["value"]) in (value, f"val/{value}")
-        assert decision["reason"].endswith("said: command line")
+        assert decision["reason"].endswith("set on the command line")
 
 
 def test_keys_of_deepspeed_are_typed_as_json_or_as_a_file(surestep, recipe, folder, monkeypatch):
@@ -190,7 +190,7 @@ def test_keys_of_deepspeed_are_typed_as_json_or_as_a_file(surestep, recipe, fold
     ):
         decided = decisions(surestep(*kind, *words))["parallel.deepspeed"]
         assert decided["value"]["steps_per_print"] == 7
-        assert "said: " in decided["reason"]
+        assert "set " in decided["reason"]
 
 
 @pytest.mark.parametrize("words", [BY_INDEX["exclude_samples"], ("bad.txt",)])
@@ -208,10 +208,10 @@ def test_the_file_stands_over_the_recipe_and_the_command_line_over_the_file(
     words = ("--json", "--config", "run.toml", "--optim.lr", "0.3", "--task.act", "tanh")
     found = decisions(surestep("plan", recipe(), *words))
     shown = {name: (found[name]["value"], found[name]["reason"]) for name in found}
-    assert shown["optim.lr"] == (0.3, "said: command line")
-    assert shown["optim.betas"] == ([0.8, 0.99], "said: run.toml:6")
-    assert shown["batch_size"] == (6, "said: run.toml:3")
-    assert shown["schedule.warmup"] == ("2 steps", "said: recipe mine")
+    assert shown["optim.lr"] == (0.3, "set on the command line")
+    assert shown["optim.betas"] == ([0.8, 0.99], "set in run.toml:6")
+    assert shown["batch_size"] == (6, "set in run.toml:3")
+    assert shown["schedule.warmup"] == ("2 steps", "set in recipe mine")
     assert shown["optim.eps"] == (1e-08, "torch's default")
 
 
@@ -353,7 +353,7 @@ def test_help_all_explains_every_option_with_its_default_and_reason(surestep, re
 def test_help_all_shows_what_holds_if_nothing_is_said(surestep, recipe):
     shown = " ".join(surestep("train", recipe(), "--help-all").out.split())
     for explained in (
-        "--optim.lr FLOAT Peak learning rate. (0.01: said: recipe mine)",
+        "--optim.lr FLOAT Peak learning rate. (0.01: set in recipe mine)",
         "--optim.eps FLOAT|FLOAT FLOAT Term added to the denominator; Adafactor takes two "
         "values (the first may be none). (1e-08: torch's default)",
         "--optim.momentum FLOAT SGD, RMSprop, Muon: momentum. "

@@ -10,8 +10,8 @@ def test_a_plan_shows_every_option_with_its_reason(surestep, recipe):
     found = surestep("plan", recipe(), "--batch-size", "6", "--all")
     assert (found.code, found.err) == (0, "")
     for row in (
-        " optim.lr 0.01 said: recipe mine ",
-        " batch_size 6 said: command line ",
+        " optim.lr 0.01 set in recipe mine ",
+        " batch_size 6 set on the command line ",
         " steps_per_epoch 4 24 samples in batches of 6 ",
         " optim.eps 1e-08 torch's default ",
     ):
@@ -59,13 +59,13 @@ def test_all_shows_the_rest(surestep, recipe):
 
 def test_what_was_said_is_shown_though_it_means_nothing(surestep, recipe):
     found = surestep("plan", recipe(), "--average.kind", "none", "--compile-blocks", "False")
-    assert " compile_blocks False said: command line " in found.out
+    assert " compile_blocks False set on the command line " in found.out
 
 
 def test_options_of_the_schedule_chosen_are_shown(surestep, recipe):
     words = ("--schedule.name", "step", "--schedule.step-size", "2 steps")
     found = surestep("plan", recipe(), *words).out
-    assert " schedule.step_size 2 steps said: command line " in found
+    assert " schedule.step_size 2 steps set on the command line " in found
     assert "schedule.T_0" not in found
     assert " schedule.gamma 0.1 torch's default " in surestep("plan", recipe(), *words, "--all").out
 
@@ -75,8 +75,8 @@ def test_a_plan_shows_where_the_parameters_of_the_task_come_from(surestep, recip
     words = ("--config", "run.toml", "--task.hidden", "12")
     rows = [line.split() for line in surestep("plan", recipe(), *words).out.splitlines()]
     shown = {row[0]: " ".join(row[1:]) for row in rows if row}
-    assert shown["task.hidden"] == "12 said: command line"
-    assert shown["task.act"] == "relu said: run.toml:2"
+    assert shown["task.hidden"] == "12 set on the command line"
+    assert shown["task.act"] == "relu set in run.toml:2"
     assert shown["task.bias"] == "True the recipe's default"
 
 

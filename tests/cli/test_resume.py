@@ -106,7 +106,7 @@ def test_train_goes_on_with_what_is_allowed(surestep, recipe, folder):
     words = ("train", "mine.py", "--run", "r", "--epochs", "3", "--optim.lr", "0.5")
     refused = surestep(*words)
     assert refused.code == 1
-    assert "\n epochs 2 epochs, 6 steps -> 3 epochs, 9 steps harmless: until here" in refused.err
+    assert "\n epochs 2 epochs, 6 steps -> 3 epochs, 9 steps safe: until here" in refused.err
     assert "--allow optim.lr (" in refused.err
     assert surestep(*words, "--allow", "optim.lr").code == 0
     assert Run(folder / "r").last.step == 9

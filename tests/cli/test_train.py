@@ -114,9 +114,9 @@ def test_another_config_is_refused_with_a_table(surestep, recipe, folder):
     answer = surestep("train", "mine.py", "--run", "r", *words)
     assert (answer.code, answer.out) == (1, "")
     assert "r holds a run with another config:" in answer.err
-    assert "\n --task.hidden not said -> 9 refused: the recipe would be called" in answer.err
-    assert "\n optim.lr 0.01 -> 0.5 refused: each update would be another" in answer.err
-    assert "\n logging.every 50 steps -> 2 steps harmless: " in answer.err
+    assert "\n --task.hidden not set -> 9 blocked: the recipe would be called" in answer.err
+    assert "\n optim.lr 0.01 -> 0.5 blocked: each update would differ" in answer.err
+    assert "\n logging.every 50 steps -> 2 steps safe: " in answer.err
     assert "--allow optim.lr,task.hidden,model" not in answer.err  # no checkpoint fits
     assert "Choose another folder with --run" in answer.err
     assert files(folder / "r") == before

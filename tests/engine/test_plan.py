@@ -15,7 +15,7 @@ def known(said=None, given=GIVEN, **chosen):
 
 def test_a_plan_gives_the_reason_of_each_option():
     plan = decide({"optim.lr": 0.5}, origins={"optim.lr": "run.toml"})
-    assert plan.reason("optim.lr") == "said: run.toml"
+    assert plan.reason("optim.lr") == "set in run.toml"
     assert plan.reason("optim.eps") == "torch's default"
     assert [plan.reason(each.option) for each in plan.decisions] == [
         each.reason for each in plan.decisions

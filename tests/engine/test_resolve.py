@@ -88,7 +88,7 @@ def test_what_is_said_is_what_is_chosen_and_where_it_was_said_is_the_reason(opti
     found = decide(SAID, given=VALIDATED, origins={option: "command line"})
     decision = next(each for each in found.decisions if each.option == option)
     assert str(decision.value) == str(SAID[option])
-    assert decision.reason == "said: command line"
+    assert decision.reason == "set on the command line"
 
 
 def test_a_schedule_is_in_steps():

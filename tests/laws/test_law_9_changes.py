@@ -154,12 +154,12 @@ def check_change(option: str, folder: Path) -> None:
         assert differ(unchanged, finish(now)), f"a change of {option} does nothing"
 
 
-@pytest.mark.parametrize("option", cases("refused"))
+@pytest.mark.parametrize("option", cases("blocked"))
 def test_allowed_change_is_seen_in_the_next_steps(tmp_path, option):
     check_change(option, tmp_path)
 
 
-@pytest.mark.parametrize("option", cases("harmless", "not bit for bit"))
+@pytest.mark.parametrize("option", cases("safe", "not bitwise"))
 def test_change_that_needs_no_permission_is_taken_over(tmp_path, option):
     wish = wish_of(option)
     start(tmp_path, wish)
@@ -171,18 +171,18 @@ def test_change_that_needs_no_permission_is_taken_over(tmp_path, option):
         next(iter(session.steps()))
 
 
-@pytest.mark.parametrize("option", cases("impossible"))
+@pytest.mark.parametrize("option", cases("incompatible"))
 def test_change_that_can_have_no_effect_is_refused(tmp_path, option):
     wish = wish_of(option)
     start(tmp_path, wish)
-    with pytest.raises(RunError, match=rf"{option} .* refused: "):
+    with pytest.raises(RunError, match=rf"{option} .* incompatible: "):
         open_session(tmp_path / "changed", wish, {**wish.along, option: wish.said}, (option,))
 
 
 def test_rate_of_rprop_cannot_change_since_only_its_first_step_uses_it(tmp_path):
     wish = Wish(0.5, along={"optim.name": "rprop"})
     start(tmp_path, wish)
-    with pytest.raises(RunError, match=r"optim.lr .* refused: it sets what the state starts from"):
+    with pytest.raises(RunError, match=r"optim.lr .* incompatible: it sets the initial state"):
         open_session(tmp_path / "changed", wish, {**wish.along, "optim.lr": 0.5}, ("optim.lr",))
 
 

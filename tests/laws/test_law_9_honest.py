@@ -55,9 +55,9 @@ def check_wish(option: str) -> None:
     if option not in ONLY_VALUE:
         assert without != planned, "this is the default: the test would show nothing"
     if at == "total_steps":
-        assert plan.reason("total_steps").startswith(("said: ", "2.5 epochs"))
+        assert plan.reason("total_steps").startswith(("set ", "2.5 epochs"))
     else:
-        assert "said" in plan.reason(option)
+        assert "set " in plan.reason(option)
 
 
 @pytest.mark.parametrize("option", [name for name, _ in iter_options()])

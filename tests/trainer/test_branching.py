@@ -43,8 +43,8 @@ def test_a_branch_may_have_another_config_and_says_what_differs(tmp_path, first)
         next(session.steps())
     events = {event["event"]: event for event in Run(tmp_path / "second").events()}
     assert (events["branch"]["run"], events["branch"]["step"]) == (str(first.path), 3)
-    rows = {row["name"]: row["verdict"] for row in events["changes"]["changes"]}
-    assert rows == {"epochs": "harmless", "optim.lr": "allowed"}
+    rows = {row["name"]: row["effect"] for row in events["changes"]["changes"]}
+    assert rows == {"epochs": "safe", "optim.lr": "allowed"}
     known = Run(tmp_path / "second").config["from"]
     assert known == {"run": str(first.path), "which": "3", "step": 3}
 
@@ -98,7 +98,7 @@ def test_a_branch_must_have_something_left_to_do(tmp_path, first):
 
 def test_a_model_of_another_shape_cannot_start_there(tmp_path, first):
     wider = torch.nn.Linear(4, 3)
-    with pytest.raises(RunError, match="no checkpoint of the one fits the other"):
+    with pytest.raises(RunError, match="a checkpoint of one does not fit the other"):
         surestep.prepare(
             tiny.task(model=wider), tiny.config(), run=tmp_path / "b", from_=f"{first.path}@3"
         )

@@ -73,8 +73,8 @@ def test_another_config_is_refused_with_a_table_of_differences(tmp_path):
         prepare(tmp_path, optim={"lr": 0.2}, seed=3)
     lines = str(caught.value).splitlines()
     assert lines[0] == f"{tmp_path} holds a run with another config:"
-    assert lines[1].startswith("  optim.lr  0.1  ->  0.2  refused: each update would be another")
-    assert lines[2].startswith("  seed      0    ->  3    refused: order, augmentation")
+    assert lines[1].startswith("  optim.lr  0.1  ->  0.2  blocked: each update would differ")
+    assert lines[2].startswith("  seed      0    ->  3    blocked: data order, augmentation")
     assert "--run" in lines[3]
     assert lines[3].endswith("--allow optim.lr,seed (allow=('optim.lr', 'seed') in Python).")
 
@@ -152,7 +152,7 @@ def test_where_options_were_said_is_in_the_plan(tmp_path):
     origin = TaskOrigin(set_options={"optim.lr": "command line"}, parameters={"hidden": 3})
     task, config = tiny.task(), tiny.config(optim={"lr": 0.5})
     with surestep.prepare(task, config, run=tmp_path, origin=origin) as session:
-        assert session.plan.reason("optim.lr") == "said: command line"
+        assert session.plan.reason("optim.lr") == "set on the command line"
         assert session.run.config["task"] == {"hidden": 3}
 
 

@@ -40,7 +40,7 @@ def went_on(folder, parts=None, **more):
 
 
 def recorded(events):
-    return [(row["name"], row["verdict"]) for event in events for row in event["changes"]]
+    return [(row["name"], row["effect"]) for event in events for row in event["changes"]]
 
 
 class Restart(surestep.Callback):
@@ -86,18 +86,18 @@ def test_nothing_is_said_where_nothing_differs(tmp_path, capsys):
     assert "differs" not in capsys.readouterr().err
 
 
-def test_what_is_harmless_goes_on_and_is_told(tmp_path, capsys):
+def test_safe_change_resumes_and_is_shown(tmp_path, capsys):
     unfinished(tmp_path)
     events = went_on(tmp_path, checkpoint={"every": "3 steps"}, **PLAIN)
-    assert ("checkpoint.every", "harmless") in recorded(events)
-    assert "checkpoint.every  1 epoch  ->  3 steps  harmless: " in capsys.readouterr().err
+    assert ("checkpoint.every", "safe") in recorded(events)
+    assert "checkpoint.every  1 epoch  ->  3 steps  safe: " in capsys.readouterr().err
 
 
 def test_what_rounds_otherwise_goes_on_and_is_told_and_recorded(tmp_path, capsys):
     unfinished(tmp_path, **PLAIN)
     events = went_on(tmp_path, micro_batch_size=4, **PLAIN)
-    assert ("micro_batch_size", "not bit for bit") in recorded(events)
-    row = "micro_batch_size       8  ->  4  not bit for bit because sums and dropout"
+    assert ("micro_batch_size", "not bitwise") in recorded(events)
+    row = "micro_batch_size       8  ->  4  not bitwise: sums and dropout"
     assert row in capsys.readouterr().err
 
 
@@ -111,7 +111,7 @@ def test_another_machine_is_noticed(tmp_path, part, name, value):
     known = json.loads(path.read_text())
     known[part][name] = value
     path.write_text(json.dumps(known))
-    assert recorded(went_on(tmp_path)) == [(name, "not bit for bit")]
+    assert recorded(went_on(tmp_path)) == [(name, "not bitwise")]
 
 
 def imports(monkeypatch, folder, text, names):
@@ -128,7 +128,7 @@ def test_what_a_recipe_imports_and_was_changed_is_told(tmp_path, monkeypatch):
     imports(monkeypatch, tmp_path, "x = 1", ["my_model", "my_data"])
     unfinished(tmp_path / "run")
     imports(monkeypatch, tmp_path, "x = 2", ["my_model", "my_plots"])
-    assert recorded(went_on(tmp_path / "run")) == [("code of my_model", "not bit for bit")]
+    assert recorded(went_on(tmp_path / "run")) == [("code of my_model", "not bitwise")]
     assert went_on(tmp_path / "run")[1:] == []  # now it is what the run is
 
 
@@ -159,9 +159,9 @@ def test_what_makes_another_run_is_refused_unless_named(tmp_path, parts, said, n
     unfinished(tmp_path)
     with pytest.raises(RunError, match=f"--allow {name} ") as caught:
         prepare(tmp_path, parts, **said)
-    assert "  refused: " in str(caught.value)
+    assert "  blocked: " in str(caught.value)
     events = went_on(tmp_path, parts, allow=(name,), **said)
-    assert [verdict for _, verdict in recorded(events)] == ["allowed"]
+    assert [effect for _, effect in recorded(events)] == ["allowed"]
     assert len(went_on(tmp_path, parts, **said)) == 1  # now it is what the run is
 
 
@@ -174,7 +174,7 @@ def test_all_that_is_refused_must_be_named(tmp_path):
 def test_a_group_is_allowed_as_a_whole(tmp_path):
     unfinished(tmp_path)
     events = went_on(tmp_path, optim={"lr": 0.5, "weight_decay": 0.3}, allow=("optim",))
-    assert {verdict for _, verdict in recorded(events)} == {"allowed"}
+    assert {effect for _, effect in recorded(events)} == {"allowed"}
 
 
 def test_to_allow_other_data_allows_no_other_order(tmp_path):
@@ -186,7 +186,7 @@ def test_to_allow_other_data_allows_no_other_order(tmp_path):
 def test_a_model_of_another_shape_cannot_be_allowed(tmp_path):
     unfinished(tmp_path)
     wider = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 3))
-    with pytest.raises(RunError, match="no checkpoint of the one fits the other") as caught:
+    with pytest.raises(RunError, match="a checkpoint of one does not fit the other") as caught:
         prepare(tmp_path, {"model": wider}, allow=("model",))
     assert "--allow" not in str(caught.value)
 
@@ -205,7 +205,7 @@ def test_a_plan_that_another_machine_makes_is_told(tmp_path):
     known = json.loads(path.read_text())
     known["decided"]["precision"] = "bf16"  # auto, where there was a GPU
     path.write_text(json.dumps(known))
-    with pytest.raises(RunError, match="precision  bf16  ->  fp32  refused"):
+    with pytest.raises(RunError, match="precision  bf16  ->  fp32  blocked"):
         prepare(tmp_path)
 
 
@@ -250,7 +250,7 @@ def test_other_values_behind_random_augmentation_are_noticed(tmp_path):
         prepare(tmp_path, {"train": Noisy(shift=1.0)})
 
 
-def test_a_finished_run_with_a_harmless_change_stays_finished(tmp_path):
+def test_a_finished_run_with_a_safe_change_stays_finished(tmp_path):
     tiny.fit(tmp_path)
     with prepare(tmp_path, checkpoint={"keep_last": 3}) as session:
         assert session.finished
@@ -430,11 +430,11 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize(
     ("before", "now", "row"),
     [
-        (nn.Tanh, nn.ReLU, r"model: 1  Tanh  ->  ReLU  refused: another function"),
+        (nn.Tanh, nn.ReLU, r"model: 1  Tanh  ->  ReLU  blocked: another function"),
         (
             lambda: nn.Dropout(0.3),
             lambda: nn.Dropout(0.0),
-            r"model: 1\.p  0\.3  ->  0\.0  refused",
+            r"model: 1\.p  0\.3  ->  0\.0  blocked",
         ),
     ],
 )
@@ -443,14 +443,14 @@ def test_module_of_another_type_or_setting_is_refused_unless_allowed(tmp_path, b
     with pytest.raises(RunError, match=row):
         prepare(tmp_path, {"model": built(now())})
     events = went_on(tmp_path, {"model": built(now())}, allow=("modules",))
-    assert [verdict for _, verdict in recorded(events)] == ["allowed"]
+    assert [effect for _, effect in recorded(events)] == ["allowed"]
     assert went_on(tmp_path, {"model": built(now())})[1:] == []
 
 
 def test_setting_of_a_module_of_the_users_own_is_told(tmp_path):
     unfinished(tmp_path, {"model": built(Scaled(1.0))})
     events = went_on(tmp_path, {"model": built(Scaled(2.0))})
-    assert recorded(events) == [("model: 1.scale", "not bit for bit")]
+    assert recorded(events) == [("model: 1.scale", "not bitwise")]
 
 
 def test_activation_given_as_a_function_is_compared(tmp_path):
@@ -459,5 +459,5 @@ def test_activation_given_as_a_function_is_compared(tmp_path):
         return built(nn.Unflatten(1, (1, 8)), inner, nn.Flatten())
 
     unfinished(tmp_path, {"model": layer(nn.functional.relu)})
-    with pytest.raises(RunError, match=r"model: 2\.activation .*relu  ->  .*gelu  refused"):
+    with pytest.raises(RunError, match=r"model: 2\.activation .*relu  ->  .*gelu  blocked"):
         prepare(tmp_path, {"model": layer(nn.functional.gelu)})

@@ -37,6 +37,11 @@ def flag(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
 
+def set_where(place: str) -> str:
+    """Return a location as part of a reason: "on the command line", "in run.toml:7"."""
+    return f"on the {place}" if place == COMMAND_LINE else f"in {place}"
+
+
 def user_line() -> str:
     """Return "recipe.py:12", the innermost line outside this library; "" if there is none."""
     frame: FrameType | None = sys._getframe(1)

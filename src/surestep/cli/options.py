@@ -332,9 +332,9 @@ def _values_of_plan(found: RecipeFile) -> dict[str, str]:
     for option, value, reason in planned.plan.decisions:
         hints[option] = f"({value}: {reason})"
     for name, value in recipe.config.set_options().items():
-        hints.setdefault(name, f"({value}: said: recipe {recipe.name})")
-    hints.setdefault("epochs", "(not said: max_steps decides)")
-    hints.setdefault("max_steps", "(not said: epochs decide)")
+        hints.setdefault(name, f"({value}: set in recipe {recipe.name})")
+    hints.setdefault("epochs", "(not set: max_steps decides)")
+    hints.setdefault("max_steps", "(not set: epochs decide)")
     for name, _ in iter_options():
         hints.setdefault(name, "(None: not an option of what was chosen)")
     return hints

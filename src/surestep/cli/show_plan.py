@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.text import format_bytes, print_escaped, print_json
+from surestep.base.written import set_where
 from surestep.cli import output as show
 from surestep.cli import param_tables as show_groups
 from surestep.cli.options import ParsedCommand
@@ -115,7 +116,7 @@ def is_decided(decision: ResolvedOption, chosen: Choice) -> bool:
     The others belong to what was not chosen, are off, or are left at torch's default.
     """
     option, value, reason = decision
-    if reason.startswith("said: ") or ", said: " in reason or option == "steps_per_epoch":
+    if reason.startswith("set ") or ", set " in reason or option == "steps_per_epoch":
         return True
     if reason.startswith("torch's default") or value is None or value is False:
         return False
@@ -136,7 +137,7 @@ def _print_decisions(plan: Plan, asked: ParsedCommand) -> None:
     rows = [(option, _spelt(option, value), reason) for option, value, reason in shown]
     for name, each in asked.recipe.parameters.items():
         said = asked.set_options.get(f"task.{name}")
-        reason = f"said: {said}" if said else "the recipe's default"
+        reason = f"set {set_where(said)}" if said else "the recipe's default"
         rows.append((f"task.{name}", asked.parameters.get(name, each.default), reason))
     show.print_table("Plan", ("option", "value", "reason"), rows)
     if plan.parallel_deepspeed:

@@ -2,10 +2,9 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
 from surestep.config.group import ConfigGroup
-from surestep.config.not_set import NOT_SET, NotSet
+from surestep.config.not_set import NotSet
+from surestep.config.option import DISPLAY, ResumeEffect, option
 from surestep.config.types import (
     ClockPeriod,
     Count,
@@ -18,26 +17,20 @@ class Checkpoint(ConfigGroup):
     """When to save, and which checkpoints to keep."""
 
     prefix: ClassVar[str] = "checkpoint."
-    every: ClockPeriod | NotSet | None = Field(
-        default=NOT_SET, description="How often to save: '1 epoch', '500 steps', '10 minutes'."
+    resume: ClassVar[ResumeEffect] = DISPLAY
+    every: ClockPeriod | NotSet | None = option(
+        "How often to save: '1 epoch', '500 steps', '10 minutes'."
     )
-    keep_last: Count | NotSet = Field(
-        default=NOT_SET, description="Number of newest checkpoints to keep."
+    keep_last: Count | NotSet = option("Number of newest checkpoints to keep.")
+    keep_best: Whole | NotSet = option("Number of best checkpoints to keep, by validation.metric.")
+    keep_every: StepPeriod | NotSet | None = option(
+        "Interval of milestone checkpoints that are never deleted: '10 epochs', '1000 steps'."
     )
-    keep_best: Whole | NotSet = Field(
-        default=NOT_SET, description="Number of best checkpoints to keep, by validation.metric."
+    async_save: bool | NotSet = option(
+        "Write checkpoints in a background thread while training continues."
     )
-    keep_every: StepPeriod | NotSet | None = Field(
-        default=NOT_SET,
-        description="Interval of milestone checkpoints that are never deleted: '10 epochs', "
-        "'1000 steps'.",
-    )
-    async_save: bool | NotSet = Field(
-        default=NOT_SET,
-        description="Write checkpoints in a background thread while training continues.",
-    )
-    weights: Literal["all", "trained"] | NotSet = Field(
-        default=NOT_SET, description="all: save all weights; trained: leave out frozen parameters."
+    weights: Literal["all", "trained"] | NotSet = option(
+        "all: save all weights; trained: leave out frozen parameters."
     )
 
 
@@ -45,14 +38,13 @@ class Logging(ConfigGroup):
     """When to log, and what to show."""
 
     prefix: ClassVar[str] = "logging."
-    every: ClockPeriod | NotSet | None = Field(
-        default=NOT_SET,
-        description="How often the host reads losses from the device and writes events.",
+    resume: ClassVar[ResumeEffect] = DISPLAY
+    every: ClockPeriod | NotSet | None = option(
+        "How often the host reads losses from the device and writes events."
     )
-    progress: Literal["auto", "bar", "plain", "quiet"] | NotSet = Field(
-        default=NOT_SET, description="How to show progress: a bar, plain lines, or nothing."
+    progress: Literal["auto", "bar", "plain", "quiet"] | NotSet = option(
+        "How to show progress: a bar, plain lines, or nothing."
     )
-    ranks: Literal["first", "all"] | NotSet = Field(
-        default=NOT_SET,
-        description="first: rank 0 prints; all: each rank also writes a file in RUN/log.",
+    ranks: Literal["first", "all"] | NotSet = option(
+        "first: rank 0 prints; all: each rank also writes a file in RUN/log."
     )

@@ -5,6 +5,7 @@ each option means; the rules in `engine/rules/` decide the options that are not 
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, Literal, Self
 
@@ -18,6 +19,20 @@ from surestep.config.data import Data
 from surestep.config.group import ConfigGroup, Locations, placed
 from surestep.config.not_set import NOT_SET, NotSet
 from surestep.config.optim import Optim
+from surestep.config.option import (
+    BATCHES,
+    DIGITS,
+    DISPLAY,
+    ENDING,
+    KERNELS,
+    UPDATE,
+    OptionInfo,
+    blocked,
+    describe_option,
+    not_bitwise,
+    option,
+    safe,
+)
 from surestep.config.parallel import Parallel
 from surestep.config.scaler import Scaler
 from surestep.config.schedule import Schedule
@@ -32,6 +47,10 @@ from surestep.config.types import (
     Whole,
 )
 from surestep.config.validation import EarlyStop, Validation
+
+LENGTH = blocked("the schedule would differ from the one so far")
+NONFINITE = safe("it affects only a step that is not finite")
+SPIKE = safe("it affects only a step after a loss spike")
 
 
 class Config(ConfigGroup):
@@ -66,111 +85,102 @@ class Config(ConfigGroup):
         NOT_SET
     """
 
-    epochs: Positive | NotSet = Field(
-        default=NOT_SET, description="Number of passes over the training data; may be a fraction."
+    epochs: Positive | NotSet = option(
+        "Number of passes over the training data; may be a fraction.", resume=LENGTH
     )
-    max_steps: Count | NotSet = Field(
-        default=NOT_SET, description="Number of optimizer steps to train for, instead of epochs."
+    max_steps: Count | NotSet = option(
+        "Number of optimizer steps to train for, instead of epochs.", resume=LENGTH
     )
-    limit_train_batches: Count | NotSet | None = Field(
-        default=NOT_SET,
-        description="Train on only the first n batches of each epoch, for a trial run.",
+    limit_train_batches: Count | NotSet | None = option(
+        "Train on only the first n batches of each epoch, for a trial run.", resume=BATCHES
     )
-    limit_val_batches: Count | NotSet | None = Field(
-        default=NOT_SET, description="Evaluate on only the first n batches of each validation set."
+    limit_val_batches: Count | NotSet | None = option(
+        "Evaluate on only the first n batches of each validation set.",
+        resume=blocked("the best metric so far was measured on other samples"),
     )
-    max_time: Clock | NotSet | None = Field(
-        default=NOT_SET,
-        description="Save and stop after this time ('110 minutes'); run the same command to "
-        "resume.",
+    max_time: Clock | NotSet | None = option(
+        "Save and stop after this time ('110 minutes'); run the same command to resume.",
+        resume=ENDING,
     )
-    batch_size: Count | NotSet = Field(
-        default=NOT_SET, description="Samples per optimizer step, summed over all ranks."
+    batch_size: Count | NotSet = option(
+        "Samples per optimizer step, summed over all ranks.", resume=BATCHES
     )
-    micro_batch_size: Count | NotSet = Field(
-        default=NOT_SET,
-        description="Samples per forward pass on one rank; changes memory use, never the update.",
+    micro_batch_size: Count | NotSet = option(
+        "Samples per forward pass on one rank; changes memory use, never the update.",
+        resume=not_bitwise("sums and dropout are computed over other micro-batches"),
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | NotSet = Field(
-        default=NOT_SET, description="Seed for weights, data order, augmentation and dropout."
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | NotSet = option(
+        "Seed for weights, data order, augmentation and dropout.",
+        resume=blocked("data order, augmentation and dropout would be drawn again"),
     )
-    deterministic: bool | NotSet = Field(
-        default=NOT_SET, description="Use only deterministic torch algorithms (slower on a GPU)."
+    deterministic: bool | NotSet = option(
+        "Use only deterministic torch algorithms (slower on a GPU).", resume=KERNELS
     )
-    device: str | NotSet = Field(
-        default=NOT_SET, description="Device to train on: cpu, cuda, cuda:1, mps, ..."
+    device: str | NotSet = option(
+        "Device to train on: cpu, cuda, cuda:1, mps, ...",
+        resume=not_bitwise("different devices round differently"),
     )
-    precision: Precision | NotSet = Field(
-        default=NOT_SET,
-        description="fp32, tf32, bf16, fp16, or auto: bf16 if the GPU supports it natively.",
+    precision: Precision | NotSet = option(
+        "fp32, tf32, bf16, fp16, or auto: bf16 if the GPU supports it natively.", resume=DIGITS
     )
-    max_grad_norm: Positive | Literal["off"] | NotSet | None = Field(
-        default=NOT_SET,
-        description="Clip the norm of all gradients to this value; off only measures the norm.",
+    max_grad_norm: Positive | Literal["off"] | NotSet | None = option(
+        "Clip the norm of all gradients to this value; off only measures the norm.", resume=UPDATE
     )
-    clip_value: Positive | NotSet | None = Field(
-        default=NOT_SET,
-        description="Clip each gradient element to this absolute value, instead of the norm.",
+    clip_value: Positive | NotSet | None = option(
+        "Clip each gradient element to this absolute value, instead of the norm.", resume=UPDATE
     )
-    on_nonfinite: Literal["raise", "skip"] | NotSet = Field(
-        default=NOT_SET,
-        description="What to do if a loss or gradient is not finite: raise ends the run, skip "
-        "skips the step.",
+    on_nonfinite: Literal["raise", "skip"] | NotSet = option(
+        "What to do if a loss or gradient is not finite: raise ends the run, skip skips the step.",
+        resume=NONFINITE,
     )
-    max_nonfinite_steps: Whole | NotSet = Field(
-        default=NOT_SET,
-        description="Number of steps that on_nonfinite='skip' may skip before the run fails.",
+    max_nonfinite_steps: Whole | NotSet = option(
+        "Number of steps that on_nonfinite='skip' may skip before the run fails.", resume=NONFINITE
     )
-    on_spike: Literal["warn", "rollback", "off"] | NotSet = Field(
-        default=NOT_SET,
-        description="What to do if the loss is far above the recent losses: warn reports it, "
+    on_spike: Literal["warn", "rollback", "off"] | NotSet = option(
+        "What to do if the loss is far above the recent losses: warn reports it, "
         "rollback returns to the checkpoint before it and skips that range of "
         "data.",
+        resume=SPIKE,
     )
-    max_rollbacks: Count | NotSet = Field(
-        default=NOT_SET, description="Maximum number of rollbacks of on_spike='rollback'."
+    max_rollbacks: Count | NotSet = option(
+        "Maximum number of rollbacks of on_spike='rollback'.", resume=SPIKE
     )
-    exclude_samples: SamplesOrFile | NotSet | None = Field(
-        default=NOT_SET,
-        description="Training samples to exclude: a list of indices, or a file such as a "
-        "run's skipped.json.",
+    exclude_samples: SamplesOrFile | NotSet | None = option(
+        "Training samples to exclude: a list of indices, or a file such as a run's skipped.json.",
+        resume=blocked("other samples would be excluded than so far"),
     )
-    activation_checkpointing: Recomputed | NotSet = Field(
-        default=NOT_SET,
-        description="Recompute activations in the backward pass to save memory: off, on, "
+    activation_checkpointing: Recomputed | NotSet = option(
+        "Recompute activations in the backward pass to save memory: off, on, "
         "'every 2' blocks, or module names such as 'encoder.layers.*'.",
+        resume=KERNELS,
     )
-    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] | NotSet = Field(
-        default=NOT_SET, description="Mode of torch.compile, or off."
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] | NotSet = option(
+        "Mode of torch.compile, or off.", resume=KERNELS
     )
-    compile_blocks: bool | NotSet = Field(
-        default=NOT_SET,
-        description="Compile each block of the model separately, which starts faster.",
+    compile_blocks: bool | NotSet = option(
+        "Compile each block of the model separately, which starts faster.", resume=KERNELS
     )
-    channels_last: bool | NotSet = Field(
-        default=NOT_SET,
-        description="Use the channels-last memory format for images and convolutions.",
+    channels_last: bool | NotSet = option(
+        "Use the channels-last memory format for images and convolutions.", resume=KERNELS
     )
-    matmul_precision: Literal["highest", "high", "medium"] | NotSet = Field(
-        default=NOT_SET,
-        description="Precision of fp32 matrix products, as torch.set_float32_matmul_precision "
-        "takes it.",
+    matmul_precision: Literal["highest", "high", "medium"] | NotSet = option(
+        "Precision of fp32 matrix products, as torch.set_float32_matmul_precision takes it.",
+        resume=DIGITS,
     )
-    cudnn_benchmark: bool | NotSet = Field(
-        default=NOT_SET, description="Benchmark cuDNN's algorithms for each new input shape."
+    cudnn_benchmark: bool | NotSet = option(
+        "Benchmark cuDNN's algorithms for each new input shape.", resume=KERNELS
     )
-    sdpa_backend: Literal["auto", "flash", "efficient", "cudnn", "math"] | NotSet = Field(
-        default=NOT_SET,
-        description="Backend of scaled_dot_product_attention; auto leaves the choice to torch.",
+    sdpa_backend: Literal["auto", "flash", "efficient", "cudnn", "math"] | NotSet = option(
+        "Backend of scaled_dot_product_attention; auto leaves the choice to torch.", resume=KERNELS
     )
-    cpu_allocator: Literal["auto", "huge_pages", "retain", "default"] | NotSet = Field(
-        default=NOT_SET,
-        description="How the CPU allocator keeps freed memory: retain keeps it in the process "
+    cpu_allocator: Literal["auto", "huge_pages", "retain", "default"] | NotSet = option(
+        "How the CPU allocator keeps freed memory: retain keeps it in the process "
         "(glibc malloc), huge_pages also uses huge pages, default changes "
         "nothing, auto takes the best that the machine supports.",
+        resume=safe("it sets when freed memory is reused, not what is computed"),
     )
-    profile: Steps | NotSet | None = Field(
-        default=NOT_SET, description="Steps to record with torch's profiler: '10:15'."
+    profile: Steps | NotSet | None = option(
+        "Steps to record with torch's profiler: '10:15'.", resume=DISPLAY
     )
     optim: Optim = Optim()
     schedule: Schedule = Schedule()
@@ -290,6 +300,20 @@ def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[f"{name}.{MAIN[name]}" if name in MAIN else name] = value
     return flat
+
+
+def option_info(name: str) -> OptionInfo | None:
+    """Return what the declaration of an option says, by its full name; None if there is none."""
+    return _declarations().get(name)
+
+
+@cache
+def _declarations() -> dict[str, OptionInfo]:
+    groups = {name: type(field.default) for name, field in Config.model_fields.items()}
+    return {
+        name: describe_option(groups[name.partition(".")[0]] if "." in name else Config, field)
+        for name, field in iter_options()
+    }
 
 
 def iter_options() -> Iterator[tuple[str, Any]]:

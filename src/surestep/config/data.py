@@ -2,10 +2,9 @@
 
 from typing import ClassVar
 
-from pydantic import Field
-
 from surestep.config.group import ConfigGroup
-from surestep.config.not_set import NOT_SET, NotSet
+from surestep.config.not_set import NotSet
+from surestep.config.option import BATCHES, LOADING, option
 from surestep.config.types import (
     Count,
     Whole,
@@ -16,26 +15,20 @@ class Data(ConfigGroup):
     """How data is loaded."""
 
     prefix: ClassVar[str] = "data."
-    num_workers: Whole | NotSet = Field(
-        default=NOT_SET, description="Number of processes that load data."
+    num_workers: Whole | NotSet = option("Number of processes that load data.", resume=LOADING)
+    pin_memory: bool | NotSet = option(
+        "Load batches into page-locked host memory, for faster copies to the GPU.", resume=LOADING
     )
-    pin_memory: bool | NotSet = Field(
-        default=NOT_SET,
-        description="Load batches into page-locked host memory, for faster copies to the GPU.",
+    persistent_workers: bool | NotSet = option("Keep workers alive between epochs.", resume=LOADING)
+    prefetch_factor: Count | NotSet = option(
+        "Micro-batches that each worker loads ahead.", resume=LOADING
     )
-    persistent_workers: bool | NotSet = Field(
-        default=NOT_SET, description="Keep workers alive between epochs."
+    drop_last: bool | NotSet = option(
+        "Drop the last batch of an epoch if it is smaller.", resume=BATCHES
     )
-    prefetch_factor: Count | NotSet = Field(
-        default=NOT_SET, description="Micro-batches that each worker loads ahead."
+    shuffle: bool | NotSet = option(
+        "Read the samples in a new random order each epoch.", resume=BATCHES
     )
-    drop_last: bool | NotSet = Field(
-        default=NOT_SET, description="Drop the last batch of an epoch if it is smaller."
-    )
-    shuffle: bool | NotSet = Field(
-        default=NOT_SET, description="Read the samples in a new random order each epoch."
-    )
-    shuffle_buffer: Count | NotSet = Field(
-        default=NOT_SET,
-        description="Number of samples in the buffer from which a stream is shuffled.",
+    shuffle_buffer: Count | NotSet = option(
+        "Number of samples in the buffer from which a stream is shuffled.", resume=BATCHES
     )

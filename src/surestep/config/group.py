@@ -21,16 +21,25 @@ from surestep.base.written import form_of, shown_place, user_line, written
 from surestep.config.choices import MAIN, OFF, Choice, plain_value, read_word
 from surestep.config.foreign_names import describe
 from surestep.config.not_set import NOT_SET, NotSet
+from surestep.config.option import UNKNOWN, ResumeEffect
 
 _LOCATIONS = "_locations"
 Locations = Mapping[str, str]  # where each option was set, by its full name
 
 
 class ConfigGroup(BaseModel):
-    """A group of options; the Config itself has an empty `prefix`."""
+    """A group of options.
+
+    Attributes:
+        prefix: of the options' full names, such as "optim."; empty for the Config itself.
+        resume: the effect of a change when a run resumes, for options that declare none.
+        requires: what every option of the group requires.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     prefix: ClassVar[str] = ""
+    resume: ClassVar[ResumeEffect] = UNKNOWN
+    requires: ClassVar[Mapping[str, Any]] = {}
 
     # Not in __init__: pydantic skips its own validation if a class defines __init__.
     def __new__(cls, *values: Any, **_: Any) -> Self:

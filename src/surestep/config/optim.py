@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from surestep.config.group import ConfigGroup
-from surestep.config.not_set import NOT_SET, NotSet
+from surestep.config.not_set import NotSet
+from surestep.config.option import INITIAL, KERNELS, UPDATE, ResumeEffect, incompatible, option
 from surestep.config.param_groups import Groups
 from surestep.config.types import Count, NotNegative, Positive, Share, Whole
 
@@ -54,124 +55,97 @@ class Optim(ConfigGroup):
     """
 
     prefix: ClassVar[str] = "optim."
-    name: Name | NotSet = Field(
-        default=NOT_SET,
-        description="Optimizer; docs/optimizers.md says what each is for. A Task may bring "
-        "its own instead.",
+    resume: ClassVar[ResumeEffect] = UPDATE
+    name: Name | NotSet = option(
+        "Optimizer; docs/optimizers.md says what each is for. A Task may bring its own instead.",
+        resume=incompatible("the state of one optimizer does not fit another"),
     )
-    lr: Positive | NotSet = Field(default=NOT_SET, description="Peak learning rate.")
-    weight_decay: NotNegative | NotSet = Field(
-        default=NOT_SET,
-        description="Weight decay; not applied to biases, normalization and embeddings.",
+    lr: Positive | NotSet = option("Peak learning rate.")
+    weight_decay: NotNegative | NotSet = option(
+        "Weight decay; not applied to biases, normalization and embeddings."
     )
-    implementation: Literal["auto", "fused", "foreach", "for_loop"] | NotSet = Field(
-        default=NOT_SET,
-        description="fused: one kernel; foreach: one kernel per operation; for_loop: one "
+    implementation: Literal["auto", "fused", "foreach", "for_loop"] | NotSet = option(
+        "fused: one kernel; foreach: one kernel per operation; for_loop: one "
         "tensor after another; auto: the first that torch supports.",
+        resume=KERNELS,
     )
-    betas: tuple[Share, Share] | NotSet = Field(
-        default=NOT_SET, description="Adam and its variants: decay rates of the two moments."
+    betas: tuple[Share, Share] | NotSet = option(
+        "Adam and its variants: decay rates of the two moments."
     )
-    eps: Eps | NotSet = Field(
-        default=NOT_SET,
-        description="Term added to the denominator; Adafactor takes two values (the first may "
-        "be none).",
+    eps: Eps | NotSet = option(
+        "Term added to the denominator; Adafactor takes two values (the first may be none)."
     )
-    momentum: Share | NotSet = Field(default=NOT_SET, description="SGD, RMSprop, Muon: momentum.")
-    dampening: Annotated[float, Field(ge=0, le=1)] | NotSet = Field(
-        default=NOT_SET,
-        description="SGD: share by which a gradient is reduced before it is added to the momentum.",
+    momentum: Share | NotSet = option("SGD, RMSprop, Muon: momentum.")
+    dampening: Annotated[float, Field(ge=0, le=1)] | NotSet = option(
+        "SGD: share by which a gradient is reduced before it is added to the momentum."
     )
-    nesterov: bool | NotSet = Field(
-        default=NOT_SET, description="SGD, Muon: use Nesterov momentum."
+    nesterov: bool | NotSet = option("SGD, Muon: use Nesterov momentum.")
+    amsgrad: bool | NotSet = option("Adam, AdamW: divide by the largest second moment so far.")
+    decoupled_weight_decay: bool | NotSet = option(
+        "Adam, NAdam, RAdam: decouple weight decay, as AdamW does."
     )
-    amsgrad: bool | NotSet = Field(
-        default=NOT_SET, description="Adam, AdamW: divide by the largest second moment so far."
+    momentum_decay: NotNegative | NotSet = option(
+        "NAdam: rate at which the momentum grows with the steps."
     )
-    decoupled_weight_decay: bool | NotSet = Field(
-        default=NOT_SET, description="Adam, NAdam, RAdam: decouple weight decay, as AdamW does."
+    alpha: NotNegative | NotSet = option(
+        "RMSprop: decay rate of the squared gradients. ASGD: power of the learning rate."
     )
-    momentum_decay: NotNegative | NotSet = Field(
-        default=NOT_SET, description="NAdam: rate at which the momentum grows with the steps."
+    centered: bool | NotSet = option("RMSprop: divide by the variance instead of the mean square.")
+    rho: Share | NotSet = option("Adadelta: decay rate of the squared gradients.")
+    lr_decay: NotNegative | NotSet = option(
+        "Adagrad: multiply the learning rate by 1 / (1 + steps * lr_decay)."
     )
-    alpha: NotNegative | NotSet = Field(
-        default=NOT_SET,
-        description="RMSprop: decay rate of the squared gradients. ASGD: power of the "
-        "learning rate.",
+    initial_accumulator_value: NotNegative | NotSet = option(
+        "Adagrad: initial value of the sum of squares.", resume=INITIAL
     )
-    centered: bool | NotSet = Field(
-        default=NOT_SET, description="RMSprop: divide by the variance instead of the mean square."
+    lambd: NotNegative | NotSet = option("ASGD: decay of the weights.")
+    t0: NotNegative | NotSet = option("ASGD: step at which averaging of the weights starts.")
+    etas: tuple[Share, Positive] | NotSet = option(
+        "Rprop: factors that decrease and increase a step size."
     )
-    rho: Share | NotSet = Field(
-        default=NOT_SET, description="Adadelta: decay rate of the squared gradients."
+    step_sizes: tuple[Positive, Positive] | NotSet = option(
+        "Rprop: smallest and largest step size."
     )
-    lr_decay: NotNegative | NotSet = Field(
-        default=NOT_SET,
-        description="Adagrad: multiply the learning rate by 1 / (1 + steps * lr_decay).",
+    beta2_decay: Annotated[float, Field(le=0)] | NotSet = option(
+        "Adafactor: exponent of the decay of the squared gradients."
     )
-    initial_accumulator_value: NotNegative | NotSet = Field(
-        default=NOT_SET, description="Adagrad: initial value of the sum of squares."
+    d: Annotated[float, Field(ge=1)] | NotSet = option(
+        "Adafactor: clip the root mean square of an update to this value."
     )
-    lambd: NotNegative | NotSet = Field(default=NOT_SET, description="ASGD: decay of the weights.")
-    t0: NotNegative | NotSet = Field(
-        default=NOT_SET, description="ASGD: step at which averaging of the weights starts."
+    max_iter: Count | NotSet = option("L-BFGS: maximum number of iterations per step.")
+    max_eval: Count | NotSet = option(
+        "L-BFGS: maximum number of evaluations of the batch per step."
     )
-    etas: tuple[Share, Positive] | NotSet = Field(
-        default=NOT_SET, description="Rprop: factors that decrease and increase a step size."
+    tolerance_grad: NotNegative | NotSet = option(
+        "L-BFGS: end the step when no gradient is larger than this."
     )
-    step_sizes: tuple[Positive, Positive] | NotSet = Field(
-        default=NOT_SET, description="Rprop: smallest and largest step size."
+    tolerance_change: NotNegative | NotSet = option(
+        "L-BFGS: end the step when loss and weights change by less than this."
     )
-    beta2_decay: Annotated[float, Field(le=0)] | NotSet = Field(
-        default=NOT_SET, description="Adafactor: exponent of the decay of the squared gradients."
+    history_size: Count | NotSet = option("L-BFGS: number of past updates to keep.")
+    line_search_fn: Literal["strong_wolfe"] | NotSet | None = option(
+        "L-BFGS: line search, by the strong Wolfe conditions, or none."
     )
-    d: Annotated[float, Field(ge=1)] | NotSet = Field(
-        default=NOT_SET,
-        description="Adafactor: clip the root mean square of an update to this value.",
+    ns_coefficients: tuple[Finite, Finite, Finite] | NotSet = option(
+        "Muon: coefficients of the Newton-Schulz iteration."
     )
-    max_iter: Count | NotSet = Field(
-        default=NOT_SET, description="L-BFGS: maximum number of iterations per step."
+    ns_steps: Annotated[Whole, Field(lt=100)] | NotSet = option(
+        "Muon: number of Newton-Schulz iterations."
     )
-    max_eval: Count | NotSet = Field(
-        default=NOT_SET, description="L-BFGS: maximum number of evaluations of the batch per step."
+    adjust_lr_fn: Literal["original", "match_rms_adamw"] | NotSet = option(
+        "Muon: how the learning rate depends on the shape of a matrix."
     )
-    tolerance_grad: NotNegative | NotSet = Field(
-        default=NOT_SET, description="L-BFGS: end the step when no gradient is larger than this."
+    adamw_lr: Positive | NotSet = option(
+        "Muon, SparseAdam: peak learning rate of AdamW for the other parameters."
     )
-    tolerance_change: NotNegative | NotSet = Field(
-        default=NOT_SET,
-        description="L-BFGS: end the step when loss and weights change by less than this.",
+    min_8bit_size: Whole | NotSet = option(
+        "8-bit AdamW: tensors with fewer values keep 32-bit moments.", resume=INITIAL
     )
-    history_size: Count | NotSet = Field(
-        default=NOT_SET, description="L-BFGS: number of past updates to keep."
-    )
-    line_search_fn: Literal["strong_wolfe"] | NotSet | None = Field(
-        default=NOT_SET,
-        description="L-BFGS: line search, by the strong Wolfe conditions, or none.",
-    )
-    ns_coefficients: tuple[Finite, Finite, Finite] | NotSet = Field(
-        default=NOT_SET, description="Muon: coefficients of the Newton-Schulz iteration."
-    )
-    ns_steps: Annotated[Whole, Field(lt=100)] | NotSet = Field(
-        default=NOT_SET, description="Muon: number of Newton-Schulz iterations."
-    )
-    adjust_lr_fn: Literal["original", "match_rms_adamw"] | NotSet = Field(
-        default=NOT_SET, description="Muon: how the learning rate depends on the shape of a matrix."
-    )
-    adamw_lr: Positive | NotSet = Field(
-        default=NOT_SET,
-        description="Muon, SparseAdam: peak learning rate of AdamW for the other parameters.",
-    )
-    min_8bit_size: Whole | NotSet = Field(
-        default=NOT_SET, description="8-bit AdamW: tensors with fewer values keep 32-bit moments."
-    )
-    groups: Groups | NotSet = Field(
-        default=NOT_SET,
-        description="Learning rate, weight decay and freezing by name pattern: 'head.* "
+    groups: Groups | NotSet = option(
+        "Learning rate, weight decay and freezing by name pattern: 'head.* "
         "lr=1e-3', 'type:LayerNorm decay=0', 'encoder.* freeze'; later groups "
-        "win.",
+        "win."
     )
-    layerwise_lr_decay: Annotated[float, Field(gt=0, le=1)] | NotSet | None = Field(
-        default=NOT_SET,
-        description="Learning rate of each layer divided by that of the layer above it.",
+    layerwise_lr_decay: Annotated[float, Field(gt=0, le=1)] | NotSet | None = option(
+        "Learning rate of each layer divided by that of the layer above it."
     )

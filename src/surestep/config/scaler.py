@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from surestep.config.group import ConfigGroup
-from surestep.config.not_set import NOT_SET, NotSet
+from surestep.config.not_set import NotSet
+from surestep.config.option import INITIAL, ResumeEffect, blocked, option
 from surestep.config.types import (
     Count,
 )
@@ -15,16 +16,16 @@ class Scaler(ConfigGroup):
     """Loss scaling under fp16, with the option names of torch.amp.GradScaler."""
 
     prefix: ClassVar[str] = "scaler."
-    init_scale: Annotated[float, Field(ge=1)] | NotSet = Field(
-        default=NOT_SET, description="fp16: initial loss scale."
+    resume: ClassVar[ResumeEffect] = blocked("the loss scale would change differently than so far")
+    init_scale: Annotated[float, Field(ge=1)] | NotSet = option(
+        "fp16: initial loss scale.", resume=INITIAL
     )
-    growth_factor: Annotated[float, Field(gt=1)] | NotSet = Field(
-        default=NOT_SET,
-        description="fp16: factor on the scale after growth_interval steps without overflow.",
+    growth_factor: Annotated[float, Field(gt=1)] | NotSet = option(
+        "fp16: factor on the scale after growth_interval steps without overflow."
     )
-    growth_interval: Count | NotSet = Field(
-        default=NOT_SET, description="fp16: steps in a row without overflow before the scale grows."
+    growth_interval: Count | NotSet = option(
+        "fp16: steps in a row without overflow before the scale grows."
     )
-    backoff_factor: Annotated[float, Field(gt=0, lt=1)] | NotSet = Field(
-        default=NOT_SET, description="fp16: factor on the scale after an overflow."
+    backoff_factor: Annotated[float, Field(gt=0, lt=1)] | NotSet = option(
+        "fp16: factor on the scale after an overflow."
     )

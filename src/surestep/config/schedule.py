@@ -7,7 +7,8 @@ from pydantic import AfterValidator, Field
 
 from surestep.base.errors import ConfigError, suggest_names
 from surestep.config.group import ConfigGroup
-from surestep.config.not_set import NOT_SET, NotSet
+from surestep.config.not_set import NotSet
+from surestep.config.option import ResumeEffect, blocked, option
 from surestep.config.types import (
     Count,
     Length,
@@ -36,6 +37,9 @@ class Schedule(ConfigGroup):
     """
 
     prefix: ClassVar[str] = "schedule."
+    resume: ClassVar[ResumeEffect] = blocked(
+        "the learning rate would follow another curve than so far"
+    )
     name: (
         Literal[
             "constant",
@@ -54,132 +58,89 @@ class Schedule(ConfigGroup):
             "chain",
         ]
         | NotSet
-    ) = Field(
-        default=NOT_SET,
-        description="Learning-rate schedule; `surestep schedules` says what each is for.",
+    ) = option("Learning-rate schedule; `surestep schedules` says what each is for.")
+    warmup: Warmup | NotSet = option(
+        "Length of the linear warm-up: '100 steps', '2 epochs' or a share such as '10%'."
     )
-    warmup: Warmup | NotSet = Field(
-        default=NOT_SET,
-        description="Length of the linear warm-up: '100 steps', '2 epochs' or a share such as "
-        "'10%'.",
+    warmup_start: Ratio | NotSet = option(
+        "Learning rate at the start of the warm-up, as a share of the peak."
     )
-    warmup_start: Ratio | NotSet = Field(
-        default=NOT_SET,
-        description="Learning rate at the start of the warm-up, as a share of the peak.",
+    interval: StepPeriod | NotSet = option(
+        "How often the learning rate changes: '1 step', or '1 epoch' for a staircase."
     )
-    interval: StepPeriod | NotSet = Field(
-        default=NOT_SET,
-        description="How often the learning rate changes: '1 step', or '1 epoch' for a staircase.",
+    min_lr: NotNegative | NotSet = option("Minimum learning rate, instead of min_lr_ratio.")
+    min_lr_ratio: Ratio | NotSet = option("Minimum learning rate, as a share of the peak.")
+    min_lr_mode: Literal["scale", "cut"] | NotSet = option(
+        "scale: scale the curve so that it ends at the minimum; cut: keep the "
+        "curve and stop it at the minimum."
     )
-    min_lr: NotNegative | NotSet = Field(
-        default=NOT_SET, description="Minimum learning rate, instead of min_lr_ratio."
+    cycles: Count | NotSet = option("cosine_restarts: number of equal cycles in the run.")
+    T_0: Length | NotSet = option(
+        "cosine_restarts: length of the first cycle, such as '10 epochs'."
     )
-    min_lr_ratio: Ratio | NotSet = Field(
-        default=NOT_SET, description="Minimum learning rate, as a share of the peak."
+    T_mult: Count | NotSet = option(
+        "cosine_restarts: length of each cycle divided by that of the one before."
     )
-    min_lr_mode: Literal["scale", "cut"] | NotSet = Field(
-        default=NOT_SET,
-        description="scale: scale the curve so that it ends at the minimum; cut: keep the "
-        "curve and stop it at the minimum.",
+    save_cycles: bool | NotSet = option(
+        "Save a checkpoint at the end of each cycle and never delete it."
     )
-    cycles: Count | NotSet = Field(
-        default=NOT_SET, description="cosine_restarts: number of equal cycles in the run."
+    step_size: Length | NotSet = option("step: length between two reductions of the learning rate.")
+    milestones: Milestones | NotSet = option(
+        "multi_step: when to reduce the learning rate, counted from the start of the run."
     )
-    T_0: Length | NotSet = Field(
-        default=NOT_SET,
-        description="cosine_restarts: length of the first cycle, such as '10 epochs'.",
+    gamma: Positive | NotSet = option(
+        "Factor on the learning rate at each reduction (cyclic: on the height)."
     )
-    T_mult: Count | NotSet = Field(
-        default=NOT_SET,
-        description="cosine_restarts: length of each cycle divided by that of the one before.",
+    power: Positive | NotSet = option("polynomial: exponent.")
+    timescale: Length | NotSet = option(
+        "inverse_sqrt: length after which the learning rate is 1/sqrt(2) of the peak."
     )
-    save_cycles: bool | NotSet = Field(
-        default=NOT_SET,
-        description="Save a checkpoint at the end of each cycle and never delete it.",
+    decay: Length | NotSet = option(
+        "warmup_stable_decay: length of the decay at the end of the run."
     )
-    step_size: Length | NotSet = Field(
-        default=NOT_SET, description="step: length between two reductions of the learning rate."
+    decay_shape: Literal["1-sqrt", "linear", "cosine"] | NotSet = option(
+        "warmup_stable_decay: curve of the decay."
     )
-    milestones: Milestones | NotSet = Field(
-        default=NOT_SET,
-        description="multi_step: when to reduce the learning rate, counted from the start of "
-        "the run.",
+    pct_start: Ratio | NotSet = option(
+        "one_cycle: share of the run in which the learning rate rises."
     )
-    gamma: Positive | NotSet = Field(
-        default=NOT_SET,
-        description="Factor on the learning rate at each reduction (cyclic: on the height).",
+    anneal_strategy: Literal["cos", "linear"] | NotSet = option(
+        "one_cycle: rise and fall along a cosine or a line."
     )
-    power: Positive | NotSet = Field(default=NOT_SET, description="polynomial: exponent.")
-    timescale: Length | NotSet = Field(
-        default=NOT_SET,
-        description="inverse_sqrt: length after which the learning rate is 1/sqrt(2) of the peak.",
+    div_factor: Positive | NotSet = option(
+        "one_cycle: peak learning rate divided by the first one."
     )
-    decay: Length | NotSet = Field(
-        default=NOT_SET,
-        description="warmup_stable_decay: length of the decay at the end of the run.",
+    final_div_factor: Positive | NotSet = option(
+        "one_cycle: first learning rate divided by the last one."
     )
-    decay_shape: Literal["1-sqrt", "linear", "cosine"] | NotSet = Field(
-        default=NOT_SET, description="warmup_stable_decay: curve of the decay."
+    three_phase: bool | NotSet = option(
+        "one_cycle: fall to the first learning rate, then to the last, in two phases."
     )
-    pct_start: Ratio | NotSet = Field(
-        default=NOT_SET, description="one_cycle: share of the run in which the learning rate rises."
+    cycle_momentum: bool | NotSet = option(
+        "Cycle the momentum (or first beta) inversely to the learning rate."
     )
-    anneal_strategy: Literal["cos", "linear"] | NotSet = Field(
-        default=NOT_SET, description="one_cycle: rise and fall along a cosine or a line."
+    base_momentum: Share | NotSet = option("Momentum when the learning rate is highest.")
+    max_momentum: Share | NotSet = option("Momentum when the learning rate is lowest.")
+    step_size_up: Length | NotSet = option("cyclic: length of the rise.")
+    step_size_down: Length | NotSet = option("cyclic: length of the fall.")
+    mode: Literal["triangular", "triangular2", "exp_range"] | NotSet = option(
+        "cyclic: keep the height of the cycles, halve it in each cycle, or multiply it by gamma^t."
     )
-    div_factor: Positive | NotSet = Field(
-        default=NOT_SET, description="one_cycle: peak learning rate divided by the first one."
+    factor: Annotated[float, Field(gt=0, lt=1)] | NotSet = option(
+        "reduce_on_plateau: factor on the learning rate at each reduction."
     )
-    final_div_factor: Positive | NotSet = Field(
-        default=NOT_SET, description="one_cycle: first learning rate divided by the last one."
+    patience: Whole | NotSet = option(
+        "reduce_on_plateau: evaluations without improvement before a reduction."
     )
-    three_phase: bool | NotSet = Field(
-        default=NOT_SET,
-        description="one_cycle: fall to the first learning rate, then to the last, in two phases.",
+    threshold: NotNegative | NotSet = option(
+        "reduce_on_plateau: smallest change that counts as an improvement."
     )
-    cycle_momentum: bool | NotSet = Field(
-        default=NOT_SET,
-        description="Cycle the momentum (or first beta) inversely to the learning rate.",
+    threshold_mode: Literal["rel", "abs"] | NotSet = option(
+        "reduce_on_plateau: whether the threshold is relative or absolute."
     )
-    base_momentum: Share | NotSet = Field(
-        default=NOT_SET, description="Momentum when the learning rate is highest."
-    )
-    max_momentum: Share | NotSet = Field(
-        default=NOT_SET, description="Momentum when the learning rate is lowest."
-    )
-    step_size_up: Length | NotSet = Field(
-        default=NOT_SET, description="cyclic: length of the rise."
-    )
-    step_size_down: Length | NotSet = Field(
-        default=NOT_SET, description="cyclic: length of the fall."
-    )
-    mode: Literal["triangular", "triangular2", "exp_range"] | NotSet = Field(
-        default=NOT_SET,
-        description="cyclic: keep the height of the cycles, halve it in each cycle, or "
-        "multiply it by gamma^t.",
-    )
-    factor: Annotated[float, Field(gt=0, lt=1)] | NotSet = Field(
-        default=NOT_SET,
-        description="reduce_on_plateau: factor on the learning rate at each reduction.",
-    )
-    patience: Whole | NotSet = Field(
-        default=NOT_SET,
-        description="reduce_on_plateau: evaluations without improvement before a reduction.",
-    )
-    threshold: NotNegative | NotSet = Field(
-        default=NOT_SET,
-        description="reduce_on_plateau: smallest change that counts as an improvement.",
-    )
-    threshold_mode: Literal["rel", "abs"] | NotSet = Field(
-        default=NOT_SET,
-        description="reduce_on_plateau: whether the threshold is relative or absolute.",
-    )
-    cooldown: Whole | NotSet = Field(
-        default=NOT_SET, description="reduce_on_plateau: evaluations to ignore after a reduction."
-    )
-    chain: Chain | NotSet = Field(
-        default=NOT_SET,
-        description="Schedules to run one after another: 'linear 500 steps' 'cosine'.",
+    cooldown: Whole | NotSet = option("reduce_on_plateau: evaluations to ignore after a reduction.")
+    chain: Chain | NotSet = option(
+        "Schedules to run one after another: 'linear 500 steps' 'cosine'."
     )
 
 

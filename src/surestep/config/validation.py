@@ -2,38 +2,38 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
 from surestep.config.group import ConfigGroup
-from surestep.config.not_set import NOT_SET, NotSet
+from surestep.config.not_set import NotSet
+from surestep.config.option import ENDING, ResumeEffect, blocked, not_bitwise, option, safe
 from surestep.config.types import Count, NotNegative, Period, StepPoint
+
+EVALUATION = safe("evaluations change no weight")
 
 
 class Validation(ConfigGroup):
     """When to evaluate, and which metric decides what is best."""
 
     prefix: ClassVar[str] = "validation."
-    every: Period | NotSet | None = Field(
-        default=NOT_SET, description="How often to evaluate: '1 epoch', '500 steps'."
+    every: Period | NotSet | None = option(
+        "How often to evaluate: '1 epoch', '500 steps'.", resume=EVALUATION
     )
-    on_start: bool | NotSet = Field(
-        default=NOT_SET, description="Also evaluate before the first step."
+    on_start: bool | NotSet = option("Also evaluate before the first step.", resume=EVALUATION)
+    batch_size: Count | NotSet = option(
+        "Samples per forward pass of an evaluation.",
+        resume=not_bitwise("metrics are summed in different batches"),
     )
-    batch_size: Count | NotSet = Field(
-        default=NOT_SET, description="Samples per forward pass of an evaluation."
-    )
-    weights: Literal["average", "raw", "both"] | NotSet = Field(
-        default=NOT_SET,
-        description="Which weights to evaluate if average.kind is set; both reports the "
+    weights: Literal["average", "raw", "both"] | NotSet = option(
+        "Which weights to evaluate if average.kind is set; both reports the "
         "average as 'val/...' and the raw weights as 'val_raw/...'.",
+        resume=blocked("the best metric so far was measured on other weights"),
     )
-    metric: str | NotSet = Field(
-        default=NOT_SET,
-        description="Metric that decides which checkpoint is best: 'loss', a metric's name, "
-        "or 'set/metric'.",
+    metric: str | NotSet = option(
+        "Metric that decides which checkpoint is best: 'loss', a metric's name, or 'set/metric'.",
+        resume=blocked("the best checkpoint so far was chosen by another metric"),
     )
-    mode: Literal["min", "max"] | NotSet = Field(
-        default=NOT_SET, description="Whether a smaller or a larger metric is better."
+    mode: Literal["min", "max"] | NotSet = option(
+        "Whether a smaller or a larger metric is better.",
+        resume=blocked("the best checkpoint so far was chosen in the other direction"),
     )
 
 
@@ -41,14 +41,11 @@ class EarlyStop(ConfigGroup):
     """When to stop because the metric no longer improves."""
 
     prefix: ClassVar[str] = "early_stop."
-    patience: Count | NotSet | None = Field(
-        default=NOT_SET,
-        description="Stop after this many evaluations in a row without improvement.",
+    resume: ClassVar[ResumeEffect] = ENDING
+    patience: Count | NotSet | None = option(
+        "Stop after this many evaluations in a row without improvement."
     )
-    start: StepPoint | NotSet | None = Field(
-        default=NOT_SET,
-        description="Ignore evaluations before this point: '5 epochs', '1000 steps'.",
+    start: StepPoint | NotSet | None = option(
+        "Ignore evaluations before this point: '5 epochs', '1000 steps'."
     )
-    min_delta: NotNegative | NotSet = Field(
-        default=NOT_SET, description="Smallest change that counts as an improvement."
-    )
+    min_delta: NotNegative | NotSet = option("Smallest change that counts as an improvement.")

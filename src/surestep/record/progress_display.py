@@ -81,7 +81,7 @@ class PlainProgress(NullProgress):
     ) -> None:
         self.total = plan.total_steps
         if every_s is None:  # every log point of a period that the user set
-            every_s = 0.0 if plan.reason("logging.every").startswith("said: ") else EVERY_S
+            every_s = 0.0 if plan.reason("logging.every").startswith("set ") else EVERY_S
         self.every_s = every_s
         self._last = -self.every_s
         self._out = out

@@ -1,22 +1,20 @@
-"""What differs between a run and what is asked of it now: name, before, now, verdict."""
+"""What differs between a run and the config it resumes with: name, before, now, effect."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from surestep.base.errors import ConfigError, suggest_names
-from surestep.config.config import iter_options
+from surestep.config.config import LENGTHS, iter_options
+from surestep.config.option import INITIAL, ResumeEffect
 from surestep.trainer.modules import changed_modules
 from surestep.trainer.resume_effects import (
-    COUNTED,
-    LENGTH,
-    PARTS,
-    STARTED,
-    VERDICTS,
-    ResumeEffect,
+    EVALUATIONS_COUNT,
+    NOT_OPTIONS,
+    WORKERS_SPLIT,
     resume_effect,
 )
 
-NOT_SAID = "not said"
+NOT_SAID = "not set"
 COUNT, LOOKED_AT, SKIPPED = "train samples", "some samples", "exclude_samples"  # of map-style data
 CODE = "code of "  # a module
 MODULES = 8  # whose code changed: so many lines tell of it
@@ -30,20 +28,20 @@ class ConfigChange(NamedTuple):
         name: what it is allowed by.
         before: what the run was last gone on with.
         now: what is asked.
-        verdict: what that means.
+        resume: its effect when the run resumes.
         shown: what the table calls it.
     """
 
     name: str
     before: Any
     now: Any
-    verdict: ResumeEffect
+    resume: ResumeEffect
     shown: str
 
     def as_json(self) -> dict[str, Any]:
         """Return it for the events."""
         of = {"name": self.shown, "before": self.before, "now": self.now}
-        return {**of, "verdict": self.verdict.effect, "reason": self.verdict.reason}
+        return {**of, "effect": self.resume.effect, "reason": self.resume.reason}
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[ConfigChange]:
@@ -98,41 +96,42 @@ def _values(
 
 
 def _options(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigChange]:
-    """List the options that were decided otherwise.
+    """List the options that were decided differently.
 
-    One that nobody said is told where nothing that was said explains it, as on another machine.
+    An option that is not set is listed if no option that is set explains its change, as on another
+    machine.
     """
     old, new = before.get("decided") or {}, now["decided"]
-    said = {
+    changed = {
         name
         for name in before["config"].keys() | now["config"].keys()
         if before["config"].get(name, NOT_SAID) != now["config"].get(name, NOT_SAID)
     }
-    groups = {name.partition(".")[0] for name in said if "." in name}
+    groups = {name.partition(".")[0] for name in changed if "." in name}
     for name in sorted(old.keys() | new.keys() if old else ()):
         a, b = old.get(name), new.get(name)
-        if a == b or name == "total_steps" or name in LENGTH or _of_stream(name, now):
+        if a == b or name == "total_steps" or name in LENGTHS or _of_stream(name, now):
             continue
-        verdict = _verdict(name, now)
+        effect = _option_effect(name, now)
         follows = "." in name and name.partition(".")[0] in groups
-        if name in said or not (follows or verdict.effect == "harmless"):
-            yield ConfigChange(name, a, b, verdict, name)
+        if name in changed or not (follows or effect.effect == "safe"):
+            yield ConfigChange(name, a, b, effect, name)
 
 
 def _of_stream(name: str, now: Mapping[str, Any]) -> bool:
     return name in now["data"]
 
 
-def _verdict(name: str, now: Mapping[str, Any]) -> ResumeEffect:
+def _option_effect(name: str, now: Mapping[str, Any]) -> ResumeEffect:
     decided = now["decided"]
     counted = decided.get("early_stop.patience") is not None
     if name == "validation.every" and (
         counted or decided.get("schedule.name") == "reduce_on_plateau"
     ):
-        return COUNTED
+        return EVALUATIONS_COUNT
     optimizer, dot, option = name.rpartition("optim.lr")
     if dot and not option and decided.get(f"{optimizer}optim.name") == "rprop":
-        return STARTED
+        return INITIAL
     return resume_effect(name)
 
 
@@ -150,7 +149,7 @@ def _data(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigC
         differ.discard(LOOKED_AT)
     for name in sorted(differ - {SKIPPED}):
         if name == WORKERS:
-            yield ConfigChange(name, before[name], now[name], PARTS, name)
+            yield ConfigChange(name, before[name], now[name], WORKERS_SPLIT, name)
         elif now[name] is not None:
             old, new = _short(before[name]), _short(now[name])
             yield _change("data", old, new, shown=name)
@@ -194,8 +193,8 @@ def _change(name: str, before: Any, now: Any, *, shown: str | None = None) -> Co
 
 
 def table(changes: Iterable[ConfigChange]) -> list[str]:
-    """Return the lines of a table: name, before, now, verdict."""
-    rows = [(each.shown, _shown(each.before), _shown(each.now), each.verdict) for each in changes]
+    """Return the lines of a table: name, before, now, effect."""
+    rows = [(each.shown, _shown(each.before), _shown(each.now), each.resume) for each in changes]
     widths = [max(len(str(row[column])) for row in rows) for column in range(3)] if rows else []
     return [
         "  {:<{}}  {:<{}}  ->  {:<{}}  {}".format(
@@ -211,43 +210,44 @@ def _shown(value: Any) -> str:
 
 
 def allowed_names() -> list[str]:
-    """List what may be allowed by name: options, whole groups of them, and parts of a run."""
-    found = [name for name, _ in iter_options()]
-    groups = [name.partition(".")[0] for name in VERDICTS if "." in name]
-    return list(dict.fromkeys([*found, *groups, *(name for name in VERDICTS if "." not in name)]))
+    """List what may be allowed by name: options, groups of them, and parts of a run."""
+    options = [name for name, _ in iter_options()]
+    names = [*options, *(name.partition(".")[0] for name in options if "." in name), "task"]
+    return list(dict.fromkeys([*names, *(name for name in NOT_OPTIONS if "." not in name)]))
 
 
 def check_allow(allow: Iterable[str]) -> None:
-    """Check that what is allowed are names of things that may differ.
+    """Check that every allowed name can change on resume.
 
     Raises:
-        ConfigError: one is not.
+        ConfigError: a name cannot.
     """
     if isinstance(allow, str):
         raise ConfigError(
-            f"allow={allow!r} is text. Give the names as a tuple: allow=({allow!r},)."
+            f"allow={allow!r} is a string. Pass the names as a tuple: allow=({allow!r},)."
         )
     known = allowed_names()
     for name in allow:
         if name not in known and not name.startswith(("task.", "optimizers.")):
             raise ConfigError(
-                f"allow={name!r} is nothing that may differ. {suggest_names(name, known)}"
+                f"allow={name!r} is not something that can change on resume. "
+                f"{suggest_names(name, known)}"
             )
 
 
 def apply_allow(
     changes: Iterable[ConfigChange], allow: Collection[str] | None
 ) -> list[ConfigChange]:
-    """Mark what is allowed by its name; None allows all that can be."""
+    """Mark the changes that are allowed by name; None allows all that can be."""
     return [
-        each._replace(verdict=ResumeEffect("allowed", each.verdict.reason))
-        if each.verdict.effect == "refused" and (allow is None or _is_named(each.name, allow))
+        each._replace(resume=ResumeEffect("allowed", each.resume.reason))
+        if each.resume.effect == "blocked" and (allow is None or _is_named(each.name, allow))
         else each
         for each in changes
     ]
 
 
 def _is_named(name: str, allow: Collection[str]) -> bool:
-    """Say whether a name is there, or its group; `data` is the data, and not how it is loaded."""
+    """Return whether a name or its group is allowed; `data` is the data, not how it is loaded."""
     group = name.partition(".")[0]
-    return name in allow or (group in allow and group not in VERDICTS)
+    return name in allow or (group in allow and group not in NOT_OPTIONS)

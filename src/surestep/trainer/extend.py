@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from surestep.base.errors import SurestepError
-from surestep.config.config import Config
+from surestep.config.config import LENGTHS, Config
+from surestep.config.option import ResumeEffect, blocked, incompatible, safe
 from surestep.engine.plan.plan import Plan
 from surestep.engine.schedule.lr import make_lr_factor, momentum
 from surestep.engine.schedule.plateau import PlateauState
@@ -17,7 +18,7 @@ from surestep.engine.state.average import with_swa_lr
 from surestep.engine.state.state import Progress
 from surestep.trainer.config_diff import ConfigChange
 from surestep.trainer.planning import PreparedTask
-from surestep.trainer.resume_effects import LENGTH, ResumeEffect, resume_effect
+from surestep.trainer.resume_effects import resume_effect
 
 LOOKED_AT = 10_000  # steps at which two schedules are compared; a run of so many is compared whole
 
@@ -36,21 +37,21 @@ def compare_length(
     if place.step > total:
         return _shortened(before, planned, place)
     said = planned.config.set_options()
-    same = all(before["config"].get(name) == said.get(name) for name in LENGTH)
+    same = all(before["config"].get(name) == said.get(name) for name in LENGTHS)
     if old_total is None or old_total == total or same:
         return None
-    name = next((each for each in LENGTH if each in said), "epochs")
+    name = next((each for each in LENGTHS if each in said), "epochs")
     old, now = _length(before["config"], old_total), _length(said, total)
-    return ConfigChange(name, old, now, _verdict(before, planned, place), name)
+    return ConfigChange(name, old, now, _length_effect(before, planned, place), name)
 
 
 def _shortened(before: Mapping[str, Any], planned: PreparedTask, place: Progress) -> ConfigChange:
     said = planned.config.set_options()
-    name = next((each for each in LENGTH if each in said), "epochs")
+    name = next((each for each in LENGTHS if each in said), "epochs")
     reason = f"it stands at step {place.step} already"
     old = _length(before["config"], before.get("decided", {}).get("total_steps"))
     now = _length(said, planned.plan.total_steps)
-    return ConfigChange(name, old, now, ResumeEffect("impossible", reason), name)
+    return ConfigChange(name, old, now, incompatible(reason), name)
 
 
 def _length(said: Mapping[str, Any], steps: int | None) -> str:
@@ -59,19 +60,21 @@ def _length(said: Mapping[str, Any], steps: int | None) -> str:
     return f"{of}{'?' if steps is None else steps} steps"
 
 
-def _verdict(before: Mapping[str, Any], planned: PreparedTask, place: Progress) -> ResumeEffect:
+def _length_effect(
+    before: Mapping[str, Any], planned: PreparedTask, place: Progress
+) -> ResumeEffect:
     """Compare what was until now with what the new length would have made of it."""
     old = plan_before(before, planned)
     if old is None:
-        return ResumeEffect("refused", "what the old length did to the schedule is not known")
+        return blocked("what the old length did to the schedule is not known")
     said = [
         text
         for name, (a, b) in _pairs(old, planned.plan).items()
         for text in differences(name, a, b, planned.task.schedule, place.steps_taken)
     ]
     if said:
-        return ResumeEffect("refused", "; ".join(said))
-    return ResumeEffect("harmless", "until here the rate does not depend on the length of the run")
+        return blocked("; ".join(said))
+    return safe("until here the rate does not depend on the length of the run")
 
 
 def plan_before(before: Mapping[str, Any], planned: PreparedTask) -> Plan | None:
@@ -90,7 +93,7 @@ def _of_the_updates(said: Mapping[str, Any]) -> Config:
     kept = (
         name
         for name in said
-        if resume_effect(name).effect == "refused" and not name.startswith("parallel.")
+        if resume_effect(name).effect == "blocked" and not name.startswith("parallel.")
     )
     return Config.from_options({name: said[name] for name in kept})
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from surestep.base.errors import CheckpointError, ConfigError, RunError, suggest_names
+from surestep.config.config import LENGTHS
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import Progress, StepCounts
 from surestep.record.checkpoint.errors import checkpoint_error
@@ -22,7 +23,6 @@ from surestep.trainer.extend import compare_length
 from surestep.trainer.fork import RunParent, check_branch, find_branch, is_fork_of
 from surestep.trainer.holding import how_to_hold
 from surestep.trainer.planning import PreparedTask, TaskOrigin
-from surestep.trainer.resume_effects import LENGTH
 from surestep.trainer.run_identity import run_identity
 
 Resume = Literal["auto", "never", "must"]
@@ -225,7 +225,7 @@ def _again(
     length = compare_length(before, planned, place)
     changes = [*([] if length is None else [length]), *compare(before, asked)]
     changes = apply_allow(changes, said.allow)
-    bad = [each for each in changes if each.verdict.effect in ("refused", "impossible")]
+    bad = [each for each in changes if each.resume.effect in ("blocked", "incompatible")]
     if bad:
         raise RunError(
             f"{recorder.folder} holds a run with another config:\n"
@@ -249,10 +249,10 @@ def _what_to_type(bad: list[ConfigChange], hold: Callable[[list[str]], str]) -> 
         "Choose another folder with --run (run= in Python), or go back to the config it was "
         "started with."
     )
-    if any(each.verdict.effect == "impossible" for each in bad):
+    if any(each.resume.effect == "incompatible" for each in bad):
         return folder
     names = list(dict.fromkeys(each.name for each in bad))
-    others = [name for name in names if name not in LENGTH]
+    others = [name for name in names if name not in LENGTHS]
     is_longer = len(others) < len(names)
     another = any(name.startswith("schedule.") for name in others)  # another curve is asked for
     return (
@@ -275,7 +275,7 @@ def _started(
     length = compare_length(before, planned, place)
     changes = [*([] if length is None else [length]), *compare(before, asked)]
     changes = apply_allow(changes, None)  # a folder of its own: nothing that is there is lost
-    if any(each.verdict.effect == "impossible" for each in changes):
+    if any(each.resume.effect == "incompatible" for each in changes):
         raise RunError(f"{recorder.folder} cannot start from {text}:\n" + "\n".join(table(changes)))
     if place.step >= planned.plan.total_steps:
         raise RunError(

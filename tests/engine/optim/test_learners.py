@@ -79,7 +79,7 @@ def test_a_wrong_option_is_refused_as_everywhere():
 def test_the_plan_shows_each_with_its_reasons():
     _, planned = made(shared=surestep.Optim(lr=0.5), critic=rmsprop)
     plan = planned.plan
-    assert plan.reason("optimizers.shared.optim.lr") == "said: Python"
+    assert plan.reason("optimizers.shared.optim.lr") == "set in Python"
     assert plan.reason("optimizers.critic.optim.name") == "the Task brings its optimizer"
     assert plan.guard == "reading"
     assert "(critic)" in plan.reason("guard")

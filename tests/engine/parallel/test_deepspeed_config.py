@@ -106,7 +106,7 @@ def test_keys_on_which_the_config_is_silent_are_taken_over():
     assert (plan.precision, plan.parallel_zero_stage) == ("bf16", 1)
     assert (plan.optim_name, plan.optim_lr) == ("adamw", 0.0003)
     assert plan.optim_options["betas"] == (0.8, 0.95)
-    assert plan.reason("schedule.name") == "said: parallel.deepspeed"
+    assert plan.reason("schedule.name") == "set in parallel.deepspeed"
     assert plan.parallel_deepspeed["gradient_clipping"] == 0.25
 
 

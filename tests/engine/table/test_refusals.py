@@ -53,7 +53,7 @@ SPARSE = replace(GIVEN, sparse=("table",))
         ({"optim.name": "sparse_adam"}, GIVEN, "Build a table with nn.Embedding"),
         (
             {"optim.name": "sgd", "optim.implementation": "foreach"},
-            *(SPARSE, "gradient of table is sparse. Say 'plain'"),
+            *(SPARSE, "gradient of table is sparse. Say 'for_loop'"),
         ),
         (
             {"optim.name": "sgd", "optim.momentum": 0.9, "optim.dampening": 0.5},

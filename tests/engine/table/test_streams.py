@@ -15,15 +15,15 @@ STEPS = {"epochs": None, "max_steps": 50}
     [
         ("data.shuffle", STEPS, FACTS, UNSIZED, False, "a stream comes in its own order"),
         ("data.shuffle", {}, FACTS, SIZED, False, "a stream comes in its own order"),
-        ("data.shuffle_buffer", {}, FACTS, SIZED, None, "nothing said: the stream is not mixed"),
-        ("data.shuffle_buffer", {"data.shuffle_buffer": 9}, FACTS, SIZED, 9, "said: Python"),
+        ("data.shuffle_buffer", {}, FACTS, SIZED, None, "not set: the stream is not mixed"),
+        ("data.shuffle_buffer", {"data.shuffle_buffer": 9}, FACTS, SIZED, 9, "set in Python"),
         ("data.shuffle_buffer", {}, FACTS, GIVEN, None, "the data is not a stream"),
         ("data.num_workers", {}, FACTS, SIZED, 0, "on a CPU"),
         ("data.num_workers", {}, GPU, SIZED, 1, "loading beside the GPU; more workers would each"),
         ("steps_per_epoch", {}, FACTS, SIZED, 2, "100 samples in batches of 64"),
         ("steps_per_epoch", STEPS, FACTS, UNSIZED, None, "the training data is a stream that does"),
         ("average.every", {**STEPS, "average.kind": "swa"}, FACTS, UNSIZED, "1 step", "how many"),
-        ("total_steps", STEPS, FACTS, UNSIZED, 50, "said: Python"),
+        ("total_steps", STEPS, FACTS, UNSIZED, 50, "set in Python"),
     ],
 )
 def test_what_is_not_said_of_a_stream_is_decided(option, said, facts, given, value, reason):

@@ -51,7 +51,7 @@ NO_AVERAGE = "there is no average"
 
 ROWS: Rows = {
     "average.kind": user_value_or(
-        "average.kind", "none", "nothing said: the last weights are the model"
+        "average.kind", "none", "not set: the last weights are the model"
     ),
     "average.decay": (
         user_value("average.decay"),
@@ -99,7 +99,7 @@ ROWS: Rows = {
         Rule(_is("ema"), lambda _: "average", "running statistics follow the weights"),
         default_value("copy", "the model's own"),
     ),
-    "average.lr": user_value_or("average.lr", None, "nothing said: the schedule's own rate"),
+    "average.lr": user_value_or("average.lr", None, "not set: the schedule's own rate"),
     "average.anneal": (
         user_value("average.anneal"),
         Rule(is_set("average.lr"), lambda _: "5%", "so that the rate does not jump"),

@@ -13,7 +13,7 @@ from surestep.engine.rules.helpers import (
 )
 
 ROWS: Rows = {
-    "profile": user_value_or("profile", None, "nothing said: no step is profiled"),
+    "profile": user_value_or("profile", None, "not set: no step is profiled"),
     "checkpoint.every": how_often(
         "checkpoint.every",
         off="saved at the end, and if the run is stopped",
@@ -28,7 +28,7 @@ ROWS: Rows = {
     ),
     "checkpoint.keep_every": (
         user_value("checkpoint.keep_every", parse_duration),
-        default_value(None, "nothing said: no milestones are kept"),
+        default_value(None, "not set: no milestones are kept"),
     ),
     "checkpoint.async_save": (
         user_value("checkpoint.async_save"),
@@ -60,7 +60,7 @@ ROWS: Rows = {
         Rule(
             lambda k: k.set_options.get("logging.progress", "auto") != "auto",
             lambda k: k.set_options["logging.progress"],
-            "said: {origin}",
+            "set {origin}",
         ),
         Rule(lambda k: k.system.display != "none", lambda _: "bar", "a {k.system.display} is here"),
         default_value("plain", "no terminal here"),

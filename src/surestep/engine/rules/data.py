@@ -98,7 +98,7 @@ ROWS: Rows = {
             lambda k: k["parallel.ranks"],
             "the data comes in batches (Task(batched=True)): one for each rank",
         ),
-        default_value(64, "nothing said: a size that trains most small models"),
+        default_value(64, "not set: a size that trains most small models"),
     ),
     "micro_batch_size": (
         Rule(
@@ -148,16 +148,14 @@ ROWS: Rows = {
         Rule(
             lambda k: k.task_info.is_stream,
             lambda _: None,
-            "nothing said: the stream is not mixed beyond what it does itself",
+            "not set: the stream is not mixed beyond what it does itself",
         ),
         default_value(None, "the data is not a stream: data.shuffle mixes all of it"),
     ),
-    "limit_train_batches": user_value_or(
-        "limit_train_batches", None, "nothing set: all of the data"
-    ),
+    "limit_train_batches": user_value_or("limit_train_batches", None, "not set: all of the data"),
     "max_time": (
         user_value("max_time", parse_duration),
-        default_value(None, "nothing set: the run goes to its end"),
+        default_value(None, "not set: the run goes to its end"),
     ),
     "data.drop_last": (
         _loader_row("drop_last"),
@@ -188,7 +186,7 @@ ROWS: Rows = {
         Rule(
             lambda k: k.task_info.skips is not None,
             lambda k: k.task_info.skips,
-            "left out by index, said: {origin}{k.skips_source}",
+            "left out by index, set {origin}{k.skips_source}",
         ),
         default_value(None, "every sample is trained on"),
     ),
@@ -254,13 +252,12 @@ ROWS: Rows = {
         Rule(
             is_set("max_steps"),
             lambda k: k.set_options["max_steps"],
-            "said: {origins[max_steps]}",
+            "set {origins[max_steps]}",
         ),
         Rule(
             always,
             lambda k: max(1, round(k.set_options["epochs"] * k["steps_per_epoch"])),
-            "{k.set_options[epochs]:g} epochs of {k[steps_per_epoch]} steps, set: "
-            "{origins[epochs]}",
+            "{k.set_options[epochs]:g} epochs of {k[steps_per_epoch]} steps, set {origins[epochs]}",
         ),
     ),
 }

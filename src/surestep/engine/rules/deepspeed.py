@@ -100,12 +100,12 @@ ROWS: Rows = {
             lambda k: _here(k) and sums_in_16_bits(k),
             make_ds_config,
             "made of this plan, with keys of your own, by which gradients are added up in 16 bits: "
-            "the rounding differs with the number of ranks; said: {origin}",
+            "the rounding differs with the number of ranks; set {origin}",
         ),
         Rule(
             lambda k: "parallel.deepspeed" in k.set_options,
             make_ds_config,
-            "made of this plan, with keys of your own; said: {origin}",
+            "made of this plan, with keys of your own; set {origin}",
         ),
         Rule(
             _here,

@@ -74,7 +74,7 @@ def _cut(name: str) -> Rule:
     return Rule(
         lambda k: requested_sharding(k) == name,
         requested_sharding,
-        f"{_PARTS[name]}; said: {{origin}}",
+        f"{_PARTS[name]}; set {{origin}}",
     )
 
 
@@ -87,7 +87,7 @@ ROWS: Rows = {
         Rule(
             lambda k: not _is_fsdp(k) and requested_sharding(k) == "none",
             lambda _: None,
-            "said: {origin}; nothing is cut: that is DDP",
+            "set {origin}; nothing is cut: that is DDP",
         ),
         Rule(lambda k: not _is_fsdp(k), lambda _: None, "each process holds the whole model"),
         *(_cut(name) for name in _PARTS),
@@ -108,7 +108,7 @@ ROWS: Rows = {
         Rule(
             is_set("parallel.wrap_policy"),
             lambda k: k.blocks.names,
-            "{k.blocks.text}; said: {origin}",
+            "{k.blocks.text}; set {origin}",
         ),
         Rule(lambda _: True, lambda k: k.blocks.names, "auto: {k.blocks.text}"),
     ),
@@ -117,7 +117,7 @@ ROWS: Rows = {
             lambda k: bool(k.set_options.get("parallel.meta_init")),
             lambda _: True,
             "the first process builds the model on the host, the others its shapes; each block is "
-            "sent and cut before the next; said: {origin}",
+            "sent and cut before the next; set {origin}",
         ),
         user_value("parallel.meta_init"),
         default_value(False, "each process builds the whole model on the host"),

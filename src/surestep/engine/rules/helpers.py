@@ -31,7 +31,7 @@ def user_value(option: str, read: Callable[[Any], Any] = lambda value: value) ->
     def choose(k: PlanContext) -> Any:
         return None if k.is_off(option) else read(k.set_options[option])
 
-    return Rule(is_set(option), choose, "said: {origin}")
+    return Rule(is_set(option), choose, "set {origin}")
 
 
 def default_value(value: Any, reason: str) -> Rule:
@@ -54,8 +54,8 @@ def how_often(option: str, *, off: str, usual: str, reason: str) -> tuple[Rule, 
         reason: of that.
     """
     return (
-        Rule(lambda k: k.is_off(option), lambda _: None, f"off, said: {{origin}}; {off}"),
-        Rule(is_set(option), lambda k: k.period(k.set_options[option]), "said: {origin}"),
+        Rule(lambda k: k.is_off(option), lambda _: None, f"off, set {{origin}}; {off}"),
+        Rule(is_set(option), lambda k: k.period(k.set_options[option]), "set {origin}"),
         default_value(parse_duration(usual), reason),
     )
 

@@ -32,7 +32,7 @@ def _rows_of(option: str) -> tuple[Rule, ...]:
         Rule(
             lambda k: has(k) and full in k.set_options,
             lambda k: k.set_options[full],
-            "said: {origin}",
+            "set {origin}",
         ),
         Rule(lambda k: has(k) and k["optim.name"] == "adamw8bit", value, "bitsandbytes' default"),
         Rule(has, value, "torch's default"),
@@ -112,7 +112,7 @@ ROWS: Rows = {
         Rule(
             lambda k: k.set_options.get("optim.implementation", "auto") != "auto",
             lambda k: k.set_options["optim.implementation"],
-            "said: {origin}",
+            "set {origin}",
         ),
         Rule(_lacks("foreach"), lambda _: "for_loop", "the only one there is of {k[optim.name]}"),
         Rule(
@@ -135,9 +135,9 @@ ROWS: Rows = {
         default_value("foreach", "fused takes no complex parameters"),
     ),
     "optim.groups": user_value_or(
-        "optim.groups", (), "nothing said: all parameters by the same options"
+        "optim.groups", (), "not set: all parameters by the same options"
     ),
     "optim.layerwise_lr_decay": user_value_or(
-        "optim.layerwise_lr_decay", None, "nothing said: one rate for all layers"
+        "optim.layerwise_lr_decay", None, "not set: one rate for all layers"
     ),
 }

@@ -81,12 +81,12 @@ ROWS: Rows = {
         Rule(
             lambda k: _kind(k) != "auto",
             lambda k: k.set_options["parallel.strategy"],
-            "said: {origin}",
+            "set {origin}",
         ),
         Rule(
             lambda k: _many(k) and requested_sharding(k) not in ("", "none"),
             lambda _: "fsdp",
-            "auto: parallel.shard is said: {origins[parallel.shard]}",
+            "auto: parallel.shard is set {origins[parallel.shard]}",
         ),
         Rule(
             lambda k: _many(k) and k.task_info.own_step,
@@ -115,7 +115,7 @@ ROWS: Rows = {
             lambda k: k.system.launched.size,
             "{k.system.launched.nodes} machine(s) x {k.system.launched.local_size} processes",
         ),
-        default_value(1, "nobody started more"),
+        default_value(1, "single process"),
     ),
     "parallel.rank": (
         Rule(
@@ -123,11 +123,11 @@ ROWS: Rows = {
             lambda _: 0,
             "of the ranks that are planned for, the first: it holds the most",
         ),
-        Rule(_many, lambda k: k.system.launched.rank, "said by {k.system.launched.launcher}"),
+        Rule(_many, lambda k: k.system.launched.rank, "assigned by {k.system.launched.launcher}"),
         default_value(0, "the only one"),
     ),
     "parallel.backend": (
-        Rule(lambda k: not _many(k), lambda _: "none", "one process talks to nobody"),
+        Rule(lambda k: not _many(k), lambda _: "none", "one process needs no backend"),
         Rule(lambda k: k.on_gpu, lambda _: "nccl", "the device is a GPU"),
         default_value("gloo", "the device is the CPU"),
     ),
@@ -140,18 +140,17 @@ ROWS: Rows = {
             lambda _: True,
             "each step uses the parameters of the first; of one that is not used any more torch "
             "may say nothing, and the step finds it on a CPU, else parallel.replica_check_every; "
-            "said: "
-            "{origin}",
+            "set {origin}",
         ),
         *user_value_or(
-            "parallel.static_graph", False, "nothing said: another graph may come at any step"
+            "parallel.static_graph", False, "not set: another graph may come at any step"
         ),
     ),
     "parallel.sync_batchnorm": user_value_or(
         "parallel.sync_batchnorm", False, "each rank takes statistics of its own samples"
     ),
     "parallel.nccl_debug": user_value_or(
-        "parallel.nccl_debug", False, "nothing said: NCCL tells of errors only"
+        "parallel.nccl_debug", False, "not set: NCCL logs errors only"
     ),
     "parallel.replica_check_every": (
         user_value("parallel.replica_check_every", parse_duration),

@@ -25,7 +25,7 @@ ROWS: Rows = {
     "compile": (
         user_value("compile"),
         accelerate.COMPILE,
-        default_value("off", "nothing said: compiling takes minutes before it saves any"),
+        default_value("off", "not set: compiling takes minutes before it saves any"),
     ),
     "compile_blocks": (
         Rule(
@@ -56,14 +56,14 @@ ROWS: Rows = {
         Rule(
             is_set("sdpa_backend"),
             lambda k: k.set_options["sdpa_backend"],
-            "said: {origin}",
+            "set {origin}",
         ),
         default_value(
             "auto", "torch chooses by shape and type; the plan's table of memory names it"
         ),
     ),
     "cpu_allocator": (
-        Rule(_sets_allocator, lambda k: k.set_options["cpu_allocator"], "said: {origin}"),
+        Rule(_sets_allocator, lambda k: k.set_options["cpu_allocator"], "set {origin}"),
         Rule(lambda k: k.on_gpu, lambda _: "default", "auto: the device is not the CPU"),
         Rule(
             lambda k: k.system.allocator.name != "glibc",

@@ -8,7 +8,7 @@ from dataclasses import fields
 import torch
 
 from surestep.base.errors import ConfigError
-from surestep.base.written import COMMAND_LINE, flag
+from surestep.base.written import COMMAND_LINE, flag, set_where
 from surestep.config.config import Config
 from surestep.config.not_set import NOT_SET, NotSet
 from surestep.engine.parallel.deepspeed.config import keys_of
@@ -105,7 +105,7 @@ def _resolve(
     Raises:
         _Refused: the first wish that cannot be kept.
     """
-    said = defaultdict(lambda: "Python", origins)
+    where = defaultdict(lambda: "in Python", {n: set_where(p) for n, p in origins.items()})
     known = PlanContext(config, facts, given)
     decisions = []
     for option, rows in TABLE.items():
@@ -114,7 +114,7 @@ def _resolve(
         if row is None:
             continue  # it does not apply here: an option of another optimizer
         known.chosen[option] = row.value(known)
-        reason = row.reason.format(k=known, origin=said[option], origins=said)
+        reason = row.reason.format(k=known, origin=where[option], origins=where)
         decisions.append(ResolvedOption(option, known.chosen[option], reason))
     fields_of_plan = {each.name for each in fields(Plan)}
     chosen = {option.replace(".", "_"): value for option, value in known.chosen.items()}

@@ -71,7 +71,7 @@ def _its_own(*, said: bool) -> tuple[Rule, Rule]:
     def when(k: PlanContext) -> bool:
         return _each_has_one(k) and ("device" in k.set_options) is said
 
-    before = "said: {origin}; " if said else ""
+    before = "set {origin}; " if said else ""
     who = f"{before}each of {{k.system.launched.local_size}} processes of this machine"
     return (
         Rule(
@@ -93,9 +93,7 @@ def _devices(k: PlanContext) -> str:
 
 
 ROWS: Rows = {
-    "seed": user_value_or(
-        "seed", DEFAULT_SEED, "nothing said: every run starts from the same seed"
-    ),
+    "seed": user_value_or("seed", DEFAULT_SEED, "not set: every run starts from the same seed"),
     "deterministic": user_value_or(
         "deterministic", False, "torch's default; True is slower on a GPU"
     ),
@@ -120,7 +118,7 @@ ROWS: Rows = {
         Rule(
             lambda k: k.set_options.get("precision", "auto") != "auto",
             lambda k: k.set_options["precision"],
-            "said: {origin}",
+            "set {origin}",
         ),
         accelerate.PRECISION,
         Rule(

@@ -18,7 +18,7 @@ ROWS: Rows = {
         Rule(
             lambda k: k.is_off("max_grad_norm"),
             lambda _: None,
-            "off, said: {origin}; the norm is still measured",
+            "off, set {origin}; the norm is still measured",
         ),
         user_value("max_grad_norm"),
         Rule(lambda k: k.is_on("clip_value"), lambda _: None, "clip_value clips instead"),

@@ -57,7 +57,7 @@ ROWS: Rows = {
             "what fits in training fits without gradients; the numbers do not depend on it",
         ),
     ),
-    "limit_val_batches": user_value_or("limit_val_batches", None, "nothing set: all of the data"),
+    "limit_val_batches": user_value_or("limit_val_batches", None, "not set: all of the data"),
     "validation.weights": (
         user_value("validation.weights"),
         Rule(
@@ -69,7 +69,7 @@ ROWS: Rows = {
     ),
     "validation.metric": (
         Rule(lambda k: not k.task_info.val_sets, lambda _: None, "no validation data"),
-        Rule(is_set("validation.metric"), lambda k: k.metric(), "said: {origin}"),
+        Rule(is_set("validation.metric"), lambda k: k.metric(), "set {origin}"),
         Rule(always, lambda k: f"{k.task_info.val_sets[0]}/loss", "what is trained on"),
     ),
     "validation.mode": (
@@ -81,9 +81,7 @@ ROWS: Rows = {
         ),
         default_value("min", "a smaller {k[validation.metric]} is better"),
     ),
-    "early_stop.patience": user_value_or(
-        "early_stop.patience", None, "nothing said: no early stopping"
-    ),
+    "early_stop.patience": user_value_or("early_stop.patience", None, "not set: no early stopping"),
     "early_stop.start": (
         user_value("early_stop.start", parse_duration),
         default_value(None, "every evaluation counts"),

@@ -1,0 +1,129 @@
+"""How an option is declared: its help, what it requires, and its effect when a run resumes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
+
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+from surestep.config.not_set import NOT_SET
+
+Effect = Literal["safe", "not bitwise", "blocked", "allowed", "incompatible"]
+
+
+class ResumeEffect(NamedTuple):
+    """What a change means for a run that resumes.
+
+    Attributes:
+        effect: "safe", the numbers stay the same; "not bitwise", the run resumes and the last
+            digits may differ; "blocked", unless the change is allowed by name; "allowed", if it
+            was; "incompatible", the run cannot resume with it.
+        reason: why.
+    """
+
+    effect: Effect
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.effect}: {self.reason}"
+
+
+def safe(reason: str) -> ResumeEffect:
+    """Return the effect of a change that leaves the numbers as they are."""
+    return ResumeEffect("safe", reason)
+
+
+def not_bitwise(reason: str) -> ResumeEffect:
+    """Return the effect of a change after which the last digits may differ."""
+    return ResumeEffect("not bitwise", reason)
+
+
+def blocked(reason: str) -> ResumeEffect:
+    """Return the effect of a change that has to be allowed by name."""
+    return ResumeEffect("blocked", reason)
+
+
+def incompatible(reason: str) -> ResumeEffect:
+    """Return the effect of a change with which a run cannot resume."""
+    return ResumeEffect("incompatible", reason)
+
+
+DISPLAY: Final = safe("it changes what is shown and saved, not what is computed")
+LOADING: Final = safe("a sample's seed depends on its position, not on the process that loads it")
+ENDING: Final = safe("it sets when the run ends, and changes no step")
+KERNELS: Final = not_bitwise("different kernels round differently")
+UPDATE: Final = blocked("each update would differ from those so far")
+BATCHES: Final = blocked("the batches would differ from those so far")
+DIGITS: Final = blocked("the precision of the numbers would differ from that so far")
+INITIAL: Final = incompatible("it sets the initial state, and this run has started")
+UNKNOWN: Final = blocked("its effect is not known")
+
+
+class _AnyValue:
+    def __repr__(self) -> str:
+        return "ON"
+
+
+ON: Final = _AnyValue()  # in `requires`: any value but off
+_OFF = (None, "off", "none", "0%")
+
+
+@dataclass(frozen=True)
+class OptionInfo:
+    """What the declaration of an option says beside its type and help.
+
+    Attributes:
+        requires: the values that other options must have for this one to be of use, by full name:
+            one value, several, or ON for any value but off.
+        resume: the effect of a change when a run resumes.
+        default: the value of a custom option that is not set.
+    """
+
+    requires: Mapping[str, Any] = field(default_factory=dict)
+    resume: ResumeEffect = UNKNOWN
+    default: Any = NOT_SET
+
+
+def option(
+    help_text: str,
+    *,
+    resume: ResumeEffect | None = None,
+    requires: Mapping[str, Any] | None = None,
+    default: Any = NOT_SET,
+) -> Any:
+    """Declare an option of a ConfigGroup.
+
+    Args:
+        help_text: what it is, for `--help` and docs/options.md.
+        resume: the effect of a change when a run resumes; by default that of the group.
+        requires: the values that other options must have, by full name, as in
+            `{"parallel.strategy": "fsdp"}`; several values are a tuple, and ON is any value but
+            off. It is added to what the group requires. An option that is off requires nothing.
+        default: the value of a custom option that is not set; the Plan decides all others.
+    """
+    info = {"resume": resume, "requires": dict(requires or {}), "default": default}
+    return Field(default=NOT_SET, description=help_text, json_schema_extra={"option": info})
+
+
+def describe_option(group: Any, declared: FieldInfo) -> OptionInfo:
+    """Return what the declaration of an option in a ConfigGroup says."""
+    extra = declared.json_schema_extra
+    info: Any = extra["option"] if isinstance(extra, dict) else {}
+    return OptionInfo(
+        requires={**group.requires, **info["requires"]},
+        resume=info["resume"] or group.resume,
+        default=info["default"],
+    )
+
+
+def is_off(value: Any) -> bool:
+    """Return whether an option with this value does nothing, so that it requires nothing."""
+    return value is False or any(value is each or value == each for each in _OFF)
+
+
+def is_met(allowed: Any, value: Any) -> bool:
+    """Return whether an option has a value that another one requires of it."""
+    if allowed is ON:
+        return not is_off(value) and value != 0
+    return value in allowed if isinstance(allowed, tuple) else bool(value == allowed)
