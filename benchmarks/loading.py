@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from surestep.engine.data.order import BatchLayout, epoch_permutation
 from surestep.engine.data.sources import MapStyleSource, identity_collate
 from surestep.engine.data.stream import StreamReader
 from surestep.engine.data.stream_loader import StreamLoader
+from surestep.engine.plan.batching import BatchLayout, epoch_permutation
 
 # Workers, samples of a micro-batch, and micro-batches of a global batch.
 CASES = ((0, 64, 1), (0, 16, 1), (0, 1, 16), (0, 1, 1), (2, 64, 1))

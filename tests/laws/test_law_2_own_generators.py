@@ -9,7 +9,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import TaskError
-from surestep.engine.data.dataset_rng import DatasetRNGs
+from surestep.engine.generators import DatasetRNGs
 from tests.laws.tasks import assert_same, session_of, snapshot, train
 from tests.laws.test_law_2_global_draws import OPTIONS, Noisy, check_draws, task_of
 

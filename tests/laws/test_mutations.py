@@ -19,12 +19,11 @@ import pytest
 import torch
 
 from surestep.config.duration import parse_duration
+from surestep.engine import generators
 from surestep.engine import rng as seed
 from surestep.engine import rules as table
 from surestep.engine.data import apply_transform as transform
 from surestep.engine.data import batch_loader as feed
-from surestep.engine.data import dataset_rng as generators
-from surestep.engine.data import order
 from surestep.engine.data import sources as source
 from surestep.engine.data.samplers import weights as drawn
 from surestep.engine.diagnose import rerun as again
@@ -36,6 +35,7 @@ from surestep.engine.optim import freezing
 from surestep.engine.optim import param_groups as groups
 from surestep.engine.parallel import nonfinite_guard as guard
 from surestep.engine.parallel import single
+from surestep.engine.plan import batching as order
 from surestep.engine.state import loss_spikes as spikes
 from surestep.engine.step import loop
 from surestep.engine.step import train_step as step

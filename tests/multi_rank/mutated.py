@@ -23,11 +23,11 @@ import torch.distributed as dist
 import surestep
 from surestep.base.errors import SurestepError
 from surestep.engine.data import batch_loader as feed
-from surestep.engine.data import order
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.parallel import fsdp
 from surestep.engine.parallel.ddp import DDPStrategy
 from surestep.engine.parallel.ddp_piggyback import PiggybackScalars
+from surestep.engine.plan import batching as order
 from surestep.engine.rng import derive_seed
 from surestep.record.checkpoint import reader as opened
 from surestep.record.checkpoint import writer as together

@@ -6,7 +6,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import ConfigError
-from surestep.engine.data.order import epoch_permutation
+from surestep.engine.plan.batching import epoch_permutation
 from surestep.record.io import read_json
 from surestep.record.skipped_samples import read_samples, summarize_skips
 from tests.laws.bombs import BATCH, SAMPLES, bomb

@@ -6,15 +6,15 @@ from contextlib import ExitStack
 from torch import nn
 
 from surestep.base.errors import ConfigError
+from surestep.engine.buffers import initial_values
 from surestep.engine.checks.batch_norm import check_training, check_validation
 from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.task import check_model, check_teacher
 from surestep.engine.data.batch_loader import make_loader
 from surestep.engine.data.dataset import count_samples, loader_settings
-from surestep.engine.data.dataset_rng import DatasetRNG
-from surestep.engine.data.order import BatchLayout
 from surestep.engine.data.stream_resume import checkpoint_state
 from surestep.engine.distributed.communicator import ALONE, Communicator
+from surestep.engine.generators import DatasetRNG
 from surestep.engine.global_rng import GlobalGenerators
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.multi import code_of_losses
@@ -28,7 +28,6 @@ from surestep.engine.model.generators import (
     find_late,
     own_generators,
 )
-from surestep.engine.model.nonpersistent_buffers import initial_values
 from surestep.engine.model.precision import autocast, grad_scaler
 from surestep.engine.model.preserve import BufferSnapshot, TrainModes
 from surestep.engine.model.stateful_rnn import check_stateful_rnn
@@ -44,6 +43,7 @@ from surestep.engine.optim.multi import build_learners
 from surestep.engine.optim.param_groups import ParameterGroup, make_param_groups, parameters_of
 from surestep.engine.parallel.factory import make_strategy, prepare_model
 from surestep.engine.parallel.manual_allreduce import ManualAllReduceStrategy, broadcast_module
+from surestep.engine.plan.batching import BatchLayout
 from surestep.engine.plan.plan import Plan
 from surestep.engine.rng import ModelRNG
 from surestep.engine.schedule.lr import make_lr_factor, momentum_writer

@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset
 
 import surestep
 from surestep.base.errors import DataError
-from surestep.engine.data.order import BatchLayout, find_single, positions_or_dummy
+from surestep.engine.plan.batching import BatchLayout, find_single, positions_or_dummy
 from surestep.trainer.dry_run import dry_run
 from tests import tiny
 

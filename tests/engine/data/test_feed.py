@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, get_wor
 
 from surestep.base.errors import ConfigError, DataError
 from surestep.engine.data.batch_loader import make_loader
-from surestep.engine.data.order import LISTED, BatchLayout
 from surestep.engine.data.sources import InMemory, MapStyleSource
+from surestep.engine.plan.batching import LISTED, BatchLayout
 from tests import tiny
 
 X, Y = tiny.data()
@@ -90,7 +90,7 @@ def test_an_epoch_of_any_size_starts_at_once(monkeypatch):
 
 def test_an_epoch_is_whole_however_many_of_its_batches_are_listed(monkeypatch):
     whole = batches({"train": Rows()}, micro_batch_size=3)
-    monkeypatch.setattr("surestep.engine.data.order.LISTED", 2)
+    monkeypatch.setattr("surestep.engine.plan.batching.LISTED", 2)
     again = batches({"train": Rows()}, micro_batch_size=3)
     assert [(each.position, each.ends_epoch) for each in again] == [(0, 0), (8, 0), (16, 1)]
     assert torch.equal(inputs_of(again), inputs_of(whole))

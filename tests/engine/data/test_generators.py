@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.engine.data.dataset_rng import DatasetRNGs
+from surestep.engine.generators import DatasetRNGs
 
 GLOBAL = random.Random(0)
 

@@ -16,8 +16,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from surestep import derive_seed
 from surestep.base.errors import DataError
-from surestep.engine.data.order import DatasetView
 from surestep.engine.data.sampler import has_default_sampler, loader_batching, sampler_order
+from surestep.engine.plan.batching import DatasetView
 
 DATA = DatasetView(20, lambda: iter(range(20)))
 

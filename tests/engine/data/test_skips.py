@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader, Subset, WeightedRandomSampler
 import surestep
 from surestep.base.errors import ConfigError, DataError
 from surestep.engine.data.exclude_samples import ExcludedSamples, FilteredOrder, excluded_samples
-from surestep.engine.data.order import epoch_permutation
 from surestep.engine.losses.base import BuiltinLoss
+from surestep.engine.plan.batching import epoch_permutation
 from tests.laws.tasks import Augmented, mlp, rows, session_of
 
 SKIPPED = (3, 17, 54)
@@ -120,7 +120,7 @@ def test_drawn_orders_are_refused(folder, order):
 
 def test_epoch_of_another_length_is_an_error():
     whole = surestep.samplers.custom(lambda seed, epoch: range(5) if epoch < 2 else [0, 0, 1, 2, 4])
-    samples = surestep.engine.data.order.DatasetView(5, lambda: iter(()))
+    samples = surestep.engine.plan.batching.DatasetView(5, lambda: iter(()))
     order = FilteredOrder(whole, ExcludedSamples((0,), 5)).bind(samples)
     assert order.indices(0, 0, 1).tolist() == [1, 2, 3, 4]
     with pytest.raises(DataError, match="has 3 samples in epoch 3 and 4 in the first"):

@@ -7,8 +7,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from surestep.base.errors import DataError
 from surestep.engine.data.dataset import as_tensors
-from surestep.engine.data.order import BatchLayout, epoch_permutation
 from surestep.engine.data.sources import InMemory, MapStyleSource
+from surestep.engine.plan.batching import BatchLayout, epoch_permutation
 from tests import tiny
 
 X, Y = tiny.data(11)

@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from surestep.engine.model.nonpersistent_buffers import (
+from surestep.engine.buffers import (
     changed_buffers,
     initial_values,
     restore_buffers,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from surestep.base.errors import ConfigError
-from surestep.engine.parallel.deepspeed import adam as deepspeed_adam
+from surestep.engine.optim import deepspeed_adam
 from surestep.engine.plan.plan import Plan
 from tests.laws.test_law_9_honest import plan_of
 from tests.laws.wishes import MANY, ZERO

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import DataError
-from surestep.engine.data.order import BatchLayout, Single, find_single
+from surestep.engine.plan.batching import BatchLayout, Single, find_single
 from surestep.engine.state.average import BATCH_NORM
 
 TORCH_SAYS = "Expected more than 1 value per channel when training"

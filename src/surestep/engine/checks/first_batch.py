@@ -20,7 +20,6 @@ from surestep.engine.batch import MicroBatch, batch_size_of, flatten_tensors, ma
 from surestep.engine.checks.activation import OutputActivationTracker
 from surestep.engine.checks.additivity import check_additivity
 from surestep.engine.checks.batch_norm import watch_norms
-from surestep.engine.checks.forward import FAILURES, explain_forward
 from surestep.engine.checks.loss import check_first_loss, checked_loss
 from surestep.engine.checks.metric_parts import check_mean
 from surestep.engine.checks.model_loss import check_shift
@@ -44,6 +43,7 @@ from surestep.engine.losses.multi import (
 )
 from surestep.engine.metrics.base import OpenMetric, init_metrics, input_metric_outputs, pop_logged
 from surestep.engine.metrics.whole_set import WholeSetMetric
+from surestep.engine.model.forward_errors import FAILURES, explain_forward
 from surestep.engine.model.preserve import TrainModes, preserve_buffers, preserve_modes
 from surestep.engine.rng import ModelRNG, preserve_torch_rng
 from surestep.engine.state.average import BATCH_NORM

@@ -31,17 +31,17 @@ from surestep.engine.data.dataset import check_no_sampler, count_samples, loader
 from surestep.engine.data.exclude_samples import filter_order
 from surestep.engine.data.failures import check_targets
 from surestep.engine.data.open_source import make_source
-from surestep.engine.data.order import (
-    BatchLayout,
-    SampleOrder,
-    epoch_permutation,
-    positions_or_dummy,
-)
 from surestep.engine.data.sources import InMemory, MapStyleSource, Source
 from surestep.engine.data.stream_loader import StreamLoader
 from surestep.engine.losses.adapt import IGNORED, Loss, items_only_loss
 from surestep.engine.losses.model_loss import inputs_with_targets
 from surestep.engine.losses.multi import with_items
+from surestep.engine.plan.batching import (
+    BatchLayout,
+    SampleOrder,
+    epoch_permutation,
+    positions_or_dummy,
+)
 from surestep.engine.plan.plan import Plan
 from surestep.engine.task.task import Task
 

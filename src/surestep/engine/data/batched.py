@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from surestep.base.errors import DataError
 from surestep.engine.batch import only_element
 from surestep.engine.data.dataset import check_batched
-from surestep.engine.data.order import order_generator
+from surestep.engine.plan.batching import order_generator
 from surestep.engine.task.task import Task
 
 

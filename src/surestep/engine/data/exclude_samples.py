@@ -11,8 +11,8 @@ from torch.utils.data import Subset
 from surestep.base.errors import ConfigError, DataError
 from surestep.engine.data.bptt import BPTTDataset
 from surestep.engine.data.dataset import count_samples, dataset_of
-from surestep.engine.data.order import BatchLayout, DatasetView, SampleOrder
 from surestep.engine.data.samplers.basic import BasicOrder
+from surestep.engine.plan.batching import BatchLayout, DatasetView, SampleOrder
 from surestep.engine.task.task import Task
 
 

@@ -11,9 +11,9 @@ import torch
 
 from surestep.engine.data.dataset import count_samples, loader_settings
 from surestep.engine.data.open_source import make_source, plain_tensors
-from surestep.engine.data.order import BatchLayout
 from surestep.engine.data.stream import digest
 from surestep.engine.data.stream_loader import StreamLoader
+from surestep.engine.plan.batching import BatchLayout
 from surestep.engine.plan.plan import Plan
 from surestep.engine.task.task import Task
 

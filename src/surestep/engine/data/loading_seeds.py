@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from torch.utils.data import DataLoader, default_collate
 
 from surestep.engine.data.dataset import dataset_of
-from surestep.engine.data.dataset_rng import DatasetRNG, DatasetRNGs, LoadingSeedInfo
 from surestep.engine.data.open_source import is_in_memory
 from surestep.engine.data.sources import batched_getter
 from surestep.engine.data.stream import is_stream
+from surestep.engine.generators import DatasetRNG, DatasetRNGs, LoadingSeedInfo
 from surestep.engine.task.task import Task
 
 

@@ -11,7 +11,6 @@ from surestep.engine.data.dataset import (
     loader_settings,
     unsupported_loader_options,
 )
-from surestep.engine.data.order import BatchLayout
 from surestep.engine.data.sources import (
     InMemory,
     MapStyleSource,
@@ -28,6 +27,7 @@ from surestep.engine.data.stream import (
 )
 from surestep.engine.data.stream_loader import StreamLoader
 from surestep.engine.data.stream_state import BY_STATE
+from surestep.engine.plan.batching import BatchLayout
 from surestep.engine.plan.plan import Plan
 from surestep.engine.task.task import Task
 

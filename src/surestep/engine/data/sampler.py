@@ -9,8 +9,8 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torch.utils.data.distributed import DistributedSampler
 
 from surestep.base.errors import DataError
-from surestep.engine.data.order import SampleOrder, order_generator
 from surestep.engine.data.samplers.user_function import CustomOrder
+from surestep.engine.plan.batching import SampleOrder, order_generator
 from surestep.engine.rng import preserve_rng, seed_loading
 
 _INSTEAD = {

@@ -20,9 +20,9 @@ from torch.utils.data import (
 )
 
 from surestep.base.errors import DataError
-from surestep.engine.data.dataset_rng import DatasetRNGs
 from surestep.engine.data.failures import Failed, checked, name_sample, name_samples
 from surestep.engine.data.workers import Loader, begin_worker
+from surestep.engine.generators import DatasetRNGs
 from surestep.engine.rng import (
     clear_numpy_gauss_cache,
     derive_load_seed,

@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from surestep.base.errors import DataError
 from surestep.engine.data.failures import Failed, checked, name_samples
-from surestep.engine.data.order import BatchLayout, positions_or_dummy
 from surestep.engine.data.sources import WorkerInit, identity_collate
 from surestep.engine.data.stream import StreamProbe, StreamReader, check_parts, empty_stream_error
 from surestep.engine.data.stream_state import StreamCheckpoint, StreamStateTracker, WorkerProgress
 from surestep.engine.data.workers import Loader
+from surestep.engine.plan.batching import BatchLayout, positions_or_dummy
 from surestep.engine.rng import clear_numpy_gauss_cache, preserve_rng
 
 Collate = Callable[[list[Any]], Any]

@@ -10,7 +10,6 @@ from torch import nn
 
 from surestep.base.errors import SurestepError, TaskError
 from surestep.engine.batch import MicroBatch, flatten_tensors
-from surestep.engine.checks.forward import FAILURES, explain_forward
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.failures import explain_target
 from surestep.engine.device import ran_out, sum_dtype
@@ -26,6 +25,7 @@ from surestep.engine.metrics.base import (
     input_metric_outputs,
     pop_logged,
 )
+from surestep.engine.model.forward_errors import FAILURES, explain_forward
 from surestep.engine.model.generators import Seeded, own_generators
 from surestep.engine.model.preserve import preserve_buffers, preserve_modes
 from surestep.engine.rng import ModelRNG, preserve_torch_rng

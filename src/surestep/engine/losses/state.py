@@ -6,13 +6,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.losses.base import Loss
-from surestep.engine.model.nonpersistent_buffers import (
+from surestep.engine.buffers import (
     changed_buffers,
     every_buffer,
     initial_values,
     restore_buffers,
 )
+from surestep.engine.losses.base import Loss
 
 NAME = "the loss"  # what its state is called in a checkpoint
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from surestep.base.errors import ConfigError, suggest_names
-from surestep.engine.data.dataset_rng import DatasetRNG
+from surestep.engine.generators import DatasetRNG
 from surestep.engine.global_rng import repeat_draws, state_of_globals
 from surestep.engine.model.generators import forbid_draws
 from surestep.engine.model.layers import blocks_of

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.base.warn import warn
-from surestep.engine.data.dataset_rng import DatasetRNG, DatasetRNGs, is_installed, is_same_state
+from surestep.engine.generators import DatasetRNG, DatasetRNGs, is_installed, is_same_state
 
 _MEND_DRAWS = (
     "Draw from torch's, numpy's or Python's global generator, or set "

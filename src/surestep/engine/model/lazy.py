@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 
 from surestep.base.errors import TaskError
 from surestep.engine.batch import MicroBatch
-from surestep.engine.checks.forward import explain_forward
+from surestep.engine.model.forward_errors import explain_forward
 from surestep.engine.model.preserve import preserve_modes
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from surestep.base.errors import ConfigError, TaskError
 from surestep.engine.optim.combined import CombinedOptimizer
+from surestep.engine.optim.deepspeed_adam import adam
 from surestep.engine.optim.param_groups import (
     ParameterGroup,
     check_groups,
@@ -18,7 +19,6 @@ from surestep.engine.optim.param_groups import (
 )
 from surestep.engine.optim.param_roles import hidden_matrices, sparse_embeddings
 from surestep.engine.optim.registry import OPTIMIZERS
-from surestep.engine.parallel.deepspeed.adam import adam
 from surestep.engine.parallel.single import FusedAdamW
 from surestep.engine.plan.plan import Plan
 from surestep.engine.task.task import ParameterGroups, Task

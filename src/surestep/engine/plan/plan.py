@@ -9,10 +9,10 @@ import torch
 from surestep.config.config import Config
 from surestep.config.duration import Duration, parse_duration
 from surestep.config.not_set import NOT_SET
-from surestep.engine.data.dataset_rng import LoadingSeedInfo
 from surestep.engine.data.exclude_samples import ExcludedSamples
-from surestep.engine.data.order import BatchLayout, SampleOrder
+from surestep.engine.generators import LoadingSeedInfo
 from surestep.engine.parallel.wrap_policy import WrapUnits, no_blocks
+from surestep.engine.plan.batching import BatchLayout, SampleOrder
 from surestep.engine.plan.system import SystemInfo
 from surestep.engine.schedule.spec import ScheduleSpec
 from surestep.engine.state.average import AveragingSpec, raw_name

@@ -3,7 +3,7 @@
 import math
 
 from surestep.config.duration import parse_duration
-from surestep.engine.data.order import BatchLayout, find_single
+from surestep.engine.plan.batching import BatchLayout, find_single
 from surestep.engine.plan.plan import Constraint, PlanContext, Rule
 from surestep.engine.rules.helpers import (
     Refusals,

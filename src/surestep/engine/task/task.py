@@ -13,7 +13,6 @@ from surestep.base.errors import TaskError
 from surestep.config.optim import Optim
 from surestep.config.schedule import Schedule
 from surestep.engine.batch import batch_as_inputs, split_batch, split_named
-from surestep.engine.data.order import SampleOrder
 from surestep.engine.losses.adapt import (
     Loss,
     LossFunction,
@@ -31,6 +30,7 @@ from surestep.engine.losses.model_loss import (
 from surestep.engine.losses.multi import check_several
 from surestep.engine.losses.registry import get_loss
 from surestep.engine.metrics.base import check_metric
+from surestep.engine.plan.batching import SampleOrder
 from surestep.engine.schedule.spec import UserFunction
 from surestep.engine.task.init_weights import Source, as_init
 

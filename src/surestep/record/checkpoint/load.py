@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
+from surestep.engine.buffers import empty_buffers, every_buffer, restore_buffers
 from surestep.engine.distributed.shards import ShardedStateProvider, TensorMeta, is_model_sharded
 from surestep.engine.model.frozen_weights import fingerprint
-from surestep.engine.model.nonpersistent_buffers import empty_buffers, every_buffer, restore_buffers
 from surestep.engine.model.param_patterns import unwrap_module
 from surestep.engine.state.loss_spikes import SpikeDetector
 from surestep.engine.state.state import BestMetric, Progress, State, Stateful, StepCounts

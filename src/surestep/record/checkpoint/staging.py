@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from surestep.base.errors import CheckpointError
+from surestep.engine.buffers import changed_buffers
 from surestep.engine.distributed.shards import (
     Sizes,
     TensorShard,
@@ -22,7 +23,6 @@ from surestep.engine.distributed.shards import (
     local_shard,
 )
 from surestep.engine.model.frozen_weights import omitted_weights
-from surestep.engine.model.nonpersistent_buffers import changed_buffers
 from surestep.engine.optim.trial import try_step
 from surestep.engine.state.state import State
 from surestep.record.checkpoint.encoding import (

@@ -4,8 +4,8 @@ from torch.utils.data import WeightedRandomSampler
 
 from surestep import derive_seed, samplers
 from surestep.base.errors import DataError
-from surestep.engine.data.order import BatchLayout, DatasetView
 from surestep.engine.data.samplers import weights as drawn
+from surestep.engine.plan.batching import BatchLayout, DatasetView
 
 WEIGHTS = [0.0, 1.0, 2.0, 5.0, 0.5]
 LABELS = [0] * 90 + [1] * 9 + [2]

@@ -3,8 +3,8 @@ import torch
 
 from surestep import samplers
 from surestep.base.errors import DataError
-from surestep.engine.data.order import BatchLayout, DatasetView, epoch_permutation
 from surestep.engine.data.samplers.length import padding_fraction
+from surestep.engine.plan.batching import BatchLayout, DatasetView, epoch_permutation
 
 LENGTHS = torch.randint(1, 100, (203,), generator=torch.Generator().manual_seed(0))
 DATA = DatasetView(203, lambda: iter([[0] * int(each) for each in LENGTHS]))

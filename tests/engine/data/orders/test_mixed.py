@@ -3,8 +3,8 @@ import torch
 
 from surestep import samplers
 from surestep.base.errors import DataError
-from surestep.engine.data.order import BatchLayout, DatasetView
 from surestep.engine.data.samplers.mixtures import split_by_share
+from surestep.engine.plan.batching import BatchLayout, DatasetView
 
 SIZES = {"books": 30, "code": 7}
 DATA = DatasetView(37, lambda: iter(range(37)), parts=SIZES)

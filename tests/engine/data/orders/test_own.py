@@ -6,7 +6,7 @@ import torch
 
 from surestep import samplers
 from surestep.base.errors import DataError
-from surestep.engine.data.order import BatchLayout, DatasetView
+from surestep.engine.plan.batching import BatchLayout, DatasetView
 
 DATA = DatasetView(10, lambda: iter(range(10)))
 

@@ -1,7 +1,7 @@
 import torch
 
 from surestep import samplers
-from surestep.engine.data.order import BatchLayout, DatasetView, epoch_permutation
+from surestep.engine.plan.batching import BatchLayout, DatasetView, epoch_permutation
 
 DATA = DatasetView(20, lambda: iter(range(20)))
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from surestep.engine.data.order import BatchLayout, DatasetView, SampleOrder, epoch_permutation
+from surestep.engine.plan.batching import BatchLayout, DatasetView, SampleOrder, epoch_permutation
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surestep.base.errors import DataError
-from surestep.engine.data.order import (
+from surestep.engine.plan.batching import (
     BatchLayout,
     DatasetView,
     SampleOrder,

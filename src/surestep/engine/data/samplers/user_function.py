@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from surestep.base.errors import DataError
-from surestep.engine.data.order import BatchLayout, DatasetView, SampleOrder
+from surestep.engine.plan.batching import BatchLayout, DatasetView, SampleOrder
 from surestep.engine.rng import derive_seed, preserve_rng, seed_loading
 
 

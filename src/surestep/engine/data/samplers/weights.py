@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from surestep.base.errors import DataError
-from surestep.engine.data.order import BatchLayout, DatasetView, SampleOrder, order_generator
+from surestep.engine.plan.batching import BatchLayout, DatasetView, SampleOrder, order_generator
 
 MULTINOMIAL_LIMIT = 2**24  # torch.multinomial takes no more categories
 
