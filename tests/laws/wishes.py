@@ -9,8 +9,8 @@ from torch.utils.data import IterableDataset
 
 import surestep
 from surestep.config.duration import Duration
-from surestep.engine.data.exclude_samples import ExcludedSamples
 from surestep.engine.distributed.launcher_env import LaunchInfo
+from surestep.engine.plan.specs import ExcludedSamples
 from surestep.engine.plan.system import read_facts
 from tests.laws.tasks import mlp, rows
 

@@ -11,6 +11,7 @@ from surestep.engine.checks.batch_norm import check_training, check_validation
 from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.task import check_model, check_teacher
 from surestep.engine.data.batch_loader import make_loader
+from surestep.engine.data.bptt import check_stateful_rnn
 from surestep.engine.data.dataset import count_samples, loader_settings
 from surestep.engine.data.stream_resume import checkpoint_state
 from surestep.engine.distributed.communicator import ALONE, Communicator
@@ -30,7 +31,6 @@ from surestep.engine.model.generators import (
 )
 from surestep.engine.model.precision import autocast, grad_scaler
 from surestep.engine.model.preserve import BufferSnapshot, TrainModes
-from surestep.engine.model.stateful_rnn import check_stateful_rnn
 from surestep.engine.optim.build import build_optimizer
 from surestep.engine.optim.freezing import (
     UnfreezeDetector,

@@ -4,9 +4,10 @@ from pathlib import Path
 
 from surestep.config.config import Config
 from surestep.engine.data.batch_loader import BatchLoader
-from surestep.engine.data.exclude_samples import ExcludedSamples, excluded_samples
+from surestep.engine.data.exclude_samples import excluded_samples
 from surestep.engine.data.stream import is_stream
 from surestep.engine.data.stream_loader import StreamLoader
+from surestep.engine.plan.specs import ExcludedSamples
 from surestep.engine.step.log_point import SkippedStep
 from surestep.engine.task.task import Task
 from surestep.record.run_writer import RunWriter

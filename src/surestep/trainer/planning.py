@@ -24,7 +24,7 @@ from surestep.engine.data.dataset import (
     dataset_of,
     loader_settings,
 )
-from surestep.engine.data.exclude_samples import ExcludedSamples, remaining_data
+from surestep.engine.data.exclude_samples import remaining_data
 from surestep.engine.data.loading_seeds import loading_seed_info
 from surestep.engine.data.open_source import is_in_memory
 from surestep.engine.data.stream import is_stream
@@ -40,15 +40,16 @@ from surestep.engine.model.lazy import initialize_lazy, lazy_names
 from surestep.engine.model.peft import has_adapters
 from surestep.engine.model.precision import torch_settings
 from surestep.engine.model.preserve import preserve_modes
-from surestep.engine.optim.multi import plan_learners
 from surestep.engine.optim.param_roles import param_info
 from surestep.engine.parallel.wrap_policy import select_wrap_units
 from surestep.engine.plan.plan import Plan, TaskInfo
+from surestep.engine.plan.specs import ExcludedSamples
 from surestep.engine.plan.system import SystemInfo, read_facts
 from surestep.engine.profile.activation_memory import ActivationMemory, measure_activations
 from surestep.engine.profile.memory_estimate import MemoryEstimate
 from surestep.engine.profile.sharded_memory import RankMemory, estimate_rank_memory
 from surestep.engine.rng import preserve_torch_rng, set_seed
+from surestep.engine.rules.optimizers import plan_learners
 from surestep.engine.rules.resolve import resolve, resolve_device, resolve_seed
 from surestep.engine.state.average import BATCH_NORM
 from surestep.engine.task.init_weights import InitReport

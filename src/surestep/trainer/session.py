@@ -14,8 +14,9 @@ from torch import nn
 from surestep.base.errors import SurestepError
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.plan.plan import Plan
+from surestep.engine.plan.specs import raw_name
 from surestep.engine.plan.system import SystemInfo
-from surestep.engine.state.average import AveragedWeights, raw_name
+from surestep.engine.state.average import AveragedWeights
 from surestep.engine.state.state import State
 from surestep.engine.step.callback import Request
 from surestep.engine.step.log_point import LogPoint

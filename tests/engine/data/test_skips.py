@@ -7,9 +7,10 @@ from torch.utils.data import DataLoader, Subset, WeightedRandomSampler
 
 import surestep
 from surestep.base.errors import ConfigError, DataError
-from surestep.engine.data.exclude_samples import ExcludedSamples, FilteredOrder, excluded_samples
+from surestep.engine.data.exclude_samples import FilteredOrder, excluded_samples
 from surestep.engine.losses.base import BuiltinLoss
 from surestep.engine.plan.batching import epoch_permutation
+from surestep.engine.plan.specs import ExcludedSamples
 from tests.laws.tasks import Augmented, mlp, rows, session_of
 
 SKIPPED = (3, 17, 54)

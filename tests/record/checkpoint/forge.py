@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from surestep.engine.state.average import AveragedWeights, AveragingSpec
+from surestep.engine.plan.specs import AveragingSpec
+from surestep.engine.state.average import AveragedWeights
 from surestep.engine.state.state import State
 from surestep.record.checkpoint.manifest import MANIFEST, RECORD, add_self_hash
 from tests import tiny

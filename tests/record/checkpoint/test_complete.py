@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from surestep.engine.plan.specs import AveragingSpec
 from surestep.engine.schedule.plateau import PlateauState
-from surestep.engine.state.average import AveragedWeights, AveragingSpec
+from surestep.engine.state.average import AveragedWeights
 from surestep.engine.state.loss_spikes import SpikeDetector
 from surestep.engine.state.state import WHOLE, BestMetric, Progress, State, StepCounts
 from surestep.record.checkpoint.load import load_checkpoint

@@ -8,13 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import DataError
+from surestep.engine.model.forward_errors import OTHER_LAYER
 from surestep.engine.plan.batching import BatchLayout, Single, find_single
 from surestep.engine.state.average import BATCH_NORM
-
-TORCH_SAYS = "Expected more than 1 value per channel when training"
-OTHER_LAYER = (
-    "replace the layer (GroupNorm), or keep its statistics fixed with Task(keep_eval=[layer])"
-)
 
 
 @contextmanager
@@ -76,16 +72,6 @@ def check_validation(model: nn.Module, narrow: set[nn.Module], part: str, cut: B
             f"{part} data: {_sentence(names, single)} Set another validation.batch_size than "
             f"{cut.micro_batch_size}; or track_running_stats=True; or {OTHER_LAYER}."
         )
-
-
-def explain_single(error: ValueError, samples: int) -> DataError | None:
-    """Return torch's error for too few values as one that says what to do; None for others."""
-    if TORCH_SAYS not in str(error):
-        return None
-    return DataError(
-        f"A BatchNorm layer got one value per channel in a batch of {samples} samples ({error}). "
-        f"Set data.drop_last=True; or use another batch_size or micro_batch_size; or {OTHER_LAYER}."
-    )
 
 
 def _names(model: nn.Module, layers: set[nn.Module], ranks: int) -> list[str]:

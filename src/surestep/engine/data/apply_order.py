@@ -11,12 +11,13 @@ from torch.utils.data import DataLoader, RandomSampler
 from surestep.base.errors import DataError
 from surestep.engine.data.bptt import BPTTDataset
 from surestep.engine.data.dataset import as_tensors, count_samples, dataset_of, is_mixture
-from surestep.engine.data.exclude_samples import ExcludedSamples, FilteredOrder
+from surestep.engine.data.exclude_samples import FilteredOrder
 from surestep.engine.data.sampler import sampler_of, sampler_order
 from surestep.engine.data.samplers.basic import sequential
 from surestep.engine.data.sources import InMemory, TensorRows
 from surestep.engine.data.stream import is_stream
 from surestep.engine.plan.batching import DatasetView
+from surestep.engine.plan.specs import ExcludedSamples
 from surestep.engine.rng import preserve_rng, seed_loading
 from surestep.engine.task.task import Task
 

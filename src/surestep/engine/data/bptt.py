@@ -3,10 +3,13 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from surestep.base.errors import DataError
+from surestep.base.errors import ConfigError, DataError, TaskError
+from surestep.engine.model.stateful_rnn import StatefulRNN
+from surestep.engine.plan.plan import Plan
+from surestep.engine.task.task import Task
 
 
 class BPTTDataset(Dataset[Any]):
@@ -52,3 +55,35 @@ class BPTTDataset(Dataset[Any]):
         where = slice(window * self.length, (window + 1) * self.length)
         first = torch.tensor(window == 0)
         return self.inputs[lane, where], torch.tensor(lane), first, self.targets[lane, where]
+
+
+def check_stateful_rnn(task: Task, model: nn.Module, plan: Plan) -> None:
+    """Check that what is carried meets data in time order, one window of each lane at a time.
+
+    Raises:
+        ConfigError: batches hold several windows of a lane, or the order is not time's.
+        TaskError: data has more lanes than the model.
+    """
+    carried = next((each for each in model.modules() if isinstance(each, StatefulRNN)), None)
+    if carried is None:
+        return
+    if plan.data_shuffle:
+        raise ConfigError(
+            "The model carries its state from batch to batch, and data.shuffle mixes the windows. "
+            "Give surestep.BPTTDataset(...) as data, or say data.shuffle=False for your own."
+        )
+    parts = {"train": task.train, **task.val_sets()}
+    for name, data in (parts if task.test is None else {**parts, "test": task.test}).items():
+        lanes = data.lanes if isinstance(data, BPTTDataset) else carried.lanes
+        if lanes > carried.lanes:
+            raise TaskError(
+                f"The {name} data has {lanes} lanes, and the model carries {carried.lanes}. Say "
+                f"surestep.StatefulRNN(..., lanes={lanes}), or cut the data into fewer."
+            )
+        option = "batch_size" if name == "train" else "validation.batch_size"
+        size = getattr(plan, option.replace(".", "_"))
+        if size > lanes:
+            raise ConfigError(
+                f"{option}={size} holds several windows of each of the {lanes} lanes of the {name} "
+                f"data, which follow on each other. Say {option}={lanes}."
+            )

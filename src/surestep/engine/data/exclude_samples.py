@@ -13,36 +13,8 @@ from surestep.engine.data.bptt import BPTTDataset
 from surestep.engine.data.dataset import count_samples, dataset_of
 from surestep.engine.data.samplers.basic import BasicOrder
 from surestep.engine.plan.batching import BatchLayout, DatasetView, SampleOrder
+from surestep.engine.plan.specs import ExcludedSamples
 from surestep.engine.task.task import Task
-
-
-@dataclass(frozen=True)
-class ExcludedSamples:
-    """Which samples are left out.
-
-    Attributes:
-        samples: their indices, sorted, each once.
-        count: how many samples the data has, with those.
-        source: the file that names them; empty where they were said one by one.
-    """
-
-    samples: tuple[int, ...]
-    count: int
-    source: str = ""
-
-    def __str__(self) -> str:
-        return f"{len(self.samples):,} of {self.count:,} samples"
-
-    @property
-    def left(self) -> int:
-        """How many samples stay."""
-        return self.count - len(self.samples)
-
-    def kept(self) -> Tensor:
-        """Say of each sample whether it stays, (count,) bool."""
-        kept = torch.ones(self.count, dtype=torch.bool)
-        kept[list(self.samples)] = False
-        return kept
 
 
 def excluded_samples(task: Task, said: Iterable[int], source: str) -> ExcludedSamples:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from surestep.base.errors import DataError
 from surestep.engine.batch import MicroBatch, flatten_tensors
 
 FAILURES = (RuntimeError, TypeError, ValueError, IndexError)
@@ -105,3 +106,21 @@ def _channels(channels: int, got: Tensor) -> str:
             f"x.permute({moved})."
         )
     return f"It takes {channels} channels in dimension 1, and the input has {got.shape[1]}."
+
+
+TORCH_SAYS = "Expected more than 1 value per channel when training"
+
+
+OTHER_LAYER = (
+    "replace the layer (GroupNorm), or keep its statistics fixed with Task(keep_eval=[layer])"
+)
+
+
+def explain_single(error: ValueError, samples: int) -> DataError | None:
+    """Return torch's error for too few values as one that says what to do; None for others."""
+    if TORCH_SAYS not in str(error):
+        return None
+    return DataError(
+        f"A BatchNorm layer got one value per channel in a batch of {samples} samples ({error}). "
+        f"Set data.drop_last=True; or use another batch_size or micro_batch_size; or {OTHER_LAYER}."
+    )

@@ -3,13 +3,16 @@
 It counts steps in whole numbers of Python. Torch's Adam, and so a checkpoint, has tensors there.
 """
 
-from collections.abc import Sequence
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import torch
 
 from surestep.base.errors import ConfigError
-from surestep.engine.parallel.deepspeed.engine import configure_logging
 from surestep.engine.plan.plan import Plan
 
 
@@ -61,3 +64,22 @@ def _forget_powers(optimizer: Any, *_: Any) -> None:
     made, decoupled = optimizer.defaults, optimizer.adam_w_mode
     rates = (made["lr"], *made["betas"], made["eps"], made["weight_decay"])
     optimizer.ds_opt_adam.create_adam(optimizer.opt_id, *rates, decoupled, False)
+
+
+@contextmanager
+def configure_logging(plan: Plan) -> Iterator[None]:
+    """Keep DeepSpeed off our stdout, and tell it the device and which of a machine this is."""
+    told = {"LOCAL_RANK": str(plan.device.index or 0)}
+    if plan.device.type == "cpu":
+        told["DS_ACCELERATOR"] = "cpu"
+    before = {name: os.environ.get(name) for name in told}
+    for name, value in told.items():
+        os.environ.setdefault(name, value)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(sys.stderr):
+            warnings.simplefilter("ignore")  # of its own code, which is not ours to mend
+            yield
+    finally:
+        for name, kept in before.items():
+            if kept is None:
+                del os.environ[name]

@@ -6,35 +6,16 @@ which is gathered with the model itself.
 
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple
 
 from torch import nn
 
 from surestep.base.errors import suggest_names
 from surestep.engine.model.layers import blocks_of
 from surestep.engine.model.param_patterns import plain_name
+from surestep.engine.plan.specs import WrapUnits
 
 SHARE = 0.1  # of all parameters: so large is a block of a model that repeats nothing
 _NO_FORWARD = (nn.ModuleList, nn.ModuleDict)
-
-
-class WrapUnits(NamedTuple):
-    """The blocks of a model, or what is wrong with the choice.
-
-    Attributes:
-        names: of the modules, outer ones before those inside them.
-        text: what they are, in words.
-        problem: why they cannot be, with what to type instead; empty where they can.
-    """
-
-    names: tuple[str, ...] = ()
-    text: str = ""
-    problem: str = ""
-
-
-def no_blocks(_: str) -> WrapUnits:
-    """Choose nothing, where there is no model."""
-    return WrapUnits()
 
 
 def select_wrap_units(model: nn.Module, choice: str) -> WrapUnits:

@@ -9,13 +9,17 @@ import torch
 from surestep.config.config import Config
 from surestep.config.duration import Duration, parse_duration
 from surestep.config.not_set import NOT_SET
-from surestep.engine.data.exclude_samples import ExcludedSamples
 from surestep.engine.generators import LoadingSeedInfo
-from surestep.engine.parallel.wrap_policy import WrapUnits, no_blocks
 from surestep.engine.plan.batching import BatchLayout, SampleOrder
+from surestep.engine.plan.specs import (
+    AveragingSpec,
+    ExcludedSamples,
+    WrapUnits,
+    no_blocks,
+    raw_name,
+)
 from surestep.engine.plan.system import SystemInfo
 from surestep.engine.schedule.spec import ScheduleSpec
-from surestep.engine.state.average import AveragingSpec, raw_name
 
 LARGER_IS_BETTER = frozenset(
     ("accuracy", "auroc", "auc", "f1", "precision", "recall", "iou", "dice", "map", "bleu", "r2")

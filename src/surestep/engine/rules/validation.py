@@ -2,6 +2,7 @@
 
 from surestep.config.duration import parse_duration
 from surestep.engine.plan.plan import Constraint, PlanContext, Rule
+from surestep.engine.plan.specs import raw_name
 from surestep.engine.rules.helpers import (
     Refusals,
     Rows,
@@ -13,7 +14,6 @@ from surestep.engine.rules.helpers import (
     user_value,
     user_value_or,
 )
-from surestep.engine.state.average import raw_name
 
 
 def _refuse_without_val(option: str) -> Constraint:

@@ -8,38 +8,18 @@ Source: https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.distributed.shards import is_sharded, to_local
+from surestep.engine.plan.specs import AveragingSpec
 from surestep.engine.schedule.spec import Factor
 from surestep.engine.step_outcome import StepOutcome
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 Buffer = tuple[dict[str, Tensor | None], str]
-
-
-@dataclass(frozen=True)
-class AveragingSpec:
-    """An average with every option decided; lengths are in optimizer steps."""
-
-    kind: Literal["none", "ema", "swa"]
-    decay: float | None
-    warmup: bool | None
-    start: int
-    interval: int
-    buffers: Literal["copy", "average", "recompute"]
-    lr: float | None
-    anneal: int
-
-
-def raw_name(part: str) -> str:
-    """Return what a set is called when it is measured by the raw weights beside their average."""
-    return f"{part}_raw"
 
 
 class AveragedWeights:

@@ -11,12 +11,12 @@ from torch import Tensor
 from surestep.base.errors import NonFiniteError, WorkerError
 from surestep.config.duration import PeriodicTrigger
 from surestep.engine.batch import Batch
-from surestep.engine.checks.batch_norm import explain_single
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.failures import explain_target
 from surestep.engine.data.stream_loader import StreamLoader
 from surestep.engine.device import ran_out
 from surestep.engine.distributed.communicator import PAUSES, WORKER_DIED
+from surestep.engine.model.forward_errors import explain_single
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback, Request, callbacks_with

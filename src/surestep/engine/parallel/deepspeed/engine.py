@@ -4,17 +4,14 @@ It is imported only where it is used: that takes seconds.
 """
 
 import logging
-import os
-import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import torch
 from torch import nn
 
 from surestep.base.errors import ConfigError
+from surestep.engine.optim.deepspeed_adam import configure_logging
 from surestep.engine.plan.plan import Plan
 
 
@@ -65,22 +62,3 @@ def destroy_engine(engine: Any) -> None:
         hook.remove()
     # It keeps copies of torch's groups, which are gone with the process group.
     groups._release_process_group_references(None)
-
-
-@contextmanager
-def configure_logging(plan: Plan) -> Iterator[None]:
-    """Keep DeepSpeed off our stdout, and tell it the device and which of a machine this is."""
-    told = {"LOCAL_RANK": str(plan.device.index or 0)}
-    if plan.device.type == "cpu":
-        told["DS_ACCELERATOR"] = "cpu"
-    before = {name: os.environ.get(name) for name in told}
-    for name, value in told.items():
-        os.environ.setdefault(name, value)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(sys.stderr):
-            warnings.simplefilter("ignore")  # of its own code, which is not ours to mend
-            yield
-    finally:
-        for name, kept in before.items():
-            if kept is None:
-                del os.environ[name]
