@@ -1,40 +1,49 @@
-# `make demo` and `make test` work in a fresh clone, a second time without a network, two at once.
+# `make demo` and `make test` work in a fresh clone, a second time without a network, and two at once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
-# Processes that run the tests: as many cores as may be kept busy, each with 1 GB of memory by a guess.
+# Processes that run the tests: one a core, each with about 1 GB of memory (an estimate).
 TESTERS ?= 2
 
-.PHONY: demo test torture bench clean
+.PHONY: demo test test-slow test-all torture bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/surestep train digits
 
+# Under five minutes on two cores. Needs no compiler and no library beyond the extra `dev`.
 test: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n $(TESTERS)
+	$(BIN)/python -m pytest -n $(TESTERS) -m "not slow"
 
-# Every combination of what a run may be like, killed; 500 kills within a save; damage; full disks;
-# restarts by torchrun.
-# The disks need root.
-torture: $(VENV)/.dev
+# What `make test` leaves out; tests/tiers.py lists it with reasons. Needs a C++ compiler.
+test-slow: $(VENV)/.dev-all
+	$(BIN)/python -m pytest -n $(TESTERS) -m slow
+
+test-all: test test-slow
+
+# All combinations of the cases, killed; 500 kills during a save; corrupted files; full disks;
+# restarts by torchrun. The disks need root.
+torture: $(VENV)/.dev-all
 	$(BIN)/python -m tests.torture
 
 bench: .venv-bench/.bench
 	.venv-bench/bin/python -m benchmarks.run
 
-# What is installed is marked by a file, newer than pyproject.toml, so that a second call needs no
-# network. `install.sh` holds a lock, so that two calls at once install once.
+# A marker file, newer than pyproject.toml, records an installed extra, so a second call needs no
+# network. install.sh holds a lock, so two calls at once install once.
 $(VENV)/.demo: pyproject.toml install.sh
 	sh install.sh $(VENV) demo "$(PYTHON)" "$(TORCH)"
 
 $(VENV)/.dev: pyproject.toml install.sh
 	sh install.sh $(VENV) dev "$(PYTHON)" "$(TORCH)"
+
+$(VENV)/.dev-all: pyproject.toml install.sh
+	sh install.sh $(VENV) dev-all "$(PYTHON)" "$(TORCH)"
 
 .venv-bench/.bench: pyproject.toml install.sh
 	sh install.sh .venv-bench bench "$(PYTHON)" "$(TORCH)"

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Install surestep with an extra into a virtual environment, made where there is none.
+# Install surestep with an extra into a virtual environment, and create that if it does not exist.
 #
 #   sh install.sh VENV EXTRA PYTHON TORCH
 #
-# A torch that is there already, a GPU build say, is left alone; else the pinned CPU build is
-# installed first, since a bare `torch` may fetch gigabytes of CUDA.
+# An installed torch, such as a GPU build, is left as it is. Otherwise the pinned CPU build is
+# installed first, since a bare `torch` may download gigabytes of CUDA.
 set -eu
 venv=$1 extra=$2 python=$3 torch=$4
 
@@ -18,8 +18,8 @@ if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then "$python" -m venv
 if ! "$venv/bin/python" -c "import torch" >/dev/null 2>&1; then
     "$venv/bin/python" -m pip install --quiet "$torch"
 fi
-if [ "$extra" = dev ]; then
-    # DeepSpeed's setup imports torch, setuptools and wheel: those that are here.
+if [ "$extra" = dev-all ]; then
+    # DeepSpeed's setup imports torch, setuptools and wheel, so they come first.
     "$venv/bin/python" -m pip install --quiet "setuptools>=77" wheel
     "$venv/bin/python" -m pip install --quiet --no-build-isolation --editable ".[$extra]"
 else

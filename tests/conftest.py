@@ -6,54 +6,67 @@ from pathlib import Path
 import pytest
 import torch
 
-# What a test starts finds `tests`, whatever its current folder is.
+from tests.tiers import is_slow
+
+# Processes that tests start can import `tests` from any working directory.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [*filter(None, [os.environ.get("PYTHONPATH")]), str(Path(__file__).parents[1])]
 )
-# Shells let what they start in the background ignore these; a run leaves ignored signals alone.
+# Shells make background processes ignore these signals, and a run does not handle ignored ones.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Two threads give other last bits than one, and the tests share their cores.
+# Two threads round differently than one, and the tests share their cores.
 torch.set_num_threads(1)
 
-# What kills, races or starts processes: no two of these files run at the same time.
+# Files that kill, race or start processes: no two of them run at the same time.
 ALONE = (
     "tests/laws/test_law_2_kills.py",
     "tests/laws/test_law_2_rollback_kills.py",
     "tests/laws/test_law_7_kills.py",
     "tests/torture/test_torture.py",
-    "tests/multi_rank/",  # all of it: its files share what a launch came to
+    "tests/multi_rank/",  # its files share the results of a launch
     "tests/record/checkpoint/test_keep_together.py",
     "tests/cli/test_interrupt.py",
 )
 
 
-def one_after_another(nodeid):
-    """Name the tests that run in one process, in order: those of a file, or of all of ALONE."""
+def group_of(nodeid):
+    """Name the group of tests that run in order in one process: a file, or all of ALONE."""
     file = nodeid.split("::")[0]
     return "alone" if file.startswith(ALONE) else file
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Do not import slow files for `-m "not slow"`: the libraries they need may be missing."""
+    if config.option.markexpr == "not slow":
+        path = collection_path.relative_to(config.rootpath).as_posix()
+        return is_slow(f"{path}/" if collection_path.is_dir() else path) or None
+    return None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Begin with what takes longest to do in one process."""
-    items.sort(key=lambda item: one_after_another(item.nodeid) != "alone")
+    """Mark the slow tests, and start with the group that takes longest in one process."""
+    for item in items:
+        if is_slow(item.nodeid):
+            item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: group_of(item.nodeid) != "alone")
 
 
 def pytest_collection_finish(session):
-    """Keep Python's garbage collector out of the tests; see `collected`."""
+    """Keep Python's garbage collector out of the tests; see `collect_after_each_file`."""
     gc.collect()
     gc.freeze()
     gc.disable()
 
 
 @pytest.fixture(autouse=True, scope="module")
-def collected():
-    """Collect after each file what its tests left behind, but for what was imported by then.
+def collect_after_each_file():
+    """Collect the garbage of each file's tests; freeze what is imported by then.
 
-    A run collects at its start and at its log points where the collector is on, and walks in a
-    process with pytest and all tests every object of them: 0.1 s and more each time.
+    A run collects at its start and at its log points if the collector is on. In a process with
+    pytest and all tests, each collection visits every imported object: 0.1 s or more.
     """
     yield
     gc.collect()
@@ -62,15 +75,15 @@ def collected():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Share the tests among processes: by file, since a file's tests share what is dear to make.
+    """Distribute the tests by file, because a file's tests share expensive fixtures.
 
-    The mark xdist_group would say it; pytest 9.2 leaves no way for xdist 3.8 to see it.
+    xdist 3.8 does not see its own mark xdist_group under pytest 9.2.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return one_after_another(nodeid)
+            return group_of(nodeid)
 
-    config.option.loadscopereorder = False  # the order is that of above
+    config.option.loadscopereorder = False  # keep the order of pytest_collection_modifyitems
     return ByFile(config, log)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ALONE
+from tests.tiers import SLOW
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src" / "surestep"
@@ -73,6 +74,10 @@ def offenders(check):
 
 def test_files_that_run_alone_exist():
     assert [name for name in ALONE if not (HERE.parent / name).exists()] == []
+
+
+def test_slow_files_exist():
+    assert [name for name in SLOW if not (HERE.parent / name).exists()] == []
 
 
 def test_the_source_files_are_found():

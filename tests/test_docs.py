@@ -23,6 +23,7 @@ from surestep.config.config import Config
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+QUICK_PAGES = ["README.md", "checkpoints.md", "data.md", "evaluation.md", "losses.md", "running.md"]
 FENCE = re.compile(
     r"^(?:<!-- not run: (?P<reason>\S[^\n]*?) -->\n+)?"
     r"(?P<indent>[ ]*)```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^(?P=indent)```[ ]*$",
@@ -107,7 +108,16 @@ def fresh(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page, marks=[] if page.name in QUICK_PAGES else pytest.mark.slow("runs a page")
+        )
+        for page in PAGES
+    ],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_every_block_does_what_it_says(fresh, page):
     run_page(page.read_text(), str(page))
 

@@ -1,6 +1,5 @@
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from surestep.engine.allocator import Allocator, read_allocator
+from tests.needs import needs_compiler
 from tests.tiny import FACTS, GPU, decide
 
 ALLOCATOR = read_allocator()
@@ -137,8 +137,9 @@ def test_the_users_settings_are_read():
 
 
 @needs_glibc
-@pytest.mark.skipif(not shutil.which("gcc"), reason="an allocator to preload needs a compiler")
+@pytest.mark.slow("needs a compiler")
 def test_a_preloaded_allocator_is_named(tmp_path):
+    needs_compiler("gcc")
     source, library = tmp_path / "own.c", tmp_path / "libownmalloc.so.1"
     source.write_text(
         "#include <stddef.h>\n"

@@ -291,6 +291,7 @@ def test_a_shuffle_buffer_is_read_again(folder, capsys):
     assert "again: what waits in data.shuffle_buffer is not in the stream's state." in said
 
 
+@pytest.mark.slow("needs datasets")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mixed", [False, True])
 def test_hugging_face(folder, workers, mixed, capsys):
@@ -402,6 +403,7 @@ OF_TORCHDATA = {
     "a loader with workers": lambda: stateful_loader(2),
 }
 OF_ITS_OWN = [
+    pytest.mark.slow("needs torchdata"),
     # StatefulDataLoader calls a function of torch that is deprecated.
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
     # torchdata's own threads, let go before they have begun.
@@ -418,6 +420,7 @@ def test_torchdata_goes_on_in_the_middle_of_an_epoch(folder, kind, capsys):
     assert plan.data_resume == "by its own state"
 
 
+@pytest.mark.slow("needs torchdata")
 def test_nodes_that_draw_are_read_again(folder, capsys):
     # Where it goes on, torchdata reads a sample ahead, before that sample's place is seeded.
     def make():

@@ -17,6 +17,7 @@ from surestep.engine.profile.activation_memory import measure_activations
 from surestep.trainer.planning import PreparedTask, measure_task_activations, plan_task
 from tests.laws.plain import distance
 from tests.laws.tasks import assert_same, rows, session_of, snapshot
+from tests.needs import needs_compiler
 
 Folder = Callable[[], Path]
 OPTIONS: dict[str, Any] = {"max_steps": 6, "batch_size": 16, "data": {"drop_last": True}}
@@ -274,8 +275,10 @@ def test_compiling_again_is_told(folder, quick_compiler):
     assert "compiled again" in told[1]
 
 
+@pytest.mark.slow("needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")
 def test_torchs_own_compiler_equals_eager(folder):
+    needs_compiler("g++")
     eager, ours = nn.Linear(10, 3), nn.Linear(10, 3)
     ours.load_state_dict(eager.state_dict())
     trained(eager, folder())

@@ -9,6 +9,7 @@ import torch
 from surestep.record.run import Run
 from tests.multi_rank import mortal
 from tests.multi_rank.torchrun import called, check_ended_well, last_weights, launch
+from tests.needs import needs
 
 # On a CPU alone it starts one process, unless it has MPI; told of GPUs it starts as many as asked.
 CONFIG = """
@@ -26,7 +27,7 @@ TRAIN = ["-m", "surestep", "train", str(Path(mortal.__file__)), "--run-folder"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    pytest.importorskip("accelerate")
+    needs("accelerate")
     folder = tmp_path_factory.mktemp("accelerate")
     (folder / "config.yaml").write_text(CONFIG)
     accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]

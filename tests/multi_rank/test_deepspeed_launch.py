@@ -2,12 +2,12 @@
 
 import sys
 
-import pytest
 import torch
 
 import surestep
 from surestep.record.run import Run
 from tests.multi_rank.torchrun import called, check_ended_well, free_port
+from tests.needs import needs
 
 RECIPE = """
 import torch
@@ -30,7 +30,7 @@ def last(run: Run) -> torch.Tensor:
 
 
 def test_ranks_of_the_launcher_train_what_one_process_trains(tmp_path):
-    pytest.importorskip("deepspeed")
+    needs("deepspeed")
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE)
     started = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2"]

@@ -33,6 +33,7 @@ from tests.engine.losses.table import CASES as OWN
 from tests.engine.losses.table import as_type
 from tests.engine.losses.test_of_torch import CASES as OF_TORCH
 from tests.engine.test_loss import CASES as SIMPLE
+from tests.needs import needs
 
 X, Y = tiny.data(24)
 PLAINLY = nullcontext()
@@ -281,8 +282,9 @@ def test_outputs_of_any_nesting_are_checked(nest, find, right):
         check(model, data, loss)
 
 
+@pytest.mark.slow("needs transformers")
 def test_outputs_of_hugging_face_are_checked():
-    outputs = pytest.importorskip("transformers.modeling_outputs")
+    outputs = needs("transformers.modeling_outputs")
     model = Net((5, 12), 0.02, lambda o: outputs.TokenClassifierOutput(logits=o))
 
     def mean(found, targets):

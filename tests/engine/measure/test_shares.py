@@ -3,11 +3,11 @@
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from surestep.engine.model.layers import blocks_of
 from surestep.engine.profile.memory_estimate import MemoryEstimate, tensor_bytes
 from surestep.engine.profile.sharded_memory import RankMemory, estimate_rank_memory, sharded_bytes
+from tests.needs import needs
 
 GB = 10**9
 
@@ -24,8 +24,9 @@ def adamw(model: nn.Module) -> MemoryEstimate:
 @pytest.fixture(scope="module")
 def llama() -> nn.Module:
     """Llama 2 with 7B parameters, whose weights are nowhere."""
+    transformers = needs("transformers")
     with torch.device("meta"):
-        return LlamaForCausalLM(LlamaConfig())
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig())
 
 
 def of(model: nn.Module, ranks: int, local: int, precision: str) -> dict[str, RankMemory]:
@@ -34,6 +35,7 @@ def of(model: nn.Module, ranks: int, local: int, precision: str) -> dict[str, Ra
     return {each.strategy: each for each in estimate_rank_memory(model, adamw(model), **how)}
 
 
+@pytest.mark.slow("needs transformers")
 def test_adam_with_mixed_precision_takes_16_to_18_bytes_a_parameter(llama):
     alone, numbers = of(llama, 1, 1, "bf16"), adamw(llama).parameters
     assert numbers == 6_738_415_616
@@ -43,6 +45,7 @@ def test_adam_with_mixed_precision_takes_16_to_18_bytes_a_parameter(llama):
         assert alone[way].optimizer == pytest.approx(54 * GB, rel=0.01)  # 8 bytes x 6.7e9
 
 
+@pytest.mark.slow("needs transformers")
 def test_state_is_divided_by_the_ranks_that_share_it(llama):
     alone, many = of(llama, 1, 1, "bf16"), of(llama, 64, 8, "bf16")
     whole = alone["ddp"]
@@ -66,6 +69,7 @@ def test_state_is_divided_by_the_ranks_that_share_it(llama):
     assert many["deepspeed zero 3"].weights == zero.weights // 64 + norms
 
 
+@pytest.mark.slow("needs transformers")
 def test_what_is_gathered_are_two_blocks_a_gradient_and_the_root(llama):
     found = of(llama, 8, 8, "bf16")
     block = tensor_bytes(blocks_of(llama)["model.layers.0"].parameters())

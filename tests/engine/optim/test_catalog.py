@@ -28,7 +28,13 @@ def test_every_own_option_is_an_option_and_every_option_is_somebodys():
     assert own == set(Optim.model_fields) - SHARED
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if known.kind else pytest.mark.slow("needs bitsandbytes"))
+        for name, known in OPTIMIZERS.items()
+    ],
+)
 def test_the_options_are_those_of_the_signature(name):
     known = OPTIMIZERS[name]
     left_out = set(NOT_OWN)

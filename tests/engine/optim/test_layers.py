@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from surestep.engine.model.layers import layers_of
+from tests.needs import needs
 
 
 class Block(nn.Module):
@@ -120,7 +121,7 @@ SMALL = {
 
 
 def transformers_models():
-    transformers = pytest.importorskip("transformers")
+    transformers = needs("transformers")
     bert = transformers.BertConfig(vocab_size=11, **SMALL)
     gpt2 = transformers.GPT2Config(
         **{"vocab_size": 11, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2},
@@ -134,6 +135,7 @@ def transformers_models():
     }
 
 
+@pytest.mark.slow("needs transformers")
 def test_transformers_models_have_an_embedding_blocks_and_a_head():
     found = {
         name: [" ".join(layer.modules) for layer in layers_of(model)]

@@ -10,6 +10,7 @@ from surestep.engine.optim import deepspeed_adam
 from surestep.engine.plan.plan import Plan
 from tests.laws.test_law_9_honest import plan_of
 from tests.laws.wishes import MANY, ZERO
+from tests.needs import needs
 
 LEFT_OUT = ("bias_correction", "step", "foreach", "fused")
 OWN = {"parallel.deepspeed": '{"optimizer": {"params": {"torch_adam": false}}}'}
@@ -37,7 +38,7 @@ class Uncompiled(torch.optim.AdamW):
 @pytest.fixture
 def ops(monkeypatch):
     """DeepSpeed's classes without their compiled parts."""
-    from deepspeed.ops import adam
+    adam = needs("deepspeed.ops.adam")
 
     class DeepSpeedCPUAdam(Compiled): ...
 

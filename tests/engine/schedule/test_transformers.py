@@ -7,6 +7,7 @@ import torch
 
 from surestep.engine.schedule.curves import lr_factor
 from tests.engine.schedule.test_rate import LR, STEPS, equal, ours, shape
+from tests.needs import needs
 
 W = 7
 WARM = {"warmup": f"{W} steps", "warmup_start": 0.0}
@@ -46,9 +47,7 @@ CASES = {
 def theirs():
     level = logging.root.manager.disable
     logging.disable()  # of what it looks for and does not find on this machine
-    from transformers import optimization
-
-    yield optimization
+    yield needs("transformers.optimization")
     logging.disable(level)
 
 
