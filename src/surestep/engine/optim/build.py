@@ -10,6 +10,7 @@ from torch import nn
 from surestep.base.errors import ConfigError, TaskError
 from surestep.engine.optim.combined import CombinedOptimizer
 from surestep.engine.optim.deepspeed_adam import adam
+from surestep.engine.optim.fused_adamw import FusedAdamW
 from surestep.engine.optim.param_groups import (
     ParameterGroup,
     check_groups,
@@ -19,7 +20,6 @@ from surestep.engine.optim.param_groups import (
 )
 from surestep.engine.optim.param_roles import hidden_matrices, sparse_embeddings
 from surestep.engine.optim.registry import OPTIMIZERS
-from surestep.engine.parallel.single import FusedAdamW
 from surestep.engine.plan.plan import Plan
 from surestep.engine.task.task import ParameterGroups, Task
 
