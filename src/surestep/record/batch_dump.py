@@ -12,7 +12,7 @@ from torch import Tensor
 from surestep.base.errors import RunError
 from surestep.engine.batch import MicroBatch
 from surestep.engine.distributed.communicator import Communicator
-from surestep.record.checkpoint.safetensors_writer import NAMES
+from surestep.record.safetensors_writer import NAMES
 
 _PLAIN = (bool, int, str, type(None))
 

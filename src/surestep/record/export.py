@@ -15,9 +15,9 @@ from surestep.base.errors import CheckpointError, ConfigError, suggest_names
 from surestep.base.paths import require_local_path
 from surestep.engine.distributed.shards import TensorMeta
 from surestep.record.checkpoint.reader import CheckpointReader
-from surestep.record.checkpoint.safetensors_writer import stream_tensors
 from surestep.record.checkpoint.state_json import CheckpointInfo
 from surestep.record.io import dumps, fsync, os_error_hint
+from surestep.record.safetensors_writer import stream_tensors
 from surestep.record.temp_files import temp_name
 
 if TYPE_CHECKING:  # what cannot be written there is refused without torch

@@ -19,7 +19,6 @@ from safetensors import SafetensorError
 
 from surestep.base.errors import RunError
 from surestep.base.version import VERSION
-from surestep.record.checkpoint.safetensors_writer import write_tensors, write_text
 from surestep.record.io import (
     COPY_HINT,
     dumps,
@@ -30,6 +29,7 @@ from surestep.record.io import (
     unreadable_error,
 )
 from surestep.record.run_schemas import INCIDENT, INCIDENT_FORMAT
+from surestep.record.safetensors_writer import write_tensors, write_text
 from surestep.record.temp_files import temp_name
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from surestep.base.errors import ConfigError, DataError, RunError, suggest_names
 from surestep.base.paths import require_local_path
-from surestep.record.checkpoint.safetensors_writer import make_layout
 from surestep.record.io import os_error_hint, to_jsonable
+from surestep.record.safetensors_writer import make_layout
 from surestep.record.temp_files import temp_name
 
 Arrays = Mapping[str, NDArray[Any]]

@@ -15,9 +15,9 @@ from surestep.base.errors import CheckpointError
 from surestep.record.checkpoint.discovery import find_newest_valid, scan_checkpoints
 from surestep.record.checkpoint.load import load_checkpoint, load_model
 from surestep.record.checkpoint.manifest import MANIFEST, RECORD
-from surestep.record.checkpoint.safetensors_writer import write_tensors
 from surestep.record.checkpoint.state_json import read_record
 from surestep.record.checkpoint.writer import save_checkpoint
+from surestep.record.safetensors_writer import write_tensors
 from tests import tiny
 from tests.record.checkpoint.forge import (
     forge,
@@ -373,7 +373,7 @@ def test_a_tensor_that_does_not_fit_is_refused(path, kind, name, value, match):
     """A fused kernel would walk over the end of a short one."""
     from safetensors.torch import load_file
 
-    from surestep.record.checkpoint.safetensors_writer import NAMES as DTYPE_NAMES
+    from surestep.record.safetensors_writer import NAMES as DTYPE_NAMES
 
     file = path / f"{kind}.safetensors"
     tensors = {**load_file(file), name: value}

@@ -6,8 +6,8 @@ from safetensors.torch import load_file, save_file
 
 from surestep.base.errors import CheckpointError
 from surestep.record.checkpoint import writer as write
-from surestep.record.checkpoint.safetensors_writer import DTYPES, dtype_of, write_tensors
 from surestep.record.checkpoint.writer import CheckpointFiles
+from surestep.record.safetensors_writer import DTYPES, dtype_of, write_tensors
 from tests import tiny
 
 

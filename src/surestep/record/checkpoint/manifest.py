@@ -19,8 +19,8 @@ from surestep.base.errors import CheckpointError
 from surestep.base.version import VERSION
 from surestep.engine.distributed.shards import TensorMeta
 from surestep.record.checkpoint.errors import checkpoint_error
-from surestep.record.checkpoint.safetensors_writer import DTYPES, FileDigest, dtype_of
 from surestep.record.io import dumps, open_regular, parse_json, read_regular, size_of
+from surestep.record.safetensors_writer import DTYPES, FileDigest, dtype_of
 from surestep.record.schema import format_value
 
 FORMAT = 5

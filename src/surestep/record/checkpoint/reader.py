@@ -20,8 +20,8 @@ from surestep.record.checkpoint.manifest import (
     read_manifest,
     verify,
 )
-from surestep.record.checkpoint.safetensors_writer import dtype_of
 from surestep.record.checkpoint.state_json import CheckpointInfo, info_from_record, read_record
+from surestep.record.safetensors_writer import dtype_of
 from surestep.record.schema import format_value
 
 if TYPE_CHECKING:  # commands that only look at a checkpoint start without torch

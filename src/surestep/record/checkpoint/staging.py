@@ -37,12 +37,12 @@ from surestep.record.checkpoint.encoding import (
 from surestep.record.checkpoint.manifest import TensorEntry, TensorSlice, tensors_text
 from surestep.record.checkpoint.optimizer_state import encode_optimizer, encode_state
 from surestep.record.checkpoint.options import is_of_torch
-from surestep.record.checkpoint.safetensors_writer import (
+from surestep.record.io import dumps
+from surestep.record.safetensors_writer import (
     TensorFileLayout,
     allocate_buffer,
     safetensors_dtype,
 )
-from surestep.record.io import dumps
 
 
 class ShardExtent(NamedTuple):

@@ -23,8 +23,8 @@ from surestep.record.checkpoint.manifest import (
     read_manifest,
     verify,
 )
-from surestep.record.checkpoint.safetensors_writer import FileDigest
 from surestep.record.io import read_regular
+from surestep.record.safetensors_writer import FileDigest
 
 if TYPE_CHECKING:
     from surestep.engine.distributed.communicator import Communicator

@@ -26,7 +26,6 @@ from surestep.record.checkpoint.manifest import (
     manifest_text,
 )
 from surestep.record.checkpoint.reader import check_readable
-from surestep.record.checkpoint.safetensors_writer import FileDigest, safetensors_dtype, write_into
 from surestep.record.checkpoint.staging import ShardExtent, SnapshotStager, StateSnapshot
 from surestep.record.checkpoint.state_json import (
     CheckpointInfo,
@@ -36,6 +35,7 @@ from surestep.record.checkpoint.state_json import (
     parse_state_json,
 )
 from surestep.record.io import fsync, os_error_hint
+from surestep.record.safetensors_writer import FileDigest, safetensors_dtype, write_into
 from surestep.record.temp_files import TAKEN, temp_name
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
