@@ -1,28 +1,90 @@
 """The two tiers of the tests: `make test` runs the quick ones, `make test-all` runs all of them.
 
-The files and folders of SLOW get the mark `slow`. A single test gets it from
-`@pytest.mark.slow("reason")`. Every test that needs a compiler or a library of the extra
-`dev-all` is slow, and so is a test that takes more than two seconds of processor time.
+A test gets the mark `slow` if its id starts with an entry of SLOW: a folder, a file, a test, or a
+test with the start of its parameters. In a test file, `@pytest.mark.slow("reason")` does the same.
+Every test that needs a compiler or a library of the extra `dev-all` is slow, and so is a test that
+takes more than two seconds of processor time.
 """
 
+IMPORTS = "imports every module in a process of its own"
+KILLS = "kills or interrupts runs"
+LAUNCHES = "launches several processes"
+MEMORY = "measures the memory of processes"
+NEEDS_BNB = "needs bitsandbytes"
+NEEDS_COMPILER = "needs a C++ compiler"
+NEEDS_DEEPSPEED = "needs deepspeed"
+NEEDS_TRANSFORMERS = "needs transformers"
+TRAINS = "trains a recipe to its accuracy"
+
 SLOW = {
+    "tests/cli/test_interrupt.py": KILLS,
+    "tests/cli/test_launch.py": LAUNCHES,
+    "tests/cli/test_new.py::test_a_job_that_is_warned_is_queued_again_until_its_run_is_done": KILLS,
+    "tests/cli/test_options.py::test_what_is_typed_is_planned_and_said_to_be_typed": (
+        "needs bitsandbytes, deepspeed and a C++ compiler"
+    ),
+    "tests/cli/test_options.py::test_keys_of_deepspeed_are_typed_as_json_or_as_a_file": (
+        NEEDS_DEEPSPEED
+    ),
     "tests/engine/data/others/": "needs datasets, torchdata and webdataset",
-    "tests/engine/model/test_checkpointing.py": "needs transformers",
-    "tests/engine/parallel/test_deepspeed_adam.py": "needs deepspeed",
-    "tests/engine/schedule/test_transformers.py": "needs transformers",
+    "tests/engine/data/test_workers.py::test_no_worker_outlives_its_main_process": KILLS,
+    "tests/engine/evaluation/test_bounded_memory.py": MEMORY,
+    "tests/engine/model/test_checkpointing.py": NEEDS_TRANSFORMERS,
+    "tests/engine/optim/test_memory.py::"
+    "test_what_a_plan_says_of_the_optimizers_memory_is_what_it_takes[adamw8bit": NEEDS_BNB,
+    "tests/engine/parallel/test_deepspeed_adam.py": NEEDS_DEEPSPEED,
+    "tests/engine/parallel/test_deepspeed_config.py": NEEDS_DEEPSPEED,
+    "tests/engine/schedule/test_transformers.py": NEEDS_TRANSFORMERS,
+    "tests/engine/test_allocator.py::test_steps_with_retained_memory_have_no_page_faults": MEMORY,
     "tests/gpu/": "needs an accelerator",
-    "tests/multi_rank/": "launches several processes with torchrun",
-    "tests/torture/": "kills runs and corrupts their files",
-    "tests/trainer/test_predict_hugging_face.py": "needs transformers",
-    "tests/laws/test_law_1_hugging_face.py": "needs transformers",
-    "tests/laws/test_law_2_kills.py": "kills runs",
+    "tests/laws/test_breadth.py::test_everything_there_is_to_train_with[optimizer adamw8bit": (
+        NEEDS_BNB
+    ),
+    "tests/laws/test_law_1_hugging_face.py": NEEDS_TRANSFORMERS,
+    "tests/laws/test_law_2_kills.py": KILLS,
     "tests/laws/test_law_2_lora.py": "needs peft and transformers",
-    "tests/laws/test_law_2_rollback_kills.py": "kills runs",
-    "tests/laws/test_law_7_kills.py": "kills runs",
+    "tests/laws/test_law_2_rollback_kills.py": KILLS,
+    "tests/laws/test_law_3_switches.py::test_a_model_of_torchs_own": NEEDS_COMPILER,
+    "tests/laws/test_law_3_switches.py::test_compil": NEEDS_COMPILER,
+    "tests/laws/test_law_3_switches.py::test_each_block_is_compiled_by_itself": NEEDS_COMPILER,
+    "tests/laws/test_law_3_switches.py::test_profile_of_the_second_step": NEEDS_COMPILER,
+    "tests/laws/test_law_7_kills.py": KILLS,
+    "tests/laws/test_law_9_changes.py::"
+    "test_change_that_can_have_no_effect_is_refused[optim.min_8bit_size]": NEEDS_BNB,
+    "tests/laws/test_law_9_honest.py::test_said_value_is_the_planned_value[compile": (
+        NEEDS_COMPILER
+    ),
+    "tests/laws/test_law_9_honest.py::test_said_value_is_the_planned_value[optim.min_8bit_size]": (
+        NEEDS_BNB
+    ),
+    "tests/laws/test_law_9_honest.py::test_said_value_is_the_planned_value[parallel.zero_stage]": (
+        NEEDS_DEEPSPEED
+    ),
+    "tests/laws/test_law_9_honest.py::test_said_value_is_the_planned_value[parallel.deepspeed]": (
+        NEEDS_DEEPSPEED
+    ),
+    "tests/laws/test_law_9_refusals.py::"
+    "test_wish_that_cannot_be_kept_is_refused_with_what_to_type[parallel.strategy": (
+        "needs accelerate, deepspeed and a C++ compiler"
+    ),
+    "tests/laws/test_law_9_refusals.py::test_name_that_is_proposed_takes_the_option[optim.min_8": (
+        NEEDS_BNB
+    ),
+    "tests/laws/test_law_9_refusals.py::test_every_refusal_of_the_table_is_tried": (
+        "needs every library of dev-all"
+    ),
     "tests/laws/test_mutations.py": "breaks each law and runs its checks again",
+    "tests/multi_rank/": LAUNCHES,
+    "tests/recipes/test_digits.py::test_digits_reaches_its_accuracy": TRAINS,
+    "tests/recipes/test_hf.py": NEEDS_TRANSFORMERS,
+    "tests/record/checkpoint/test_keep_together.py": LAUNCHES,
+    "tests/record/checkpoint/test_together.py": LAUNCHES,
+    "tests/test_architecture.py::test_every_module_imports_alone": IMPORTS,
+    "tests/torture/": "kills runs and corrupts their files",
+    "tests/trainer/test_predict_hugging_face.py": NEEDS_TRANSFORMERS,
 }
 
 
 def is_slow(nodeid: str) -> bool:
-    """Whether the table marks the file of a test as slow."""
+    """Whether the table marks a test, or all tests of a file or folder, as slow."""
     return nodeid.startswith(tuple(SLOW))
