@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 import surestep
 from surestep.base.errors import CheckpointError
+from surestep.trainer.closed_run import measure_run
 from surestep.trainer.dry_run import dry_run
-from surestep.trainer.evaluate_run import measure_run
 from tests import tiny
 from tests.laws import plain
 from tests.laws.hugging_face import SAMPLES, bert, gpt2, masked

@@ -8,7 +8,7 @@ import surestep
 from surestep import Run
 from surestep.base.errors import CheckpointError, CorruptCheckpointError, RunError
 from surestep.record.checkpoint.discovery import list_checkpoints
-from surestep.trainer.evaluate_run import measure_run
+from surestep.trainer.closed_run import measure_run
 from tests import tiny
 from tests.record.checkpoint.forge import forge_record
 

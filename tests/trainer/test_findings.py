@@ -10,8 +10,7 @@ from torch.utils.data import Dataset
 
 from surestep.record.run import Run
 from surestep.trainer import findings
-from surestep.trainer.findings import RULES, Case, waits_for_data
-from surestep.trainer.observed import GROUPS, Observed
+from surestep.trainer.findings import GROUPS, RULES, Case, Observed, waits_for_data
 from tests import tiny
 
 X, Y = tiny.data(64)

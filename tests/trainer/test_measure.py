@@ -5,7 +5,7 @@ from torch import nn
 import surestep
 from surestep.base.errors import CheckpointError, ConfigError
 from surestep.record.run import Run
-from surestep.trainer.evaluate_run import measure_run
+from surestep.trainer.closed_run import measure_run
 from tests import tiny
 
 X, Y = tiny.data()

@@ -9,8 +9,8 @@ from torch import nn
 from surestep import Run
 from surestep.base.errors import RunError
 from surestep.record.checkpoint.inspect import size_on_disk
-from surestep.trainer import disk_space as room
-from surestep.trainer.disk_space import estimate_checkpoint_bytes
+from surestep.trainer import checkpointing as room
+from surestep.trainer.checkpointing import estimate_checkpoint_bytes
 from tests import tiny
 
 WIDTH = 4000  # some 375 KB with AdamW

@@ -45,7 +45,7 @@ def run(words: list[str]) -> int:
     folder, which = parse_run_ref(parsed.run, parsed.which)
     task, config = load_task_and_config(folder, allow_changed=parsed.allow == "recipe")
     from surestep.engine.metrics.base import is_confusion
-    from surestep.trainer.evaluate_run import measure_run
+    from surestep.trainer.closed_run import measure_run
 
     reasons: list[str] = []
     saved, metrics = measure_run(

@@ -18,7 +18,7 @@ from surestep.cli.parse import parse
 from surestep.record.io import dumps
 
 if TYPE_CHECKING:  # torch is imported once the command line is checked
-    from surestep.trainer.predict_run import Watch
+    from surestep.trainer.closed_run import Watch
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def run(words: list[str]) -> int:
 
     with open_predictions(out, overwrite=parsed.overwrite) as write:
         task, config = load_task_and_config(folder, allow_changed=parsed.allow == "recipe")
-        from surestep.trainer.predict_run import predict_run
+        from surestep.trainer.closed_run import predict_run
 
         with _bar() as watch:
             saved, found = predict_run(

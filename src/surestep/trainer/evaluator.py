@@ -24,8 +24,8 @@ from surestep.engine.task.task import Task
 from surestep.engine.value import Value
 from surestep.record.checkpoint.state_json import CheckpointInfo
 from surestep.record.run import Run, Which
-from surestep.trainer.oom import evaluation_oom
-from surestep.trainer.predict_run import open_feed
+from surestep.trainer.closed_run import open_feed
+from surestep.trainer.incidents import evaluation_oom
 from surestep.trainer.rank_zero import choose_checkpoint
 
 _EVERY = 16  # batches between two exchanges of the ranks; a judgement: their price was not measured

@@ -6,7 +6,7 @@ have read already; those of the data read a few samples once, when the run has f
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
@@ -19,10 +19,12 @@ from surestep.engine.data.sources import InMemory
 from surestep.engine.data.stream import is_stream
 from surestep.engine.losses.multi import named_losses
 from surestep.engine.model.param_patterns import plain_name
+from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import SystemInfo
+from surestep.engine.state.state import trainable_parameters
+from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
 from surestep.engine.task.task import Task
-from surestep.trainer.observed import Group, Observed
 
 WAITS = 0.2  # of the time, above which waiting for data is reported
 HANDED_OVER_S = 2e-3  # a batch from a worker costs about 1 ms: loading below this gains nothing
@@ -33,6 +35,106 @@ FLAT = 0.01  # of the first loss: a smaller fall is none
 SOLVED = 1e-6  # a first loss below it has nowhere to fall
 NOISE = 3.0  # standard errors of a difference of means
 _MOST = 6  # names in a message
+GROUPS = 64  # of consecutive losses; twice as many are merged in pairs
+RATIOS = 4096  # gradient norms over the limit that are kept
+
+
+@dataclass
+class Group:
+    """Consecutive losses: how many, their sum, and the sum of their squares."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, other: "Group") -> None:
+        """Take in other losses."""
+        self.count += other.count
+        self.total += other.total
+        self.squares += other.squares
+
+    @property
+    def mean(self) -> float:
+        """The mean loss."""
+        return self.total / self.count
+
+    @property
+    def variance(self) -> float:
+        """The variance of a single loss."""
+        return max(self.squares / self.count - self.mean**2, 0.0)
+
+
+@dataclass
+class Observed:
+    """What this process has seen at its log points; called with each.
+
+    Attributes:
+        model: that is trained.
+        plan: of the run.
+        steps: in all; timed_steps, seconds and waited_s leave the first log point out, in which
+            workers start and kernels are chosen.
+        first_step: the first that was seen; 0 before there is one.
+        clipped: steps whose norm was above the limit; ratios: of norm to limit, of those.
+        losses: in groups of consecutive steps.
+        no_gradient: parameters that were trained and had no gradient at any log point.
+        items_per_step: of the last log point.
+    """
+
+    model: nn.Module
+    plan: Plan
+    steps: int = 0
+    timed_steps: int = 0
+    seconds: float = 0.0
+    data_wait_s: float = 0.0
+    first_step: int = 0
+    clipped: int = 0
+    ratios: list[float] = field(default_factory=list)
+    losses: list[Group] = field(default_factory=list)
+    no_gradient: dict[str, nn.Parameter] = field(default_factory=dict)
+    items_per_step: float = 0.0
+
+    def __call__(self, point: LogPoint) -> None:
+        """Take in a log point."""
+        count = len(point.loss)
+        if not self.steps:
+            self.first_step = point.first_step
+            self.no_gradient = trainable_parameters(self.model)
+        else:
+            self.timed_steps += count
+            self.seconds += point.seconds
+            self.data_wait_s += point.data_wait_s
+        self.steps += count
+        self.items_per_step = point.items / count
+        self._take_norms(point)
+        self._take_losses(point)
+        self.no_gradient = {
+            name: each
+            for name, each in self.no_gradient.items()
+            if each.requires_grad and each.grad is None
+        }
+
+    def _take_norms(self, point: LogPoint) -> None:
+        limit = self.plan.max_grad_norm
+        if limit is None:
+            return
+        ratios = [norm / limit for norm in point.grad_norm if norm is not None]
+        above = [each for each in ratios if 1 < each < math.inf]
+        self.clipped += len(above)
+        self.ratios = (self.ratios + above)[-RATIOS:]
+
+    def _take_losses(self, point: LogPoint) -> None:
+        size = 1 if not self.losses else max(each.count for each in self.losses)
+        for loss in point.loss:
+            if loss is None or not math.isfinite(loss):
+                continue
+            if not self.losses or self.losses[-1].count >= size:
+                self.losses.append(Group())
+            self.losses[-1].add(Group(1, loss, loss * loss))
+            if len(self.losses) == 2 * GROUPS:
+                for first, second in zip(self.losses[::2], self.losses[1::2], strict=True):
+                    first.add(second)
+                del self.losses[1::2]
+                size *= 2
 
 
 @dataclass(frozen=True)
@@ -269,7 +371,7 @@ def trains_without_gradient(case: Case) -> Finding | None:
     names = [name for name, each in case.observed.no_gradient.items() if id(each) not in moved]
     if not names:
         return None
-    layers = _layers(names)
+    layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
     return Finding(
         "trains-without-gradient",
         "warning",
@@ -378,11 +480,6 @@ def _merged(groups: list[Group]) -> Group:
     for each in groups:
         found.add(each)
     return found
-
-
-def _layers(names: list[str]) -> list[str]:
-    """Return the modules of parameters, each once."""
-    return list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
 
 
 def _listed(names: list[str]) -> str:

@@ -1,8 +1,8 @@
 """Take a step that was not finite again: in one process, or on all ranks that share it."""
 
 import shlex
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,10 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from surestep.base.errors import DataError, NonFiniteError, SurestepError
+from surestep.base.errors import DataError, NonFiniteError, OutOfMemoryError, SurestepError
+from surestep.base.text import format_bytes
 from surestep.engine.batch import Batch
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.stream_loader import StreamLoader
+from surestep.engine.device import ran_out
 from surestep.engine.diagnose.diagnose import Diagnosis, diagnose
 from surestep.engine.diagnose.history import StepHistory
 from surestep.engine.diagnose.lockstep import (
@@ -28,6 +30,7 @@ from surestep.engine.diagnose.per_rank import (
     to_json,
 )
 from surestep.engine.diagnose.report import describe_diagnosis, describe_samples
+from surestep.engine.profile.oom import memory_snapshot
 from surestep.engine.state.state import Progress
 from surestep.engine.step.log_point import SKIP, describe_nonfinite_step
 from surestep.engine.step.loop import Loop
@@ -353,3 +356,47 @@ def explain_error(
         indices = [each.index for each in found.samples.samples]
         told.samples = tuple(each for each in indices if each is not None)
     return told
+
+
+def out_of_memory(
+    recorder: RunWriter, loop: Loop, error: BaseException, *, measured: int | None = None
+) -> OutOfMemoryError:
+    """Write what is held in memory; return an error that says where, and what to do.
+
+    Args:
+        recorder: of the run folder.
+        loop: whose state is held.
+        error: torch's.
+        measured: samples that an evaluation measured at once; None is a step.
+    """
+    plan, step = loop.plan, loop.state.progress.step
+    if measured is None:
+        name, where = f"step-{step + 1}", f"in step {step + 1}"
+        hint = (
+            f"Use a smaller micro_batch_size than {plan.micro_batch_size}, which changes no "
+            "update, or activation_checkpointing='on'."
+        )
+    else:
+        name, where = f"evaluation-{step}", f"in the evaluation after step {step}"
+        hint = f"Use a smaller validation.batch_size than {measured}, which changes no metric."
+    snapshot = memory_snapshot(loop.state, plan.device)
+    path = recorder.write(f"out-of-memory-{name}.json", snapshot)
+    kinds = ("weights", "gradients", "optimizer", "allocated")
+    held = ", ".join(f"{kind} {format_bytes(snapshot[kind])}" for kind in kinds)
+    first = str(error).partition("\n")[0]
+    return OutOfMemoryError(f"Memory ran out {where}: {first} Held: {held}; more in {path}. {hint}")
+
+
+@contextmanager
+def evaluation_oom(loop: Loop, samples: int) -> Iterator[None]:
+    """Tell of memory that runs out within, where so many samples are measured at once.
+
+    Raises:
+        OutOfMemory: it did.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if loop.out_of_memory is None or not ran_out(error):
+            raise
+        raise loop.out_of_memory(error, measured=samples) from error

@@ -1,14 +1,18 @@
 """From a Task and a Config to a Session that is ready to take its first step."""
 
 import itertools
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from surestep.base.errors import ConfigError, RunError
+from torch import nn
+
+from surestep.base.errors import ConfigError, RunError, TaskError
 from surestep.base.paths import require_local_path
 from surestep.config.config import Config
 from surestep.engine.distributed.communicator import ALONE, Communicator
@@ -19,16 +23,15 @@ from surestep.engine.distributed.timeouts import GroupTimeouts
 from surestep.engine.distributed.warning_dedup import WarningDeduplicator, dedupe_warnings
 from surestep.engine.model.precision import torch_settings
 from surestep.engine.plan.plan import Plan
-from surestep.engine.step.callback import Callback
+from surestep.engine.step.callback import Callback, check_hooks
 from surestep.engine.task.init_weights import InitReport
 from surestep.engine.task.task import Task
 from surestep.record.checkpoint.staging import check_before_first_step
 from surestep.record.io import os_error_hint
 from surestep.record.run_writer import RunWriter
-from surestep.trainer.arguments import check_arguments
 from surestep.trainer.best_metric import reset_best
 from surestep.trainer.build import build
-from surestep.trainer.disk_space import check_disk_space
+from surestep.trainer.checkpointing import check_disk_space
 from surestep.trainer.evaluator import Evaluator
 from surestep.trainer.planning import (
     PreparedTask,
@@ -253,3 +256,77 @@ def default_folder(name: str) -> Path:
             ) from error
         return folder
     raise AssertionError("count() has no end")
+
+
+def check_arguments(task: Any, config: Any, run: Any, callbacks: Any) -> None:
+    """Check that each argument is of its kind.
+
+    Raises:
+        TaskError: `task` is not a Task.
+        ConfigError: another one is not what it must be.
+    """
+    if not isinstance(task, Task):
+        raise TaskError(f"task is {_shown(task)}. {_task_instead(task)}")
+    if not isinstance(config, Config):
+        raise ConfigError(
+            f"config is a {type(config).__name__}. Give surestep.Config(epochs=10, ...)."
+        )
+    if run is not None and not isinstance(run, str | os.PathLike):
+        raise ConfigError(f"run={run!r} is not a path. Pass the run folder: run='runs/mine'.")
+    check_callbacks(callbacks)
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Check that `callbacks` is a list of callbacks whose hooks exist.
+
+    Raises:
+        ConfigError: it is not, and what to write instead.
+    """
+    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
+        raise ConfigError(f"callbacks is {_shown(callbacks)}, not a list. {_list_of(callbacks)}")
+    for each in callbacks:
+        name = each.__name__ if isinstance(each, type) else type(each).__name__
+        if isinstance(each, type) and issubclass(each, Callback):
+            raise ConfigError(f"callbacks has the class {name}. Pass an object: {name}().")
+        if not isinstance(each, Callback):
+            raise ConfigError(
+                f"callbacks has {_shown(each)}, which is not a surestep.Callback. {_derived(each)}"
+            )
+        check_hooks(each)
+
+
+def _task_instead(value: Any) -> str:
+    if isinstance(value, nn.Module) or (isinstance(value, type) and issubclass(value, nn.Module)):
+        return "A model goes into a Task: surestep.Task(model=net, loss=..., train=(x, y))."
+    if callable(value):
+        return "Call it, and pass the Task that it returns."
+    return "Pass surestep.Task(model=net, loss=..., train=(x, y))."
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if callable(value) and hasattr(value, "__name__"):
+        return f"the function {value.__name__}"
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+def _list_of(value: Any) -> str:
+    """Say which list to write instead of a value."""
+    if isinstance(value, Callback):
+        return "Write callbacks=[that one]."
+    if isinstance(value, type) and issubclass(value, Callback):
+        return f"Write callbacks=[{value.__name__}()]."
+    if not value:
+        return "Leave it out, or write callbacks=[]."
+    return f"It takes objects: callbacks=[MyCallback()]. {_derived(value)}"
+
+
+def _derived(value: Any) -> str:
+    """Say how a callback is made of what was given."""
+    if type(value).__module__ == "builtins" and not isinstance(value, type):
+        return "Derive a class from it: class MyCallback(surestep.Callback)."
+    name = value.__name__ if isinstance(value, type) else type(value).__name__
+    return f"Derive its class from it: class {name}(surestep.Callback)."

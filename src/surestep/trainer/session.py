@@ -11,7 +11,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from surestep.base.errors import SurestepError
+from surestep.base.errors import ConfigError, RunError, SurestepError
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.specs import raw_name
@@ -33,12 +33,9 @@ from surestep.trainer.best_metric import update_best
 from surestep.trainer.checkpointing import CheckpointManager
 from surestep.trainer.evaluator import Evaluator
 from surestep.trainer.exclude_samples import record_skips
-from surestep.trainer.findings import Case, Finding, find
-from surestep.trainer.incidents import NonFiniteHandler
-from surestep.trainer.observed import Observed
-from surestep.trainer.oom import out_of_memory
+from surestep.trainer.findings import Case, Finding, Observed, find
+from surestep.trainer.incidents import NonFiniteHandler, out_of_memory
 from surestep.trainer.rank_zero import load_checkpoint, offset_positions
-from surestep.trainer.session_checks import check_open, check_train_step
 from surestep.trainer.summary import ThroughputCounter, end_of_loop, summarize_run, write_summary
 
 
@@ -400,3 +397,37 @@ class Session:
             self._noticed.add(text)
             self._recorder.event("notice", step=self.state.progress.step, text=text)
             self.print_line(text)
+
+
+def check_open(folder: Path, *, closed: bool) -> None:
+    """Check that the run folder is still held.
+
+    Raises:
+        RunError: the session is closed.
+    """
+    if closed:
+        raise RunError(
+            f"The session of {folder} is closed: it takes no step, measures nothing and saves "
+            "nothing. Go on with another: prepare(task, config, run=...), or trainer.fit(). Its "
+            "checkpoints are measured by trainer.evaluate('val')."
+        )
+
+
+def check_train_step(plan: Plan, micro_batches: Sequence[Any]) -> None:
+    """Check that a step can be taken on batches of the user's own.
+
+    Raises:
+        ConfigError: there are none, or the run needs those of the training data.
+    """
+    if not micro_batches:
+        raise ConfigError("train_step() got no micro-batches. Give a list of at least one.")
+    if plan.batch_transform is not None and plan.parallel_ranks > 1:
+        raise ConfigError(
+            f"batch_transform={plan.batch_transform} mixes the batch of all {plan.parallel_ranks} "
+            "ranks, and train_step() is given that of one. Train by steps(), or start one process."
+        )
+    if plan.on_spike == "rollback":
+        raise ConfigError(
+            "on_spike='rollback' leaves out batches of the training data, and train_step() is "
+            "given its own. Say on_spike='warn', or train by steps()."
+        )
