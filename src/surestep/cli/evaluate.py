@@ -15,8 +15,7 @@ from surestep.cli.parse import parse
 from surestep.record.io import dumps
 
 _NAN = (
-    "nan is not a number: there was nothing to measure it by (no sample or prediction of that "
-    "kind), or the outputs are not numbers themselves."
+    "A metric is nan if no sample or prediction counts for it, or if the model's outputs are nan."
 )
 
 

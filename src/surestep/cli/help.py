@@ -1,4 +1,4 @@
-"""What `--help` prints for the options of a recipe: those that apply, the common ones first."""
+"""The `--help` page of a recipe: the options that apply, the common ones first."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ COMMON = (
     *("optim.weight_decay", "schedule.name", "schedule.warmup", "max_grad_norm", "precision"),
     "seed",
 )
-# What decides which other options apply, where nothing else was set; the Plan's own defaults.
+# The Plan's defaults of the options that decide which other options apply.
 DEFAULTS: Mapping[str, str] = {
     "optim.name": "adamw",
     "schedule.name": "constant",
@@ -45,11 +45,11 @@ _COLUMN, _WIDEST = 30, 100
 
 
 class Shown(NamedTuple):
-    """An option as it is shown.
+    """An option on the help page.
 
     Attributes:
         call: "--epochs FLOAT".
-        text: what it is, with its value.
+        text: its description, with its value.
     """
 
     call: str
@@ -57,7 +57,7 @@ class Shown(NamedTuple):
 
 
 def asks_for_help(words: Iterable[str]) -> bool:
-    """Say whether a command line asks for help."""
+    """Return whether a command line has --help or --help-all."""
     return bool({*HELP, HELP_ALL} & set(words))
 
 
@@ -77,14 +77,14 @@ def help_text(
     of_config: Mapping[str, Shown],
     chosen: Mapping[str, str] | None,
 ) -> str:
-    """Return the page.
+    """Return the help page.
 
     Args:
         usage: "surestep train digits".
         outline: of the recipe.
         own: options of the command itself.
         of_config: options of the Config by full name.
-        chosen: what decides which of them apply; None shows all of them.
+        chosen: values of the options that decide which others apply; None shows all options.
     """
     shown = [name for name in of_config if chosen is None or applies(name, chosen.get)]
     width = min(shutil.get_terminal_size().columns, _WIDEST)
@@ -93,7 +93,7 @@ def help_text(
         lines += [*outline.doc.splitlines(), ""]
     sections = [("Common options", [of_config[name] for name in COMMON if name in shown])]
     if outline.parameters:
-        sections.append(("The recipe's own", list(_of_task(outline.parameters))))
+        sections.append(("Parameters of the recipe", list(_of_task(outline.parameters))))
     sections.append(
         (
             "Options of this command",
@@ -101,23 +101,24 @@ def help_text(
         )
     )
     for group, title in _GROUPS.items():
-        found = [n for n in shown if n.rpartition(".")[0] == group and n not in COMMON]
-        sections.append((title, [of_config[name] for name in found]))
+        names = [n for n in shown if n.rpartition(".")[0] == group and n not in COMMON]
+        sections.append((title, [of_config[name] for name in names]))
     for title, entries in sections:
         if entries:
-            lines += [f"{title}:", *(line for each in entries for line in _lines(each, width)), ""]
-    left = len(of_config) - len(shown)
-    if left:
+            lines += [f"{title}:", *(line for item in entries for line in _lines(item, width)), ""]
+    hidden = len(of_config) - len(shown)
+    if hidden:
         lines.append(
-            f"{left} more options belong to features that are not chosen: {HELP_ALL} shows them."
+            f"{hidden} more options belong to features that are not used: {HELP_ALL} shows them."
         )
     return "\n".join(lines).rstrip()
 
 
 def _of_task(parameters: Mapping[str, Parameter]) -> Iterator[Shown]:
-    for name, each in parameters.items():
-        hint = "(required)" if each.default is None else f"({each.default}: the recipe's default)"
-        yield Shown(f"--task.{name.replace('_', '-')} VALUE", f"{each.about} {hint}".strip())
+    for name, parameter in parameters.items():
+        default = parameter.default
+        hint = "(required)" if default is None else f"({default}: the recipe's default)"
+        yield Shown(f"--task.{name.replace('_', '-')} VALUE", f"{parameter.about} {hint}".strip())
 
 
 def _lines(shown: Shown, width: int) -> Iterator[str]:
@@ -132,7 +133,7 @@ def _lines(shown: Shown, width: int) -> Iterator[str]:
 
 
 def set_by(recipe: str, outline: Outline) -> dict[str, str]:
-    """Return in words what a recipe's config sets, by full name."""
+    """Describe the options that a recipe's config sets, by full name."""
     return {
         name: f"({'' if value == COMPUTED else f'{value}: '}set by recipe {recipe})"
         for name, value in outline.options.items()

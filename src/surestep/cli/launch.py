@@ -1,4 +1,4 @@
-"""Start a command on several processes of this machine; read what launchers put before it."""
+"""Start a command in several processes on this machine; strip the arguments of launchers."""
 
 import logging
 import os
@@ -15,8 +15,8 @@ from surestep.base.errors import ConfigError
 from surestep.engine.distributed.launcher_env import BY_NPROC, NPROC, NPROC_SAID, read_launched
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGQUIT")
-_SAVING_S = "600"  # that a process which was asked to stop may take
-_AT_ONCE_S = 10.0  # that one may take which was asked twice
+_SAVING_S = "600"  # time to stop after the first signal, in which a process saves
+_AT_ONCE_S = 10.0  # time to stop after the second signal
 _CODES = {
     signal.SIGINT: 130,
     **dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), os.EX_TEMPFAIL),
@@ -24,36 +24,35 @@ _CODES = {
 
 
 def launch(processes: int, words: list[str]) -> int:
-    """Let torchrun start a command on so many processes; return the code that one would exit with.
+    """Start a command in several processes with torchrun; return the exit code.
 
-    torchrun runs within this process, so that its own tracebacks do not bury what ours say.
+    torchrun runs within this process, so that its own tracebacks do not hide the ranks' messages.
 
     Raises:
-        ConfigError: this process was started by a launcher already, or --nproc is said twice.
+        ConfigError: a launcher already started this process, or --nproc is given twice.
     """
-    said = [word for word in words if word == NPROC or word.startswith(f"{NPROC}=")]
-    if len(said) > 1:
-        raise ConfigError(f"{NPROC} is said {len(said)} times. Say it once: {NPROC} {processes}.")
+    count = sum(word == NPROC or word.startswith(f"{NPROC}=") for word in words)
+    if count > 1:
+        raise ConfigError(f"{NPROC} is given {count} times. Pass it once: {NPROC} {processes}.")
     if read_launched().size > 1:
         raise ConfigError(
-            f"{NPROC} {processes}, but {read_launched().launcher} has started several processes "
-            "already. "
-            f"Say it in one place: leave {NPROC} out."
+            f"{NPROC} {processes}, but {read_launched().launcher} already started several "
+            f"processes. Leave {NPROC} out."
         )
-    # `surestep --help` needs no torch.
+    # Imported here: `surestep --help` needs no torch.
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     torchrun: Any = import_module("torch.distributed.run")  # which has no types
     options = ["--standalone", "--nproc-per-node", str(processes), "--shutdown-timeout", _SAVING_S]
     options += ["--signals-to-handle", ",".join(_SIGNALS), "-m", "surestep", "--"]
-    asked = torchrun.parse_args([*options, *strip_nproc(words)])
-    with _quiet(processes):
+    args = torchrun.parse_args([*options, *strip_nproc(words)])
+    with _silence_torchrun(processes):
         try:
-            torchrun.run(asked)
+            torchrun.run(args)
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
-            return _code(rank, failure.pid, failure.exitcode)
+            return _exit_code(rank, failure.pid, failure.exitcode)
         except SignalException as stopped:
             _stop_at_once(stopped.sigval)
             return _CODES.get(stopped.sigval, 128 + stopped.sigval)
@@ -61,24 +60,24 @@ def launch(processes: int, words: list[str]) -> int:
 
 
 def parse_nproc(text: str) -> int:
-    """Read how many processes are asked for.
+    """Parse a number of processes.
 
     Raises:
-        ConfigError: it is no number of processes.
+        ConfigError: it is not a number of at least 1.
     """
     with suppress(ValueError):
         if int(text) >= 1:
             return int(text)
-    raise ConfigError(f"{NPROC} {text} is not allowed: say how many processes, such as 2.")
+    raise ConfigError(f"{NPROC} {text} is not a number of processes. Pass one, such as {NPROC} 2.")
 
 
 @contextmanager
-def _quiet(processes: int) -> Iterator[None]:
-    """Let torchrun say nothing itself, and leave this process as it was."""
-    said = dict(os.environ)
-    before = {each: signal.getsignal(getattr(signal, each)) for each in _SIGNALS}
+def _silence_torchrun(processes: int) -> Iterator[None]:
+    """Disable torchrun's logging; restore the environment and the signal handlers afterwards."""
+    environment = dict(os.environ)
+    before = {name: signal.getsignal(getattr(signal, name)) for name in _SIGNALS}
     logging.disable()
-    # Several processes with a thread for each core would wait for each other; torchrun's value.
+    # One thread per core in every process would oversubscribe the cores; torchrun sets 1 too.
     if processes > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ[NPROC_SAID] = str(processes)
@@ -86,36 +85,36 @@ def _quiet(processes: int) -> Iterator[None]:
         yield
     finally:
         logging.disable(logging.NOTSET)
-        for name in os.environ.keys() - said.keys():
+        for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         for name, handler in before.items():
             signal.signal(getattr(signal, name), handler)
 
 
-def _code(rank: int, process: int, code: int) -> int:
-    """Return the exit code for that of a process, and tell of one that was killed."""
+def _exit_code(rank: int, process: int, code: int) -> int:
+    """Return the exit code for that of a rank; if a signal ended it, print which one."""
     if code >= 0:
         return code
     name = signal.Signals(-code).name
-    print(f"Rank {rank} (process {process}) was ended by {name}.", file=sys.stderr)
+    print(f"Rank {rank} (process {process}) was killed by {name}.", file=sys.stderr)
     return 128 - code
 
 
 def _stop_at_once(number: int) -> None:
-    """Hand on a second signal, which torchrun has left by without its processes."""
+    """Forward a second signal to the ranks: torchrun exits on it without ending them."""
     end = time.monotonic() + _AT_ONCE_S
-    left = [pid for pid in _children() if _is_running(pid)]
-    for pid in left:
+    running = [pid for pid in _children() if _is_running(pid)]
+    for pid in running:
         os.kill(pid, number)
-    while left and time.monotonic() < end:
-        left = [pid for pid in left if _is_running(pid)]
+    while running and time.monotonic() < end:
+        running = [pid for pid in running if _is_running(pid)]
         time.sleep(0.05)
-    for pid in left:
+    for pid in running:
         os.kill(pid, signal.SIGKILL)
 
 
 def _children() -> list[int]:
-    """Return the processes that this one started, where the system tells."""
+    """Return the child processes; none if the system does not list them."""
     listed = Path(f"/proc/self/task/{os.getpid()}/children")
     return list(map(int, listed.read_text().split())) if listed.exists() else []
 
@@ -128,10 +127,10 @@ def _is_running(pid: int) -> bool:
 
 
 def strip_launcher_args(words: list[str]) -> list[str]:
-    """Return a command line without what a launcher put before the command.
+    """Return a command line without the arguments that a launcher put before the command.
 
-    deepspeed says --local_rank=0, older launchers of torch --local-rank=0, which the environment
-    says too. A -- that keeps torchrun from reading our options comes through on Python 3.13.
+    deepspeed adds --local_rank=0, and older torch launchers --local-rank=0; the environment has
+    the rank too. On Python 3.13 the -- that separates torchrun's options is passed on.
     """
     first = words[0] if words else ""
     if first == "--" or first.startswith(("--local_rank=", "--local-rank=")):
@@ -140,7 +139,7 @@ def strip_launcher_args(words: list[str]) -> list[str]:
 
 
 def strip_nproc(words: list[str]) -> list[str]:
-    """Return a command line without --nproc, in either form it is typed in."""
+    """Return a command line without `--nproc N` and `--nproc=N`."""
     kept: list[str] = []
     skip = False
     for word in words:
@@ -151,6 +150,6 @@ def strip_nproc(words: list[str]) -> list[str]:
 
 
 def original_argv(words: list[str]) -> list[str]:
-    """Return a command line as it was typed: with the --nproc that this process was started by."""
+    """Return a command line as it was typed, with the --nproc that started this process."""
     launched = read_launched()
     return [*words, NPROC, str(launched.size)] if launched.launcher == BY_NPROC else words

@@ -1,4 +1,4 @@
-"""The Task and the Config of a run, built again from the recipe it was trained by."""
+"""The Task and the Config of a run, built again from its recipe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch is imported with the recipe
 
 
 class RunRecipe(NamedTuple):
-    """A recipe as it is now, with what a run was called with and asked for."""
+    """The recipe of a run as it is now, with the run's parameters and options."""
 
     recipe: Recipe
     parameters: dict[str, Any]
@@ -36,39 +36,39 @@ class RunRecipe(NamedTuple):
 
 
 def parse_run_ref(text: str, which: Which) -> tuple[Run, Which | int]:
-    """Return the run and which of its checkpoints, by "RUN" and --which, or by "RUN@STEP".
+    """Parse "RUN" with --which, or "RUN@STEP"; return the run and the checkpoint's name.
 
     Raises:
-        ConfigError: both say which.
+        ConfigError: both name a checkpoint, and they differ.
         RunError: there is no such run.
     """
     path, named = split_name(text)
     if named is not None and which not in ("best", named):
-        raise ConfigError(f"{text} and --which {which} name two checkpoints. Leave one out.")
+        raise ConfigError(f"{text} and --which {which} name different checkpoints. Use only one.")
     return Run(path), which if named is None else named
 
 
 def describe_which(which: Which | int) -> str:
-    """Return what goes before the step that was taken; a step itself needs no more."""
+    """Return a prefix for "step N"; empty if the step itself was asked for."""
     return "" if isinstance(which, int) else f"{which} checkpoint, "
 
 
 def load_task_and_config(folder: Run, *, allow_changed: bool) -> tuple[Task, Config]:
-    """Return what was trained and what was asked, by the recipe's file as it is now.
+    """Return the task and the config of a run, from the recipe's file as it is now.
 
     Raises:
-        RunError, RecipeError: as `recorded()`.
+        RunError, RecipeError: as `load_run_recipe()`.
     """
     found = load_run_recipe(folder, allow_changed=allow_changed)
     return found.task(), found.config
 
 
 def load_run_recipe(folder: Run, *, allow_changed: bool) -> RunRecipe:
-    """Return what a run was made of, by the recipe's file as it is now.
+    """Load the recipe's file as it is now, with the run's parameters and options.
 
     Raises:
         RunError: the run has no recipe.
-        RecipeError: its file is gone, or has changed and nobody allowed it.
+        RecipeError: its file is missing, or has changed and `allow_changed` is False.
     """
     asked = folder.config
     recipe = _recipe(folder, asked["recipe"], allow_changed=allow_changed)
@@ -78,44 +78,43 @@ def load_run_recipe(folder: Run, *, allow_changed: bool) -> RunRecipe:
 
 
 def _recipe(folder: Run, known: dict[str, str], *, allow_changed: bool) -> Recipe:
-    """Return the recipe of a run; say which file is run, and refuse one that has changed."""
+    """Print which file is run, and load the recipe; reject a file that has changed."""
     if not known:
         raise RunError(
-            f"{folder.path} was started from Python, not from a recipe. Load its weights there: "
-            "surestep.Run(path).load_model(model); or go on with surestep.Trainer(task, config, "
-            "run=path)."
+            f"{folder.path} was started from Python, not from a recipe. In Python, load its "
+            "weights with surestep.Run(path).load_model(model), or resume it with "
+            "surestep.Trainer(task, config, run=path)."
         )
     path = Path(known["path"])
     if not path.is_file():
         raise RecipeError(
-            f"The recipe of {folder.path} is not there any more: {path}. Put it back, or train by "
-            f"its new place: surestep train RECIPE --run "
-            f"{shlex.quote(str(folder.path))}."
+            f"The recipe of {folder.path} is missing: {path}. Restore the file, or pass its new "
+            f"path: surestep train RECIPE --run {shlex.quote(str(folder.path))}."
         )
     if sha256(path) != known["sha256"] and not allow_changed:
         raise RecipeError(
-            f"{path} has changed since {folder.path} was trained. Say --allow recipe to run it "
-            "all the same."
+            f"{path} has changed since {folder.path} was trained. Pass --allow recipe to run the "
+            "changed file."
         )
     if read_launched().rank == 0:
         print_escaped(f"Running {path}", file=sys.stderr)
     with import_without_collecting():
         from surestep.recipes.load import load
 
-    return load(recipe_argument(known))  # its own code may switch the collector off
+    return load(recipe_argument(known))  # outside the block: its code may disable the collector
 
 
 def recipe_argument(known: dict[str, str]) -> str:
-    """Return how a recorded recipe is typed: by its name where it ships, else by its file."""
+    """Return a recorded recipe as it is typed: the name of a built-in one, else its path."""
     return known["name"] if Path(known["path"]).parent == SHIPPED else known["path"]
 
 
 def original_options(folder: Run, *, without: Sequence[str]) -> list[str]:
-    """Return what a run was asked beyond its recipe, as it is typed.
+    """Return the command-line options of a run that differ from its recipe's defaults.
 
     Args:
         folder: of the run.
-        without: words that say some of it anew.
+        without: options that are typed again, and so are left out.
 
     Raises:
         RecipeError: its recipe cannot be read.
@@ -123,24 +122,22 @@ def original_options(folder: Run, *, without: Sequence[str]) -> list[str]:
     from surestep.recipes.load import load
 
     recipe = load(recipe_argument(folder.config["recipe"]))
-    own, asked = (
-        recipe.config.set_options(),
-        Config.from_options(folder.config["config"]).set_options(),
-    )
-    told = {name: value for name, value in asked.items() if own.get(name, NOT_SET) != value}
-    for name, each in recipe.parameters.items():
-        value = folder.config["task"].get(name, each.default)
-        told |= {f"task.{name}": value} if value != each.default else {}
-    anew = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in without}
-    anew |= {"epochs", "max_steps"} if anew & {"epochs", "max_steps"} else set()
+    defaults = recipe.config.set_options()
+    recorded = Config.from_options(folder.config["config"]).set_options()
+    options = {k: value for k, value in recorded.items() if defaults.get(k, NOT_SET) != value}
+    for name, parameter in recipe.parameters.items():
+        value = folder.config["task"].get(name, parameter.default)
+        options |= {f"task.{name}": value} if value != parameter.default else {}
+    replaced = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in without}
+    replaced |= {"epochs", "max_steps"} if replaced & {"epochs", "max_steps"} else set()
     return [
         word
-        for name, value in told.items()
-        if name not in anew and not isinstance(value, dict)
+        for name, value in options.items()
+        if name not in replaced and not isinstance(value, dict)
         for word in (f"--{name.replace('_', '-')}", *_words(value))
     ]
 
 
 def _words(value: Any) -> list[str]:
     values = value if isinstance(value, list | tuple) else [value]
-    return ["off" if each is None else str(each) for each in values]
+    return ["off" if value is None else str(value) for value in values]

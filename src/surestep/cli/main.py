@@ -48,48 +48,48 @@ def main(words: Sequence[str] | None = None) -> int:
     130: Ctrl-C. For `ckpt diff`, as for diff and cmp, 1 is a difference and 2 any failure.
     """
     with warnings.catch_warnings(), ExitStack() as stack:
-        if read_launched().rank > 0:  # of several processes, one prints
+        if read_launched().rank > 0:  # only rank 0 prints
             nowhere = stack.enter_context(Path(os.devnull).open("w"))
             stack.enter_context(redirect_stdout(nowhere))
         warnings.showwarning = _show_warning
-        said = strip_launcher_args(list(sys.argv[1:] if words is None else words))
-        return _guarded(said or ["--help"])
+        args = strip_launcher_args(list(sys.argv[1:] if words is None else words))
+        return _run_guarded(args or ["--help"])
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     print_escaped(f"Warning: {message}", file=sys.stderr)
 
 
-def _guarded(words: list[str]) -> int:
-    """Run a command; turn what it raises into a message and an exit code."""
+def _run_guarded(words: list[str]) -> int:
+    """Run a command; turn an exception into a message and an exit code."""
     try:
         code = _run(*words)
         sys.stdout.flush()
         return code
-    except Preempted:  # where it stopped was said at once
+    except Preempted:  # its message is already printed
         return os.EX_TEMPFAIL
     except SurestepError as error:
         notes = getattr(error, "__notes__", [])
-        _tell("\n".join([f"{type(error).__name__}: {error}", *notes]))
-        wrong_use = isinstance(error, (ConfigError, RecipeError))
-        return 2 if wrong_use or words[:2] == ["ckpt", "diff"] else 1
+        _report("\n".join([f"{type(error).__name__}: {error}", *notes]))
+        is_usage_error = isinstance(error, (ConfigError, RecipeError))
+        return 2 if is_usage_error or words[:2] == ["ckpt", "diff"] else 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # who read our output has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception:  # Python itself would print the words of it as they are
-        _tell(traceback.format_exc().rstrip())
+    except Exception:  # Python itself would print control characters unescaped
+        _report(traceback.format_exc().rstrip())
         return 1
 
 
-def _tell(text: str) -> None:
-    """Print an error, of several processes one for all that have it."""
-    report_error_once(text, _launched(), lambda said: print_escaped(said, file=sys.stderr))
+def _report(text: str) -> None:
+    """Print an error; if several ranks have the same one, print it once."""
+    report_error_once(text, _launch_info(), lambda text: print_escaped(text, file=sys.stderr))
 
 
-def _launched() -> LaunchInfo:
-    """Return what the launcher said; what it said wrong is an error of its own."""
+def _launch_info() -> LaunchInfo:
+    """Return the launcher's variables; if they are invalid, a command already raised an error."""
     try:
         return read_launched()
     except ConfigError:
@@ -112,8 +112,8 @@ def _run(command: str, *rest: str) -> int:
         return 2
     if command in _BY_ONE and read_launched().size > 1:
         raise ConfigError(
-            f"surestep {command} runs in one process, and {read_launched().launcher} has started "
-            f"{read_launched().size}. Call it without a launcher."
+            f"surestep {command} runs in one process, and {read_launched().launcher} started "
+            f"{read_launched().size}. Run it without a launcher."
         )
     run: Callable[[list[str]], int] = import_module(f"surestep.cli.{command}").run
     return run(list(rest))

@@ -1,4 +1,4 @@
-"""Tables and figures for people."""
+"""Print tables and format numbers."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -16,14 +16,14 @@ if TYPE_CHECKING:  # the guides of schedules and losses are printed without torc
 
 
 def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Print a table to stdout; without names of columns it has no head."""
+    """Print a table to stdout; without column names it has no header."""
     names, rows = list(columns), [list(row) for row in rows]
     drawn = Table(show_header=bool(names))
     for name in names or ["" for _ in rows[0]]:
         drawn.add_column(name, overflow="fold")
     for row in rows:
         drawn.add_row(*(escape(one_line(str(cell))) for cell in row))
-    # Without a terminal there is no width to fit, and a folded line is no use to a program.
+    # Without a terminal there is no width to fit, and programs cannot read wrapped lines.
     width = None if sys.stdout.isatty() else 10_000
     console = Console(file=sys.stdout, width=width, highlight=False)
     console.print(one_line(title), style="bold", markup=False, soft_wrap=True)
@@ -31,27 +31,27 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]
 
 
 def print_entries(entries: Iterable[tuple[str, Mapping[str, str]]]) -> None:
-    """Print entries to stdout, each as a heading and what there is to say of it, by word."""
+    """Print entries to stdout: a heading, and its texts by label."""
     console = Console(file=sys.stdout, highlight=False)
     width = min(console.width, 100) if sys.stdout.isatty() else 100
-    for heading, said in entries:
+    for heading, texts in entries:
         console.print(heading, style="bold", markup=False, soft_wrap=True)
-        margin = max(map(len, said)) + 2
-        for word, text in said.items():
+        margin = max(map(len, texts)) + 2
+        for label, text in texts.items():
             first, *more = wrap(text, width - margin - 4, break_long_words=False) or [""]
-            console.print(f"    {word:<{margin}}{first}", markup=False, soft_wrap=True)
+            console.print(f"    {label:<{margin}}{first}", markup=False, soft_wrap=True)
             for line in more:
                 console.print(" " * (margin + 4) + line, markup=False, soft_wrap=True)
         console.print()
 
 
 def format_number(value: float | None) -> str:
-    """Show a number; what is not known is said to be so."""
+    """Format a number; None is "not known"."""
     return "not known" if value is None else f"{value:.4g}"
 
 
 def format_duration(seconds: float) -> str:
-    """Show seconds as people say them."""
+    """Format seconds, as minutes and seconds from one minute on."""
     if seconds < 59.95:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -59,7 +59,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """Show how long ago something was, in the largest unit that says enough."""
+    """Format an age in its largest unit of at least 2, such as "3 days"."""
     for unit, one in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * one:
             return f"{int(seconds // one)} {unit}"
@@ -67,7 +67,7 @@ def format_age(seconds: float) -> str:
 
 
 def metric_rows(metrics: Mapping[str, "Value"]) -> list[tuple[str, str]]:
-    """Return metrics as rows; of a table its size."""
+    """Return metrics as rows; a metric that is a table shows its size."""
     return [
         (name, format_table_size(value) if isinstance(value, list) else format_number(value))
         for name, value in metrics.items()
@@ -75,7 +75,7 @@ def metric_rows(metrics: Mapping[str, "Value"]) -> list[tuple[str, str]]:
 
 
 def format_table_size(value: list[Any]) -> str:
-    """Show how large a table is."""
+    """Format the size of a table."""
     sizes, inner = [], value  # type: list[str], Any
     while isinstance(inner, list):
         sizes.append(str(len(inner)))
@@ -86,5 +86,5 @@ def format_table_size(value: list[Any]) -> str:
 def print_confusion_matrix(title: str, counts: list[list[float]]) -> None:
     """Print a confusion matrix: a row for each true class, a column for each predicted one."""
     classes = range(len(counts))
-    rows = [(each, *(f"{count:g}" for count in counts[each])) for each in classes]
+    rows = [(label, *(f"{count:g}" for count in counts[label])) for label in classes]
     print_table(f"{title}: rows true, columns predicted", ("", *map(str, classes)), rows)

@@ -1,4 +1,4 @@
-"""The parser of the command line, whose errors show control characters of words escaped."""
+"""Parse the command line; error messages escape control characters."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,11 +17,11 @@ _CONFIG = (tyro.conf.FlagCreatePairsOff,)
 def parse(
     options: type[Options], words: Sequence[str], command: str, *, description: str | None = None
 ) -> Options:
-    """Read the words of a command; wrong ones end the process with exit code 2.
+    """Parse the arguments of a command; invalid ones end the process with exit code 2.
 
     Args:
         options: the dataclass of the command's options.
-        words: behind the command.
+        words: the arguments after the command.
         command: as it is typed, "surestep ckpt list".
         description: for `--help`; the class's docstring if it is None.
     """
@@ -32,17 +32,17 @@ def parse(
 def parse_known(
     options: type[Options], words: Sequence[str], command: str
 ) -> tuple[Options, list[str]]:
-    """Read the words of a command that are options of its own; return the others beside them."""
+    """Parse the arguments that a command knows; return them and the unknown ones."""
     with _escape_errors(words):
         return tyro.cli(options, args=words, prog=command, config=_CONFIG, return_unknown_args=True)
 
 
 @contextmanager
 def _escape_errors(words: Sequence[str]) -> Iterator[None]:
-    """Escape what the parser prints of words that hold control characters.
+    """Escape control characters in the parser's messages.
 
     Args:
-        words: what the parser reads. If all are printable, it prints in color as usual.
+        words: the arguments. If all are printable, the parser prints in color as usual.
     """
     if all(word.isprintable() for word in words):
         yield

@@ -78,12 +78,11 @@ def run(words: list[str]) -> int:
         write(found.arrays)
     for notice in found.notices:
         print_escaped(notice, file=sys.stderr)
-    said = f"{describe_which(which)}step {saved.step}: {len(found)} samples of {parsed.split}"
-    print_escaped(
-        said if found.passes is None else f"{said}, {found.passes} passes", file=sys.stderr
-    )
+    summary = f"{describe_which(which)}step {saved.step}: {len(found)} samples of {parsed.split}"
+    passes = "" if found.passes is None else f", {found.passes} passes"
+    print_escaped(f"{summary}{passes}", file=sys.stderr)
     if parsed.json:
-        shapes = {name: list(each.shape) for name, each in found.arrays.items()}
+        shapes = {name: list(array.shape) for name, array in found.arrays.items()}
         step = {"step": saved.step, "checkpoint": str(saved.path), "notices": found.notices}
         print_json(dumps({"path": str(out), "samples": len(found), "arrays": shapes, **step}))
     else:
@@ -93,7 +92,7 @@ def run(words: list[str]) -> int:
 
 @contextmanager
 def _bar() -> Iterator[Watch]:
-    """Show how far it is on stderr, where that is a terminal."""
+    """Show a progress bar on stderr if that is a terminal."""
     with tqdm(unit="sample", disable=None, file=sys.stderr, dynamic_ncols=True) as bar:
 
         def watch(done: int, total: int | None) -> None:

@@ -48,7 +48,7 @@ def run(words: list[str]) -> int:
     folder = Run(incident.run)
     if not folder.config["recipe"]:
         raise RunError(
-            f"{folder.path} was started from Python, not from a recipe. Take the step again there: "
+            f"{folder.path} was started from Python, not from a recipe. Replay the step in Python: "
             f"surestep.replay({str(incident.path)!r}, task)."
         )
     task, _ = load_task_and_config(folder, allow_changed=parsed.allow == "recipe")
@@ -64,45 +64,46 @@ def run(words: list[str]) -> int:
 
 def _samples(text: str) -> list[int]:
     try:
-        return [int(each) for each in text.split(",") if each.strip()]
+        return [int(index) for index in text.split(",") if index.strip()]
     except ValueError:
         raise ConfigError(
-            f"--without {text} is not known. Say indices of samples, such as --without 17,42."
+            f"--without {text} is not a list of indices. Pass indices of samples, such as "
+            "--without 17,42."
         ) from None
 
 
 def _print(done: ReplayResult) -> None:
-    names = ("loss", "gradient norm", "finite", "first in", "made by", "samples")
-    columns = zip(names, _shown(done.recorded), _shown(done.now), strict=True)
+    names = ("loss", "gradient norm", "finite", "first module", "operation", "samples")
+    columns = zip(names, _format_numbers(done.recorded), _format_numbers(done.now), strict=True)
     changed = f", {' and '.join(done.changes)}" if done.changes else ""
     show.print_table(f"Step {done.step}{changed}", ("", "in the run", "now"), list(columns))
     if not done.has_each:
         print_escaped(
-            "Gradient norms of parameters are not available: the ranks had pieces of gradients."
+            "Gradient norms of parameters are not available: each rank had a shard of them."
         )
     if done.as_recorded:
-        print_escaped("Loss and gradient norms are bit for bit as recorded.")
+        print_escaped("Loss and gradient norms are bitwise identical to the run's.")
     elif not done.can_tell and not done.differing:
         print_escaped(
-            "All that was recorded is NaN or infinite, which does not tell one step from another."
+            "All recorded numbers are NaN or infinite, so the steps cannot be compared."
         )
     else:
         names_of = list(done.differing)
         shown = ", ".join(names_of[:6]) + (" ..." if len(names_of) > 6 else "")
         print_escaped(
-            f"Not bit for bit as recorded: {shown or 'the loss, the norm or what modules return'}."
+            f"Not bitwise identical: {shown or 'the loss, the norm or the outputs of modules'}."
         )
     print_escaped(done.now.text)
 
 
-def _shown(figures: StepNumbers) -> tuple[str, ...]:
-    norm = "none" if figures.grad_norm is None else f"{figures.grad_norm:.6g}"
-    module = "the model itself" if figures.module == "" else figures.module or "no module"
+def _format_numbers(numbers: StepNumbers) -> tuple[str, ...]:
+    norm = "none" if numbers.grad_norm is None else f"{numbers.grad_norm:.6g}"
+    module = "the model itself" if numbers.module == "" else numbers.module or "no module"
     return (
-        f"{figures.loss:.6g}",
+        f"{numbers.loss:.6g}",
         norm,
-        "yes" if figures.finite else "no",
-        "" if figures.finite else module,
-        "" if figures.finite else figures.operation or "not known",
-        ", ".join(map(str, figures.samples)),
+        "yes" if numbers.finite else "no",
+        "" if numbers.finite else module,
+        "" if numbers.finite else numbers.operation or "not known",
+        ", ".join(map(str, numbers.samples)),
     )

@@ -43,7 +43,7 @@ def run(words: list[str]) -> int:
     if parsed.nproc is not None:
         return launch(parse_nproc(parsed.nproc), ["resume", *words])
     folder, allow = Run(require_local_path(parsed.run)), split_names(parsed.allow)
-    # Under --json nothing but the answer may stand on stdout; a recipe's callbacks print too.
+    # With --json, stdout has only the results; callbacks of a recipe may print.
     with redirect_stdout(sys.stderr) if parsed.json else nullcontext():
         found = load_run_recipe(folder, allow_changed="recipe" in allow)
         done, test = train(
@@ -62,8 +62,8 @@ def run(words: list[str]) -> int:
 
 
 def _options_stay(parsed: Options, unknown: list[str]) -> ConfigError:
-    """Return what to raise for options that `surestep resume` does not take."""
-    folder, said = Run(require_local_path(parsed.run)), shlex.join(unknown)
+    """Return the error for options that `surestep resume` does not take."""
+    folder, options = Run(require_local_path(parsed.run)), shlex.join(unknown)
     recipe = folder.config["recipe"]
     if not recipe:
         instead = f"surestep.Trainer(task, config, run={str(folder.path)!r}), in Python"
@@ -73,6 +73,6 @@ def _options_stay(parsed: Options, unknown: list[str]) -> ConfigError:
         words += ["--allow", parsed.allow] if parsed.allow else []
         instead = shlex.join([*words, *original_options(folder, without=unknown), *unknown])
     return ConfigError(
-        f"surestep resume takes no {said}: a run goes on with what it was asked. To change its "
-        f"options: {instead}"
+        f"surestep resume does not take {options}: it resumes a run with its own options. To "
+        f"change them: {instead}"
     )

@@ -76,35 +76,37 @@ def run(words: list[str]) -> int:
     asked = read_command_line("train", words, EXTRAS, check=check_extras)
     if asked.extras["nproc"] is not None:
         return launch(parse_nproc(asked.extras["nproc"]), ["train", *words])
-    # Under --json nothing but the answer may stand on stdout; a recipe's callbacks print too.
+    # With --json, stdout has only the results; callbacks of a recipe may print.
     with redirect_stdout(sys.stderr) if asked.extras["json"] else nullcontext():
         answer = _act(asked, words)
     return answer()
 
 
 def check_extras(extras: Mapping[str, Any]) -> None:
-    """Check that the command's own options fit each other.
+    """Check the options of the command itself.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: one is invalid, or two cannot be combined.
     """
     if extras["dry_run"] and extras["overfit"] is not None:
-        raise ConfigError("--dry-run and --overfit are two rehearsals. Say one of them.")
-    rehearsal = extras["dry_run"] or extras["overfit"] is not None
-    if rehearsal and any(extras[name] != EXTRAS[name][1] for name in _OF_A_RUN):
+        raise ConfigError("--dry-run and --overfit cannot be combined. Pass one of them.")
+    is_trial = extras["dry_run"] or extras["overfit"] is not None
+    if is_trial and any(extras[name] != EXTRAS[name][1] for name in _OF_A_RUN):
         raise ConfigError(
-            "--dry-run and --overfit keep no run: leave out --run, --resume, --allow and --from."
+            "--dry-run and --overfit write no run folder: leave out --run, --resume, --allow and "
+            "--from."
         )
     if extras["overfit"] is not None and extras["overfit"] < 1:
         raise ConfigError(
-            f"--overfit {extras['overfit']} is not allowed: say how many samples, such as 32."
+            f"--overfit {extras['overfit']} is not a number of samples. Pass one, such as "
+            "--overfit 32."
         )
     if extras["nproc"] is not None:
         parse_nproc(extras["nproc"])
 
 
 def _act(asked: ParsedCommand, words: list[str]) -> Callable[[], int]:
-    """Do what is asked; return what prints the answer."""
+    """Run the command; return a function that prints the results."""
     if asked.extras["dry_run"]:
         from surestep.trainer.dry_run import dry_run
 
@@ -142,13 +144,13 @@ def split_names(text: str | None) -> tuple[str, ...]:
 def train(
     task: Task, config: Config, *, again: str, **how: Any
 ) -> tuple[Run, dict[str, Value] | None]:
-    """Train; return the run, and the metrics of the test part where there is one.
+    """Train; return the run, and the metrics of the test split if there is one.
 
     Args:
-        task: what is trained.
-        config: what is asked.
-        again: the command that goes on after Ctrl-C; "{run}" in it is the run folder.
-        how: what else `prepare()` takes.
+        task: what to train.
+        config: the options.
+        again: the command that resumes after Ctrl-C; "{run}" in it is the run folder.
+        how: other arguments of `prepare()`.
     """
     with import_without_collecting():
         from surestep.trainer.fit import fit
@@ -165,11 +167,11 @@ def train(
 
 
 def print_resume_command(command: str, launched: LaunchInfo) -> None:
-    """Print, once, the command that goes on, and what has to start it again."""
-    typed = launched.size == 1 or launched.launcher == BY_NPROC
-    by = "" if typed else f" (by {launched.launcher}, as before)"
+    """Print, on rank 0, the command that resumes the run, and the launcher that it needs."""
+    is_typed = launched.size == 1 or launched.launcher == BY_NPROC
+    by = "" if is_typed else f" (with {launched.launcher}, as before)"
     if launched.rank == 0:
-        print_escaped(f"Go on with: {command}{by}", file=sys.stderr)
+        print_escaped(f"Resume with: {command}{by}", file=sys.stderr)
 
 
 def _command(words: list[str]) -> str:
@@ -199,7 +201,7 @@ def report(done: Run, test: dict[str, Value] | None, *, as_json: bool) -> int:
         measured = show.metric_rows({**best.metrics, **(test or {})})
         rows += [(f"{name} (best, step {best.step})", value) for name, value in measured]
     show.print_table(str(done.path), (), rows)
-    # Paths stand outside the table: a narrow terminal would cut them, and they are to be copied.
+    # Paths are printed outside the table, whose cells a narrow terminal would break.
     if best is not None:
         print_escaped(f"Best checkpoint: {best.path}")
     print_escaped(
@@ -210,26 +212,26 @@ def report(done: Run, test: dict[str, Value] | None, *, as_json: bool) -> int:
 
 def _steps(status: dict[str, Any]) -> str:
     since, speed = status.get("since_step"), status.get("items_per_s")
-    part = f", since step {since}" if since else ""
+    start = f", since step {since}" if since else ""
     rate = f", {speed:,.0f} items/s" if speed is not None else ""
-    return f"{status['step']}{part} in {show.format_duration(status['seconds'])}{rate}"
+    return f"{status['step']}{start} in {show.format_duration(status['seconds'])}{rate}"
 
 
 def _skipped(status: dict[str, Any]) -> str:
     reasons = {
         **{"overflow": "fp16 overflow", "nonfinite": "not finite", "no_items": "no items"},
-        "after_spike": "left out after a loss spike",
+        "after_spike": "skipped after a loss spike",
     }
-    found = [f"{status[key]} {text}" for key, text in reasons.items() if status[key]]
-    return ", ".join(found) or "0"
+    counts = [f"{status[key]} {text}" for key, text in reasons.items() if status[key]]
+    return ", ".join(counts) or "0"
 
 
 def _dry_run(acts: list[DryRunStep], words: list[str], *, as_json: bool) -> int:
     if as_json:
-        print_json(dumps([each._asdict() for each in acts]))
+        print_json(dumps([step._asdict() for step in acts]))
         return 0
-    shown = [(each.what, each.result, show.format_duration(each.seconds)) for each in acts]
-    show.print_table("Dry run", ("what", "result", "time"), shown)
+    rows = [(step.what, step.result, show.format_duration(step.seconds)) for step in acts]
+    show.print_table("Dry run", ("step", "result", "time"), rows)
     print_escaped(f"Next: {_command([word for word in words if word != '--dry-run'])}")
     return 0
 
@@ -244,11 +246,11 @@ def _overfit(result: OverfitResult, *, as_json: bool) -> int:
         f"in {result.steps} steps."
     )
     if result.has_converged:
-        print_escaped("The model can learn them by heart: model, loss and optimizer fit together.")
+        print_escaped("The model overfits them: model, loss and optimizer fit together.")
         return 0
     print_escaped(
-        "It did not come near zero. Look at the learning rate (--optim.lr), at targets that "
-        "contradict each other, at label smoothing, and whether the loss reaches every layer.",
+        "The loss did not come near zero. Check the learning rate (--optim.lr), label smoothing, "
+        "targets that contradict each other, and whether gradients reach every layer.",
         file=sys.stderr,
     )
     return 1
