@@ -47,7 +47,7 @@ def test_a_checkpoint_can_be_named_by_its_step(surestep, run):
 def test_two_names_for_a_checkpoint_are_refused(surestep, run):
     answer = surestep("evaluate", "r@3", "--which", "last")
     assert (answer.code, answer.out) == (2, "")
-    assert "r@3 and --which last name two checkpoints" in answer.err
+    assert "r@3 and --which last name different checkpoints" in answer.err
 
 
 def test_another_part_gives_what_training_measured_at_its_end(surestep, run):
@@ -123,7 +123,7 @@ def test_a_recipe_that_is_gone_is_said_to_be(surestep, run, folder):
     (folder / "mine.py").unlink()
     answer = surestep("evaluate", "r")
     assert (answer.code, answer.out) == (2, "")
-    assert f"The recipe of r is not there any more: {folder / 'mine.py'}." in answer.err
+    assert f"The recipe of r is missing: {folder / 'mine.py'}." in answer.err
 
 
 def test_a_run_that_python_started_says_how_to_load_it(surestep, folder):
@@ -195,7 +195,7 @@ def test_what_is_not_a_number_is_explained(surestep, recipe):
     assert surestep("train", recipe(text), "--run", "r").code == 0
     answer = surestep("evaluate", "r")
     assert " val/accuracy nan " in answer.out
-    assert "\nnan is not a number: there was nothing to measure it by" in answer.out
+    assert "\nA metric is nan if no sample or prediction counts for it" in answer.out
 
 
 def test_nothing_is_judged_by_a_table(surestep, recipe):

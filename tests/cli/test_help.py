@@ -74,7 +74,7 @@ def test_help_shows_what_the_recipe_sets(surestep, recipe):
     assert "step, summed over all ranks. (8: set by recipe mine)" in shown
     assert "--optim.lr FLOAT Peak learning rate. (set by recipe mine)" in shown
     assert "--task.hidden VALUE how wide the one layer is. (8: the recipe's default)" in shown
-    assert "more options belong to features that are not chosen: --help-all shows them." in shown
+    assert "more options belong to features that are not used: --help-all shows them." in shown
 
 
 def test_help_runs_no_recipe(surestep, recipe):

@@ -103,7 +103,7 @@ def test_a_signal_exits_with_75_and_says_what_to_type(surestep, recipe, folder, 
     text = text.replace(' and "IMPATIENT" in os.environ', "")
     answer = surestep("train", recipe(text), "--run", "r")
     assert (answer.code, answer.out) == (75, "")
-    assert "Go on with: surestep train mine.py --run r" in answer.err
+    assert "Resume with: surestep train mine.py --run r" in answer.err
     assert answer.err.count("Stopped after step 4; saved as") == 1
     assert Run(folder / "r").status["resumable"] is True
     assert Run(folder / "r").last.step == 4

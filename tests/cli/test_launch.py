@@ -72,13 +72,13 @@ def test_without_a_run_folder_a_launcher_that_restarts_is_refused(surestep, reci
 @pytest.mark.parametrize(
     ("launched", "told"),
     [
-        (LaunchInfo(), "Go on with: surestep train x\n"),
+        (LaunchInfo(), "Resume with: surestep train x\n"),
         (
             LaunchInfo(size=2, launcher="srun"),
-            "Go on with: surestep train x (by srun, as before)\n",
+            "Resume with: surestep train x (with srun, as before)\n",
         ),
         (LaunchInfo(rank=1, size=2, launcher="srun"), ""),
-        (LaunchInfo(size=2, launcher="surestep --nproc"), "Go on with: surestep train x\n"),
+        (LaunchInfo(size=2, launcher="surestep --nproc"), "Resume with: surestep train x\n"),
     ],
 )
 def test_one_process_tells_how_to_go_on(capsys, launched, told):
@@ -89,7 +89,7 @@ def test_one_process_tells_how_to_go_on(capsys, launched, told):
 @pytest.mark.parametrize(
     ("count", "words"),
     [
-        ("0", "--nproc 0 is not allowed"),
+        ("0", "--nproc 0 is not a number of processes"),
         ("-1", "--nproc"),
         ("two", "--nproc two is"),
     ],
@@ -110,7 +110,7 @@ def test_several_within_several_are_refused(surestep, recipe, monkeypatch):
         monkeypatch.setenv(name, value)
     answer = surestep("train", recipe(), "--nproc", "2")
     assert answer.code == 2
-    assert "leave --nproc out" in answer.err
+    assert "Leave --nproc out" in answer.err
 
 
 def test_two_processes_train_one_run_and_one_prints(surestep, recipe, tmp_path):
@@ -138,7 +138,7 @@ def test_an_error_that_all_processes_have_is_printed_once_with_its_exit_code(sur
 @pytest.mark.parametrize(
     ("body", "code", "told"),
     [
-        ("os.kill(os.getpid(), 9)", 137, "Rank 1 was ended by SIGKILL.\n"),
+        ("os.kill(os.getpid(), 9)", 137, "Rank 1 was killed by SIGKILL.\n"),
         ("sys.exit(3)", 3, ""),
     ],
 )
@@ -163,7 +163,7 @@ def test_a_signal_is_handed_on_and_the_processes_save(recipe, folder, number, co
         started.send_signal(number)
         told = "".join(lines)
     assert started.returncode == code
-    assert "Go on with:" in told
+    assert "Resume with:" in told
     assert "Traceback" not in told
     assert list((folder / "run" / "checkpoints").iterdir())
 
@@ -182,7 +182,7 @@ def test_a_command_that_runs_in_one_process_says_so(surestep, monkeypatch, comma
         monkeypatch.setenv(name, value)
     found = surestep(command, "runs/x")
     assert found.code == 2
-    assert f"surestep {command} runs in one process, and a launcher has started 2." in found.err
+    assert f"surestep {command} runs in one process, and a launcher started 2." in found.err
 
 
 def test_resume_starts_processes_too(surestep, monkeypatch):
@@ -196,7 +196,7 @@ def test_resume_starts_processes_too(surestep, monkeypatch):
 @pytest.mark.parametrize("again", [["--nproc", "3"], ["--nproc=3"]])
 def test_to_say_twice_how_many_is_refused(surestep, recipe, command, again):
     answer = surestep(command, recipe(), "--nproc", "2", *again)
-    assert (answer.code, "--nproc is said 2 times. Say it once: --nproc 3." in answer.err) == (
+    assert (answer.code, "--nproc is given 2 times. Pass it once: --nproc 3." in answer.err) == (
         2,
         True,
     ), answer.err

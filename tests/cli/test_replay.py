@@ -24,7 +24,7 @@ def incident(surestep, recipe, folder):
 def test_a_step_is_taken_again_bit_for_bit(surestep, incident):
     answer = surestep("replay", incident)
     assert answer.code == 0
-    assert "bit for bit as recorded" in answer.out
+    assert "are bitwise identical" in answer.out
     assert "Sample 20 (position 20) did it: alone it is not finite." in " ".join(answer.out.split())
 
 
@@ -34,7 +34,7 @@ def test_a_step_is_taken_again_from_within_its_folder(surestep, incident, monkey
     monkeypatch.chdir([path, path.parent][up])
     answer = surestep("replay", [".", path.name][up])
     assert answer.code == 0
-    assert "bit for bit as recorded" in answer.out
+    assert "are bitwise identical" in answer.out
 
 
 def test_norms_that_the_ranks_did_not_have_are_not_compared(surestep, incident):
@@ -42,7 +42,7 @@ def test_norms_that_the_ranks_did_not_have_are_not_compared(surestep, incident):
     write_json(record, {**read_json(record), "norms": []})
     answer = surestep("replay", incident)
     assert "Gradient norms of parameters are not available" in answer.out
-    assert "Loss and gradient norms are bit for bit as recorded." in answer.out
+    assert "Loss and gradient norms are bitwise identical to the run's." in answer.out
 
 
 def test_without_its_sample_the_step_is_finite(surestep, incident):
@@ -53,7 +53,7 @@ def test_without_its_sample_the_step_is_finite(surestep, incident):
     assert found["recorded"]["samples"] == [20]
     assert found["changes"] == ["without 20"]
     shown = surestep("replay", incident, "--without", "20").out
-    assert "Not bit for bit as recorded" in shown
+    assert "Not bitwise identical" in shown
     assert "It is finite." in shown
 
 
@@ -61,7 +61,7 @@ def test_in_another_precision(surestep, incident):
     answer = surestep("replay", incident, "--precision", "bf16")
     assert answer.code == 0
     assert "precision bf16" in answer.out
-    assert "Not bit for bit as recorded: the loss, the norm or what modules return." in answer.out
+    assert "Not bitwise identical: the loss, the norm or the outputs of modules." in answer.out
 
 
 def test_where_all_that_was_recorded_is_nan_it_says_that_this_does_not_tell(surestep, incident):
@@ -69,21 +69,21 @@ def test_where_all_that_was_recorded_is_nan_it_says_that_this_does_not_tell(sure
     known = read_json(record)
     del known["diagnosis"]["outputs"]  # as an older version wrote it
     write_json(record, known)
-    assert "which does not tell one step from another" in surestep("replay", incident).out
+    assert "so the steps cannot be compared" in surestep("replay", incident).out
 
 
 def test_a_recipe_that_has_changed_is_run_where_that_is_allowed(surestep, recipe, incident):
     recipe(f"{BAD}\n")
     refused = surestep("replay", incident)
     assert refused.code == 2
-    assert "Say --allow recipe" in refused.err.replace("\n", " ")
-    assert "bit for bit as recorded" in surestep("replay", incident, "--allow", "recipe").out
+    assert "Pass --allow recipe" in refused.err.replace("\n", " ")
+    assert "are bitwise identical" in surestep("replay", incident, "--allow", "recipe").out
 
 
 WRONG = {
     "no such folder": (["nowhere"], 1, "nowhere is no incident: it has no incident.json"),
     "the run instead": (["r"], 1, "Its incidents: r/incidents/step-00000003."),
-    "a word for a number": (["--without", "x"], 2, "Say indices of samples, such as --without"),
+    "a word for a number": (["--without", "x"], 2, "Pass indices of samples, such as --without"),
     "another sample": (["--without", "3"], 2, "Samples [3] are not in the batch"),
     "no such precision": (["--precision", "fp13"], 2, "fp13"),
 }

@@ -49,7 +49,9 @@ def test_a_recipe_that_changed_is_not_run_unless_told(surestep, recipe, folder):
     recipe("print('running')\n" + RECIPE)
     answer = surestep("resume", "r")
     assert (answer.code, answer.out) == (2, "")
-    assert f"{folder / 'mine.py'} has changed since r was trained. Say --allow recipe" in answer.err
+    assert (
+        f"{folder / 'mine.py'} has changed since r was trained. Pass --allow recipe" in answer.err
+    )
     told = surestep("resume", "r", "--allow", "recipe", "--json")
     assert told.code == 0
     assert "running" in told.err
@@ -59,9 +61,9 @@ def test_an_option_is_refused_with_what_to_type(surestep, recipe, folder):
     surestep("train", recipe(), "--run", "r")
     answer = surestep("resume", "r", "--data.num-workers", "0")
     assert (answer.code, answer.out) == (2, "")
-    assert "surestep resume takes no --data.num-workers 0: a run goes on with what" in answer.err
+    assert "surestep resume does not take --data.num-workers 0: it resumes a run with" in answer.err
     instead = f"surestep train {folder / 'mine.py'} --run r --data.num-workers 0"
-    assert answer.err.endswith(f"To change its options: {instead}\n")
+    assert answer.err.endswith(f"To change them: {instead}\n")
     assert surestep(*instead.split()[1:]).code == 0
 
 
@@ -69,7 +71,7 @@ def test_what_to_type_holds_what_the_run_was_asked_and_how_many_processes(surest
     surestep("train", recipe(), "--run", "r", "--task.hidden", "5", "--epochs", "1")
     answer = surestep("resume", "r", "--nproc", "2", "--epochs", "3")
     told = f"surestep train {folder / 'mine.py'} --run r --nproc 2 --task.hidden 5 --epochs 3"
-    assert answer.err.endswith(f"To change its options: {told}\n")
+    assert answer.err.endswith(f"To change them: {told}\n")
     assert surestep(*told.replace(" --nproc 2", "").split()[1:]).code == 0
 
 
