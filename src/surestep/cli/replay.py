@@ -84,9 +84,7 @@ def _print(done: ReplayResult) -> None:
     if done.as_recorded:
         print_escaped("Loss and gradient norms are bitwise identical to the run's.")
     elif not done.can_tell and not done.differing:
-        print_escaped(
-            "All recorded numbers are NaN or infinite, so the steps cannot be compared."
-        )
+        print_escaped("All recorded numbers are NaN or infinite, so the steps cannot be compared.")
     else:
         names_of = list(done.differing)
         shown = ", ".join(names_of[:6]) + (" ..." if len(names_of) > 6 else "")
