@@ -125,7 +125,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(run):
 
 def test_a_good_checkpoint_of_another_model_is_no_reason_to_fall_back(run):
     other = {**parts(), "model": torch.nn.Sequential(torch.nn.Linear(4, 3))}
-    with pytest.raises(RunError, match="no checkpoint of the one fits the other"):
+    with pytest.raises(RunError, match="a checkpoint of one does not fit the other"):
         tiny.prepare(run.path, other, **SAID)
     with pytest.raises(CheckpointError, match=r"but \(3, 4\) here"):
         run.load_model(other["model"], "last")

@@ -119,7 +119,7 @@ def test_other_data_to_measure_by_is_told(part, given, kind):
 
 def test_data_that_one_rank_alone_measures_by_is_told():
     said = describe_differences([known(), known(parts={"val": moved()})])
-    assert "  data.val samples: not said on rank 0; 12 on rank 1\n" in said
+    assert "  data.val samples: not set on rank 0; 12 on rank 1\n" in said
 
 
 def test_a_stream_to_measure_by_is_known_by_its_length_or_as_a_stream():
