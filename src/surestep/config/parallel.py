@@ -1,9 +1,10 @@
 """Options of several processes."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from surestep.base.plugins import STRATEGIES, plugin_names
 from surestep.config.group import ConfigGroup
 from surestep.config.not_set import NotSet
 from surestep.config.option import (
@@ -32,6 +33,14 @@ SUMMATION = not_bitwise("gradients are summed in a different order")
 WAITING = safe("it sets how long a rank waits for the others")
 
 
+if TYPE_CHECKING:
+    StrategyName = str
+else:
+    StrategyName = Literal[
+        ("auto", "single", "ddp", "fsdp", "deepspeed", "accelerate", *plugin_names(STRATEGIES))
+    ]
+
+
 class Parallel(ConfigGroup):
     """The strategy by which several processes train together."""
 
@@ -39,7 +48,7 @@ class Parallel(ConfigGroup):
     resume: ClassVar[ResumeEffect] = not_bitwise(
         "sums and dropout are computed over other shards of the batch"
     )
-    strategy: Literal["auto", "single", "ddp", "fsdp", "deepspeed", "accelerate"] | NotSet = option(
+    strategy: StrategyName | NotSet = option(
         "Strategy of several processes; auto: accelerate if `accelerate launch` "
         "started them, otherwise ddp."
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from torch import nn
 
@@ -41,8 +42,8 @@ from surestep.engine.optim.freezing import (
 )
 from surestep.engine.optim.multi import build_learners
 from surestep.engine.optim.param_groups import ParameterGroup, make_param_groups, parameters_of
-from surestep.engine.parallel.factory import make_strategy, prepare_model
 from surestep.engine.parallel.manual_allreduce import ManualAllReduceStrategy, broadcast_module
+from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.batching import BatchLayout
 from surestep.engine.plan.plan import Plan
 from surestep.engine.rng import ModelRNG
@@ -80,16 +81,17 @@ def make_step_context(
         TaskError: the optimizers do not fit the model.
         ConfigError: they do not fit a step of the user's own.
     """
+    chosen = strategy_class(plan.parallel_strategy)
     groups: Sequence[ParameterGroup] = ()
     keep_eval = list(task.keep_eval)
     if task.optimizers:
         before = list(trainable_parameters(model).values())
-        optimizers = build_learners(plan, task, model, settings)
+        optimizers = build_learners(plan, task, model, settings, chosen.make_optimizer)
         keep_eval += frozen_norm_modules(model, before)
     else:
         groups = make_param_groups(model, plan)
         settings.enter_context(freeze_permanent(model, groups))
-        optimizers = {WHOLE: build_optimizer(plan, task, model, groups)}
+        optimizers = {WHOLE: build_optimizer(plan, task, model, groups, chosen.make_optimizer)}
     state = State(model, optimizers, grad_scaler(plan))
     if plan.average.kind != "none":
         trained = [each for optimizer in optimizers.values() for each in parameters_of(optimizer)]
@@ -141,14 +143,14 @@ def _mover(plan: Plan, task: Task, state: State, name: str, world: Communicator)
     rate = with_swa_lr(
         make_lr_factor(plan.schedule, state.plateau, task.schedule), plan.average, peaks[0]
     )
-    own = task.step is not None and world.size > 1
+    kind = strategy_class(plan.parallel_strategy)
+    if task.step is not None and world.size > 1:
+        kind = ManualAllReduceStrategy
     momentum = momentum_writer(plan.schedule, optimizer)
     if momentum is not None:
         state.scheduled[name] = ("betas", "momentum")
     return OptimizerHandle(
-        ManualAllReduceStrategy(plan, state, world, name)
-        if own
-        else make_strategy(plan, state, name, world),
+        kind(plan, state, world, name),
         rate,
         peaks,
         OptimizerSnapshot(optimizer),
@@ -188,7 +190,8 @@ def build(
         planned.model, plan.activation_checkpointing, compiles=compiles, watched=watched
     )
     settings.enter_context(rematerialised)  # within what gathers a block
-    model = prepare_model(planned.model, plan)
+    strategy = strategy_class(plan.parallel_strategy)
+    model = strategy.prepare_model(_convert_sync_batchnorm(planned.model, plan), plan)
     loss.to(plan.device)
     training = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     settings.callback(training.close)
@@ -197,7 +200,7 @@ def build(
         narrow = check_first_batch(
             model, training, task, autocast=casting, fresh=fresh, judged_by=judged_by
         )
-    settings.enter_context(compile_model(model, plan))
+    settings.enter_context(compile_model(model, plan, in_blocks=strategy.gathers_blocks))
     parts, groups = make_step_context(plan, task, model, loss, settings, world)
     trained = trained_modules(parts.train_modes, model, plan, groups)
     check_norms(planned, model, trained, narrow, training.layout)
@@ -213,7 +216,7 @@ def build(
     parts.transform = training.transform
     for module, mode in modes:
         settings.callback(setattr, module, "training", mode)
-    if world.size > 1 and task.step is None and plan.parallel_strategy != "deepspeed":
+    if world.size > 1 and task.step is None and strategy.allows_warm_up:
         warm_up_ddp(parts, training, plan)
     loop = Loop(parts, training, plan, callbacks=list(callbacks), on_log=[UnfreezeDetector(model)])
     loop.after_first.append(find_late(found, parts.randomness.generators))
@@ -225,6 +228,16 @@ def build(
         loop.notices.append(RecompileCounter().notice)
     parts.freeze = make_unfreeze_schedule(model, plan, groups, parts.train_modes)
     return loop
+
+
+def _convert_sync_batchnorm(model: nn.Module, plan: Plan) -> nn.Module:
+    """Let BatchNorms compute their statistics over the samples of all ranks, if the Plan says so.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
+    """
+    convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+    converted: nn.Module = convert(model) if plan.parallel_sync_batchnorm else model
+    return converted
 
 
 def check_norms(

@@ -362,7 +362,7 @@ def _are_integers(value: Any) -> bool:
 
 def trains_without_gradient(case: Case) -> Finding | None:
     """Report parameters that never had a gradient: no step has moved them."""
-    if case.observed.steps < FEW or case.loop.plan.parallel_strategy == "deepspeed":
+    if case.observed.steps < FEW or not case.loop.parts.strategy.has_param_grads:
         return None
     state = case.loop.state
     if case.task.step is not None and not any(each.state for each in state.optimizers.values()):

@@ -13,7 +13,8 @@ from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.diagnose.rerun import preserve_state
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.distributed.errors import is_of_network
-from surestep.engine.plan.plan import COPIES, Plan
+from surestep.engine.parallel.strategy import strategy_class
+from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
 from surestep.engine.step.train_step import StepContext, forward_backward
 from surestep.record.checkpoint.async_saver import SaveResult
@@ -137,7 +138,7 @@ def warm_up_ddp(parts: StepContext, feed: BatchLoader, plan: Plan) -> None:
         batch = feed.transform(batch, 0)
     # With a static graph DDP learns from the first backward what is unused, and waits for none.
     learns = plan.parallel_find_unused_parameters or plan.parallel_static_graph
-    if plan.parallel_strategy in COPIES and not learns:
+    if parts.strategy.copies_model and not learns:
         check_no_unused_params(parts, batch)
     with preserve_state(parts):
         forward_backward(parts, batch, 1.0)
@@ -207,7 +208,8 @@ def open_run_folder(
 
     def follow(said: dict[str, str]) -> RunWriter:
         folder = Path(said["folder"])
-        if plan.parallel_strategy not in COPIES and not is_same_folder(folder, said["held"]):
+        copies = strategy_class(plan.parallel_strategy).copies_model
+        if not copies and not is_same_folder(folder, said["held"]):
             raise RunError(folder_not_shared_message(folder, world.rank, socket.gethostname()))
         return RankRecorder(folder, world)
 

@@ -11,6 +11,7 @@ from surestep.engine.distributed.launcher_env import (
     read_launched,
 )
 from surestep.engine.distributed.rank_logging import TeeStream
+from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.plan import Plan
 from surestep.engine.profile.profiler import Profile
 from surestep.record.checkpoint.encoding import unmatched_states
@@ -60,8 +61,7 @@ def start_session(
 
 def describe_ranks(plan: Plan, size: int) -> str:
     """Say how many ranks train together, over what, and in which way."""
-    part = {"fsdp": f" {plan.parallel_shard}", "deepspeed": f" ZeRO {plan.parallel_zero_stage}"}
-    way = f"{plan.parallel_strategy}{part.get(plan.parallel_strategy, '')}"
+    way = strategy_class(plan.parallel_strategy).label(plan)
     return f"{size} ranks ({plan.parallel_backend}, {plan.device.type}), {way}."
 
 

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from surestep.engine.model.precision import grad_scaler
 from surestep.engine.optim.build import build_optimizer
-from surestep.engine.optim.fused_adamw import FusedAdamW
 from surestep.engine.optim.param_groups import make_param_groups
-from surestep.engine.parallel.single import SingleProcessStrategy
+from surestep.engine.parallel.single import FusedAdamW, SingleProcessStrategy
 from surestep.engine.state.state import WHOLE, State
 from tests import tiny
 
@@ -19,7 +18,9 @@ from tests import tiny
 def single(model=None, optimizer=None, **said):
     planned = tiny.plan({"model": model or tiny.model(), "optimizer": optimizer}, **said)
     groups = make_param_groups(planned.model, planned.plan)
-    made = build_optimizer(planned.plan, planned.task, planned.model, groups)
+    made = build_optimizer(
+        planned.plan, planned.task, planned.model, groups, SingleProcessStrategy.make_optimizer
+    )
     state = State(planned.model, {WHOLE: made}, grad_scaler(planned.plan))
     return SingleProcessStrategy(planned.plan, state), state
 

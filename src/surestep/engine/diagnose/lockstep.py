@@ -63,7 +63,7 @@ def _gathers() -> bool:
 
 def can_diagnose_lockstep(parts: StepContext, plan: Plan) -> bool:
     """Say whether all ranks together can take parts of their shares again."""
-    return plan.parallel_strategy == "fsdp" and parts.update is compute_and_apply
+    return parts.strategy.gathers_blocks and parts.update is compute_and_apply
 
 
 def diagnose_in_step(
@@ -91,7 +91,7 @@ def diagnose_in_step(
         OutOfStepError: a pass failed here, or on another rank.
     """
     parallel: Any = copy.copy(parts.strategy)
-    parallel.add_up = _own
+    parallel.reduce_loss = _own
     alone = replace(parts, strategy=parallel)
     passes = _Passes(world, batch)
     found, failed = Diagnosis(0.0, (), None, BisectResult(), largest_parameters(alone)), ""

@@ -25,7 +25,7 @@ from surestep.engine.diagnose.cause import NonFiniteCause, TensorSummary
 from surestep.engine.diagnose.diagnose import Diagnosis, diagnose
 from surestep.engine.dispatch import DispatchMode
 from surestep.engine.parallel.single import SingleProcessStrategy
-from surestep.engine.plan.plan import COPIES, Plan
+from surestep.engine.plan.plan import Plan
 from surestep.engine.step.train_step import StepContext, compute_and_apply
 
 COLLECTIVES = ("c10d", "_c10d_functional")
@@ -42,7 +42,7 @@ class ForbidCollectives(DispatchMode):
 
 def can_diagnose_per_rank(parts: StepContext, plan: Plan) -> bool:
     """Say whether a rank can take parts of its share again without the others."""
-    return plan.parallel_strategy in COPIES and parts.update is compute_and_apply
+    return parts.strategy.copies_model and parts.update is compute_and_apply
 
 
 def diagnose_share(

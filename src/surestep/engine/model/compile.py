@@ -69,20 +69,25 @@ def disable_compile(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def compile_model(model: nn.Module, plan: Plan) -> Iterator[None]:
-    """Let the model, or each block of it, run compiled; the names of its parts stay."""
+def compile_model(model: nn.Module, plan: Plan, *, in_blocks: bool) -> Iterator[None]:
+    """Compile the model, or each of its blocks; the names of its modules stay.
+
+    Args:
+        model: on its device.
+        plan: says how to compile.
+        in_blocks: hooks gather the parameters one block at a time.
+    """
     if plan.compile == "off":
         yield
         return
-    in_parts = plan.parallel_strategy == "fsdp"
-    parts = _gathered(model, plan) if in_parts else [model]
-    if plan.compile_blocks and not in_parts:
+    parts = _gathered(model, plan) if in_blocks else [model]
+    if plan.compile_blocks and not in_blocks:
         parts = list(blocks_of(model).values())
     before = [part._compiled_call_impl for part in parts]
     for part in parts:
         mode = None if plan.compile == "default" else plan.compile
         part._compiled_call_impl = (
-            _within_hooks(part) if in_parts else torch.compile(_framed(part), mode=mode)
+            _within_hooks(part) if in_blocks else torch.compile(_framed(part), mode=mode)
         )
     try:
         yield

@@ -1,7 +1,7 @@
 """Make the optimizer that the Plan decided on."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,8 +9,6 @@ from torch import nn
 
 from surestep.base.errors import ConfigError, TaskError
 from surestep.engine.optim.combined import CombinedOptimizer
-from surestep.engine.optim.deepspeed_adam import adam
-from surestep.engine.optim.fused_adamw import FusedAdamW
 from surestep.engine.optim.param_groups import (
     ParameterGroup,
     check_groups,
@@ -23,9 +21,19 @@ from surestep.engine.optim.registry import OPTIMIZERS
 from surestep.engine.plan.plan import Plan
 from surestep.engine.task.task import ParameterGroups, Task
 
+MakeOptimizer = Callable[[Plan, ParameterGroups], torch.optim.Optimizer | None]
+
+
+def no_own_optimizer(plan: Plan, groups: ParameterGroups) -> torch.optim.Optimizer | None:
+    """Use torch's class."""
+
 
 def build_optimizer(
-    plan: Plan, task: Task, model: nn.Module, arranged: Sequence[ParameterGroup]
+    plan: Plan,
+    task: Task,
+    model: nn.Module,
+    arranged: Sequence[ParameterGroup],
+    make_own: MakeOptimizer = no_own_optimizer,
 ) -> torch.optim.Optimizer:
     """Make the optimizer that the Plan decided on, or the Task's own.
 
@@ -34,13 +42,16 @@ def build_optimizer(
         task: may bring it.
         model: whose parameters.
         arranged: the groups of them.
+        make_own: makes the strategy's own implementation, or returns None for torch's.
 
     Raises:
         TaskError: a trained parameter is in no group or in two, a frozen one is in one, or the
             Task's own optimizer cannot be made or stepped.
     """
     groups = parameter_groups(arranged)
-    optimizer = _named(plan, groups, model) if task.optimizer is None else _own(task, groups)
+    optimizer = (
+        _named(plan, groups, model, make_own) if task.optimizer is None else _own(task, groups)
+    )
     check_groups(optimizer, model)
     if task.optimizer is not None:
         scale_rates(optimizer, arranged)
@@ -82,7 +93,9 @@ def _needs_closure(step: Any) -> bool:
     )
 
 
-def _named(plan: Plan, groups: ParameterGroups, model: nn.Module) -> torch.optim.Optimizer:
+def _named(
+    plan: Plan, groups: ParameterGroups, model: nn.Module, make_own: MakeOptimizer
+) -> torch.optim.Optimizer:
     if plan.optim_name == "muon":
         return _split(plan, groups, hidden_matrices(model), model)
     if plan.optim_name == "sparse_adam":
@@ -96,8 +109,9 @@ def _named(plan: Plan, groups: ParameterGroups, model: nn.Module) -> torch.optim
             "gives them several rates. Leave those out, or say another optim.name."
         )
     _refuse_decayed_tables(groups, model, plan.optim_name)
-    if plan.optim_implementation == "deepspeed":
-        return adam(plan, groups)
+    own = make_own(plan, groups)
+    if own is not None:
+        return own
     optimizer: torch.optim.Optimizer = _class(plan)(
         groups, lr=plan.optim_lr, **plan.optim_options, **_kernels(plan)
     )
@@ -129,8 +143,6 @@ def _class(plan: Plan) -> Any:
         import bitsandbytes  # an extra, which takes a second to import
 
         return vars(bitsandbytes.optim)["AdamW8bit"]
-    if plan.optim_name == "adamw" and plan.optim_implementation == "fused":
-        return FusedAdamW
     return OPTIMIZERS[plan.optim_name].kind
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from surestep.base.errors import ConfigError, TaskError, suggest_names
 from surestep.config.optim import Optim
-from surestep.engine.optim.build import build_optimizer
+from surestep.engine.optim.build import MakeOptimizer, build_optimizer, no_own_optimizer
 from surestep.engine.optim.freezing import freeze_permanent
 from surestep.engine.optim.param_groups import ParameterGroup, make_param_groups, parameters_of
 from surestep.engine.plan.plan import Plan
@@ -28,7 +28,11 @@ def arrange_learners(
 
 
 def build_learners(
-    plan: Plan, task: Task, model: nn.Module, settings: ExitStack
+    plan: Plan,
+    task: Task,
+    model: nn.Module,
+    settings: ExitStack,
+    make_own: MakeOptimizer = no_own_optimizer,
 ) -> dict[str, torch.optim.Optimizer]:
     """Make the Task's optimizers, each over its part of the model.
 
@@ -37,6 +41,7 @@ def build_learners(
         task: names them.
         model: whose parts they train.
         settings: puts back, when the session closes, what is frozen here.
+        make_own: as of `build_optimizer`.
 
     Raises:
         TaskError: a part is not there, or a trained parameter is in no optimizer or in two.
@@ -53,7 +58,7 @@ def build_learners(
                 "your own says itself when it trains what: ask turn.index there."
             )
         settings.enter_context(freeze_permanent(part, groups))
-        made[name] = build_optimizer(plan.optimizers[name], bare, part, groups)
+        made[name] = build_optimizer(plan.optimizers[name], bare, part, groups, make_own)
     holders: dict[int, list[str]] = {}
     for name, optimizer in made.items():
         for parameter in parameters_of(optimizer):

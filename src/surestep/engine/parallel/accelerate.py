@@ -15,6 +15,9 @@ from surestep.engine.plan.plan import Plan
 class AccelerateStrategy(DDPStrategy):
     """The verbs of a step on a model that Accelerate has prepared, in one process or in many."""
 
+    needs_ranks = False
+    runs_manual_steps = False
+
     def wrap_model(self, model: nn.Module, plan: Plan) -> nn.Module:
         """Let Accelerate prepare the model; precision and compiling are the Plan's."""
         from accelerate import Accelerator

@@ -17,8 +17,7 @@ from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.losses.base import Loss
 from surestep.engine.parallel.ddp_piggyback import PiggybackModule, PiggybackScalars
 from surestep.engine.parallel.distributed import DistributedStrategy
-from surestep.engine.parallel.single import NO_GRADIENT, NOTHING, run_backward
-from surestep.engine.parallel.strategy import Named
+from surestep.engine.parallel.single import NO_GRADIENT, NOTHING, Named, run_backward
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import WHOLE, State
 
@@ -134,13 +133,3 @@ class DDPStrategy(DistributedStrategy):
         root, values = self._cargo.root(loss_sum)
         run = run_backward if type(loss_sum) is Tensor else torch.autograd.backward
         run((loss_sum, root), (seed, values))
-
-
-def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
-    """Return the model with BatchNorms that take their statistics over the samples of all ranks.
-
-    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
-    """
-    convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
-    converted: nn.Module = convert(model)
-    return converted

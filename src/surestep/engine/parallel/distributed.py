@@ -4,19 +4,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from surestep.engine.batch import Batch
-from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.losses.base import Loss
 from surestep.engine.parallel.single import SingleProcessStrategy
-from surestep.engine.plan.plan import Plan
-from surestep.engine.state.state import WHOLE, State
 
 
 class DistributedStrategy(SingleProcessStrategy):
-    """The verbs of a step whose gradients torch adds up over ranks."""
+    """The methods of a step whose gradients are summed over ranks; the base class of those."""
 
-    def __init__(self, plan: Plan, state: State, world: Communicator, name: str = WHOLE) -> None:
-        super().__init__(plan, state, name)
-        self.world = world
+    needs_ranks = True
 
     def count_items(self, batch: Batch, loss: Loss) -> Batch:
         """Add up the items of all ranks, over the host's group."""

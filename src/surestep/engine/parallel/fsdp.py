@@ -130,6 +130,10 @@ def _cut_modules(model: nn.Module) -> list[FSDPModule]:
 class FSDPStrategy(DistributedStrategy):
     """The verbs of a step on parameters that are cut over the ranks."""
 
+    copies_model = False
+    gathers_blocks = True
+    runs_manual_steps = False
+
     def __init__(self, plan: Plan, state: State, world: Communicator, name: str = WHOLE) -> None:
         super().__init__(plan, state, world, name)
         assert isinstance(state.model, FSDPModule)
@@ -142,6 +146,16 @@ class FSDPStrategy(DistributedStrategy):
         self.synced = True
         if plan.optim_implementation != "own":  # of a user's own nobody knows what it looks at
             self.step = self._step_locally
+
+    @classmethod
+    def label(cls, plan: Plan) -> str:
+        """Return what is sharded too."""
+        return f"fsdp {plan.parallel_shard}"
+
+    @classmethod
+    def prepare_model(cls, model: nn.Module, plan: Plan) -> nn.Module:
+        """Shard the model over the ranks."""
+        return shard_model(model, plan)
 
     def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
         """Let gradients of all but the last backward stay on their rank.

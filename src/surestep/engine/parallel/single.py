@@ -7,21 +7,24 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.optim.optimizer as optimizer_module
 from torch import Tensor, nn
+from torch.autograd import profiler
 from torch.autograd.graph import _engine_run_backward
 from torch.nn.utils import get_total_norm
 
 from surestep.base.errors import TaskError
 from surestep.engine.batch import Batch
-from surestep.engine.distributed.communicator import ALONE
+from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.losses.base import Loss
+from surestep.engine.model.precision import place_model
 from surestep.engine.optim.param_roles import sparse_embeddings
 from surestep.engine.parallel.nonfinite_guard import GradScalerGuard, HostGuard
-from surestep.engine.parallel.strategy import Named
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import WHOLE, State, trainable_parameters
 from surestep.engine.step_outcome import GradNorm, StepOutcome
 
+Named = tuple[str, Tensor]
 NO_GRADIENT = (
     "The loss does not depend on any trained parameter. Look for detach(), .data, numpy or no_grad "
     "on the way from the model to the loss."
@@ -44,13 +47,40 @@ run_backward: Any = partial(
 
 
 class SingleProcessStrategy:
-    """The verbs of a step in one process, for the optimizer of a name."""
+    """The methods of a step in one process; the base class of every strategy.
 
-    world = ALONE
-    step: Callable[[Tensor, Tensor], StepOutcome]
-    unscale: Callable[[], None]
+    An instance belongs to one optimizer. What differs from it by strategy is a class attribute or
+    a class method, so that no other code compares the names of strategies.
 
-    def __init__(self, plan: Plan, state: State, name: str = WHOLE) -> None:
+    Attributes:
+        needs_ranks: it makes no sense in one process.
+        copies_model: every rank has the full model and optimizer state, which are the same on all.
+        gathers_blocks: parameters are sharded, and hooks gather them one block at a time.
+        has_param_grads: the gradients of a step can be read from `Parameter.grad`.
+        runs_manual_steps: it can run steps that the Task or the optimizer computes itself.
+        reads_each_step: the host must know the loss and the norm before a step.
+        allows_warm_up: a forward and backward can run before the first step and be undone.
+        world: the processes that share a step.
+        module: what a forward calls.
+        optimizer: the optimizer.
+        parameters: those of the optimizer.
+        cleared: tensors whose gradients are cleared when a step begins.
+    """
+
+    needs_ranks = False
+    copies_model = True
+    gathers_blocks = False
+    has_param_grads = True
+    runs_manual_steps = True
+    reads_each_step = False
+    allows_warm_up = True
+    step: Callable[[Tensor, Tensor], StepOutcome]  # (loss_sum, grad_norm): updates the parameters
+    unscale: Callable[[], None]  # removes the loss scale from the gradients
+
+    def __init__(
+        self, plan: Plan, state: State, world: Communicator = ALONE, name: str = WHOLE
+    ) -> None:
+        self.world = world
         self.module: nn.Module = state.model
         self.optimizer = state.optimizers[name]
         held = {id(each) for group in self.optimizer.param_groups for each in group["params"]}
@@ -68,6 +98,24 @@ class SingleProcessStrategy:
         self.step = self.guard.step
         self.unscale = partial(self.scaler.unscale_, self.optimizer)
         self._seeds: dict[torch.dtype, tuple[float, Tensor]] = {}
+
+    @classmethod
+    def label(cls, plan: Plan) -> str:
+        """Return the strategy's name for the first line of a run."""
+        return plan.parallel_strategy
+
+    @classmethod
+    def prepare_model(cls, model: nn.Module, plan: Plan) -> nn.Module:
+        """Return the model on its device, as the ranks have it, before it has an optimizer."""
+        return place_model(model, plan)
+
+    @classmethod
+    def make_optimizer(cls, plan: Plan, groups: Any) -> torch.optim.Optimizer | None:
+        """Return the strategy's own implementation of the Plan's optimizer; None: use torch's."""
+        if (plan.optim_name, plan.optim_implementation) != ("adamw", "fused"):
+            return None
+        assert plan.optim_lr is not None
+        return FusedAdamW(groups, lr=plan.optim_lr, **plan.optim_options, fused=True)
 
     def count_items(self, batch: Batch, loss: Loss) -> Batch:
         """Return the batch itself."""
@@ -159,6 +207,100 @@ def _values(parameter: Tensor) -> Tensor:
 def _norms(grads: list[Tensor]) -> list[Tensor]:
     """Return the norm of each, as scalars that can be stacked."""
     return [get_total_norm([grad]).to(grads[0].device, torch.float32) for grad in grads]
+
+
+class FusedAdamW(torch.optim.AdamW):
+    """torch's fused AdamW, whose step goes to torch's kernel by the shortest way.
+
+    State, groups, hooks, loading and saving are torch's own, and so are the numbers, bit for bit.
+    Where a hook or a profiler watches, or something is not plain, torch's own step is taken. Else
+    two things are left out: sorting the tensors of each group by device and dtype, which are
+    alike, and the wrapper that looks for hooks. Measured on the small MLP, in docs/decisions/0003.
+    """
+
+    state_class_name = "AdamW"  # in checkpoints: the state is that of torch's
+
+    def step(self, closure: Any = None) -> Any:
+        """Move the parameters once, unless `found_inf` is 1."""
+        watched = (
+            profiler._is_profiler_enabled
+            or self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or optimizer_module._global_optimizer_pre_hooks
+            or optimizer_module._global_optimizer_post_hooks
+        )
+        lists = None if watched or closure is not None else self._lists()
+        if lists is None:
+            return _torch_step(self, closure)
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        grad_scale: Tensor | None = getattr(self, "grad_scale", None)
+        groups, steps = lists
+        with torch.no_grad():
+            if found_inf is None:
+                torch._foreach_add_(steps, 1)
+            else:
+                # torch adds 1 to each and takes found_inf away again; of a list this is one pass.
+                torch._foreach_add_(steps, [torch.rsub(found_inf, 1)] * len(steps))
+            for group, tensors in groups:
+                torch._fused_adamw_(
+                    *tensors,
+                    lr=group["lr"],
+                    beta1=group["betas"][0],
+                    beta2=group["betas"][1],
+                    weight_decay=group["weight_decay"],
+                    eps=group["eps"],
+                    amsgrad=False,
+                    maximize=False,
+                    grad_scale=grad_scale,
+                    found_inf=found_inf,
+                )
+        return None
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch need not wrap it: hooks are seen to
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, and look whether all are still alike."""
+        # torch's wrapper imports its compiler at the first call, so that a graph leaves it out.
+        add: Any = torch.optim.AdamW.add_param_group
+        getattr(add, "__wrapped__", add)(self, param_group)
+        parameters = [each for group in self.param_groups for each in group["params"]]
+        self.alike = len({(each.device, each.dtype) for each in parameters}) == 1
+
+    def _lists(self) -> tuple[list[tuple[dict[str, Any], Any]], list[Tensor]] | None:
+        """Return the kernel's tensors for each group, and the step counts of all.
+
+        Taken from the optimizer's state at each step, which may have been loaded or changed; None
+        where something is not plain. The first step makes the state here, and not in torch's own
+        step, which imports torch._dynamo: as long as importing torch.
+        """
+        groups: list[tuple[dict[str, Any], Any]] = []
+        every_step: list[Tensor] = []
+        for group in self.param_groups:
+            if group["amsgrad"] or group["maximize"] or not (group["fused"] and self.alike):
+                return None
+            parameters, grads, averages, squares, steps = [], [], [], [], []
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    if not state:  # torch fills this dict, for all of the group
+                        self._init_group(group, [], [], [], [], [], [])
+                    parameters.append(parameter)
+                    grads.append(parameter.grad)
+                    averages.append(state["exp_avg"])
+                    squares.append(state["exp_avg_sq"])
+                    steps.append(state["step"])
+            if parameters:
+                groups.append((group, (parameters, grads, averages, squares, [], steps)))
+                every_step += steps
+        return (groups, every_step) if groups else None
+
+
+def _torch_step(optimizer: FusedAdamW, closure: Any) -> Any:
+    """Take torch's own step with its hooks; torch wraps it when a plain AdamW is first made."""
+    step: Any = torch.optim.AdamW.step
+    if not getattr(step, "hooked", False):
+        step = torch.optim.Optimizer.profile_hook_step(step)
+    return step(optimizer, closure)
 
 
 class DeviceGuard:

@@ -26,7 +26,6 @@ LARGER_IS_BETTER = frozenset(
 )
 SMALLER_IS_BETTER = frozenset(("loss", "error", "mse", "mae", "rmse", "perplexity", "wer", "cer"))
 Guard = Literal["sticky", "reading", "scaled", "searching"]
-COPIES = ("ddp", "accelerate")  # ways with a copy of the model in each process
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Plan:
     """Every option decided. Field names are the options' with `_` for the dot."""
 
     device: torch.device
-    parallel_strategy: Literal["single", "ddp", "fsdp", "deepspeed", "accelerate"]
+    parallel_strategy: str
     parallel_shard: Literal["full", "grad_op", "hybrid"] | None
     parallel_shard_size: int
     parallel_wrap_policy: tuple[str, ...]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 from surestep.config.duration import parse_duration
+from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.plan import Constraint, PlanContext, Rule
 from surestep.engine.rules import accelerate
 from surestep.engine.rules.fsdp import requested_sharding
@@ -54,7 +55,7 @@ def _of_ddps_reducer(option: str) -> Constraint:
 def _copies_only(when: Callable[[PlanContext], bool], what: str) -> Constraint:
     """Refuse what needs a copy of the model in each process, where there is none."""
     return Constraint(
-        lambda k: k["parallel.strategy"] not in ("single", "ddp") and when(k),
+        lambda k: not strategy_class(k["parallel.strategy"]).runs_manual_steps and when(k),
         lambda k: (
             f"{what}, and needs a copy of the model in each process, which "
             f"parallel.strategy={k['parallel.strategy']!r} does not keep. Say "
@@ -184,7 +185,7 @@ ROWS: Rows = {
 REFUSALS: Refusals = {
     "parallel.strategy": (
         Constraint(
-            lambda k: _kind(k) in ("ddp", "fsdp", "deepspeed") and not _many(k),
+            lambda k: _kind(k) != "auto" and strategy_class(_kind(k)).needs_ranks and not _many(k),
             lambda k: (
                 f"parallel.strategy={_kind(k)!r} needs several processes, and here is one. Start "
                 "them "

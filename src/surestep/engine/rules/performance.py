@@ -1,5 +1,6 @@
 """What the machine may do faster: compiling, layout, products, attention, allocation."""
 
+from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.plan import Constraint, PlanContext, Rule
 from surestep.engine.rules import accelerate, fsdp
 from surestep.engine.rules.helpers import Refusals, Rows, default_value, is_set, user_value
@@ -29,9 +30,11 @@ ROWS: Rows = {
     ),
     "compile_blocks": (
         Rule(
-            lambda k: k["compile"] != "off" and k["parallel.strategy"] == "fsdp",
+            lambda k: (
+                k["compile"] != "off" and strategy_class(k["parallel.strategy"]).gathers_blocks
+            ),
             lambda _: True,
-            "each block that FSDP gathers by itself: a graph ends where one is gathered",
+            "each block is gathered by itself, and a graph ends where one is gathered",
         ),
         user_value("compile_blocks"),
         default_value(False, "the whole model at once: what can be fused is"),

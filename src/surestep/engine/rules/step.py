@@ -1,5 +1,6 @@
 """Clipping, the guard against what is not finite, and the loss scale."""
 
+from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.plan import Constraint, Rule
 from surestep.engine.rules.helpers import Refusals, Rows, default_value, user_value, user_value_or
 
@@ -63,15 +64,13 @@ ROWS: Rows = {
             "the host reads each evaluation of the batch; one that is not finite undoes the step",
         ),
         Rule(
-            lambda k: k["parallel.strategy"] == "deepspeed",
+            lambda k: strategy_class(k["parallel.strategy"]).reads_each_step,
             lambda _: "reading",
-            "DeepSpeed's step cannot be told to skip on the device: loss and norm are agreed on "
-            "and read before it, one read a step",
+            "parallel.strategy={k[parallel.strategy]} cannot skip a step on the device: the host "
+            "reads loss and norm before each step",
         ),
         Rule(
-            lambda k: (
-                k["parallel.strategy"] == "fsdp" and k["parallel.offload"] != "off" and k.on_gpu
-            ),
+            lambda k: k["parallel.offload"] != "off" and k.on_gpu,
             lambda _: "reading",
             "parallel.offload keeps gradients and optimizer on the host, and the loss is on the "
             "device: one read a step",

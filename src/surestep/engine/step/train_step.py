@@ -22,7 +22,7 @@ from surestep.engine.losses.base import HALF
 from surestep.engine.losses.multi import weighted_sum
 from surestep.engine.metrics import base as metrics
 from surestep.engine.model.preserve import BufferSnapshot, TrainModes
-from surestep.engine.parallel.strategy import Strategy
+from surestep.engine.parallel.single import SingleProcessStrategy
 from surestep.engine.rng import ModelRNG
 from surestep.engine.schedule.spec import Factor
 from surestep.engine.state.state import Progress, State
@@ -142,7 +142,7 @@ class StepContext:
 
     state: State
     loss: Loss
-    strategy: Strategy
+    strategy: SingleProcessStrategy
     train_modes: TrainModes
     buffers: BufferSnapshot
     randomness: ModelRNG

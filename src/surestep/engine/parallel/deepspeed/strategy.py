@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from surestep.base.errors import TaskError
 from surestep.engine.distributed.communicator import Communicator
+from surestep.engine.optim.deepspeed_adam import adam
 from surestep.engine.parallel.deepspeed.engine import create_engine, destroy_engine
 from surestep.engine.parallel.deepspeed.state import ZeroState
 from surestep.engine.parallel.deepspeed.unused_params import UnusedParamCheck
@@ -36,6 +37,12 @@ class DeepSpeedStrategy(DistributedStrategy):
         engine: DeepSpeed's own; what it says of itself is what it does.
         stage: of ZeRO: 0 shares nothing, 1 the optimizer, 2 gradients too, 3 parameters too.
     """
+
+    copies_model = False
+    has_param_grads = False
+    runs_manual_steps = False
+    reads_each_step = True
+    allows_warm_up = False
 
     def __init__(self, plan: Plan, state: State, world: Communicator, name: str = WHOLE) -> None:
         super().__init__(plan, state, world, name)
@@ -64,6 +71,18 @@ class DeepSpeedStrategy(DistributedStrategy):
         self.model = state.model
         self.has_buffers = any(True for _ in state.model.buffers())
         self.reached: UnusedParamCheck | None = UnusedParamCheck(self.names, self.parameters, world)
+
+    @classmethod
+    def label(cls, plan: Plan) -> str:
+        """Return the stage of ZeRO too."""
+        return f"deepspeed ZeRO {plan.parallel_zero_stage}"
+
+    @classmethod
+    def make_optimizer(cls, plan: Plan, groups: Any) -> torch.optim.Optimizer | None:
+        """Return DeepSpeed's Adam if it is chosen."""
+        if plan.optim_implementation == "deepspeed":
+            return adam(plan, groups)
+        return super().make_optimizer(plan, groups)
 
     def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
         """Say which backward is the last of a step: `no_sync` asserts under ZeRO 2 and 3.
