@@ -42,8 +42,6 @@ COMPILED = {"facts": lambda: replace(MANY["facts"](), compiler=True)}
 DEEPSPEED: list[Case] = [
     (ZERO, {}, "torchrun --nproc-per-node 2"),
     (ZERO, BARE, "pip install --no-build-isolation 'surestep[deepspeed]'"),
-    ({"parallel.zero_stage": 1}, HERE, "Say parallel.strategy='deepspeed'"),
-    ({"parallel.deepspeed": "{}"}, HERE, "Say parallel.strategy='deepspeed'"),
     (
         {**ZERO, "batch_size": 16, "parallel.deepspeed": '{"train_batch_size": 3}'},
         *(HERE, "leave the key out"),
@@ -67,9 +65,6 @@ DEEPSPEED: list[Case] = [
     ({**ZERO, "precision": "fp16"}, HERE, "Say precision='bf16'"),
     ({**CUT, "checkpoint.weights": "trained"}, HERE, "Say checkpoint.weights='all'"),
     ({**CUT, "parallel.replica_check_every": "1 epoch"}, HERE, "or say parallel.zero_stage=2"),
-    ({**CUT, "parallel.meta_init": True}, HERE, "say parallel.strategy='fsdp'"),
-    ({**ZERO, "parallel.find_unused_parameters": True}, HERE, "say parallel.strategy='ddp'"),
-    ({**ZERO, "parallel.static_graph": True}, HERE, "say parallel.strategy='ddp'"),
     (ZERO, HERE | OWN_STEP, "The Task brings its own step"),
     (ZERO, HERE | SEVERAL, "The Task brings its own step"),
     ({**ZERO, "optim.name": "lbfgs"}, HERE, "evaluates the batch by itself"),

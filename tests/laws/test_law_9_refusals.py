@@ -1,24 +1,28 @@
 """Law 9: a wish that cannot be kept is an error that says what to type instead."""
 
 import re
+from ast import literal_eval
 from contextlib import suppress
+from dataclasses import replace
 from itertools import starmap
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from torch import nn
 
 import surestep
 from surestep.base.errors import ConfigError
-from surestep.config.config import Config
+from surestep.config.config import Config, iter_options, option_info
 from surestep.engine.plan.plan import Constraint, PlanContext
 from surestep.engine.plan.system import read_facts
 from surestep.engine.rules import REFUSALS
+from surestep.engine.rules.requirements import requirements_of
 from surestep.trainer import planning
 from surestep.trainer.planning import plan_task
-from tests.laws.cannot import CANNOT, CURVE_OPTIONS, OWN_OPTIONS, VAL, foreign_to
+from tests.laws.cannot import CANNOT, UNMET, VAL
 from tests.laws.tasks import mlp, rows
-from tests.laws.wishes import WISHES
+from tests.laws.wishes import MANY, WISHES
+from tests.tiny import TWO_GPUS
 
 
 def task_of(**parts: Any) -> surestep.Task:
@@ -51,15 +55,44 @@ def test_wish_that_cannot_be_kept_is_refused_with_what_to_type(said, parts, word
     check_refusal(said, parts, words)
 
 
-@pytest.mark.parametrize("option", [*OWN_OPTIONS, *CURVE_OPTIONS])
-def test_name_that_is_proposed_takes_the_option(option):
-    """What the refusal of another's option says to type is planned as it is."""
-    wish, name = WISHES[option], f"{option.split('.')[0]}.name"
-    with pytest.raises(ConfigError) as caught:
-        plan({name: foreign_to(option), option: wish.said}, VAL)
-    proposed = re.search(rf" {name}='(\w+)'\. \({name}: ", str(caught.value))
-    assert proposed
-    plan({**wish.along, name: proposed[1], option: wish.said, "batch_size": 16}, VAL)
+@pytest.mark.parametrize("option", UNMET)
+def test_option_without_what_it_requires_is_rejected(option):
+    """Each requirement of each declaration, in each way that it can be unmet."""
+    assert UNMET[option]
+    tried = {words.removeprefix("requires ") for _, _, words in UNMET[option]}
+    assert tried == set(requirements_of(option))
+    for said, parts, words in UNMET[option]:
+        check_refusal(said, parts, f"{option}={said[option]!r} {words}")
+
+
+@pytest.mark.parametrize("option", UNMET)
+def test_value_that_the_message_proposes_is_accepted(option):
+    wish = WISHES[option]
+    for said, parts, _ in UNMET[option]:
+        with pytest.raises(ConfigError) as caught:
+            plan(said, parts)
+        proposed = re.search(r" Set ([\w.]+)=(\S+), or remove ", str(caught.value))
+        if proposed is None:  # data, processes or a backend: none of them is an option
+            assert re.search(r" (Pass Task\(val=|Start them with |Remove )", str(caught.value))
+            continue
+        name, value = proposed[1], literal_eval(proposed[2])
+        on_gpu = {"facts": lambda: replace(TWO_GPUS, launched=MANY["facts"]().launched)}
+        plan(
+            {**wish.along, name: value, option: said[option], "batch_size": 16},
+            {**VAL, **wish.parts, **(on_gpu if name == "device" else {})},
+        )
+
+
+SWITCHES = [
+    name
+    for name, declared in iter_options()
+    if bool in get_args(declared.annotation) and option_info(name).requires
+]
+
+
+@pytest.mark.parametrize("option", SWITCHES)
+def test_switch_that_is_off_requires_nothing(option):
+    plan({option: False}, {})
 
 
 def test_every_refusal_of_the_table_is_tried(monkeypatch):

@@ -132,7 +132,9 @@ def test_a_better_metric_before_the_start_is_the_best(tmp_path):
 
 
 def test_early_stop_start_without_patience_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"early_stop.start needs a patience: set early_stop"):
+    with pytest.raises(
+        ConfigError, match=r"start=.* requires early_stop.patience, but .* Set early_stop"
+    ):
         fit(tmp_path / "run", max_steps=2, early_stop={"start": "2 steps"})
 
 
@@ -199,7 +201,7 @@ def test_limit_val_batches_measures_the_first_batches_in_a_run_and_all_on_reques
 
 
 def test_limit_val_batches_without_validation_data_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="limit_val_batches=2 needs evaluations"):
+    with pytest.raises(ConfigError, match="limit_val_batches=2 requires validation data"):
         fit(tmp_path / "run", tiny.task(), max_steps=2, limit_val_batches=2)
 
 

@@ -1,18 +1,20 @@
-"""Which options mean anything beside what was chosen. It needs no torch.
+"""Which options mean anything with what was chosen. It needs no torch.
 
-`--help` asks it of what is typed and of the recipe's config, `surestep plan` of the Plan.
+`--help` uses it for what is typed and for the recipe's config, `surestep plan` for the Plan.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from surestep.config.config import option_info
 from surestep.config.optim import Optim
+from surestep.config.option import ON, PROCESSES, VAL_DATA, is_met
 from surestep.engine.schedule.registry import CATALOG
 
 Choice = Callable[[str], Any]  # the value of an option by its full name; None if it is not known
 
 _ADAM = ("betas", "eps")
-# The own options of each optimizer: the ones of torch's class, as the catalog reads them.
+# The options of each optimizer: those of torch's class, as the registry reads them.
 OWN_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "adadelta": ("rho", "eps"),
     "adafactor": ("beta2_decay", "eps", "d"),
@@ -39,23 +41,13 @@ OWN_OPTIONS: Mapping[str, tuple[str, ...]] = {
 }
 _OF_ANY = frozenset(Optim.model_fields).difference(*OWN_OPTIONS.values())
 
-# Options, by name or group, with the choice that they go by and what it must be.
-_ONLY_WHERE: Mapping[str, tuple[str, Callable[[str], bool]]] = {
-    "scaler.": ("precision", lambda value: value == "fp16"),
-    "average.": ("average.kind", lambda value: value != "none"),
-    "early_stop.min_delta": ("early_stop.patience", lambda value: value != "None"),
-    "data.persistent_workers": ("data.num_workers", lambda value: value != "0"),
-    "data.prefetch_factor": ("data.num_workers", lambda value: value != "0"),
-    "compile_blocks": ("compile", lambda value: value != "off"),
-    "max_nonfinite_steps": ("on_nonfinite", lambda value: value == "skip"),
-    "max_rollbacks": ("on_spike", lambda value: value == "rollback"),
-    "parallel.": ("parallel.ranks", lambda value: value != "1"),
-}
-_ALWAYS = ("average.kind", "parallel.strategy")  # what such a condition goes by
+# What an option may require and no value of a choice shows, so that it decides no relevance.
+_NOT_COMPARED = ("device", "parallel.backend", "parallel.strategy", VAL_DATA, PROCESSES)
+_ALWAYS = ("average.kind", "parallel.strategy")  # others require these
 
 
 def applies(option: str, chosen: Choice) -> bool:
-    """Say whether an option means anything beside what was chosen.
+    """Return whether an option means anything with what was chosen.
 
     Args:
         option: its full name.
@@ -69,8 +61,17 @@ def applies(option: str, chosen: Choice) -> bool:
     if group == "schedule" and own != "name":
         entry = CATALOG.get(str(chosen("schedule.name")))
         return entry is not None and own in entry.takes
+    if group == "parallel" and str(chosen("parallel.ranks")) == "1":
+        return False
+    info = option_info(option)
+    required = {} if info is None else info.requires
     return all(
-        holds(str(chosen(choice)))
-        for name, (choice, holds) in _ONLY_WHERE.items()
-        if option.startswith(name)
+        _is_met(allowed, str(chosen(name)))
+        for name, allowed in required.items()
+        if name not in _NOT_COMPARED
     )
+
+
+def _is_met(allowed: Any, value: str) -> bool:
+    """Compare a value that may be text, as it is typed."""
+    return value not in ("None", "0", "off", "none") if allowed is ON else is_met(allowed, value)

@@ -25,7 +25,9 @@ from surestep.config.option import (
     DISPLAY,
     ENDING,
     KERNELS,
+    ON,
     UPDATE,
+    VAL_DATA,
     OptionInfo,
     blocked,
     describe_option,
@@ -97,6 +99,7 @@ class Config(ConfigGroup):
     limit_val_batches: Count | NotSet | None = option(
         "Evaluate on only the first n batches of each validation set.",
         resume=blocked("the best metric so far was measured on other samples"),
+        requires={VAL_DATA: ON},
     )
     max_time: Clock | NotSet | None = option(
         "Save and stop after this time ('110 minutes'); run the same command to resume.",
@@ -134,7 +137,9 @@ class Config(ConfigGroup):
         resume=NONFINITE,
     )
     max_nonfinite_steps: Whole | NotSet = option(
-        "Number of steps that on_nonfinite='skip' may skip before the run fails.", resume=NONFINITE
+        "Number of steps that on_nonfinite='skip' may skip before the run fails.",
+        resume=NONFINITE,
+        requires={"on_nonfinite": "skip"},
     )
     on_spike: Literal["warn", "rollback", "off"] | NotSet = option(
         "What to do if the loss is far above the recent losses: warn reports it, "
@@ -143,7 +148,9 @@ class Config(ConfigGroup):
         resume=SPIKE,
     )
     max_rollbacks: Count | NotSet = option(
-        "Maximum number of rollbacks of on_spike='rollback'.", resume=SPIKE
+        "Maximum number of rollbacks of on_spike='rollback'.",
+        resume=SPIKE,
+        requires={"on_spike": "rollback"},
     )
     exclude_samples: SamplesOrFile | NotSet | None = option(
         "Training samples to exclude: a list of indices, or a file such as a run's skipped.json.",
@@ -158,7 +165,9 @@ class Config(ConfigGroup):
         "Mode of torch.compile, or off.", resume=KERNELS
     )
     compile_blocks: bool | NotSet = option(
-        "Compile each block of the model separately, which starts faster.", resume=KERNELS
+        "Compile each block of the model separately, which starts faster.",
+        resume=KERNELS,
+        requires={"compile": ON},
     )
     channels_last: bool | NotSet = option(
         "Use the channels-last memory format for images and convolutions.", resume=KERNELS
@@ -168,7 +177,9 @@ class Config(ConfigGroup):
         resume=DIGITS,
     )
     cudnn_benchmark: bool | NotSet = option(
-        "Benchmark cuDNN's algorithms for each new input shape.", resume=KERNELS
+        "Benchmark cuDNN's algorithms for each new input shape.",
+        resume=KERNELS,
+        requires={"device": "cuda"},
     )
     sdpa_backend: Literal["auto", "flash", "efficient", "cudnn", "math"] | NotSet = option(
         "Backend of scaled_dot_product_attention; auto leaves the choice to torch.", resume=KERNELS

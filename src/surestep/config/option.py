@@ -66,6 +66,8 @@ class _AnyValue:
 
 
 ON: Final = _AnyValue()  # in `requires`: any value but off
+VAL_DATA: Final = "validation data"  # in `requires`: Task(val=...)
+PROCESSES: Final = "several processes"
 _OFF = (None, "off", "none", "0%")
 
 
@@ -99,7 +101,8 @@ def option(
         resume: the effect of a change when a run resumes; by default that of the group.
         requires: the values that other options must have, by full name, as in
             `{"parallel.strategy": "fsdp"}`; several values are a tuple, and ON is any value but
-            off. It is added to what the group requires. An option that is off requires nothing.
+            off. Keys may also be VAL_DATA and PROCESSES. It is added to what the group requires.
+            An option that is off requires nothing.
         default: the value of a custom option that is not set; the Plan decides all others.
     """
     info = {"resume": resume, "requires": dict(requires or {}), "default": default}
@@ -125,5 +128,5 @@ def is_off(value: Any) -> bool:
 def is_met(allowed: Any, value: Any) -> bool:
     """Return whether an option has a value that another one requires of it."""
     if allowed is ON:
-        return not is_off(value) and value != 0
+        return not is_off(value) and bool(value)
     return value in allowed if isinstance(allowed, tuple) else bool(value == allowed)

@@ -10,6 +10,8 @@ from surestep.config.not_set import NotSet
 from surestep.config.option import (
     DISPLAY,
     KERNELS,
+    ON,
+    PROCESSES,
     ResumeEffect,
     blocked,
     not_bitwise,
@@ -31,6 +33,7 @@ Shard = Literal[
 
 SUMMATION = not_bitwise("gradients are summed in a different order")
 WAITING = safe("it sets how long a rank waits for the others")
+DDP = {PROCESSES: ON, "parallel.strategy": ("ddp", "accelerate")}
 
 
 if TYPE_CHECKING:
@@ -54,37 +57,50 @@ class Parallel(ConfigGroup):
     )
     shard: Shard | NotSet = option("fsdp: what to shard over the ranks; full shards everything.")
     shard_size: Count | NotSet = option(
-        "fsdp: ranks per shard group of hybrid; the default is those of one machine."
+        "fsdp: ranks per shard group of hybrid; the default is those of one machine.",
+        requires={"parallel.shard": "hybrid"},
     )
     wrap_policy: BlockChoice | NotSet = option(
-        "fsdp: modules to gather one at a time: 'class NAME', 'size 1e6', 'name PATTERN'."
+        "fsdp: modules to gather one at a time: 'class NAME', 'size 1e6', 'name PATTERN'.",
+        requires={"parallel.strategy": "fsdp"},
     )
-    meta_init: bool | NotSet = option("fsdp: initialize the model's values on rank 0 only.")
+    meta_init: bool | NotSet = option(
+        "fsdp: initialize the model's values on rank 0 only.",
+        requires={"parallel.strategy": "fsdp"},
+    )
     offload: Literal["off", "optimizer", "all"] | NotSet = option(
-        "What to keep in host memory: the optimizer state, or all (parameters too).", resume=KERNELS
+        "What to keep in host memory: the optimizer state, or all (parameters too).",
+        resume=KERNELS,
+        requires={"parallel.strategy": ("fsdp", "deepspeed")},
     )
     find_unused_parameters: bool | NotSet = option(
-        "ddp: allow parameters without a gradient in some steps.", resume=SUMMATION
+        "ddp: allow parameters without a gradient in some steps.", resume=SUMMATION, requires=DDP
     )
     static_graph: bool | NotSet = option(
-        "ddp: declare that every step uses the same parameters.", resume=SUMMATION
+        "ddp: declare that every step uses the same parameters.", resume=SUMMATION, requires=DDP
     )
     sync_batchnorm: bool | NotSet = option(
         "Compute BatchNorm statistics over the samples of all ranks.",
         resume=blocked("BatchNorm would compute its statistics over other samples"),
+        requires={PROCESSES: ON, "device": "cuda"},
     )
     zero_stage: Annotated[int, Field(ge=0, le=3)] | NotSet = option(
-        "deepspeed: what to shard: 1 the optimizer state, 2 also gradients, 3 also parameters."
+        "deepspeed: what to shard: 1 the optimizer state, 2 also gradients, 3 also parameters.",
+        requires={"parallel.strategy": "deepspeed"},
     )
     deepspeed: TableOrFile | NotSet = option(
-        "deepspeed: additional DeepSpeed options, as JSON or a path to a JSON file."
+        "deepspeed: additional DeepSpeed options, as JSON or a path to a JSON file.",
+        requires={"parallel.strategy": "deepspeed"},
     )
     nccl_debug: bool | NotSet = option(
-        "Log NCCL's debug output and record the last collectives (GPUs).", resume=DISPLAY
+        "Log NCCL's debug output and record the last collectives (GPUs).",
+        resume=DISPLAY,
+        requires={"parallel.backend": "nccl"},
     )
     replica_check_every: StepPeriod | NotSet | None = option(
         "How often to compare the replicas' parameters, at log points: '1 epoch'.",
         resume=safe("it compares weights and changes none"),
+        requires={PROCESSES: ON},
     )
     timeout_s: Positive | NotSet = option(
         "Seconds that a rank waits for the others after the first step.", resume=WAITING

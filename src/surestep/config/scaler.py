@@ -1,6 +1,7 @@
 """Options of the loss scale."""
 
-from typing import Annotated, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -16,6 +17,7 @@ class Scaler(ConfigGroup):
     """Loss scaling under fp16, with the option names of torch.amp.GradScaler."""
 
     prefix: ClassVar[str] = "scaler."
+    requires: ClassVar[Mapping[str, Any]] = {"precision": "fp16"}
     resume: ClassVar[ResumeEffect] = blocked("the loss scale would change differently than so far")
     init_scale: Annotated[float, Field(ge=1)] | NotSet = option(
         "fp16: initial loss scale.", resume=INITIAL

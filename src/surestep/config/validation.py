@@ -1,10 +1,20 @@
 """Options of evaluation and early stopping."""
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from surestep.config.group import ConfigGroup
 from surestep.config.not_set import NotSet
-from surestep.config.option import ENDING, ResumeEffect, blocked, not_bitwise, option, safe
+from surestep.config.option import (
+    ENDING,
+    ON,
+    VAL_DATA,
+    ResumeEffect,
+    blocked,
+    not_bitwise,
+    option,
+    safe,
+)
 from surestep.config.types import Count, NotNegative, Period, StepPoint
 
 EVALUATION = safe("evaluations change no weight")
@@ -14,6 +24,7 @@ class Validation(ConfigGroup):
     """When to evaluate, and which metric decides what is best."""
 
     prefix: ClassVar[str] = "validation."
+    requires: ClassVar[Mapping[str, Any]] = {VAL_DATA: ON}
     every: Period | NotSet | None = option(
         "How often to evaluate: '1 epoch', '500 steps'.", resume=EVALUATION
     )
@@ -43,9 +54,12 @@ class EarlyStop(ConfigGroup):
     prefix: ClassVar[str] = "early_stop."
     resume: ClassVar[ResumeEffect] = ENDING
     patience: Count | NotSet | None = option(
-        "Stop after this many evaluations in a row without improvement."
+        "Stop after this many evaluations in a row without improvement.", requires={VAL_DATA: ON}
     )
     start: StepPoint | NotSet | None = option(
-        "Ignore evaluations before this point: '5 epochs', '1000 steps'."
+        "Ignore evaluations before this point: '5 epochs', '1000 steps'.",
+        requires={"early_stop.patience": ON},
     )
-    min_delta: NotNegative | NotSet = option("Smallest change that counts as an improvement.")
+    min_delta: NotNegative | NotSet = option(
+        "Smallest change that counts as an improvement.", requires={"early_stop.patience": ON}
+    )

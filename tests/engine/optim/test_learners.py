@@ -71,7 +71,7 @@ def test_of_another_optimizer_nothing_is_taken_over():
 
 def test_a_wrong_option_is_refused_as_everywhere():
     with pytest.raises(
-        ConfigError, match=r"optim\.momentum=0\.9 is an option of muon, rmsprop and sgd"
+        ConfigError, match=r"momentum=0\.9 requires optim\.name='muon', 'rmsprop' or 'sgd', but"
     ):
         made(shared=surestep.Optim(name="adamw", momentum=0.9), critic=surestep.Optim())
 

@@ -8,11 +8,13 @@ SWA = {"kind": "swa", "start": "50%", "every": "2 steps", "lr": 1e-3}
 
 ENTRIES = {
     "ema": Entry(
-        Wrong("average.lr=0.1 is an option of", {"average": {**EMA, "lr": 0.1}}),
+        Wrong("average.lr=0.1 requires average.kind='swa', but", {"average": {**EMA, "lr": 0.1}}),
         {"average": EMA},
     ),
     "swa": Entry(
-        Wrong("average.decay=0.9 is an option of", {"average": {**SWA, "decay": 0.9}}),
+        Wrong(
+            "average.decay=0.9 requires average.kind='ema', but", {"average": {**SWA, "decay": 0.9}}
+        ),
         {"average": SWA},
     ),
 }

@@ -53,19 +53,25 @@ def entry(name: str, wrong: tuple[str, Any, str], **options: Any) -> Entry:
     )
 
 
-MOMENTUM = ("momentum", 0.9, "optim.momentum=0.9 is an option of muon, rmsprop and sgd, but")
+MOMENTUM = ("momentum", 0.9, "momentum=0.9 requires optim.name='muon', 'rmsprop' or 'sgd', but")
 DECAY = ("weight_decay", 0.1, "optim.weight_decay=0.1, but .* has no weight decay")
 ENTRIES = {
     "adadelta": entry("adadelta", MOMENTUM, rho=0.8, lr=0.3),
     "adafactor": entry("adafactor", ("eps", 1e-8, "adafactor takes two numbers"), lr=1e-2),
     "adagrad": entry("adagrad", MOMENTUM, lr=1e-1, lr_decay=0.01),
-    "adam": entry("adam", ("alpha", 0.9, "an option of asgd and rmsprop, but"), amsgrad=True),
-    "adamax": entry("adamax", ("amsgrad", True, "an option of adam and adamw, but"), lr=1e-2),
+    "adam": entry(
+        "adam",
+        ("alpha", 0.9, "alpha=0.9 requires optim.name='asgd' or 'rmsprop', but"),
+        amsgrad=True,
+    ),
+    "adamax": entry(
+        "adamax", ("amsgrad", True, "requires optim.name='adam' or 'adamw', but"), lr=1e-2
+    ),
     "adamw": entry("adamw", MOMENTUM, lr=1e-2),
     # A moment that lies between two of 256 levels goes to one or the other by its last bit.
     "adamw8bit": entry(
         "adamw8bit",
-        ("amsgrad", True, "an option of adam and adamw, but .*optim.min_8bit_size"),
+        ("amsgrad", True, "requires optim.name='adam' or 'adamw', but"),
         lr=1e-2,
         of_entry={"parts": wide, "tolerance": 1e-3},
     ),
@@ -83,10 +89,17 @@ ENTRIES = {
     ),
     "nadam": entry("nadam", ("implementation", "fused", "Say 'foreach' or 'for_loop'"), lr=1e-2),
     "radam": entry("radam", MOMENTUM, lr=1e-2),
-    "rmsprop": entry("rmsprop", ("nesterov", True, "of muon and sgd"), momentum=0.9, centered=True),
+    "rmsprop": entry(
+        "rmsprop",
+        ("nesterov", True, "requires optim.name='muon' or 'sgd'"),
+        momentum=0.9,
+        centered=True,
+    ),
     # The sign of a gradient near zero may hang on its last bit; none of these does.
     "rprop": entry("rprop", ("etas", (0.5, 0.9), "Say a number below 1 and one above"), lr=1e-2),
-    "sgd": entry("sgd", ("betas", (0.9, 0.9), "betas=.* is an option of adam,"), momentum=0.9),
+    "sgd": entry(
+        "sgd", ("betas", (0.9, 0.9), "betas=.* requires optim.name='adam',"), momentum=0.9
+    ),
     "sparse_adam": entry(
         "sparse_adam", MOMENTUM, lr=1e-2, adamw_lr=1e-3, of_entry={"parts": words}
     ),

@@ -24,7 +24,7 @@ def falling(steps_taken: int, total: int) -> float:
 
 ENTRIES = {
     "constant": of(
-        "min_lr_ratio=0.1 is an option of .*, and the schedule is constant, which takes warmup",
+        "min_lr_ratio=0.1 requires schedule.name=.*, but schedule.name is 'constant'",
         {"min_lr_ratio": 0.1},
         name="constant",
         warmup="4 steps",
@@ -47,7 +47,7 @@ ENTRIES = {
         **{"name": "multi_step", "milestones": ("25%", "8 steps"), "min_lr": 2e-4},
     ),
     "exponential": of(
-        "power=2.0 is an option of polynomial",
+        "power=2.0 requires schedule.name='polynomial'",
         {"power": 2},
         **{"name": "exponential", "gamma": 0.5, "interval": "3 steps"},
     ),
@@ -76,7 +76,7 @@ ENTRIES = {
         optim={"name": "sgd", "momentum": 0.9},
     ),
     "reduce_on_plateau": of(
-        "interval='1 epoch' is an option of",
+        "interval='1 epoch' requires schedule.name=",
         {"interval": "1 epoch"},
         judged,
         **{"name": "reduce_on_plateau", "patience": 0, "factor": 0.5, "threshold": 9.0},

@@ -17,26 +17,6 @@ def _is(kind: str) -> Any:
     return lambda k: k["average.kind"] == kind
 
 
-def _refuse_for_others(option: str, kind: str) -> Constraint:
-    return Constraint(
-        lambda k: option in k.set_options and k["average.kind"] != kind,
-        lambda k: (
-            f"{option}={k.set_options[option]!r} is an option of average.kind={kind!r}, and "
-            "average.kind "
-            f"is {k['average.kind']}. Leave it out, or say average.kind={kind!r}."
-        ),
-    )
-
-
-def _refuse_without_average(option: str) -> Constraint:
-    return Constraint(
-        lambda k: option in k.set_options and k["average.kind"] == "none",
-        lambda k: (
-            f"{option}={k.set_options[option]!r} needs an average: say average.kind='ema' or 'swa'."
-        ),
-    )
-
-
 def _epochs_left(k: PlanContext) -> float:
     left = k["total_steps"] - k.length_in_steps(k["average.start"])
     return float(left / k["steps_per_epoch"])
@@ -108,18 +88,7 @@ ROWS: Rows = {
 }
 
 REFUSALS: Refusals = {
-    "average.decay": (
-        _refuse_without_average("average.decay"),
-        _refuse_for_others("average.decay", "ema"),
-    ),
-    "average.warmup": (
-        _refuse_without_average("average.warmup"),
-        _refuse_for_others("average.warmup", "ema"),
-    ),
-    "average.start": (_refuse_without_average("average.start"),),
-    "average.every": (_refuse_without_average("average.every"),),
     "average.buffers": (
-        _refuse_without_average("average.buffers"),
         Constraint(
             _never_averaged,
             lambda k: (
@@ -149,24 +118,12 @@ REFUSALS: Refusals = {
         ),
     ),
     "average.lr": (
-        _refuse_without_average("average.lr"),
-        _refuse_for_others("average.lr", "swa"),
         Constraint(
             lambda k: "average.lr" in k.set_options and k["schedule.name"] == "reduce_on_plateau",
             lambda k: (
                 f"average.lr={k.set_options['average.lr']} goes over from a rate known "
                 "beforehand, and "
                 "that of reduce_on_plateau is not. Leave it out, or say schedule.name='cosine'."
-            ),
-        ),
-    ),
-    "average.anneal": (
-        Constraint(
-            lambda k: "average.anneal" in k.set_options and "average.lr" not in k.set_options,
-            lambda k: (
-                f"average.anneal={k.set_options['average.anneal']!r} is the way to average.lr, "
-                "which is "
-                "not said. Say average.lr too."
             ),
         ),
     ),

@@ -321,31 +321,9 @@ REFUSALS: Refusals = {
     ),
     "data.drop_last": (_refuse_loader("data.drop_last", "drop_last"),),
     "data.num_workers": (_refuse_loader("data.num_workers", "num_workers"),),
-    "data.pin_memory": (
-        _refuse_loader("data.pin_memory", "pin_memory"),
-        Constraint(
-            lambda k: bool(k.set_options.get("data.pin_memory")) and not k.on_gpu,
-            lambda k: (
-                "data.pin_memory=True is for copies to a GPU, and the device is cpu. Leave it out."
-            ),
-        ),
-    ),
-    "data.persistent_workers": (
-        _refuse_loader("data.persistent_workers", "persistent_workers"),
-        Constraint(
-            lambda k: (
-                bool(k.set_options.get("data.persistent_workers")) and not k["data.num_workers"]
-            ),
-            lambda k: "data.persistent_workers=True needs workers: say data.num_workers=2.",
-        ),
-    ),
-    "data.prefetch_factor": (
-        _refuse_loader("data.prefetch_factor", "prefetch_factor"),
-        Constraint(
-            lambda k: "data.prefetch_factor" in k.set_options and not k["data.num_workers"],
-            lambda k: "data.prefetch_factor needs workers: say data.num_workers=2.",
-        ),
-    ),
+    "data.pin_memory": (_refuse_loader("data.pin_memory", "pin_memory"),),
+    "data.persistent_workers": (_refuse_loader("data.persistent_workers", "persistent_workers"),),
+    "data.prefetch_factor": (_refuse_loader("data.prefetch_factor", "prefetch_factor"),),
     "total_steps": (
         Constraint(
             lambda k: k.task_info.no_data and "epochs" in k.set_options,

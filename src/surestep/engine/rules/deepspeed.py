@@ -14,7 +14,6 @@ from surestep.engine.rules.helpers import (
     Refusals,
     Rows,
     default_value,
-    require_strategy,
     user_value,
 )
 
@@ -31,23 +30,6 @@ def _here(k: PlanContext) -> bool:
 
 def _shares(k: PlanContext) -> bool:
     return _here(k) and k["parallel.zero_stage"] > 0
-
-
-def _only_here(option: str) -> Constraint:
-    return require_strategy(
-        "deepspeed", option, belongs="is DeepSpeed's", say="Say parallel.strategy='deepspeed'"
-    )
-
-
-def _of_ddp(option: str) -> Constraint:
-    return Constraint(
-        lambda k: _here(k) and bool(k.set_options.get(option)),
-        lambda k: (
-            f"{option}={k.set_options[option]} is an option of DDP, and parallel.strategy is "
-            "deepspeed. Leave "
-            "it out, or say parallel.strategy='ddp'."
-        ),
-    )
 
 
 def _thawing(k: PlanContext) -> str | None:
@@ -117,9 +99,7 @@ ROWS: Rows = {
 }
 
 REFUSALS: Refusals = {
-    "parallel.zero_stage": (_only_here("parallel.zero_stage"),),
     "parallel.deepspeed": (
-        _only_here("parallel.deepspeed"),
         Constraint(
             lambda k: _here(k) and k["parallel.offload"] == "all" and k["parallel.zero_stage"] != 3,
             lambda k: (
@@ -246,8 +226,6 @@ REFUSALS: Refusals = {
                 "checkpoint.weights='all', or parallel.zero_stage=2."
             ),
         ),
-        _of_ddp("parallel.find_unused_parameters"),
-        _of_ddp("parallel.static_graph"),
         Constraint(lambda k: _here(k) and bool(problems(k)), lambda k: "\n".join(problems(k))),
     ),
 }

@@ -9,7 +9,6 @@ from surestep.engine.rules.helpers import (
     Rows,
     default_value,
     is_set,
-    require_strategy,
     user_value,
 )
 
@@ -43,31 +42,11 @@ def _is_fsdp(k: PlanContext) -> bool:
     return bool(k["parallel.strategy"] == "fsdp")
 
 
-def _not_fsdp(option: str) -> Constraint:
-    return require_strategy(
-        "fsdp",
-        option,
-        belongs="is for parameters in parts",
-        say="Say parallel.strategy='fsdp' with several processes",
-    )
-
-
 def _cannot(
     when: Callable[[PlanContext], bool], message: Callable[[PlanContext], str]
 ) -> Constraint:
     """Refuse what cannot be done on parts."""
     return Constraint(lambda k: _is_fsdp(k) and when(k), message)
-
-
-def _of_ddp(option: str) -> Constraint:
-    return _cannot(
-        lambda k: bool(k.set_options.get(option)),
-        lambda k: (
-            f"{option}={k.set_options[option]} is an option of DDP, and parallel.strategy is fsdp. "
-            "Leave it "
-            "out, or say parallel.strategy='ddp'."
-        ),
-    )
 
 
 def _cut(name: str) -> Rule:
@@ -173,18 +152,8 @@ REFUSALS: Refusals = {
                 "parallel.strategy='ddp'."
             ),
         ),
-        _of_ddp("parallel.find_unused_parameters"),
-        _of_ddp("parallel.static_graph"),
     ),
     "parallel.shard_size": (
-        Constraint(
-            lambda k: "parallel.shard_size" in k.set_options and k["parallel.shard"] != "hybrid",
-            lambda k: (
-                f"parallel.shard_size={k.set_options['parallel.shard_size']} is for groups of "
-                "ranks: say "
-                "parallel.shard='hybrid' with it, or leave it out."
-            ),
-        ),
         _cannot(
             lambda k: (
                 k["parallel.shard"] == "hybrid"
@@ -198,26 +167,12 @@ REFUSALS: Refusals = {
         ),
     ),
     "parallel.wrap_policy": (
-        _not_fsdp("parallel.wrap_policy"),
         _cannot(
             lambda k: bool(k.blocks.problem),
             lambda k: k.blocks.problem,
         ),
     ),
     "parallel.meta_init": (
-        Constraint(
-            lambda k: (
-                bool(k.set_options.get("parallel.meta_init"))
-                and k["parallel.strategy"] == "deepspeed"
-            ),
-            lambda k: (
-                "parallel.meta_init=True: DeepSpeed cuts a model that each process has built "
-                f"whole in the memory of the host, {k.system.launched.local_size} on a machine. "
-                "Leave it out where there is room for so many, or say parallel.strategy='fsdp' and "
-                "parallel.shard='full'."
-            ),
-        ),
-        _not_fsdp("parallel.meta_init"),
         _cannot(
             lambda k: bool(k.set_options.get("parallel.meta_init")) and k.task_info.is_built,
             lambda _: (
@@ -232,19 +187,6 @@ REFUSALS: Refusals = {
             lambda _: (
                 "parallel.offload='optimizer' is not FSDP's, which keeps parameters, gradients and "
                 "optimizer state together. Say parallel.offload='all'."
-            ),
-        ),
-        Constraint(
-            lambda k: (
-                k.set_options.get("parallel.offload", "off") != "off"
-                and k["parallel.strategy"] not in ("fsdp", "deepspeed")
-            ),
-            lambda k: (
-                f"parallel.offload={k.set_options['parallel.offload']!r} is for parameters in "
-                "parts, and "
-                f"parallel.strategy is {k['parallel.strategy']}. Say parallel.strategy='fsdp' "
-                "with several "
-                "processes, or leave it out."
             ),
         ),
         _cannot(

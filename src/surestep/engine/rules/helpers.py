@@ -75,24 +75,6 @@ def replicated_read(
     )
 
 
-def require_strategy(kind: str, option: str, *, belongs: str, say: str) -> Constraint:
-    """Refuse an option that only one way of sharing a step knows.
-
-    Args:
-        kind: of that way, as in `parallel.strategy`.
-        option: that was said.
-        belongs: what the option is, such as "is DeepSpeed's".
-        say: what to say instead.
-    """
-    return Constraint(
-        lambda k: option in k.set_options and k["parallel.strategy"] != kind,
-        lambda k: (
-            f"{option}={k.set_options[option]!r} {belongs}, and parallel.strategy is "
-            f"{k['parallel.strategy']!r}. {say}, or leave it out."
-        ),
-    )
-
-
 def require_whole_epochs(option: str) -> Constraint:
     """Refuse "0.5 epochs" where nobody knows how long an epoch is: only its end is seen."""
 

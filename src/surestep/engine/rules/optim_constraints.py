@@ -1,12 +1,9 @@
 """Wishes about the optimizer that cannot be kept."""
 
 from surestep.config.param_groups import parse_param_group
-from surestep.engine.optim.registry import OPTIMIZERS, optimizers_with, options_of
+from surestep.engine.optim.registry import OPTIMIZERS
 from surestep.engine.plan.plan import Constraint, PlanContext
 from surestep.engine.rules.helpers import Refusals
-
-EVERY_OPTION = {option: None for known in OPTIMIZERS.values() for option in known.options}
-USUAL = ("adamw", "sgd")  # what to say instead, where several have the option
 
 
 def _name(k: PlanContext) -> str:
@@ -16,40 +13,11 @@ def _name(k: PlanContext) -> str:
     return str(k.set_options.get("optim.name", "sparse_adam" if k.task_info.sparse else "adamw"))
 
 
-def _takes(k: PlanContext, trait: str) -> bool:
-    name = _name(k)
-    return name == "own" or bool(getattr(OPTIMIZERS[name], trait))
-
-
 def _decays(k: PlanContext) -> bool:
     """Say whether anything decays: what SparseAdam moves does not, what AdamW moves beside it."""
     return OPTIMIZERS[k["optim.name"]].decays and (
         k["optim.name"] != "sparse_adam" or k.task_info.dense
     )
-
-
-def _refuse_foreign(option: str) -> Constraint:
-    """Refuse an option that belongs to another optimizer, and name the right ones."""
-    full = f"optim.{option}"
-
-    def message(k: PlanContext) -> str:
-        own = ", ".join(f"optim.{each}" for each in sorted(options_of(k["optim.name"])))
-        owners = optimizers_with(option)
-        usual = next((name for name in USUAL if name in owners), owners[0])
-        return (
-            f"{full}={k.set_options[full]!r} is an option of {_listed(owners)}, but the "
-            "optimizer is "
-            f"{k['optim.name']}. Its own options: {own}. Say one of those, or "
-            f"optim.name={usual!r}."
-        )
-
-    return Constraint(
-        lambda k: full in k.set_options and option not in options_of(k["optim.name"]), message
-    )
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _unfit(k: PlanContext) -> str | None:
@@ -182,9 +150,7 @@ REFUSALS: Refusals = {
             ),
         ),
     ),
-    **{f"optim.{option}": (_refuse_foreign(option),) for option in EVERY_OPTION},
     "optim.nesterov": (
-        _refuse_foreign("nesterov"),
         Constraint(
             lambda k: bool(k.set_options.get("optim.nesterov")) and not k["optim.momentum"],
             lambda k: "optim.nesterov=True needs a momentum: say optim.momentum=0.9.",
@@ -197,7 +163,6 @@ REFUSALS: Refusals = {
         ),
     ),
     "optim.eps": (
-        _refuse_foreign("eps"),
         Constraint(
             lambda k: (
                 "optim.eps" in k.set_options
@@ -211,7 +176,6 @@ REFUSALS: Refusals = {
         ),
     ),
     "optim.adamw_lr": (
-        _refuse_foreign("adamw_lr"),
         Constraint(
             lambda k: "optim.adamw_lr" in k.set_options and not k.task_info.dense,
             lambda k: (
@@ -221,7 +185,6 @@ REFUSALS: Refusals = {
         ),
     ),
     "optim.etas": (
-        _refuse_foreign("etas"),
         Constraint(
             lambda k: (
                 "optim.etas" in k.set_options
@@ -235,7 +198,6 @@ REFUSALS: Refusals = {
         ),
     ),
     "optim.dampening": (
-        _refuse_foreign("dampening"),
         Constraint(
             lambda k: bool(k.set_options.get("optim.dampening") and k.task_info.sparse),
             lambda k: (

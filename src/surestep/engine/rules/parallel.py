@@ -28,17 +28,6 @@ def _kind(k: PlanContext) -> str:
     return str(k.set_options.get("parallel.strategy", "auto"))
 
 
-def _needs_many(option: str) -> Constraint:
-    return Constraint(
-        lambda k: option in k.set_options and k["parallel.strategy"] == "single",
-        lambda k: (
-            f"{option}={k.set_options[option]!r} is for several processes, and here is one. "
-            "Start them "
-            f"with {SEVERAL}, or leave it out."
-        ),
-    )
-
-
 def _of_ddps_reducer(option: str) -> Constraint:
     """Refuse what tells DDP how to wait for gradients, where DDP does not add them up."""
     return Constraint(
@@ -210,12 +199,8 @@ REFUSALS: Refusals = {
             "optim.name='lbfgs' evaluates the batch by itself",
         ),
     ),
-    "parallel.find_unused_parameters": (
-        _needs_many("parallel.find_unused_parameters"),
-        _of_ddps_reducer("parallel.find_unused_parameters"),
-    ),
+    "parallel.find_unused_parameters": (_of_ddps_reducer("parallel.find_unused_parameters"),),
     "parallel.static_graph": (
-        _needs_many("parallel.static_graph"),
         _of_ddps_reducer("parallel.static_graph"),
         Constraint(
             lambda k: bool(
@@ -227,19 +212,7 @@ REFUSALS: Refusals = {
             ),
         ),
     ),
-    "parallel.nccl_debug": (
-        Constraint(
-            lambda k: (
-                bool(k.set_options.get("parallel.nccl_debug")) and k["parallel.backend"] != "nccl"
-            ),
-            lambda k: (
-                "parallel.nccl_debug=True, but the processes talk over "
-                f"{k['parallel.backend']} and not NCCL. Leave it out."
-            ),
-        ),
-    ),
     "parallel.replica_check_every": (
-        _needs_many("parallel.replica_check_every"),
         Constraint(
             lambda k: k.is_on("parallel.replica_check_every") and _has_no_copies(k),
             lambda k: (
@@ -266,18 +239,6 @@ REFUSALS: Refusals = {
                 "shorter than "
                 f"parallel.timeout_s={k['parallel.timeout_s']:g}, and no step takes longer than "
                 "the first one. Say at least as much, or leave it out."
-            ),
-        ),
-    ),
-    "parallel.sync_batchnorm": (
-        _needs_many("parallel.sync_batchnorm"),
-        Constraint(
-            lambda k: bool(k.set_options.get("parallel.sync_batchnorm")) and not k.on_gpu,
-            lambda k: (
-                f"parallel.sync_batchnorm={k.set_options['parallel.sync_batchnorm']} works on "
-                "GPUs only, "
-                f"and the device is {k['device']}. Leave it out, or use GroupNorm, "
-                "which needs no statistics of the batch."
             ),
         ),
     ),

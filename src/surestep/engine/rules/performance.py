@@ -107,10 +107,6 @@ REFUSALS: Refusals = {
     "compile_blocks": (
         *fsdp.BLOCKS_REFUSALS,
         Constraint(
-            lambda k: bool(k.set_options.get("compile_blocks")) and k["compile"] == "off",
-            lambda _: "compile_blocks=True says how to compile: say compile='default' with it.",
-        ),
-        Constraint(
             lambda k: bool(k.set_options.get("compile_blocks")) and not k.task_info.blocks,
             lambda _: (
                 "compile_blocks=True needs a model with blocks, in a ModuleList or Sequential, "
@@ -142,12 +138,6 @@ REFUSALS: Refusals = {
             lambda _: (
                 "cudnn_benchmark=True lets cuDNN choose another algorithm each run, and "
                 "deterministic=True forbids that. Say one of them."
-            ),
-        ),
-        Constraint(
-            lambda k: bool(k.set_options.get("cudnn_benchmark")) and not k.on_gpu,
-            lambda k: (
-                f"cudnn_benchmark=True is for a GPU, and the device is {k['device']}. Leave it out."
             ),
         ),
     ),

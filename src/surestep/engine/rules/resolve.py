@@ -17,6 +17,7 @@ from surestep.engine.plan.plan import Plan, PlanContext, ResolvedOption, TaskInf
 from surestep.engine.plan.system import SystemInfo
 from surestep.engine.rules import REFUSALS, TABLE
 from surestep.engine.rules.optim import own_options
+from surestep.engine.rules.requirements import find_unmet
 from surestep.engine.rules.run import DEFAULT_SEED
 from surestep.engine.rules.schedule_spec import make_schedule_spec
 
@@ -133,6 +134,9 @@ def _check(known: PlanContext, option: str) -> None:
     Raises:
         _Refused: some do.
     """
+    unmet = find_unmet(known, option)
+    if unmet is not None:  # the constraints below may rest on what is required
+        raise _Refused(unmet, option)
     found: list[str] = []
     for refusal in REFUSALS.get(option, ()):
         try:

@@ -29,29 +29,6 @@ def _rows(option: str) -> tuple[Rule, ...]:
     )
 
 
-def _foreign(option: str) -> Constraint:
-    """Refuse an option that the schedule chosen does not take; no warm-up is always taken."""
-
-    def message(k: PlanContext) -> str:
-        name, takes = k["schedule.name"], CATALOG[k["schedule.name"]].takes
-        owners = [other for other, entry in CATALOG.items() if option in entry.takes]
-        usual = "cosine" if "cosine" in owners else owners[0]
-        instead = ", say schedule.warmup='0%'," if option == "warmup" else ""
-        return (
-            f"schedule.{option}={k.set_options[f'schedule.{option}']!r} is an option of "
-            f"{', '.join(owners)}, and the schedule is {name}, which takes "
-            f"{', '.join(takes)}. Leave it out{instead} or say schedule.name={usual!r}."
-        )
-
-    return Constraint(
-        lambda k: (
-            k.set_options.get(f"schedule.{option}", "0%") != "0%"
-            and option not in CATALOG[k["schedule.name"]].takes
-        ),
-        message,
-    )
-
-
 def _needed(option: str) -> Constraint:
     """Refuse to go without an option that the schedule chosen cannot do without."""
 
@@ -118,7 +95,6 @@ REFUSALS: Refusals = {
     ),
     **{
         f"schedule.{option}": (
-            _foreign(option),
             *((_needed(option),) if option in NEEDED else ()),
             *CURVE.get(option, ()),
         )

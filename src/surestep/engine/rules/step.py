@@ -129,12 +129,6 @@ REFUSALS: Refusals = {
             lambda k: _not_clipped(f"clip_value={k.set_options['clip_value']}"),
         ),
     ),
-    "max_nonfinite_steps": (
-        Constraint(
-            lambda k: "max_nonfinite_steps" in k.set_options and k["on_nonfinite"] == "raise",
-            lambda k: "max_nonfinite_steps counts skipped steps: say on_nonfinite='skip' with it.",
-        ),
-    ),
     "on_spike": (
         Constraint(
             lambda k: k.set_options.get("on_spike") == "rollback" and k.set_options.get(_KEPT) == 1,
@@ -148,25 +142,6 @@ REFUSALS: Refusals = {
             lambda _: (
                 "on_spike='rollback' needs a checkpoint to go back to, and checkpoint.every is "
                 "off. Set checkpoint.every='1 epoch'."
-            ),
-        ),
-    ),
-    "max_rollbacks": (
-        Constraint(
-            lambda k: "max_rollbacks" in k.set_options and k["on_spike"] != "rollback",
-            lambda _: "max_rollbacks counts rollbacks: say on_spike='rollback' with it.",
-        ),
-    ),
-    "scaler.init_scale": (
-        Constraint(
-            lambda k: (
-                k["precision"] != "fp16" and any(n.startswith("scaler.") for n in k.set_options)
-            ),
-            lambda k: (
-                f"{next(n for n in k.set_options if n.startswith('scaler.'))} is said, but only "
-                "fp16 "
-                f"scales the loss and precision is {k['precision']}. Leave it out, or say "
-                "precision='fp16'."
             ),
         ),
     ),

@@ -16,13 +16,6 @@ from surestep.engine.rules.helpers import (
 )
 
 
-def _refuse_without_val(option: str) -> Constraint:
-    return Constraint(
-        lambda k: k.is_on(option) and not k.task_info.val_sets,
-        lambda k: f"{option}={k.set_options[option]!r} needs evaluations: give the Task val data.",
-    )
-
-
 def _has_average(k: PlanContext) -> bool:
     """Return whether the weights are averaged; the rows of the average are resolved later."""
     return bool(k.set_options.get("average.kind", "none") != "none")
@@ -90,14 +83,8 @@ ROWS: Rows = {
 }
 
 REFUSALS: Refusals = {
-    "validation.every": (
-        _refuse_without_val("validation.every"),
-        require_whole_epochs("validation.every"),
-    ),
-    "validation.on_start": (_refuse_without_val("validation.on_start"),),
-    "limit_val_batches": (_refuse_without_val("limit_val_batches"),),
+    "validation.every": (require_whole_epochs("validation.every"),),
     "validation.batch_size": (
-        _refuse_without_val("validation.batch_size"),
         Constraint(
             lambda k: k.task_info.batched and k.set_options.get("validation.batch_size", 1) != 1,
             lambda k: (
@@ -119,7 +106,6 @@ REFUSALS: Refusals = {
         ),
     ),
     "validation.weights": (
-        _refuse_without_val("validation.weights"),
         Constraint(
             lambda k: (
                 k.set_options.get("validation.weights", "raw") != "raw" and not _has_average(k)
@@ -170,18 +156,14 @@ REFUSALS: Refusals = {
             ),
         ),
         Constraint(
-            lambda k: (
-                "validation.metric" in k.set_options
-                and (not k.task_info.val_sets or not k.is_measured())
-            ),
+            lambda k: "validation.metric" in k.set_options and not k.is_measured(),
             lambda k: (
                 f"validation.metric={k.set_options['validation.metric']!r} is not measured. "
-                f"Measured: {', '.join(k.metric_names()) or 'nothing, there is no val data'}."
+                f"Measured: {', '.join(k.metric_names())}."
             ),
         ),
     ),
     "validation.mode": (
-        _refuse_without_val("validation.mode"),
         Constraint(
             lambda k: k.metric_mode() is None and "validation.mode" not in k.set_options,
             lambda k: (
@@ -192,10 +174,6 @@ REFUSALS: Refusals = {
     ),
     "early_stop.patience": (
         Constraint(
-            lambda k: k.is_on("early_stop.patience") and not k.task_info.val_sets,
-            lambda k: "early_stop.patience needs evaluations: give the Task val data.",
-        ),
-        Constraint(
             lambda k: k.is_on("early_stop.patience") and k.is_off("validation.every"),
             lambda k: (
                 f"early_stop.patience={k.set_options['early_stop.patience']} counts evaluations, "
@@ -204,17 +182,5 @@ REFUSALS: Refusals = {
             ),
         ),
     ),
-    "early_stop.start": (
-        Constraint(
-            lambda k: "early_stop.start" in k.set_options and k["early_stop.patience"] is None,
-            lambda k: "early_stop.start needs a patience: set early_stop.patience=5.",
-        ),
-        require_whole_epochs("early_stop.start"),
-    ),
-    "early_stop.min_delta": (
-        Constraint(
-            lambda k: "early_stop.min_delta" in k.set_options and k["early_stop.patience"] is None,
-            lambda k: "early_stop.min_delta needs a patience: say early_stop.patience=5.",
-        ),
-    ),
+    "early_stop.start": (require_whole_epochs("early_stop.start"),),
 }
