@@ -67,9 +67,8 @@ SLOW = {
     "test_wish_that_cannot_be_kept_is_refused_with_what_to_type[parallel.strategy": (
         "needs accelerate, deepspeed and a C++ compiler"
     ),
-    "tests/laws/test_law_9_refusals.py::test_name_that_is_proposed_takes_the_option[optim.min_8": (
-        NEEDS_BNB
-    ),
+    "tests/laws/test_law_9_refusals.py::"
+    "test_value_that_the_message_proposes_is_accepted[optim.min_8bit_size]": NEEDS_BNB,
     "tests/laws/test_law_9_refusals.py::test_every_refusal_of_the_table_is_tried": (
         "needs every library of dev-all"
     ),

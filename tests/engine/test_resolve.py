@@ -4,10 +4,9 @@ import pytest
 
 from surestep.config.config import Config, iter_options
 from surestep.engine.distributed.launcher_env import LaunchInfo
-from surestep.engine.optim.registry import options_of
+from surestep.engine.optim.registry import OPTIMIZERS, options_of
 from surestep.engine.plan.plan import Plan
 from surestep.engine.rules import REFUSALS, TABLE
-from surestep.engine.rules.optim_constraints import EVERY_OPTION
 from surestep.engine.rules.resolve import resolve_seed
 from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, VALIDATED, decide
 
@@ -36,10 +35,11 @@ def test_every_decision_has_a_reason(facts, given):
     found = decide({}, facts, given)
     decided = [each.option for each in found.decisions]
     assert decided == [option for option in TABLE if option in decided]
+    every_option = {option for known in OPTIMIZERS.values() for option in known.options}
     # Only options of other optimizers are not decided, and of the chosen one they all are.
     assert {option for option in TABLE if option not in decided} == {
         "optim.split",
-        *(f"optim.{option}" for option in EVERY_OPTION if option not in found.optim_options),
+        *(f"optim.{option}" for option in every_option if option not in found.optim_options),
     }
     assert set(found.optim_options) == set(options_of(found.optim_name))
     assert all(each.reason and "{" not in each.reason for each in found.decisions)
