@@ -517,8 +517,8 @@ MUTATIONS = [
             "the thread writes what is trained on",
             instead(
                 snapshot.SnapshotStager,
-                "_copied",
-                lambda _, tensors: layout.StagingBuffers(tensors),
+                "_copy",
+                lambda _, *tensors: layout.StagingBuffers(*tensors),
             ),
             check_background,
         ),

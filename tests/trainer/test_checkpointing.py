@@ -20,10 +20,10 @@ def failing(monkeypatch, *steps):
     """Let the disk be full at these steps."""
     write = saver.write_checkpoint
 
-    def full(folder, snapshot):
+    def full(folder, snapshot, world):
         if snapshot.step in steps:
             raise CheckpointError(f"step {snapshot.step}: No space left on device.")
-        return write(folder, snapshot)
+        return write(folder, snapshot, world)
 
     monkeypatch.setattr(saver, "write_checkpoint", full)
 
@@ -50,10 +50,10 @@ def test_a_save_that_fails_is_told_and_the_next_one_tries_again(
 def test_a_disk_that_stays_full_is_told_in_full_once_until_a_save_succeeds(tmp_path, monkeypatch):
     write, count = saver.write_checkpoint, iter([28, 28, 28, None, 28, 5])
 
-    def fails(folder, snapshot):
+    def fails(folder, snapshot, world):
         number = next(count, None)
         if number is None:
-            return write(folder, snapshot)
+            return write(folder, snapshot, world)
         error = OSError(number, os.strerror(number))
         raise CheckpointError(f"step {snapshot.step}: {error.strerror}. Long.") from error
 
@@ -69,7 +69,7 @@ def test_a_disk_that_stays_full_is_told_in_full_once_until_a_save_succeeds(tmp_p
 def test_what_failed_in_the_thread_is_told_at_the_next_log_point(tmp_path, monkeypatch):
     begun, told = threading.Event(), {}
 
-    def full(folder, snapshot):
+    def full(folder, snapshot, world):
         begun.wait(60)
         raise CheckpointError("No space left on device.")
 
@@ -132,11 +132,11 @@ def test_an_end_that_cannot_be_written_loses_only_its_telling(tmp_path, monkeypa
 def test_an_error_that_is_no_disk_trouble_ends_the_run(tmp_path, monkeypatch):
     write, first = saver.write_checkpoint, [True]
 
-    def broken(folder, snapshot):
+    def broken(folder, snapshot, world):
         if first:
             first.clear()
             raise ZeroDivisionError
-        return write(folder, snapshot)
+        return write(folder, snapshot, world)
 
     monkeypatch.setattr(saver, "write_checkpoint", broken)
     said = {**SAVES, "checkpoint": {**SAVES["checkpoint"], "async_save": False}}

@@ -197,7 +197,7 @@ def gone(folder: Path, state: State, world: Communicator) -> str:
 
     def leaving(*args: Any) -> Any:
         if RANK == 3:
-            together._texts = left
+            together._gather = left
         return real(*args)
 
     def left(*args: Any) -> Any:

@@ -34,7 +34,7 @@ def test_a_save_that_cannot_be_verified_for_memory_lets_the_run_go_on(
     monkeypatch.setattr("surestep.record.checkpoint.writer.check_readable", fails(error))
     tiny_saved = list_checkpoints(tmp_path / "checkpoints")
     assert [each.name for each in tiny_saved] == ["step-00000002"]
-    with pytest.raises(CheckpointError, match="could not be written and verified"):
+    with pytest.raises(CheckpointError, match="could not be written: there is not enough memory"):
         tiny.fit(tmp_path, max_steps=6, **said)  # the end cannot be saved either
     told = capsys.readouterr().err
     assert "not enough memory" in told

@@ -18,5 +18,5 @@ def test_files_and_folders_are_synced_before_and_after_the_name_is_given(tmp_pat
     path = save_checkpoint(tmp_path / "checkpoints", tiny.state_of())
     names = [os.path.basename(each).split("-step-")[0] for each in synced]
     assert sorted(names[:3]) == ["model.safetensors", "optimizer.safetensors", "state.json"]
-    assert names[3:] == ["manifest.json", ".tmp", "checkpoints"]
+    assert names[3:] == [".tmp", "manifest.json", ".tmp", "checkpoints"]
     assert path.exists()

@@ -230,7 +230,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_says_so(tmp_path, small_dis
         monkeypatch.setattr(CheckpointFiles, "write", _full)
     tiny.move(state, 5)
     state.metadata["long"] = "x" * 8000
-    with pytest.raises(CheckpointError, match=r"(?s)could not be written.*are as they were\. Free"):
+    with pytest.raises(CheckpointError, match=r"(?s)could not be written.*are unchanged\. Free"):
         save_checkpoint(folder, state)
     assert [path.name for path in folder.iterdir()] == [first.name]
     assert {path.name: path.read_bytes() for path in first.iterdir()} == before
@@ -260,7 +260,7 @@ def test_a_step_that_cannot_be_saved_again_is_still_there(tmp_path, monkeypatch)
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(CheckpointError, match="are as they were"):
+    with pytest.raises(CheckpointError, match="Earlier checkpoints are unchanged"):
         save_checkpoint(tmp_path, state)
     assert list_checkpoints(tmp_path) == [path]
     load_checkpoint(path, tiny.state_of(steps=0))

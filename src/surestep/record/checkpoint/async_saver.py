@@ -16,7 +16,7 @@ from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.state.state import State
 from surestep.record.checkpoint.staging import SnapshotStager, StateSnapshot
 from surestep.record.checkpoint.state_json import CheckpointInfo
-from surestep.record.checkpoint.writer import snapshot_all_ranks, write_checkpoint, write_sharded
+from surestep.record.checkpoint.writer import snapshot_all_ranks, write_checkpoint
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class AsyncSaver:
         self.tidy = tidy
         self.background = background
         self.world = world
-        self._staging = SnapshotStager(is_first=world.is_first)
+        self._staging = SnapshotStager(world.rank, world.size)
         self._thread: threading.Thread | None = None
         self._done: list[SaveResult] = []
 
@@ -106,7 +106,7 @@ class AsyncSaver:
         path: Path | None = None
         failed: Exception | None = None
         try:
-            saved = self._written(snapshot)
+            saved = write_checkpoint(self.folder, snapshot, self.world.background)
             path = saved.path
             self.tidy(saved)
         except OSError as error:
@@ -118,8 +118,3 @@ class AsyncSaver:
         end = time.perf_counter()
         waited = (copied if self.background else end) - start
         self._done.append(SaveResult(snapshot.step, path, failed, end - start, waited))
-
-    def _written(self, snapshot: StateSnapshot) -> CheckpointInfo:
-        if self.world.size == 1:
-            return write_checkpoint(self.folder, snapshot)
-        return write_sharded(self.folder, snapshot, self.world.background)

@@ -5,7 +5,7 @@ What depends on nothing else is made once: training waits for the time that a sa
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from types import MappingProxyType
@@ -55,7 +55,7 @@ class ShardExtent(NamedTuple):
 Found = Mapping[str, Tensor | TensorShard]
 
 
-Boxes = Mapping[str, Mapping[str, ShardExtent]]  # by kind, by name
+Extents = Mapping[str, Mapping[str, ShardExtent]]  # by kind, by name
 
 
 def is_shared(state: State) -> bool:
@@ -87,87 +87,95 @@ def local_tensors(
 
 
 Named = Mapping[str, Mapping[str, Tensor]]  # by kind ("model", "optimizer", ...) and name
-_NOTHING: Mapping[str, TensorFileLayout] = MappingProxyType({})
+_NO_FILES: Mapping[str, TensorFileLayout] = MappingProxyType({})
+_NO_EXTENTS: Extents = MappingProxyType({})
 
 
 class StagingBuffers:
-    """Buffers on the host that tensors are copied into, and the files that are made of them.
+    """Host buffers that a snapshot is copied into, and the layout of the files made of them.
 
     Args:
-        tensors: what they are for, by kind and name.
-        old: files of the layout before, whose memory is taken where it fits.
+        tensors: what the buffers hold, by kind and name.
+        extents: the position of each tensor in the full one; none if all are full.
+        suffix: of the file names, such as ".rank-00001".
+        old: files of the layout before, whose memory is reused if it fits.
 
     Attributes:
         buffers: by kind and name; contiguous.
-        blocks: what each file holds, by its name.
-        known: what lay beside the tensors of one that was laid out like this, and could be opened.
+        blocks: the content of each file, by file name.
+        checked: the rest of the record, and the manifest's text about tensors, of the last save
+            with this layout that was verified to be loadable.
 
     Raises:
         CheckpointError: safetensors has no name for a tensor's type.
     """
 
-    def __init__(self, tensors: Named, old: Mapping[str, TensorFileLayout] = _NOTHING) -> None:
+    def __init__(
+        self,
+        tensors: Named,
+        extents: Extents = _NO_EXTENTS,
+        suffix: str = "",
+        old: Mapping[str, TensorFileLayout] = _NO_FILES,
+    ) -> None:
+        self.extents = extents
+        self._files = {kind: f"{kind}{suffix}.safetensors" for kind in tensors}
         self.blocks: Mapping[str, TensorFileLayout] = {
-            _file(kind): _block(named, old.get(_file(kind))) for kind, named in tensors.items()
+            self._files[kind]: _allocate(named, old.get(self._files[kind]))
+            for kind, named in tensors.items()
         }
-        self.buffers: Named = {kind: self.file_of(kind).tensors for kind in tensors}
-        self.known: str | None = None
-        self._like = list(_like(tensors))
+        self.buffers: Named = {
+            kind: self.blocks[file].tensors for kind, file in self._files.items()
+        }
+        self.checked: tuple[str, str] | None = None
+        self._described = list(_describe(tensors))
 
     @cached_property
     def text(self) -> str:
-        """What a manifest says of the tensors, as JSON."""
+        """The manifest's text about these tensors, as JSON."""
         return tensors_text(
             {
-                kind: {name: _whole(name, each, _file(kind)) for name, each in named.items()}
+                kind: {name: self._entry(kind, name, each) for name, each in named.items()}
                 for kind, named in self.buffers.items()
             }
         )
 
-    def file_of(self, kind: str) -> TensorFileLayout:
-        """Return what the file of a kind holds."""
-        return self.blocks[_file(kind)]
+    def _entry(self, kind: str, name: str, tensor: Tensor) -> TensorEntry:
+        shape = tuple(tensor.shape)
+        full = ShardExtent(shape, tuple(0 for _ in shape))
+        full_shape, offset = self.extents.get(kind, {}).get(name, full)
+        dtype = safetensors_dtype(name, tensor.dtype)
+        slices = (TensorSlice(self._files[kind], tuple(offset), shape),)
+        return TensorEntry(dtype, tuple(full_shape), slices)
 
-    def matches(self, tensors: Named) -> bool:
-        """Say whether these tensors have the names, shapes and types of the buffers."""
-        return self._like == list(_like(tensors))
+    def matches(self, tensors: Named, extents: Extents = _NO_EXTENTS) -> bool:
+        """Return whether tensors have the names, shapes, dtypes and extents of the buffers."""
+        return self.extents == extents and self._described == list(_describe(tensors))
 
     def fill(self, tensors: Named) -> None:
-        """Copy tensors that fit into the buffers; waits for their devices."""
-        taken, buffers = _all(tensors), _all(self.buffers)
+        """Copy tensors that match into the buffers; waits for their devices."""
+        sources, buffers = _flatten(tensors), _flatten(self.buffers)
         with torch.no_grad():
-            if taken:
-                torch._foreach_copy_(buffers, taken, non_blocking=True)
-        for device in {each.device for each in taken}:  # not the current one alone
+            if sources:
+                torch._foreach_copy_(buffers, sources, non_blocking=True)
+        for device in {each.device for each in sources}:  # not only the current one
             if device.type != "cpu":
                 torch.accelerator.synchronize(device)
 
 
-def _block(tensors: Mapping[str, Tensor], old: TensorFileLayout | None) -> TensorFileLayout:
-    if old is not None and list(_like({"": tensors})) == list(_like({"": old.tensors})):
+def _allocate(tensors: Mapping[str, Tensor], old: TensorFileLayout | None) -> TensorFileLayout:
+    if old is not None and list(_describe({"": tensors})) == list(_describe({"": old.tensors})):
         return old
     return allocate_buffer(tensors)
 
 
-def _like(tensors: Named) -> Iterator[tuple[str, str, torch.Size, torch.dtype]]:
+def _describe(tensors: Named) -> Iterator[tuple[str, str, torch.Size, torch.dtype]]:
     for kind, named in tensors.items():
         for name, each in named.items():
             yield kind, name, each.shape, each.dtype
 
 
-def _all(tensors: Named) -> list[Tensor]:
+def _flatten(tensors: Named) -> list[Tensor]:
     return [each for named in tensors.values() for each in named.values()]
-
-
-def _file(kind: str) -> str:
-    return f"{kind}.safetensors"
-
-
-def _whole(name: str, tensor: Tensor, file: str) -> TensorEntry:
-    """Return a tensor that lies in one piece."""
-    shape = tuple(tensor.shape)
-    piece = TensorSlice(file, tuple(0 for _ in shape), shape)
-    return TensorEntry(safetensors_dtype(name, tensor.dtype), shape, (piece,))
 
 
 BUFFERS = "buffers"  # those that the model's state_dict leaves out, where training moved them
@@ -183,14 +191,12 @@ class StateSnapshot:
         "buffers").
         numbers: of the rest, what the engine itself keeps: the place, the counts and the like.
         others: of the rest, what the parts of a training put into it, as JSON.
-        boxes: where each tensor lies in the whole one; nothing where each is whole.
     """
 
     step: int
     layout: StagingBuffers
     numbers: Mapping[str, Any]
     others: str
-    boxes: Boxes = field(default_factory=dict)
 
     @property
     def record(self) -> bytes:
@@ -199,14 +205,16 @@ class StateSnapshot:
 
 
 class SnapshotStager:
-    """Takes snapshots into buffers that it keeps; the snapshot before is overwritten.
+    """Copies a State into host buffers; each snapshot overwrites the one before.
 
     Args:
-        is_first: of the ranks that share a state, this is the one that writes what all have.
+        rank: of this process, among those that write the checkpoint together.
+        size: how many processes write it. Rank 0 writes what all of them have.
     """
 
-    def __init__(self, *, is_first: bool = True) -> None:
-        self._is_first = is_first
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self._is_first = rank == 0
+        self._suffix = f".rank-{rank:05d}" if size > 1 else ""
         self._layout = StagingBuffers({})
 
     def take(self, state: State, *, cycle: int | None = None) -> StateSnapshot:
@@ -242,20 +250,18 @@ class SnapshotStager:
         average = state.average
         if average is not None and average.n_updates(state.progress.steps_taken):
             tensors["average"] = average.tensors
-        boxes: Boxes = {}
-        whole: Any = tensors
+        extents: Extents = _NO_EXTENTS
+        local: Any = tensors
         if is_shared(state):
-            whole, boxes = local_tensors(tensors, is_first=self._is_first)
-        numbers = _numbers(state, cycle)
-        return StateSnapshot(
-            state.progress.step, self._copied(whole), numbers, dumps(others), boxes
-        )
+            local, extents = local_tensors(tensors, is_first=self._is_first)
+        layout = self._copy(local, extents)
+        return StateSnapshot(state.progress.step, layout, _numbers(state, cycle), dumps(others))
 
-    def _copied(self, tensors: Named) -> StagingBuffers:
-        """Copy tensors to the host, into the buffers of the last time where they fit."""
-        if not self._layout.matches(tensors):
+    def _copy(self, tensors: Named, extents: Extents) -> StagingBuffers:
+        """Copy tensors to the host, reusing the buffers of the last snapshot if they fit."""
+        if not self._layout.matches(tensors, extents):
             old, self._layout = self._layout.blocks, StagingBuffers({})
-            self._layout = StagingBuffers(tensors, old)
+            self._layout = StagingBuffers(tensors, extents, self._suffix, old)
         self._layout.fill(tensors)
         return self._layout
 

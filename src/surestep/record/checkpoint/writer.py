@@ -1,7 +1,9 @@
-"""Files of one folder: written, then synced, then read back from the disk.
+"""Write a checkpoint: every rank writes, syncs and reads back its files; rank 0 publishes them.
 
-Each is opened once for all three. Training pays for the calls of the thread that writes: the two
-take turns in Python, and each call hands the turn over.
+The files go into a temporary folder, the manifest last. The folder gets its name only after every
+byte was synced and read back. One process is a world of one rank.
+Each file is opened once for all three. Every system call of the writing thread interrupts training,
+because both threads share Python's lock.
 """
 
 import hashlib
@@ -14,19 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import CheckpointError, ParallelError
-from surestep.engine.distributed.communicator import Communicator
+from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.state.state import State
 from surestep.record.checkpoint.errors import checkpoint_error, lacks_memory
 from surestep.record.checkpoint.manifest import (
     MANIFEST,
     RECORD,
-    Manifest,
-    TensorEntry,
-    TensorSlice,
     manifest_text,
 )
 from surestep.record.checkpoint.reader import check_readable
-from surestep.record.checkpoint.staging import ShardExtent, SnapshotStager, StateSnapshot
+from surestep.record.checkpoint.staging import SnapshotStager, StateSnapshot
 from surestep.record.checkpoint.state_json import (
     CheckpointInfo,
     as_numbers,
@@ -34,19 +33,20 @@ from surestep.record.checkpoint.state_json import (
     info_from_record,
     parse_state_json,
 )
-from surestep.record.io import fsync, os_error_hint
-from surestep.record.safetensors_writer import FileDigest, safetensors_dtype, write_into
+from surestep.record.io import dumps, fsync, os_error_hint
+from surestep.record.safetensors_writer import FileDigest, write_into
 from surestep.record.temp_files import TAKEN, temp_name
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _PIECE = 2**24  # bytes: what is hashed at once
+_MAX_SHOWN = 3  # failed ranks that a message names
 
 
 class CheckpointFiles:
-    """Files that are being written into a folder; to be used in a `with`, which closes them.
+    """Files being written into a folder; a context manager, which closes them.
 
     Attributes:
-        files: what each must be, by its name.
+        files: size and hash of each, by name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,35 +62,31 @@ class CheckpointFiles:
             os.close(self._open.popitem()[1])
 
     def write(self, name: str, parts: Sequence[Any]) -> None:
-        """Write what lies in pieces of memory as a file, which is not there yet.
-
-        It is on its way to the disk while the next one is hashed.
+        """Write buffers as a new file, whose writeback starts while the next file is hashed.
 
         Raises:
-            OSError: the disk is full or cannot be written.
+            OSError: the disk is full or not writable.
         """
         self._open[name] = os.open(f"{self.folder}/{name}", _NEW, 0o666)
         self.files[name] = write_into(self._open[name], parts)
-        _let_go(self._open[name])
+        _drop_cache(self._open[name])
 
     def sync(self) -> None:
-        """Make the bytes of the files, and then their names, survive a power cut.
+        """Make the files, and then their names, survive a power cut.
 
         Raises:
-            OSError: the disk is full or cannot be written.
+            OSError: the disk is full or not writable.
         """
         for descriptor in self._open.values():
             os.fsync(descriptor)
         fsync(self.folder)
 
     def verify(self) -> None:
-        """Read the files from the disk, and compare them with what was in memory.
-
-        What the system still holds of them in memory is let go first.
+        """Read the files from the disk, not the page cache, and compare them with their hashes.
 
         Raises:
-            DamagedError: one has other bytes than were written.
-            CheckpointError: kept from us.
+            CorruptCheckpointError: a file has other bytes than were written.
+            CheckpointError: a file cannot be read.
         """
         for name, descriptor in self._open.items():
             try:
@@ -101,15 +97,15 @@ class CheckpointFiles:
                 raise checkpoint_error(self.folder, name, "it has other bytes than were written")
 
 
-def _let_go(descriptor: int) -> None:
-    """Ask the system to keep no copy of a file; what is not on the disk yet it begins to write."""
+def _drop_cache(descriptor: int) -> None:
+    """Have the system drop a file from its page cache and start writing what is not on disk."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _sha256(descriptor: int, size: int) -> str:
-    """Return the hash of an open file, read from the disk; of a longer one another."""
-    _let_go(descriptor)
+    """Return the hash of an open file, read from the disk; one byte past `size` changes it."""
+    _drop_cache(descriptor)
     digest, at = hashlib.sha256(), 0
     while at < size and (piece := os.pread(descriptor, min(size + 1 - at, _PIECE), at)):
         digest.update(piece)
@@ -118,131 +114,25 @@ def _sha256(descriptor: int, size: int) -> str:
 
 
 def save_checkpoint(folder: Path, state: State, *, cycle: int | None = None) -> Path:
-    """Write the state as `folder/step-XXXXXXXX`; return its path.
+    """Write the state as `folder/step-XXXXXXXX` in one process; return its path.
 
     Args:
         folder: of the checkpoints.
         state: what is saved.
-        cycle: the cycle of the schedule that ended here, from 1, so that it is kept.
+        cycle: the cycle of the schedule that ended here, from 1; such checkpoints are kept.
 
     Raises:
-        CheckpointError: the disk is full or cannot be written, or a part has no plain form.
+        CheckpointError: the disk is full or not writable, or part of the state cannot be encoded.
     """
     return write_checkpoint(folder, SnapshotStager().take(state, cycle=cycle)).path
 
 
-def write_checkpoint(folder: Path, snapshot: StateSnapshot) -> CheckpointInfo:
-    """Write a snapshot as `folder/step-XXXXXXXX`; return what it says of itself.
-
-    It has its name only after every byte was synced and read back.
-
-    Raises:
-        CheckpointError: the disk is full, cannot be written, or gives back other bytes.
-    """
-    final = folder / f"step-{snapshot.step:08d}"
-    temporary = temp_name(final, "tmp")
-    try:
-        make_temp_dir(temporary)
-        _write(temporary, snapshot)
-        record = _taken(temporary, snapshot)
-        publish(temporary, final)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if lacks_memory(error):
-            raise CheckpointError(
-                f"{final} could not be written and verified: there is not enough memory. The "
-                "checkpoints before it are as they were. Free some memory, or raise the limit."
-            ) from error
-        if not isinstance(error, OSError):
-            raise
-        raise CheckpointError(
-            f"{final} could not be written: {error.strerror or error}. The checkpoints before it "
-            f"are as they were. {os_error_hint(error)}"
-        ) from error
-    return info_from_record(final, record)
-
-
-def make_temp_dir(temporary: Path) -> None:
-    """Make the folder that the files are written into, in place of what is left of one."""
-    try:
-        temporary.mkdir()
-    except FileNotFoundError:
-        temporary.parent.mkdir(exist_ok=True)  # its parent is there, or a mount has vanished
-        temporary.mkdir()
-    except FileExistsError:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-
-
-def _write(folder: Path, snapshot: StateSnapshot) -> None:
-    """Write the files, the manifest last; sync them and read them back."""
-    with CheckpointFiles(folder) as written:
-        written.write(RECORD, [snapshot.record])
-        for file, block in snapshot.layout.blocks.items():
-            written.write(file, block.parts)
-        text = manifest_text(snapshot.step, written.files, snapshot.layout.text)
-        written.write(MANIFEST, [text.encode()])
-        written.sync()
-        written.verify()
-
-
-def _taken(folder: Path, snapshot: StateSnapshot) -> Mapping[str, Any]:
-    """Return what lies beside the tensors as it would be loaded, or what is new of it.
-
-    Only numbers of the engine's are new where all else was found to be readable the last time.
-
-    Raises:
-        DamagedError: it would be refused.
-    """
-    if snapshot.layout.known == snapshot.others:
-        with suppress(ValueError):  # the words for what is wrong come from what was written
-            numbers = as_numbers(snapshot.numbers)
-            check_numbers(numbers)
-            return numbers
-    record = parse_state_json(folder, snapshot.record, snapshot.step)
-    if snapshot.layout.known is None:
-        check_readable(folder, record)
-    snapshot.layout.known = snapshot.others
-    return record
-
-
-def publish(temporary: Path, final: Path) -> None:
-    """Give the folder its name; one that already bears it makes way until then."""
-    old: Path | None = None
-    try:
-        temporary.rename(final)
-    except OSError as error:
-        if error.errno not in TAKEN:
-            raise
-        old = _in_place_of(final, temporary)
-    fsync(final.parent)
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _in_place_of(final: Path, temporary: Path) -> Path:
-    """Give a folder a name that is taken; return where the one that bore it lies now."""
-    old = temp_name(final, "old")
-    final.rename(old)
-    try:
-        temporary.rename(final)
-    except OSError:
-        old.rename(final)
-        raise
-    return old
-
-
-_MOST = 3  # ranks whose trouble is told
-
-
 def snapshot_all_ranks(take: Callable[[], StateSnapshot], world: Communicator) -> StateSnapshot:
-    """Take a snapshot on all ranks; where one of them cannot, none has any.
+    """Take a snapshot on every rank; if one rank fails, all raise.
 
     Raises:
-        CheckpointError: a part of the state has no plain form, here or on another rank.
+        CheckpointError: part of the state cannot be encoded, here or on another rank.
     """
-    if world.size == 1:
-        return take()
     try:
         snapshot = take()
     except CheckpointError as error:
@@ -254,165 +144,219 @@ def snapshot_all_ranks(take: Callable[[], StateSnapshot], world: Communicator) -
     return snapshot
 
 
-def write_sharded(folder: Path, snapshot: StateSnapshot, world: Communicator) -> CheckpointInfo:
-    """Write a snapshot of many ranks as `folder/step-XXXXXXXX`; return what it says of itself.
+def write_checkpoint(
+    folder: Path, snapshot: StateSnapshot, world: Communicator = ALONE
+) -> CheckpointInfo:
+    """Write a snapshot as `folder/step-XXXXXXXX`; return its step, and on rank 0 its metrics.
 
-    All ranks call this, and all of them return or raise; the metrics are told to the first alone.
-    It has its name only after every byte was synced and read back.
+    All ranks call this, and all of them return or all raise.
 
     Args:
         folder: of the checkpoints, which all ranks see.
         snapshot: what this rank writes.
-        world: the ranks, over a group that nobody else uses meanwhile.
+        world: the ranks, over a process group that nothing else uses meanwhile.
 
     Raises:
-        CheckpointError: on one of them the disk is full, cannot be written, or gives back other
-            bytes; or a rank is gone.
+        CheckpointError: on one rank the disk is full, not writable, or returns different bytes than
+            were written; or a rank is gone.
     """
     final = folder / f"step-{snapshot.step:08d}"
-    temporary = temp_name(final, "tmp")  # of the first rank, which tells it to the others
+    temporary = temp_name(final, "tmp")  # rank 0's name, which it sends to the others
+    info = CheckpointInfo(snapshot.step, {}, final)
+
+    def run(act: Callable[[], Any], *, first_only: bool = False) -> list[Any]:
+        return _run_on_all(world, final, act if world.is_first or not first_only else lambda: None)
+
+    def finish() -> None:
+        nonlocal info
+        info = info_from_record(final, _finish(temporary, snapshot, written))
+        publish(temporary, final)
+
     try:
-        made = _agreed(world, final, lambda: _made(temporary) if world.is_first else "")
-        temporary = final.with_name(json.loads(made[0])["said"])
-        texts = _agreed(world, final, lambda: _written(temporary, snapshot, world.rank))
-        _agreed(world, final, lambda: _finished(temporary, final, snapshot, texts, world))
+        names = run(lambda: make_temp_dir(temporary), first_only=True)
+        temporary = final.with_name(names[0])
+        written = run(lambda: _write_shard(temporary, snapshot, record=world.is_first))
+        run(finish, first_only=True)
     except BaseException:
         if world.is_first:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
-    if not world.is_first:
-        return CheckpointInfo(snapshot.step, {}, final)
-    return info_from_record(final, parse_state_json(final, snapshot.record, snapshot.step))
+    return info
 
 
-def _agreed(world: Communicator, final: Path, act: Callable[[], Any]) -> list[str]:
-    """Act on each rank, and return what all of them tell; the trouble of one is that of all.
+def _run_on_all(world: Communicator, final: Path, act: Callable[[], Any]) -> list[Any]:
+    """Run a function on every rank; return the results of all, or raise the same error on all.
 
     Raises:
-        CheckpointError: one of them met trouble.
+        CheckpointError: it failed on some rank.
     """
-    raised: BaseException | None = None
-    told: dict[str, Any] = {}
+    cause: BaseException | None = None
     try:
-        told = {"said": act()}
-    except OSError as error:
-        raised, told = error, {"errno": error.errno, "strerror": error.strerror or str(error)}
-    except CheckpointError as error:
-        raised, told = error, {"error": str(error)}
-    except BaseException as error:  # no trouble of the disk's: this rank ends with it
-        _texts(world, final, {"error": repr(error)})
-        raise
-    texts = _texts(world, final, told)
-    _check(final, [json.loads(text) for text in texts], raised)
-    return texts
+        answer = {"result": act()}
+    except BaseException as error:
+        cause, answer = error, _describe_failure(error)
+    answers = [answer] if world.size == 1 else _gather(world, final, answer)
+    expected = cause is None or isinstance(cause, (OSError, CheckpointError)) or lacks_memory(cause)
+    alone = world.size == 1 and isinstance(cause, CheckpointError) and not lacks_memory(cause)
+    if cause is not None and (alone or not expected):
+        raise cause
+    _raise_failures(final, answers, cause)
+    return [each["result"] for each in answers]
 
 
-def _texts(world: Communicator, final: Path, told: Mapping[str, Any]) -> list[str]:
+def _describe_failure(error: BaseException) -> dict[str, Any]:
+    if lacks_memory(error):
+        hint = "Free some memory, or raise the limit."
+        return {"failed": "there is not enough memory", "hint": hint}
+    if isinstance(error, OSError):
+        return {"failed": error.strerror or str(error), "errno": error.errno}
+    return {"failed": str(error) if isinstance(error, CheckpointError) else repr(error)}
+
+
+def _gather(world: Communicator, final: Path, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     try:
-        return world.all_gather_text(json.dumps(told))
-    except (RuntimeError, ParallelError) as error:  # torch has no other where somebody is missing
+        return [json.loads(text) for text in world.all_gather_text(json.dumps(answer))]
+    except (RuntimeError, ParallelError) as error:  # what torch raises if a rank is missing
         raise CheckpointError(
-            f"{final} could not be written: not every rank answered: {error}. The checkpoints "
-            "before it are as they were."
+            f"{final} could not be written: not every rank answered: {error}. Earlier checkpoints "
+            "are unchanged."
         ) from error
 
 
-def _check(final: Path, told: Sequence[Mapping[str, Any]], raised: BaseException | None) -> None:
-    """Raise on all ranks the same, with the words of those that met trouble.
+def _raise_failures(
+    final: Path, answers: Sequence[Mapping[str, Any]], cause: BaseException | None
+) -> None:
+    """Raise one error that names the first ranks that failed.
 
     Raises:
-        CheckpointError: one did.
+        CheckpointError: a rank failed.
     """
-    bad = {rank: each for rank, each in enumerate(told) if "said" not in each}
-    if not bad:
+    failed = {rank: each for rank, each in enumerate(answers) if "failed" in each}
+    if not failed:
         return
-    said = [
-        f"rank {rank}: {each.get('strerror') or each['error']}"
-        for rank, each in list(bad.items())[:_MOST]
+    shown = [
+        f"rank {rank}: {each['failed']}" if len(answers) > 1 else str(each["failed"])
+        for rank, each in list(failed.items())[:_MAX_SHOWN]
     ]
-    more = f"; and {len(bad) - _MOST} more" if len(bad) > _MOST else ""
-    of_disk = next((each for each in bad.values() if "strerror" in each), None)
-    cause, hint = raised, ""
-    if of_disk is not None:
-        cause = OSError(of_disk["errno"], of_disk["strerror"])
-        hint = f" {os_error_hint(cause)}"
+    more = f"; and {len(failed) - _MAX_SHOWN} more" if len(failed) > _MAX_SHOWN else ""
+    hint = next((each["hint"] for each in failed.values() if "hint" in each), None)
+    disk = next((each for each in failed.values() if "errno" in each), None)
+    if disk is not None:
+        error = cause if isinstance(cause, OSError) else OSError(disk["errno"], disk["failed"])
+        cause, hint = error, os_error_hint(error)
     raise CheckpointError(
-        f"{final} could not be written: {'; '.join(said)}{more}. The checkpoints before it are as "
-        f"they were.{hint}"
+        f"{final} could not be written: {'; '.join(shown)}{more}. Earlier checkpoints are "
+        f"unchanged.{f' {hint}' if hint else ''}"
     ) from cause
 
 
-def _made(temporary: Path) -> str:
-    make_temp_dir(temporary)
+def make_temp_dir(temporary: Path) -> str:
+    """Create the folder that the files are written into, without stale content; return its name."""
+    try:
+        temporary.mkdir()
+    except FileNotFoundError:
+        temporary.parent.mkdir(exist_ok=True)  # not parents=True: a missing run folder is an error
+        temporary.mkdir()
+    except FileExistsError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
     return temporary.name
 
 
-def _written(folder: Path, snapshot: StateSnapshot, rank: int) -> dict[str, Any]:
-    """Write, sync and read back what this rank has; return what the manifest is to say of it."""
-    tensors: dict[str, dict[str, Any]] = {}
+def _write_shard(folder: Path, snapshot: StateSnapshot, *, record: bool) -> dict[str, Any]:
+    """Write, sync and read back the files of this rank; return what the manifest needs of them."""
     with CheckpointFiles(folder) as written:
-        if rank == 0:
+        if record:
             written.write(RECORD, [snapshot.record])
-        for kind, named in snapshot.layout.buffers.items():
-            written.write(_file(kind, rank), snapshot.layout.file_of(kind).parts)
-            tensors[kind] = {
-                name: [
-                    safetensors_dtype(name, each.dtype),
-                    list(each.shape),
-                    *_place(snapshot.boxes[kind][name]),
-                ]
-                for name, each in named.items()
-            }
+        for file, block in snapshot.layout.blocks.items():
+            written.write(file, block.parts)
         written.sync()
         written.verify()
-    return {"files": written.files, "tensors": tensors}
+    return {"files": written.files, "tensors": snapshot.layout.text}
 
 
-def _file(kind: str, rank: int) -> str:
-    return f"{kind}.rank-{rank:05d}.safetensors"
-
-
-def _place(box: ShardExtent) -> tuple[list[int], list[int]]:
-    return list(box.full_shape), list(box.offset)
-
-
-def _finished(
-    temporary: Path, final: Path, snapshot: StateSnapshot, texts: Sequence[str], world: Communicator
-) -> None:
-    """Write the manifest and give the folder its name, on the first rank."""
-    if not world.is_first:
-        return
-    parts = [json.loads(each)["said"] for each in texts]
-    record = parse_state_json(temporary, snapshot.record, snapshot.step)
-    text = merge_manifests(snapshot.step, parts).text()
-    with CheckpointFiles(temporary) as written:
-        written.write(MANIFEST, [text.encode()])
-        written.sync()
-        written.verify()
-    check_readable(temporary, record)
-    publish(temporary, final)
-
-
-def merge_manifests(step: int, parts: Sequence[Mapping[str, Any]]) -> Manifest:
-    """Return the manifest of a checkpoint from what each rank has written of it.
+def _finish(
+    folder: Path, snapshot: StateSnapshot, shards: Sequence[Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """Write the manifest; return the record of a checkpoint that can be loaded.
 
     Raises:
-        CheckpointError: ranks say different things of one tensor.
+        CorruptCheckpointError: it could not be loaded.
     """
-    files: dict[str, FileDigest] = {}
-    tensors: dict[str, dict[str, TensorEntry]] = {}
-    for rank, part in enumerate(parts):
-        files |= {name: FileDigest(*each) for name, each in part["files"].items()}
-        for kind, named in part["tensors"].items():
-            known = tensors.setdefault(kind, {})
-            file = _file(kind, rank)
-            for name, (dtype, shape, whole, offset) in named.items():
-                piece = TensorSlice(file, tuple(offset), tuple(shape))
-                before = known.get(name) or TensorEntry(dtype, tuple(whole), ())
-                if before[:2] != (dtype, tuple(whole)):
+    files = {name: FileDigest(*file) for each in shards for name, file in each["files"].items()}
+    tensors = merge_tensors([each["tensors"] for each in shards])
+    with CheckpointFiles(folder) as written:
+        written.write(MANIFEST, [manifest_text(snapshot.step, files, tensors).encode()])
+        written.sync()
+        written.verify()
+    return _check_loadable(folder, snapshot, tensors)
+
+
+def merge_tensors(texts: Sequence[str]) -> str:
+    """Return the manifest's text about tensors from the texts of all ranks.
+
+    Raises:
+        CheckpointError: ranks disagree about a tensor.
+    """
+    if len(texts) == 1:
+        return texts[0]
+    merged: dict[str, dict[str, Any]] = {}
+    for rank, text in enumerate(texts):
+        for kind, entries in json.loads(text).items():
+            known = merged.setdefault(kind, {})
+            for name, entry in entries.items():
+                first = known.setdefault(name, {**entry, "slices": []})
+                if (first["dtype"], first["shape"]) != (entry["dtype"], entry["shape"]):
                     raise CheckpointError(
-                        f"rank {rank} has {name} as {dtype} of {tuple(whole)}, and another as "
-                        f"{before.dtype} of {before.shape}"
+                        f"rank {rank} has {name} as {entry['dtype']} of {entry['shape']}, and "
+                        f"another rank as {first['dtype']} of {first['shape']}"
                     )
-                known[name] = before._replace(slices=(*before.slices, piece))
-    return Manifest(step, files, tensors)
+                first["slices"] += entry["slices"]
+    return dumps(merged)
+
+
+def _check_loadable(folder: Path, snapshot: StateSnapshot, tensors: str) -> Mapping[str, Any]:
+    """Return the record as it would be loaded.
+
+    What passed in the save before is not checked again: then only the engine's numbers are new.
+
+    Raises:
+        CorruptCheckpointError: loading would reject it.
+    """
+    layout = snapshot.layout
+    if layout.checked == (snapshot.others, tensors):
+        with suppress(ValueError):  # the full check below words the error
+            numbers = as_numbers(snapshot.numbers)
+            check_numbers(numbers)
+            return numbers
+    record = parse_state_json(folder, snapshot.record, snapshot.step)
+    if layout.checked is None or layout.checked[1] != tensors:
+        check_readable(folder, record)
+    layout.checked = (snapshot.others, tensors)
+    return record
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """Rename the temporary folder to its final name; an existing one is replaced."""
+    old: Path | None = None
+    try:
+        temporary.rename(final)
+    except OSError as error:
+        if error.errno not in TAKEN:
+            raise
+        old = _replace(final, temporary)
+    fsync(final.parent)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _replace(final: Path, temporary: Path) -> Path:
+    """Rename a folder to a name that exists; return where the previous one was moved to."""
+    old = temp_name(final, "old")
+    final.rename(old)
+    try:
+        temporary.rename(final)
+    except OSError:
+        old.rename(final)
+        raise
+    return old
