@@ -79,12 +79,10 @@ class OptionInfo:
         requires: the values that other options must have for this one to be of use, by full name:
             one value, several, or ON for any value but off.
         resume: the effect of a change when a run resumes.
-        default: the value of a custom option that is not set.
     """
 
     requires: Mapping[str, Any] = field(default_factory=dict)
     resume: ResumeEffect = UNKNOWN
-    default: Any = NOT_SET
 
 
 def option(
@@ -92,7 +90,6 @@ def option(
     *,
     resume: ResumeEffect | None = None,
     requires: Mapping[str, Any] | None = None,
-    default: Any = NOT_SET,
 ) -> Any:
     """Declare an option of a ConfigGroup.
 
@@ -103,9 +100,8 @@ def option(
             `{"parallel.strategy": "fsdp"}`; several values are a tuple, and ON is any value but
             off. Keys may also be VAL_DATA and PROCESSES. It is added to what the group requires.
             An option that is off requires nothing.
-        default: the value of a custom option that is not set; the Plan decides all others.
     """
-    info = {"resume": resume, "requires": dict(requires or {}), "default": default}
+    info: Any = {"resume": resume, "requires": dict(requires or {})}
     return Field(default=NOT_SET, description=help_text, json_schema_extra={"option": info})
 
 
@@ -116,7 +112,6 @@ def describe_option(group: Any, declared: FieldInfo) -> OptionInfo:
     return OptionInfo(
         requires={**group.requires, **info["requires"]},
         resume=info["resume"] or group.resume,
-        default=info["default"],
     )
 
 
