@@ -72,6 +72,14 @@ SLOW = {
     "tests/laws/test_law_9_refusals.py::test_every_refusal_of_the_table_is_tried": (
         "needs every library of dev-all"
     ),
+    "tests/laws/test_law_9_refusals.py::"
+    "test_wish_that_cannot_be_kept_is_refused_with_what_to_type[compile_blocks": NEEDS_COMPILER,
+    "tests/laws/test_law_9_refusals.py::"
+    "test_value_that_the_message_proposes_is_accepted[compile_blocks": NEEDS_COMPILER,
+    "tests/laws/test_law_9_refusals.py::"
+    "test_value_that_the_message_proposes_is_accepted[parallel.zero_stage": NEEDS_DEEPSPEED,
+    "tests/laws/test_law_9_refusals.py::"
+    "test_value_that_the_message_proposes_is_accepted[parallel.deepspeed": NEEDS_DEEPSPEED,
     "tests/laws/test_mutations.py": "breaks each law and runs its checks again",
     "tests/multi_rank/": LAUNCHES,
     "tests/recipes/test_digits.py::test_digits_reaches_its_accuracy": TRAINS,
