@@ -99,7 +99,7 @@ def test_the_plan_says_what_was_read_and_what_is_divided_by():
     assert plan.loss.startswith("multiclass(weight='balanced'")
     shown = ", ".join(f"{value:.4g}" for value in sklearns(Y).tolist())
     assert f"weight={shown}, read from the 55 training samples" in plan.reason("loss")
-    assert "divided by the weights of targets that are not ignored" in plan.reason("loss")
+    assert "divided by sum of the weights of targets that are not ignored" in plan.reason("loss")
     assert planned((X, Y), nn.CrossEntropyLoss()).plan.loss == "CrossEntropyLoss"
 
 
