@@ -34,7 +34,10 @@ SLOW = {
     "test_what_a_plan_says_of_the_optimizers_memory_is_what_it_takes[adamw8bit": NEEDS_BNB,
     "tests/engine/parallel/test_deepspeed_adam.py": NEEDS_DEEPSPEED,
     "tests/engine/parallel/test_deepspeed_config.py": NEEDS_DEEPSPEED,
+    "tests/engine/parallel/test_plugin.py::test_plugin_strategy_on_two_ranks": LAUNCHES,
+    "tests/engine/parallel/test_plugin.py::test_plugin_strategy_trains": LAUNCHES,
     "tests/engine/schedule/test_transformers.py": NEEDS_TRANSFORMERS,
+    "tests/engine/test_allocator.py::test_the_allocator_changes_no_number": MEMORY,
     "tests/engine/test_allocator.py::test_steps_with_retained_memory_have_no_page_faults": MEMORY,
     "tests/gpu/": "needs an accelerator",
     "tests/laws/test_breadth.py::test_everything_there_is_to_train_with[optimizer adamw8bit": (
