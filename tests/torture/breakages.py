@@ -46,27 +46,33 @@ def _prefetched_place() -> None:
 
 def _published_first() -> None:
     write = importlib.import_module("surestep.record.checkpoint.writer")
-    own = write._write
+    write_shard, finish = write._write_shard, write._finish
 
-    def under_its_name(folder: Path, snapshot: Any) -> Any:
-        final = folder.with_name(f"step-{snapshot.step:08d}")
-        shutil.rmtree(final, ignore_errors=True)
-        return own(folder.rename(final), snapshot)
+    def named(folder: Path, snapshot: Any) -> Path:
+        return folder.with_name(f"step-{snapshot.step:08d}")
 
-    write._write, write.check_readable = under_its_name, _nothing
+    def under_its_name(folder: Path, snapshot: Any, **more: Any) -> Any:
+        shutil.rmtree(named(folder, snapshot), ignore_errors=True)
+        return write_shard(folder.rename(named(folder, snapshot)), snapshot, **more)
+
+    def finish_there(folder: Path, snapshot: Any, *more: Any) -> Any:
+        return finish(named(folder, snapshot), snapshot, *more)
+
+    write._write_shard, write._finish = under_its_name, finish_there
+    write.check_readable = _nothing
     write.publish = lambda _, final: write.fsync(final.parent)
 
 
 def _deleted_first() -> None:
     write = importlib.import_module("surestep.record.checkpoint.writer")
-    own = write._write
+    own = write._write_shard
 
-    def making_room(folder: Path, snapshot: Any) -> Any:
+    def making_room(folder: Path, snapshot: Any, **more: Any) -> Any:
         for other in folder.parent.glob("step-*"):
             shutil.rmtree(other)
-        return own(folder, snapshot)
+        return own(folder, snapshot, **more)
 
-    write._write = making_room
+    write._write_shard = making_room
 
 
 def _forgotten_stretch() -> None:
