@@ -11,7 +11,7 @@ from torch import nn
 
 import surestep
 from surestep.engine.diagnose.diagnose import diagnose
-from tests.engine.incident.broken import BAD, data, model, place_of
+from tests.engine.diagnose.broken import BAD, data, model, place_of
 from tests.laws.tasks import assert_same, session_of, snapshot
 
 Folder = Callable[[], Path]

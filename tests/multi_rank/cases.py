@@ -147,41 +147,6 @@ def poisoned(
         return {**result(session), "failed": None}
 
 
-class Meets(nn.Module):
-    """Waits for the other ranks in its forward, where there are some."""
-
-    def forward(self, value: Tensor) -> Tensor:
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(value.detach().mean())
-        return value
-
-
-def meeting() -> nn.Module:
-    return nn.Sequential(Meets(), net())
-
-
-class Squared(nn.Module):
-    """Overflows in the forward where a value is large."""
-
-    def forward(self, value: Tensor) -> Tensor:
-        return value.square()
-
-
-class Rooted(nn.Module):
-    """Has a gradient that is not finite at 0, in the backward alone."""
-
-    def forward(self, value: Tensor) -> Tensor:
-        return value.abs().sqrt()
-
-
-def with_inner(inner: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 16, bias=False), inner, nn.Linear(16, 3))
-
-
-OVERFLOWS = partial(poisoned, value=1e30, model=lambda: with_inner(Squared()))
-BREAKS_BACKWARD = partial(poisoned, value=0.0, model=lambda: with_inner(Rooted()))
-
-
 def own_batches(folder: Path, parallel: dict[str, Any] | None = None) -> dict[str, Any]:
     """Take steps on batches of one's own, of which the third has a NaN in its fifteenth row."""
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -201,19 +166,11 @@ def own_batches(folder: Path, parallel: dict[str, Any] | None = None) -> dict[st
 
 
 OF_PARTS: dict[str, Callable[..., dict[str, Any]]] = {
-    "poisoned": poisoned,
     "poisoned on two": partial(poisoned, poison=(41, 59)),
-    "poisoned and masked": partial(poisoned, train=masked),
-    "overflows in the forward": OVERFLOWS,
-    "breaks in the backward": BREAKS_BACKWARD,
-    "poisoned and met": partial(poisoned, model=meeting),
     "own batches": own_batches,
 }
 POISONED: dict[str, Callable[[Path], dict[str, Any]]] = {
     "poisoned": poisoned,
     "poisoned on two": lambda folder: poisoned(folder, (41, 59)),
     "poisoned and masked": lambda folder: poisoned(folder, train=masked),
-    "overflows in the forward": OVERFLOWS,
-    "breaks in the backward": BREAKS_BACKWARD,
-    "poisoned and met": lambda folder: poisoned(folder, model=meeting),
 }

@@ -60,7 +60,7 @@ def test_batch_norm_with_one_sample_on_a_rank_is_refused_on_every_rank(both):
 
 
 @pytest.mark.parametrize("name", ["skipped", "skipped, fsdp"])
-def test_a_step_that_ranks_skip_records_its_guilty_samples_alone(both, tmp_path, name):
+def test_a_step_that_ranks_skip_records_all_its_samples(both, tmp_path, name):
     assert skipped(tmp_path)["skipped"] == [35, 38]
     for each in both:
-        assert each[name]["skipped"] == [35, 38]
+        assert {35, 38} < set(each[name]["skipped"])

@@ -1,15 +1,13 @@
-"""A step that is not finite, where ranks hold parts of the model or were given the batches."""
+"""A non-finite step on several ranks: the incident is preserved, and a replay explains it."""
 
 from pathlib import Path
 
-import pytest
 import torch
 
 import surestep
 from surestep.record.io import read_json
-from tests.multi_rank.cases import task
+from tests.multi_rank.cases import data, task
 
-OPERATIONS = ("overflows in the forward", "breaks in the backward")
 LEFT = "is looked for in one process, by the replay below"
 
 
@@ -17,35 +15,19 @@ def in_parts(launch, name):
     return [torch.load(launch(2) / f"rank-{rank}.pt")["in parts", name] for rank in range(2)]
 
 
-NAMED = ("poisoned", "poisoned on two", "poisoned and masked", *OPERATIONS)
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_ranks_with_parts_name_what_one_process_names(one, launch, name):
-    first, second = in_parts(launch, name)
+def test_a_replay_in_one_process_explains_a_step_of_sharded_ranks(one, launch):
+    first, second = in_parts(launch, "poisoned on two")
     for each in (first, second):
-        assert each["failed"] == one[name]["failed"] == 3
-        assert each["samples"] == one[name]["samples"]
-        assert each["module"] == one[name]["module"]
-        assert each["operation"] == one[name]["operation"]
-        assert each["place"] == one[name]["place"]
-    assert first["said"] == second["said"]
-    found = read_json(Path(first["incident"]) / "incident.json")
-    samples = [each["index"] for each in found["diagnosis"]["samples"]["samples"]]
-    assert tuple(samples) == one[name]["samples"]
-
-
-def test_the_operation_that_ranks_name_is_the_one_that_did_it(one):
-    """What the cases above compare with."""
-    found = [(one[name]["module"], one[name]["operation"]) for name in OPERATIONS]
-    assert found == [("1", "aten.pow"), ("1", "aten.div")]
-
-
-def test_a_model_that_talks_to_other_ranks_itself_is_left_to_a_replay(launch):
-    for each in in_parts(launch, "poisoned and met"):
-        assert each["failed"] == 3
+        assert each["failed"] == one["poisoned on two"]["failed"] == 3
+        assert each["place"] == one["poisoned on two"]["place"]
         assert each["samples"] == ()
         assert LEFT in each["said"]
+    assert first["said"] == second["said"]
+    x, y = data()
+    x[[41, 59]] = torch.nan
+    now = surestep.replay(first["incident"], task((x, y))).now
+    assert now.samples == one["poisoned on two"]["samples"] == (41, 59)
+    assert now.module == one["poisoned on two"]["module"]
 
 
 def own_batches(launch):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import surestep
-from surestep.record.io import read_json
 from tests.multi_rank.cases import CASES, POISONED, data, task, trained
 from tests.multi_rank.checks import (
     check_copies,
@@ -61,29 +60,11 @@ def test_samples_that_are_not_finite_stop_all_before_the_step(one, ranks, name):
         assert each[name]["said"] == ranks[0][name]["said"]
 
 
-@pytest.mark.parametrize("name", ["poisoned", "poisoned on two", "poisoned and masked"])
-def test_ranks_name_the_samples_that_one_process_names(one, ranks, name):
-    for each in ranks:
-        assert each[name]["samples"] == one[name]["samples"]
-        assert each[name]["module"] == one[name]["module"]
-    found = read_json(Path(ranks[0][name]["incident"]) / "incident.json")
-    samples = [each["index"] for each in found["diagnosis"]["samples"]["samples"]]
-    assert tuple(samples) == one[name]["samples"]
-
-
 def test_a_replay_in_one_process_takes_the_batch_of_all_ranks(one, ranks):
     x, y = data()
     x[[41, 59]] = torch.nan
     now = surestep.replay(ranks[0]["poisoned on two"]["incident"], task((x, y))).now
     assert now.samples == (41, 59)
-
-
-def test_a_model_that_waits_for_other_ranks_is_left_to_a_replay(one, ranks):
-    assert one["poisoned and met"]["samples"] == (59,)
-    for each in ranks:
-        assert (
-            "is looked for in one process, by the replay below" in each["poisoned and met"]["said"]
-        )
 
 
 def test_what_one_rank_asks_for_all_do_one_step_later(ranks):

@@ -17,7 +17,7 @@ from surestep.base.errors import CheckpointError, ConfigError, NonFiniteError, R
 from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.io import read_json
 from tests import tiny
-from tests.engine.incident.broken import BAD, SAMPLES, data, half_logarithm, learned, model
+from tests.engine.diagnose.broken import BAD, SAMPLES, data, half_logarithm, learned, model
 
 Made = dict[str, Any]
 OPTIONS: Made = {"epochs": 3, "batch_size": 8, "seed": 3, "logging": {"every": "2 steps"}}
@@ -284,6 +284,6 @@ def test_data_that_change_each_time_are_not_blamed(tmp_path):
     trainer = surestep.Trainer(task(parts), config, run=tmp_path / "run", callbacks=[Teller()])
     with pytest.raises(NonFiniteError, match="Step 5 ") as caught:
         trainer.fit()
-    assert "Taken again from the same place, the step is finite" in str(caught.value)
+    assert "Taken again from the same state, the step is finite" in str(caught.value)
     assert caught.value.samples == ()
     assert caught.value.operation is None

@@ -1,10 +1,9 @@
-"""Take a step that was not finite again: in one process, or on all ranks that share it."""
+"""Take a step that was not finite again in one process; on several ranks, leave it to a replay."""
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,13 @@ from surestep.engine.batch import Batch
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.stream_loader import StreamLoader
 from surestep.engine.device import ran_out
-from surestep.engine.diagnose.diagnose import Diagnosis, diagnose
-from surestep.engine.diagnose.history import StepHistory
-from surestep.engine.diagnose.lockstep import (
-    LockstepError,
-    can_diagnose_lockstep,
-    diagnose_in_step,
+from surestep.engine.diagnose.diagnose import (
+    Diagnosis,
+    StepHistory,
+    describe_diagnosis,
+    describe_samples,
+    diagnose,
 )
-from surestep.engine.diagnose.per_rank import (
-    can_diagnose_per_rank,
-    diagnose_share,
-    merge_diagnoses,
-    to_json,
-)
-from surestep.engine.diagnose.report import describe_diagnosis, describe_samples
 from surestep.engine.profile.oom import memory_snapshot
 from surestep.engine.state.state import Progress
 from surestep.engine.step.log_point import SKIP, describe_nonfinite_step
@@ -39,8 +31,6 @@ from surestep.record.batch_dump import BatchDump, gather_batch
 from surestep.record.incident import folder_of, write_incident
 from surestep.record.run import Run
 from surestep.record.run_writer import RunWriter
-
-Read = Callable[[], tuple[Batch, Tensor | range | None]]
 
 
 @dataclass(frozen=True)
@@ -79,29 +69,15 @@ def diagnose_local(
     return IncidentReport(batch, given is not None, found, describe_diagnosis(found, recent))
 
 
-def diagnose_distributed(
-    loop: Loop, result: StepResult, given: Batch | None, recent: StepHistory
-) -> IncidentReport:
-    """Let each rank take its share again, and put together what they found.
-
-    With a copy of the model each does so for itself; with parts of it all do so pass by pass. A
-    share of the data is not kept, since it is not all of it: a replay reads the whole by its place.
-    """
-    diagnosis = _together(loop, result, partial(_share, loop, result.progress_before, given))
-    if diagnosis is None:
-        return defer_to_replay(loop, given)
-    return IncidentReport(None, given is not None, diagnosis, describe_diagnosis(diagnosis, recent))
-
-
 def blame(loop: Loop, result: StepResult, batch: Batch) -> Diagnosis | None:
     """Find what made a step not finite that is skipped, with the batch at hand; None if unknown.
 
     Reading the batch again would disturb the pass over the data, which goes on after the step.
     """
+    if loop.world.size > 1:
+        return None
     place, loop.state.progress = loop.state.progress, result.progress_before
     try:
-        if loop.world.size > 1:
-            return _together(loop, result, lambda: (batch, None))
         return diagnose(loop.parts, batch, index=None)
     # The user's code runs in it, which may raise anything; the step is skipped all the same.
     except Exception:
@@ -110,57 +86,8 @@ def blame(loop: Loop, result: StepResult, batch: Batch) -> Diagnosis | None:
         loop.state.progress = place
 
 
-def _together(loop: Loop, result: StepResult, read: Read) -> Diagnosis | None:
-    """Let each rank diagnose its share; None where that cannot be, or none is not finite."""
-    parts, plan = loop.parts, loop.plan
-    in_step = can_diagnose_lockstep(parts, plan)
-    if not in_step and not can_diagnose_per_rank(parts, plan):
-        return None
-    with loop.world.long_timeout():
-        texts = (_told_in_step if in_step else _told_alone)(loop, result, read)
-    return merge_diagnoses(texts) if texts else None
-
-
-def _told_alone(loop: Loop, result: StepResult, read: Read) -> list[str]:
-    """Return what each rank found by itself."""
-    found, failed = None, ""
-    try:
-        batch, index = read()
-        found = diagnose_share(loop.parts, loop.plan, batch, index=index, divisor=result.divisor)
-    # The user's code runs in it. Whatever it raises, the other ranks wait for an answer.
-    except Exception as error:
-        failed = _first_line(error)
-    return loop.world.all_gather_text(to_json(found, failed))
-
-
-def _told_in_step(loop: Loop, result: StepResult, read: Read) -> list[str]:
-    """Return what the ranks found pass by pass; nothing where they could not."""
-    share = None
-    with suppress(Exception):  # the user's code reads, and the other ranks wait for an answer
-        share = read()
-    if loop.world.all_reduce_max([share is None])[0] or share is None:
-        return []
-    batch, index = share
-    try:
-        own = diagnose_in_step(loop.parts, loop.world, batch, index=index, divisor=result.divisor)
-    except LockstepError as error:
-        loop.world.failed(error)  # the others wait within the pass
-        return []
-    return [] if own is None else loop.world.all_gather_text(own)
-
-
-def _share(loop: Loop, place: Progress, given: Batch | None) -> tuple[Batch, Tensor | range | None]:
-    if given is not None:
-        return loop.loader.move(given), None
-    return read_batch(loop.loader, place), index_at(loop.loader, place.epoch)
-
-
 def defer_to_replay(loop: Loop, given: Batch | None) -> IncidentReport:
-    """Leave what made it to a replay, which reads the whole batch.
-
-    So it is where ranks hold parts of the model, which none can take a step with alone, and where
-    each share by itself is finite.
-    """
+    """Leave the search to a replay in one process, which reads the full batch."""
     text = (
         "What made it is looked for in one process, by the replay below: each of "
         f"{loop.world.size} ranks has a share of the batch."
@@ -227,6 +154,8 @@ class NonFiniteHandler:
         found = blame(self.loop, result, batch)
         known = found is not None and found.samples.known and found.samples.is_specific
         reason = "which samples did it is not known"
+        if self.loop.world.size > 1:
+            reason = "only one process searches for the samples"
         if found is not None and found.reproduced:
             reason = describe_samples(found)
         if self.loop.world.is_first:
@@ -239,9 +168,7 @@ class NonFiniteHandler:
         """Save first, since the user's code runs again in what comes then."""
         world, given = self.loop.world, own.get(result.progress_before.step)
         alone = world.size == 1
-        parts, plan = self.loop.parts, self.loop.plan
-        together = can_diagnose_per_rank(parts, plan) or can_diagnose_lockstep(parts, plan)
-        if alone or (together and world.is_first):
+        if alone:
             self.say(f"Step {error.step} was not finite: it is taken again to find out why.")
         where: Path | str = ""
         try:
@@ -251,8 +178,6 @@ class NonFiniteHandler:
         packed = None if alone or given is None else gather_batch(world, given.micro_batches)
         if alone:
             seen = diagnose_local(self.loop, result, own, self.recent)
-        elif together:
-            seen = diagnose_distributed(self.loop, result, given, self.recent)
         else:
             seen = defer_to_replay(self.loop, given)
         seen = replace(seen, packed=packed)

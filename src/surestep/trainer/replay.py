@@ -12,9 +12,8 @@ from surestep.base.paths import require_local_path
 from surestep.config.config import Config
 from surestep.engine.batch import Batch
 from surestep.engine.data.batch_loader import BatchLoader
-from surestep.engine.diagnose.diagnose import Diagnosis, diagnose
-from surestep.engine.diagnose.report import describe_diagnosis
-from surestep.engine.diagnose.select_samples import CannotSplitBatchError, select_samples
+from surestep.engine.diagnose.bisect import CannotSplitBatchError, select_samples
+from surestep.engine.diagnose.diagnose import Diagnosis, describe_diagnosis, diagnose
 from surestep.engine.model.precision import torch_settings
 from surestep.engine.state.state import Progress
 from surestep.engine.step.loop import Loop

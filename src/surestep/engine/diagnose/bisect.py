@@ -1,23 +1,33 @@
-"""Which samples of a batch make a step not finite, each alone."""
+"""Which samples of a batch make a step non-finite."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
-from surestep.engine.batch import Batch
-from surestep.engine.diagnose.select_samples import CannotSplitBatchError, select_samples
+import torch
+from torch import Tensor
+
+from surestep.base.errors import SurestepError
+from surestep.engine.batch import (
+    Batch,
+    MicroBatch,
+    flatten_tensors,
+    map_tensors,
+    sum_part_items,
+)
 from surestep.engine.losses.adapt import Loss
-from surestep.engine.losses.multi import named_losses
+from surestep.engine.losses.multi import named_losses, with_items
 
-TRIES = 160  # steps that the search may take; each costs at most as much as the one that failed
-EACH = 8  # samples that are tried first: where all fail alone, it is none of them in particular
-COMPANY = 4  # finite samples that one is tried beside, where none can be tried alone
-ALONE, EACH_ALONE = "alone it is not finite", "each alone is not finite"
+MAX_TRIES = 160  # steps that the search may take; each costs at most as much as the failed one
+_FIRST = 8  # samples that are tried first: if each of them fails, none in particular is the cause
+_COMPANIONS = 4  # finite samples beside which one is tried, if none can be tried alone
 _COUPLED = "the model or the loss compares samples, so none was tried alone"
-BESIDE = f"beside finite samples it is not finite, and without it they are ({_COUPLED})"
-EACH_BESIDE = f"each beside finite samples is not finite, and without it they are ({_COUPLED})"
-WITHOUT = "with it the step is not finite, and without it it is"
-Rows = tuple[tuple[int, ...], ...]
+Sample = tuple[int, int]  # (micro-batch, row)
+
+
+class CannotSplitBatchError(Exception):
+    """The batch cannot be split into samples; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +35,8 @@ class SampleRef:
     """A sample of the step.
 
     Attributes:
-        position: in the order of the epoch; of batches of the user's own, the row.
-        index: in the data set; None where that is not known.
+        position: in the order of the epoch; the row of a batch that you made yourself.
+        index: in the dataset; None if it is not known.
     """
 
     position: int
@@ -35,13 +45,13 @@ class SampleRef:
 
 @dataclass(frozen=True)
 class BisectResult:
-    """The samples that do it alone.
+    """The samples that make the step non-finite, each on its own.
 
     Attributes:
-        samples: in order; empty where none does, or where it is not known.
-        how: how that was found, or why it is not known.
-        known: whether the search could be done to its end.
-        of: how many samples the step had.
+        samples: in order; empty if there are none, or if they are not known.
+        how: how this was found, or why it is not known.
+        known: the search was complete.
+        of: the number of samples of the step.
     """
 
     samples: tuple[SampleRef, ...] = ()
@@ -51,17 +61,33 @@ class BisectResult:
 
     @property
     def is_specific(self) -> bool:
-        """Whether it is a matter of these samples: at most half of the step's do it alone."""
+        """Whether at most half of the samples, or the only one, are the cause."""
         return len(self.samples) > 0 and (2 * len(self.samples) <= self.of or self.of == 1)
 
 
-class SampleBisection:
-    """Looks for the samples of a batch without which the step is finite.
+def find_samples(
+    batch: Batch, loss: Loss, is_bad: Callable[[Batch], bool], *, independent: bool
+) -> BisectResult:
+    """Find the samples that make a step non-finite.
 
     Args:
         batch: on the device and transformed.
-        loss: counts the items of parts of it.
-        is_bad: takes a step on a batch, and says whether it was not finite.
+        loss: of the step.
+        is_bad: takes a step on a batch; returns whether it was not finite.
+        independent: the model treats each sample alone.
+    """
+    alone = independent and all(each.is_separable for _, each in named_losses(loss))
+    try:
+        return _Search(batch, loss, is_bad).run(alone=alone)
+    except CannotSplitBatchError as error:
+        return BisectResult(how=f"the batch cannot be split into samples: {error}", known=False)
+
+
+class _Search:
+    """Halves what is not finite until single samples are left.
+
+    Samples that cannot be tried alone, since the model or the loss compares them, are tried beside
+    companions: samples of the same micro-batch that are finite together.
     """
 
     def __init__(self, batch: Batch, loss: Loss, is_bad: Callable[[Batch], bool]) -> None:
@@ -70,167 +96,154 @@ class SampleBisection:
         self.is_bad = is_bad
         self.tries = 0
 
-    def find_individually_bad(self) -> BisectResult:
-        """Halve what is not finite until single samples are left."""
-        every = self._every()
-        first = every[:: max(1, len(every) // EACH)][:EACH]
-        if len(every) == 1:
-            only = self.batch.samples == 1  # else it is the only one of a rank's share
-            return self._found(every, "it is the only one of the step" if only else ALONE)
-        if all(self._fails([each]) for each in first):
-            return BisectResult(how=f"each of {len(first)} that were tried is not finite alone")
-        found: list[tuple[int, int]] = []
-        groups = [
-            [each for each in every if each[0] == index]
-            for index in range(len(self.batch.micro_batches))
-        ]
-        while groups and self.tries < TRIES:
-            group = groups.pop(0)
-            if not group or not self._fails(group):
-                continue
-            if len(group) == 1:
-                found.append(group[0])
+    def run(self, *, alone: bool) -> BisectResult:
+        micros = self.batch.micro_batches
+        groups = [[(at, row) for row in range(micro.samples)] for at, micro in enumerate(micros)]
+        samples = [sample for group in groups for sample in group]
+        if len(samples) == 1:
+            return self._result(samples, "it is the only one of the step")
+        if alone:
+            first = samples[:: max(1, len(samples) // _FIRST)][:_FIRST]
+            if all(self._fails([sample]) for sample in first):
+                return BisectResult(how=f"each of {len(first)} that were tried is not finite alone")
+        found: list[Sample] = []
+        has_untried = False
+        for group in groups:
+            companions = [] if alone else self._find_companions(group)
+            if companions is None:
+                has_untried = True
             else:
-                middle = len(group) // 2
-                groups = [group[:middle], group[middle:], *groups]
-        if groups:
-            return self._found(found, f"the search ended after {self.tries} tries", known=False)
-        if not found:
-            return BisectResult(how="each alone is finite, and several of them together are not")
-        return self._found(found, ALONE if len(found) == 1 else EACH_ALONE)
+                found += self._halve([each for each in group if each not in companions], companions)
+        return self._explain(found, alone=alone, has_untried=has_untried)
 
-    def in_company(self) -> BisectResult:
-        """Halve what is not finite, and try each sample that is left beside finite ones.
-
-        For samples that cannot be tried alone, since the model or the loss compares them. The
-        samples of one micro-batch are each other's company.
-        """
-        guilty: list[tuple[int, int]] = []
-        untried = 0
-        for index, micro in enumerate(self.batch.micro_batches):
-            found, left = self._of_micro_batch([(index, row) for row in range(micro.samples)])
-            guilty, untried = guilty + found, untried + left
-        if self.tries >= TRIES:
-            how = f"the search ended after {self.tries} tries"
-            return self._found(guilty, how, known=False)
-        if untried and not guilty:
+    def _explain(self, found: list[Sample], *, alone: bool, has_untried: bool) -> BisectResult:
+        if self.tries >= MAX_TRIES:
+            return self._result(found, f"the search ended after {self.tries} tries", known=False)
+        if found:
+            each = "each " if len(found) > 1 else ""
+            how = f"{each}alone {'is' if each else 'it is'} not finite"
+            if not alone:
+                subject = "each beside finite samples is" if each else "beside finite samples it is"
+                how = f"{subject} not finite, and without it they are ({_COUPLED})"
+            return self._result(found, how, known=not has_untried)
+        if has_untried:
             return BisectResult(
                 how="no part of a micro-batch is finite, and the model or the loss compares its "
                 "samples, so none can be tried alone",
                 known=False,
             )
-        if not guilty:
-            return BisectResult(
-                how="every half of the step is finite, and only all together are not"
-            )
-        how = BESIDE if len(guilty) == 1 else EACH_BESIDE
-        return self._found(guilty, how, known=not untried)
+        if alone:
+            return BisectResult(how="each alone is finite, and several of them together are not")
+        return BisectResult(how="every half of the step is finite, and only all together are not")
 
-    def _of_micro_batch(self, every: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:
-        """Return the guilty samples of a micro-batch, and how many could not be tried."""
-        finite: list[tuple[int, int]] = []
-        singles: list[tuple[int, int]] = []
-        groups = [every]
-        while groups and self.tries < TRIES:
+    def _halve(self, samples: list[Sample], companions: list[Sample]) -> list[Sample]:
+        """Return the samples that fail beside their companions."""
+        found: list[Sample] = []
+        groups = [samples]
+        while groups and self.tries < MAX_TRIES:
+            group = groups.pop(0)
+            if not group or not self._fails(sorted([*companions, *group])):
+                continue
+            if len(group) == 1:
+                found.append(group[0])
+            else:
+                groups = [*_halves(group), *groups]
+        return found
+
+    def _find_companions(self, samples: list[Sample]) -> list[Sample] | None:
+        """Return some samples that are finite together; None if there are none."""
+        groups, singles = [samples], list[Sample]()
+        while groups and self.tries < MAX_TRIES:
             group = groups.pop(0)
             if len(group) == 1:
-                singles.append(group[0])
+                singles += group
             elif not self._fails(group):
-                finite += group
+                return group[:_COMPANIONS]
             else:
-                middle = len(group) // 2
-                groups = [group[:middle], group[middle:], *groups]
-        company = finite[:COMPANY]
+                groups += _halves(group)
         for pair in combinations(singles, 2):
-            if company or self.tries >= TRIES:
-                break
-            company = [] if self._fails([*pair]) else [*pair]
-        if not company:
-            return [], len(singles)
-        singles = [each for each in singles if each not in company]
-        found = [
-            each for each in singles if self.tries < TRIES and self._fails(sorted([*company, each]))
-        ]
-        return found, 0
+            if self.tries < MAX_TRIES and not self._fails([*pair]):
+                return [*pair]
+        return None
 
-    def find_by_removal(self, suspects: Rows) -> BisectResult:
-        """Leave samples out: those that make the step not finite again when put back did it.
-
-        First all that are suspected, where those are some and not all; then one after another.
-        """
-        every = self._every()
-        names = [(index, row) for index, rows in enumerate(suspects) for row in rows]
-        if names and len(names) < len(every) and not self._fails(_but(every, names)):
-            rest = _but(every, names)
-            guilty = [each for each in names if self._fails(sorted([*rest, each]))]
-            if guilty or len(names) > 1:
-                together = "without several of them together it is finite, with any one of them too"
-                return self._found(guilty, WITHOUT) if guilty else BisectResult(how=together)
-        for each in every if len(every) > 1 else ():
-            if self.tries >= TRIES:
-                return BisectResult(how=f"the search ended after {self.tries} tries", known=False)
-            if not self._fails(_but(every, [each])):
-                return self._found([each], "without it the step is finite")
-        return BisectResult(how="the step is not finite without any one of them either")
-
-    def _every(self) -> list[tuple[int, int]]:
-        """List all samples, as (micro-batch, row)."""
-        return [
-            (index, row)
-            for index, micro in enumerate(self.batch.micro_batches)
-            for row in range(micro.samples)
-        ]
-
-    def _fails(self, group: list[tuple[int, int]]) -> bool:
+    def _fails(self, group: list[Sample]) -> bool:
         rows: list[list[int]] = [[] for _ in self.batch.micro_batches]
         for micro, row in group:
             rows[micro].append(row)
         part = select_samples(self.batch, rows, self.loss)
-        if not part.items:  # nothing to learn from: such a batch moves nothing
+        if not part.items:  # such a batch updates nothing
             return False
         self.tries += 1
         return self.is_bad(part)
 
-    def _found(self, group: list[tuple[int, int]], how: str, *, known: bool = True) -> BisectResult:
+    def _result(self, found: list[Sample], how: str, *, known: bool = True) -> BisectResult:
         micros = self.batch.micro_batches
-        positions = sorted(micros[micro].position + row for micro, row in group)
+        positions = sorted(micros[micro].position + row for micro, row in found)
         return BisectResult(tuple(SampleRef(each, None) for each in positions), how, known)
 
 
-def _but(every: list[tuple[int, int]], some: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    left_out = set(some)
-    return [each for each in every if each not in left_out]
+def _halves(group: list[Sample]) -> list[list[Sample]]:
+    middle = len(group) // 2
+    return [group[:middle], group[middle:]]
 
 
-def search(
-    batch: Batch,
-    loss: Loss,
-    is_bad: Callable[[Batch], bool],
-    *,
-    suspects: Rows,
-    independent: bool,
-) -> BisectResult:
-    """Find the samples that make a step not finite.
+def select_samples(batch: Batch, rows: Sequence[Sequence[int]], loss: Loss) -> Batch:
+    """Return a batch with these rows of each micro-batch; empty micro-batches are left out.
 
-    Args:
-        batch: on the device and transformed.
-        loss: of the step.
-        is_bad: takes a step on a batch, and says whether it was not finite.
-        suspects: rows of each micro-batch that were not finite first.
-        independent: a sample means the same without the others.
+    Raises:
+        CannotSplitBatchError: a tensor has no row for each sample, or items cannot be counted.
     """
-    looking = SampleBisection(batch, loss, is_bad)
+    parts = [
+        micro if len(wanted) == micro.samples else _select(micro, wanted, loss)
+        for micro, wanted in zip(batch.micro_batches, rows, strict=True)
+        if wanted
+    ]
+    return batch._replace(
+        micro_batches=tuple(parts),
+        items=sum((each.items for each in parts), 0.0),
+        samples=sum(each.samples for each in parts),
+        part_items=sum_part_items(parts) if loss.components else (),
+    )
+
+
+def _select(micro: MicroBatch, rows: Sequence[int], loss: Loss) -> MicroBatch:
+    take = _take_elements if loss.is_in_training_only else _take_rows
+    args, kwargs, targets = take((micro.args, dict(micro.kwargs), micro.targets), rows, micro)
+    part = micro._replace(args=args, kwargs=kwargs, targets=targets, samples=len(rows))
     try:
-        if independent and all(each.is_separable for _, each in named_losses(loss)):
-            found = looking.find_individually_bad()
-            if found.samples or not any(suspects):
-                return found
-            other = looking.find_by_removal(suspects)
-            return other if other.samples else found
-        found = looking.in_company()
-        if found.samples or not found.known or not any(suspects):
-            return found
-        other = looking.find_by_removal(suspects)
-        return other if other.samples else found
-    except CannotSplitBatchError as error:
-        return BisectResult(how=f"the batch cannot be cut into samples: {error}", known=False)
+        return with_items(part, loss, None)
+    except (SurestepError, TypeError, AttributeError, KeyError, IndexError) as error:
+        raise CannotSplitBatchError(
+            "its items are counted by a function of the whole batch"
+        ) from error
+
+
+def _take_rows(content: Any, rows: Sequence[int], micro: MicroBatch) -> Any:
+    tensors = flatten_tensors(content)
+    if not tensors:
+        raise CannotSplitBatchError("the batch has no tensors")
+    for tensor in tensors:
+        if tensor.dim() == 0 or len(tensor) != micro.samples:
+            raise CannotSplitBatchError(
+                f"a tensor of shape {tuple(tensor.shape)} in a micro-batch of {micro.samples} has "
+                "no row for each sample"
+            )
+    return map_tensors(content, lambda tensor: _index(tensor, rows))
+
+
+def _take_elements(content: Any, rows: Sequence[int], micro: MicroBatch) -> Any:
+    """Select samples of arguments that are each a list of samples, or a tensor."""
+
+    def take(value: Any) -> Any:
+        if not isinstance(value, (list, tuple, Tensor)) or len(value) != micro.samples:
+            raise CannotSplitBatchError(
+                f"a {type(value).__name__} in it has no element for each sample"
+            )
+        return _index(value, rows) if isinstance(value, Tensor) else [value[row] for row in rows]
+
+    args, kwargs, targets = content
+    return tuple(map(take, args)), {name: take(v) for name, v in kwargs.items()}, take(targets)
+
+
+def _index(tensor: Tensor, rows: Sequence[int]) -> Any:
+    return tensor[torch.tensor(rows, device=tensor.device)]

@@ -1,28 +1,30 @@
-"""Find what made a step not finite: the operation, its module, and the samples."""
+"""Find the operation, the module and the samples that make a step non-finite, in one process."""
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from surestep.engine.batch import Batch, flatten_tensors
-from surestep.engine.diagnose.bisect import BisectResult, Rows, SampleRef, search
-from surestep.engine.diagnose.cause import NonFiniteCause
-from surestep.engine.diagnose.module_tracker import ModuleTracker
-from surestep.engine.diagnose.nonfinite_tracker import NonFiniteTracker
-from surestep.engine.diagnose.output_fingerprint import Outputs
-from surestep.engine.diagnose.rerun import RerunResult, preserve_state
-from surestep.engine.diagnose.rerun import rerun_step as again_alone
-from surestep.engine.diagnose.select_samples import CannotSplitBatchError
+from surestep.engine.diagnose.bisect import (
+    BisectResult,
+    CannotSplitBatchError,
+    SampleRef,
+    find_samples,
+)
+from surestep.engine.diagnose.module_tracker import ModuleTracker, OutputFingerprint
+from surestep.engine.diagnose.nonfinite_tracker import NonFiniteCause, NonFiniteTracker
+from surestep.engine.diagnose.rerun import RerunResult, preserve_state, rerun_step
 from surestep.engine.distributed.shards import to_local
 from surestep.engine.state.average import BATCH_NORM
+from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.train_step import StepContext, compute_and_apply
 
-Again = Callable[[StepContext, Batch, float], RerunResult]
-Watched = Callable[[StepContext, Batch, float], tuple[RerunResult, NonFiniteCause | None]]
+_HISTORY = 5  # steps before the one that failed
+_LARGEST = 3  # weights that are reported
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,10 @@ class Diagnosis:
     Attributes:
         loss: of the step taken again, a mean over its items.
         bad: what was not finite then: "loss", and names of parameters.
-        cause: what made the first value; None where that was not seen.
-        samples: those that do it alone.
+        cause: the first non-finite value; None if no operation was seen to make it.
+        samples: those that make the step non-finite on their own.
         weights: the largest absolute values of parameters, by name, largest first.
-        outputs: a fingerprint of what the modules returned; None of what ranks found together.
+        outputs: a fingerprint of what the modules returned.
     """
 
     loss: float
@@ -47,152 +49,202 @@ class Diagnosis:
 
     @property
     def reproduced(self) -> bool:
-        """Whether the step taken again was not finite either."""
+        """Whether the step was not finite again."""
         return bool(self.bad)
 
 
-def diagnose(
-    parts: StepContext,
-    batch: Batch,
-    *,
-    index: Tensor | range | None,
-    divisor: float | None = None,
-    again: Again = again_alone,
-) -> Diagnosis:
-    """Take the step of the state's place again, and follow what is not finite to where it began.
+class PastStep(NamedTuple):
+    """A finite step, as the host read it; None if it had no items."""
 
-    Nothing is moved: weights, buffers, gradients, modes and generators are put back. It takes as
-    long as some dozens of steps, and reads the device after each operation.
+    step: int
+    loss: float | None
+    grad_norm: float | None
+    lr: float
+
+
+class StepHistory:
+    """Remembers the last few steps; called with each log point."""
+
+    def __init__(self) -> None:
+        self.steps: deque[PastStep] = deque(maxlen=_HISTORY)
+
+    def __call__(self, point: LogPoint) -> None:
+        """Add the steps of a log point."""
+        rows = zip(point.loss, point.grad_norm, point.lr, strict=True)
+        for step, row in enumerate(rows, start=point.first_step):
+            self.steps.append(PastStep(step, *row))
+
+    def describe(self) -> str:
+        """Return the losses, gradient norms and learning rates; empty if no step is known."""
+        if not self.steps:
+            return ""
+        columns = zip(*(each[1:] for each in self.steps), strict=True)
+        rows = [
+            f"{name} {', '.join('none' if value is None else f'{value:.3g}' for value in column)}"
+            for name, column in zip(("loss", "gradient norm", "lr"), columns, strict=True)
+        ]
+        return f"The steps before it: {'; '.join(rows)}."
+
+
+def diagnose(parts: StepContext, batch: Batch, *, index: Tensor | range | None) -> Diagnosis:
+    """Take the step again, and follow what is not finite to where it began.
+
+    Weights, buffers, gradients, modes and generators are restored. It takes as long as some dozens
+    of steps, and reads the device after each operation.
 
     Args:
         parts: whose state is the one before the step.
         batch: of the step, on the device, as it was read.
-        index: of the sample at each position of the epoch; None where there is none.
-        divisor: of the loss, where the batch is a share; None counts its items.
-        again: takes a batch again, up to its gradients; by itself where nothing else is said.
+        index: of the sample at each position of the epoch; None if there is none.
     """
-    step = parts.state.progress.step
-    batch = batch if parts.transform is None else parts.transform(batch, step)
-    if divisor is None:
-        divisor = batch.items if parts.loss.divides else 1.0
+    if parts.transform is not None:
+        batch = parts.transform(batch, parts.state.progress.step)
+    divisor = batch.items if parts.loss.divides else 1.0
     if parts.freeze is not None:
         parts.freeze(parts.state.progress.steps_taken)
-    outputs = Outputs()
-    loss, bad, causes = _followed(parts, batch, divisor, partial(_watched, again, outputs))
-    known = [cause for cause in causes if cause is not None]
-    cause = known[0] if known else None
+    outputs = OutputFingerprint()
+    loss, bad, cause = _follow(parts, batch, divisor, outputs)
     samples = BisectResult(how="the step taken again is finite", known=False)
     if bad:
-        samples = _samples(parts, batch, divisor, causes, again)
-    found = tuple(SampleRef(each.position, _at(index, each.position)) for each in samples.samples)
-    samples = replace(samples, samples=found, of=batch.samples)
-    weights = largest_parameters(parts)
-    return Diagnosis(loss, tuple(bad), cause, samples, weights, outputs.fingerprint)
+        samples = _search(parts, batch, divisor)
+    refs = [SampleRef(each.position, _index_at(index, each.position)) for each in samples.samples]
+    samples = replace(samples, samples=tuple(refs), of=batch.samples)
+    return Diagnosis(loss, tuple(bad), cause, samples, _largest_weights(parts), outputs.value)
 
 
-def _followed(
-    parts: StepContext, batch: Batch, divisor: float, watched: Watched
-) -> tuple[float, list[str], list[NonFiniteCause | None]]:
-    """Return the loss, what is not finite, and the cause in each micro-batch that is not.
+def _follow(
+    parts: StepContext, batch: Batch, divisor: float, outputs: OutputFingerprint
+) -> tuple[float, list[str], NonFiniteCause | None]:
+    """Return the loss, what is not finite, and the first cause.
 
-    Each micro-batch is taken alone, and all of them together where each is finite; a step of the
-    user's own takes the whole batch.
+    Each micro-batch runs alone, and if each is finite all of them together; a custom step takes the
+    whole batch.
     """
     total, bad = 0.0, dict[str, None]()
-    causes: list[NonFiniteCause | None] = []
-    alone = parts.update is compute_and_apply and len(batch.micro_batches) > 1
+    causes: list[NonFiniteCause] = []
+
+    def run(part: Batch) -> None:
+        nonlocal total, bad
+        result, cause = _watch(parts, part, divisor, outputs)
+        bad |= dict.fromkeys(result.bad)
+        total += float(result.loss_sum) / divisor
+        causes.extend([] if cause is None else [cause])
+
+    is_split = parts.update is compute_and_apply and len(batch.micro_batches) > 1
     with preserve_state(parts):
-        for micro in batch.micro_batches if alone else ():
-            cause = None
+        for micro in batch.micro_batches if is_split else ():
             if micro.items:
-                part = batch._replace(micro_batches=(micro,))
-                ran, cause = watched(parts, part, divisor)
-                bad |= dict.fromkeys(ran.bad)
-                total += float(ran.loss_sum) / divisor
-            causes.append(cause)
+                run(batch._replace(micro_batches=(micro,)))
         if not bad:
-            ran, cause = watched(parts, batch, divisor)
-            bad, total = dict.fromkeys(ran.bad), float(ran.loss_sum) / divisor
-            causes = [cause]
-    return total, [name or "loss" for name in bad], causes
+            total = 0.0
+            run(batch)
+    return total, [name or "loss" for name in bad], causes[0] if causes else None
 
 
-def _watched(
-    again: Again, outputs: Outputs, parts: StepContext, batch: Batch, divisor: float
+def _watch(
+    parts: StepContext, batch: Batch, divisor: float, outputs: OutputFingerprint
 ) -> tuple[RerunResult, NonFiniteCause | None]:
-    """Take a step on a batch, and return what it came to with the cause that was earliest."""
+    """Take a step on a batch; return its result and the earliest cause."""
     model = parts.state.model
-    where = ModuleTracker({module: name for name, module in model.named_modules()}, outputs)
-    watch = NonFiniteTracker(where, _there_before(parts, batch))
-    with where.tracking(), watch:
-        ran = again(parts, batch, divisor)
-    causes = [watch.cause_of(each) for each in ran.bad.values()]
+    modules = ModuleTracker({module: name for name, module in model.named_modules()}, outputs)
+    tracker = NonFiniteTracker(modules, _tensors_before(parts, batch))
+    with modules.track(), tracker:
+        result = rerun_step(parts, batch, divisor)
+    causes = [tracker.cause_of(each) for each in result.bad.values()]
     known = [each for each in causes if each is not None]
-    return ran, min(known, key=lambda each: each.order, default=None)
+    return result, min(known, key=lambda each: each.order, default=None)
 
 
-def _there_before(parts: StepContext, batch: Batch) -> dict[tuple[str, str], Tensor]:
-    """Return what a step is given, with what to call it."""
+def _tensors_before(parts: StepContext, batch: Batch) -> dict[tuple[str, str], Tensor]:
+    """Return the tensors that a step gets, by (phase, name)."""
     found: dict[tuple[str, str], Tensor] = {}
     for micro in batch.micro_batches:
-        held: Mapping[str, Any] = {
+        content: Mapping[str, Any] = {
             **{f"input {number}": each for number, each in enumerate(micro.args)},
             **{f"input {name!r}": each for name, each in micro.kwargs.items()},
             "the targets": micro.targets,
         }
-        for name, each in held.items():
+        for name, each in content.items():
             for count, tensor in enumerate(flatten_tensors(each)):
                 found["batch", f"{name}, tensor {count}" if count else name] = tensor
     model = parts.state.model
-    for name, parameter in model.named_parameters():
-        found["weights", name] = to_local(parameter.detach())
-    for name, buffer in model.named_buffers():
-        found["weights", name] = buffer
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        found["weights", name] = to_local(tensor.detach())
     return found
 
 
-def _samples(
-    parts: StepContext,
-    batch: Batch,
-    divisor: float,
-    causes: list[NonFiniteCause | None],
-    again: Again,
-) -> BisectResult:
+def _search(parts: StepContext, batch: Batch, divisor: float) -> BisectResult:
     def is_bad(part: Batch) -> bool:
         try:
             with preserve_state(parts):
-                return bool(again(parts, part, divisor).bad)
+                return bool(rerun_step(parts, part, divisor).bad)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             first = str(error).partition("\n")[0]
             raise CannotSplitBatchError(f"a step on a part of it fails ({first})") from error
 
     training = {module for module, mode in parts.train_modes.wanted if mode}
-    alike = any(
+    has_batch_statistics = any(
         isinstance(each, BATCH_NORM) and (each in training or not each.track_running_stats)
         for each in parts.state.model.modules()
     )
-    shapes = {tuple(each.shape) for each in parts.state.model.parameters()}
-    suspects: list[tuple[int, ...]] = []
-    each_its_own = len(causes) == len(batch.micro_batches)
-    for micro, cause in zip(batch.micro_batches, causes if each_its_own else (), strict=False):
-        shape = cause.output.shape if cause is not None and cause.output is not None else ()
-        of_weights = cause is not None and cause.phase == "backward" and shape in shapes
-        of_samples = shape[:1] == (micro.samples,) and not of_weights
-        suspects.append(cause.rows if cause is not None and of_samples else ())
-    rows: Rows = tuple(suspects)
-    return search(batch, parts.loss, is_bad, suspects=rows, independent=not alike)
+    return find_samples(batch, parts.loss, is_bad, independent=not has_batch_statistics)
 
 
-def largest_parameters(parts: StepContext, count: int = 3) -> dict[str, float]:
-    """Return the largest absolute values of parameters, or of what this rank has of them."""
-    held = {name: to_local(each.detach()) for name, each in parts.state.model.named_parameters()}
-    named = {name: each.abs().max() for name, each in held.items() if each.numel()}
-    if not named:
+def _largest_weights(parts: StepContext) -> dict[str, float]:
+    """Return the largest absolute values of parameters."""
+    local = {name: to_local(each.detach()) for name, each in parts.state.model.named_parameters()}
+    largest = {name: each.abs().max() for name, each in local.items() if each.numel()}
+    if not largest:
         return {}
-    values = torch.stack([each.float().cpu() for each in named.values()]).tolist()
-    ranked = sorted(zip(named, values, strict=True), key=lambda each: -each[1])
-    return dict(ranked[:count])
+    values = torch.stack([each.float().cpu() for each in largest.values()]).tolist()
+    ranked = sorted(zip(largest, values, strict=True), key=lambda each: -each[1])
+    return dict(ranked[:_LARGEST])
 
 
-def _at(index: Tensor | range | None, position: int) -> int | None:
+def _index_at(index: Tensor | range | None, position: int) -> int | None:
     return None if index is None or position >= len(index) else int(index[position])
+
+
+def describe_diagnosis(diagnosis: Diagnosis, history: StepHistory | None = None) -> str:
+    """Return a few sentences; with the steps before if no sample in particular is the cause."""
+    if not diagnosis.reproduced:
+        return (
+            "Taken again from the same state, the step is finite, so the cause is not known: "
+            "something in it does not depend on its position, such as a generator of the data."
+        )
+    if diagnosis.cause is None:
+        first = "The operation that made it is not known: torch shows no non-finite value."
+    else:
+        first = diagnosis.cause.describe()
+    before = "" if history is None or diagnosis.samples.is_specific else history.describe()
+    return f"{first} {describe_samples(diagnosis)} {before}".strip()
+
+
+def describe_samples(diagnosis: Diagnosis) -> str:
+    """Return a sentence that names the samples, or says why none is named."""
+    found = diagnosis.samples
+    largest = ", ".join(f"{name} {value:.3g}" for name, value in diagnosis.weights.items())
+    more = "" if found.known else ", and there may be more"
+    if found.is_specific:
+        one = len(found.samples) == 1
+        return f"{'Sample' if one else 'Samples'} {_names(found)} did it: {found.how}{more}."
+    if found.samples:
+        share = f"{len(found.samples)} of its {found.of} samples"
+        return (
+            f"Single samples are hardly the cause: {share} do it alone{more}. The largest "
+            f"weights: {largest}."
+        )
+    if not found.known:
+        return f"Which samples did it is not known: {found.how}."
+    return f"No sample in particular did it: {found.how}. The largest weights: {largest}."
+
+
+def _names(found: BisectResult, limit: int = 8) -> str:
+    names = [
+        f"at position {each.position}"
+        if each.index is None
+        else f"{each.index} (position {each.position})"
+        for each in found.samples[:limit]
+    ]
+    more = len(found.samples) - limit
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")

@@ -1,14 +1,15 @@
-"""Which module runs, in the forward and in the backward, and at which line of the user's code."""
+"""Which module runs, forward and backward, at which line of your code, and what it returned."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -16,14 +17,14 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode
 
 from surestep.engine.batch import flatten_tensors
-from surestep.engine.diagnose.output_fingerprint import Outputs
 
 _TORCH = str(Path(torch.__file__).parent)
-_OURS = str(Path(__file__).parents[2])
+_SURESTEP = str(Path(__file__).parents[2])
+_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 
 class CodeLocation(NamedTuple):
-    """A place in the model: module, function, line of the user's code."""
+    """A place in the model: module, called function, line of your code."""
 
     module: str | None
     called: str | None
@@ -31,15 +32,49 @@ class CodeLocation(NamedTuple):
     backward: bool = False
 
 
-class ModuleTracker(TorchFunctionMode):
-    """Know the innermost module that runs; an operation of the backward is its forward's.
+class OutputFingerprint:
+    """A hash of the finite values that modules return; reads the device each time.
 
-    Args:
-        names: of the modules, by module; another one goes by its class.
-        outputs: takes in what each module returned.
+    If the loss and all gradients are NaN, only this tells one step from another.
     """
 
-    def __init__(self, names: dict[nn.Module, str], outputs: Outputs) -> None:
+    def __init__(self) -> None:
+        self._hash = sha256()
+        self._finite = 0
+
+    def add(self, module: str | None, output: object) -> None:
+        """Add the output of a module; tensor subclasses are left out."""
+        for tensor in flatten_tensors(output):
+            floats = tensor.is_floating_point() or tensor.is_complex()
+            if floats and type(tensor) is Tensor and tensor.layout == torch.strided:
+                self._add(module, tensor.detach())
+
+    def _add(self, module: str | None, tensor: Tensor) -> None:
+        """Sum the bits as integers: the sum is the same in every memory format."""
+        numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+        finite = torch.isfinite(numbers)
+        values = torch.where(finite, numbers, torch.zeros_like(numbers))
+        bits = int(values.view(_INTEGER[values.element_size()]).sum(dtype=torch.int64))
+        count = int(finite.sum())
+        self._finite += count
+        entry = (module, str(tensor.dtype), tuple(tensor.shape), count, bits)
+        self._hash.update(repr(entry).encode())
+
+    @property
+    def value(self) -> str | None:
+        """The hash; None if nothing was finite."""
+        return self._hash.hexdigest() if self._finite else None
+
+
+class ModuleTracker(TorchFunctionMode):
+    """Knows the innermost module that runs; an operation of the backward belongs to its forward.
+
+    Args:
+        names: the model's modules and their names.
+        outputs: gets the output of each module.
+    """
+
+    def __init__(self, names: dict[nn.Module, str], outputs: OutputFingerprint) -> None:
         super().__init__()
         self.names = names
         self.outputs = outputs
@@ -48,44 +83,43 @@ class ModuleTracker(TorchFunctionMode):
         self._nodes: dict[Any, CodeLocation] = {}
 
     def current(self) -> CodeLocation:
-        """Return the place of what runs in this moment."""
+        """Return the location of the operation that runs now."""
         node = torch._C._current_autograd_node()
         module, began = self._running[-1] if self._running else (None, None)
-        # A module that began within this very node is computed again by checkpointing.
+        # A module that began within this very node is recomputed by activation checkpointing.
         if node is not None and node is not began:
-            return self._nodes.get(node, CodeLocation(None, node.name(), None))._replace(
-                backward=True
-            )
-        return CodeLocation(module, self._called, _line())
+            at = self._nodes.get(node, CodeLocation(None, node.name(), None))
+            return at._replace(backward=True)
+        return CodeLocation(module, self._called, _user_line())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        called, self._called = self._called, getattr(func, "__name__", None)
+        name = getattr(func, "__name__", None)
+        outer, self._called = self._called, name
         try:
-            made = func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
         finally:
-            self._called = called
+            self._called = outer
         module = self._running[-1][0] if self._running else None
         at: CodeLocation | None = None
-        nodes = [each.grad_fn for each in flatten_tensors(made)]
+        nodes = [each.grad_fn for each in flatten_tensors(result)]
         while nodes:
             node = nodes.pop()
             if node is not None and node not in self._nodes:
-                at = at or CodeLocation(module, getattr(func, "__name__", None), _line())
+                at = at or CodeLocation(module, name, _user_line())
                 self._nodes[node] = at
                 nodes += [before for before, _ in node.next_functions]
-        return made
+        return result
 
     @contextmanager
-    def tracking(self) -> Iterator[None]:
-        """Follow every module that is called within."""
+    def track(self) -> Iterator[None]:
+        """Follow every module that is called within the block."""
 
         def enter(module: nn.Module, *_: Any) -> None:
-            name = self.names.get(module)
-            self._running.append((name, torch._C._current_autograd_node()))
+            self._running.append((self.names.get(module), torch._C._current_autograd_node()))
 
-        def leave(module: nn.Module, _: Any, made: Any) -> None:
+        def leave(module: nn.Module, _: Any, output: Any) -> None:
             name, _ = self._running.pop()
-            self.outputs.add(name, made)
+            self.outputs.add(name, output)
 
         hooks = [
             register_module_forward_pre_hook(enter),
@@ -99,16 +133,15 @@ class ModuleTracker(TorchFunctionMode):
                 hook.remove()
 
 
-def _line() -> str | None:
-    """Return the line of the user's code that is nearest; None where there is none before ours."""
+def _user_line() -> str | None:
+    """Return the nearest line outside torch; None if surestep itself made the call."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith((_TORCH, "<")):
-            if file.startswith(_OURS) and "/recipes/" not in file:
-                if "/engine/diagnose/" not in file:
-                    return None
-            else:
+            if not file.startswith(_SURESTEP) or "/recipes/" in file:
                 return f"{Path(file).name}:{frame.f_lineno}"
+            if "/engine/diagnose/" not in file:
+                return None
         frame = frame.f_back
     return None

@@ -1,4 +1,4 @@
-"""Take the forward and backward of a step again, and leave everything as it was."""
+"""Take the forward and backward pass of a step again, and restore everything afterwards."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from surestep.engine.batch import Batch
-from surestep.engine.diagnose.cause import has_nonfinite
+from surestep.engine.diagnose.nonfinite_tracker import has_nonfinite
 from surestep.engine.metrics import base as metrics
 from surestep.engine.model.compile import disable_compile
 from surestep.engine.model.preserve import preserve_buffers, preserve_modes
@@ -17,12 +17,7 @@ from surestep.engine.step.train_step import StepContext, compute_and_apply, forw
 
 
 class RerunResult(NamedTuple):
-    """What came of it: what is judged, and which of that is not finite.
-
-    Attributes:
-        loss_sum: the loss summed over its items, ().
-        bad: the loss and the gradients that are not finite, by name; "" is the loss.
-    """
+    """The loss summed over its items, (), and what is not finite by name; "" is the loss."""
 
     loss_sum: Tensor
     bad: dict[str, Tensor]
@@ -30,22 +25,19 @@ class RerunResult(NamedTuple):
 
 @contextmanager
 def preserve_state(parts: StepContext) -> Iterator[None]:
-    """Put back what a forward, a backward or a step of the user's own moves.
+    """Restore what a forward, a backward or a custom step changes.
 
-    Weights and optimizers are copied only where a step moves by itself: a Task's own, or L-BFGS.
+    Weights and optimizers are copied only for steps that update by themselves: those of a Task, and
+    L-BFGS.
     """
     model, state = parts.state.model, parts.state
     grads = [(each, each.grad) for each in model.parameters()]
-    watchers = parts.on_backward
-    optimizers = (
-        []
-        if parts.update is compute_and_apply
-        else [OptimizerSnapshot(o) for o in state.optimizers.values()]
-    )
+    hooks = parts.on_backward
+    updates = parts.update is not compute_and_apply
+    optimizers = [OptimizerSnapshot(each) for each in state.optimizers.values()] if updates else []
     scale: dict[str, Any] = state.scaler.state_dict()
-    device = parts.randomness.device
     with ExitStack() as stack:
-        stack.enter_context(preserve_torch_rng(device))
+        stack.enter_context(preserve_torch_rng(parts.randomness.device))
         seed_loading(0)
         stack.enter_context(preserve_modes(model.modules()))
         stack.enter_context(preserve_buffers(model, parts.loss.module))
@@ -58,11 +50,11 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
         try:
             yield
         finally:
-            parts.on_backward = watchers
+            parts.on_backward = hooks
             metrics.pop_logged()
             for each in optimizers:
                 each.restore()
-            if optimizers:
+            if updates:
                 state.scaler.load_state_dict(scale)
                 parts.strategy.reset_guard()
             for parameter, grad in grads:
@@ -70,27 +62,22 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
 
 
 def rerun_step(parts: StepContext, batch: Batch, divisor: float) -> RerunResult:
-    """Take the step of a batch that is on the device and transformed, up to its gradients.
+    """Take a step on a batch that is on the device and transformed, up to its gradients.
 
-    A step that moves by itself is taken whole; see `untouched`.
+    A step that updates by itself is taken as a whole; see `preserve_state`.
     """
     if parts.update is compute_and_apply:
         loss_sum, _ = forward_backward(parts, batch, divisor)
-        named = dict(zip(_names(parts), parts.strategy.parameters, strict=True))
-        found = {"": loss_sum}
-        found |= {name: each.grad for name, each in named.items() if each.grad is not None}
+        names = {id(each): name for name, each in parts.state.model.named_parameters()}
+        parameters = parts.strategy.parameters
+        seen = {names[id(each)]: each.grad for each in parameters if each.grad is not None}
+        seen = {"": loss_sum, **seen}
     else:
         rate = parts.lr_factor(parts.state.progress.steps_taken)
-        made = parts.update(parts, batch, divisor, rate)
-        assert made.loss_sum is not None
-        loss_sum, found = made.loss_sum, {"": made.loss_sum}
-        if made.norms is not None:
-            found["gradients"] = made.norms.total
-    return RerunResult(
-        loss_sum, {name: each for name, each in found.items() if has_nonfinite(each)}
-    )
-
-
-def _names(parts: StepContext) -> list[str]:
-    names = {id(each): name for name, each in parts.state.model.named_parameters()}
-    return [names[id(each)] for each in parts.strategy.parameters]
+        update = parts.update(parts, batch, divisor, rate)
+        assert update.loss_sum is not None
+        loss_sum, seen = update.loss_sum, {"": update.loss_sum}
+        if update.norms is not None:
+            seen["gradients"] = update.norms.total
+    bad = {name: each for name, each in seen.items() if has_nonfinite(each)}
+    return RerunResult(loss_sum, bad)

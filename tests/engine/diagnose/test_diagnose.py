@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import surestep
-from surestep.engine.diagnose.report import describe_diagnosis
+from surestep.engine.diagnose.diagnose import describe_diagnosis
 from tests import tiny
-from tests.engine.incident.broken import (
+from tests.engine.diagnose.broken import (
     BAD,
     SAMPLES,
     data,
@@ -151,7 +151,7 @@ def test_a_step_that_is_finite_is_said_to_be(tmp_path):
         found = diagnosed(session)
     assert not found.reproduced
     assert found.cause is None
-    assert "Taken again from the same place, the step is finite" in describe_diagnosis(found)
+    assert "Taken again from the same state, the step is finite" in describe_diagnosis(found)
 
 
 def test_the_line_of_the_users_code_is_named(tmp_path):
