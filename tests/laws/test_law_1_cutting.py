@@ -1,7 +1,7 @@
-"""Law 1: the same global batch gives the same update, however it is cut.
+"""Law 1: the same global batch gives the same update for every micro-batch size.
 
-Each case is a loss as people write it, which returns a mean. The plain side takes the batch
-uncut; surestep cuts it. After 20 steps with a schedule that moves, |a - b| / |a| over all
+Each case is a loss that returns a mean. The plain loop takes the full batch; surestep splits it
+into micro-batches. After 20 steps with a schedule, |a - b| / |a| over all
 parameters is at most 1e-6 in fp32 and 1e-12 in fp64.
 """
 
@@ -47,7 +47,7 @@ class Way:
     make_optimizer: plain.MakeOptimizer
 
 
-# AdamW and a clip that acts both take a wrong factor out of the gradient again; SGD shows it.
+# AdamW and clipping hide a wrong factor in the gradient; SGD shows it.
 ADAMW = Way({"max_grad_norm": 0.02}, 0.02, plain.adamw())
 SGD = Way(
     {"max_grad_norm": "off", "optim": {"name": "sgd", "lr": 0.02, "momentum": 0.9}},
@@ -58,7 +58,7 @@ SGD = Way(
 
 @functools.cache
 def uncut(name: str, dtype: torch.dtype, way: Way, drop_last: bool) -> torch.nn.Module:
-    """Train as people write it; the same for every cut that it is compared with."""
+    """Train a plain loop on full batches."""
     torch.set_num_threads(1)
     case = CASES[name](dtype)
     model = case.model()
@@ -85,7 +85,7 @@ def check_cut(
     way: Way = SGD,
     drop_last: bool = False,
 ) -> None:
-    """Compare the plain uncut mean-loss loop with a cut run."""
+    """Compare a plain loop on full batches with a run that splits them."""
     case = CASES[name](dtype)
     model = case.model()
     train(
@@ -104,19 +104,19 @@ def check_cut(
 @DTYPES
 @pytest.mark.parametrize("micro_batch_size", [16, 8, 5], ids=["uncut", "even", "uneven"])
 @pytest.mark.parametrize("name", CASES)
-def test_cut_batch_gives_the_update_of_the_whole(folder, name, micro_batch_size, dtype):
+def test_split_batch_gives_the_update_of_the_full_batch(folder, name, micro_batch_size, dtype):
     check_cut(folder, name, micro_batch_size, dtype=dtype, way=ADAMW)
 
 
 @DTYPES
 @pytest.mark.parametrize("name", CASES)
-def test_gradient_itself_is_the_mean_over_the_items(folder, name, dtype):
+def test_gradient_is_the_mean_over_the_items(folder, name, dtype):
     check_cut(folder, name, 5, dtype=dtype, way=SGD)
 
 
 @DTYPES
 @pytest.mark.parametrize("drop_last", [True, False])
-def test_leftover_batch_is_weighted_by_its_own_items(folder, drop_last, dtype):
+def test_last_smaller_batch_is_weighted_by_its_items(folder, drop_last, dtype):
     check_cut(folder, "masked tokens, weighted", 6, dtype=dtype, drop_last=drop_last)
 
 
@@ -126,7 +126,7 @@ def test_first_micro_batch_may_be_fully_masked(folder, micro_batch_size):
 
 
 @DTYPES
-def test_users_own_uneven_batches_are_one_global_batch(folder, dtype):
+def test_custom_uneven_batches_are_one_global_batch(folder, dtype):
     usual, ours = mlp(dtype), mlp(dtype)
     x, y = rows(16 * STEPS, dtype)
     y[::3] = -100
@@ -141,7 +141,7 @@ def test_users_own_uneven_batches_are_one_global_batch(folder, dtype):
     assert plain.distance(usual, ours) <= LIMIT[dtype]
 
 
-def test_named_parts_of_a_loss_are_cut_like_their_sum(folder):
+def test_named_losses_are_split_like_their_sum(folder):
     def parts(outputs, targets):
         entropy = torch.nn.functional.cross_entropy(outputs, targets)
         return {"entropy": entropy, "size": 0.1 * outputs.pow(2).mean()}
@@ -161,8 +161,8 @@ def test_named_parts_of_a_loss_are_cut_like_their_sum(folder):
     assert plain.distance(usual, ours) <= 1e-6
 
 
-def test_items_of_a_dict_batch_are_counted_by_the_users_function(folder):
-    """The function sees a batch as the data gives it."""
+def test_items_of_a_dict_batch_are_counted_by_a_custom_function(folder):
+    """The function receives a batch as the dataset returns it."""
     case = CASES["callable over its own count"](torch.float32)
     x, y = case.data
     ours = case.model()
@@ -186,7 +186,7 @@ def test_items_of_a_dict_batch_are_counted_by_the_users_function(folder):
 
 
 class Jittered(Dataset):
-    """A dataset that draws for each sample."""
+    """A dataset with random augmentation."""
 
     def __init__(self) -> None:
         self.x, self.y = rows(48)
@@ -199,7 +199,7 @@ class Jittered(Dataset):
 
 
 @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, range(40))], ids=["own", "part"])
-def test_augmentation_of_a_sample_does_not_depend_on_the_cut(folder, wrap):
+def test_augmentation_does_not_depend_on_the_micro_batch_size(folder, wrap):
     whole, cut = (
         train(
             surestep.Task(mlp(), torch.nn.CrossEntropyLoss(), wrap(Jittered())),
@@ -214,7 +214,7 @@ def test_augmentation_of_a_sample_does_not_depend_on_the_cut(folder, wrap):
 
 
 def check_nothing_to_learn(folder: Folder, optim: dict[str, Any] | None = None) -> None:
-    """A batch whose targets are all ignored is counted and moves nothing."""
+    """A batch whose targets are all ignored is counted and updates nothing."""
     x, y = rows(32)
     y[plain.order_of(32, 0, 0)[16:24]] = -100  # the third of four batches
     task = surestep.Task(with_batchnorm(), torch.nn.CrossEntropyLoss(), (x, y))
@@ -240,5 +240,5 @@ MOMENTUM = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
 
 
 @pytest.mark.parametrize("optim", [None, MOMENTUM], ids=["adamw", "sgd"])
-def test_batch_without_items_moves_nothing_and_is_counted(folder, optim):
+def test_batch_without_items_updates_nothing_and_is_counted(folder, optim):
     check_nothing_to_learn(folder, optim)

@@ -1,7 +1,7 @@
-"""Law 1 for the loss that a model computes itself: cut = uncut = the usual loop, to 1e-6.
+"""Law 1 for a loss that the model computes: split = full batch = the usual loop, to 1e-6.
 
-The plain side calls `model(**batch).loss.backward()` on the whole batch, as the models' own
-examples do.
+The plain loop calls `model(**batch).loss.backward()` on the full batch, as the examples of
+transformers do.
 """
 
 import functools
@@ -50,14 +50,14 @@ def trained(case: Case, folder: Path, micro: int, **parts) -> nn.Module:
 
 @pytest.mark.parametrize("micro", CUTS.values(), ids=CUTS)
 @pytest.mark.parametrize("name", CASES)
-def test_a_cut_batch_moves_as_the_usual_loop_does(name, micro, tmp_path):
+def test_split_batch_gives_the_update_of_the_usual_loop(name, micro, tmp_path):
     expected = trained_plainly(name)
     assert plain.distance(CASES[name].model(), expected) > 1e-3
     assert plain.distance(expected, trained(CASES[name], tmp_path / "run", micro)) <= 1e-6
 
 
-def test_a_wrong_count_is_seen_by_the_law(tmp_path, monkeypatch):
-    """A mean over labels that were not shifted: what the law is there to catch."""
+def test_law_detects_a_wrong_item_count(tmp_path, monkeypatch):
+    """The mutation divides by the labels before the shift."""
     monkeypatch.setattr("surestep.engine.losses.model_loss.is_causal_lm", lambda model: False)
     for check in ("check_shift", "check_additivity"):
         monkeypatch.setattr(f"surestep.engine.checks.first_batch.{check}", lambda *a, **k: None)
@@ -68,13 +68,13 @@ def test_a_wrong_count_is_seen_by_the_law(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "said"), [("causal, gpt2", "tokens"), ("masked, bert", "next tokens")]
 )
-def test_a_count_that_the_model_does_not_keep_is_refused(name, said, tmp_path):
+def test_item_count_that_the_model_does_not_use_is_rejected(name, said, tmp_path):
     right = {"tokens": "next tokens", "next tokens": "tokens"}[said]
     with pytest.raises(TaskError, match=f"items='{right}'"):
         trained(CASES[name], tmp_path / "run", 3, items=said)
 
 
-def test_a_wrong_count_is_refused_where_the_first_batch_ignores_nothing(tmp_path):
+def test_wrong_item_count_is_rejected_if_the_first_batch_ignores_nothing(tmp_path):
     data = masked()
     data["labels"] = data["input_ids"].clone()
     with pytest.raises(TaskError, match="items='next tokens'"):
@@ -115,7 +115,7 @@ def test_metrics_see_logits_and_labels(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["causal, gpt2", "regression, bert"])
-def test_half_precision_passes_the_proof(name, tmp_path):
+def test_half_precision_passes_the_check(name, tmp_path):
     case = CASES[name]
     task = surestep.Task(model=case.model(), loss="model", train=case.data)
     train(task, tmp_path / "run", max_steps=1, batch_size=10, precision="bf16")

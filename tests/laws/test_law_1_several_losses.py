@@ -1,7 +1,7 @@
-"""Laws 1, 2, 3 and 5 of several losses, each a mean over what is its own.
+"""Laws 1, 2, 3 and 5 for several losses, each a mean over its own items.
 
-A segmentation mask with ignored places, a class with weights, and a box where there is one. The
-plain side is the loop as people write it: torch's mean losses on the whole batch, added up.
+A segmentation mask with ignored pixels, a class with weights, and an optional box. The plain loop
+adds torch's mean losses on the full batch.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ HEADS = ("mask", "kind", "box")
 
 
 class Heads(nn.Module):
-    """A picture in; a class for each of five places, a class, and a box out."""
+    """Maps an image to a class for each of five pixels, a class, and a box."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def net(dtype: torch.dtype = torch.float32, seed: int = 1) -> nn.Module:
 
 
 def data(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """Uneven masks; of the second batch all places are ignored, and the third has no box."""
+    """Uneven masks; the second batch ignores all pixels, and the third has no box."""
     generator = torch.Generator().manual_seed(2)
     mask = torch.randint(0, 3, (SAMPLES, 5), generator=generator)
     mask[torch.rand(SAMPLES, 5, generator=generator) < 0.4] = IGNORED
@@ -74,7 +74,7 @@ def inputs(batch: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def box_loss(outputs, targets):
-    """A mean over boxes: not a number where there are none."""
+    """A mean over boxes: NaN without boxes."""
     boxes, there = targets
     return functional.l1_loss(outputs[there], boxes[there])
 
@@ -97,7 +97,7 @@ def task_of(
 
 
 def plain_means(outputs, batch) -> dict[str, torch.Tensor]:
-    """Return the means of torch's own losses on a whole batch, where there is something in it."""
+    """Return the means of torch's losses on a full batch, for losses that have items."""
     weight = CLASS_WEIGHT.to(batch["x"].dtype)
     means = {"kind": functional.cross_entropy(outputs["kind"], batch["kind"], weight)}
     if (batch["mask"] != IGNORED).any():
@@ -114,7 +114,7 @@ def total_of(means: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def plain_loop(model: nn.Module, dtype: torch.dtype) -> list[dict[str, float]]:
-    """The loop as people write it; return the losses of each step."""
+    """Train a plain loop; return the losses of each step."""
     optimizer = torch.optim.AdamW(two_groups(model, 0.01), lr=1e-3, fused=True)
     every, found, epoch = data(dtype), [], 0
     while True:
@@ -133,7 +133,7 @@ def plain_loop(model: nn.Module, dtype: torch.dtype) -> list[dict[str, float]]:
 
 
 def check_cut(folder: Folder, micro: int = 3, dtype: torch.dtype = torch.float32) -> None:
-    """Compare weights and every logged loss with the plain loop on whole batches."""
+    """Compare weights and every logged loss with the plain loop on full batches."""
     plain = net(dtype)
     found = plain_loop(plain, dtype)
     assert "mask" not in found[1]
@@ -155,11 +155,11 @@ def check_cut(folder: Folder, micro: int = 3, dtype: torch.dtype = torch.float32
 
 @pytest.mark.parametrize("dtype", LIMIT, ids=["fp32", "fp64"])
 @pytest.mark.parametrize("micro", [BATCH, 5, 3, 1])
-def test_law_1_however_it_is_cut_it_is_the_usual_loop(folder, micro, dtype):
+def test_law_1_every_micro_batch_size_gives_the_usual_loop(folder, micro, dtype):
     check_cut(folder, micro, dtype)
 
 
-def test_law_2_a_resumed_run_equals_one_that_never_stopped(folder):
+def test_law_2_resumed_run_equals_an_uninterrupted_run(folder):
     options: dict[str, Any] = {"max_steps": STEPS, "batch_size": BATCH, "micro_batch_size": 3}
     whole, run = train(task_of(), folder(), **options), folder()
     with session_of(task_of(), run, **options) as session:
@@ -176,14 +176,14 @@ def test_law_2_a_resumed_run_equals_one_that_never_stopped(folder):
 
 
 def nan_box(step: int) -> dict[str, torch.Tensor]:
-    """Spoil a box in one step, from 1."""
+    """Corrupt a box in one step, counted from 1."""
     every = data()
     rows = order_of(SAMPLES, 0, 0)[(step - 1) * BATCH : step * BATCH]
     every["box"][rows[every["has_box"][rows]][0]] = torch.nan
     return every
 
 
-def test_law_5_a_loss_that_is_not_finite_skips_the_step_of_all(folder):
+def test_law_5_one_nonfinite_loss_skips_the_step_of_all(folder):
     task = task_of(train=nan_box(2))
     options: dict[str, Any] = {"max_steps": 4, "batch_size": BATCH, "on_nonfinite": "skip"}
     with session_of(task, folder(), **options) as session:
@@ -196,7 +196,7 @@ def test_law_5_a_loss_that_is_not_finite_skips_the_step_of_all(folder):
     assert session.state.counts.nonfinite == 1
 
 
-def test_law_5_a_loss_that_is_not_finite_fails_the_run_at_its_step(folder):
+def test_law_5_nonfinite_loss_fails_the_run_at_its_step(folder):
     options: dict[str, Any] = {"max_steps": 4, "batch_size": BATCH}
     with (
         pytest.raises(NonFiniteError, match=r"Step 2 was not finite"),
@@ -205,7 +205,7 @@ def test_law_5_a_loss_that_is_not_finite_fails_the_run_at_its_step(folder):
         list(session.steps())
 
 
-def test_law_5_a_batch_without_items_of_any_loss_moves_nothing(folder):
+def test_law_5_batch_without_items_updates_nothing(folder):
     every = data()
     rows = order_of(SAMPLES, 0, 0)[BATCH : 2 * BATCH]
     every["kind"][rows], every["has_box"][rows] = -100, False
@@ -220,8 +220,8 @@ def test_law_5_a_batch_without_items_of_any_loss_moves_nothing(folder):
         steps.close()
 
 
-def test_law_6_a_step_reads_no_device_value(folder, monkeypatch):
-    """The box's own function reads, by its mask; the other two do not."""
+def test_law_6_step_reads_no_device_value(folder, monkeypatch):
+    """The box loss reads the device because it indexes by a mask; the others do not."""
     found = watch_the_step(monkeypatch)
     losses = {name: each for name, each in losses_of(torch.float32).items() if name != "box"}
     task = task_of(loss=losses, items={}, loss_weights={"mask": 0.5})
@@ -231,7 +231,7 @@ def test_law_6_a_step_reads_no_device_value(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1, 7, 100])
-def test_an_evaluation_is_the_means_over_all_of_the_data(folder, size):
+def test_evaluation_is_the_mean_over_all_data(folder, size):
     task = task_of(val={"val": data()})
     options: dict[str, Any] = {"validation": {"batch_size": size}}
     with session_of(task, folder(), max_steps=1, **options) as session:

@@ -1,7 +1,7 @@
-"""Law 1 for transforms of batches: mixup, cutmix and one's own do not see how a batch is cut.
+"""Law 1 for batch transforms: mixup, cutmix and custom ones do not depend on the micro-batch size.
 
-The plain side draws under the documented seed of each step, mixes the whole batch, and takes
-s x CE(a) + (1 - s) x CE(b), as the papers' own code does.
+The plain loop draws with the documented seed of each step, mixes the full batch, and takes
+s x CE(a) + (1 - s) x CE(b), as the papers' code does.
 """
 
 import math
@@ -48,7 +48,7 @@ def plain_mixup(x: Tensor, alpha: float) -> tuple[Tensor, Tensor, float]:
 
 
 def plain_cutmix(x: Tensor, alpha: float) -> tuple[Tensor, Tensor, float]:
-    """As in https://github.com/clovaai/CutMix-PyTorch, with the box of this page's draws."""
+    """As in https://github.com/clovaai/CutMix-PyTorch, with this file's draws for the box."""
     height, width = x.shape[-2:]
     side = math.sqrt(1 - random.betavariate(alpha, alpha))
     cut_h, cut_w = int(height * side), int(width * side)
@@ -62,7 +62,7 @@ def plain_cutmix(x: Tensor, alpha: float) -> tuple[Tensor, Tensor, float]:
 
 
 def plain_loop(model: nn.Module, data: tuple[Tensor, Tensor], mix: Callable, loss: Callable):
-    """The usual loop over whole batches, with a loss for each of the two targets."""
+    """Train the usual loop on full batches, with a loss for each of the two targets."""
     batches = plain.shuffled(torch.utils.data.TensorDataset(*data), batch_size=BATCH)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step in range(STEPS):
@@ -100,7 +100,7 @@ def check_mixed(
     loss: nn.Module | None = None,
     more: dict | None = None,
 ) -> None:
-    """Compare a cut and mixed run with the plain loop over whole batches."""
+    """Compare a run that splits and mixes with the plain loop on full batches."""
     make, data, mix, transform = CASES[name]
     loss = loss or nn.CrossEntropyLoss()
     usual = plain_loop(make(), data(), mix, loss)
@@ -112,20 +112,20 @@ def check_mixed(
 
 @pytest.mark.parametrize("micro_batch_size", [16, 8, 5], ids=["uncut", "even", "uneven"])
 @pytest.mark.parametrize("name", CASES)
-def test_mixed_batch_gives_the_plain_update_however_it_is_cut(folder, name, micro_batch_size):
+def test_mixed_batch_gives_the_plain_update_for_every_micro_batch_size(folder, name, micro_batch_size):
     check_mixed(folder, name, micro_batch_size)
 
 
-def test_smoothed_labels_are_mixed_like_any(folder):
+def test_smoothed_labels_are_mixed_like_hard_labels(folder):
     check_mixed(folder, "mixup", 5, nn.CrossEntropyLoss(label_smoothing=0.1))
 
 
-def test_evaluating_and_saving_between_changes_nothing(folder):
+def test_evaluating_and_saving_between_steps_changes_nothing(folder):
     check_mixed(folder, "mixup", 5, more={"checkpoint": {"every": "3 steps"}})
 
 
-def test_class_weights_count_as_torch_counts_them_for_probabilities(folder):
-    """As torch divides: by the samples, not by the weights, where targets are probabilities."""
+def test_class_weights_with_probabilities_are_divided_as_in_torch(folder):
+    """If targets are probabilities, torch divides by the samples, not by the weights."""
     weight = torch.tensor([0.2, 1.0, 3.0])
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def test_class_weights_count_as_torch_counts_them_for_probabilities(folder):
     assert plain.distance(usual, ours) <= 1e-6
 
 
-def test_targets_that_are_numbers_are_mixed_as_numbers(folder):
+def test_numeric_targets_are_mixed_as_numbers(folder):
     x, _ = rows()
     data = (x, x[:, :3] * x[:, 3:6])
 
@@ -167,7 +167,7 @@ def noisy(inputs, targets, generator):
 
 
 def check_own(folder: Folder) -> None:
-    """Compare a cut run with an uncut one under a transform that draws from three generators."""
+    """Compare split and full batches under a transform that draws from three generators."""
     whole, cut = (
         train(
             surestep.Task(mlp(), nn.CrossEntropyLoss(), rows(), batch_transform=noisy),
@@ -181,17 +181,17 @@ def check_own(folder: Folder) -> None:
     assert plain.distance(whole, mlp()) > 1e-2
 
 
-def test_ones_own_transform_draws_for_the_whole_batch(folder):
+def test_custom_transform_draws_for_the_full_batch(folder):
     check_own(folder)
 
 
 def masked(inputs, targets):
-    """Ignore some of the targets, in the tensor itself."""
+    """Set some of the targets to the ignored label in place."""
     targets[torch.rand(targets.shape) < 0.4] = -100
     return inputs, targets
 
 
-def test_targets_that_a_transform_ignores_are_no_items(folder):
+def test_targets_that_a_transform_ignores_are_not_items(folder):
     x, y = rows()
     batches = plain.shuffled(torch.utils.data.TensorDataset(x, y), batch_size=BATCH)
     usual = mlp()

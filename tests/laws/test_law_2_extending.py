@@ -1,7 +1,7 @@
-"""Law 2, for a longer run: gone on with for more steps = of that length from the start, or refused.
+"""Law 2 for longer runs: extending a run equals training that length from the start, or is rejected.
 
-A schedule that looks at the length of the run has made other steps than the longer run would have,
-so going on without a word would be neither the one run nor the other.
+A schedule that depends on the length of the run has used different rates than the longer run
+would have, so a resume without an error would equal neither run.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ def trained(folder: Any, steps: int, *, stop_at: int | None = None, **more: Any)
 
 
 def check_extended(folder: Folder, *, stop_at: int | None = None, **more: Any) -> bool:
-    """Train on for more steps than were asked for first; say whether that was refused."""
+    """Extend a run; return whether that was rejected."""
     whole, run = trained(folder(), LONG, **more), folder()
     short = snapshot(trained(run, SHORT, stop_at=stop_at, **more))
     try:
@@ -62,5 +62,5 @@ def check_extended(folder: Folder, *, stop_at: int | None = None, **more: Any) -
         "average to come",
     ],
 )
-def test_a_longer_run_is_the_same_run_or_refused(folder, more, stop_at, refused):
+def test_extended_run_equals_the_longer_run_or_is_rejected(folder, more, stop_at, refused):
     assert check_extended(folder, stop_at=stop_at, **more) is refused

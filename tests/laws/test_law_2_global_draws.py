@@ -1,7 +1,7 @@
-"""Laws 2, 3 and 4 where the model or the loss draws from numpy's or Python's global generators.
+"""Laws 2, 3 and 4 for models and losses that draw from the global generators of numpy or Python.
 
-The numbers of a step follow from its place: a resumed run draws them again, and no callback,
-evaluation or user's code between steps moves them. The user's own generators are not touched.
+The numbers of a step follow from its position: a resumed run draws them again, and callbacks,
+evaluations and code between steps do not change them. The caller's generators are not changed.
 """
 
 import random
@@ -23,8 +23,8 @@ Folder = Callable[[], Path]
 OPTIONS = {"max_steps": 12, "batch_size": 9, "micro_batch_size": 5, "seed": 7}
 SOURCES: dict[str, Callable[[], float]] = {
     "numpy": lambda: float(np.random.rand()),
-    "numpy, gaussian": lambda: float(np.random.randn()),  # drawn in pairs, of which one is kept
-    "numpy, 624 words": lambda: float(np.random.rand(312).mean()),  # the place is as before
+    "numpy, gaussian": lambda: float(np.random.randn()),  # draws in pairs and stores the second number
+    "numpy, 624 words": lambda: float(np.random.rand(312).mean()),  # wraps to the same position
     "python": lambda: random.random(),
     "python, gaussian": lambda: random.gauss(0, 1),
     "both": lambda: random.random() + float(np.random.rand()),
@@ -32,7 +32,7 @@ SOURCES: dict[str, Callable[[], float]] = {
 
 
 class Noisy(nn.Module):
-    """Scales its hidden layer by what it draws, from a step on, in training or always."""
+    """Scales its hidden layer by a random number from a given step on, in training or always."""
 
     def __init__(self, draw: Callable[[], float], *, begins: int = 0, evaluates: bool = False):
         super().__init__()
@@ -60,7 +60,7 @@ def task_of(model: nn.Module, loss: Any = None, **parts: Any) -> surestep.Task:
 
 
 def disturb() -> None:
-    """Draw as a user's program does between steps."""
+    """Draw as other code of the program may between steps."""
     np.random.randn(3), random.gauss(0, 1), np.random.rand(7), random.random()
 
 
@@ -91,15 +91,15 @@ def late_draws() -> surestep.Task:
 
 @pytest.mark.parametrize("begins", [0, 1, 5, 12], ids="from micro-batch {}".format)
 @pytest.mark.parametrize("source", SOURCES)
-def test_draws_of_a_model_follow_from_the_place(folder, source, begins):
+def test_draws_of_a_model_follow_from_the_position(folder, source, begins):
     check_draws(folder, lambda: task_of(Noisy(SOURCES[source], begins=begins)))
 
 
-def test_draws_of_a_loss_follow_from_the_place(folder):
+def test_draws_of_a_loss_follow_from_the_position(folder):
     check_draws(folder, lambda: task_of(Noisy(lambda: 0.0), noisy_loss))
 
 
-def test_draws_of_a_step_of_the_users_own_follow_from_the_place(folder):
+def test_draws_of_a_manual_step_follow_from_the_position(folder):
     def step(turn: Any) -> None:
         for micro in turn.micro_batches():
             turn.backward(noisy_loss(turn.model(*micro.args), micro.targets), micro)
@@ -108,13 +108,13 @@ def test_draws_of_a_step_of_the_users_own_follow_from_the_place(folder):
     check_draws(folder, lambda: task_of(Noisy(SOURCES["both"]), step=step))
 
 
-def test_draws_within_a_search_follow_from_the_place(folder):
+def test_draws_within_lbfgs_follow_from_the_position(folder):
     optim = {"name": "lbfgs", "max_iter": 3}
     check_draws(folder, lambda: task_of(Noisy(SOURCES["both"])), optim=optim)
 
 
 class Scaled(nn.Module):
-    """Scales by what it draws in training."""
+    """Scales by a random number in training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def test_draws_equal_those_of_a_plain_loop(folder):
 
 
 @pytest.mark.parametrize("draws", [True, False])
-def test_generators_of_the_user_are_handed_back(folder, draws):
+def test_generators_of_the_caller_are_restored(folder, draws):
     model = Noisy(SOURCES["both"] if draws else lambda: 0.0, evaluates=draws)
     with session_of(task_of(model), folder(), **OPTIONS) as session:
         random.seed(3), np.random.seed(3)
@@ -178,14 +178,14 @@ def test_evaluation_draws_the_same_numbers_each_time(folder):
 
 
 @pytest.mark.parametrize("begins", [0, 12])
-def test_nothing_is_seeded_where_nothing_draws(folder, monkeypatch, begins):
+def test_generators_are_not_seeded_if_nothing_draws(folder, monkeypatch, begins):
     counts: list[int] = []
     own = GlobalGenerators.seed
     monkeypatch.setattr(
         GlobalGenerators, "seed", lambda self, seed: (counts.append(1), own(self, seed))[0]
     )
     train(task_of(Noisy(lambda: 0.0)), folder(), **OPTIONS)
-    assert len(counts) == 2  # the micro-batches of the first step, which is watched
+    assert len(counts) == 2  # the micro-batches of the first step, in which draws are detected
     counts.clear()
     train(task_of(Noisy(SOURCES["numpy"], begins=begins)), folder(), **OPTIONS)
     assert len(counts) == (24 if begins == 0 else 2 + 12)

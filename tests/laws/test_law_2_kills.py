@@ -1,8 +1,8 @@
-"""Law 2: killed (-9) at a random moment and gone on with = never killed, bit for bit.
+"""Law 2: a run killed (-9) at a random moment and resumed equals one never killed, bit for bit.
 
-Each case trains in a process of its own, which is killed twice: in the phase that the case names,
-and at any moment. Each time a fresh process goes on. Weights, optimizer state, average, loss scale,
-losses, norms, rates, evaluations and metrics are those of the run that was never killed.
+Each case trains in its own process, which is killed twice: in the phase that the case names, and
+at any moment. Each time a new process resumes. Weights, optimizer state, average, loss scale,
+losses, norms, rates, evaluations and metrics equal those of the run that was never killed.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ KILLS: dict[str, list[dict[str, Any]]] = {}
 
 
 def check_kills(folder: Folder, case: Case) -> list[dict[str, Any]]:
-    """Kill a run of the case, go on, and compare; return what each kill hit."""
+    """Kill a run of the case, resume it, and compare; return what each kill hit."""
     result = ask("trial", case=asdict(case), folder=str(folder()))
     assert result["different"] == []
     assert result["wanted"], f"no kill hit {case.kill}: {result['kills']}"
@@ -31,7 +31,7 @@ def check_kills(folder: Folder, case: Case) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", pairwise(), ids=str)
-def test_killed_at_any_moment_equals_never_killed(folder, case):
+def test_run_killed_at_any_moment_equals_one_never_killed(folder, case):
     KILLS[str(case)] = check_kills(folder, case)
 
 

@@ -1,4 +1,4 @@
-"""LoRA through peft: the base stays, checkpoints hold the adapters, a run goes on bit for bit."""
+"""LoRA with peft: base weights stay, checkpoints hold the adapters, a resume is bitwise identical."""
 
 import copy
 import functools
@@ -24,7 +24,7 @@ OPTIONS = {"max_steps": 8, "batch_size": 10, "micro_batch_size": 4}
 
 def lora(build, dropout=0.1, **options):
     config = peft.LoraConfig(r=2, lora_dropout=dropout, **options)
-    with warnings.catch_warnings():  # peft asks transformers by names that it has given up
+    with warnings.catch_warnings():  # peft uses deprecated names of transformers
         warnings.simplefilter("ignore")
         return peft.get_peft_model(build(), config)
 
@@ -65,7 +65,7 @@ def test_only_adapters_are_trained(tmp_path):
 @pytest.mark.parametrize(
     ("make", "data"), [(gpt2_lora, masked), (bert_lora, classes)], ids=["gpt2", "bert"]
 )
-def test_a_checkpoint_holds_what_peft_itself_would_save(make, data, tmp_path):
+def test_checkpoint_holds_what_peft_would_save(make, data, tmp_path):
     model = make()
     with session_of(surestep.Task(model, "model", data()), tmp_path / "run", **OPTIONS) as session:
         next(session.steps())
@@ -79,7 +79,7 @@ def test_a_checkpoint_holds_what_peft_itself_would_save(make, data, tmp_path):
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
 
 
-def test_a_run_goes_on_bit_for_bit(tmp_path):
+def test_resume_is_bitwise_identical(tmp_path):
     whole = train(task(), tmp_path / "whole", **OPTIONS)
     with session_of(task(), tmp_path / "cut", **OPTIONS) as session:
         for result in session.steps():
@@ -91,7 +91,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
     assert_moved(snapshot(whole), snapshot(session))
 
 
-def test_a_cut_batch_moves_adapters_as_the_usual_loop_does(tmp_path):
+def test_split_batch_updates_adapters_as_the_usual_loop(tmp_path):
     make = functools.partial(gpt2_lora, dropout=0.0, init_lora_weights=False)
     torch.manual_seed(3)
     model = make()
@@ -111,7 +111,7 @@ def test_a_cut_batch_moves_adapters_as_the_usual_loop_does(tmp_path):
     assert plain.distance(before, model) > 1e-4
 
 
-def test_the_weights_load_onto_the_same_base_only(tmp_path):
+def test_adapters_load_only_onto_the_same_base(tmp_path):
     model = gpt2_lora()
     session = train(task(model), tmp_path / "run", **OPTIONS)
     run = session.run
@@ -129,7 +129,7 @@ def test_the_weights_load_onto_the_same_base_only(tmp_path):
 
 
 def start(tmp_path):
-    """Weights of a base of its own, which no seed would build."""
+    """Write base weights that no seed would build."""
     base = gpt2()()
     torch.manual_seed(9)
     with torch.no_grad():
@@ -139,7 +139,7 @@ def start(tmp_path):
     return base, tmp_path / "base.pt"
 
 
-def test_the_base_may_come_from_a_file_when_it_goes_on_too(tmp_path):
+def test_base_is_loaded_from_its_file_on_resume_too(tmp_path):
     base, path = start(tmp_path)
     whole = train(task(init=path), tmp_path / "whole", **OPTIONS)
     own = whole.model.get_base_model().state_dict()
@@ -155,7 +155,7 @@ def test_the_base_may_come_from_a_file_when_it_goes_on_too(tmp_path):
         train(task(), tmp_path / "cut", **OPTIONS)
 
 
-def test_a_run_that_is_not_open_is_measured_on_its_base(tmp_path):
+def test_closed_run_is_evaluated_on_its_base(tmp_path):
     _, path = start(tmp_path)
     parts = {"init": path, "val": masked()}
     config = surestep.Config(**OPTIONS, logging={"progress": "quiet"})
@@ -168,21 +168,21 @@ def test_a_run_that_is_not_open_is_measured_on_its_base(tmp_path):
     assert metrics["val/loss"] == pytest.approx(expected)
 
 
-def test_the_whole_is_kept_on_request(tmp_path):
+def test_full_model_is_saved_on_request(tmp_path):
     with session_of(task(), tmp_path / "run", checkpoint={"weights": "all"}, **OPTIONS) as session:
         path = session.save()
         assert load_file(path / "model.safetensors").keys() == session.model.state_dict().keys() - {
-            "base_model.model.lm_head.weight"  # tied, and kept by its other name
+            "base_model.model.lm_head.weight"  # tied: saved under its other name
         }
 
 
-def test_a_dry_run_loads_back_what_a_checkpoint_holds():
+def test_dry_run_loads_the_checkpoint_it_wrote():
     config = surestep.Config(**OPTIONS)
     acts = dry_run(task(val=masked()), config)
     assert acts[-1].result == "bit for bit"
 
 
-def test_frozen_parts_of_any_model_are_left_out_on_request(tmp_path):
+def test_frozen_weights_of_any_model_are_left_out_on_request(tmp_path):
     def build():
         model = tiny.model()
         model[0].requires_grad_(False)
@@ -199,7 +199,7 @@ def test_frozen_parts_of_any_model_are_left_out_on_request(tmp_path):
     assert_same(snapshot(whole), snapshot(resumed))
 
 
-def test_checkpointing_of_activations_goes_with_adapters(tmp_path):
+def test_activation_checkpointing_works_with_adapters(tmp_path):
     models = [gpt2_lora(dropout=0.0) for _ in range(2)]
     train(task(models[0]), tmp_path / "off", **OPTIONS)
     train(task(models[1]), tmp_path / "on", activation_checkpointing="on", **OPTIONS)

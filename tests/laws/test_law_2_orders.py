@@ -1,7 +1,7 @@
-"""Law 2 for every order and transform: stopped in the middle of an epoch and gone on from there.
+"""Law 2 for every sampler and transform: a run stopped within an epoch and resumed.
 
-The data draws from three generators, so that its loading is at its place too, with any number of
-workers.
+The data draws from three generators, so loading must resume at its position too, with any number
+of workers.
 """
 
 import random
@@ -73,7 +73,7 @@ def _other(module: nn.Module) -> None:
 
 
 def check_order(folder, name: str, *, stop_at: int = 8, workers: tuple[int, int] = (0, 0)) -> None:
-    """Stop after some steps (5 an epoch), go on with other weights, and compare."""
+    """Stop after some steps (5 an epoch), resume in a model with other weights, and compare."""
     size = {} if name == "sampler" else {"batch_size": 9}
     first, second = ({**OPTIONS, **size, "data": {"num_workers": each}} for each in workers)
     if name == "sampler":
@@ -97,13 +97,13 @@ def check_order(folder, name: str, *, stop_at: int = 8, workers: tuple[int, int]
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_resumed_run_equals_one_that_never_stopped(folder, name):
+def test_resumed_run_equals_an_uninterrupted_run(folder, name):
     check_order(folder, name)
 
 
 @pytest.mark.parametrize("workers", [(0, 1), (2, 0)])
 @pytest.mark.parametrize("name", ["weighted", "mixed", "sampler"])
-def test_resume_with_another_number_of_workers(folder, name, workers):
+def test_resume_with_a_different_number_of_workers(folder, name, workers):
     check_order(folder, name, workers=workers)
 
 

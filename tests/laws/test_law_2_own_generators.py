@@ -1,4 +1,4 @@
-"""Laws 2 and 4 where the model or the loss draws from a generator that it keeps itself."""
+"""Laws 2 and 4 for models and losses that draw from their own generator."""
 
 import random
 
@@ -28,7 +28,7 @@ def draw_from(generator):
 
 
 class Keeping(Noisy):
-    """Draws from a generator of its own, in evaluations too."""
+    """Draws from its own generator, in evaluations too."""
 
     def __init__(self, make, *, late=False):
         super().__init__(lambda: draw_from(self.generator()), evaluates=True)
@@ -52,18 +52,18 @@ class KeepingLoss(nn.Module):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_draws_from_a_generator_of_the_model_follow_from_the_place(folder, kind):
+def test_draws_from_a_generator_of_the_model_follow_from_the_position(folder, kind):
     check_draws(folder, lambda: task_of(Keeping(MAKERS[kind])))
 
 
-def test_draws_from_a_generator_of_the_loss_follow_from_the_place(folder):
+def test_draws_from_a_generator_of_the_loss_follow_from_the_position(folder):
     def make():
         return task_of(Noisy(lambda: 0.0), KeepingLoss(MAKERS["numpy"]), loss_is_separable=False)
 
     check_draws(folder, make)
 
 
-def test_draws_from_a_generator_that_a_loss_function_closes_over_follow_from_the_place(folder):
+def test_draws_from_a_generator_in_the_closure_of_a_loss_follow_from_the_position(folder):
     def make():
         rng = MAKERS["numpy"]()
 
@@ -100,7 +100,7 @@ def two_lambdas():
 
 
 @pytest.mark.parametrize("losses", [two_losses_of_one_class, two_lambdas])
-def test_draws_of_two_losses_with_one_name_follow_from_the_place(folder, losses):
+def test_draws_of_two_losses_with_one_name_follow_from_the_position(folder, losses):
     def split(batch):
         x, y = batch
         return x, {"a": y, "b": y}
@@ -111,7 +111,7 @@ def test_draws_of_two_losses_with_one_name_follow_from_the_place(folder, losses)
     check_draws(folder, make)
 
 
-def test_draws_of_two_modules_whose_classes_have_one_name_follow_from_the_place(folder):
+def test_draws_of_two_modules_with_one_class_name_follow_from_the_position(folder):
     def layer():
         rng = MAKERS["numpy"]()
 
@@ -128,7 +128,7 @@ def test_draws_of_two_modules_whose_classes_have_one_name_follow_from_the_place(
     check_draws(folder, make)
 
 
-def test_draws_of_a_step_of_the_users_own_follow_from_the_place(folder):
+def test_draws_of_a_manual_step_follow_from_the_position(folder):
     def make():
         rng = MAKERS["python"]()
 
@@ -156,7 +156,7 @@ def draw_from_global(outputs, targets):
 
 
 @pytest.mark.parametrize("loss", [draw_from_global, {"a": draw_from_global}])
-def test_evaluation_seeds_the_generator_that_a_loss_function_names(folder, loss):
+def test_evaluation_seeds_the_generator_of_a_loss_function(folder, loss):
     several = isinstance(loss, dict)
     model = TwoHeads() if several else Noisy(lambda: 0.0)
     inputs = (lambda batch: (batch[0], {"a": batch[1]})) if several else None
@@ -182,10 +182,10 @@ def test_generators_of_one_model_draw_different_numbers(folder):
     assert all(one != other for one, other in drawn)
 
 
-def test_a_generator_made_in_the_first_step_is_warned_of(folder):
+def test_generator_made_in_the_first_step_causes_a_warning(folder):
     class Late(Keeping):
         def forward(self, x):
-            if not self.training:  # the first batch is tried in eval mode
+            if not self.training:  # the first-batch checks run in eval mode
                 return self.last(self.first(x))
             return super().forward(x)
 
@@ -193,7 +193,7 @@ def test_a_generator_made_in_the_first_step_is_warned_of(folder):
         train(task_of(Late(MAKERS["numpy"], late=True)), folder(), **OPTIONS)
 
 
-def test_a_generator_that_takes_no_seed_is_warned_of(folder):
+def test_generator_that_takes_no_seed_causes_a_warning(folder):
     with pytest.warns(UserWarning, match=r"model\.rng \(SystemRandom\) takes no seed"):
         train(task_of(Keeping(random.SystemRandom)), folder(), **OPTIONS)
 
@@ -212,7 +212,7 @@ def snapshot_of(model):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_recomputed_activations_beside_a_generator_that_no_recomputation_draws_from(folder, kind):
+def test_recomputed_activations_work_if_recomputation_does_not_draw_from_the_generator(folder, kind):
     def make():
         torch.manual_seed(1)
         drawing, plain = Keeping(MAKERS[kind]), nn.Linear(10, 3)
@@ -224,13 +224,13 @@ def test_recomputed_activations_beside_a_generator_that_no_recomputation_draws_f
     assert_same(snapshot(recomputed), snapshot(train(make(), folder(), **options)))
 
 
-def test_recomputed_activations_with_a_generator_whose_state_cannot_be_read_are_rejected(folder):
+def test_recomputed_activations_with_an_unreadable_generator_are_rejected(folder):
     model = nn.Sequential(Keeping(random.SystemRandom), nn.Linear(3, 3))
     with pytest.raises(TaskError, match=r"may draw different numbers from model\.0\.rng"):
         train(task_of(model), folder(), activation_checkpointing="0", **OPTIONS)
 
 
-def test_the_seed_of_a_generator_is_that_of_its_place(folder):
+def test_seed_of_a_generator_follows_from_the_position(folder):
     drawn = []
 
     class Drawing(Noisy):

@@ -1,7 +1,7 @@
-"""Law 2: stopped in the middle of an epoch and gone on from there = never stopped, bit for bit.
+"""Law 2: a run stopped within an epoch and resumed equals an uninterrupted run, bit for bit.
 
 The model has dropout and BatchNorm, the data draws from three generators. The model of the second
-process starts from other weights, so that nothing but the checkpoint can make it right.
+process starts from different weights, so only the checkpoint can make it equal.
 """
 
 import random
@@ -50,7 +50,7 @@ def check_resume(
     then: dict[str, Any] | None = None,
     **more: Any,
 ) -> None:
-    """Stop and save after some steps (44 samples: 5 steps an epoch), go on, and compare."""
+    """Stop and save after some steps (44 samples: 5 steps an epoch), resume, and compare."""
     options = OPTIONS | more
     whole = train(task_of(make_data()), folder(), **options)
     run = folder()
@@ -72,13 +72,13 @@ def check_resume(
 
 @pytest.mark.parametrize("stop_at", [1, 5, 9, 12])
 @pytest.mark.parametrize("data", [Augmented, lambda: rows(44)], ids=["augmented", "in memory"])
-def test_resumed_run_equals_one_that_never_stopped(folder, data, stop_at):
+def test_resumed_run_equals_an_uninterrupted_run(folder, data, stop_at):
     check_resume(folder, data, stop_at=stop_at)
 
 
 @pytest.mark.parametrize("stop_at", [4, 9, 12])
 @pytest.mark.parametrize("kind", ["ema", "swa"])
-def test_average_of_a_resumed_run_equals_that_of_one_that_never_stopped(folder, kind, stop_at):
+def test_average_of_a_resumed_run_equals_that_of_an_uninterrupted_run(folder, kind, stop_at):
     check_resume(folder, stop_at=stop_at, average={"kind": kind, "start": "2 steps"})
 
 
@@ -88,16 +88,16 @@ def loader(workers: int) -> Callable[[], DataLoader]:
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 2), (2, 0), (2, 2)])
-def test_resume_with_another_number_of_workers_of_a_dataloader(folder, first, second):
+def test_resume_with_a_different_number_of_dataloader_workers(folder, first, second):
     check_resume(folder, loader(first), loader(second))
 
 
-def test_resume_with_another_number_of_workers_in_the_config(folder):
+def test_resume_with_a_different_number_of_configured_workers(folder):
     check_resume(folder, then={"data": {"num_workers": 2}})
 
 
 @pytest.mark.parametrize("moment", ["on_batch", "on_backward", "on_step"])
-def test_checkpoint_asked_for_at_any_moment_of_a_step_can_be_gone_on_from(folder, moment):
+def test_checkpoint_requested_in_any_hook_can_be_resumed(folder, moment):
     class Asking(surestep.Callback):
         def ask(self, state, *_):
             return Request.SAVE if state.progress.step == 9 else None
@@ -111,7 +111,7 @@ def test_checkpoint_asked_for_at_any_moment_of_a_step_can_be_gone_on_from(folder
 
 
 class Counting(nn.Module):
-    """Scales by how often it was called, which its state_dict does not tell."""
+    """Scales by its number of calls, which its state_dict does not hold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Counting(nn.Module):
 
 
 def check_nonpersistent_buffer(folder: Folder) -> None:
-    """A buffer that a state_dict leaves out, and that training moves, is gone on with."""
+    """A non-persistent buffer that training updates is restored on resume."""
     make = lambda: surestep.Task(  # noqa: E731
         nn.Sequential(with_batchnorm(), Counting()), nn.CrossEntropyLoss(), rows(44)
     )
@@ -141,12 +141,12 @@ def check_nonpersistent_buffer(folder: Folder) -> None:
     assert float(resumed.model[1].calls) == float(whole.model[1].calls) > 14
 
 
-def test_a_buffer_that_no_state_dict_holds_goes_on(folder):
+def test_nonpersistent_buffer_is_restored_on_resume(folder):
     check_nonpersistent_buffer(folder)
 
 
 class Patience(surestep.Callback):
-    """Stops after some steps whose loss was over its own mean, which only a memory can tell."""
+    """Stops after some steps with a loss above the mean so far, so it needs its state."""
 
     def __init__(self) -> None:
         self.mean, self.over, self.started_with = torch.zeros(()), 0, None
@@ -167,7 +167,7 @@ class Patience(surestep.Callback):
 
 
 def check_callback_state(folder: Folder) -> None:
-    """A callback that stops the run by its memory stops it at the same step."""
+    """A callback that stops the run by its state stops it at the same step."""
     whole, run = Patience(), folder()
     session = train(task_of(Augmented()), folder(), callbacks=[whole], **OPTIONS)
     assert session.loop.stopping
@@ -183,11 +183,11 @@ def check_callback_state(folder: Folder) -> None:
     assert torch.equal(rest.mean, whole.mean)
 
 
-def test_a_callback_goes_on_with_its_memory(folder):
+def test_state_of_a_callback_is_restored_on_resume(folder):
     check_callback_state(folder)
 
 
-def test_callbacks_that_come_or_go_are_told(folder, capsys):
+def test_added_and_removed_callbacks_are_reported(folder, capsys):
     class Counting(Patience):
         pass
 
@@ -204,7 +204,7 @@ def test_callbacks_that_come_or_go_are_told(folder, capsys):
 
 
 class OwnNoise(Augmented):
-    """Draws from generators of its own besides, which go on from one sample to the next."""
+    """Also draws from its own generators, which advance from sample to sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class OwnNoise(Augmented):
 
 
 class Hooked(Augmented):
-    """Draws by a function of its own, which is told the seed."""
+    """Draws from a generator that `set_sample_seed` seeds."""
 
     state = 1
 
@@ -234,12 +234,12 @@ class Hooked(Augmented):
 
 @pytest.mark.parametrize("data", [OwnNoise, Hooked])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_data_that_keeps_its_own_randomness(folder, data, workers):
+def test_data_with_its_own_generators(folder, data, workers):
     check_resume(folder, data, then={"data": {"num_workers": workers}})
 
 
 class Counted(Augmented):
-    """A dataset that counts how often each sample was loaded, in any process."""
+    """Counts how often each sample was loaded, over all processes."""
 
     def __init__(self, samples: int = 44) -> None:
         super().__init__(samples)
@@ -251,7 +251,7 @@ class Counted(Augmented):
 
 
 def check_loads(folder: Folder, *, workers: int = 0) -> None:
-    """Go on after 2 of 5 steps of an epoch: what was done before is not loaded again."""
+    """Resume after 2 of 5 steps of an epoch: earlier samples are not loaded again."""
     run, data = folder(), Counted()
     with session_of(task_of(data), run, data={"num_workers": workers}, **OPTIONS) as session:
         for result in session.steps():
@@ -260,7 +260,7 @@ def check_loads(folder: Folder, *, workers: int = 0) -> None:
                 break
     data.loaded.zero_()
     with session_of(task_of(data), run, data={"num_workers": workers}, **OPTIONS) as session:
-        # Opening looks at the first batch, and at the samples that the data is known by.
+        # Opening the run loads the first batch and the samples of the data fingerprint.
         looked_at = torch.cat(
             [session.loop.loader.epoch_order(0)[:9], data.loaded.nonzero().flatten()]
         )
@@ -272,9 +272,9 @@ def check_loads(folder: Folder, *, workers: int = 0) -> None:
     assert not data.loaded[done].any()
     assert data.loaded[order[18:27]].all()
     if not workers:
-        assert data.loaded.sum() == before + 9  # the samples of step 8, and of none after it
+        assert data.loaded.sum() == before + 9  # only the samples of step 8
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_resume_loads_nothing_that_was_done_before(folder, workers):
+def test_resume_loads_no_earlier_samples(folder, workers):
     check_loads(folder, workers=workers)

@@ -1,7 +1,7 @@
-"""Law 2: a run that went back is a function of its place, however it is logged, saved or killed.
+"""Law 2: a run with a rollback depends only on its position, not on logging, saving or kills.
 
 Five batches have inputs a thousand times too large, which makes the loss jump at step 71. The run
-goes back and leaves the steps 70 to 77 out.
+rolls back and excludes the steps 70 to 77.
 """
 
 import shutil
@@ -56,29 +56,29 @@ def events_of(session: Session, kind: str) -> list[dict[str, Any]]:
 
 
 def check_rollback(folder: Folder) -> None:
-    """Compare with a plain loop that never saw the steps that are left out."""
+    """Compare with a plain loop that never saw the excluded steps."""
     session = fitted(folder())
     model = plain_run(LEFT_OUT)
     weights = session.model.state_dict()
     assert all(torch.equal(weights[name], each) for name, each in model.state_dict().items())
 
 
-def test_run_that_went_back_equals_a_plain_loop_that_never_saw_the_stretch(folder):
+def test_run_with_a_rollback_equals_a_plain_loop_without_the_excluded_steps(folder):
     check_rollback(folder)
 
 
-def test_going_back_is_better_than_going_on(folder):
+def test_rollback_ends_with_a_lower_loss(folder):
     through, back = (fitted(folder(), on_spike=each) for each in ("warn", "rollback"))
     assert loss_on_clean_data(back.model) < 0.9 * loss_on_clean_data(through.model)
     assert events_of(through, "spike")
     assert not events_of(through, "rollback")
 
 
-def test_events_tell_the_spike_the_way_back_and_what_was_left_out(folder):
+def test_events_report_the_spike_the_rollback_and_the_excluded_steps(folder):
     session = fitted(folder())
     (spike,), (back,) = events_of(session, "spike"), events_of(session, "rollback")
     assert (spike["step"], spike["epoch"]) == (71, 0)
-    assert spike["positions"] == [69 * BATCH, 75 * BATCH]  # from the step before to the last
+    assert spike["positions"] == [69 * BATCH, 75 * BATCH]  # from the step before the spike to the last
     order = order_of(SAMPLES, 0, 0)
     assert spike["samples"] == order[69 * BATCH : 75 * BATCH].tolist()
     assert spike["loss"] > 100 > 10 < spike["z"]
@@ -99,21 +99,21 @@ def test_events_tell_the_spike_the_way_back_and_what_was_left_out(folder):
         {"logging": {"every": "1 step"}},
         {"logging": {"every": "160 items"}},
         {"logging": {"every": "1 epoch"}, "checkpoint": {"every": "1 epoch"}},
-        {"checkpoint": {"every": "70 steps"}},  # the newest has seen the first that is left out
+        {"checkpoint": {"every": "70 steps"}},  # the newest checkpoint has seen the first excluded batch
         {"checkpoint": {"every": "71 steps"}},
         {"validation": {"every": "7 steps"}},
         {"validation": {"every": "80 items"}, "checkpoint": {"every": "320 items"}},
     ],
     ids=str,
 )
-def test_it_does_not_matter_where_the_run_is_logged_measured_or_saved(folder, more):
+def test_rollback_does_not_depend_on_logging_evaluating_or_saving(folder, more):
     assert_same(
         snapshot(fitted(folder(), dropout=0.2)), snapshot(fitted(folder(), dropout=0.2, **more))
     )
 
 
 def check_resumed(folder: Folder, saved_at: int = 74) -> None:
-    """Save at a step of the way that the run takes in the end, and go on from there."""
+    """Save at a step before or after the rollback, and resume from there."""
     whole, run = fitted(folder(), dropout=0.2), folder()
     with session_of(task_of(dropout=0.2), run, **OPTIONS) as session:
         for result in session.steps():
@@ -130,18 +130,18 @@ def check_resumed(folder: Folder, saved_at: int = 74) -> None:
 
 
 @pytest.mark.parametrize("saved_at", [40, 69, 70, 74, 90])
-def test_resumed_run_goes_back_as_one_that_never_stopped(folder, saved_at):
+def test_resumed_run_rolls_back_as_an_uninterrupted_run(folder, saved_at):
     check_resumed(folder, saved_at)
 
 
-def test_run_that_dies_after_it_went_back_goes_back_again(folder):
+def test_run_that_dies_after_its_rollback_rolls_back_again(folder):
     whole, run = fitted(folder(), dropout=0.2), folder()
     with session_of(task_of(dropout=0.2), run, **OPTIONS) as session:
         for result in session.steps():
             if result.step == 40:
                 session.save()
             if result.step == 85 and events_of(session, "rollback"):
-                break  # what was left out stands in no checkpoint yet
+                break  # no checkpoint holds the excluded steps yet
     with session_of(task_of(dropout=0.2), run, **OPTIONS) as again:
         fit(again)
     assert len(events_of(again, "rollback")) == 2
@@ -149,8 +149,8 @@ def test_run_that_dies_after_it_went_back_goes_back_again(folder):
     assert whole.run.skipped == again.run.skipped
 
 
-def test_what_evaluations_said_after_the_checkpoint_is_undone(folder):
-    """So the standing is that of a run whose evaluations were all on the way that it took."""
+def test_evaluations_after_the_checkpoint_are_undone(folder):
+    """The best metric then comes from evaluations of the steps that were kept."""
     often = {"validation": {"every": "10 steps"}, "logging": {"every": "10 steps"}}
     late = {"validation": {"every": "10 steps"}, "logging": {"every": "1 step"}}
     one, other = fitted(folder(), **often), fitted(folder(), **late)
@@ -159,7 +159,7 @@ def test_what_evaluations_said_after_the_checkpoint_is_undone(folder):
 
 
 class Scores:
-    """A metric that has a value for each step, and nothing to do with the weights."""
+    """A metric with a given value for each step, independent of the weights."""
 
     def __init__(self, values: dict[int, float]) -> None:
         self.values, self.step = values, 0
@@ -169,7 +169,7 @@ class Scores:
 
 
 class Tells(surestep.Callback):
-    """Tells a metric the step, whose value is measured there once."""
+    """Passes the step to a metric."""
 
     def __init__(self, scores: Scores) -> None:
         self.scores = scores
@@ -181,8 +181,8 @@ class Tells(surestep.Callback):
         self.scores.values.pop(state.progress.step, None)
 
 
-def test_best_from_before_the_way_that_is_undone_is_still_there(folder):
-    """A better one right before the spike took its place, and is deleted with that way."""
+def test_best_checkpoint_from_before_the_rollback_is_preserved(folder):
+    """A better checkpoint right before the spike replaced it, and is deleted by the rollback."""
     scores = Scores({10: 0.7, 70: 0.9, 80: 0.5})
     task = replace(task_of(), metrics={"score": scores})
     often = {"validation": {"every": "10 steps", "metric": "score", "mode": "max"}}
@@ -194,7 +194,7 @@ def test_best_from_before_the_way_that_is_undone_is_still_there(folder):
     assert len(session.run.verify()) == 3  # the last two and the best
 
 
-def test_second_spike_leaves_out_twice_as_much_and_the_last_is_only_told(folder):
+def test_second_spike_excludes_twice_as_much_and_the_last_is_only_reported(folder):
     session = fitted(folder(), range(71, 119), max_rollbacks=2)
     stretches = [each["skipped_steps"] for each in events_of(session, "rollback")]
     assert stretches == [[70, 77], [77, 92]]
@@ -203,18 +203,18 @@ def test_second_spike_leaves_out_twice_as_much_and_the_last_is_only_told(folder)
     assert session.state.progress.step == STEPS
 
 
-def test_spike_that_ends_not_finite_is_gone_back_from(folder):
-    """What follows on a spike may be NaN at once; the run went back before that counts."""
+def test_spike_that_ends_in_nan_is_rolled_back(folder):
+    """A spike may be followed by NaN at once; the rollback comes before the NaN fails the run."""
     task = task_of()
     x = task.train[0]
-    x[order_of(len(x), 0, 0)[73 * BATCH]] = torch.nan  # step 74, which is left out too
+    x[order_of(len(x), 0, 0)[73 * BATCH]] = torch.nan  # step 74, which is excluded too
     with session_of(task, folder(), **OPTIONS) as session:
         fit(session)
     model = plain_run(LEFT_OUT)
     assert torch.equal(session.model[1].weight, model[1].weight)
 
 
-def test_stop_that_was_asked_for_on_the_way_that_is_undone_is_undone_too(folder):
+def test_stop_requested_in_the_undone_steps_is_undone(folder):
     class StopAtHighLoss(surestep.Callback):
         def on_step(self, state, result):
             return surestep.Request.STOP if float(result.loss) > 100 else None
@@ -225,7 +225,7 @@ def test_stop_that_was_asked_for_on_the_way_that_is_undone_is_undone_too(folder)
     assert session.state.progress.step == STEPS
 
 
-def test_without_a_checkpoint_before_it_the_spike_is_told_and_the_run_goes_on(folder):
+def test_spike_without_an_earlier_checkpoint_is_reported_and_training_continues(folder):
     with session_of(task_of(), folder(), **OPTIONS) as session:
         session.saving.collect(wait=True)
         shutil.rmtree(session.run.checkpoints)
@@ -235,7 +235,7 @@ def test_without_a_checkpoint_before_it_the_spike_is_told_and_the_run_goes_on(fo
     assert session.state.progress.steps_taken == STEPS
 
 
-def test_stream_is_read_again_and_the_stretch_left_out(folder):
+def test_stream_is_read_again_and_the_samples_excluded(folder):
     task = task_of()
     x, y = (each[order_of(SAMPLES, 0, 0)] for each in task.train)
     stream = replace(task, train=lambda: zip(x, y, strict=True), val=None)
@@ -250,8 +250,8 @@ def test_stream_is_read_again_and_the_stretch_left_out(folder):
 
 
 @pytest.mark.parametrize("every", ["1 step", "20 steps"])
-def test_suspects_of_a_spike_at_the_end_of_an_epoch_are_of_that_epoch(folder, every):
-    """What is told does not lie beyond the last sample, and never before the first."""
+def test_suspect_samples_of_a_spike_belong_to_its_epoch(folder, every):
+    """The reported positions lie between the first and the last sample."""
     options = {"epochs": 2, "on_spike": "warn", "logging": {"every": every}}
     session = fitted(folder(), range(STEPS, STEPS + 1), **options)
     spike = events_of(session, "spike")[0]
@@ -259,13 +259,13 @@ def test_suspects_of_a_spike_at_the_end_of_an_epoch_are_of_that_epoch(folder, ev
     assert spike["samples"] == order_of(SAMPLES, 0, 0)[-2 * BATCH :].tolist()
 
 
-def test_own_batches_cannot_be_left_out(folder):
+def test_custom_batches_cannot_be_excluded(folder):
     refused = pytest.raises(surestep.SurestepError, match="on_spike='warn'")
     with session_of(task_of(), folder(), **OPTIONS) as session, refused:
         session.train_step([session.task.train])
 
 
-def test_damaged_checkpoint_is_passed_over_and_told(folder, capsys):
+def test_corrupt_checkpoint_is_skipped_and_reported(folder, capsys):
     run = folder()
     logging = {"every": "25 steps", "progress": "plain"}
     with session_of(task_of(), run, **OPTIONS | {"logging": logging}) as session:

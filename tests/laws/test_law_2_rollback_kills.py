@@ -1,4 +1,4 @@
-"""Law 2: a run that goes back, killed (-9) at random moments around it = never killed."""
+"""Law 2: a run killed (-9) at random moments around its rollback equals one never killed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.torture.asked import ask
 
 
 def check_killed_back(folder: Callable[[], Path], *, async_save: bool = True) -> None:
-    """Kill runs around their way back, and compare with the run that was never killed."""
+    """Kill runs around their rollback, and compare with the run that was never killed."""
     result = ask("rollbacks", folder=str(folder()), async_save=async_save)
     assert result["different"] == []
     assert result["kills"] == 6
@@ -17,5 +17,5 @@ def check_killed_back(folder: Callable[[], Path], *, async_save: bool = True) ->
 
 
 @pytest.mark.parametrize("async_save", [True, False])
-def test_killed_around_its_way_back_equals_never_killed(folder, async_save):
+def test_run_killed_around_its_rollback_equals_one_never_killed(folder, async_save):
     check_killed_back(folder, async_save=async_save)

@@ -1,6 +1,6 @@
-"""Law 2 for streams with a state of their own: gone on by it = never stopped, bit for bit.
+"""Law 2 for streams with `state_dict`: resumed by it equals uninterrupted, bit for bit.
 
-And nothing is read again.
+No sample is read again.
 """
 
 import random
@@ -18,18 +18,18 @@ from tests.laws.tasks import Augmented, session_of, train
 from tests.laws.test_law_2_resuming import OPTIONS, check_resume, task_of
 from tests.needs import needs
 
-READ = torch.zeros(44, dtype=torch.int64).share_memory_()  # how often each sample was, by anybody
+READ = torch.zeros(44, dtype=torch.int64).share_memory_()  # reads of each sample, over all processes
 ALWAYS = float("inf")
 
 
 @pytest.fixture(autouse=True)
-def each_state_is_taken(monkeypatch):
-    """A machine that stands still for a moment must not make a state look dear."""
+def take_every_state(monkeypatch):
+    """Keep a pause of the machine from making a state look expensive."""
     monkeypatch.setattr(own_state, "CHEAP_S", ALWAYS)
 
 
 class Counted(IterableDataset):
-    """Noisy samples, in an order of the epoch, each worker its part; it says where it is."""
+    """Noisy samples in a new order each epoch, split over workers, with `state_dict`."""
 
     def __init__(self):
         self.data, self.at, self.epoch = Augmented(44), 0, 0
@@ -43,7 +43,7 @@ class Counted(IterableDataset):
         order = list(range(44))
         random.Random(self.epoch).shuffle(order)
         mine = order[worker::workers]
-        while self.at < len(mine):  # begins anew only where it is made anew
+        while self.at < len(mine):  # starts from scratch only in a new instance
             index = mine[self.at]
             self.at += 1
             READ[index] += 1
@@ -57,7 +57,7 @@ class Counted(IterableDataset):
 
 
 class Uneven(Counted):
-    """The first worker has 30 samples, the second 14; alone it has all."""
+    """The first worker has 30 samples, the second 14; a single worker has all."""
 
     def __iter__(self):
         info = get_worker_info()
@@ -69,7 +69,7 @@ class Uneven(Counted):
 
 
 class Iterated(IterableDataset):
-    """Its iterators have the state."""
+    """Its iterators hold the state."""
 
     def __init__(self):
         self.data = Augmented(44)
@@ -100,7 +100,7 @@ class Samples:
 
 
 class Remembering(Counted):
-    """A state with what JSON does not have."""
+    """A state that JSON cannot represent."""
 
     def __init__(self):
         super().__init__()
@@ -133,27 +133,27 @@ def check_own_state(folder, make=Counted, **more):
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-def test_a_stream_goes_on_by_its_own_state(folder, kind):
+def test_stream_resumes_from_its_state(folder, kind):
     check_own_state(folder, STREAMS[kind])
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("stop_at", [3, 5, 6])
-def test_anywhere_and_with_any_workers(folder, workers, stop_at):
+def test_stream_resumes_at_any_step_with_any_workers(folder, workers, stop_at):
     check_own_state(folder, stop_at=stop_at, data={"num_workers": workers})
 
 
 @pytest.mark.parametrize("stop_at", [2, 3, 4])
-def test_where_one_worker_has_ended_before_the_other(folder, stop_at):
+def test_stream_resumes_after_one_worker_has_ended(folder, stop_at):
     check_own_state(folder, Uneven, stop_at=stop_at, data={"num_workers": 2})
 
 
-def test_without_workers_goes_on_what_one_worker_began(folder):
+def test_stream_of_one_worker_resumes_without_workers(folder):
     check_own_state(folder, data={"num_workers": 1}, then={"data": {"num_workers": 0}})
 
 
 def reads_of_a_resume(folder, make, stop_at, **more):
-    """How often each sample is read by the rest of the second epoch, and what is said."""
+    """Return how often the rest of the second epoch reads each sample, and the events."""
     run, options = folder(), {**OPTIONS, "max_steps": 10, **more}
     with session_of(task_of(make()), run, **options) as session:
         for result in session.steps():
@@ -161,36 +161,36 @@ def reads_of_a_resume(folder, make, stop_at, **more):
                 session.save()
                 break
     with session_of(task_of(make()), run, **options) as session:
-        READ.zero_()  # what was looked at in the beginning
+        READ.zero_()  # what the first checks read
         assert len(list(session.steps())) == 10 - stop_at
     return READ.clone()
 
 
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_nothing_is_read_again(folder, kind, workers):
+def test_no_sample_is_read_again(folder, kind, workers):
     reads = reads_of_a_resume(folder, STREAMS[kind], 7, data={"num_workers": workers})
     assert reads.sum() == 44 - 2 * 9
     assert reads.max() == 1
 
 
-def test_nothing_is_read_again_by_two_workers(folder):
-    # The second has 22 samples: two batches, of which the run has taken one.
+def test_two_workers_read_no_sample_again(folder):
+    # The second worker has 22 samples: two batches, of which the run has used one.
     reads = reads_of_a_resume(folder, Counted, 7, data={"num_workers": 2})
     assert (reads.sum(), reads.max()) == (44 - 2 * 9, 1)
 
 
-def test_a_run_that_is_left_and_entered_again_reads_nothing_again(folder):
+def test_session_entered_again_reads_no_sample_again(folder):
     with session_of(task_of(Counted()), folder(), **OPTIONS) as session:
         for result in session.steps():
             if result.step == 7:
                 break
         READ.zero_()
         assert [result.step for result in session.steps()] == list(range(8, 15))
-        assert READ.sum() == 44 - 2 * 9 + 44  # and the next epoch, of which one batch is ahead
+        assert READ.sum() == 44 - 2 * 9 + 44  # and the next epoch, of which one batch is prefetched
 
 
-def test_measuring_the_same_stream_is_not_in_the_way(folder):
+def test_evaluating_on_the_same_stream_changes_nothing(folder):
     run, data = folder(), Counted()
     whole = train(task_of(data), folder(), **OPTIONS)
     with session_of(task_of(data), run, **OPTIONS) as session:
@@ -204,9 +204,9 @@ def test_measuring_the_same_stream_is_not_in_the_way(folder):
         assert torch.equal(a, b)
 
 
-def test_a_dear_state_is_taken_seldom_and_the_rest_is_read_again(folder, monkeypatch):
+def test_expensive_state_is_taken_rarely_and_the_rest_is_read_again(folder, monkeypatch):
     monkeypatch.setattr(own_state, "CHEAP_S", 0.0)
-    monkeypatch.setattr(own_state, "SHARE", 1e9)  # the first four, and never again
+    monkeypatch.setattr(own_state, "SHARE", 1e9)  # the first four, then never
     check_own_state(folder, stop_at=5)
     reads = reads_of_a_resume(folder, Counted, 5)
     assert reads.sum() == 44
@@ -223,7 +223,7 @@ def said_of(folder, capsys, make, **more):
     return capsys.readouterr().err, session.plan
 
 
-def test_it_is_said_that_it_goes_on_by_its_state(folder, capsys):
+def test_resume_by_state_is_reported(folder, capsys):
     said, plan = said_of(folder, capsys, Counted)
     assert "from step 3, epoch 1, the stream by its own state.\n" in said
     assert plan.data_resume == "by its own state"
@@ -235,7 +235,7 @@ class Lying(Counted):
 
 
 class Buffering(Counted):
-    """Samples wait in it, and its state does not say which."""
+    """Buffers samples that its state does not hold."""
 
     def __iter__(self):
         waiting = []
@@ -257,7 +257,7 @@ class Broken(Counted):
 
 
 class Locked(Counted):
-    """As the first pass is to its end, no second is; but the lock cannot be copied."""
+    """Cannot be copied, because it holds a lock."""
 
     def __init__(self):
         super().__init__()
@@ -278,7 +278,7 @@ CANNOT = {
 
 
 @pytest.mark.parametrize("kind", CANNOT)
-def test_a_state_that_does_not_do_is_told_and_the_stream_read_again(folder, capsys, kind):
+def test_unusable_state_is_reported_and_the_stream_read_again(folder, capsys, kind):
     said, plan = said_of(folder, capsys, kind)
     assert f"reading 27 samples of the stream again: {CANNOT[kind]}" in said
     assert plan.data_resume == "by reading again"
@@ -286,7 +286,7 @@ def test_a_state_that_does_not_do_is_told_and_the_stream_read_again(folder, caps
     check_resume(folder, kind)
 
 
-def test_a_shuffle_buffer_is_read_again(folder, capsys):
+def test_stream_with_a_shuffle_buffer_is_read_again(folder, capsys):
     said, _ = said_of(folder, capsys, Counted, data={"shuffle_buffer": 10})
     assert "again: what waits in data.shuffle_buffer is not in the stream's state." in said
 
@@ -319,7 +319,7 @@ def test_hugging_face(folder, workers, mixed, capsys):
         assert "the stream by its own state.\n" in said
 
 
-def of_what_was_read_ahead(patch):
+def take_state_after_prefetch(patch):
     patch.setattr(
         resume._StreamCheckpointState,
         "state_dict",
@@ -331,7 +331,7 @@ def of_what_was_read_ahead(patch):
     )
 
 
-def numbered_anew(patch):
+def restart_numbering(patch):
     own = own_state.StreamStateTracker.start
 
     def begin(self, stream, epoch):
@@ -342,11 +342,11 @@ def numbered_anew(patch):
     patch.setattr(own_state.StreamStateTracker, "start", begin)
 
 
-def not_loaded(patch):
+def skip_loading(patch):
     patch.setattr(own_state.StreamStateTracker, "_load", lambda self: None)
 
 
-def turns_forgotten(patch):
+def forget_worker_order(patch):
     def begin(self, epoch, start):
         mark = own(self, epoch, start)
         if self._pass.mark is not None:
@@ -359,9 +359,9 @@ def turns_forgotten(patch):
 
 @pytest.mark.parametrize(
     ("mutate", "workers"),
-    [(of_what_was_read_ahead, 0), (numbered_anew, 0), (not_loaded, 0), (turns_forgotten, 2)],
+    [(take_state_after_prefetch, 0), (restart_numbering, 0), (skip_loading, 0), (forget_worker_order, 2)],
 )
-def test_the_check_fails_where_the_law_is_broken(folder, monkeypatch, mutate, workers):
+def test_check_fails_if_the_law_is_broken(folder, monkeypatch, mutate, workers):
     mutate(monkeypatch)
     monkeypatch.setattr("surestep.trainer.planning.stream_state_problem", lambda _: "")
     with pytest.raises((AssertionError, DataError)):
@@ -369,7 +369,7 @@ def test_the_check_fails_where_the_law_is_broken(folder, monkeypatch, mutate, wo
 
 
 def nodes_of(sample, *, threads=False):
-    """Nodes over samples, which may be read ahead by threads."""
+    """Build nodes over samples, with prefetching threads if asked."""
     nodes = needs("torchdata.nodes")
 
     def read(index):
@@ -406,13 +406,13 @@ OF_ITS_OWN = [
     pytest.mark.slow("needs torchdata"),
     # StatefulDataLoader calls a function of torch that is deprecated.
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
-    # torchdata's own threads, let go before they have begun.
+    # torchdata's threads, released before they start.
     pytest.mark.filterwarnings("ignore:Exception ignored in.*_ParallelMapperIter"),
 ]
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=OF_ITS_OWN) for kind in OF_TORCHDATA])
-def test_torchdata_goes_on_in_the_middle_of_an_epoch(folder, kind, capsys):
+def test_torchdata_resumes_within_an_epoch(folder, kind, capsys):
     make = OF_TORCHDATA[kind]
     check_own_state(folder, make, stop_at=8)
     said, plan = said_of(folder, capsys, make)
@@ -421,8 +421,8 @@ def test_torchdata_goes_on_in_the_middle_of_an_epoch(folder, kind, capsys):
 
 
 @pytest.mark.slow("needs torchdata")
-def test_nodes_that_draw_are_read_again(folder, capsys):
-    # Where it goes on, torchdata reads a sample ahead, before that sample's place is seeded.
+def test_torchdata_nodes_that_draw_are_read_again(folder, capsys):
+    # On resume torchdata reads one sample ahead, before its position is seeded.
     def make():
         return nodes_of(Augmented(44).__getitem__)
 

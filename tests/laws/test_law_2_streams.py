@@ -1,7 +1,7 @@
-"""Law 2 for streams: stopped and gone on from there = never stopped, bit for bit.
+"""Law 2 for streams: stopped and resumed equals uninterrupted, bit for bit.
 
-A stream has no positions: what was seen of the epoch is read again, under the same seeds. One with
-a state of its own is in test_law_2_stream_states.py.
+A stream has no positions: the samples seen in the epoch are read again with the same seeds.
+Streams with `state_dict` are in test_law_2_stream_states.py.
 """
 
 import random
@@ -32,7 +32,7 @@ class Stream(IterableDataset):
 
 
 class Shuffled(Stream):
-    """Mixes by the epoch that it is told, and swaps neighbours by chance."""
+    """Shuffles by the epoch, and swaps neighbours at random."""
 
     def set_epoch(self, epoch):
         self.epoch = epoch
@@ -72,28 +72,28 @@ def _of_epoch(epoch):
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-def test_a_stream_goes_on_where_it_stopped(folder, kind):
+def test_stream_resumes_where_it_stopped(folder, kind):
     check_resume(folder, STREAMS[kind])
 
 
 @pytest.mark.parametrize("stop_at", [3, 5, 10])
-def test_in_the_first_epoch_and_at_the_end_of_one(folder, stop_at):
+def test_stream_resumes_in_the_first_epoch_and_at_the_end_of_one(folder, stop_at):
     check_resume(folder, Shuffled, stop_at=stop_at)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_with_a_buffer_that_mixes_and_any_workers(folder, workers, monkeypatch):
+def test_stream_with_a_shuffle_buffer_resumes_with_any_workers(folder, workers, monkeypatch):
     data = {"num_workers": workers, "shuffle_buffer": 10}
     monkeypatch.setitem(OPTIONS, "data", data)
     check_resume(folder, Shuffled)
 
 
-def test_without_workers_goes_on_what_one_worker_began(folder, monkeypatch):
+def test_stream_of_one_worker_resumes_without_workers(folder, monkeypatch):
     monkeypatch.setitem(OPTIONS, "data", {"num_workers": 1})
     check_resume(folder, Shuffled, then={"data": {"num_workers": 0}})
 
 
-def test_another_number_of_workers_is_another_order_and_refused(folder):
+def test_different_number_of_workers_changes_the_order_and_is_rejected(folder):
     run = folder()
     with session_of(task_of(Stream()), run, **OPTIONS) as session:
         next(session.steps())
@@ -103,7 +103,7 @@ def test_another_number_of_workers_is_another_order_and_refused(folder):
         session_of(task_of(Stream()), run, **more)
 
 
-def test_a_stream_that_begins_otherwise_in_another_process_is_refused(folder):
+def test_stream_that_starts_differently_in_a_new_process_is_rejected(folder):
     run = folder()
     data = Stream()
     with session_of(task_of(data), run, **OPTIONS) as session:
@@ -114,7 +114,7 @@ def test_a_stream_that_begins_otherwise_in_another_process_is_refused(folder):
         session_of(task_of(data), run, **OPTIONS)
 
 
-def test_going_on_says_what_is_read_again(folder, capsys):
+def test_resume_reports_what_is_read_again(folder, capsys):
     run, plain = folder(), {"progress": "plain"}
     with session_of(task_of(Stream()), run, logging=plain, **OPTIONS) as session:
         for result in session.steps():
@@ -130,7 +130,7 @@ def test_going_on_says_what_is_read_again(folder, capsys):
     )
 
 
-def test_data_with_positions_reads_nothing_again(folder, capsys):
+def test_map_dataset_reads_no_sample_again(folder, capsys):
     run, plain = folder(), {"progress": "plain"}
     for _ in range(2):
         with session_of(task_of(rows(44)), run, logging=plain, **OPTIONS) as session:
@@ -139,14 +139,14 @@ def test_data_with_positions_reads_nothing_again(folder, capsys):
     assert "from step 1, epoch 1.\n" in capsys.readouterr().err
 
 
-def by_the_clock(patch):
+def seed_by_clock(patch):
     own = stream._shuffled
     patch.setattr(
         stream, "_shuffled", lambda samples, size, _: own(samples, size, time.monotonic_ns())
     )
 
 
-def from_the_start(patch):
+def restart_stream(patch):
     own = passes.StreamLoader._batches
     patch.setattr(passes.StreamLoader, "_batches", lambda self, epoch, _: own(self, epoch, 0))
 
@@ -155,8 +155,8 @@ def unseeded(patch):
     patch.setattr(stream.StreamReader, "seed_place", lambda *_: None)
 
 
-@pytest.mark.parametrize("mutate", [by_the_clock, from_the_start, unseeded])
-def test_the_check_fails_where_the_law_is_broken(folder, monkeypatch, mutate):
+@pytest.mark.parametrize("mutate", [seed_by_clock, restart_stream, unseeded])
+def test_check_fails_if_the_law_is_broken(folder, monkeypatch, mutate):
     mutate(monkeypatch)
     monkeypatch.setitem(OPTIONS, "data", {"shuffle_buffer": 10})
     with pytest.raises((AssertionError, DataError)):

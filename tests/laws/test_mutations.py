@@ -72,7 +72,7 @@ from tests.laws.test_law_2_resuming import (
 )
 from tests.laws.test_law_2_rollback import check_resumed, check_rollback
 from tests.laws.test_law_2_rollback_kills import check_killed_back
-from tests.laws.test_law_2_stream_states import check_own_state, of_what_was_read_ahead
+from tests.laws.test_law_2_stream_states import check_own_state, take_state_after_prefetch
 from tests.laws.test_law_3_fp16 import check_clip
 from tests.laws.test_law_3_parameter_groups import check_layers, check_switch
 from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
@@ -292,7 +292,7 @@ MUTATIONS = [
         ),
         (
             "a stream's state is that of what was read ahead",
-            of_what_was_read_ahead,
+            take_state_after_prefetch,
             partial(check_own_state, stop_at=7),
         ),
         (
