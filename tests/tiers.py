@@ -40,7 +40,7 @@ SLOW = {
     "tests/engine/test_allocator.py::test_the_allocator_changes_no_number": MEMORY,
     "tests/engine/test_allocator.py::test_steps_with_retained_memory_have_no_page_faults": MEMORY,
     "tests/gpu/": "needs an accelerator",
-    "tests/laws/test_breadth.py::test_everything_there_is_to_train_with[optimizer adamw8bit": (
+    "tests/laws/test_breadth.py::test_every_name_of_every_registry[optimizer adamw8bit": (
         NEEDS_BNB
     ),
     "tests/laws/test_law_1_hugging_face.py": NEEDS_TRANSFORMERS,
@@ -49,7 +49,7 @@ SLOW = {
     "tests/laws/test_law_2_rollback_kills.py": KILLS,
     "tests/laws/test_law_3_switches.py::test_a_model_of_torchs_own": NEEDS_COMPILER,
     "tests/laws/test_law_3_switches.py::test_compil": NEEDS_COMPILER,
-    "tests/laws/test_law_3_switches.py::test_each_block_is_compiled_by_itself": NEEDS_COMPILER,
+    "tests/laws/test_law_3_switches.py::test_each_block_is_compiled_separately": NEEDS_COMPILER,
     "tests/laws/test_law_3_switches.py::test_profile_of_the_second_step": NEEDS_COMPILER,
     "tests/laws/test_law_7_kills.py": KILLS,
     "tests/laws/test_law_9_changes.py::"

@@ -103,7 +103,7 @@ class Reading(nn.Module):
 
 
 @pytest.mark.parametrize("read", READS)
-def test_read_planted_in_a_model_is_caught(tmp_path, read):
+def test_read_in_a_model_is_detected(tmp_path, read):
     """So the CPU's modes and CUDA's own watch see the same reads."""
     with pytest.raises(RuntimeError, match="called a synchronizing"):
         run_between_log_points(task_of(Reading(READS[read])), tmp_path / "run", "error")

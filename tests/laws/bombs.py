@@ -1,7 +1,7 @@
-"""Tasks in which chosen steps go wrong: by the loss, by the gradients, or by both.
+"""Tasks in which chosen steps are not finite: in the loss, the gradients, or both.
 
-The data carries a flag for each sample; what the flag does is decided on the device, so that a
-bad batch costs no read. The model has BatchNorm, which has seen a bad batch before anybody knows.
+The data has a flag for each sample. The flag acts on the device, so a bad batch costs no read. The
+model has BatchNorm, which sees a bad batch before the host knows.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ SAMPLES, BATCH = 96, 8  # twelve steps an epoch
 
 
 class BadGradient(torch.autograd.Function):
-    """Hand the input on; send infinity back where a sample is flagged."""
+    """Return the input; return an infinite gradient for flagged samples."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, flags: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class Net(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind = kind
-        self.first = nn.Linear(10, 8, bias=False)  # BatchNorm takes a bias out again
+        self.first = nn.Linear(10, 8, bias=False)  # BatchNorm removes a bias
         self.norm = nn.BatchNorm1d(8)
         self.second = nn.Linear(8, 3)
 
@@ -51,19 +51,19 @@ class Net(nn.Module):
         return self.second(hidden)
 
 
-# The parameters whose gradients are not finite, by what goes wrong.
+# The parameters whose gradients are not finite, by kind of failure.
 BEFORE = ["first.weight", "norm.weight", "norm.bias"]
 HURT = {"both": [*BEFORE, "second.weight", "second.bias"], "gradient": BEFORE, "loss": []}
 
 
 def bad_loss(outputs: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
-    """Cross-entropy, and infinity where a sample is flagged, of which no gradient hears."""
+    """Return cross-entropy, and infinity without a gradient for flagged samples."""
     y, flags = targets
     return functional.cross_entropy(outputs, y) + torch.where(flags > 0, torch.inf, 0.0).sum()
 
 
 def bomb(kind: str, bad_steps: Iterable[int], **options: Any) -> surestep.Task:
-    """Make a task whose steps `bad_steps` of the first epoch, from 1, go wrong."""
+    """Make a task in which `bad_steps` of the first epoch, counted from 1, are not finite."""
     x, y = rows(SAMPLES)
     flags = torch.zeros(SAMPLES)
     order = order_of(SAMPLES, 0, 0)

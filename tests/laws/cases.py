@@ -1,4 +1,4 @@
-"""Losses as people write them, each with data that makes its denominator matter."""
+"""Common losses, each with data whose denominators differ between micro-batches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ TOKENS, WORDS = 7, 20
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its data, and a loss that returns a mean; `items` where it is a plain callable."""
+    """A model, its data, and a loss that returns a mean; `items` if it is a plain callable."""
 
     model: Callable[[], nn.Module]
     mean_loss: Callable[[Tensor, Tensor], Tensor]
@@ -45,7 +45,7 @@ def tagger(dtype: torch.dtype, **options: bool) -> nn.Module:
 
 
 def tokens(masked_places: slice = slice(16, 24)) -> tuple[Tensor, Tensor]:
-    """Token ids and targets; masked unevenly, and wholly at some places of the first epoch."""
+    """Return token ids and targets, masked unevenly, some rows of the first epoch fully."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randint(0, WORDS, (55, TOKENS), generator=generator)
     y = torch.randint(0, 5, (55, TOKENS), generator=generator)
@@ -87,7 +87,7 @@ def _callable_tokens(dtype: torch.dtype) -> Case:
 
 
 def _callable_of_batch(dtype: torch.dtype) -> Case:
-    """A mean over positive targets, which only the user can count."""
+    """A mean over positive targets, which only a custom function can count."""
     x, y = rows(dtype=dtype)
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def _declared_sum(dtype: torch.dtype) -> Case:
 
 
 def _balanced(dtype: torch.dtype) -> Case:
-    """Weights that add up to the number of samples over all the data, but not over a batch."""
+    """Weights whose sum is the number of samples over all data, but not over a batch."""
     x, _ = rows(60, dtype)
     y = torch.tensor([0] * 28 + [1] * 18 + [2] * 14)
     weight = torch.tensor([0.5, 1.0, 2.0], dtype=dtype)

@@ -1,4 +1,4 @@
-"""What every law is tried under: one thread, one seed, a folder for each run."""
+"""Fixtures of the laws: one thread, and a folder for each run."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Sums of one and of two threads differ in their last bits, and the machine is shared."""
+    """Use one thread: sums of one and of two threads differ in their last bits."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -19,6 +19,6 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Callable[[], Path]:
-    """Give a new run folder with each call."""
+    """Return a function that returns a new run folder."""
     count = iter(range(1000))
     return lambda: tmp_path / f"run-{next(count)}"

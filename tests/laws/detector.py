@@ -40,7 +40,7 @@ def collate(samples):
 class Detector(nn.Module):
     """One box and its class for each cell of a grid.
 
-    In training its losses are means over cells of the whole batch that are drawn at random.
+    In training its losses are means over randomly drawn cells of the full batch.
     """
 
     def __init__(self, classes=3):
@@ -100,7 +100,7 @@ class Detector(nn.Module):
 
 
 class Recall:
-    """Like a metric of torchmetrics: lists of dicts in, a dict of values out."""
+    """A metric like torchmetrics': takes lists of dicts, returns a dict of values."""
 
     higher_is_better = True
 

@@ -1,4 +1,4 @@
-"""Tiny Hugging Face models from a config, each with data whose true denominator matters."""
+"""Tiny Hugging Face models built from configs, each with unevenly ignored labels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,11 +71,11 @@ def words(seed: int = 3) -> Tensor:
 
 
 def masked() -> dict[str, Tensor]:
-    """Labels ignored after a length of each row's own; all of some rows of the first batch are."""
+    """Ignore labels after a length per row, and all labels of some rows of the first batch."""
     ids, generator = words(), torch.Generator().manual_seed(4)
     kept = torch.randint(1, TOKENS + 1, (SAMPLES, 1), generator=generator)
     labels = ids.masked_fill(torch.arange(TOKENS) >= kept, -100)
-    labels[order_of(SAMPLES, 0, 0)[3:6]] = -100  # a micro-batch of nothing but ignored labels
+    labels[order_of(SAMPLES, 0, 0)[3:6]] = -100  # a micro-batch with only ignored labels
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 

@@ -1,4 +1,4 @@
-"""The plain sides of the laws, as people write them. Nothing here imports surestep."""
+"""Plain PyTorch training loops. Nothing here imports surestep."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ def distance(a: nn.Module, b: nn.Module) -> float:
 
 
 def seed_of(place: str) -> int:
-    """The documented seed of a place, such as "order 0 3"."""
+    """Return the documented seed of a position, such as "order 0 3"."""
     digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -57,7 +57,7 @@ def constant(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSch
 
 
 def cosine(warmup: int, total: int, floor: float = 0.0) -> Schedule:
-    """Linear warm-up, then a cosine down to the floor: torch's own two, one after the other."""
+    """Make linear warmup, then cosine decay to the floor, from torch's schedulers."""
 
     def make(optimizer):
         lr = optimizer.param_groups[0]["lr"]
@@ -73,7 +73,7 @@ def cosine(warmup: int, total: int, floor: float = 0.0) -> Schedule:
 def shuffled(
     dataset: Dataset, *, batch_size: int, seed: int = 0, drop_last: bool = False
 ) -> Iterator:
-    """Yield the batches of epoch after epoch, without end."""
+    """Yield the batches of one epoch after another, without end."""
     epoch = 0
     while True:
         order = order_of(len(dataset), seed, epoch).tolist()
@@ -92,7 +92,7 @@ def usual_loop(
     make_optimizer: MakeOptimizer | None = None,
     schedule: Schedule = constant,
 ) -> list[float]:
-    """The loop as people write it; return the gradient norms before clipping."""
+    """Train the usual loop; return the gradient norms before clipping."""
     optimizer = (make_optimizer or adamw())(two_groups(model, weight_decay))
     scheduler = schedule(optimizer)
     norms = []
@@ -122,7 +122,7 @@ def exact_loop(
     weight_decay: float = 0.01,
     seed: int = 0,
 ) -> list[float]:
-    """A loop with the documented arithmetic and seeds; return the loss of each step."""
+    """Train with the documented arithmetic and seeds; return the loss of each step."""
     model.train()
     optimizer = make_optimizer(two_groups(model, weight_decay))
     scheduler = schedule(optimizer)

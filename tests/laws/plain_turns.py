@@ -1,4 +1,4 @@
-"""Plain sides of steps with several optimizers, as people write them. surestep is not imported."""
+"""Plain PyTorch loops with several optimizers. Nothing here imports surestep."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ def noise(place: str, device: str = "cpu") -> torch.Generator:
 
 
 def batches(x: Tensor, size: int) -> Iterator[Tensor]:
-    """Yield the batches of epoch after epoch, without end."""
+    """Yield the batches of one epoch after another, without end."""
     epoch = 0
     while True:
         order = order_of(len(x), 0, epoch)
@@ -31,7 +31,7 @@ def adamw(module: nn.Module, **options) -> torch.optim.Optimizer:
 
 
 def wgan_gp(model: nn.ModuleDict, x: Tensor, *, steps: int, size: int, every: int) -> list[float]:
-    """Train a critic at each step and a generator at every n-th; return the critic's losses.
+    """Train a critic in each step and a generator in every n-th; return the critic's losses.
 
     Source: https://arxiv.org/abs/1704.00028
     """
@@ -62,9 +62,9 @@ def wgan_gp(model: nn.ModuleDict, x: Tensor, *, steps: int, size: int, every: in
 
 
 def walk(model: nn.ModuleDict, start: Tensor, chances: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Walk on a line towards 0 under the policy; return the actor's loss and the critic's.
+    """Walk on a line towards 0 with the policy; return the losses of actor and critic.
 
-    Two actions, left and right; the reward of a move is how much nearer to 0 it led.
+    The actions are left and right; the reward of a move is the decrease of the distance to 0.
     """
     place, logs, values, rewards = start, [], [], []
     for chance in chances:

@@ -1,6 +1,6 @@
-"""Find where the host reads the device, on a machine whose only device is the host.
+"""Find where the host reads the device, on a machine without an accelerator.
 
-Two modes watch together. The dispatch mode sees the kernels that end in a read, in forward,
+Two modes record together. The dispatch mode sees the kernels that end in a read, in forward,
 backward and step: `_local_scalar_dense` (`.item()`, `float(t)`, `if t:`), `nonzero` and its kin,
 and copies to the CPU. It does not see the nonzero inside a boolean-mask index, so an index by a
 boolean is a read by itself. On a CPU `.cpu()`, `.numpy()` and `.tolist()` reach no kernel at all;
@@ -77,16 +77,16 @@ class _Calls(TorchFunctionMode):
 
 
 def _by_mask(_: Tensor, indices: Any, value: Tensor | None = None, *more: Any) -> bool:
-    """Say whether an index is a boolean mask; to fill with one number is no read."""
+    """Return whether an index is a boolean mask; filling with one number is not a read."""
     masks = [each for each in indices if isinstance(each, Tensor) and each.dtype in MASKS]
     return bool(masks) and (value is None or value.numel() != 1)
 
 
 def _names_cpu(device: Any, written_in: str) -> bool:
-    """Say whether an argument of `.to()` is the CPU on purpose.
+    """Return whether an argument of `.to()` names the CPU.
 
-    In torch's code and ours a torch.device is the Plan's or another tensor's, and only here the
-    CPU; that neither copies from a real device is asked on a GPU.
+    In torch's code and ours a torch.device comes from the Plan or a tensor and is the CPU only
+    here; tests on a GPU check that neither copies from the device.
     """
     if isinstance(device, torch.device):
         return device.type == "cpu" and not written_in.startswith(TORCH_AND_OURS)
@@ -99,7 +99,7 @@ def _to_host(source: Tensor, device: Any) -> bool:
 
 @contextmanager
 def host_reads() -> Iterator[list[str]]:
-    """Return a list that fills with the reads made inside."""
+    """Yield a list to which each read inside is appended."""
     found: list[str] = []
     with _Kernels(found), _Calls(found):
         yield found

@@ -1,4 +1,4 @@
-"""A task with a stretch of poisoned data, which makes the loss jump, and plain training of it."""
+"""A task whose loss jumps because of some corrupted data, and a plain loop for it."""
 
 from collections.abc import Container
 
@@ -12,18 +12,18 @@ from tests.laws.plain import order_of, two_groups
 
 BATCH, STEPS = 8, 120
 SAMPLES = BATCH * STEPS
-POISONED = range(71, 76)  # steps
-LEFT_OUT = range(70, 78)  # from the step before the spike on
+CORRUPTED = range(71, 76)  # steps
+EXCLUDED = range(70, 78)  # starts with the step before the spike
 LR, DECAY = 0.01, 0.01
 
 
-def data(poisoned: range = POISONED) -> tuple[Tensor, Tensor]:
-    """Two classes that can be learnt; the inputs of some steps are a thousand times too large."""
+def data(corrupted: range = CORRUPTED) -> tuple[Tensor, Tensor]:
+    """Return two separable classes; inputs of some steps are a thousand times too large."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(SAMPLES, 6, generator=generator)
     y = (x[:, 0] + x[:, 1] > 0).long()
     order = order_of(SAMPLES, 0, 0)
-    for step in poisoned:
+    for step in corrupted:
         x[order[(step - 1) * BATCH : step * BATCH]] *= -1000.0
     return x, y
 
@@ -34,14 +34,14 @@ def net(dropout: float = 0.0) -> nn.Module:
     return nn.Sequential(hidden, nn.Linear(16, 2))
 
 
-def task_of(poisoned: range = POISONED, *, dropout: float = 0.0) -> surestep.Task:
-    x, y = data(poisoned)
+def task_of(corrupted: range = CORRUPTED, *, dropout: float = 0.0) -> surestep.Task:
+    x, y = data(corrupted)
     return surestep.Task(net(dropout), nn.CrossEntropyLoss(), (x, y), val=data(range(0)))
 
 
-def plain_run(without: Container[int] = (), poisoned: range = POISONED) -> nn.Module:
-    """Train as people write it, without some of the steps."""
-    model, (x, y) = net(), data(poisoned)
+def plain_run(without: Container[int] = (), corrupted: range = CORRUPTED) -> nn.Module:
+    """Train a plain loop without some of the steps."""
+    model, (x, y) = net(), data(corrupted)
     optimizer = torch.optim.AdamW(two_groups(model, DECAY), lr=LR, fused=True)
     for step, batch in enumerate(order_of(SAMPLES, 0, 0).split(BATCH), 1):
         if step in without:

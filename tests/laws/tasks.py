@@ -1,4 +1,4 @@
-"""Models, data and ways to train them, that several laws share."""
+"""Models, data and training functions that several laws share."""
 
 import random
 from collections.abc import Callable, Iterable
@@ -40,7 +40,7 @@ def rows(samples: int = 55, dtype: torch.dtype = torch.float32) -> tuple[Tensor,
 
 
 class Augmented(Dataset):
-    """A dataset that draws from all three of the generators that datasets draw from."""
+    """A dataset that draws from the generators of torch, numpy and Python."""
 
     def __init__(self, samples: int = 44) -> None:
         self.x, self.y = rows(samples)
@@ -77,14 +77,14 @@ def train(
 
 
 def snapshot(session: Session) -> dict[str, Any]:
-    """Copy what a step may move: weights, buffers, moments, averages, the schedule's place."""
+    """Copy what a step may change: weights, buffers, moments, averages, schedule."""
     kept: dict[str, Any] = {
         f"model/{name}": value.clone() for name, value in session.model.state_dict().items()
     }
     for name, optimizer in session.state.optimizers.items():
         for index, slots in optimizer.state_dict()["state"].items():
             kept |= tensors_in(slots, f"{name}/{index}")
-    average = session._gauge.average()  # with its statistics computed, as it is saved
+    average = session._gauge.average()  # with recomputed statistics, as it is saved
     for name, value in average.tensors.items() if average is not None else ():
         kept[f"average/{name}"] = value.clone()
     kept["steps_taken"] = torch.tensor(session.state.progress.steps_taken)
@@ -92,7 +92,7 @@ def snapshot(session: Session) -> dict[str, Any]:
 
 
 def tensors_in(value: Any, name: str) -> dict[str, Tensor]:
-    """Copy everything in lists and dicts as tensors, by place; None as an empty one."""
+    """Copy all leaves of lists and dicts as tensors, by path; None as an empty tensor."""
     if isinstance(value, (list, tuple, dict)):
         inner = value.items() if isinstance(value, dict) else enumerate(value)
         parts = [tensors_in(each, f"{name}/{key}") for key, each in inner]

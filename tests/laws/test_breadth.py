@@ -1,6 +1,6 @@
 """Each optimizer, schedule, average and loss is cut, skipped, saved, loaded, and asked for wrongly.
 
-An entry of surestep's tables that has none here fails `test_no_entry_is_absent`.
+An entry of surestep's tables that has none here fails `test_every_name_has_an_entry`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +27,7 @@ Folder = Callable[[], Path]
 
 
 def names_in(literal: Any) -> set[str]:
-    """The names that an option's annotation, `Literal[...] | None`, allows."""
+    """Return the names that an option's annotation, `Literal[...] | None`, allows."""
     return {name for each in get_args(literal) for name in get_args(each)}
 
 
@@ -44,8 +44,8 @@ ENTRIES = [
 ]
 
 
-class Poison(surestep.Callback):
-    """Let what the model returns be NaN in the forwards of chosen steps."""
+class CorruptOutputs(surestep.Callback):
+    """Make the outputs of the model NaN in chosen steps."""
 
     def __init__(self, model: torch.nn.Module, *steps: int) -> None:
         self.steps = steps
@@ -64,18 +64,18 @@ class Poison(surestep.Callback):
         self.factor = float("nan") if state.progress.step + 1 in self.steps else 1.0
 
     def on_step(self, state: surestep.State, result: StepResult) -> None:
-        self.factor = 1.0  # what is measured after it is not spoiled
+        self.factor = 1.0  # later evaluations are not corrupted
 
 
 def opened(entry: Entry, folder: Path, *bad_steps: int, **options: Any) -> Session:
     task = surestep.Task(**entry.parts())
-    poison = Poison(task.model, *bad_steps)
+    poison = CorruptOutputs(task.model, *bad_steps)
     said = {"max_steps": STEPS, "batch_size": BATCH, **entry.options, **options}
     return session_of(task, folder, callbacks=[poison], **said)
 
 
 def stepped(session: Session) -> Iterator[StepResult]:
-    """Take step after step; where the Task has data to judge by, each is judged at once."""
+    """Take all steps; if the Task has validation data, evaluate after each."""
     for result in session.steps():
         if session.task.val:
             session.evaluate()
@@ -90,7 +90,7 @@ def trained(entry: Entry, folder: Path, *bad_steps: int, **options: Any) -> Sess
 
 
 def check_cut(entry: Entry, folder: Folder) -> None:
-    """A batch cut unevenly gives the same update, or the Plan says that it does not."""
+    """An uneven split gives the same update, or the Plan reports that it does not."""
     whole, cut = (trained(entry, folder(), micro_batch_size=size) for size in (BATCH, 5))
     if entry.tolerance is None:
         assert "cutting changes the numbers here" in cut.plan.reason("batch_layout")
@@ -99,7 +99,7 @@ def check_cut(entry: Entry, folder: Folder) -> None:
 
 
 def check_skip(entry: Entry, folder: Folder) -> None:
-    """A step whose outputs are NaN moves nothing, and the others go on."""
+    """A step whose outputs are NaN changes nothing, and the others are taken."""
     with opened(entry, folder(), BAD_STEP, on_nonfinite="skip") as session:
         start = before = snapshot(session)
         for result in stepped(session):
@@ -113,7 +113,7 @@ def check_skip(entry: Entry, folder: Folder) -> None:
 
 
 def check_resume(entry: Entry, folder: Folder) -> None:
-    """Stopped in the middle of an epoch and gone on with = never stopped, bit for bit."""
+    """A run stopped within an epoch and resumed equals an uninterrupted run, bit for bit."""
     never, stopped = trained(entry, folder()), folder()
     with opened(entry, stopped) as session:
         for result in stepped(session):
@@ -127,7 +127,7 @@ def check_resume(entry: Entry, folder: Folder) -> None:
 
 
 def check_wrong(entry: Entry, folder: Folder) -> None:
-    """What does not fit is refused in words."""
+    """A wrong option or part is rejected with an explanation."""
     wrong = entry.wrong
     parts = {**entry.parts(), **wrong.parts()}
     said = {**entry.options, **wrong.options}
@@ -137,19 +137,19 @@ def check_wrong(entry: Entry, folder: Folder) -> None:
 
 @pytest.mark.parametrize("check", [check_cut, check_skip, check_resume, check_wrong])
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_everything_there_is_to_train_with(entry, check, folder):
+def test_every_name_of_every_registry(entry, check, folder):
     check(entry, folder)
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_no_entry_is_absent(kind):
+def test_every_name_has_an_entry(kind):
     known, entries = TABLES[kind]
     assert known == set(entries)
 
 
 @pytest.mark.parametrize("name", schedules.ENTRIES)
-def test_the_rate_of_every_schedule_here_moves(name, folder):
-    """Else skipping and saving it would say nothing."""
+def test_learning_rate_of_every_schedule_changes(name, folder):
+    """Otherwise skipping and saving it would prove nothing."""
     with opened(schedules.ENTRIES[name], folder()) as session:
         rates = {result.lr for result in stepped(session)}
     assert len(rates) > 1

@@ -1,7 +1,7 @@
 """Buffers of every kind are part of the state: of a loss, sparse, filled only in training, masks.
 
-They are resumed bitwise (law 2), are not moved by evaluations (law 4), and are put back after a
-step that does not count (law 5).
+They are resumed bitwise (law 2), evaluations do not change them (law 4), and skipped steps restore
+them (law 5).
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class Model(nn.Module):
 
 
 class Filled(Model):
-    """Keeps a mean from its first training step on."""
+    """Creates a mean in its first training step."""
 
     def __init__(self, *, persistent: bool) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Masked(Model):
 
 
 class Observed(Model):
-    """Moves its ranges in eval mode too, as observers of quantisation do."""
+    """Updates its ranges in eval mode too, as observers of quantization do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Observed(Model):
 
 
 class Centered(nn.Module):
-    """A loss with a moving average of its own, as in self-distillation."""
+    """A loss with a moving average, as in self-distillation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def task_of(model: nn.Module, loss: nn.Module | None = None) -> surestep.Task:
 
 
 def state_of(session: Any) -> dict[str, Tensor]:
-    """Copy what a run moves, with the buffers of the model and of the loss."""
+    """Copy all state of a run, with the buffers of the model and of the loss."""
     kept = {name: each for name, each in snapshot(session).items() if each.layout is torch.strided}
     loss = session.loop.parts.loss.module
     for root, module in (("model", session.model), ("loss", loss)):
@@ -152,12 +152,12 @@ def check_resume(folder: Folder, make: Callable[[], surestep.Task], **more: Any)
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("average", ["none", "ema"])
-def test_buffers_are_resumed_and_not_moved_by_evaluations(folder, kind, average):
+def test_buffers_are_resumed_and_not_changed_by_evaluations(folder, kind, average):
     buffers = {} if average == "none" else {"buffers": "average"}
     check_resume(folder, lambda: task_of(MODELS[kind]()), average={"kind": average, **buffers})
 
 
-def test_buffers_of_a_loss_are_resumed_and_not_moved_by_evaluations(folder):
+def test_buffers_of_a_loss_are_resumed_and_not_changed_by_evaluations(folder):
     check_resume(folder, lambda: task_of(Filled(persistent=True), Centered()))
 
 
@@ -172,9 +172,9 @@ def test_mask_of_infinities_has_no_average(folder):
         assert all(value == value for value in session.evaluate().values())
 
 
-@pytest.mark.parametrize("on_nonfinite", ["raise", "skip"])  # decided by the device, by the host
+@pytest.mark.parametrize("on_nonfinite", ["raise", "skip"])  # decided on the device, on the host
 @pytest.mark.parametrize("kind", MODELS)
-def test_buffers_are_put_back_after_a_step_that_does_not_count(folder, kind, on_nonfinite):
+def test_skipped_step_restores_buffers(folder, kind, on_nonfinite):
     x, y = rows(18)
     x[9:] = torch.nan
     model = MODELS[kind]()
@@ -183,7 +183,7 @@ def test_buffers_are_put_back_after_a_step_that_does_not_count(folder, kind, on_
     with session_of(task, folder(), max_steps=2, **options) as session:
         steps = session.steps()
         if isinstance(model, Filled):
-            model.begins = 1  # in the step that does not count
+            model.begins = 1  # in the skipped step
         next(steps)
         before = state_of(session)
         with pytest.raises(NonFiniteError) if on_nonfinite == "raise" else nullcontext():

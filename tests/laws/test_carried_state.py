@@ -1,4 +1,4 @@
-"""The laws for recurrent state that is carried across batches: truncated back-propagation."""
+"""The laws for recurrent state across batches: truncated back-propagation."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ import surestep
 from surestep.base.errors import ConfigError, DataError, NonFiniteError, TaskError
 from tests.laws.plain import distance, two_groups
 from tests.laws.tasks import assert_moved, assert_same, session_of, snapshot, train
-from tests.laws.test_breadth import Poison
+from tests.laws.test_breadth import CorruptOutputs
 
 LANES, LENGTH, WINDOWS, SYMBOLS, HIDDEN = 6, 5, 7, 5, 8
 STEPS = 2 * WINDOWS  # two epochs
@@ -23,7 +23,7 @@ def symbols(seed=0, samples=LANES * LENGTH * WINDOWS + 3):
 
 
 class Speller(nn.Module):
-    """Guess the next symbol by a GRU or an LSTM; the classes come second."""
+    """Predicts the next symbol with a GRU or an LSTM; outputs are (batch, classes, time)."""
 
     def __init__(self, kind):
         super().__init__()
@@ -53,7 +53,7 @@ def carried(kind=nn.GRU, **parts):
 
 
 def plain_loop(model, kind):
-    """Truncated back-propagation as people write it; the state is detached at each window."""
+    """Train a plain loop that detaches the state at each window."""
     text = symbols()
     used = LANES * LENGTH * WINDOWS
     x, y = (part[:used].view(LANES, -1) for part in (text[:-1], text[1:]))
@@ -76,7 +76,7 @@ def plain_loop(model, kind):
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
-def test_law_3_it_is_the_plain_loop(folder, kind):
+def test_law_3_truncated_backpropagation_equals_the_plain_loop(folder, kind):
     plain = speller(kind)
     state = plain_loop(plain, kind)
     session = train(carried(kind), folder(), **OPTIONS)
@@ -85,8 +85,8 @@ def test_law_3_it_is_the_plain_loop(folder, kind):
     torch.testing.assert_close(session.model.state_0, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_state_matters_here(folder):
-    """Else the other tests would say nothing."""
+def test_state_changes_the_result(folder):
+    """Otherwise the other tests would prove nothing."""
     session, other = train(carried(), folder(), **OPTIONS), carried()
     with torch.no_grad():
         other.model.start_0 += 1
@@ -94,7 +94,7 @@ def test_the_state_matters_here(folder):
 
 
 @pytest.mark.parametrize("micro", [4, 1])
-def test_law_1_lanes_that_are_cut_give_the_same_update(folder, micro):
+def test_law_1_split_sequences_give_the_same_update(folder, micro):
     whole = train(carried(), folder(), **OPTIONS)
     cut = train(carried(), folder(), micro_batch_size=micro, **OPTIONS)
     assert distance(whole.model, cut.model) <= 1e-6
@@ -102,7 +102,7 @@ def test_law_1_lanes_that_are_cut_give_the_same_update(folder, micro):
 
 
 @pytest.mark.parametrize("stop", [3, WINDOWS])
-def test_law_2_resumed_is_never_interrupted_bit_for_bit(folder, stop):
+def test_law_2_resumed_run_equals_an_uninterrupted_run_bit_for_bit(folder, stop):
     never, stopped = train(carried(), folder(), **OPTIONS), folder()
     with session_of(carried(), stopped, **OPTIONS) as session:
         for result in session.steps():
@@ -114,7 +114,7 @@ def test_law_2_resumed_is_never_interrupted_bit_for_bit(folder, stop):
     assert never.model.state_0.abs().sum() > 0
 
 
-def test_law_4_evaluating_leaves_the_state_of_training(folder):
+def test_law_4_evaluation_does_not_change_the_recurrent_state(folder):
     val = surestep.BPTTDataset(symbols(9, 200), 4, LENGTH)
     alone = train(carried(), folder(), **OPTIONS)
     said = {**OPTIONS, "validation": {"batch_size": 4}}
@@ -125,7 +125,7 @@ def test_law_4_evaluating_leaves_the_state_of_training(folder):
     assert_same(snapshot(alone), snapshot(watched))
 
 
-def test_law_4_statistics_computed_anew_leave_it_too(folder):
+def test_law_4_recomputed_statistics_do_not_change_the_recurrent_state(folder):
     """SWA runs the training data through the model in training mode."""
     said = {**OPTIONS, "average": {"kind": "swa", "start": "2 steps", "every": "1 step"}}
     sessions = []
@@ -141,8 +141,8 @@ def test_law_4_statistics_computed_anew_leave_it_too(folder):
     assert_same(*map(snapshot, sessions))
 
 
-def test_an_evaluation_carries_its_own_state(folder):
-    """The loss over all windows is that of the whole sequences at once."""
+def test_evaluation_carries_its_own_state(folder):
+    """The loss over all windows equals that of the full sequences."""
     val = surestep.BPTTDataset(symbols(9, 200), 4, LENGTH)
     said = {**OPTIONS, "validation": {"batch_size": 4}}
     with session_of(carried(val=val), folder(), **said) as session:
@@ -154,10 +154,10 @@ def test_an_evaluation_carries_its_own_state(folder):
     assert found == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_law_5_a_skipped_step_puts_the_state_back(folder):
-    """What was carried when the bad window came is carried on after it."""
+def test_law_5_skipped_step_restores_the_recurrent_state(folder):
+    """The window after the bad one starts from the state before the bad one."""
     task = carried()
-    said = {**OPTIONS, "callbacks": [Poison(task.model, BAD)], "on_nonfinite": "skip"}
+    said = {**OPTIONS, "callbacks": [CorruptOutputs(task.model, BAD)], "on_nonfinite": "skip"}
     with session_of(task, folder(), **said) as session:
         before = snapshot(session)
         for result in session.steps():
@@ -167,9 +167,11 @@ def test_law_5_a_skipped_step_puts_the_state_back(folder):
     assert session.model.state_0.abs().sum() > 0
 
 
-def test_law_5_so_does_a_step_that_only_the_device_knows_of(folder):
+def test_law_5_step_skipped_on_the_device_restores_the_recurrent_state(folder):
     task = carried()
-    with session_of(task, folder(), callbacks=[Poison(task.model, BAD)], **OPTIONS) as session:
+    with session_of(
+        task, folder(), callbacks=[CorruptOutputs(task.model, BAD)], **OPTIONS
+    ) as session:
         steps = session.steps()
         for _ in range(BAD - 1):
             next(steps)
@@ -218,23 +220,23 @@ FOUR = (symbols(0, 6)[:, None], torch.arange(6), torch.ones(6).bool())
         ),
     ],
 )
-def test_what_does_not_follow_on_is_refused(folder, parts, options, error, sentence):
+def test_data_that_is_not_consecutive_is_rejected(folder, parts, options, error, sentence):
     with pytest.raises(error, match=sentence):
         session_of(carried(**parts), folder(), **{**OPTIONS, **options})
 
 
-def test_a_state_of_several_lanes_is_no_start():
+def test_initial_state_of_several_sequences_is_rejected():
     with pytest.raises(TaskError, match=r"shape \(1, 6, 8\).*Say dim=1 for nn\.LSTM"):
         surestep.StatefulRNN(speller(nn.GRU), torch.zeros(1, 6, HIDDEN), 6, dim=1)
 
 
-def test_a_batch_of_too_many_windows_is_refused_in_the_forward():
+def test_batch_of_too_many_windows_is_rejected_in_the_forward():
     model = surestep.StatefulRNN(speller(nn.GRU), start_of(nn.GRU), 2, dim=1)
     with pytest.raises(TaskError, match="several windows of one of the 2 lanes"):
         model(symbols(0, 12).view(3, 4), torch.tensor([0, 1, 0]), torch.ones(3).bool())
 
 
-def test_lanes_are_read_window_by_window():
+def test_sequences_are_read_window_by_window():
     data = surestep.BPTTDataset(torch.arange(13), lanes=2, length=3)
     read = [data[index] for index in range(len(data))]
     assert [x.tolist() for x, *_ in read] == [[0, 1, 2], [6, 7, 8], [3, 4, 5], [9, 10, 11]]
@@ -245,11 +247,11 @@ def test_lanes_are_read_window_by_window():
 
 
 @pytest.mark.parametrize("lanes", [0, 7])
-def test_a_sequence_that_is_too_short_is_refused(lanes):
+def test_too_short_sequence_is_rejected(lanes):
     with pytest.raises(DataError, match="too short for"):
         surestep.BPTTDataset(torch.arange(13), lanes=lanes, length=3)
 
 
-def test_targets_are_as_long_as_inputs():
+def test_targets_must_be_as_long_as_inputs():
     with pytest.raises(DataError, match="13 inputs and 5 targets"):
         surestep.BPTTDataset(torch.arange(13), 2, 3, targets=torch.arange(5))

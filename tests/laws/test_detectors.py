@@ -81,7 +81,7 @@ def plain_loop(steps, size=4):
 
 
 class Logged(surestep.Callback):
-    """Keeps the named losses and the samples of each step."""
+    """Records the named losses and the samples of each step."""
 
     def __init__(self):
         self.losses, self.samples = [], []
@@ -95,7 +95,7 @@ class Logged(surestep.Callback):
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_training_is_the_plain_loop_over_the_sum_of_the_losses(tmp_path, loaded):
+def test_training_equals_the_plain_loop_over_the_sum_of_losses(tmp_path, loaded):
     data = DataLoader(Images(), 4, collate_fn=collate) if loaded else Images()
     parts = {"train": data, **({"collate_fn": None} if loaded else {})}
     options = {"batch_size": None, "data": {}} if loaded else {}
@@ -108,7 +108,7 @@ def test_training_is_the_plain_loop_over_the_sum_of_the_losses(tmp_path, loaded)
     assert seen.losses == [pytest.approx(each, rel=1e-5) for each in losses]
 
 
-def test_a_run_resumes_bit_for_bit(tmp_path):
+def test_resumed_run_is_bitwise_identical(tmp_path):
     class PauseAtFour(surestep.Callback):
         def on_step(self, state, result):
             return surestep.Request.PAUSE if result.step == 4 else None
@@ -121,7 +121,7 @@ def test_a_run_resumes_bit_for_bit(tmp_path):
     assert same(resumed, expected)
 
 
-def test_evaluations_measure_the_metrics_and_do_not_change_the_run(tmp_path):
+def test_evaluations_compute_metrics_and_do_not_change_the_run(tmp_path):
     model, run = fit(
         tmp_path / "run", evaluated_task(), validation={"metric": "recall_any", "batch_size": 2}
     )
@@ -136,7 +136,7 @@ def test_evaluations_measure_the_metrics_and_do_not_change_the_run(tmp_path):
     assert expected["val/recall_images"] == 5
 
 
-def test_the_plan_says_that_cutting_changes_the_numbers():
+def test_plan_reports_that_micro_batches_change_the_numbers():
     made = plan(task(), config(micro_batch_size=2))
     assert "averages its losses over each micro-batch" in made.reason("batch_layout")
     declared = task(items=lambda batch: len(batch[0]))
@@ -144,7 +144,7 @@ def test_the_plan_says_that_cutting_changes_the_numbers():
     assert "averages its losses" not in made.reason("batch_layout")
 
 
-def test_a_cut_batch_is_the_mean_over_its_micro_batches_by_samples(tmp_path):
+def test_split_batch_is_the_mean_over_micro_batches_weighted_by_samples(tmp_path):
     seen = Logged()
     fit(tmp_path / "run", task(), callbacks=[seen], max_steps=1, micro_batch_size=3)
     model, images = detector().train(), Images()
@@ -166,7 +166,7 @@ def test_a_cut_batch_is_the_mean_over_its_micro_batches_by_samples(tmp_path):
         ({}, {"validation": {"metric": "recall"}}, "Did you mean 'recall_any'"),
     ],
 )
-def test_a_run_without_a_metric_to_choose_by_is_rejected(tmp_path, parts, options, message):
+def test_run_without_a_metric_to_monitor_is_rejected(tmp_path, parts, options, message):
     with pytest.raises((ConfigError, TaskError), match=message):
         fit(tmp_path / "run", evaluated_task(**parts), **options)
 
@@ -180,18 +180,18 @@ def test_a_run_without_a_metric_to_choose_by_is_rejected(tmp_path, parts, option
         ({"teacher": detector}, "teacher"),
     ],
 )
-def test_what_does_not_go_with_such_a_loss_is_rejected(parts, message):
+def test_parts_that_conflict_with_training_only_losses_are_rejected(parts, message):
     with pytest.raises(TaskError, match=message):
         task(**parts)
 
 
-def test_items_in_words_are_rejected():
+def test_items_as_text_are_rejected():
     with pytest.raises(TaskError, match="function of the batch"):
         plan(task(items="tokens"), config())
 
 
 class Bad(Detector):
-    """A model whose loss is not a number for the image 5."""
+    """A model whose loss is NaN for image 5."""
 
     def forward(self, images, targets=None):
         found = super().forward(images, targets)
@@ -201,17 +201,17 @@ class Bad(Detector):
 
 
 @pytest.mark.parametrize("parts", [{}, {"inputs": lambda batch: ({"images": batch[0]}, batch[1])}])
-def test_the_sample_of_a_loss_that_is_not_finite_is_named(tmp_path, parts):
+def test_sample_of_a_nonfinite_loss_is_named(tmp_path, parts):
     with pytest.raises(NonFiniteError, match=r"Sample.*\b5\b"):
         fit(tmp_path / "run", task(model=Bad(), **parts))
 
 
-def test_a_tuple_batch_with_a_models_own_loss_names_the_other_declaration(tmp_path):
+def test_tuple_batch_with_a_model_loss_suggests_the_right_declaration(tmp_path):
     with pytest.raises(DataError, match="loss='model in training'"):
         fit(tmp_path / "run", task(loss="model"))
 
 
-def test_the_name_of_the_declaration_is_suggested():
+def test_name_of_the_declaration_is_suggested():
     with pytest.raises(TaskError, match="Did you mean 'model in training'"):
         task(loss="model_in_training")
 
@@ -229,7 +229,7 @@ class Predicting(Detector):
 
 
 class Vector(Detector):
-    """A model whose losses are not one number each."""
+    """A model whose losses are not scalars."""
 
     def forward(self, images, targets=None):
         found = super().forward(images, targets)
@@ -239,12 +239,12 @@ class Vector(Detector):
 @pytest.mark.parametrize(
     ("kind", "message"), [(Predicting, "it returned a list"), (Vector, r"shape \(2,\)")]
 )
-def test_what_the_model_returns_in_training_is_checked_before_the_run(tmp_path, kind, message):
+def test_training_output_of_the_model_is_checked_before_the_run(tmp_path, kind, message):
     with pytest.raises(TaskError, match=message):
         fit(tmp_path / "run", task(model=kind()))
 
 
-def test_a_loop_of_the_users_own_counts_the_images_of_its_batches(tmp_path):
+def test_custom_loop_counts_the_images_of_its_batches(tmp_path):
     with surestep.prepare(task(), config(), run=tmp_path / "run") as session:
         result = session.train_step([collate([Images()[0], Images()[1]])])
         assert (result.samples, result.items) == (2, 2)

@@ -14,7 +14,7 @@ STEPS, BATCH, SAMPLES = 12, 16, 55
 
 
 class Two(nn.Module):
-    """A picture and a word in; a class and a number out."""
+    """Maps an image and a word to a class and a number."""
 
     def __init__(self):
         super().__init__()
@@ -60,7 +60,7 @@ def run(folder, **options):
 
 
 def plain_losses(model):
-    """The loop as people write it; return the two losses of each step."""
+    """Train a plain loop; return the two losses of each step."""
     optimizer = torch.optim.AdamW(two_groups(model, 0.01), lr=1e-3, fused=True)
     every, losses, epoch = data(), [], 0
     while True:
@@ -81,7 +81,7 @@ def plain_losses(model):
 
 
 @pytest.mark.parametrize("micro", [BATCH, 5, 1])
-def test_law_3_however_it_is_cut_it_is_the_usual_loop(folder, micro):
+def test_law_3_every_micro_batch_size_gives_the_usual_loop(folder, micro):
     plain = two()
     losses = plain_losses(plain)
     session = run(folder(), micro_batch_size=micro)

@@ -112,7 +112,9 @@ def check_mixed(
 
 @pytest.mark.parametrize("micro_batch_size", [16, 8, 5], ids=["uncut", "even", "uneven"])
 @pytest.mark.parametrize("name", CASES)
-def test_mixed_batch_gives_the_plain_update_for_every_micro_batch_size(folder, name, micro_batch_size):
+def test_mixed_batch_gives_the_plain_update_for_every_micro_batch_size(
+    folder, name, micro_batch_size
+):
     check_mixed(folder, name, micro_batch_size)
 
 

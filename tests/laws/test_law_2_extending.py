@@ -1,4 +1,4 @@
-"""Law 2 for longer runs: extending a run equals training that length from the start, or is rejected.
+"""Law 2 for longer runs: extending a run equals training that length at once, or is rejected.
 
 A schedule that depends on the length of the run has used different rates than the longer run
 would have, so a resume without an error would equal neither run.

@@ -23,7 +23,9 @@ Folder = Callable[[], Path]
 OPTIONS = {"max_steps": 12, "batch_size": 9, "micro_batch_size": 5, "seed": 7}
 SOURCES: dict[str, Callable[[], float]] = {
     "numpy": lambda: float(np.random.rand()),
-    "numpy, gaussian": lambda: float(np.random.randn()),  # draws in pairs and stores the second number
+    "numpy, gaussian": lambda: float(
+        np.random.randn()
+    ),  # draws in pairs and stores the second number
     "numpy, 624 words": lambda: float(np.random.rand(312).mean()),  # wraps to the same position
     "python": lambda: random.random(),
     "python, gaussian": lambda: random.gauss(0, 1),

@@ -1,4 +1,4 @@
-"""LoRA with peft: base weights stay, checkpoints hold the adapters, a resume is bitwise identical."""
+"""Law 2 for LoRA with peft: base weights stay, checkpoints hold the adapters, resume is exact."""
 
 import copy
 import functools

@@ -212,7 +212,7 @@ def snapshot_of(model):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_recomputed_activations_work_if_recomputation_does_not_draw_from_the_generator(folder, kind):
+def test_recomputation_works_if_it_does_not_draw_from_the_generator(folder, kind):
     def make():
         torch.manual_seed(1)
         drawing, plain = Keeping(MAKERS[kind]), nn.Linear(10, 3)

@@ -21,10 +21,10 @@ from surestep.trainer.session import Session
 from tests.laws.plain import order_of
 from tests.laws.spikes import (
     BATCH,
+    CORRUPTED,
     DECAY,
-    LEFT_OUT,
+    EXCLUDED,
     LR,
-    POISONED,
     SAMPLES,
     STEPS,
     loss_on_clean_data,
@@ -44,9 +44,11 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def fitted(run: Path, poisoned: range = POISONED, *, dropout: float = 0.0, **more: Any) -> Session:
+def fitted(
+    run: Path, corrupted: range = CORRUPTED, *, dropout: float = 0.0, **more: Any
+) -> Session:
     """Train to the end; return the closed session."""
-    with session_of(task_of(poisoned, dropout=dropout), run, **OPTIONS | more) as session:
+    with session_of(task_of(corrupted, dropout=dropout), run, **OPTIONS | more) as session:
         fit(session)
     return session
 
@@ -58,7 +60,7 @@ def events_of(session: Session, kind: str) -> list[dict[str, Any]]:
 def check_rollback(folder: Folder) -> None:
     """Compare with a plain loop that never saw the excluded steps."""
     session = fitted(folder())
-    model = plain_run(LEFT_OUT)
+    model = plain_run(EXCLUDED)
     weights = session.model.state_dict()
     assert all(torch.equal(weights[name], each) for name, each in model.state_dict().items())
 
@@ -78,13 +80,16 @@ def test_events_report_the_spike_the_rollback_and_the_excluded_steps(folder):
     session = fitted(folder())
     (spike,), (back,) = events_of(session, "spike"), events_of(session, "rollback")
     assert (spike["step"], spike["epoch"]) == (71, 0)
-    assert spike["positions"] == [69 * BATCH, 75 * BATCH]  # from the step before the spike to the last
+    assert spike["positions"] == [
+        69 * BATCH,
+        75 * BATCH,
+    ]  # from the step before the spike to the last
     order = order_of(SAMPLES, 0, 0)
     assert spike["samples"] == order[69 * BATCH : 75 * BATCH].tolist()
     assert spike["loss"] > 100 > 10 < spike["z"]
     assert (back["step"], back["skipped_steps"], back["rollback"]) == (60, [70, 77], 1)
     skipped = session.run.skipped
-    assert [each["step"] for each in skipped.steps] == list(LEFT_OUT)
+    assert [each["step"] for each in skipped.steps] == list(EXCLUDED)
     assert {each["reason"] for each in skipped.steps} == {"spike"}
     assert skipped.steps[0]["positions"] == [69 * BATCH, 70 * BATCH]
     counts = session.state.counts
@@ -99,7 +104,9 @@ def test_events_report_the_spike_the_rollback_and_the_excluded_steps(folder):
         {"logging": {"every": "1 step"}},
         {"logging": {"every": "160 items"}},
         {"logging": {"every": "1 epoch"}, "checkpoint": {"every": "1 epoch"}},
-        {"checkpoint": {"every": "70 steps"}},  # the newest checkpoint has seen the first excluded batch
+        {
+            "checkpoint": {"every": "70 steps"}
+        },  # the newest checkpoint has seen the first excluded batch
         {"checkpoint": {"every": "71 steps"}},
         {"validation": {"every": "7 steps"}},
         {"validation": {"every": "80 items"}, "checkpoint": {"every": "320 items"}},
@@ -210,7 +217,7 @@ def test_spike_that_ends_in_nan_is_rolled_back(folder):
     x[order_of(len(x), 0, 0)[73 * BATCH]] = torch.nan  # step 74, which is excluded too
     with session_of(task, folder(), **OPTIONS) as session:
         fit(session)
-    model = plain_run(LEFT_OUT)
+    model = plain_run(EXCLUDED)
     assert torch.equal(session.model[1].weight, model[1].weight)
 
 
@@ -245,7 +252,7 @@ def test_stream_is_read_again_and_the_samples_excluded(folder):
     (spike,) = events_of(session, "spike")
     assert (spike["positions"], spike["samples"]) == ([69 * BATCH, 75 * BATCH], None)
     assert len(events_of(session, "rollback")) == 1
-    weights, model = session.model.state_dict(), plain_run(LEFT_OUT)
+    weights, model = session.model.state_dict(), plain_run(EXCLUDED)
     assert all(torch.equal(weights[name], each) for name, each in model.state_dict().items())
 
 

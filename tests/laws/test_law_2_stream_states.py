@@ -18,7 +18,9 @@ from tests.laws.tasks import Augmented, session_of, train
 from tests.laws.test_law_2_resuming import OPTIONS, check_resume, task_of
 from tests.needs import needs
 
-READ = torch.zeros(44, dtype=torch.int64).share_memory_()  # reads of each sample, over all processes
+READ = torch.zeros(
+    44, dtype=torch.int64
+).share_memory_()  # reads of each sample, over all processes
 ALWAYS = float("inf")
 
 
@@ -359,7 +361,12 @@ def forget_worker_order(patch):
 
 @pytest.mark.parametrize(
     ("mutate", "workers"),
-    [(take_state_after_prefetch, 0), (restart_numbering, 0), (skip_loading, 0), (forget_worker_order, 2)],
+    [
+        (take_state_after_prefetch, 0),
+        (restart_numbering, 0),
+        (skip_loading, 0),
+        (forget_worker_order, 2),
+    ],
 )
 def test_check_fails_if_the_law_is_broken(folder, monkeypatch, mutate, workers):
     mutate(monkeypatch)

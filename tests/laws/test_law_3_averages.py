@@ -1,4 +1,4 @@
-"""Law 3 for averages: they are torch's AveragedModel, and what is measured is the average."""
+"""Law 3 for averages: they equal torch's AveragedModel, and evaluations use the average."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,7 @@ def plain_run(
     swa_lr: float | None = None,
     anneal: int = 0,
 ) -> AveragedModel:
-    """Train as people write it, and let the average take the weights in after the step."""
+    """Train a plain loop that updates the average after each step."""
     model, (x, y) = net(), rows(SAMPLES)
     average = averaged(model)
     optimizer = torch.optim.AdamW(plain.two_groups(model, 0.01), lr=1e-2, fused=True)
@@ -85,7 +85,7 @@ def assert_equal(ours: nn.Module, average: AveragedModel, *, buffers: bool = Tru
 
 
 def check_ema(folder: Folder) -> None:
-    """EMA with all of its buffers is torch's, and so is one whose buffers are the model's."""
+    """EMA equals torch's, with averaged buffers and with the model's buffers."""
     for use_buffers in (True, False):
         average = plain_run(
             lambda model, use=use_buffers: AveragedModel(
@@ -112,7 +112,7 @@ def test_ema_every_few_steps_from_a_start_equals_torchs(folder):
 
 
 def check_swa(folder: Folder) -> None:
-    """SWA with its own rate, annealed to, and BatchNorm's statistics computed anew."""
+    """SWA with an annealed rate of its own and recomputed BatchNorm statistics."""
     average = plain_run(
         lambda model: AveragedModel(model, multi_avg_fn=get_swa_multi_avg_fn()),
         **{"start": 6, "every": 6, "swa_lr": 2e-2, "anneal": 4},
@@ -127,7 +127,7 @@ def test_swa_equals_torchs_with_its_rate_and_statistics(folder):
     check_swa(folder)
 
 
-def test_ema_with_warm_up_is_the_documented_sum(folder):
+def test_ema_with_warmup_equals_the_documented_sum(folder):
     history: list[torch.Tensor] = []
 
     class Keep(surestep.Callback):
@@ -147,7 +147,7 @@ def test_ema_with_warm_up_is_the_documented_sum(folder):
 
 
 @pytest.mark.parametrize("kind", ["ema", "swa"])
-def test_metrics_are_those_of_the_average_and_best_loads_it(folder, kind):
+def test_metrics_are_of_the_average_and_best_loads_it(folder, kind):
     run = our_run(folder(), kind=kind, start="6 steps" if kind == "swa" else "50%")
     assert run.best.evaluated == "average"
     best, (x, y) = loaded(run, "best").eval(), rows(20)
@@ -160,7 +160,7 @@ def test_metrics_are_those_of_the_average_and_best_loads_it(folder, kind):
     assert measured == ["weights", "average", "average"]
 
 
-def test_weights_of_the_model_are_the_raw_ones_after_an_evaluation(folder):
+def test_evaluation_restores_the_raw_weights(folder):
     task = surestep.Task(net(), nn.CrossEntropyLoss(), rows(SAMPLES), rows(20))
     options = {"max_steps": STEPS, "batch_size": BATCH, "average": {"kind": "swa", "start": "0"}}
     with session_of(task, folder(), **options) as session:
@@ -186,7 +186,7 @@ def task_again() -> surestep.Task:
 
 
 @pytest.mark.parametrize("kind", ["ema", "swa"])
-def test_average_is_the_one_before_a_bad_step(folder, kind):
+def test_nonfinite_step_does_not_change_the_average(folder, kind):
     average = {"kind": kind, "start": "0", "every": "1 step", "buffers": "copy"}
     options = {"max_steps": 12, "batch_size": 8, "logging": {"every": "50 steps"}}
     with session_of(bomb("both", [5]), folder(), average=average, **options) as session:

@@ -1,4 +1,4 @@
-"""Law 3 under fp16: clipping sees gradients without the loss scale, as torch's recipe has it."""
+"""Law 3 under fp16: clipping sees unscaled gradients, as in torch's recipe."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ BATCH, STEPS, LR, SCALE = 11, 10, 0.5, 1024.0
 
 
 def plain_loop(clip: Callable[[nn.Module], float]) -> tuple[nn.Module, list[float]]:
-    """Train as torch's page on mixed precision does; return the model and the norms."""
+    """Train as in torch's mixed-precision examples; return the model and the norms."""
     model, (x, y) = mlp(), rows()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
@@ -52,7 +52,7 @@ CLIPS: dict[str, tuple[dict[str, Any], Callable[[nn.Module], float]]] = {
 
 
 def check_clip(folder: Callable[[], Path], name: str = "norm") -> None:
-    """Compare weights and norms of steps that are all clipped with the plain loop's."""
+    """Compare weights and norms with the plain loop's; every step is clipped."""
     options, clip = CLIPS[name]
     plain, wanted = plain_loop(clip)
     unscaled, _ = plain_loop(lambda model: 0.0)
@@ -78,5 +78,5 @@ def check_clip(folder: Callable[[], Path], name: str = "norm") -> None:
 
 
 @pytest.mark.parametrize("name", CLIPS)
-def test_clipping_under_a_loss_scale_is_torchs_recipe(folder, name):
+def test_clipping_with_a_loss_scale_equals_torchs_recipe(folder, name):
     check_clip(folder, name)

@@ -1,4 +1,4 @@
-"""Law 3: every optimizer is torch's own, bit for bit, in each implementation."""
+"""Law 3: every optimizer equals torch's, bit for bit, in each implementation."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.laws.tasks import assert_same, mlp, rows, train
 
 Folder = Callable[[], Path]
 STEPS, BATCH = 20, 16
-# What a class is tried with besides its defaults, where those hide something.
+# Options of a class whose defaults would hide a difference.
 OPTIONS: dict[str, dict[str, Any]] = {
     "adadelta": {"rho": 0.8},
     "adafactor": {"d": 2.0, "eps": (None, 1e-2)},
@@ -62,7 +62,7 @@ def decayed(model: nn.Module, decay: float | None) -> list[dict[str, Any]]:
 
 
 def plain(model: nn.Module, optimizers: list[torch.optim.Optimizer], data: Any) -> None:
-    """The loop with the documented arithmetic: a sum of losses, divided once."""
+    """Train a loop with the documented arithmetic: a sum of losses, divided once."""
     loss_of = nn.CrossEntropyLoss(reduction="sum")
     for x, y in batches(*data):
         for optimizer in optimizers:
@@ -83,7 +83,7 @@ def trained(folder: Folder, parts: dict[str, Any], **optim: Any) -> surestep.Sta
 
 
 @pytest.mark.parametrize(("name", "choice"), CHOICES)
-def test_each_implementation_is_torchs_own_bit_for_bit(folder, name, choice):
+def test_each_implementation_equals_torchs_bit_for_bit(folder, name, choice):
     options, model = OPTIONS.get(name, {}), mlp()
     said = {"name": name, "lr": 0.01, "implementation": choice, **options}
     has_decay = "weight_decay" in OPTIMIZERS[name].signature
@@ -99,7 +99,7 @@ def test_each_implementation_is_torchs_own_bit_for_bit(folder, name, choice):
     assert ours.counts.skipped == 0
 
 
-def test_muon_moves_hidden_matrices_and_adamw_the_rest_bit_for_bit(folder):
+def test_muon_updates_hidden_matrices_and_adamw_the_rest(folder):
     parts = deep()
     ours = trained(
         folder,
@@ -127,8 +127,8 @@ SPARSE = {
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # in torch's Adagrad
 @pytest.mark.parametrize("name", SPARSE)
-def test_sparse_gradients_are_clipped_and_stepped_as_torch_does(folder, name):
-    """Clipped to a norm that is always exceeded; torch's own clipping takes no sparse gradient."""
+def test_sparse_gradients_are_clipped_and_used_as_in_torch(folder, name):
+    """The norm is always exceeded; torch's clipping does not accept sparse gradients."""
     x, y = tokens()
     data = (x, y.clamp(min=0))
     task = surestep.Task(model=Words(), loss=nn.CrossEntropyLoss(), train=data)
@@ -158,7 +158,7 @@ def test_sparse_gradients_are_clipped_and_stepped_as_torch_does(folder, name):
 
 
 def closed(model: nn.Module, data: Any, **options: Any) -> torch.optim.Optimizer:
-    """L-BFGS as people write it: a closure over a whole batch, with the usual mean loss."""
+    """Train L-BFGS in a plain loop: a closure over a full batch, with the usual mean loss."""
     optimizer = torch.optim.LBFGS(model.parameters(), **options)
     for x, y in batches(*data, steps=8):
 
@@ -174,7 +174,7 @@ def closed(model: nn.Module, data: Any, **options: Any) -> torch.optim.Optimizer
 
 @pytest.mark.parametrize("micro_batch_size", [16, 5])
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
-def test_lbfgs_is_torchs_with_a_closure_over_the_whole_batch(folder, search, micro_batch_size):
+def test_lbfgs_equals_torchs_with_a_closure_over_the_full_batch(folder, search, micro_batch_size):
     options = {"lr": 0.5, "max_iter": 4, "history_size": 5, "line_search_fn": search}
     task = surestep.Task(mlp(torch.float64), nn.CrossEntropyLoss(), rows(dtype=torch.float64))
     said = {"batch_size": BATCH, "micro_batch_size": micro_batch_size}
@@ -187,7 +187,7 @@ def test_lbfgs_is_torchs_with_a_closure_over_the_whole_batch(folder, search, mic
 
 
 class Cliff(nn.Module):
-    """A loss that is not finite where a search steps over an edge."""
+    """A loss that is not finite beyond an edge that a line search may cross."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class Cliff(nn.Module):
         return torch.log(1 - self.weight) * x
 
 
-def test_a_search_that_meets_what_is_not_finite_moves_nothing(folder):
+def test_line_search_that_meets_a_nonfinite_loss_updates_nothing(folder):
     task = surestep.Task(Cliff(), nn.L1Loss(), (torch.ones(32, 1), -10 * torch.ones(32, 1)))
     optim = {"name": "lbfgs", "lr": 10.0, "max_iter": 3}
     session = train(task, folder(), max_steps=2, batch_size=32, optim=optim, on_nonfinite="skip")

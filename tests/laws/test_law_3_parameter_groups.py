@@ -1,7 +1,7 @@
-"""Laws 2 and 3, of parameter groups: frozen, unfrozen and decayed as people do it by hand.
+"""Laws 2 and 3 for parameter groups: freezing, unfreezing and layer-wise rates.
 
-The plain side hands the unfrozen parameters to the optimizer with `add_param_group`, at the step
-where they are to be trained first.
+The plain loop adds the unfrozen parameters with `add_param_group` at the step that trains them
+first.
 """
 
 import pytest
@@ -39,7 +39,7 @@ def two_groups(parameters, **options):
 
 
 def batches(x, y, steps):
-    """Yield the batches of epoch after epoch, with the model's seed set for each."""
+    """Yield the batches of all epochs, and seed the model's generator for each."""
     step = 0
     for epoch in range(steps):
         order = order_of(len(x), 0, epoch)
@@ -53,7 +53,7 @@ def batches(x, y, steps):
 
 
 def by_hand(model, make, *, steps=STEPS):
-    """Train the head alone, and the body with it from step SWITCH on; its BatchNorm too."""
+    """Train the head alone, then from step SWITCH on the body and its BatchNorm too."""
     body, head = model[0], model[2]
     body.requires_grad_(False)
     optimizer = make(two_groups(head.parameters()))
@@ -102,7 +102,7 @@ def without_dropout():
     return model
 
 
-def test_nothing_of_a_frozen_part_moves_until_the_switch(folder):
+def test_frozen_modules_do_not_change_until_the_switch(folder):
     with session_of(task(), folder(), **options(ADAMW)) as session:
         start = {name: value.clone() for name, value in session.model.state_dict().items()}
         for result in session.steps():
@@ -121,7 +121,7 @@ def test_nothing_of_a_frozen_part_moves_until_the_switch(folder):
                 assert len(result.norms.names) == 6
 
 
-def stopped_and_gone_on(folder, stop: int) -> Session:
+def stop_and_resume(folder, stop: int) -> Session:
     path = folder()
     with session_of(task(), path, **options(ADAMW)) as session:
         for result in session.steps():
@@ -132,12 +132,12 @@ def stopped_and_gone_on(folder, stop: int) -> Session:
 
 
 @pytest.mark.parametrize("stop", [SWITCH - 1, SWITCH, SWITCH + 1])
-def test_a_run_stopped_about_the_switch_goes_on_bit_for_bit(stop, folder):
+def test_run_stopped_near_the_switch_resumes_bit_for_bit(stop, folder):
     never = train(task(), folder(), **options(ADAMW))
-    assert_same(snapshot(never), snapshot(stopped_and_gone_on(folder, stop)))
+    assert_same(snapshot(never), snapshot(stop_and_resume(folder, stop)))
 
 
-def test_epochs_until_a_part_is_trained_are_steps(folder):
+def test_epochs_of_freezing_are_converted_to_steps(folder):
     epochs = train(task(), folder(), **options(ADAMW, "0 freeze='1 epoch'"))
     steps = train(task(), folder(), **options(ADAMW, "0 freeze='7 steps'"))
     assert epochs.plan.steps_per_epoch == 7
@@ -145,7 +145,7 @@ def test_epochs_until_a_part_is_trained_are_steps(folder):
 
 
 def check_layers(folder):
-    """Compare with a plain loop whose layers have their rates by hand."""
+    """Compare with a plain loop that sets the rate of each layer."""
 
     def deep():
         torch.manual_seed(1)
@@ -170,7 +170,7 @@ def check_layers(folder):
     assert distance(ours, model) == 0
 
 
-def test_layer_decay_equals_rates_by_hand(folder):
+def test_layerwise_decay_equals_rates_set_by_hand(folder):
     check_layers(folder)
 
 

@@ -1,7 +1,7 @@
 """Law 3: a run equals a plain PyTorch script.
 
-Bit for bit on CPU in fp32 where the script uses the documented seeds and arithmetic (see
-`plain.exact_loop`), and within 1e-6 of the loop as people write it, with torch's own schedulers.
+Bit for bit on CPU in fp32 if the script uses the documented seeds and arithmetic (see
+`plain.exact_loop`), and within 1e-6 of the usual loop with torch's schedulers.
 """
 
 import ast
@@ -43,7 +43,7 @@ SGD = (
 OPTIMIZERS = pytest.mark.parametrize("optimizer", [ADAMW, SGD], ids=["adamw", "sgd"])
 
 
-def test_plain_side_imports_nothing_from_surestep():
+def test_plain_scripts_import_nothing_from_surestep():
     tree = ast.parse(Path(plain.__file__).read_text())
     named = {
         name
@@ -60,7 +60,7 @@ def test_plain_side_imports_nothing_from_surestep():
 
 
 def written_out(steps_taken: int) -> float:
-    """COSINE as a formula: five steps up, then down to a tenth."""
+    """Return COSINE's factor by formula: five warmup steps, then decay to a tenth."""
     if steps_taken < 5:
         return (1 + 4 * steps_taken / 5) / 5
     return 0.1 + 0.9 * (1 + math.cos(math.pi * ((steps_taken - 5) / (STEPS - 5)))) / 2
@@ -146,15 +146,15 @@ GIVEN = {
 
 @OPTIMIZERS
 @pytest.mark.parametrize("given", GIVEN)
-def test_run_equals_the_usual_loop_however_the_data_is_given(folder, given, optimizer):
+def test_run_equals_the_usual_loop_for_every_kind_of_data(folder, given, optimizer):
     check_usual(folder, GIVEN[given], optimizer)
 
 
-def test_embeddings_and_norms_are_kept_out_of_weight_decay(folder):
+def test_embeddings_and_norms_have_no_weight_decay(folder):
     check_usual(folder, GIVEN["tensors"], model=partial(tagger, torch.float32), data=tokens)
 
 
-def test_model_that_a_function_builds_starts_as_after_manual_seed(folder):
+def test_model_built_by_a_function_starts_as_after_manual_seed(folder):
     def build() -> nn.Module:
         return nn.Linear(10, 3)
 
@@ -177,7 +177,7 @@ def lr_of_torch(make: plain.Schedule, steps: int, every: int = 1) -> list[float]
     return rates
 
 
-def cut_cosine(optimizer):
+def truncated_cosine(optimizer):
     return LambdaLR(optimizer, lambda n: max(0.2, (1 + math.cos(math.pi * n / 16)) / 2))
 
 
@@ -190,7 +190,11 @@ SCHEDULES = {
     "a share": ({"name": "cosine", "warmup": "25%"}, plain.cosine(4, 16), 1),
     "an epoch": ({"name": "cosine", "warmup": "1 epoch"}, plain.cosine(4, 16), 1),
     "floor": ({"name": "cosine", "min_lr_ratio": 0.2}, plain.cosine(0, 16, 0.2), 1),
-    "floor, cut": ({"name": "cosine", "min_lr_ratio": 0.2, "min_lr_mode": "cut"}, cut_cosine, 1),
+    "floor, cut": (
+        {"name": "cosine", "min_lr_ratio": 0.2, "min_lr_mode": "cut"},
+        truncated_cosine,
+        1,
+    ),
     "by epoch": ({"name": "cosine", "interval": "1 epoch"}, plain.cosine(0, 4), 4),
     "warm-up by epoch": (
         {"name": "cosine", "interval": "1 epoch", "warmup": "2 epochs"},
@@ -201,7 +205,7 @@ SCHEDULES = {
 
 
 def check_schedule(folder: Folder, name: str) -> None:
-    """Compare the rate of each step with that of torch's scheduler."""
+    """Compare the learning rate of each step with torch's scheduler."""
     options, make, every = SCHEDULES[name]
     task = surestep.Task(mlp(), nn.CrossEntropyLoss(), rows())
     optim = {"name": "sgd", "lr": 0.5}
@@ -212,12 +216,12 @@ def check_schedule(folder: Folder, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_rate_of_each_step_is_that_of_torchs_scheduler(folder, name):
+def test_learning_rate_of_each_step_equals_torchs_scheduler(folder, name):
     check_schedule(folder, name)
 
 
-def test_torchs_scheduler_steps_under_the_tasks_own_optimizer(folder):
-    """A schedule scales each group's own rate, as torch's schedulers do."""
+def test_schedule_scales_a_custom_optimizer_as_torchs_scheduler_does(folder):
+    """A schedule scales the rate of each group, as torch's schedulers do."""
     usual, ours = mlp(), mlp()
     x, y = rows()
     make = partial(torch.optim.RMSprop, lr=1e-3)

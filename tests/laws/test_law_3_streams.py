@@ -17,12 +17,12 @@ class Stream(IterableDataset):
 
 
 def epochs(batch_size):
-    """As people write it: pass after pass over a DataLoader."""
+    """Yield batches of one pass after another over a DataLoader."""
     while True:
         yield from DataLoader(Stream(), batch_size)
 
 
-def test_a_stream_equals_a_plain_loop(folder):
+def test_run_over_a_stream_equals_a_plain_loop(folder):
     plain, ours = mlp(), mlp()
     loss = nn.CrossEntropyLoss()
     norms = usual_loop(plain, loss, epochs(8), steps=STEPS)
@@ -33,7 +33,7 @@ def test_a_stream_equals_a_plain_loop(folder):
     assert distance(plain, mlp()) > 1e-2
 
 
-def test_an_evaluation_over_a_stream_is_that_of_the_tensors(folder):
+def test_evaluation_over_a_stream_equals_that_of_tensors(folder):
     torch.manual_seed(0)
     data = rows(41)
     val = {"tensors": data, "stream": lambda: zip(*data, strict=True)}

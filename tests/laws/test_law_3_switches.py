@@ -1,4 +1,4 @@
-"""Law 3 for the switches of memory and speed: the numbers stay, and so do the names."""
+"""Law 3 for options of memory and speed: numbers and parameter names stay the same."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ CHOICES = ["on", "every 2", "blocks.0 blocks.2", "blocks.*"]
 
 
 class Block(nn.Module):
-    """A residual block with all that a second forward could spoil."""
+    """A residual block with everything that a second forward could corrupt."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -86,17 +86,17 @@ def measured(model: nn.Module, **options: Any) -> Any:
 
 
 def check_recomputed(folder: Folder, choice: str) -> None:
-    """Recomputing changes no bit: weights, moments, statistics; with dropout."""
+    """Compare weights, moments and statistics bit for bit, with dropout."""
     usual = trained(Net(), folder())
     assert_same(usual, trained(Net(), folder(), activation_checkpointing=choice))
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_recomputed_run_equals_one_that_kept_its_activations(folder, choice):
+def test_run_with_recomputation_equals_one_that_stores_activations(folder, choice):
     check_recomputed(folder, choice)
 
 
-def test_recomputed_blocks_are_run_again_in_the_backward_only(folder):
+def test_blocks_are_recomputed_in_the_backward_only(folder):
     model, calls = Net(), []
     for block in model.blocks:
         block.inner[0].register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
@@ -104,14 +104,14 @@ def test_recomputed_blocks_are_run_again_in_the_backward_only(folder):
     with session_of(task, folder(), activation_checkpointing="every 2", **OPTIONS) as session:
         calls.clear()
         next(session.steps())
-        assert len(calls) == 3 + 2  # of three blocks, the first and the third once more
+        assert len(calls) == 3 + 2  # three blocks; the first and the third are recomputed
         calls.clear()
         session.evaluate()
         assert len(calls) == 3
     assert "forward" not in vars(model.blocks[0])
 
 
-def test_memory_of_recomputed_blocks_is_measured():
+def test_activation_memory_with_recomputation_is_measured():
     kept = [
         measured(Net(), activation_checkpointing=each).kept for each in ("on", "every 2", "off")
     ]
@@ -120,7 +120,7 @@ def test_memory_of_recomputed_blocks_is_measured():
     assert found.without == kept[2]
 
 
-def test_measuring_moves_nothing():
+def test_measuring_memory_changes_nothing():
     model = Net()
     held = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
@@ -129,10 +129,10 @@ def test_measuring_moves_nothing():
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_activations_of_a_linear_layer_are_what_autograd_keeps():
-    """A linear layer keeps its input, which is the batch's, and ReLU its output."""
+def test_measured_activations_of_a_linear_layer_are_what_autograd_saves():
+    """Autograd saves the input of a linear layer, here the batch, and the output of ReLU."""
     model = nn.Sequential(nn.Linear(10, 40), nn.ReLU(), nn.Linear(40, 3))
-    log_softmax = 16 * 3 * 4  # kept by cross-entropy, and so is its total weight
+    log_softmax = 16 * 3 * 4  # saved by cross-entropy, with its total weight
     assert measured(model).kept == 16 * 40 * 4 + log_softmax + 4
 
 
@@ -140,12 +140,12 @@ def test_activations_of_a_linear_layer_are_what_autograd_keeps():
     ("choice", "sentence"),
     [("blocs.*", "matches no module"), ("first nowhere", "'nowhere' matches no module")],
 )
-def test_name_of_no_module_is_refused(folder, choice, sentence):
+def test_name_that_matches_no_module_is_rejected(folder, choice, sentence):
     with pytest.raises(ConfigError, match=sentence):
         trained(Net(), folder(), activation_checkpointing=choice)
 
 
-def test_model_without_blocks_is_refused_with_the_names_to_type(folder):
+def test_model_without_blocks_is_rejected_with_the_names_to_type(folder):
     model = nn.Sequential(nn.Linear(10, 8), nn.Linear(8, 3))
     with pytest.raises(ConfigError, match=r"has none\. Name modules: 0, 1"):
         trained(model, folder(), activation_checkpointing="on")
@@ -153,7 +153,7 @@ def test_model_without_blocks_is_refused_with_the_names_to_type(folder):
 
 
 @pytest.mark.parametrize("backend", ["flash", "math"])
-def test_attention_is_computed_by_what_was_asked_for(folder, backend):
+def test_attention_uses_the_requested_backend(folder, backend):
     seen = measured(Attending(), sdpa_backend=backend).attention
     assert [name.split("_")[0] for name in seen] == [backend]
     assert measured(Attending()).attention
@@ -162,14 +162,14 @@ def test_attention_is_computed_by_what_was_asked_for(folder, backend):
 
 
 @pytest.mark.parametrize("backend", ["flash", "math"])
-def test_attention_of_a_recomputed_block_is_computed_by_it_too(folder, backend):
+def test_attention_of_a_recomputed_block_uses_the_requested_backend(folder, backend):
     said = {"sdpa_backend": backend}
     usual = trained(nn.Sequential(Attending()), folder(), **said)
     again = nn.Sequential(Attending())
     assert_same(usual, trained(again, folder(), activation_checkpointing="0", **said))
 
 
-def test_activations_are_measured_with_a_teacher():
+def test_activation_memory_is_measured_with_a_teacher():
     loss, teacher = surestep.losses.distillation(), nn.Linear(10, 3)
     task = surestep.Task(nn.Linear(10, 3), loss, rows(64), teacher=teacher)
     found = measure_task_activations(plan_task(task, surestep.Config(**OPTIONS)))
@@ -178,7 +178,7 @@ def test_activations_are_measured_with_a_teacher():
     assert teacher.training
 
 
-def test_channels_last_lays_out_model_and_images(folder):
+def test_channels_last_applies_to_model_and_images(folder):
     class Conv(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -202,7 +202,7 @@ def test_channels_last_lays_out_model_and_images(folder):
 
 
 @pytest.mark.parametrize("precision", ["high", "medium"])
-def test_precision_of_products_is_set_and_put_back(folder, precision):
+def test_matmul_precision_is_set_and_restored(folder, precision):
     seen = []
     model = Net()
     model.register_forward_hook(lambda *_: seen.append(torch.get_float32_matmul_precision()))
@@ -214,7 +214,7 @@ def test_precision_of_products_is_set_and_put_back(folder, precision):
 
 @pytest.fixture
 def quick_compiler(monkeypatch):
-    """torch.compile as ever, with a backend that needs no C++ compiler and takes no time."""
+    """Make torch.compile use a backend that needs no C++ compiler and no time."""
     torch._dynamo.reset()
     own, calls = torch.compile, []
 
@@ -227,7 +227,7 @@ def quick_compiler(monkeypatch):
     torch._dynamo.reset()
 
 
-def test_compiled_run_equals_an_eager_one_and_keeps_its_names(folder, quick_compiler):
+def test_compiled_run_equals_an_eager_run_and_preserves_names(folder, quick_compiler):
     run = folder()
     eager, ours = Net(dropout=0.0), Net(dropout=0.0)
     trained(eager, folder())
@@ -246,16 +246,16 @@ def test_profile_of_the_second_step_leaves_the_model_compiled(folder, quick_comp
     assert any(text.startswith("torch.compile made ") for text in told)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of dynamo, as it looks at an input
-def test_each_block_is_compiled_by_itself(folder, quick_compiler):
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # from dynamo, when it inspects an input
+def test_each_block_is_compiled_separately(folder, quick_compiler):
     trained(Net(dropout=0.0), folder(), compile="default", compile_blocks=True)
     assert quick_compiler == [("Block", {"mode": None})] * 3
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of dynamo, as it looks at an input
-def test_compiled_blocks_may_be_recomputed(folder, quick_compiler, blocks):
-    """With BatchNorm in them, whose statistics a second forward must not move."""
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # from dynamo, when it inspects an input
+def test_compiled_blocks_can_be_recomputed(folder, quick_compiler, blocks):
+    """The blocks have BatchNorm; a second forward must not update its statistics."""
     eager, ours = Net(dropout=0.0), Net(dropout=0.0)
     trained(eager, folder())
     said = {"compile": "default", "compile_blocks": blocks}
@@ -265,7 +265,7 @@ def test_compiled_blocks_may_be_recomputed(folder, quick_compiler, blocks):
         torch.testing.assert_close(mine, theirs)
 
 
-def test_compiling_again_is_told(folder, quick_compiler):
+def test_recompilation_is_reported(folder, quick_compiler):
     """The last batch of an epoch is smaller: 60 samples in batches of 16."""
     run = folder()
     options = {"compile": "default", "data": {"drop_last": False}, "logging": {"every": "1 step"}}
@@ -277,7 +277,7 @@ def test_compiling_again_is_told(folder, quick_compiler):
 
 @pytest.mark.slow("needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")
-def test_torchs_own_compiler_equals_eager(folder):
+def test_default_compiler_equals_eager(folder):
     needs_compiler("g++")
     eager, ours = nn.Linear(10, 3), nn.Linear(10, 3)
     ours.load_state_dict(eager.state_dict())
@@ -292,9 +292,9 @@ def told(run: Path) -> list[str]:
     return [each["text"] for each in surestep.Run(run).events() if each["event"] == "notice"]
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of dynamo, as it looks at an input
-def test_a_model_of_torchs_own_modules_alone_is_compiled(folder, monkeypatch):
-    """Dynamo passes over frames in torch.nn, of which such a model has no others."""
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # from dynamo, when it inspects an input
+def test_model_of_only_torch_modules_is_compiled(folder, monkeypatch):
+    """Dynamo skips frames in torch.nn, and such a model has no other frames."""
     torch._dynamo.reset()
     seen, own = [], torch.compile
 
@@ -309,9 +309,9 @@ def test_a_model_of_torchs_own_modules_alone_is_compiled(folder, monkeypatch):
     assert seen
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of dynamo, as it looks at an input
-def test_given_compiled_model_runs_compiled(folder):
-    """A look at the first batch must not end what dynamo has begun."""
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # from dynamo, when it inspects an input
+def test_model_that_you_compiled_runs_compiled(folder):
+    """The first-batch checks must not discard what dynamo compiled."""
     torch._dynamo.reset()
     seen = []
     trained(torch.compile(Net(), backend=lambda graph, _: seen.append(graph) or graph), folder())
@@ -319,7 +319,7 @@ def test_given_compiled_model_runs_compiled(folder):
     assert seen
 
 
-def test_given_compiled_model_is_saved_without_the_wrappers_prefix(folder):
+def test_model_that_you_compiled_is_saved_without_the_prefix(folder):
     run = folder()
     trained(torch.compile(Net(), backend="eager"), run)
     (path,) = (run / "checkpoints").glob("*/model.safetensors")

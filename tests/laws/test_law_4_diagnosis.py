@@ -1,4 +1,4 @@
-"""Law 4: a diagnosis is a watcher too. It takes a step again, and moves nothing."""
+"""Law 4 for diagnosis: it repeats a step and changes nothing."""
 
 import math
 import random
@@ -18,7 +18,7 @@ Folder = Callable[[], Path]
 
 
 class Drawing(nn.Module):
-    """Draws, counts in a buffer, and has statistics: all of it must be as it was."""
+    """Draws, counts in a buffer, and has statistics; a diagnosis must restore all of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Drawing(nn.Module):
 
 
 def check_untouched(folder: Folder) -> None:
-    """Diagnose a step, and compare everything with what it was before."""
+    """Diagnose a step, and compare all state with that before."""
     task = surestep.Task(model(Drawing()), nn.CrossEntropyLoss(), data(math.nan))
     options = {"epochs": 1, "batch_size": 8, "seed": 3, "precision": "fp16"}
     with session_of(task, folder(), **options) as session:
@@ -59,5 +59,5 @@ def named(session):
     return list(session.model.named_parameters())
 
 
-def test_the_diagnosis_moves_nothing(folder):
+def test_diagnosis_changes_nothing(folder):
     check_untouched(folder)

@@ -1,6 +1,6 @@
-"""Law 4: with callbacks on = off, with any schedule of evaluations, logging and saving.
+"""Law 4: callbacks, evaluations, logging and saving do not change a run.
 
-Weights, buffers, the optimizer's state and the schedule's place are compared bit for bit. The
+Weights, buffers, optimizer state and schedule are compared bit for bit. The
 model has dropout and BatchNorm, the data draws from torch's, numpy's and Python's generators.
 """
 
@@ -42,9 +42,9 @@ def task_of(**options: Any) -> surestep.Task:
 
 
 def nasty(moments: list[str], request: Request | None) -> surestep.Callback:
-    """Make a callback that draws, flips the model's mode, and asks, at each of the moments."""
+    """Make a callback that draws, changes the model's mode and makes a request in each hook."""
 
-    class Nasty(surestep.Callback):
+    class Disturbing(surestep.Callback):
         calls = 0
 
         def look(self, state, *_):
@@ -54,12 +54,12 @@ def nasty(moments: list[str], request: Request | None) -> surestep.Callback:
             return request
 
     for moment in moments:
-        setattr(Nasty, moment, Nasty.look)
-    return Nasty()
+        setattr(Disturbing, moment, Disturbing.look)
+    return Disturbing()
 
 
 def check_callback(folder: Folder, moment: str, request: Request | None) -> None:
-    """Compare a run that is watched at one moment with one that nobody watches."""
+    """Compare a run that has a callback in one hook with a run without callbacks."""
     callback = nasty([moment], request)
     alone = train(task_of(), folder(), **OPTIONS)
     with session_of(task_of(), folder(), callbacks=[callback], **OPTIONS) as watched:
@@ -75,13 +75,13 @@ def check_callback(folder: Folder, moment: str, request: Request | None) -> None
 
 @pytest.mark.parametrize("request_", [None, Request.SAVE, Request.EVALUATE])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_watched_run_equals_one_that_nobody_watches(folder, moment, request_):
+def test_run_with_a_callback_equals_one_without(folder, moment, request_):
     if moment == "on_evaluate" and request_ is Request.EVALUATE:
-        request_ = Request.SAVE  # an evaluation that asks for an evaluation never ends
+        request_ = Request.SAVE  # an evaluation that requests an evaluation never ends
     check_callback(folder, moment, request_)
 
 
-def test_two_watchers_at_all_moments_change_nothing(folder):
+def test_two_callbacks_with_all_hooks_change_nothing(folder):
     alone = train(task_of(), folder(), **OPTIONS)
     two = [nasty(MOMENTS, None), nasty(MOMENTS[:4], Request.SAVE)]
     assert_same(snapshot(alone), snapshot(train(task_of(), folder(), callbacks=two, **OPTIONS)))
@@ -113,7 +113,7 @@ SCHEDULES = {
 
 
 def check_schedule(folder: Folder, name: str) -> None:
-    """Compare `Trainer.fit()` under a schedule of looking with the bare steps."""
+    """Compare `Trainer.fit()` that logs, evaluates and saves with bare steps."""
     bare = train(task_of(), folder(), **OPTIONS)
     options = {**OPTIONS, **SCHEDULES[name]}
     options["logging"] = {**QUIET, **options.get("logging", {})}
@@ -123,11 +123,11 @@ def check_schedule(folder: Folder, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_schedule_of_looking_changes_nothing(folder, name):
+def test_intervals_of_logging_evaluating_and_saving_change_nothing(folder, name):
     check_schedule(folder, name)
 
 
-def test_evaluations_between_do_not_see_or_move_a_transform(folder):
+def test_evaluations_neither_apply_nor_change_a_transform(folder):
     def jittered(inputs, targets):
         return inputs + 0.1 * torch.randn(inputs.shape) + 0.1 * random.random(), targets
 
@@ -155,15 +155,15 @@ def test_number_of_workers_changes_nothing(folder):
 
 
 def test_workers_end_with_the_session(folder):
-    """Workers that nobody ends hold up the garbage collector for ten seconds."""
+    """Workers that are not shut down block the garbage collector for ten seconds."""
     before = multiprocessing.active_children()
     session = train(task_of(), folder(), data={"num_workers": 2}, **OPTIONS)
     assert session.plan.data_persistent_workers
     assert multiprocessing.active_children() == before
 
 
-def test_loading_hands_the_users_generators_back(folder):
-    """What the user's own code draws between steps is not touched by the data's draws."""
+def test_loading_restores_the_generators_of_the_caller(folder):
+    """Draws of the data do not change what other code draws between steps."""
     torch.manual_seed(3), np.random.seed(3), random.seed(3)
     with session_of(task_of(), folder(), **OPTIONS) as session:
         batches = session._gauge.loaders["train"].batches(0)
@@ -177,7 +177,7 @@ def test_loading_hands_the_users_generators_back(folder):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("part", ["val", "train"])
-def test_evaluating_any_part_in_the_middle_of_an_epoch_changes_nothing(folder, part, workers):
+def test_evaluating_any_split_within_an_epoch_changes_nothing(folder, part, workers):
     options = {**OPTIONS, "data": {"num_workers": workers}}
     alone = train(task_of(), folder(), **options)
     with session_of(task_of(), folder(), **options) as session:
@@ -205,12 +205,12 @@ def check_evaluation(folder: Folder, sizes: tuple[int, ...]) -> None:
     assert found == pytest.approx([expected] * 2 * len(sizes), rel=1e-6)
 
 
-def test_evaluation_itself_is_the_same_whenever_and_however_cut(folder):
+def test_evaluation_does_not_depend_on_its_time_or_batch_size(folder):
     check_evaluation(folder, (20, 7, 1))
 
 
-def test_users_hands_in_the_middle_of_the_loop_change_nothing(folder):
-    """Between two steps a user may draw, evaluate, save, and put the model in eval mode."""
+def test_drawing_evaluating_and_saving_between_steps_changes_nothing(folder):
+    """Between two steps a program may draw, evaluate, save, and set the model to eval mode."""
     alone = train(task_of(), folder(), **OPTIONS)
     with session_of(task_of(), folder(), **OPTIONS) as session:
         for result in session.steps():

@@ -1,7 +1,7 @@
-"""Law 5 under fp16: an overflow halves the scale and moves nothing else.
+"""Law 5 under fp16: an overflow halves the scale and changes nothing else.
 
-A finite loss with gradients that are not is an overflow; the run fails only where the loss itself
-is not finite, or where the scale falls under 1.
+A finite loss with gradients that are not finite is an overflow. The run fails only if the loss is
+not finite or the scale falls below 1.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def check_overflow(folder: Folder, **options: Any) -> None:
-    """Let two steps overflow; look at the scale and at everything else."""
+    """Have two steps overflow; check the scale and all other state."""
     bad, rates = (3, 6), {}
     with session_of(bomb("gradient", bad), folder(), **OPTIONS | options) as session:
         held, scale = snapshot(session), 1024.0
@@ -48,12 +48,12 @@ def check_overflow(folder: Folder, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("optim", [{"lr": 0.05}, {"name": "sgd", "lr": 0.05, "momentum": 0.9}])
-def test_overflow_halves_the_scale_and_moves_nothing_else(folder, optim):
+def test_overflow_halves_the_scale_and_changes_nothing_else(folder, optim):
     check_overflow(folder, optim=optim)
 
 
 def test_scale_follows_the_config(folder):
-    """Growth after growth_interval good steps in a row, back-off by its own factor."""
+    """The scale grows after `growth_interval` good steps and shrinks by `backoff_factor`."""
     scaler = {
         "init_scale": 256.0,
         "growth_interval": 2,
@@ -70,7 +70,7 @@ def test_scale_follows_the_config(folder):
 
 
 @pytest.mark.parametrize("kind", ["both", "loss"])
-def test_loss_that_is_not_finite_is_no_overflow(folder, kind):
+def test_nonfinite_loss_is_not_an_overflow(folder, kind):
     expected = before(folder, bomb(kind, [5]), 4, **OPTIONS)
     with session_of(bomb(kind, [5]), folder(), **OPTIONS) as session:
         with pytest.raises(NonFiniteError, match="Step 5 "):
@@ -80,7 +80,7 @@ def test_loss_that_is_not_finite_is_no_overflow(folder, kind):
         assert files_of(session.save()) == expected
 
 
-def test_scale_that_falls_under_one_ends_the_run(folder):
+def test_scale_below_one_ends_the_run(folder):
     options = OPTIONS | {"scaler": {"init_scale": 4.0}}
     with session_of(bomb("gradient", range(2, 13)), folder(), **options) as session:
         with pytest.raises(NonFiniteError, match="Step 4 "):
@@ -89,8 +89,8 @@ def test_scale_that_falls_under_one_ends_the_run(folder):
         assert session.state.scaler.get_scale() == 1
 
 
-def test_scale_is_part_of_what_a_checkpoint_holds(folder):
-    """A run that is resumed after an overflow goes on with its scale, bit for bit."""
+def test_checkpoint_holds_the_scale(folder):
+    """A run resumed after an overflow continues with its scale, bit for bit."""
     run = folder()
     with session_of(bomb("gradient", [3]), folder(), **OPTIONS) as whole:
         list(whole.steps())

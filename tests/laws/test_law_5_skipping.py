@@ -1,7 +1,7 @@
-"""Law 5: a step that is skipped moves nothing, and is counted.
+"""Law 5: a skipped step changes nothing and is counted.
 
-Not the parameters, the optimizer's moments and step counts, the schedule's place or BatchNorm's
-running statistics. Where a run fails, the state it leaves is the one before the first bad step.
+Parameters, moments and step counts of the optimizer, the schedule and BatchNorm's running
+statistics stay. A run that fails leaves the state before the first bad step.
 """
 
 import math
@@ -47,9 +47,9 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def files_of(checkpoint: Path) -> dict[str, Any]:
-    """Read what a checkpoint holds, tensor by tensor; all of it must be finite.
+    """Read the tensors of a checkpoint; all must be finite.
 
-    Without the groups' rates, which are no state: each step sets them from the steps taken.
+    Rates of the groups are left out: each step sets them from the steps taken.
     """
     held: dict[str, Any] = {}
     for part in ("model", "optimizer"):
@@ -64,7 +64,7 @@ def files_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def before(folder: Folder, task: surestep.Task, steps: int, **options: Any) -> dict[str, Any]:
-    """Train for some good steps and save: what the checkpoint of a failed run must hold."""
+    """Train some good steps and save: a failed run must leave the same checkpoint."""
     with session_of(task, folder(), **options) as session:
         for result in session.steps() if steps else ():
             if result.step == steps:
@@ -73,7 +73,7 @@ def before(folder: Folder, task: surestep.Task, steps: int, **options: Any) -> d
 
 
 def check_failure(folder: Folder, kind: str, bad: int, optimizer: str = "adamw") -> None:
-    """Let step `bad`, and the one after it, go wrong; look at the error and at what is left."""
+    """Make step `bad` and the next one fail; check the error and the state that is left."""
     of_task, of_config = OPTIMIZERS[optimizer]
     options = OPTIONS | of_config
     expected = before(folder, bomb(kind, [bad, bad + 1], **of_task), bad - 1, **options)
@@ -104,8 +104,8 @@ def test_every_optimizer_leaves_the_state_before_the_bad_step(folder, kind, opti
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_first_step_of_all_may_be_the_bad_one(folder, optimizer):
-    """No step was taken, so the optimizer has no moments, or such as are zero."""
+def test_first_step_of_the_run_can_be_the_bad_one(folder, optimizer):
+    """No step was taken, so the optimizer has no moments, or zeros."""
     of_task, of_config = OPTIMIZERS[optimizer]
     task = bomb("gradient", [1], **of_task)
     with session_of(task, folder(), **OPTIONS | of_config) as session:
@@ -120,7 +120,7 @@ def test_first_step_of_all_may_be_the_bad_one(folder, optimizer):
 
 @KINDS
 def test_every_checkpoint_of_a_failed_fit_is_finite(folder, kind):
-    """Saving at every step, and evaluating, find the bad step before they write or measure."""
+    """Saving at every step and evaluating find the bad step before they write or evaluate."""
     bad, run = EVERY + 1, folder()
     expected = before(folder, bomb(kind, [bad]), bad - 1, **OPTIONS)
     config = surestep.Config(
@@ -144,8 +144,8 @@ def test_events_of_a_failed_run_end_before_the_bad_step(folder):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_session_goes_on_after_the_error_with_good_batches(folder, optimizer):
-    """Who catches the error and goes on must train: a step that silently does nothing is worse."""
+def test_session_continues_after_the_error_with_good_batches(folder, optimizer):
+    """A program that catches the error and continues must train, not silently do nothing."""
     of_task, of_config = OPTIMIZERS[optimizer]
     task = bomb("both", [3], **of_task)
     good = tuple(each[:BATCH] for each in (task.train[0], torch.zeros(BATCH), task.train[2]))
@@ -159,8 +159,8 @@ def test_session_goes_on_after_the_error_with_good_batches(folder, optimizer):
         assert_moved(held, snapshot(session))
 
 
-def test_error_in_the_middle_of_a_step_leaves_the_state_before_the_bad_one(folder):
-    """A callback that asks to save makes a log point, when a later forward has moved BatchNorm."""
+def test_error_within_a_step_leaves_the_state_before_the_bad_step(folder):
+    """A save request makes a log point after a later forward has updated BatchNorm."""
 
     class Asking(surestep.Callback):
         def on_backward(self, state):
@@ -174,7 +174,7 @@ def test_error_in_the_middle_of_a_step_leaves_the_state_before_the_bad_one(folde
         assert files_of(session.save()) == expected
 
 
-def test_own_loop_hears_of_a_bad_step_at_the_next_log_point(folder):
+def test_custom_loop_gets_the_error_at_the_next_log_point(folder):
     task = bomb("both", [3])
     x, flags, y = (each[plain.order_of(96, 0, 0)].split(BATCH) for each in task.train)
     with session_of(task, folder(), **OPTIONS) as session:
@@ -185,7 +185,7 @@ def test_own_loop_hears_of_a_bad_step_at_the_next_log_point(folder):
 
 
 class Growing(torch.nn.Module):
-    """A model that keeps a table in a buffer, which grows with the longest input it has seen."""
+    """A model with a table in a buffer that grows with the longest input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ def test_buffer_that_grows_in_a_forward_does_not_stop_the_run(folder):
 
 
 def check_skips(folder: Folder, kind: str, optimizer: str = "adamw", **options: Any) -> Session:
-    """Skip two steps on purpose; each must leave all of the state as it was."""
+    """Skip two steps; each must leave all state unchanged."""
     bad, rate = (3, 6), 0.0
     of_task, of_config = OPTIMIZERS[optimizer]
     task = bomb(kind, bad, **of_task)
@@ -233,7 +233,7 @@ def check_skips(folder: Folder, kind: str, optimizer: str = "adamw", **options: 
 
 @KINDS
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_skipped_step_moves_nothing_and_is_counted(folder, kind, optimizer):
+def test_skipped_step_changes_nothing_and_is_counted(folder, kind, optimizer):
     check_skips(folder, kind, optimizer, on_nonfinite="skip", max_nonfinite_steps=2)
 
 
@@ -251,7 +251,7 @@ def test_one_skip_too_many_ends_the_run_with_the_state_before_it(folder):
 
 
 def test_skipping_run_equals_a_plain_loop_that_skips(folder):
-    """The plain side keeps a copy of BatchNorm's statistics, and goes on to the next batch."""
+    """The plain loop restores BatchNorm's statistics and continues with the next batch."""
     usual, ours = bomb("both", [3, 6]), bomb("both", [3, 6])
     x, flags, y = usual.train
     model = usual.model

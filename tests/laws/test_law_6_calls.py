@@ -1,7 +1,7 @@
-"""Law 6, the host's side: a step costs little Python of ours, in few files.
+"""Law 6 on the host: a step makes few Python calls in few files.
 
-Counted by `sys.setprofile`: calls into functions whose code lies in src/surestep, each resumption
-of a generator and each comprehension included.
+`sys.setprofile` counts calls into functions of src/surestep, including each resumption of a
+generator and each comprehension.
 """
 
 import sys
@@ -62,7 +62,7 @@ def files_in(found: Counter[tuple[str, str]]) -> set[str]:
 
 
 def check_files(folder: Folder) -> None:
-    """Take one step on a batch that is there, by `train_step` of engine/step/train_step.py."""
+    """Take one step on a loaded batch with `train_step` of engine/step/train_step.py."""
     with session_of(mlp_task(), folder(), **OPTIONS) as session:
         steps = session.steps()
         for _ in range(6):
@@ -74,7 +74,7 @@ def check_files(folder: Folder) -> None:
 
 
 def check_calls(folder: Folder) -> None:
-    """Take whole iterations of `session.steps()`, data to step, between two log points."""
+    """Take full iterations of `session.steps()`, from data to step, between two log points."""
     with session_of(mlp_task(), folder(), **OPTIONS) as session:
         steps = session.steps()
         for _ in range(6):
@@ -89,12 +89,11 @@ def test_one_step_runs_through_few_files(folder):
     check_files(folder)
 
 
-def test_whole_iteration_makes_few_calls(folder):
+def test_full_iteration_makes_few_calls(folder):
     check_calls(folder)
 
 
-def test_callbacks_that_do_not_watch_a_moment_cost_nothing(folder):
-    """What a callback does not override is not called."""
+def test_hook_that_a_callback_does_not_override_is_not_called(folder):
 
     class Idle(surestep.Callback):
         def on_end(self, state):

@@ -1,4 +1,4 @@
-"""Law 6 for the losses of the table: their value and its gradient read no device value."""
+"""Law 6 for the built-in losses: value and gradient read no device value."""
 
 import pytest
 import torch

@@ -1,7 +1,7 @@
 """Law 6: between two log points the host reads nothing from the device.
 
-fp16, `on_nonfinite="skip"` and optimizers that cannot be told to skip cost one read a step, and
-the Plan says so. On a GPU the same is asked of CUDA itself, in `tests/gpu/test_no_stall.py`.
+fp16, `on_nonfinite="skip"` and optimizers without a device-side skip cost one read a step, and
+the Plan reports it. `tests/gpu/test_no_stall.py` checks the same with CUDA.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def reads_of(task: surestep.Task, folder: Path, **options: Any) -> list[list[str]]:
-    """Return the host's reads in each of eight iterations after the first, data to step."""
+    """Return the host's reads in each of eight iterations after the first, from data to step."""
     with session_of(task, folder, **OPTIONS | options) as session:
         steps = session.steps()
         next(steps)
@@ -70,7 +70,7 @@ def task_of(model: nn.Module | None = None, loss: Any = None, **options: Any) ->
 
 
 def check_no_reads(folder: Folder, mode: str = "default", task: surestep.Task | None = None):
-    """Read nothing between two log points."""
+    """Check that the host reads nothing between two log points."""
     assert reads_of(task or task_of(), folder(), **MODES[mode]) == [[]] * 8
 
 
@@ -81,7 +81,7 @@ def test_host_reads_nothing_between_log_points(folder, mode):
 
 @pytest.mark.parametrize("micro_batch_size", [8, 16], ids=["cut", "whole"])
 def test_mixed_batches_are_not_read(folder, micro_batch_size, monkeypatch):
-    """Partners and shares are drawn on the host; probabilities are counted by their shape."""
+    """Mixing partners and weights are drawn on the host; probabilities are counted by shape."""
     found = watch_the_step(monkeypatch)
     task = task_of(batch_transform=surestep.batch_transforms.mixup(0.4, classes=3))
     options = OPTIONS | {"micro_batch_size": micro_batch_size}
@@ -93,7 +93,7 @@ def test_mixed_batches_are_not_read(folder, micro_batch_size, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["both", "gradient", "loss"])
 def test_guard_skips_a_bad_step_without_a_read(folder, kind, monkeypatch):
-    """The host learns of it at the log point."""
+    """The host reads the skip at the log point."""
     found = watch_the_step(monkeypatch)
     options = OPTIONS | {"batch_size": 8, "micro_batch_size": 8, "logging": {"every": "9 steps"}}
     with (
@@ -106,7 +106,7 @@ def test_guard_skips_a_bad_step_without_a_read(folder, kind, monkeypatch):
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_loss_is_read_in_forward_backward_or_step(folder, name, monkeypatch):
-    """Items are counted before the batch goes to the device, which is no read of it."""
+    """Items are counted on the host, before the batch is moved to the device."""
     found = watch_the_step(monkeypatch)
     case = CASES[name](torch.float32)
     task = surestep.Task(case.model(), case.mean_loss, case.data, items=case.items)
@@ -117,7 +117,7 @@ def test_no_loss_is_read_in_forward_backward_or_step(folder, name, monkeypatch):
 
 
 def watch_the_step(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Watch forward, backward and step alone; return the reads of each step."""
+    """Record the reads of forward, backward and step alone."""
     found: list[list[str]] = []
     step = loop.train_step
 
@@ -156,7 +156,7 @@ READS: dict[str, Callable[[Tensor], Any]] = {
 
 
 class Reading(nn.Module):
-    """A model that reads its own activations."""
+    """A model that reads its activations."""
 
     def __init__(self, read: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -181,13 +181,13 @@ class ReadingBackward(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("read", READS)
-def test_read_planted_in_a_model_is_caught(folder, read):
+def test_read_in_a_model_is_detected(folder, read):
     found = reads_of(task_of(Reading(READS[read])), folder())
     assert all(found)
 
 
 @pytest.mark.parametrize("read", READS)
-def test_read_planted_in_a_loss_is_caught(folder, read):
+def test_read_in_a_loss_is_detected(folder, read):
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         READS[read](outputs.detach())
         return functional.cross_entropy(outputs, targets)
@@ -195,7 +195,7 @@ def test_read_planted_in_a_loss_is_caught(folder, read):
     assert all(reads_of(task_of(loss=loss), folder()))
 
 
-def test_read_planted_in_a_backward_is_caught(folder):
+def test_read_in_a_backward_is_detected(folder):
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -207,8 +207,8 @@ def test_read_planted_in_a_backward_is_caught(folder):
     assert all(reads_of(task_of(Net()), folder()))
 
 
-def test_copy_to_the_host_is_caught_where_it_copies():
-    """The dispatch mode alone, on a device that is not the CPU."""
+def test_copy_to_the_host_is_detected():
+    """Use the dispatch mode alone, on a device that is not the CPU."""
     away = torch.zeros(3, device="meta")
     for copy in (lambda: away.cpu(), lambda: torch.zeros(3).copy_(away)):
         with host_reads() as found, pytest.raises(NotImplementedError):
@@ -225,7 +225,7 @@ ONE_READ: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("mode", ONE_READ)
-def test_mode_that_must_read_reads_once_a_step_and_the_plan_says_so(folder, mode):
+def test_mode_that_must_read_reads_once_a_step_and_the_plan_reports_it(folder, mode):
     of_task, of_config, why = ONE_READ[mode]
     with session_of(task_of(**of_task), folder(), **OPTIONS | of_config) as session:
         reason = session.plan.reason("guard")
@@ -235,6 +235,6 @@ def test_mode_that_must_read_reads_once_a_step_and_the_plan_says_so(folder, mode
     assert [len(each) for each in found] == [1] * 8
 
 
-def test_default_plan_says_that_nothing_is_read(folder):
+def test_default_plan_reports_no_read(folder):
     with session_of(task_of(), folder(), **OPTIONS) as session:
         assert session.plan.reason("guard").endswith("no read a step")

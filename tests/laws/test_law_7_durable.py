@@ -1,6 +1,6 @@
-"""Law 7: a damaged checkpoint is never loaded, is named, and the newest good one is used instead.
+"""Law 7: a corrupt checkpoint is never loaded; it is reported, and the newest good one is used.
 
-The run that goes on from an older checkpoint ends bit for bit where the whole run ends.
+The run that resumes from an older checkpoint ends bitwise identical to an uninterrupted run.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def task() -> surestep.Task:
 
 
 def check_damage(folder: Folder, file: str = "model.safetensors", damage: str = "half") -> None:
-    """Stop at step 6, break what was saved there, and go on from step 4 to the same end."""
+    """Stop at step 6, corrupt its checkpoint, and resume from step 4 to the same end."""
     whole, run = snapshot(train(task(), folder(), **OPTIONS)), folder()
     with session_of(task(), run, **OPTIONS) as session:
         for result in session.steps():
@@ -73,10 +73,10 @@ def check_damage(folder: Folder, file: str = "model.safetensors", damage: str = 
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_flipped_bit_costs_the_steps_since_the_checkpoint_before(folder, file):
+def test_flipped_bit_costs_only_the_steps_since_the_previous_checkpoint(folder, file):
     check_damage(folder, file, "a bit in its middle")
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_costs_the_steps_since_the_checkpoint_before(folder, damage):
+def test_corrupt_file_costs_only_the_steps_since_the_previous_checkpoint(folder, damage):
     check_damage(folder, "model.safetensors", damage)

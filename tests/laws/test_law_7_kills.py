@@ -1,7 +1,7 @@
 """Law 7: once a checkpoint is published, kill -9 at any moment leaves one that verifies.
 
-A save is killed before each of its calls and in the middle of its files. What is on the disk then
-verifies, and the run that goes on from there is the one that was never killed, bit for bit.
+A save is killed before each of its system calls and within its files. The checkpoints on the disk
+then verify, and the resumed run equals one that was never killed, bit for bit.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from tests.torture.asked import ask
 
 Folder = Callable[[], Path]
 SIZES = [0, 1, 500, 1500, 2500, 4000]
-LEAST_CALLS = 12  # a folder, three files, their syncs, the manifest, the rename, the old one's end
+LEAST_CALLS = 12  # folder, three files, their syncs, manifest, rename, deletion of the old one
 
 
 def check_calls(folder: Folder, calls: list[int] | None = None) -> None:
-    """Kill a save at each call, or at some."""
+    """Kill a save at each call, or at the given ones."""
     killed = ask("calls", folder=str(folder()), calls=calls)["killed"]
     _check(killed)
     assert len(killed) >= (len(calls) if calls else LEAST_CALLS)
@@ -23,7 +23,7 @@ def check_calls(folder: Folder, calls: list[int] | None = None) -> None:
 
 
 def check_sizes(folder: Folder) -> None:
-    """Kill a save as a file outgrows some bytes."""
+    """Kill a save when a file exceeds some sizes."""
     killed = ask("sizes", folder=str(folder()), sizes=SIZES)["killed"]
     _check(killed)
     assert len(killed) == len(SIZES)
@@ -35,9 +35,9 @@ def _check(killed: list[dict]) -> None:
     assert [each for each in killed if each["different"]] == []
 
 
-def test_save_that_is_killed_at_any_call_loses_nothing(folder):
+def test_save_killed_at_any_call_loses_nothing(folder):
     check_calls(folder)
 
 
-def test_save_that_is_killed_within_a_file_loses_nothing(folder):
+def test_save_killed_within_a_file_loses_nothing(folder):
     check_sizes(folder)

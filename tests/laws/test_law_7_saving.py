@@ -1,4 +1,4 @@
-"""Law 7: what a thread writes while training goes on is the state that the save was asked for."""
+"""Law 7: an asynchronous save writes the state at the time of the request."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -15,12 +15,12 @@ from tests.laws.tasks import Augmented, session_of, with_batchnorm
 
 Folder = Callable[[], Path]
 OPTIONS = {"max_steps": 20, "batch_size": 9, "average": {"kind": "ema"}}
-LONG_S = 60.0  # no test waits so long: it ends one that hangs
+LONG_S = 60.0  # ends a test that hangs
 
 
 @contextmanager
 def held_writer() -> Iterator[threading.Event]:
-    """Hold whoever writes a checkpoint until the event is set."""
+    """Block the checkpoint writer until the event is set."""
     let_go = threading.Event()
     write = saver.write_checkpoint
 
@@ -53,7 +53,7 @@ def written_at_once(folder: Path, step: int) -> dict[str, bytes]:
 
 
 def check_background(folder: Folder, workers: int = 0) -> None:
-    """Ask for a save, train on before a byte of it is written, and compare what comes of it."""
+    """Request a save, train before a byte of it is written, and compare the files."""
     expected = written_at_once(folder(), 7)
     run = folder()
     data = {"num_workers": workers}
@@ -69,14 +69,14 @@ def check_background(folder: Folder, workers: int = 0) -> None:
     assert files(path) == expected
 
 
-# Two workers: they start anew for each epoch, while the thread is there.
+# Two workers: they are started again for each epoch, while the thread runs.
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_is_written_late_is_what_would_have_been_written_at_once(folder, workers):
+def test_asynchronous_save_writes_the_same_bytes_as_a_synchronous_one(folder, workers):
     check_background(folder, workers)
 
 
 def check_two_saves(folder: Folder) -> None:
-    """Ask for a second save while the first is written: each holds its own step."""
+    """Request a second save while the first is written: each holds its own step."""
     expected = [written_at_once(folder(), step) for step in (7, 8)]
     run = folder()
     with held_writer() as let_go, session_of(task(), run, **OPTIONS) as session:
@@ -91,5 +91,5 @@ def check_two_saves(folder: Folder) -> None:
     assert [files(path) for path in list_checkpoints(run / "checkpoints")] == expected
 
 
-def test_a_second_save_waits_for_the_first(folder):
+def test_second_save_waits_for_the_first(folder):
     check_two_saves(folder)

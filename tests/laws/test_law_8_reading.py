@@ -1,8 +1,8 @@
-"""Law 8: reading a hostile Run folder runs no code that lies in it.
+"""Law 8: reading a hostile run folder runs no code in it.
 
-The folder looks as a recipe's run does; its recipe, modules beside it and pickles under our names
-would each leave a mark if they ran. What Python itself tells of (compiling, running, importing,
-unpickling, starting programs) is watched, so that no way of running code needs to be guessed.
+The folder looks like a recipe's run; its recipe, modules beside it and pickles under our names
+would each write a mark if they ran. Audit hooks of Python report compiling, running, importing,
+unpickling and starting programs, so that every way to run code is covered.
 """
 
 import os
@@ -42,7 +42,7 @@ _hooked: list[bool] = []
 
 
 class Mark:
-    """What is unpickled leaves a mark."""
+    """Writes a mark when it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,7 +67,7 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
 @contextmanager
 def watching(folder: Path) -> Iterator[list[str]]:
     """List what is run from a folder, unpickled or started."""
-    if not _hooked:  # a hook stays until the process ends
+    if not _hooked:  # an audit hook cannot be removed
         sys.addaudithook(_hook)
         _hooked.append(True)
     seen: list[str] = []
@@ -79,7 +79,7 @@ def watching(folder: Path) -> Iterator[list[str]]:
 
 
 def hostile(folder: Path) -> Path:
-    """Make a run with what would leave a mark wherever somebody may look for code."""
+    """Make a run with code that writes a mark in every place where code could be loaded from."""
     run = tiny.fit(folder / "run").path
     for name in ("recipe.py", "__init__.py", "surestep.py", "sitecustomize.py", "safetensors.py"):
         (run / name).write_text(MARK)
@@ -93,7 +93,7 @@ def hostile(folder: Path) -> Path:
 
 
 def check_reading(fresh: Folder, words: tuple[str, ...], under: str | None = None) -> None:
-    """Check that a command on a hostile run runs nothing of it."""
+    """Check that a command on a hostile run runs no code of it."""
     folder = fresh()
     run = hostile(folder)
     if under is not None:
@@ -113,12 +113,12 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
 
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
-def test_looking_at_checkpoints_runs_nothing(fresh, words):
+def test_inspecting_checkpoints_runs_no_code(fresh, words):
     check_reading(fresh, words)
 
 
 @pytest.mark.parametrize("under", FILES)
-def test_a_pickle_under_our_name_is_refused_and_runs_nothing(fresh, capsys, under):
+def test_pickle_under_our_name_is_rejected_and_runs_no_code(fresh, capsys, under):
     for words in (COMMANDS["list"], COMMANDS["verify"], COMMANDS["export state dict"]):
         check_reading(fresh, words, under)
         shutil.rmtree("run")
@@ -127,7 +127,7 @@ def test_a_pickle_under_our_name_is_refused_and_runs_nothing(fresh, capsys, unde
     assert f"step-00000003: {under}: " in told.out
 
 
-def test_a_run_is_read_in_python_without_its_code(fresh):
+def test_reading_a_run_in_python_runs_no_code(fresh):
     folder = fresh()
     run = hostile(folder)
     with watching(folder) as seen:
@@ -138,7 +138,7 @@ def test_a_run_is_read_in_python_without_its_code(fresh):
     assert seen == []
 
 
-def test_the_watch_sees_what_it_is_for(fresh):
+def test_audit_hook_detects_code(fresh):
     folder = fresh()
     (folder / "mine.py").write_text("x = 1\n")
     with watching(folder) as seen:

@@ -1,7 +1,7 @@
-"""Each law is broken on purpose, and the very check of its tests must fail.
+"""Each law is broken on purpose, and the check of its tests must fail.
 
-A mutation is what a tired programmer might write, put in by monkeypatch; beside it stands the
-check that must see it. A check that a mutation passes proves nothing, and fails here.
+A mutation is a plausible mistake, applied by monkeypatch, with the check that must detect it. A
+check that passes under its mutation proves nothing, and fails here.
 """
 
 import pickle
@@ -108,7 +108,7 @@ class Mutation(NamedTuple):
 
 
 def after(owner: Any, name: str, then: Callable[..., Any]) -> Callable[[Patch], None]:
-    """Let `then(result, *args)` decide what a function returns."""
+    """Replace the result of a function by `then(result, *args)`."""
     own = getattr(owner, name)
     return lambda patch: patch.setattr(
         owner, name, lambda *args, **kwargs: then(own(*args, **kwargs), *args)
@@ -160,12 +160,12 @@ ALWAYS_TAKEN = after(loop, "train_step", schedule_moved)
 
 
 def by_history(owner: Any, name: str) -> Callable[[Patch], None]:
-    """Draw from whatever state the generators are in, as most loops do."""
+    """Draw from the current state of the generators, as most loops do."""
     return instead(owner, name, nothing)
 
 
 def unknown_data_by_history(patch: Patch) -> None:
-    """Draw so where a resume does not notice that the samples it knows the data by are others."""
+    """Draw from the current state, and disable the fingerprint that would notice it on resume."""
     by_history(source, "seed_loading")(patch)
     patch.setattr(identity, "_data", lambda _: {})
 
@@ -441,7 +441,7 @@ MUTATIONS = [
         (
             "an evaluation in train mode",
             instead(evaluate, "eval_mode", nullcontext),
-            # BatchNorm refuses one sample in train mode
+            # BatchNorm rejects one sample in train mode
             lambda folder: check_evaluation(folder, (20, 7)),
         ),
         (
@@ -592,7 +592,7 @@ MUTATIONS = [
 @pytest.mark.parametrize(
     "mutation", MUTATIONS, ids=[f"law {each.law}: {each.name}" for each in MUTATIONS]
 )
-def test_check_of_a_law_fails_where_the_law_is_broken(folder, monkeypatch, mutation):
+def test_check_of_a_law_fails_if_the_law_is_broken(folder, monkeypatch, mutation):
     mutation.mutate(monkeypatch)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         mutation.check(folder)

@@ -1,4 +1,4 @@
-"""The laws for a step of the user's own: a WGAN-GP and an actor-critic."""
+"""The laws for manual steps: a WGAN-GP and an actor-critic."""
 
 import pytest
 import torch
@@ -40,14 +40,14 @@ def losses_of(session):
 
 @ALL
 @pytest.mark.parametrize("micro", [5, 1])
-def test_law_1_a_batch_that_is_cut_gives_the_same_update(folder, make, micro):
+def test_law_1_split_batch_gives_the_same_update(folder, make, micro):
     whole, cut = run(make(), folder()), run(make(), folder(), micro_batch_size=micro)
     assert distance(whole.model, cut.model) <= 1e-6
 
 
 @ALL
 @pytest.mark.parametrize("stop", [6, 9])
-def test_law_2_resumed_is_never_interrupted_bit_for_bit(folder, make, stop):
+def test_law_2_resumed_run_equals_an_uninterrupted_run_bit_for_bit(folder, make, stop):
     never, stopped = run(make(), folder()), folder()
     with session_of(make(), stopped, max_steps=STEPS, batch_size=BATCH) as session:
         for result in session.steps():
@@ -57,7 +57,7 @@ def test_law_2_resumed_is_never_interrupted_bit_for_bit(folder, make, stop):
     assert_same(snapshot(never), snapshot(run(make(), stopped)))
 
 
-def test_law_3_a_wgan_gp_is_the_plain_script_bit_for_bit(folder):
+def test_law_3_wgan_gp_equals_the_plain_script_bit_for_bit(folder):
     plain = gan()
     losses = plain_turns.wgan_gp(plain, real_samples(), steps=STEPS, size=BATCH, every=EVERY)
     session = run(wgan_task(), folder(), logging={"every": "7 steps"})
@@ -66,7 +66,7 @@ def test_law_3_a_wgan_gp_is_the_plain_script_bit_for_bit(folder):
     assert all(map(torch.equal, session.model.parameters(), plain.parameters()))
 
 
-def test_law_3_an_actor_critic_is_the_plain_script_bit_for_bit(folder):
+def test_law_3_actor_critic_equals_the_plain_script_bit_for_bit(folder):
     plain = players()
     losses = plain_turns.actor_critic(plain, starts(), steps=STEPS, size=BATCH)
     session = run(actor_critic_task(), folder())
@@ -75,7 +75,7 @@ def test_law_3_an_actor_critic_is_the_plain_script_bit_for_bit(folder):
 
 
 class Watching(surestep.Callback):
-    """Draw from the generators and leave the modes spoiled at each moment."""
+    """Draws from the generators and changes the modes in each hook."""
 
     def on_batch(self, state, batch):
         torch.randn(3)
@@ -87,18 +87,18 @@ class Watching(surestep.Callback):
 
 
 @ALL
-def test_law_4_watching_changes_nothing(folder, make):
+def test_law_4_callback_changes_nothing(folder, make):
     alone, watched = run(make(), folder()), run(make(), folder(), callbacks=[Watching()])
     assert_same(snapshot(alone), snapshot(watched))
 
 
 def spoiled(turn):
-    """The WGAN's step; the generator's loss in turn 9 is NaN, when the critic has moved."""
+    """Run the WGAN's step; in step 9 the generator's loss is NaN after the critic's update."""
     wgan_step(turn if turn.index < 8 else Spoiled(turn))
 
 
 class Spoiled:
-    """A Turn whose generator's loss is not finite."""
+    """A ManualStep whose generator loss is not finite."""
 
     def __init__(self, turn):
         self.turn = turn
@@ -128,8 +128,8 @@ GUARDS = {
 
 
 @pytest.mark.parametrize(("parts", "options"), GUARDS.values(), ids=GUARDS)
-def test_law_5_a_turn_that_fails_halfway_moves_nothing(folder, parts, options):
-    """The state after the error is the one after turn 8, saved and gone on from."""
+def test_law_5_manual_step_that_fails_halfway_changes_nothing(folder, parts, options):
+    """The state after the error is that after step 8, which is saved and resumed."""
     expected, said = folder(), {"max_steps": STEPS, "batch_size": BATCH, **options}
     with session_of(wgan_task(**parts), expected, **said) as session:
         for result in session.steps():
@@ -149,8 +149,8 @@ def test_law_5_a_turn_that_fails_halfway_moves_nothing(folder, parts, options):
 
 @pytest.mark.parametrize("bad", [0, 2])
 @pytest.mark.parametrize("skip", [False, True])
-def test_law_5_even_the_first_turns_move_nothing(folder, bad, skip):
-    """The optimizers have no state of their own before their first step."""
+def test_law_5_nonfinite_first_steps_change_nothing(folder, bad, skip):
+    """The optimizers have no state before their first step."""
 
     def step(turn):
         wgan_step(turn)
@@ -172,7 +172,7 @@ def test_law_5_even_the_first_turns_move_nothing(folder, bad, skip):
         assert all(torch.isfinite(value).all() for value in snapshot(session).values())
 
 
-def test_law_5_an_overflow_in_one_update_undoes_the_turn_and_halves_the_scale(folder):
+def test_law_5_overflow_in_one_update_undoes_the_step_and_halves_the_scale(folder):
     def step(turn):
         if turn.index == 2 and turn.model.overflows:
             turn.model.overflows = False
@@ -212,7 +212,7 @@ def test_law_6_no_value_is_read_between_log_points(folder, make, data):
     options = {"max_steps": STEPS, "batch_size": BATCH, "logging": {"every": "20 steps"}}
     with session_of(make(train=(data(400),)), folder(), **options) as session:
         steps = session.steps()
-        for _ in range(4):  # in which each optimizer makes its state
+        for _ in range(4):  # each optimizer creates its state
             next(steps)
         with host_reads() as found:
             for _ in range(10):
@@ -222,14 +222,14 @@ def test_law_6_no_value_is_read_between_log_points(folder, make, data):
 
 
 @pytest.mark.parametrize("options", [{"precision": "bf16"}, FP16], ids=["bf16", "fp16"])
-def test_half_precision_follows_fp32_roughly(folder, options):
+def test_half_precision_is_close_to_fp32(folder, options):
     exact = run(wgan_task(), folder())
     half = run(wgan_task(), folder(), **options)
     assert 1e-5 < distance(exact.model, half.model) < 0.05
     assert half.state.progress.steps_taken == STEPS
 
 
-def test_a_schedule_moves_with_the_turns_taken_for_each_optimizer(folder):
+def test_schedule_advances_with_the_steps_of_each_optimizer(folder):
     down = surestep.Schedule(name="cosine")
     task = wgan_task(
         optimizers={
@@ -250,8 +250,8 @@ def test_a_schedule_moves_with_the_turns_taken_for_each_optimizer(folder):
     assert event["lr"] == pytest.approx(critic)
 
 
-def test_an_optimizer_twice_in_a_turn_is_stepped_twice(folder):
-    """Two walks over one batch, each with noise of its own."""
+def test_optimizer_can_step_twice_in_a_manual_step(folder):
+    """Two passes over one batch, each with its own noise."""
 
     def step(turn):
         for _ in range(2):
@@ -282,8 +282,8 @@ def normed_gan():
     return task
 
 
-def test_the_statistics_of_a_stochastic_average_are_averaged(folder):
-    """Nobody calls the whole model, so nobody can compute them anew."""
+def test_running_statistics_under_swa_are_averaged(folder):
+    """The full model is never called, so they cannot be recomputed."""
     swa = {"kind": "swa", "start": "5 steps", "every": "1 step"}
     session = run(normed_gan(), folder(), average=swa)
     name = next(name for name in session.model.state_dict() if name.endswith("running_mean"))
@@ -292,12 +292,12 @@ def test_the_statistics_of_a_stochastic_average_are_averaged(folder):
     assert not torch.equal(found, session.model.state_dict()[name])
 
 
-def test_law_9_statistics_that_cannot_be_computed_anew_are_refused(folder):
+def test_law_9_statistics_that_cannot_be_recomputed_are_rejected(folder):
     with pytest.raises(ConfigError, match="calls the model with each batch"):
         run(normed_gan(), folder(), average={"kind": "swa", "buffers": "recompute"})
 
 
-def test_law_9_a_search_of_its_own_is_refused(folder):
+def test_law_9_line_search_in_a_manual_step_is_rejected(folder):
     task = surestep.Task(net_of_one(), train=(real_samples(),), step=print)
     with pytest.raises(ConfigError, match=r"lbfgs.* evaluates the batch by itself"):
         session_of(task, folder(), max_steps=2, optim={"name": "lbfgs"})
@@ -316,13 +316,13 @@ MUTATIONS = {
         many.OptimizerSnapshot,
         "restore_where",
         nothing,
-        lambda folder: test_law_5_a_turn_that_fails_halfway_moves_nothing(folder, {}, {}),
+        lambda folder: test_law_5_manual_step_that_fails_halfway_changes_nothing(folder, {}, {}),
     ),
     "nothing is put back by the host": (
         many.OptimizerSnapshot,
         "restore",
         nothing,
-        lambda folder: test_law_5_a_turn_that_fails_halfway_moves_nothing(
+        lambda folder: test_law_5_manual_step_that_fails_halfway_changes_nothing(
             folder, *GUARDS["by a read"]
         ),
     ),
@@ -330,21 +330,19 @@ MUTATIONS = {
         ManualStep,
         "_drawn",
         lambda self, draw, micro, size: draw(micro.samples, *size),
-        lambda folder: test_law_1_a_batch_that_is_cut_gives_the_same_update(folder, wgan_task, 5),
+        lambda folder: test_law_1_split_batch_gives_the_same_update(folder, wgan_task, 5),
     ),
     "each micro-batch counts alike": (
         many.OptimizerSet,
         "add_gradient",
         alike,
-        lambda folder: test_law_1_a_batch_that_is_cut_gives_the_same_update(
-            folder, actor_critic_task, 5
-        ),
+        lambda folder: test_law_1_split_batch_gives_the_same_update(folder, actor_critic_task, 5),
     ),
 }
 
 
 @pytest.mark.parametrize(("home", "name", "wrong", "check"), MUTATIONS.values(), ids=MUTATIONS)
-def test_each_law_sees_what_breaks_it(folder, monkeypatch, home, name, wrong, check):
+def test_each_law_detects_its_mutation(folder, monkeypatch, home, name, wrong, check):
     monkeypatch.setattr(home, name, wrong)
     with pytest.raises(AssertionError):
         check(folder)

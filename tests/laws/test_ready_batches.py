@@ -1,4 +1,4 @@
-"""Batches that come ready-made keep laws 1 to 4: each step is the plain step over them."""
+"""Laws 1 to 4 for batches that a DataLoader collates: each step equals the plain step."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ TOKENS = -100
 
 
 def ready_batches(seed=0):
-    """Return batches of several sizes, some targets of which are ignored."""
+    """Return batches of several sizes, with some ignored targets."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for size in SIZES:
@@ -26,7 +26,7 @@ def ready_batches(seed=0):
 
 
 class Ready(Dataset):
-    """Map-style, with noise of its own on each batch."""
+    """Map-style, with noise on each batch."""
 
     def __init__(self, noise=0.0):
         self.found, self.noise = ready_batches(), noise
@@ -71,7 +71,7 @@ def fit(folder, made, *, callbacks=(), **options):
 
 
 def plain_epoch(model, optimizer, per_step):
-    """Train as a plain script does: the mean over the targets of each step that count."""
+    """Train a plain loop: the mean over the targets of each step that are not ignored."""
     batches = ready_batches()
     for first in range(0, len(batches), per_step):
         step = batches[first : first + per_step]
@@ -94,7 +94,7 @@ def same(one, other):
 
 @pytest.mark.parametrize("kind", [Ready, ReadyStream, lambda: DataLoader(Ready(), batch_size=None)])
 @pytest.mark.parametrize("per_step", [1, 3])
-def test_a_step_is_the_plain_step_over_ready_batches(tmp_path, kind, per_step):
+def test_step_equals_the_plain_step_over_ready_batches(tmp_path, kind, per_step):
     steps_per_epoch = -(-len(SIZES) // per_step)
     options = {"max_steps": 2 * steps_per_epoch}
     if kind is Ready:
@@ -108,7 +108,7 @@ def test_a_step_is_the_plain_step_over_ready_batches(tmp_path, kind, per_step):
     assert distance(trained, expected) < 1e-6
 
 
-def test_shuffling_takes_each_ready_batch_once_an_epoch(tmp_path):
+def test_shuffling_uses_each_ready_batch_once_an_epoch(tmp_path):
     seen = []
 
     class Sizes(surestep.Callback):
@@ -124,7 +124,7 @@ def test_shuffling_takes_each_ready_batch_once_an_epoch(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [Ready, ReadyStream])
-def test_a_run_over_ready_batches_resumes_bit_for_bit(tmp_path, kind, workers):
+def test_run_over_ready_batches_resumes_bit_for_bit(tmp_path, kind, workers):
     class PauseAtFive(surestep.Callback):
         def on_step(self, state, result):
             return surestep.Request.PAUSE if result.step == 5 else None
@@ -139,7 +139,7 @@ def test_a_run_over_ready_batches_resumes_bit_for_bit(tmp_path, kind, workers):
     assert same(fit(tmp_path / "cut", made()), whole)
 
 
-def test_what_is_measured_is_the_mean_over_all_rows(tmp_path):
+def test_evaluation_is_the_mean_over_all_rows(tmp_path):
     def accuracy(logits, y):
         return (logits.argmax(1) == y)[y != TOKENS].float().mean()
 
@@ -153,7 +153,7 @@ def test_what_is_measured_is_the_mean_over_all_rows(tmp_path):
     assert run.last.metrics["val/accuracy"] == pytest.approx(float(right), rel=1e-6)
 
 
-def test_predictions_have_a_row_for_each_row_of_the_batches(tmp_path):
+def test_predictions_have_one_row_per_row_of_the_batches(tmp_path):
     made = task(Ready(), test=Ready())
     trainer = surestep.Trainer(made, config(max_steps=2), run=tmp_path / "run")
     trainer.fit()
@@ -165,7 +165,7 @@ def test_predictions_have_a_row_for_each_row_of_the_batches(tmp_path):
     assert all(a <= b for a, b in pairwise(index))
 
 
-def test_a_mean_over_ignored_targets_is_found_in_a_ready_batch(tmp_path):
+def test_mean_over_ignored_targets_is_detected_in_a_ready_batch(tmp_path):
     def mean(outputs, targets):
         return nn.functional.cross_entropy(outputs, targets, ignore_index=TOKENS)
 
@@ -203,7 +203,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_go_with_ready_batches_is_refused(tmp_path, case):
+def test_parts_that_conflict_with_ready_batches_are_rejected(tmp_path, case):
     make, kind, says = REFUSED[case]
 
     def prepared():
@@ -215,7 +215,7 @@ def test_what_does_not_go_with_ready_batches_is_refused(tmp_path, case):
 
 
 @pytest.mark.parametrize("kind", [Dataset, IterableDataset])
-def test_ready_batches_that_were_not_declared_are_named_in_the_error(tmp_path, kind):
+def test_undeclared_ready_batches_are_named_in_the_error(tmp_path, kind):
     even = [(torch.randn(8, 10), torch.randint(3, (8,))) for _ in range(6)]
 
     class Even(kind):
@@ -232,7 +232,7 @@ def test_ready_batches_that_were_not_declared_are_named_in_the_error(tmp_path, k
         surestep.prepare(task(Even(), batched=False), config(batch_size=4), run=tmp_path / "run")
 
 
-def test_a_batch_size_that_counts_samples_is_warned_about(tmp_path):
+def test_batch_size_that_counts_samples_causes_a_warning(tmp_path):
     even = [(torch.randn(8, 10), torch.randint(3, (8,))) for _ in range(16)]
     with pytest.warns(UserWarning, match="takes 8 batches of the data for each step"):
         surestep.prepare(task(even), config(batch_size=8), run=tmp_path / "run").close()

@@ -1,4 +1,4 @@
-"""Everything there is to train with: an entry for each name in each table of surestep."""
+"""An entry for each name in each registry: losses, optimizers, schedules, averages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from tests.laws.tasks import mlp, rows
 
 
 def classes() -> dict[str, Any]:
-    """The parts of a Task that classifies, built anew."""
+    """Build the parts of a classification Task."""
     return {"model": mlp(), "loss": nn.CrossEntropyLoss(), "train": rows()}
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """Options or parts that are refused, by a sentence that says what to do."""
+    """Options or parts that are rejected, and words of the error."""
 
     sentence: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -28,11 +28,11 @@ class Entry:
     """One optimizer, schedule or loss, in a Task that trains with it.
 
     Attributes:
-        wrong: what is refused with it.
+        wrong: what is rejected with it.
         options: of the Config, groups as dicts.
-        parts: of the Task, built anew at each call.
-        tolerance: how far a cut run may be from an uncut one, |a - b| / |a|; None where the entry
-            is declared as not splitting, which the Plan must then say.
+        parts: builds the parts of the Task.
+        tolerance: maximal |a - b| / |a| between split and full batches; None if the loss is not
+            separable, which the Plan must then report.
     """
 
     wrong: Wrong

@@ -1,4 +1,4 @@
-"""An entry for each loss of the table."""
+"""An entry for each built-in loss."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ PLACES = 6
 
 
 class Shaped(nn.Module):
-    """An MLP whose outputs take another shape, or are several."""
+    """An MLP whose outputs are reshaped or split."""
 
     def __init__(self, outputs: int, shape: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def figures(*shape: int) -> Tensor:
 def trains(
     loss: Any, model: Callable[[], nn.Module], *data: Tensor, **parts: Any
 ) -> Callable[[], dict[str, Any]]:
-    """The parts of a Task, built anew at each call."""
+    """Return a function that builds the parts of a Task."""
 
     def make() -> dict[str, Any]:
         torch.manual_seed(1)
@@ -120,8 +120,8 @@ def blanks() -> dict[str, Any]:
     return {"train": (x, labels * 0, frames, long)}
 
 
-# Adding the same to all scores changes nothing here, so the gradient of the last bias is zero but
-# for rounding, of which AdamW would make whole steps.
+# A constant added to all scores changes nothing here, so the gradient of the last bias is only
+# rounding, which AdamW would scale to full steps.
 SGD = {"optim": {"name": "sgd", "lr": 0.1}}
 
 ENTRIES = {

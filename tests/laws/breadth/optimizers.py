@@ -11,7 +11,7 @@ from tests.laws.tasks import rows
 
 
 class Words(nn.Module):
-    """A table with sparse gradients, and a dense head."""
+    """An embedding with sparse gradients, and a dense head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,14 +28,14 @@ def words() -> dict[str, Any]:
 
 
 def wide() -> dict[str, Any]:
-    """Layers of more than 4096 weights, which an 8-bit optimizer keeps in 8 bits."""
+    """Return layers of more than 4096 weights, whose state an 8-bit optimizer quantizes."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(10, 512), nn.ReLU(), nn.Linear(512, 16), nn.Linear(16, 3))
     return {"model": model, "loss": nn.CrossEntropyLoss(), "train": rows()}
 
 
 def deep() -> dict[str, Any]:
-    """Two hidden matrices, norms and biases, and a head."""
+    """Return two hidden matrices, norms and biases, and a head."""
     torch.manual_seed(1)
     hidden = [nn.Linear(10, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU()]
     model = nn.Sequential(*hidden, nn.Linear(16, 3))
@@ -43,7 +43,7 @@ def deep() -> dict[str, Any]:
 
 
 def entry(name: str, wrong: tuple[str, Any, str], **options: Any) -> Entry:
-    """An optimizer with its options, refused with an option that is another's."""
+    """Make the entry of an optimizer, rejected with an option of another optimizer."""
     option, value, sentence = wrong
     own = options.pop("of_entry", {})
     return Entry(
@@ -68,7 +68,7 @@ ENTRIES = {
         "adamax", ("amsgrad", True, "requires optim.name='adam' or 'adamw', but"), lr=1e-2
     ),
     "adamw": entry("adamw", MOMENTUM, lr=1e-2),
-    # A moment that lies between two of 256 levels goes to one or the other by its last bit.
+    # The last bit decides to which of 256 levels a moment is rounded.
     "adamw8bit": entry(
         "adamw8bit",
         ("amsgrad", True, "requires optim.name='adam' or 'adamw', but"),
@@ -76,7 +76,7 @@ ENTRIES = {
         of_entry={"parts": wide, "tolerance": 1e-3},
     ),
     "asgd": entry("asgd", ("t0", -1, "greater than or equal to 0"), lr=1e-1, t0=4.0),
-    # Differences of gradients have fewer good digits than gradients.
+    # Differences of gradients have fewer correct digits than gradients.
     "lbfgs": entry(
         "lbfgs", DECAY, lr=0.1, max_iter=3, history_size=4, of_entry={"tolerance": 1e-4}
     ),
@@ -95,7 +95,7 @@ ENTRIES = {
         momentum=0.9,
         centered=True,
     ),
-    # The sign of a gradient near zero may hang on its last bit; none of these does.
+    # The last bit may decide the sign of a gradient near zero; here it does not.
     "rprop": entry("rprop", ("etas", (0.5, 0.9), "Say a number below 1 and one above"), lr=1e-2),
     "sgd": entry(
         "sgd", ("betas", (0.9, 0.9), "betas=.* requires optim.name='adam',"), momentum=0.9

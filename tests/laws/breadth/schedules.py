@@ -8,7 +8,7 @@ from tests.laws.tasks import rows
 
 
 def of(sentence: str, wrong: dict[str, Any], parts: Callable = classes, **options: Any) -> Entry:
-    """An entry whose wrong wish is of its schedule too."""
+    """Make an entry whose wrong options belong to its schedule."""
     said = {"lr": 1e-2, **options.pop("optim", {})}
     right = {"optim": said, "schedule": options}
     return Entry(Wrong(sentence, {"schedule": {**options, **wrong}}), right, parts)
