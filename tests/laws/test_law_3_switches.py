@@ -265,7 +265,7 @@ def test_compiled_blocks_can_be_recomputed(folder, quick_compiler, blocks):
         torch.testing.assert_close(mine, theirs)
 
 
-def test_recompilation_is_reported(folder, quick_compiler):
+def test_compiling_again_is_reported(folder, quick_compiler):
     """The last batch of an epoch is smaller: 60 samples in batches of 16."""
     run = folder()
     options = {"compile": "default", "data": {"drop_last": False}, "logging": {"every": "1 step"}}
