@@ -47,7 +47,7 @@ SLOW = {
     "tests/laws/test_law_2_kills.py": KILLS,
     "tests/laws/test_law_2_lora.py": "needs peft and transformers",
     "tests/laws/test_law_2_rollback_kills.py": KILLS,
-    "tests/laws/test_law_3_switches.py::test_model_of_only_torch_modules_is_compiled": NEEDS_COMPILER,
+    "tests/laws/test_law_3_switches.py::test_model_of_only_torch": NEEDS_COMPILER,
     "tests/laws/test_law_3_switches.py::test_compil": NEEDS_COMPILER,
     "tests/laws/test_law_3_switches.py::test_each_block_is_compiled_separately": NEEDS_COMPILER,
     "tests/laws/test_law_3_switches.py::test_profile_of_the_second_step": NEEDS_COMPILER,
