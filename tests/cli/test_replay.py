@@ -17,7 +17,7 @@ def incident(surestep, recipe, folder):
     answer = surestep("train", recipe(BAD), "--run", "r", "--data.shuffle", "False")
     assert answer.code == 1
     assert "Sample 20 (position 20) did it" in answer.err
-    typed = answer.err.partition("Take it again with: ")[2].splitlines()[0]
+    typed = answer.err.partition("Replay the step with: ")[2].splitlines()[0]
     return typed.removeprefix("surestep replay ")
 
 

@@ -8,7 +8,7 @@ import surestep
 from surestep.record.io import read_json
 from tests.multi_rank.cases import data, task
 
-LEFT = "is looked for in one process, by the replay below"
+LEFT = "2 ranks do not look for the cause"
 
 
 def in_parts(launch, name):

@@ -173,7 +173,7 @@ def test_a_step_that_is_not_finite_is_left_to_a_replay_in_one_process(folder, en
     case = ended["not finite"]
     assert case.codes == [1, 1]
     for wrote in case.wrote:
-        assert "is looked for in one process, by the replay below: each of 2 ranks" in wrote
+        assert "2 ranks do not look for the cause" in wrote
     (incident,) = (folder / "not finite" / "incidents").iterdir()
     assert surestep.replay(incident, broken()).now.samples == (BROKEN,)
 

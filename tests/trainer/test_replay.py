@@ -194,7 +194,7 @@ def test_where_the_state_before_is_gone_it_is_said_what_to_do(tmp_path):
     error = failed(tmp_path / "run", DIVIDES, {})
     (gone,) = list_checkpoints(tmp_path / "run/checkpoints")
     gone.rename(tmp_path / "away")
-    with pytest.raises(CheckpointError, match=r"was deleted or moved\. .* Put a copy of it back"):
+    with pytest.raises(CheckpointError, match=r"was deleted or moved\. .* Copy it back"):
         surestep.replay(error.incident, task(DIVIDES))
 
 

@@ -1,11 +1,10 @@
-"""Take a step that was not finite again in one process; on several ranks, leave it to a replay."""
+"""Non-finite steps and memory errors: their cause, and what the run folder keeps of them."""
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -24,278 +23,242 @@ from surestep.engine.diagnose.diagnose import (
 )
 from surestep.engine.profile.oom import memory_snapshot
 from surestep.engine.state.state import Progress
-from surestep.engine.step.log_point import SKIP, describe_nonfinite_step
+from surestep.engine.step.log_point import SKIP, SkippedStep, describe_nonfinite_step
 from surestep.engine.step.loop import Loop
 from surestep.engine.step.train_step import StepResult
 from surestep.record.batch_dump import BatchDump, gather_batch
 from surestep.record.incident import folder_of, write_incident
-from surestep.record.run import Run
 from surestep.record.run_writer import RunWriter
 
 
-@dataclass(frozen=True)
-class IncidentReport:
-    """A step that was not finite, and what was found out about it.
-
-    Attributes:
-        batch: of the step, as it was read; None where it could not be read again.
-        is_own: the batch was given by the user, so it has no place in the data.
-        diagnosis: None where there is none.
-        text: what is told of it.
-        packed: a batch of the user's own that several ranks have shares of, put together.
-    """
-
-    batch: Batch | None
-    is_manual: bool
-    diagnosis: Diagnosis | None
-    text: str
-    packed: BatchDump | None = None
-
-
-def diagnose_local(
-    loop: Loop, result: StepResult, own: Mapping[int, Batch], recent: StepHistory
-) -> IncidentReport:
-    """Take the step again where it can be, and say what made it not finite."""
-    place, given = result.progress_before, own.get(result.progress_before.step)
-    batch = given
-    try:
-        batch = read_batch(loop.loader, place) if given is None else loop.loader.move(given)
-        index = None if given is not None else index_at(loop.loader, place.epoch)
-        found = diagnose(loop.parts, batch, index=index)
-    # The user's code runs in it, which may raise anything; the run's own error must be told.
-    except Exception as error:
-        text = f"What made it is not known: taking the step again failed ({_first_line(error)})."
-        return IncidentReport(batch, given is not None, None, text)
-    return IncidentReport(batch, given is not None, found, describe_diagnosis(found, recent))
-
-
-def blame(loop: Loop, result: StepResult, batch: Batch) -> Diagnosis | None:
-    """Find what made a step not finite that is skipped, with the batch at hand; None if unknown.
-
-    Reading the batch again would disturb the pass over the data, which goes on after the step.
-    """
-    if loop.world.size > 1:
-        return None
-    place, loop.state.progress = loop.state.progress, result.progress_before
-    try:
-        return diagnose(loop.parts, batch, index=None)
-    # The user's code runs in it, which may raise anything; the step is skipped all the same.
-    except Exception:
-        return None
-    finally:
-        loop.state.progress = place
-
-
-def defer_to_replay(loop: Loop, given: Batch | None) -> IncidentReport:
-    """Leave the search to a replay in one process, which reads the full batch."""
-    text = (
-        "What made it is looked for in one process, by the replay below: each of "
-        f"{loop.world.size} ranks has a share of the batch."
-    )
-    return IncidentReport(given, given is not None, None, text)
-
-
-def read_batch(feed: BatchLoader, place: Progress) -> Batch:
-    """Read the batch of a place again.
+def read_batch(loader: BatchLoader, progress: Progress) -> Batch:
+    """Read the batch at a position of the training data.
 
     Raises:
         DataError: there is none.
     """
-    batches = feed.batches(place.epoch, place.position)
-    for batch in batches:
+    for batch in loader.batches(progress.epoch, progress.position):
         return batch
     raise DataError(
-        f"Epoch {place.epoch + 1} of the training data has no batch at position {place.position}."
+        f"Epoch {progress.epoch + 1} of the training data has no batch at position "
+        f"{progress.position}."
     )
 
 
-def index_at(feed: BatchLoader, epoch: int) -> Tensor | range | None:
-    """Return the index of the sample at each position of an epoch; None for a stream."""
-    if isinstance(feed.source, StreamLoader):
+def epoch_index(loader: BatchLoader, epoch: int) -> Tensor | range | None:
+    """Return the dataset index of the sample at each position of an epoch; None for a stream."""
+    if isinstance(loader.source, StreamLoader):
         return None
-    order = feed.epoch_order(epoch)
+    order = loader.epoch_order(epoch)
     if order is not None:
         return order
-    return None if feed.layout.samples is None else range(feed.layout.samples)
+    return None if loader.layout.samples is None else range(loader.layout.samples)
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+def sample_indices(loader: BatchLoader, skip: SkippedStep) -> list[int] | None:
+    """Return the indices of the samples that caused a skip, or of all in its batch.
+
+    None for a stream, and for a batch passed to `train_step()`.
+    """
+    index = epoch_index(loader, skip.epoch)
+    if skip.positions is None or index is None:
+        return None
+    positions = range(*skip.positions) if skip.guilty is None else skip.guilty
+    return [int(index[position]) for position in positions]
+
+
+@dataclass(frozen=True)
+class _Findings:
+    """What is known of a non-finite step; `batch` is what the incident saves."""
+
+    text: str
+    diagnosis: Diagnosis | None
+    batch: BatchDump
+    is_manual: bool
 
 
 class NonFiniteHandler:
-    """Makes the error of a step that was not finite say why, and keeps the step; see `Loop`.
+    """Explains non-finite steps and saves incidents; see `explain` and `blame` of `Loop`.
+
+    One process runs the step again to find its cause. Several ranks leave that to a replay.
 
     Args:
-        loop: whose state is then the one before the step.
-        recorder: of the run folder.
-        save: writes a checkpoint of that state, where there is none; returns its folder.
-        say: shows a line to whoever watches.
+        loop: its state is the one before the step.
+        recorder: writes the run folder.
+        save: saves that state if needed, and returns the checkpoint's folder.
+        print_line: shows a line.
 
     Attributes:
-        keeps: an incident is written; not of a rehearsal, whose folder does not stay.
+        keeps: whether incidents are written; a dry run has no folder for them.
     """
 
     def __init__(
-        self, loop: Loop, recorder: RunWriter, save: Callable[[], Path], say: Callable[[str], None]
+        self,
+        loop: Loop,
+        recorder: RunWriter,
+        save: Callable[[], Path],
+        print_line: Callable[[str], None],
     ) -> None:
-        self.loop = loop
-        self.recorder = recorder
-        self.save = save
-        self.say = say
         self.keeps = True
-        self.recent = StepHistory()
-        loop.on_log.append(self.recent)
-        loop.explain = self
-        loop.blame = self.blame
+        self._loop = loop
+        self._recorder = recorder
+        self._save = save
+        self._print_line = print_line
+        self._recent = StepHistory()
+        loop.on_log.append(self._recent)
+        loop.explain, loop.blame = self, self.blame
 
     def blame(self, result: StepResult, batch: Batch) -> tuple[int, ...] | None:
-        """Say why a step is skipped; return the positions of the samples that did it, if known."""
-        found = blame(self.loop, result, batch)
-        known = found is not None and found.samples.known and found.samples.is_specific
-        reason = "which samples did it is not known"
-        if self.loop.world.size > 1:
-            reason = "only one process searches for the samples"
+        """Report a skipped step; return the positions of the samples that caused it, if known.
+
+        Reading the batch again would disturb the epoch, so the batch is given.
+        """
+        state, found = self._loop.state, None
+        now, state.progress = state.progress, result.progress_before
+        if self._loop.world.size == 1:
+            try:
+                found = diagnose(self._loop.parts, batch, index=None)
+            except Exception:  # of the user's code; the step is skipped all the same
+                found = None
+        state.progress = now
+        reason = "which samples caused it is not known"
         if found is not None and found.reproduced:
-            reason = describe_samples(found)
-        if self.loop.world.is_first:
-            self.say(f"Step {result.step} was not finite and is skipped: {reason.rstrip('.')}.")
-        return tuple(each.position for each in found.samples.samples) if found and known else None
+            reason = describe_samples(found).rstrip(".")
+        self._print_line(f"Step {result.step} was not finite and is skipped: {reason}.")
+        if found is None or not (found.samples.known and found.samples.is_specific):
+            return None
+        return tuple(sample.position for sample in found.samples.samples)
 
     def __call__(
-        self, error: NonFiniteError, result: StepResult, own: Mapping[int, Batch]
+        self, error: NonFiniteError, result: StepResult, manual: Mapping[int, Batch]
     ) -> NonFiniteError:
-        """Save first, since the user's code runs again in what comes then."""
-        world, given = self.loop.world, own.get(result.progress_before.step)
-        alone = world.size == 1
-        if alone:
-            self.say(f"Step {error.step} was not finite: it is taken again to find out why.")
-        where: Path | str = ""
-        try:
-            checkpoint = self.save() if self.keeps else Path()
+        """Save the state, find the cause, write the incident; return an error that reports them."""
+        if self._loop.world.size == 1:
+            self._print_line(f"Step {error.step} was not finite: running it again to find why.")
+        checkpoint, where = None, ""
+        try:  # first, since the user's code runs again after it
+            checkpoint = self._save() if self.keeps else None
         except SurestepError as failed:
-            checkpoint, where = Path(), f"No incident is kept: {failed}"
-        packed = None if alone or given is None else gather_batch(world, given.micro_batches)
-        if alone:
-            seen = diagnose_local(self.loop, result, own, self.recent)
-        else:
-            seen = defer_to_replay(self.loop, given)
-        seen = replace(seen, packed=packed)
-        if self.keeps and not where:
+            where = f"No incident is saved: {failed}"
+        found = self._inspect(result, manual.get(result.progress_before.step))
+        incident = None
+        if checkpoint is not None:
             try:
-                where = self._kept(result, seen, checkpoint)
-                self.recorder.event("incident", step=result.step, path=f"incidents/{where.name}")
+                incident = self._write(result, found, checkpoint)
+                where = f"Replay the step with: {self._replay_command(incident)}"
             except SurestepError as failed:
-                where = f"No incident is kept: {failed}"
-        return explain_error(
-            error, result, seen, where, recipe=bool(self.recorder.run.config["recipe"])
+                where = f"No incident is saved: {failed}"
+        explained = _explain(error, result, found, where)
+        explained.incident = None if incident is None else str(incident)
+        return explained
+
+    def _inspect(self, result: StepResult, manual: Batch | None) -> _Findings:
+        """Run the step again and find its cause; on several ranks only collect its batch."""
+        loop, progress, is_manual = self._loop, result.progress_before, manual is not None
+        if loop.world.size > 1:
+            text = (
+                f"{loop.world.size} ranks do not look for the cause, since each has a share of the "
+                "batch: replay the step in one process."
+            )
+            dump = BatchDump(())
+            if manual is not None:
+                dump = gather_batch(loop.world, manual.micro_batches)
+            return _Findings(text, None, dump, is_manual)
+        batch, diagnosis = manual, None
+        try:
+            index = None if is_manual else epoch_index(loop.loader, progress.epoch)
+            batch = (
+                read_batch(loop.loader, progress) if manual is None else loop.loader.move(manual)
+            )
+            diagnosis = diagnose(loop.parts, batch, index=index)
+            text = describe_diagnosis(diagnosis, self._recent)
+        except Exception as error:  # of the user's code; the run's own error must be reported
+            first = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            text = f"The cause is not known: running the step again failed ({first})."
+        return _Findings(
+            text, diagnosis, BatchDump(() if batch is None else batch.micro_batches), is_manual
         )
 
-    def _kept(self, result: StepResult, seen: IncidentReport, checkpoint: Path) -> Path:
-        """Write the incident, on the first rank; return its folder."""
-        run = self.recorder.run
-        if not self.loop.world.is_first:
-            return folder_of(run.path, result.step)
-        return save_incident(run, result, seen, checkpoint, self.recent)
+    def _write(self, result: StepResult, found: _Findings, checkpoint: Path) -> Path:
+        """Write the incident's folder on rank 0."""
+        run, norms = self._recorder.run, result.norms
+        folder = folder_of(run.path, result.step)
+        if self._loop.world.is_first:
+            each = [] if norms is None else norms.per_parameter.tolist()
+            record = {
+                "checkpoint": checkpoint.name,
+                "run_config": run.config,
+                "progress": result.progress_before._asdict(),
+                "is_manual": found.is_manual,
+                "loss": None
+                if result.loss_sum is None
+                else float(result.loss_sum) / result.divisor,
+                "grad_norm": None if norms is None else float(norms.total),
+                "norms": [] if norms is None else list(zip(norms.names, each, strict=True)),
+                "items": result.items,
+                "samples": result.samples,
+                "text": found.text,
+                "diagnosis": None if found.diagnosis is None else asdict(found.diagnosis),
+                "before": [step._asdict() for step in self._recent.steps],
+                "batch": found.batch.record or None,
+                "not_saved": found.batch.lost,
+            }
+            write_incident(run.path, result.step, record, found.batch.tensors)
+        self._recorder.event("incident", step=result.step, path=f"incidents/{folder.name}")
+        return folder
+
+    def _replay_command(self, incident: Path) -> str:
+        if self._recorder.run.config["recipe"]:
+            return f"surestep replay {shlex.quote(str(incident))}"
+        return f"surestep.replay({str(incident)!r}, task)"
 
 
-def save_incident(
-    run: Run, result: StepResult, seen: IncidentReport, checkpoint: Path, recent: StepHistory
-) -> Path:
-    """Write the incident of a step; return its folder.
-
-    Raises:
-        RunError: the disk is full or cannot be written.
-    """
-    packed = seen.packed or BatchDump(() if seen.batch is None else seen.batch.micro_batches)
-    norms: dict[str, Any] = {"total": None, "each": {}}
-    if result.norms is not None:
-        each = result.norms.per_parameter.tolist()
-        norms["total"] = float(result.norms.total)
-        norms["each"] = list(zip(result.norms.names, each, strict=True))
-    record = {
-        "checkpoint": checkpoint.name,
-        "run_config": run.config,
-        "progress": result.progress_before._asdict(),
-        "is_manual": seen.is_manual,
-        "loss": None if result.loss_sum is None else float(result.loss_sum) / result.divisor,
-        "grad_norm": norms["total"],
-        "norms": norms["each"],
-        "items": result.items,
-        "samples": result.samples,
-        "text": seen.text,
-        "diagnosis": None if seen.diagnosis is None else asdict(seen.diagnosis),
-        "before": [each._asdict() for each in recent.steps],
-        "batch": packed.record or None,
-        "not_saved": packed.lost,
-    }
-    return write_incident(run.path, result.step, record, packed.tensors)
-
-
-def explain_error(
-    error: NonFiniteError,
-    result: StepResult,
-    seen: IncidentReport,
-    incident: Path | str,
-    *,
-    recipe: bool,
+def _explain(
+    error: NonFiniteError, result: StepResult, found: _Findings, where: str
 ) -> NonFiniteError:
-    """Return the error that tells why the step was not finite, and how to take it again.
-
-    Args:
-        error: as the log point made it.
-        result: of the step.
-        seen: what was found out.
-        incident: its folder, or why there is none; empty where none is to be kept.
-        recipe: the run can be built again by its recipe.
-    """
-    found = seen.diagnosis
-    advice = f"To go on over such steps, say {SKIP}"
-    if found is not None and found.samples.is_specific:
-        indices = [each.index for each in found.samples.samples]
-        if None not in indices:
+    """Return the error with its cause, its samples, what to do, and how to replay the step."""
+    diagnosis = found.diagnosis
+    samples = () if diagnosis is None else diagnosis.samples.samples
+    indices = [sample.index for sample in samples if sample.index is not None]
+    advice = f"To skip such steps, set {SKIP}"
+    if diagnosis is not None and diagnosis.samples.is_specific:
+        if len(indices) == len(samples):
             typed = " ".join(map(str, indices))
             advice += (
-                f"; to leave samples out, --exclude-samples {typed} "
+                f"; to exclude the samples, --exclude-samples {typed} "
                 f"(exclude_samples={indices} in Python)"
             )
-    elif found is not None and found.samples.known:
-        advice = f"Lower optim.lr, or look at the weights. {advice}"
-    where = str(incident)
-    if isinstance(incident, Path):
-        typed = f"surestep replay {shlex.quote(where)}"
-        where = f"Take it again with: {typed if recipe else f'surestep.replay({where!r}, task)'}"
+    elif diagnosis is not None and diagnosis.samples.known:
+        advice = f"Use a lower optim.lr, or inspect the weights. {advice}"
     head = describe_nonfinite_step(result, error.loss, error.parameters)
     at = f"epoch {result.epoch + 1} at position {result.progress_before.position}"
-    told = NonFiniteError(
-        f"{head} {seen.text} The state is the one before it, in {at}. {advice}. {where}".strip(),
+    explained = NonFiniteError(
+        f"{head} {found.text} The state is the one before it, in {at}. {advice}. {where}".strip(),
         step=error.step,
         loss=error.loss,
         parameters=error.parameters,
     )
-    told.incident = str(incident) if isinstance(incident, Path) else None
-    if found is not None:
-        if found.cause is not None:
-            told.module, told.operation = found.cause.module, found.cause.operation
-        told.positions = tuple(each.position for each in found.samples.samples)
-        indices = [each.index for each in found.samples.samples]
-        told.samples = tuple(each for each in indices if each is not None)
-    return told
+    if diagnosis is not None and diagnosis.cause is not None:
+        explained.module = diagnosis.cause.module
+        explained.operation = diagnosis.cause.operation
+    explained.positions = tuple(sample.position for sample in samples)
+    explained.samples = tuple(indices)
+    return explained
 
 
 def out_of_memory(
-    recorder: RunWriter, loop: Loop, error: BaseException, *, measured: int | None = None
+    recorder: RunWriter, loop: Loop, error: BaseException, *, eval_batch_size: int | None = None
 ) -> OutOfMemoryError:
-    """Write what is held in memory; return an error that says where, and what to do.
+    """Write what is in memory; return an error with the sizes and what to set.
 
     Args:
-        recorder: of the run folder.
-        loop: whose state is held.
+        recorder: writes the run folder.
+        loop: its state is what is in memory.
         error: torch's.
-        measured: samples that an evaluation measured at once; None is a step.
+        eval_batch_size: samples of an evaluation's batch; None if a step ran out.
     """
     plan, step = loop.plan, loop.state.progress.step
-    if measured is None:
+    if eval_batch_size is None:
         name, where = f"step-{step + 1}", f"in step {step + 1}"
         hint = (
             f"Use a smaller micro_batch_size than {plan.micro_batch_size}, which changes no "
@@ -303,25 +266,27 @@ def out_of_memory(
         )
     else:
         name, where = f"evaluation-{step}", f"in the evaluation after step {step}"
-        hint = f"Use a smaller validation.batch_size than {measured}, which changes no metric."
+        hint = f"Use a smaller validation.batch_size than {eval_batch_size}: no metric changes."
     snapshot = memory_snapshot(loop.state, plan.device)
     path = recorder.write(f"out-of-memory-{name}.json", snapshot)
     kinds = ("weights", "gradients", "optimizer", "allocated")
-    held = ", ".join(f"{kind} {format_bytes(snapshot[kind])}" for kind in kinds)
+    sizes = ", ".join(f"{kind} {format_bytes(snapshot[kind])}" for kind in kinds)
     first = str(error).partition("\n")[0]
-    return OutOfMemoryError(f"Memory ran out {where}: {first} Held: {held}; more in {path}. {hint}")
+    return OutOfMemoryError(
+        f"Memory ran out {where}: {first} In memory: {sizes}; more in {path}. {hint}"
+    )
 
 
 @contextmanager
-def evaluation_oom(loop: Loop, samples: int) -> Iterator[None]:
-    """Tell of memory that runs out within, where so many samples are measured at once.
+def evaluation_oom(loop: Loop, batch_size: int) -> Iterator[None]:
+    """Report memory that runs out in an evaluation.
 
     Raises:
-        OutOfMemory: it did.
+        OutOfMemoryError: it did.
     """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if loop.out_of_memory is None or not ran_out(error):
             raise
-        raise loop.out_of_memory(error, measured=samples) from error
+        raise loop.out_of_memory(error, eval_batch_size=batch_size) from error

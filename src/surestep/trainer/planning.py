@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -24,7 +25,7 @@ from surestep.engine.data.dataset import (
     dataset_of,
     loader_settings,
 )
-from surestep.engine.data.exclude_samples import remaining_data
+from surestep.engine.data.exclude_samples import excluded_samples, remaining_data
 from surestep.engine.data.loading_seeds import loading_seed_info
 from surestep.engine.data.open_source import is_in_memory
 from surestep.engine.data.stream import is_stream
@@ -55,7 +56,7 @@ from surestep.engine.state.average import BATCH_NORM
 from surestep.engine.task.init_weights import InitReport
 from surestep.engine.task.task import Task
 from surestep.record.pretrained import load_init_weights
-from surestep.trainer.exclude_samples import read_excluded_samples
+from surestep.record.skipped_samples import read_samples
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def plan_task(
     """
     facts = facts or read_facts()
     task = with_ready_batches(task)
-    skips = read_excluded_samples(task, config)
+    skips = _excluded(task, config)
     task = apply_order(task, skips)
     for name, data in task.val_sets().items():
         check_no_sampler(data, name)
@@ -122,6 +123,20 @@ def plan_task(
     one = partial(plan_learners, task, model) if task.optimizers else resolve
     decide = partial(one, facts=facts, given=given, origins=said)
     return PreparedTask(task, config, facts, decide(config), model, loss, decide)
+
+
+def _excluded(task: Task, config: Config) -> ExcludedSamples | None:
+    """Return the training samples that are excluded, read from their file if a file is set.
+
+    Raises:
+        ConfigError: they cannot be excluded, or the file cannot be read.
+    """
+    samples = config.exclude_samples
+    if not samples or is_stream(task.train):  # the rules reject a stream
+        return None
+    if isinstance(samples, str):
+        return excluded_samples(task, read_samples(Path(samples)), samples)
+    return excluded_samples(task, samples, "")
 
 
 def _first_batch(

@@ -32,9 +32,8 @@ from surestep.record.run_writer import RunWriter
 from surestep.trainer.best_metric import update_best
 from surestep.trainer.checkpointing import CheckpointManager
 from surestep.trainer.evaluator import Evaluator
-from surestep.trainer.exclude_samples import record_skips
 from surestep.trainer.findings import Case, Finding, Observed, find
-from surestep.trainer.incidents import NonFiniteHandler, out_of_memory
+from surestep.trainer.incidents import NonFiniteHandler, out_of_memory, sample_indices
 from surestep.trainer.rank_zero import load_checkpoint, offset_positions
 from surestep.trainer.summary import ThroughputCounter, end_of_loop, summarize_run, write_summary
 
@@ -385,7 +384,8 @@ class Session:
         self._recorder.steps(point)
         self.saving.collect(together=not self.closed)
         self._progress.log(point)
-        record_skips(self._recorder, self.loop.loader, point.skips)
+        for skip in point.skips:
+            self._recorder.skipped(skip, sample_indices(self.loop.loader, skip))
         for notice in self.loop.notices:
             if (text := notice()) is not None:
                 self._recorder.event("notice", step=point.progress.step, text=text)

@@ -10,7 +10,7 @@ from surestep.record.checkpoint.discovery import list_checkpoints, step_of
 from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
 from surestep.record.checkpoint.verify import make_verifier
 from surestep.record.run_writer import RunWriter
-from surestep.trainer.exclude_samples import sample_indices
+from surestep.trainer.incidents import sample_indices
 from surestep.trainer.rank_zero import open_verified, run_on_rank_zero
 from surestep.trainer.session import Session
 
