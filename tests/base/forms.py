@@ -416,11 +416,6 @@ LISTS = [
     ("cli", "--exclude-samples 1,2", {"exclude_samples": (1, 2)}),
     ("cli", "--exclude-samples 1 2", {"exclude_samples": (1, 2)}),
     ("cli", "--exclude-samples bad.json", {"exclude_samples": "bad.json"}),
-    (
-        "cli",
-        "--schedule.chain 'linear 5 steps' cosine",
-        {"schedule.chain": ("linear 5 steps", "cosine")},
-    ),
 ]
 
 # Option names of other libraries, as keywords of Config.

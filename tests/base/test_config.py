@@ -88,8 +88,6 @@ def test_an_unknown_name_lists_the_near_ones(said, sentence):
             {"optim.ns_coefficients": (1.0, 2.0)},
             r"optim\.ns_coefficients=.* it takes three numbers",
         ),
-        ({"schedule.chain": 3}, r"chain=3 .* a list, such as \[3\]"),
-        ({"schedule.chain": ("cosine",)}, r"chain=\('cosine',\) .* at least 2 values"),
         ({"optim.eps": "small"}, r"optim\.eps='small' is not allowed: it must be a valid number"),
         ({"precision": "fp8"}, "precision='fp8' .* 'fp32', 'tf32', 'bf16' or 'fp16'"),
         ({"schedule.min_lr_ratio": 2}, r"schedule\.min_lr_ratio=2 .* less than or equal to 1"),

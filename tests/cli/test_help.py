@@ -4,9 +4,7 @@ import re
 import pytest
 
 from surestep.cli.help import COMMON, DEFAULTS
-from surestep.cli.relevant_options import OWN_OPTIONS
 from surestep.config.config import iter_options
-from surestep.engine.optim.registry import OPTIMIZERS
 from surestep.recipes.find import BUILT_IN, COMPUTED, find
 from surestep.recipes.load import load
 from tests.cli.conftest import RECIPE
@@ -111,12 +109,6 @@ def test_the_outline_is_what_running_the_recipe_shows(name):
         if option != "optim.groups":  # read as rules
             said = recipe.config.set_options()[option]
             assert value in (said, COMPUTED) or (value, said) == ("off", None)
-
-
-def test_the_options_of_each_optimizer_are_the_catalogs():
-    assert {name: set(own) for name, own in OWN_OPTIONS.items()} == {
-        name: set(known.options) for name, known in OPTIMIZERS.items()
-    }
 
 
 def test_what_decides_by_default_is_what_the_plan_says(surestep, recipe):

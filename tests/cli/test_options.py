@@ -108,7 +108,6 @@ OTHERWISE = [
         **{"schedule.patience": "1", "schedule.threshold": "0.1"},
         **{"schedule.threshold_mode": "abs", "schedule.cooldown": "2"},
     },
-    {"schedule.chain": "constant 2 steps,cosine"},
     {"precision": "fp16", "scaler.growth_interval": "9", "scaler.backoff_factor": "0.25"},
 ]
 LAUNCHED = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
@@ -116,7 +115,7 @@ OVER_A_STREAM = {"max_steps": "9", "data.shuffle_buffer": "100"}
 TABLE = {"parallel.deepspeed": '{"steps_per_print": 7}'}
 BY_INDEX = {"exclude_samples": ("3", "17")}  # planned as how many they are
 PAIRS = ("betas", "etas", "step_sizes", "ns_coefficients", "eps")
-SEVERAL = ("milestones", "chain")
+SEVERAL = ("milestones",)
 SPELT = {"0.0003": "3e-4", "8.0": "8", "3.0": "3", "0 2": "class Linear"}
 
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from surestep.config.schedule import Schedule
-from surestep.engine.schedule.registry import CATALOG, OWN
+from surestep.engine.schedule.registry import BUILT_IN, OWN
 from tests.cli.conftest import environment
 from tests.laws.test_breadth import names_in
 
@@ -13,29 +13,29 @@ from tests.laws.test_breadth import names_in
 def test_the_table_shows_what_each_is_for(surestep):
     answer = surestep("schedules")
     assert (answer.code, answer.err) == (0, "")
-    for name, entry in CATALOG.items():
+    for name, entry in BUILT_IN.items():
         takes = ", ".join(entry.takes) or "nothing"
         said = f" {name} for {entry.purpose} takes {takes} factor on the peak {entry.formula}"
         assert f"{said} equal to {entry.source}" in f" {' '.join(answer.out.split())}"
 
 
 def test_the_catalog_is_what_may_be_said():
-    assert set(CATALOG) - {OWN} == names_in(Schedule.model_fields["name"].annotation)
-    taken = {option for entry in CATALOG.values() for option in entry.takes}
+    assert set(BUILT_IN) - {OWN} == names_in(Schedule.model_fields["name"].annotation)
+    taken = {option for entry in BUILT_IN.values() for option in entry.takes}
     assert taken == Schedule.model_fields.keys() - {"name"}
 
 
-@pytest.mark.parametrize("name", CATALOG)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_one_schedule_is_shown_with_what_it_takes(surestep, name):
     answer = surestep("schedules", name)
-    for option, default in CATALOG[name].takes.items():
+    for option, default in BUILT_IN[name].takes.items():
         said = f" schedule.{option} {Schedule.model_fields[option].description}"
         assert f"{said} {default.value}: {default.reason}" in answer.out
 
 
 def test_json_is_the_table(surestep):
     found = json.loads(surestep("schedules", "--json").out)
-    assert [each["name"] for each in found] == list(CATALOG)
+    assert [each["name"] for each in found] == list(BUILT_IN)
     step = json.loads(surestep("schedules", "step", "--json").out)
     assert step["options"]["gamma"]["default"] == 0.1
 

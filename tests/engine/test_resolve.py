@@ -4,7 +4,8 @@ import pytest
 
 from surestep.config.config import Config, iter_options
 from surestep.engine.distributed.launcher_env import LaunchInfo
-from surestep.engine.optim.registry import OPTIMIZERS, options_of
+from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
+from surestep.engine.optim.registry import options_of
 from surestep.engine.plan.plan import Plan
 from surestep.engine.rules import REFUSALS, TABLE
 from surestep.engine.rules.resolve import resolve_seed

@@ -13,10 +13,10 @@ from surestep.config.option import PROCESSES, VAL_DATA, is_met
 from surestep.engine.allocator import Allocator
 from surestep.engine.distributed.accelerate_env import AccelerateConfig
 from surestep.engine.distributed.launcher_env import LaunchInfo
-from surestep.engine.optim.registry import OPTIMIZERS
+from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
 from surestep.engine.plan.system import SystemInfo, read_facts
 from surestep.engine.rules.requirements import requirements_of
-from surestep.engine.schedule.registry import CATALOG
+from surestep.engine.schedule.registry import BUILT_IN as SCHEDULES
 from tests.laws.cannot_deepspeed import DEEPSPEED
 from tests.laws.detector import Detector, Images, Recall, collate
 from tests.laws.tasks import rows
@@ -94,7 +94,7 @@ def foreign_to(option: str) -> str:
     if group == "optim":
         return next(each for each in ("sgd", "adamw") if name not in OPTIMIZERS[each].options)
     names = ("constant", "one_cycle", "reduce_on_plateau")
-    return next(each for each in names if name not in CATALOG[each].takes)
+    return next(each for each in names if name not in SCHEDULES[each].takes)
 
 
 RUN: list[Case] = [
@@ -172,7 +172,6 @@ SCHEDULE: list[Case] = [
     ({"schedule.name": "step"}, {}, "say schedule.step_size='30 epochs'"),
     ({"schedule.name": "multi_step"}, {}, "say schedule.milestones=('50%', '75%')"),
     ({"schedule.name": "exponential"}, {}, "say schedule.gamma=0.95"),
-    ({"schedule.name": "chain"}, {}, "say schedule.chain=('warmup 5%'"),
     ({"schedule.warmup": "50 steps"}, {}, "a shorter warm-up or a longer run"),
     ({"schedule.warmup": "2 epochs"}, {}, "a shorter warm-up or a longer run"),
     ({"schedule.warmup_start": 0.5}, {}, "say schedule.warmup='5%'"),
@@ -206,7 +205,6 @@ SCHEDULE: list[Case] = [
         {"schedule.name": "warmup_stable_decay", "schedule.warmup": "60%", "schedule.decay": "60%"},
         *({}, "Use shorter ones or a longer run"),
     ),
-    ({"schedule.chain": ("cosine", "linear")}, {}, "Write 'cosine 10%'"),
 ]
 STEP: list[Case] = [
     ({"max_grad_norm": 1.0, "clip_value": 1.0}, {}, "Say one of them"),

@@ -14,8 +14,8 @@ from torch import Tensor
 import surestep
 from surestep.config.average import Average
 from surestep.config.optim import Optim
-from surestep.engine.losses.registry import CATALOG as LOSSES
-from surestep.engine.schedule.registry import CATALOG as SCHEDULES
+from surestep.engine.losses.registry import BUILT_IN as LOSSES
+from surestep.engine.schedule.registry import BUILT_IN as SCHEDULES
 from surestep.engine.step.train_step import StepResult
 from surestep.trainer.session import Session
 from tests.laws.breadth import Entry, averages, losses, optimizers, schedules

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import surestep
 from surestep.base.errors import NonFiniteError
-from surestep.engine.optim.registry import OPTIMIZERS
+from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
 from tests.laws.breadth.optimizers import Words, deep
 from tests.laws.cases import tokens
 from tests.laws.plain import distance, order_of

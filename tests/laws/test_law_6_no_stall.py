@@ -41,7 +41,6 @@ MODES: dict[str, dict[str, Any]] = {
     "layer decay": {"optim": {"layerwise_lr_decay": 0.5}},
     "unfreezing": {"optim": {"groups": ["0.* freeze='5 steps'"]}},
     "one cycle": {"schedule": {"name": "one_cycle"}},
-    "chain": {"schedule": {"chain": ["linear 4 steps", "cosine"]}},
     "recomputed": {"activation_checkpointing": "0"},
     "ema": {"average": {"kind": "ema"}},
     "swa": {"average": {"kind": "swa", "start": "4 steps", "every": "2 steps"}},

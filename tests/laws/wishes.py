@@ -206,7 +206,6 @@ WISHES: dict[str, Wish] = {
     "schedule.threshold": of_curve(PLATEAU, 0.5),
     "schedule.threshold_mode": of_curve(PLATEAU, "abs"),
     "schedule.cooldown": of_curve(PLATEAU, 2),
-    "schedule.chain": Wish(("constant 1 step", "cosine"), "schedule.name", "chain"),
     "scaler.init_scale": Wish(8.0, along=FP16),
     "scaler.growth_factor": Wish(3.0, along=FP16),
     "scaler.growth_interval": Wish(5, along=FP16),

@@ -1,7 +1,6 @@
 """Going on after a change: the table of verdicts, what may be allowed, what is recorded."""
 
 import json
-import shlex
 import sys
 from types import ModuleType
 
@@ -323,71 +322,6 @@ def test_the_rate_of_a_longer_cosine_is_told_in_numbers(tmp_path):
     assert "at step 4 it was 0.0146, and it goes on at 0.05" in str(caught.value)
     with prepare(tmp_path, max_steps=8, allow=("max_steps",), **cosine) as session:
         assert next(session.steps()).lr == pytest.approx(0.05)
-
-
-CURVES = {
-    "cosine": {"name": "cosine"},
-    "with a warm-up and a floor": {"name": "cosine", "warmup": "30%", "min_lr_ratio": 0.1},
-    "with a floor as a rate": {"name": "linear", "warmup": "1 step", "min_lr": 0.02},
-    "in stairs": {"name": "polynomial", "power": 2.0, "interval": "2 steps"},
-    "in cycles": {
-        "name": "cosine_restarts",
-        "cycles": 2,
-        "min_lr_mode": "cut",
-        "min_lr_ratio": 0.1,
-    },
-    "flat, then down": {"name": "warmup_stable_decay", "decay": "30%", "decay_shape": "linear"},
-}
-
-
-def typed(message):
-    """Read what a message says to type: the options, what to leave out, and what to allow."""
-    words, left_out = message.split("another scale: ")[1].split(" (the same")[0], ""
-    if ", without " in words:
-        words, left_out = words.split(", without ")
-    found = {}
-    for word in shlex.split(words):
-        if word.startswith("--"):
-            values = found.setdefault(word.removeprefix("--schedule."), [])
-        else:
-            values.append(word)
-    (allow,) = found.pop("--allow")
-    gone = [name.removeprefix("schedule.") for name in left_out.split(", ") if name]
-    options = {name: v if name == "chain" else v[0] for name, v in found.items()}
-    return options, gone, tuple(allow.split(","))
-
-
-@pytest.mark.parametrize("curve", CURVES)
-def test_a_longer_run_keeps_its_curve_by_what_it_is_told_to_type(tmp_path, curve):
-    schedule, optim = CURVES[curve], {"lr": 0.1}
-    with prepare(tmp_path, max_steps=7, schedule=schedule, optim=optim) as session:
-        rates = [result.lr for result in session.steps() if result.step < 6 or session.save()]
-    with pytest.raises(RunError) as caught:
-        prepare(tmp_path, max_steps=9, schedule=schedule, optim=optim)
-    options, gone, allow = typed(str(caught.value))
-    kept = {name: value for name, value in schedule.items() if name not in gone}
-    longer = {"max_steps": 9, "schedule": {**kept, **options}, "optim": optim}
-    with prepare(tmp_path, **longer, allow=allow) as session:
-        assert [result.lr for result in session.steps()] == pytest.approx([rates[-1]] * 2, rel=0.01)
-    with prepare(tmp_path / "whole", **longer) as session:
-        assert [result.lr for result in session.steps()][:7] == rates
-
-
-def test_what_else_must_be_allowed_is_said_with_the_curve(tmp_path):
-    cosine = {"schedule": {"name": "cosine"}}
-    tiny.fit(tmp_path, max_steps=4, **cosine, seed=1)
-    with pytest.raises(
-        RunError, match=r"--allow schedule,seed \(the same .*\('schedule', 'seed'\)"
-    ):
-        prepare(tmp_path, max_steps=8, **cosine, seed=2)
-
-
-def test_a_curve_that_no_chain_can_hold_is_not_said_to_be_kept(tmp_path):
-    cycle = {"schedule": {"name": "one_cycle"}}
-    tiny.fit(tmp_path, max_steps=4, **cycle)
-    with pytest.raises(RunError, match="To go on all the same: --allow max_steps") as caught:
-        prepare(tmp_path, max_steps=8, **cycle)
-    assert "keep the curve" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

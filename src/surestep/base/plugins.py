@@ -4,7 +4,12 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from surestep.base.errors import ConfigError
+
 STRATEGIES = "surestep.strategies"
+LOSSES = "surestep.losses"
+SCHEDULES = "surestep.schedules"
+OPTIMIZERS = "surestep.optimizers"
 
 
 def plugin_names(group: str) -> tuple[str, ...]:
@@ -12,13 +17,26 @@ def plugin_names(group: str) -> tuple[str, ...]:
     return tuple(sorted(_plugins(group)))
 
 
-def load_plugin(group: str, name: str) -> Any:
-    """Import the object that a package registered under a name.
+def load_plugin(group: str, name: str, base: type | None = None) -> Any:
+    """Import what a package registered under a name: a subclass of `base`, or else a function.
 
     Raises:
         KeyError: no installed package registers the name.
+        ConfigError: it cannot be imported, or is something else.
     """
-    return _plugins(group)[name].load()
+    entry = _plugins(group)[name]
+    place = f"The entry point {name!r} of {group} ({entry.value})"
+    try:
+        found = entry.load()
+    except Exception as error:  # whatever the plug-in's module raises
+        raise ConfigError(f"{place} cannot be loaded: {type(error).__name__}: {error}") from error
+    if base is None and not callable(found):
+        raise ConfigError(f"{place} is a {type(found).__name__}. Register a function.")
+    if base is not None and not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(
+            f"{place} is not a subclass of {base.__module__}.{base.__qualname__}. Register one."
+        )
+    return found
 
 
 @cache

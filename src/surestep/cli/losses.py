@@ -9,8 +9,8 @@ import tyro
 from surestep.base.errors import ConfigError, suggest_names
 from surestep.base.text import print_json
 from surestep.cli import output as show
-from surestep.cli.loss_table import loss_table
 from surestep.cli.parse import parse
+from surestep.engine.losses.registry import loss_docs
 from surestep.record.io import dumps
 
 
@@ -30,7 +30,7 @@ class Options:
 def run(words: list[str]) -> int:
     """Show the table of losses, or one loss in full."""
     asked = parse(Options, words, "surestep losses")
-    table = rows = loss_table()
+    table = rows = loss_docs()
     if asked.name is not None:
         rows = [row for row in rows if row["name"] == asked.name]
         if not rows:

@@ -10,7 +10,7 @@ from surestep.base.errors import ConfigError
 
 if TYPE_CHECKING:  # a picture's name is checked before torch is imported
     from surestep.engine.plan.plan import Plan
-    from surestep.engine.schedule.spec import Factor, ScheduleSpec, UserFunction
+    from surestep.engine.schedule.registry import Factor, ScheduleSpec, UserFunction
 
 SUFFIXES = (".png", ".svg", ".pdf")
 BLUE, ORANGE, GREY = "#1f5fa8", "#c8641e", "#8a8f98"
@@ -44,8 +44,7 @@ def draw(plan: Plan, path: Path, own: UserFunction | None = None) -> None:
     """
     from matplotlib.figure import Figure
 
-    from surestep.engine.schedule.lr import make_lr_factor, momentum
-    from surestep.engine.schedule.plateau import PlateauState
+    from surestep.engine.schedule.lr import PlateauState, make_lr_factor, momentum
     from surestep.engine.state.average import with_swa_lr
 
     shape, peak = plan.schedule, plan.optim_lr

@@ -3,43 +3,17 @@
 `--help` uses it for what is typed and for the recipe's config, `surestep plan` for the Plan.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from surestep.base.errors import ConfigError
 from surestep.config.config import option_info
-from surestep.config.optim import Optim
+from surestep.config.optim import OF_ALL
 from surestep.config.option import ON, PROCESSES, VAL_DATA, is_met
-from surestep.engine.schedule.registry import CATALOG
+from surestep.engine.optim.registry import own_option_names
+from surestep.engine.schedule.registry import schedule_info
 
 Choice = Callable[[str], Any]  # the value of an option by its full name; None if it is not known
-
-_ADAM = ("betas", "eps")
-# The options of each optimizer: those of torch's class, as the registry reads them.
-OWN_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "adadelta": ("rho", "eps"),
-    "adafactor": ("beta2_decay", "eps", "d"),
-    "adagrad": ("lr_decay", "initial_accumulator_value", "eps"),
-    "adam": (*_ADAM, "amsgrad", "decoupled_weight_decay"),
-    "adamax": _ADAM,
-    "adamw": (*_ADAM, "amsgrad"),
-    "adamw8bit": (*_ADAM, "min_8bit_size"),
-    "asgd": ("lambd", "alpha", "t0"),
-    "lbfgs": (
-        *("max_iter", "max_eval", "tolerance_grad", "tolerance_change"),
-        *("history_size", "line_search_fn"),
-    ),
-    "muon": (
-        *("momentum", "nesterov", "ns_coefficients", "eps", "ns_steps"),
-        *("adjust_lr_fn", "adamw_lr", "betas"),
-    ),
-    "nadam": (*_ADAM, "momentum_decay", "decoupled_weight_decay"),
-    "radam": (*_ADAM, "decoupled_weight_decay"),
-    "rmsprop": ("alpha", "eps", "momentum", "centered"),
-    "rprop": ("etas", "step_sizes"),
-    "sgd": ("momentum", "dampening", "nesterov"),
-    "sparse_adam": (*_ADAM, "adamw_lr"),
-}
-_OF_ANY = frozenset(Optim.model_fields).difference(*OWN_OPTIONS.values())
 
 # What an option may require and no value of a choice shows, so that it decides no relevance.
 _NOT_COMPARED = ("device", "parallel.backend", "parallel.strategy", VAL_DATA, PROCESSES)
@@ -56,11 +30,10 @@ def applies(option: str, chosen: Choice) -> bool:
     if option in _ALWAYS:
         return True
     group, _, own = option.rpartition(".")
-    if group == "optim" and own not in _OF_ANY:
-        return own in OWN_OPTIONS.get(str(chosen("optim.name")), ())
+    if group == "optim" and own not in OF_ALL:
+        return own in _options(own_option_names, chosen("optim.name"))
     if group == "schedule" and own != "name":
-        entry = CATALOG.get(str(chosen("schedule.name")))
-        return entry is not None and own in entry.takes
+        return own in _options(lambda name: schedule_info(name).takes, chosen("schedule.name"))
     if group == "parallel" and str(chosen("parallel.ranks")) == "1":
         return False
     info = option_info(option)
@@ -70,6 +43,14 @@ def applies(option: str, chosen: Choice) -> bool:
         for name, allowed in required.items()
         if name not in _NOT_COMPARED
     )
+
+
+def _options(names: Callable[[str], Iterable[str]], name: Any) -> Iterable[str]:
+    """Return the options of an optimizer or a schedule; none if there is no working one."""
+    try:
+        return names(str(name))
+    except (KeyError, ConfigError):
+        return ()
 
 
 def _is_met(allowed: Any, value: str) -> bool:

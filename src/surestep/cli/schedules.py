@@ -11,7 +11,7 @@ from surestep.base.text import print_json
 from surestep.cli import output as show
 from surestep.cli.parse import parse
 from surestep.config.schedule import Schedule
-from surestep.engine.schedule.registry import CATALOG
+from surestep.engine.schedule.registry import schedule_info, schedule_names
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Options:
 def run(words: list[str]) -> int:
     """Show the table of schedules, or one schedule in full."""
     asked = parse(Options, words, "surestep schedules")
-    if asked.name is not None and asked.name not in CATALOG:
+    names = [*schedule_names()] if asked.name is None else [asked.name]
+    if asked.name is not None and asked.name not in schedule_names():
         raise ConfigError(
-            f"There is no schedule {asked.name!r}. {suggest_names(asked.name, CATALOG)}"
+            f"There is no schedule {asked.name!r}. {suggest_names(asked.name, schedule_names())}"
         )
-    names = list(CATALOG) if asked.name is None else [asked.name]
     if asked.json:
         rows = [_row(name) for name in names]
         print_json(json.dumps(rows if asked.name is None else rows[0], indent=1))
     elif asked.name is None:
-        show.print_entries((name, _said(name)) for name in CATALOG)
+        show.print_entries((name, _said(name)) for name in names)
         print("One with its options: surestep schedules cosine. Drawn for a run:")
         print("surestep plan digits --schedule.name linear --plot rate.png")
     else:
@@ -48,14 +48,14 @@ def run(words: list[str]) -> int:
 
 
 def _said(name: str) -> dict[str, str]:
-    entry = CATALOG[name]
+    entry = schedule_info(name)
     takes = ", ".join(entry.takes) or "nothing"
     factor, equal = "factor on the peak", "equal to"
     return {"for": entry.purpose, "takes": takes, factor: entry.formula, equal: entry.source}
 
 
 def _row(name: str) -> dict[str, Any]:
-    entry = CATALOG[name]
+    entry = schedule_info(name)
     options = {
         option: {"default": default.value, "reason": default.reason, "about": _about(option)}
         for option, default in entry.takes.items()

@@ -98,7 +98,6 @@ _TORCH_CONSTANT = Choice(
     {"schedule.name": "constant"},
 )
 _FUNCTION = Choice("the Task takes a function.", "Task(schedule=lambda step, total: 1.0)")
-_CHAIN = Choice("stages are a chain.", {"schedule.chain": ("linear 500 steps", "cosine")})
 _DATA_PARALLEL = Choice(
     "torch replaced DataParallel by DistributedDataParallel.", {"parallel.strategy": "ddp"}
 )
@@ -179,8 +178,9 @@ VALUES: Final[Mapping[str, Mapping[str, object]]] = {
         **dict.fromkeys(("plateau", "reducelronplateau", "reducelr"), "reduce_on_plateau"),
         "linearlr": _TORCH_WARMUP,
         "constantlr": _TORCH_CONSTANT,
-        **dict.fromkeys(("lambdalr", "multiplicativelr"), _FUNCTION),
-        **dict.fromkeys(("sequentiallr", "chainedscheduler"), _CHAIN),
+        **dict.fromkeys(
+            ("lambdalr", "multiplicativelr", "sequentiallr", "chainedscheduler", "chain"), _FUNCTION
+        ),
     },
     "schedule.anneal_strategy": {"cosine": "cos"},
     "schedule.threshold_mode": {"relative": "rel", "absolute": "abs"},

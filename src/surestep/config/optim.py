@@ -3,34 +3,27 @@
 `engine/optim/registry.py` says which option belongs to which optimizer, and its default.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from surestep.base.plugins import OPTIMIZERS, plugin_names
 from surestep.config.group import ConfigGroup
 from surestep.config.not_set import NotSet
 from surestep.config.option import INITIAL, KERNELS, UPDATE, ResumeEffect, incompatible, option
 from surestep.config.param_groups import Groups
 from surestep.config.types import Count, NotNegative, Positive, Share, Whole
 
-Name = Literal[
-    "adadelta",
-    "adafactor",
-    "adagrad",
-    "adam",
-    "adamax",
-    "adamw",
-    "adamw8bit",
-    "asgd",
-    "lbfgs",
-    "muon",
-    "nadam",
-    "radam",
-    "rmsprop",
-    "rprop",
-    "sgd",
-    "sparse_adam",
-]
+# Options that are not an optimizer's own.
+OF_ALL = ("name", "lr", "weight_decay", "implementation", "groups", "layerwise_lr_decay")
+BUILT_IN = (
+    *("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "adamw8bit", "asgd"),
+    *("lbfgs", "muon", "nadam", "radam", "rmsprop", "rprop", "sgd", "sparse_adam"),
+)
+if TYPE_CHECKING:
+    Name = str
+else:
+    Name = Literal[(*BUILT_IN, *plugin_names(OPTIMIZERS))]
 
 
 def _one_or_two(value: object) -> object:

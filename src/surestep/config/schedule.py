@@ -1,11 +1,10 @@
 """Options of the learning-rate schedule."""
 
-import re
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from surestep.base.errors import ConfigError, suggest_names
+from surestep.base.plugins import SCHEDULES, plugin_names
 from surestep.config.group import ConfigGroup
 from surestep.config.not_set import NotSet
 from surestep.config.option import ResumeEffect, blocked, option
@@ -19,12 +18,20 @@ from surestep.config.types import (
     StepPeriod,
     Warmup,
     Whole,
-    parse_length,
 )
 
 Ratio = Annotated[float, Field(ge=0, le=1)]
-Stage = Annotated[str, AfterValidator(lambda text: validate_stage(text))]
-Chain = Annotated[tuple[Stage, ...], Field(min_length=2)]
+if TYPE_CHECKING:
+    ScheduleName = str
+else:
+    ScheduleName = Literal[
+        (
+            *("constant", "linear", "cosine", "cosine_restarts", "step", "multi_step"),
+            *("exponential", "polynomial", "inverse_sqrt", "warmup_stable_decay", "one_cycle"),
+            *("cyclic", "reduce_on_plateau"),
+            *plugin_names(SCHEDULES),
+        )
+    ]
 
 
 class Schedule(ConfigGroup):
@@ -40,25 +47,9 @@ class Schedule(ConfigGroup):
     resume: ClassVar[ResumeEffect] = blocked(
         "the learning rate would follow another curve than so far"
     )
-    name: (
-        Literal[
-            "constant",
-            "linear",
-            "cosine",
-            "cosine_restarts",
-            "step",
-            "multi_step",
-            "exponential",
-            "polynomial",
-            "inverse_sqrt",
-            "warmup_stable_decay",
-            "one_cycle",
-            "cyclic",
-            "reduce_on_plateau",
-            "chain",
-        ]
-        | NotSet
-    ) = option("Learning-rate schedule; `surestep schedules` says what each is for.")
+    name: ScheduleName | NotSet = option(
+        "Learning-rate schedule; `surestep schedules` says what each is for."
+    )
     warmup: Warmup | NotSet = option(
         "Length of the linear warm-up: '100 steps', '2 epochs' or a share such as '10%'."
     )
@@ -139,66 +130,3 @@ class Schedule(ConfigGroup):
         "reduce_on_plateau: whether the threshold is relative or absolute."
     )
     cooldown: Whole | NotSet = option("reduce_on_plateau: evaluations to ignore after a reduction.")
-    chain: Chain | NotSet = option(
-        "Schedules to run one after another: 'linear 500 steps' 'cosine'."
-    )
-
-
-class StageSpec(NamedTuple):
-    """The parsed text of one stage of a chain."""
-
-    name: str
-    length: str | None
-    scale: float
-    options: dict[str, object]
-
-
-_STAGE = re.compile(
-    r"(?P<name>\w+)(?:\s+(?P<length>[0-9.]+(?:e[+-]?[0-9]+)?\s*(?:%|[a-z]+)))?"
-    r"(?P<options>(?:\s+\w+=\S+)*)"
-)
-
-
-def parse_stage(text: str) -> StageSpec:
-    """Read 'NAME [LENGTH] [option=value ...]', such as 'cosine 10 epochs min_lr_ratio=0.1'.
-
-    Raises:
-        ConfigError: the text is not a stage, or has an unknown option or an invalid value.
-    """
-    match = _STAGE.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(
-            f"schedule.chain: {text!r} is not a stage. Write NAME LENGTH option=value, such as "
-            "'linear 500 steps' or 'cosine 10 epochs min_lr_ratio=0.1'."
-        )
-    options: dict[str, object] = {}
-    for pair in match["options"].split():
-        option, _, value = pair.partition("=")
-        options[option] = value
-    try:
-        scale = float(str(options.pop("scale", 1)))
-    except ValueError:
-        scale = -1.0
-    if not 0 <= scale < float("inf"):
-        raise ConfigError(f"schedule.chain: {text!r}: scale must be a number of at least 0.")
-    if "milestones" in options:
-        options["milestones"] = tuple(str(options["milestones"]).split(","))
-    wrong = [name for name in options if name not in Schedule.model_fields]
-    if wrong:
-        raise ConfigError(
-            f"schedule.chain: {text!r}: there is no option {wrong[0]!r}. "
-            f"{suggest_names(wrong[0], [*Schedule.model_fields, 'scale'])}"
-        )
-    name = None if match["name"] == "warmup" else match["name"]
-    read = Schedule.model_validate({"name": name, **options})
-    try:
-        length = parse_length(match["length"]) if match["length"] else None
-    except ValueError as error:
-        raise ConfigError(f"schedule.chain: {text!r}: its length {error}.") from None
-    return StageSpec(match["name"], length, scale, {key: getattr(read, key) for key in options})
-
-
-def validate_stage(text: str) -> str:
-    """Return the text of a stage if it is valid."""
-    parse_stage(text)
-    return text

@@ -231,9 +231,8 @@ def estimate_checkpoint_bytes(plan: Plan, state: State) -> int:
     total += tensor_bytes(state.model.buffers())
     for name, optimizer in state.optimizers.items():
         own = plan.optimizers.get(name, plan)
-        if own.optim_name != "own":
-            moved = list(parameters_of(optimizer))
-            total += state_bytes(own.optim_name, own.optim_options, state.model, moved)
+        moved = list(parameters_of(optimizer))
+        total += state_bytes(own.optim_name, own.optim_options, state.model, moved) or 0
     return total + (0 if state.average is None else tensor_bytes(state.average.tensors.values()))
 
 

@@ -11,9 +11,8 @@ from surestep.base.errors import SurestepError
 from surestep.config.config import LENGTHS, Config
 from surestep.config.option import ResumeEffect, blocked, incompatible, safe
 from surestep.engine.plan.plan import Plan
-from surestep.engine.schedule.lr import make_lr_factor, momentum
-from surestep.engine.schedule.plateau import PlateauState
-from surestep.engine.schedule.spec import Factor, UserFunction
+from surestep.engine.schedule.lr import PlateauState, make_lr_factor, momentum
+from surestep.engine.schedule.registry import Factor, UserFunction
 from surestep.engine.state.average import with_swa_lr
 from surestep.engine.state.state import Progress
 from surestep.trainer.config_diff import ConfigChange

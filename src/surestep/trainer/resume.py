@@ -4,11 +4,9 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, get_args
 
 from surestep.base.errors import CheckpointError, ConfigError, RunError, suggest_names
-from surestep.config.config import LENGTHS
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import Progress, StepCounts
 from surestep.record.checkpoint.errors import checkpoint_error
@@ -21,7 +19,6 @@ from surestep.record.run_writer import RunWriter
 from surestep.trainer.config_diff import ConfigChange, apply_allow, check_allow, compare, table
 from surestep.trainer.extend import compare_length
 from surestep.trainer.fork import RunParent, check_branch, find_branch, is_fork_of
-from surestep.trainer.holding import how_to_hold
 from surestep.trainer.planning import PreparedTask, TaskOrigin
 from surestep.trainer.run_identity import run_identity
 
@@ -230,7 +227,7 @@ def _again(
         raise RunError(
             f"{recorder.folder} holds a run with another config:\n"
             + "\n".join(table(changes))
-            + f"\n{_what_to_type(bad, partial(how_to_hold, before, planned, place))}"
+            + f"\n{_what_to_type(bad)}"
         )
     if finished:  # nothing but another end makes it go on
         longer = length is not None and place.step < planned.plan.total_steps
@@ -244,7 +241,7 @@ def _place(checkpoint: CheckpointReader | None) -> Progress:
     return Progress() if checkpoint is None else Progress(**checkpoint.record["progress"])
 
 
-def _what_to_type(bad: list[ConfigChange], hold: Callable[[list[str]], str]) -> str:
+def _what_to_type(bad: list[ConfigChange]) -> str:
     folder = (
         "Choose another folder with --run (run= in Python), or go back to the config it was "
         "started with."
@@ -252,12 +249,9 @@ def _what_to_type(bad: list[ConfigChange], hold: Callable[[list[str]], str]) -> 
     if any(each.resume.effect == "incompatible" for each in bad):
         return folder
     names = list(dict.fromkeys(each.name for each in bad))
-    others = [name for name in names if name not in LENGTHS]
-    is_longer = len(others) < len(names)
-    another = any(name.startswith("schedule.") for name in others)  # another curve is asked for
     return (
         f"{folder} To go on all the same: --allow {','.join(names)} (allow={tuple(names)!r} in "
-        f"Python).{hold(others) if is_longer and not another else ''}"
+        "Python)."
     )
 
 

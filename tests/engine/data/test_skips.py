@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Subset, WeightedRandomSampler
 import surestep
 from surestep.base.errors import ConfigError, DataError
 from surestep.engine.data.exclude_samples import FilteredOrder, excluded_samples
-from surestep.engine.losses.base import BuiltinLoss
+from surestep.engine.losses.base import LossModule
 from surestep.engine.plan.batching import epoch_permutation
 from surestep.engine.plan.specs import ExcludedSamples
 from tests.laws.tasks import Augmented, mlp, rows, session_of
@@ -82,7 +82,7 @@ def test_loss_learns_its_weights_from_the_rest(folder):
         options = {"batch_size": 9, "max_steps": 2} | skip
         with session_of(surestep.Task(mlp(), loss, data), folder(), **options) as session:
             module = session.loop.parts.loss.module
-            assert isinstance(module, BuiltinLoss)
+            assert isinstance(module, LossModule)
             return session.plan.loss, module.describe_fit()
 
     x, y = rows(55)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from surestep import losses
-from surestep.engine.losses.base import BuiltinLoss
+from surestep.engine.losses.base import LossModule
 
 N, C, T, V, S = 7, 3, 5, 6, 4
 
@@ -38,7 +38,7 @@ def masked(targets: Tensor, share: float = 0.3, value: int = -100) -> Tensor:
 class Case:
     """A loss, what it is given, and its mean by an independent formula."""
 
-    loss: BuiltinLoss
+    loss: LossModule
     outputs: Any
     targets: Any
     mean: Callable[[Any, Any], Tensor]

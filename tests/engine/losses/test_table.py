@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import surestep
 from surestep.base.errors import TaskError
 from surestep.engine.losses.adapt import as_loss
-from surestep.engine.losses.registry import CATALOG
+from surestep.engine.losses.registry import BUILT_IN
 from surestep.trainer.planning import plan_task
 from tests import tiny
 from tests.engine.losses.table import CASES, Case, N, as_type, rows
@@ -51,7 +51,7 @@ def off(a: Tensor, b: Tensor) -> float:
 
 
 def test_every_loss_of_the_table_has_a_case():
-    assert {case.loss.name for case in CASES.values()} == set(CATALOG)
+    assert {case.loss.name for case in CASES.values()} == set(BUILT_IN)
 
 
 @known
@@ -116,15 +116,15 @@ def test_what_does_not_split_is_declared():
     assert declared == {"contrastive", "contrastive_pairs", "dice"}
 
 
-@pytest.mark.parametrize("name", CATALOG)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_a_name_is_the_loss_with_its_defaults(name):
     assert repr(as_loss(name, "samples").module) == repr(getattr(surestep.losses, name)())
     assert repr(getattr(surestep.losses, name)()).startswith(f"{name}(")
 
 
 def test_the_module_offers_what_the_table_holds():
-    assert set(surestep.losses.__all__) == set(CATALOG)
-    for name, each in CATALOG.items():
+    assert set(surestep.losses.__all__) == set(BUILT_IN)
+    for name, each in BUILT_IN.items():
         assert getattr(surestep.losses, name) is each
         assert each.name == name
 
@@ -137,11 +137,11 @@ def test_the_plan_names_a_loss_that_does_not_split(name):
     assert "compares samples of a micro-batch with each other" in plan.reason("batch_layout")
 
 
-@pytest.mark.parametrize("name", CATALOG)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_a_loss_is_shown_with_its_own_options_alone(name):
-    shown = repr(CATALOG[name]())
+    shown = repr(BUILT_IN[name]())
     options = re.findall(r"(\w+)=", shown)
-    assert set(options) <= set(inspect.signature(CATALOG[name]).parameters)
+    assert set(options) <= set(inspect.signature(BUILT_IN[name]).parameters)
 
 
 class Copies(TorchDispatchMode):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.engine.optim.registry import OPTIMIZERS
+from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
 from surestep.engine.profile.memory_estimate import estimate_memory
 from tests import tiny
 from tests.laws.breadth.optimizers import Words, wide

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from surestep.engine.optim.registry import OPTIMIZERS
+from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
 from tests import tiny
 from tests.engine.parallel.test_single import give_gradients, single
 

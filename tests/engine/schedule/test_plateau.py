@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from surestep.engine.schedule.plateau import PlateauState
+from surestep.engine.schedule.lr import PlateauState
 
 OWN = {"factor": 0.3, "patience": 2, "threshold": 1e-2, "threshold_mode": "rel", "cooldown": 0}
 

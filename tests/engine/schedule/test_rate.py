@@ -11,14 +11,14 @@ from torch.optim import lr_scheduler
 from surestep.base.errors import ConfigError, TaskError
 from surestep.engine.schedule.curves import lr_factor
 from surestep.engine.schedule.lr import (
+    PlateauState,
     cycle_ends,
     lr_summary,
     make_lr_factor,
     momentum,
     momentum_writer,
 )
-from surestep.engine.schedule.plateau import PlateauState
-from surestep.engine.schedule.spec import ScheduleSpec
+from surestep.engine.schedule.registry import ScheduleSpec
 from tests.tiny import GIVEN, decide
 
 LR, STEPS = 0.4, 60
@@ -135,26 +135,6 @@ CASES = {
         },
         lambda o: L.CyclicLR(o, LR / 4, LR, 5, mode="exp_range", gamma=0.97, max_momentum=0.95),
     ),
-    "a chain": (
-        {"chain": ("linear 20 steps min_lr_ratio=0.5", "constant 1 epoch scale=0.5", "cosine")},
-        lambda o: SEQUENCE(
-            o,
-            [
-                L.LinearLR(o, 1.0, 0.5, 20),
-                L.ConstantLR(o, 0.5, 1000),
-                L.CosineAnnealingLR(o, 30),
-            ],
-            [20, 30],
-        ),
-    ),
-    "a chain with a warm-up": (
-        {"chain": ("warmup 10% warmup_start=0.1", "step 40% step_size=5steps", "polynomial 50%")},
-        lambda o: SEQUENCE(
-            o,
-            [L.LinearLR(o, 0.1, 1.0, 6), L.StepLR(o, 5), L.PolynomialLR(o, 30)],
-            [6, 30],
-        ),
-    ),
 }
 
 
@@ -187,10 +167,6 @@ PER_EPOCH = {
     "cyclic": (
         {"step_size_up": "1 epoch", "step_size_down": "2 epochs"},
         lambda o: L.CyclicLR(o, LR / 4, LR, 1, 2, cycle_momentum=False),
-    ),
-    "chain": (
-        {"chain": ("constant 2 epochs", "cosine")},
-        lambda o: SEQUENCE(o, [L.ConstantLR(o, 1.0), L.CosineAnnealingLR(o, 4)], [2]),
     ),
 }
 

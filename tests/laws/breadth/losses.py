@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from surestep import losses
-from surestep.engine.losses.base import BuiltinLoss
+from surestep.engine.losses.base import LossModule
 from tests.laws.breadth import Entry, Wrong
 from tests.laws.cases import TOKENS, WORDS, Tagger, tokens
 from tests.laws.tasks import mlp, rows
@@ -83,7 +83,7 @@ def squashed(kind: type[nn.Module]) -> dict[str, Any]:
     return {"model": nn.Sequential(mlp(), kind())}
 
 
-def of_tokens(loss: Callable[[], BuiltinLoss], model: Callable[[], nn.Module]) -> Callable:
+def of_tokens(loss: Callable[[], LossModule], model: Callable[[], nn.Module]) -> Callable:
     x, y = tokens()
     return trains(loss, model, y, train=(x, y))
 

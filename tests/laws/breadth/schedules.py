@@ -36,7 +36,7 @@ ENTRIES = {
         **{"name": "cosine", "warmup": "4 steps", "min_lr_ratio": 0.1},
     ),
     "cosine_restarts": of(
-        "T_0 and schedule.cycles both say",
+        "T_0 and schedule.cycles both set",
         {"cycles": 2},
         **{"name": "cosine_restarts", "T_0": "3 steps", "T_mult": 2},
     ),
@@ -81,13 +81,8 @@ ENTRIES = {
         judged,
         **{"name": "reduce_on_plateau", "patience": 0, "factor": 0.5, "threshold": 9.0},
     ),
-    "chain": of(
-        "'constant' has no length",
-        {"chain": ("constant", "cosine")},
-        chain=("warmup 2 steps", "constant 4 steps", "cosine min_lr_ratio=0.1"),
-    ),
     "own": Entry(
-        Wrong("schedule.name is said, but the Task brings", {"schedule": {"name": "cosine"}}),
+        Wrong("schedule.name is set, but the Task has", {"schedule": {"name": "cosine"}}),
         {"optim": {"lr": 1e-2}},
         lambda: {**classes(), "schedule": falling},
     ),

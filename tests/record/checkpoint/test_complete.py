@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from surestep.engine.plan.specs import AveragingSpec
-from surestep.engine.schedule.plateau import PlateauState
+from surestep.engine.schedule.lr import PlateauState
 from surestep.engine.state.average import AveragedWeights
 from surestep.engine.state.loss_spikes import SpikeDetector
 from surestep.engine.state.state import WHOLE, BestMetric, Progress, State, StepCounts

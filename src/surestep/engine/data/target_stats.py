@@ -10,7 +10,7 @@ from surestep.engine.data.dataset import as_tensors, count_samples, dataset_of
 from surestep.engine.data.sources import InMemory, MapStyleSource, Source
 from surestep.engine.data.stream import is_stream
 from surestep.engine.losses.adapt import Loss
-from surestep.engine.losses.base import BuiltinLoss
+from surestep.engine.losses.base import LossModule
 from surestep.engine.losses.multi import error_prefix, get_named
 from surestep.engine.rng import preserve_rng
 from surestep.engine.task.task import Task
@@ -36,7 +36,7 @@ def _learn(loss: Loss, task: Task, seed: int, name: str) -> str:
         else "a sum over the batch, set by you; evaluations report it per sample"
     )
     module = loss.module
-    if not isinstance(module, BuiltinLoss) or not module.needs_targets:
+    if not isinstance(module, LossModule) or not module.needs_targets:
         return reason
     _let_learn(module, task, seed, name)
     samples = count_samples(task.train, "train")
@@ -56,14 +56,14 @@ def with_fitted_loss(task: Task, seed: int) -> Task:
 
 
 def _that_learned(loss: Any, task: Task, seed: int, name: str) -> Any:
-    if not isinstance(loss, BuiltinLoss) or not loss.needs_targets:
+    if not isinstance(loss, LossModule) or not loss.needs_targets:
         return loss
     own = copy.deepcopy(loss)
     _let_learn(own, task, seed, name)
     return own
 
 
-def _let_learn(loss: BuiltinLoss, task: Task, seed: int, name: str) -> None:
+def _let_learn(loss: LossModule, task: Task, seed: int, name: str) -> None:
     targets = read_targets(task, seed, repr(loss))
     with error_prefix(name):
         loss.fit((get_named(each, name, "targets") for each in targets) if name else targets)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from surestep.base.errors import TaskError
 from surestep.engine.batch import MicroBatch, batch_size_of
 from surestep.engine.losses.base import IGNORED as IGNORED
-from surestep.engine.losses.base import BuiltinLoss, WeightedLoss
 from surestep.engine.losses.base import Loss as Loss
 from surestep.engine.losses.base import LossFunction as LossFunction
+from surestep.engine.losses.base import LossModule, WeightedLoss
 from surestep.engine.losses.classification import MultiClass
 from surestep.engine.losses.multi import combine_losses, error_prefix
 from surestep.engine.losses.registry import get_loss
@@ -42,7 +42,7 @@ def as_loss(
     given = get_loss(loss) if isinstance(loss, str) else loss
     given = FUNCTIONS.get(given, lambda: given)()
     known = None
-    if isinstance(given, BuiltinLoss):
+    if isinstance(given, LossModule):
         known = _of_table(given)
     elif isinstance(given, nn.Module):
         known = from_torch(given)
@@ -139,7 +139,7 @@ def _counted(count: Callable[[Any], float]) -> Callable[[Any, Any], float]:
     return lambda batch, _: float(count(batch))
 
 
-def _of_table(given: BuiltinLoss) -> Loss:
+def _of_table(given: LossModule) -> Loss:
     """Copy the loss, since what it learns from one Task's data is no other's."""
     own = copy.deepcopy(given)
     classes = isinstance(own, MultiClass)

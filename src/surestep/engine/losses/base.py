@@ -162,7 +162,7 @@ class LossDoc(NamedTuple):
     source: str
 
 
-class BuiltinLoss(nn.Module):
+class LossModule(nn.Module):
     """A loss of the table. Called, it returns its mean; a step adds up its `total`.
 
     Attributes:

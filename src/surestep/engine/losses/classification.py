@@ -10,7 +10,7 @@ from torch.nn import functional
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.losses import input_checks as expect
 from surestep.engine.losses import target_checks as expect_figures
-from surestep.engine.losses.base import IGNORED, BuiltinLoss, FirstBatch, LossDoc, added_up
+from surestep.engine.losses.base import IGNORED, FirstBatch, LossDoc, LossModule, added_up
 from surestep.engine.losses.class_weights import (
     Balanced,
     balanced_classes,
@@ -48,7 +48,7 @@ def checked_class_dim(value: int) -> int:
     return value
 
 
-class MultiClass(BuiltinLoss):
+class MultiClass(LossModule):
     """Multi-class classification: cross-entropy of logits with class indices or probabilities.
 
     Args:
@@ -206,7 +206,7 @@ def weighted_count(targets: Tensor, weight: Tensor | None, ignored: int) -> floa
         ) from error
 
 
-class Binary(BuiltinLoss):
+class Binary(LossModule):
     """Binary classification: binary cross-entropy of one logit per sample.
 
     Args:

@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from surestep.base.errors import TaskError
-from surestep.engine.losses.base import BuiltinLoss, FirstBatch, LossDoc, at_least_fp32
+from surestep.engine.losses.base import FirstBatch, LossDoc, LossModule, at_least_fp32
 from surestep.engine.losses.input_checks import as_tuple
 
 _NO_TARGETS = "not used: may be None, with Task(inputs=lambda batch: (batch, None))"
 
 
-class _Contrastive(BuiltinLoss):
+class _Contrastive(LossModule):
     """A loss of pairs of embeddings, temperature apart."""
 
     is_separable = False

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from surestep.base.errors import DataError, TaskError
-from surestep.engine.losses.base import BuiltinLoss, FirstBatch, LossDoc, at_least_fp32
+from surestep.engine.losses.base import FirstBatch, LossDoc, LossModule, at_least_fp32
 from surestep.engine.losses.input_checks import check_class_logits
 
 _PARTS = ("labels", "input_lengths", "label_lengths")
@@ -40,7 +40,7 @@ def ctc_total(each: Tensor, lengths: Tensor) -> Tensor:
     return (each / lengths.to(each.device, each.dtype).clamp(min=1)).sum()
 
 
-class CTC(BuiltinLoss):
+class CTC(LossModule):
     """Label sequences from frames, summed over all alignments.
 
     Args:

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from surestep.base.errors import TaskError
 from surestep.engine.losses import input_checks as expect
-from surestep.engine.losses.base import IGNORED, BuiltinLoss, FirstBatch, LossDoc, at_least_fp32
+from surestep.engine.losses.base import IGNORED, FirstBatch, LossDoc, LossModule, at_least_fp32
 from surestep.engine.losses.classification import check_fraction, weighted_count
 
 
@@ -26,7 +26,7 @@ def split_labels(targets: Any) -> Tensor:
     return labels
 
 
-class Distillation(BuiltinLoss):
+class Distillation(LossModule):
     """Distillation: the teacher's softened class probabilities, and the labels.
 
     Args:

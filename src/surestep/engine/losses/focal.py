@@ -10,13 +10,13 @@ from torch.nn import functional
 from surestep.base.errors import TaskError
 from surestep.engine.losses import input_checks as expect
 from surestep.engine.losses import target_checks as expect_figures
-from surestep.engine.losses.base import IGNORED, BuiltinLoss, FirstBatch, LossDoc, at_least_fp32
+from surestep.engine.losses.base import IGNORED, FirstBatch, LossDoc, LossModule, at_least_fp32
 from surestep.engine.losses.class_weights import parse_class_weights
 from surestep.engine.losses.classification import check_fraction
 from surestep.engine.losses.segmentation import EITHER
 
 
-class Focal(BuiltinLoss):
+class Focal(LossModule):
     """Cross-entropy with a small weight for easy examples.
 
     Args:

@@ -7,14 +7,14 @@ from torch.nn import functional
 
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.losses import input_checks as expect
-from surestep.engine.losses.base import IGNORED, BuiltinLoss, FirstBatch, LossDoc, at_least_fp32
+from surestep.engine.losses.base import IGNORED, FirstBatch, LossDoc, LossModule, at_least_fp32
 from surestep.engine.losses.classification import check_fraction, checked_class_dim
 
 _FORMULA = "-log softmax(x)_t + z (log sum_v exp x_v)^2"
 _Z_SOURCE = "z-loss: Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311"
 
 
-class _Tokens(BuiltinLoss):
+class _Tokens(LossModule):
     """Cross-entropy over tokens, with the words last or in dimension 1."""
 
     def __init__(

@@ -6,14 +6,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from surestep.base.errors import TaskError
-from surestep.engine.losses.base import BuiltinLoss, FirstBatch, LossDoc, at_least_fp32
+from surestep.engine.losses.base import FirstBatch, LossDoc, LossModule, at_least_fp32
 from surestep.engine.losses.input_checks import as_tuple
 from surestep.engine.losses.target_checks import check_signs
 
 _TORCH = "https://docs.pytorch.org/docs/stable/generated/torch.nn.{}.html"
 
 
-class Margin(BuiltinLoss):
+class Margin(LossModule):
     """Pairwise ranking: which of two scores should be higher.
 
     Args:
@@ -55,7 +55,7 @@ class Margin(BuiltinLoss):
         check_signs(first.targets, self.name)
 
 
-class Triplet(BuiltinLoss):
+class Triplet(LossModule):
     """Embeddings of triplets: the anchor should be closer to the positive than to the negative.
 
     Args:

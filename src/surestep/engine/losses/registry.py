@@ -4,7 +4,8 @@ import inspect
 from typing import Any
 
 from surestep.base.errors import TaskError, suggest_names
-from surestep.engine.losses.base import BuiltinLoss
+from surestep.base.plugins import LOSSES, load_plugin, plugin_names
+from surestep.engine.losses.base import LossModule
 from surestep.engine.losses.classification import Binary, MultiClass, MultiLabel
 from surestep.engine.losses.contrastive import Contrastive, ContrastivePairs
 from surestep.engine.losses.ctc import CTC
@@ -15,7 +16,7 @@ from surestep.engine.losses.ranking import Margin, Triplet
 from surestep.engine.losses.regression import Huber, Mae, Mse, Quantile
 from surestep.engine.losses.segmentation import Dice, DiceBce, DiceCe
 
-CATALOG: dict[str, type[BuiltinLoss]] = {
+BUILT_IN: dict[str, type[LossModule]] = {
     "binary": Binary,
     "multiclass": MultiClass,
     "multilabel": MultiLabel,
@@ -37,36 +38,54 @@ CATALOG: dict[str, type[BuiltinLoss]] = {
     "ctc": CTC,
 }
 
-
 _OF_MODEL = ("model", "model in training")
 
 
-def get_loss(name: str) -> BuiltinLoss:
+def loss_names() -> tuple[str, ...]:
+    """List the losses, plug-ins last."""
+    return (*BUILT_IN, *plugin_names(LOSSES))
+
+
+def loss_class(name: str) -> type[LossModule]:
+    """Return the class of a loss by its name: a built-in one, or one that a package registers.
+
+    Raises:
+        TaskError: there is none.
+        ConfigError: the plug-in cannot be loaded, or is no LossModule.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    if name not in loss_names():
+        raise TaskError(
+            f"loss={name!r} is not a loss. {suggest_names(name, (*loss_names(), *_OF_MODEL))} "
+            "`surestep losses` explains them; 'model' takes the .loss that the model returns, and "
+            "'model in training' its dict of losses."
+        )
+    found: type[LossModule] = load_plugin(LOSSES, name, LossModule)
+    return found
+
+
+def get_loss(name: str) -> LossModule:
     """Return the loss of this name with its own defaults.
 
     Raises:
         TaskError: there is none.
+        ConfigError: the plug-in cannot be loaded, or is no LossModule.
     """
-    if name not in CATALOG:
-        raise TaskError(
-            f"loss={name!r} is not in the table. {suggest_names(name, (*CATALOG, *_OF_MODEL))} "
-            "`surestep losses` explains them; 'model' takes the .loss that the model returns, and "
-            "'model in training' its dict of losses."
-        )
-    return CATALOG[name]()
-
-
-def signature_text(name: str) -> str:
-    """Return how the loss is made, with its options and their defaults."""
-    parameters = inspect.signature(CATALOG[name]).parameters.values()
-    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    said = [f"{each.name}={each.default!r}" for each in parameters if each.kind not in kinds]
-    return f"{name}({', '.join(said)})"
+    return loss_class(name)()
 
 
 def loss_docs() -> list[dict[str, Any]]:
-    """Return the whole table, a row for each loss."""
+    """Return the table of losses, a row for each."""
     return [
-        {"name": name, "call": signature_text(name), **each.doc._asdict()}
-        for name, each in CATALOG.items()
+        {"name": name, "call": _call(name), **loss_class(name).doc._asdict()}
+        for name in loss_names()
     ]
+
+
+def _call(name: str) -> str:
+    """Return how the loss is made, with its options and their defaults."""
+    parameters = inspect.signature(loss_class(name)).parameters.values()
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    options = [f"{each.name}={each.default!r}" for each in parameters if each.kind not in kinds]
+    return f"{name}({', '.join(options)})"

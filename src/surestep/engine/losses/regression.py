@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from surestep.base.errors import TaskError
 from surestep.engine.losses import target_checks as expect_figures
-from surestep.engine.losses.base import BuiltinLoss, FirstBatch, LossDoc, added_up, at_least_fp32
+from surestep.engine.losses.base import FirstBatch, LossDoc, LossModule, added_up, at_least_fp32
 from surestep.engine.losses.input_checks import require_tensors
 
 _TORCH = "https://docs.pytorch.org/docs/stable/generated/torch.nn.{}.html"
@@ -18,7 +18,7 @@ _NUMBERS = "numbers (N, ...), same shape as the targets"
 _SAME = "numbers, same shape as the outputs"
 
 
-class _Elementwise(BuiltinLoss):
+class _Elementwise(LossModule):
     """A mean over elements of two tensors of one shape."""
 
     def items(self, batch: Any, targets: Tensor) -> float:
@@ -85,7 +85,7 @@ class Huber(_Elementwise):
         return added_up(functional.huber_loss, outputs, targets, delta=self.delta)
 
 
-class Quantile(BuiltinLoss):
+class Quantile(LossModule):
     """Quantiles of the target, by the pinball loss: one output per quantile.
 
     Args:

@@ -9,7 +9,7 @@ from torch.nn import functional
 from surestep.base.errors import TaskError
 from surestep.engine.losses import input_checks as expect
 from surestep.engine.losses import target_checks as expect_figures
-from surestep.engine.losses.base import IGNORED, BuiltinLoss, FirstBatch, LossDoc, at_least_fp32
+from surestep.engine.losses.base import IGNORED, FirstBatch, LossDoc, LossModule, at_least_fp32
 
 _LOGITS = "logits (N, C, H, W), (N, C, T) or (N, C, D, H, W)"
 _MASKED = "logits (N, C, H, W) or (N, C, D, H, W)"
@@ -18,7 +18,7 @@ _DICE = "1 - mean_c (2 sum p t + s) / (sum p + sum t + s), sums over the pixels 
 _DICE_SOURCE = "Drozdzal et al. 2016, https://arxiv.org/abs/1608.04117"
 
 
-class Dice(BuiltinLoss):
+class Dice(LossModule):
     """One minus the overlap of predicted and true regions.
 
     Args:

@@ -17,7 +17,7 @@ from surestep.engine.optim.param_groups import (
     scale_rates,
 )
 from surestep.engine.optim.param_roles import hidden_matrices, sparse_embeddings
-from surestep.engine.optim.registry import OPTIMIZERS
+from surestep.engine.optim.registry import optimizer_info
 from surestep.engine.plan.plan import Plan
 from surestep.engine.task.task import ParameterGroups, Task
 
@@ -100,7 +100,7 @@ def _named(
         return _split(plan, groups, hidden_matrices(model), model)
     if plan.optim_name == "sparse_adam":
         return _split(plan, groups, sparse_embeddings(model), model)
-    if not OPTIMIZERS[plan.optim_name].decays:
+    if not optimizer_info(plan.optim_name).decays:
         groups = _as_one(groups, model, plan.optim_name)
     if plan.optim_name == "lbfgs" and len(groups) > 1:
         raise ConfigError(
@@ -112,7 +112,7 @@ def _named(
     own = make_own(plan, groups)
     if own is not None:
         return own
-    optimizer: torch.optim.Optimizer = _class(plan)(
+    optimizer: torch.optim.Optimizer = optimizer_info(plan.optim_name).kind(
         groups, lr=plan.optim_lr, **plan.optim_options, **_kernels(plan)
     )
     if plan.optim_name == "sgd" and not plan.optim_options["dampening"]:
@@ -138,17 +138,9 @@ def _refuse_decayed_tables(groups: ParameterGroups, model: nn.Module, name: str)
             )
 
 
-def _class(plan: Plan) -> Any:
-    if plan.optim_name == "adamw8bit":
-        import bitsandbytes  # an extra, which takes a second to import
-
-        return vars(bitsandbytes.optim)["AdamW8bit"]
-    return OPTIMIZERS[plan.optim_name].kind
-
-
 def _kernels(plan: Plan) -> dict[str, bool]:
     """Return the arguments that choose an implementation, as far as the class has them."""
-    known = OPTIMIZERS[plan.optim_name].signature
+    known = optimizer_info(plan.optim_name).signature
     if plan.optim_implementation == "for_loop":
         return {name: False for name in ("foreach", "fused") if name in known}
     return {plan.optim_implementation: True}
@@ -162,10 +154,10 @@ def _split(
     own, rest = _divided(groups, chosen)
     if plan.optim_name == "sparse_adam":
         own = _as_one(own, model, "SparseAdam")
-    kind: Any = OPTIMIZERS[plan.optim_name].kind
+    kind: Any = optimizer_info(plan.optim_name).kind
     options = dict(plan.optim_options)
     rate, betas = options.pop("adamw_lr", None), options["betas"]
-    if "betas" not in OPTIMIZERS[plan.optim_name].signature:
+    if "betas" not in optimizer_info(plan.optim_name).signature:
         del options["betas"]
     first: torch.optim.Optimizer = kind(own, lr=plan.optim_lr, **options)
     if not rest:

@@ -1,184 +1,254 @@
-"""The optimizers by name: torch's class, what it is for, its own options and what it can take."""
+"""The optimizers by name: class, what it is for, its own options and what it can take.
+
+It does not import torch until the class of an optimizer is read.
+"""
 
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from typing import Any
 
-import torch
+from surestep.base import plugins
+from surestep.base.errors import ConfigError
+from surestep.base.plugins import load_plugin
+from surestep.config.optim import OF_ALL, Optim
 
-# What a class takes besides its own options, and where that is said here.
-NOT_OWN = {
-    "params": "the groups of parameters",
-    "lr": "optim.lr, which every optimizer has",
-    "weight_decay": "optim.weight_decay",
-    "foreach": "optim.implementation",
-    "fused": "optim.implementation",
-    "maximize": "a loss is made small; negate what should be large",
-    "capturable": "for capturing a step in a CUDA graph, which surestep does not",
-    "differentiable": "for a gradient through the optimizer, which a step does not need",
-}
-NOT_OWN_8BIT = {
-    "amsgrad": "bitsandbytes takes the word and does nothing",
-    "optim_bits": "8 is the optimizer's name",
-    "args": "inner settings of bitsandbytes",
-    "is_paged": "pages cannot be saved and loaded as they were",
-}
+# Options for the parameters that AdamW updates beside another optimizer.
 ADAMW_FOR_THE_REST = {"adamw_lr": None, "betas": (0.9, 0.999)}
 
 
 @dataclass(frozen=True)
 class OptimizerInfo:
-    """An optimizer of the catalog.
+    """An optimizer.
 
     Attributes:
-        kind: torch's class; None where it is another package's.
+        path: where its class is.
         purpose: what it is for, in a sentence.
         source: where it is described.
+        own: arguments of its class that are options; their defaults are the class's.
         takes_sparse: it takes sparse gradients.
         takes_complex: it takes complex parameters.
-        more: options that its class does not have, with their defaults.
+        extra: options that its class does not have or that are not read from it, with their
+            defaults.
+        plugin: the entry point's name, if it is a plug-in.
     """
 
-    kind: type[torch.optim.Optimizer] | None
+    path: str
     purpose: str
     source: str
+    own: tuple[str, ...] = ()
     takes_sparse: bool = False
     takes_complex: bool = True
-    extra_help: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    plugin: str | None = None
+
+    @property
+    def kind(self) -> Any:
+        """Its class."""
+        if self.plugin is not None:
+            return _plugin_class(self.plugin)
+        module, _, name = self.path.rpartition(".")
+        return getattr(import_module(module), name)
 
     @property
     def signature(self) -> dict[str, Any]:
-        """The class's parameters and their defaults."""
-        return {} if self.kind is None else _signature(self.kind.__name__)
+        """The arguments of its class and their defaults; {} of bitsandbytes, an extra."""
+        if self.path.startswith("bitsandbytes"):
+            return {}
+        # torch's implementations are not expected of a plug-in's class.
+        hidden = () if self.plugin is None else ("foreach", "fused")
+        return {
+            name: default for name, default in _arguments(self.kind).items() if name not in hidden
+        }
 
     @property
     def options(self) -> dict[str, Any]:
         """Its own options and their defaults."""
-        own = {name: value for name, value in self.signature.items() if name not in NOT_OWN}
-        return {**own, **self.extra_help}
+        return {**{name: self.signature[name] for name in self.own}, **self.extra}
 
     @property
     def decays(self) -> bool:
-        """Whether it has a weight decay, or what moves the rest beside it has."""
-        return (
-            self.kind is None or "weight_decay" in self.signature or "adamw_lr" in self.extra_help
-        )
+        """Whether it, or AdamW beside it, has a weight decay."""
+        return not self.signature or "weight_decay" in self.signature or "adamw_lr" in self.extra
 
 
 @cache
-def _signature(kind: str) -> dict[str, Any]:
-    parameters = inspect.signature(vars(torch.optim)[kind]).parameters
+def _arguments(kind: type) -> dict[str, Any]:
+    parameters = inspect.signature(kind).parameters
     return {name: each.default for name, each in parameters.items()}
 
 
-OPTIMIZERS: Mapping[str, OptimizerInfo] = {
+BUILT_IN: Mapping[str, OptimizerInfo] = {
     "adadelta": OptimizerInfo(
-        torch.optim.Adadelta,
+        "torch.optim.Adadelta",
         "Updates scaled by past updates; hardly needs a learning rate.",
         "https://arxiv.org/abs/1212.5701",
+        ("rho", "eps"),
     ),
     "adafactor": OptimizerInfo(
-        torch.optim.Adafactor,
+        "torch.optim.Adafactor",
         "Large models in little memory: stores one row and one column per matrix.",
         "https://arxiv.org/abs/1804.04235",
+        ("beta2_decay", "eps", "d"),
         takes_complex=False,
     ),
     "adagrad": OptimizerInfo(
-        torch.optim.Adagrad,
+        "torch.optim.Adagrad",
         "Rare features; the learning rate of each weight only falls.",
         "https://jmlr.org/papers/v12/duchi11a.html",
+        ("lr_decay", "initial_accumulator_value", "eps"),
         takes_sparse=True,
     ),
     "adam": OptimizerInfo(
-        torch.optim.Adam,
+        "torch.optim.Adam",
         "Adaptive learning rates; its weight decay is an L2 penalty: for decay use AdamW.",
         "https://arxiv.org/abs/1412.6980",
+        ("betas", "eps", "amsgrad", "decoupled_weight_decay"),
     ),
     "adamax": OptimizerInfo(
-        torch.optim.Adamax,
+        "torch.optim.Adamax",
         "Adam with the largest gradient instead of the squared gradients.",
         "https://arxiv.org/abs/1412.6980",
+        ("betas", "eps"),
     ),
     "adamw": OptimizerInfo(
-        torch.optim.AdamW,
+        "torch.optim.AdamW",
         "Most models, without tuning; decoupled weight decay.",
         "https://arxiv.org/abs/1711.05101",
+        ("betas", "eps", "amsgrad"),
     ),
     "adamw8bit": OptimizerInfo(
-        None,
+        "bitsandbytes.optim.AdamW8bit",
         "AdamW with 8-bit moments, in a quarter of the memory.",
         "https://arxiv.org/abs/2110.02861",
+        (),
         takes_complex=False,
-        extra_help={"betas": (0.9, 0.999), "eps": 1e-8, "min_8bit_size": 4096},
+        extra={"betas": (0.9, 0.999), "eps": 1e-8, "min_8bit_size": 4096},
     ),
     "asgd": OptimizerInfo(
-        torch.optim.ASGD,
+        "torch.optim.ASGD",
         "SGD that keeps an average of the weights.",
         "https://dl.acm.org/doi/10.1137/0330046",
+        ("lambd", "alpha", "t0"),
     ),
     "lbfgs": OptimizerInfo(
-        torch.optim.LBFGS,
+        "torch.optim.LBFGS",
         "Small models on one full batch (curve fits, physics); several evaluations per step.",
         "https://doi.org/10.1007/BF01589116",
+        (
+            "max_iter",
+            "max_eval",
+            "tolerance_grad",
+            "tolerance_change",
+            "history_size",
+            "line_search_fn",
+        ),
         takes_sparse=True,
     ),
     "muon": OptimizerInfo(
-        torch.optim.Muon,
+        "torch.optim.Muon",
         "Hidden matrices of transformers, by orthogonal updates; AdamW updates the rest.",
         "https://kellerjordan.github.io/posts/muon/",
+        ("momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
         takes_complex=False,
-        extra_help=ADAMW_FOR_THE_REST,
+        extra=ADAMW_FOR_THE_REST,
     ),
     "nadam": OptimizerInfo(
-        torch.optim.NAdam,
+        "torch.optim.NAdam",
         "Adam with Nesterov momentum.",
         "https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ",
+        ("betas", "eps", "momentum_decay", "decoupled_weight_decay"),
     ),
     "radam": OptimizerInfo(
-        torch.optim.RAdam,
+        "torch.optim.RAdam",
         "Adam with a built-in warm-up.",
         "https://arxiv.org/abs/1908.03265",
+        ("betas", "eps", "decoupled_weight_decay"),
     ),
     "rmsprop": OptimizerInfo(
-        torch.optim.RMSprop,
+        "torch.optim.RMSprop",
         "Recurrent networks and reinforcement learning; scales by recent squared gradients.",
         "https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf",
+        ("alpha", "eps", "momentum", "centered"),
     ),
     "rprop": OptimizerInfo(
-        torch.optim.Rprop,
+        "torch.optim.Rprop",
         "Full-batch training only; uses the sign of the gradient.",
         "https://doi.org/10.1109/ICNN.1993.298623",
+        ("etas", "step_sizes"),
     ),
     "sgd": OptimizerInfo(
-        torch.optim.SGD,
+        "torch.optim.SGD",
         "Vision models, with momentum and a tuned learning rate.",
         "https://proceedings.mlr.press/v28/sutskever13.html",
+        ("momentum", "dampening", "nesterov"),
         takes_sparse=True,
     ),
     "sparse_adam": OptimizerInfo(
-        torch.optim.SparseAdam,
+        "torch.optim.SparseAdam",
         "Large embedding tables with sparse gradients: updates only the rows that were looked up; "
         "AdamW updates the rest.",
         "https://arxiv.org/abs/1412.6980",
+        ("betas", "eps"),
         takes_sparse=True,
         takes_complex=False,
-        extra_help={"adamw_lr": None},
+        extra={"adamw_lr": None},
     ),
 }
 
 
+@cache
+def optimizer_info(name: str) -> OptimizerInfo:
+    """Return an optimizer by its name: a built-in one, or the class that a package registers.
+
+    Raises:
+        KeyError: there is none.
+        ConfigError: the plug-in cannot be loaded, or an argument of its class has no default.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    kind = _plugin_class(name)
+    _, *arguments = inspect.signature(kind).parameters.values()
+    path = f"{kind.__module__}.{kind.__qualname__}"
+    for each in arguments:
+        if each.default is each.empty:
+            raise ConfigError(
+                f"The entry point {name!r} of {plugins.OPTIMIZERS} ({path}) has no default for "
+                f"{each.name!r}. Give it one."
+            )
+    own = tuple(
+        each.name
+        for each in arguments
+        if each.name in Optim.model_fields and each.name not in OF_ALL
+    )
+    purpose = (inspect.getdoc(kind) or "A plug-in.").splitlines()[0]
+    return OptimizerInfo(path, purpose, path, own, plugin=name)
+
+
+def _plugin_class(name: str) -> Any:
+    from torch.optim import Optimizer
+
+    return load_plugin(plugins.OPTIMIZERS, name, Optimizer)
+
+
 def options_of(name: str) -> dict[str, Any]:
-    """Return the own options of an optimizer and their defaults; none of one that is not here."""
-    return OPTIMIZERS[name].options if name in OPTIMIZERS else {}
+    """Return the own options of an optimizer and their defaults; {} of the Task's own."""
+    return {} if name == "own" else optimizer_info(name).options
+
+
+def own_option_names(name: str) -> tuple[str, ...]:
+    """Return the names of the own options of an optimizer, without importing torch for it."""
+    info = optimizer_info(name)
+    return (*info.own, *info.extra)
 
 
 def optimizers_with(option: str) -> list[str]:
-    """List the optimizers that have an own option."""
-    return [name for name, known in OPTIMIZERS.items() if option in known.options]
+    """List the built-in optimizers that have an own option."""
+    return [name for name, info in BUILT_IN.items() if option in (*info.own, *info.extra)]
 
 
 def default_of(name: str, option: str) -> Any:
-    """Return the default of "lr" or "weight_decay"; AdamW's where the class has none of its own."""
-    return OPTIMIZERS[name].signature.get(option, OPTIMIZERS["adamw"].signature[option])
+    """Return the default of "lr" or "weight_decay"; AdamW's if the class has none."""
+    return optimizer_info(name).signature.get(option, BUILT_IN["adamw"].signature[option])

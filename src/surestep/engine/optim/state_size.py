@@ -31,8 +31,13 @@ SLOTS: Mapping[str, Callable[[Options], tuple[int, int]]] = {
 }
 
 
-def state_bytes(name: str, options: Options, model: nn.Module, trained: Sequence[Tensor]) -> int:
-    """Return the bytes of the state of the optimizer `name`; L-BFGS's when its history is full."""
+def state_bytes(
+    name: str, options: Options, model: nn.Module, trained: Sequence[Tensor]
+) -> int | None:
+    """Return the bytes of the state of an optimizer; None of a custom one.
+
+    L-BFGS's are those of a full history.
+    """
     if name in ("muon", "sparse_adam"):
         names = set(hidden_matrices(model) if name == "muon" else sparse_embeddings(model))
         own = [each for key, each in trainable_parameters(model).items() if key in names]
@@ -47,6 +52,8 @@ def state_bytes(name: str, options: Options, model: nn.Module, trained: Sequence
         return vectors * sum(map(_bytes, trained)) + 2 * int(options["history_size"]) * COUNT
     if name == "adamw8bit":
         return _adamw8bit(options, trained)
+    if name not in SLOTS:
+        return None
     return _slots(name, options, trained)
 
 

@@ -26,6 +26,8 @@ def strategy_class(name: str) -> type["SingleProcessStrategy"]:
         module, _, kind = BUILT_IN[name].partition(":")
         found = getattr(import_module(f"surestep.engine.parallel.{module}"), kind)
     else:
-        found = load_plugin(STRATEGIES, name)
+        from surestep.engine.parallel.single import SingleProcessStrategy
+
+        found = load_plugin(STRATEGIES, name, SingleProcessStrategy)
     strategy: type[SingleProcessStrategy] = found
     return strategy

@@ -19,7 +19,7 @@ from surestep.engine.plan.specs import (
     raw_name,
 )
 from surestep.engine.plan.system import SystemInfo
-from surestep.engine.schedule.spec import ScheduleSpec
+from surestep.engine.schedule.registry import ScheduleSpec
 
 LARGER_IS_BETTER = frozenset(
     ("accuracy", "auroc", "auc", "f1", "precision", "recall", "iou", "dice", "map", "bleu", "r2")

@@ -49,7 +49,7 @@ def estimate_memory(
         weights=tensor_bytes(model.parameters()),
         buffers=tensor_bytes(model.buffers()),
         gradients=tensor_bytes(trained),
-        optimizer=_optimizer_bytes(plan, model, trained),
+        optimizer=state_bytes(plan.optim_name, plan.optim_options, model, trained),
         average=tensor_bytes(trained) if plan.average.kind != "none" else 0,
         activations=None if measured is None else measured.kept,
         activations_without=None if measured is None else measured.without,
@@ -74,10 +74,3 @@ def _rows(model: nn.Module) -> list[tuple[str, str, int, int]]:
 def _row(name: str, module: nn.Module, parameters: list[nn.Parameter]) -> tuple[str, str, int, int]:
     trained = sum(each.numel() for each in parameters if each.requires_grad)
     return name, type(module).__name__, sum(each.numel() for each in parameters), trained
-
-
-def _optimizer_bytes(plan: Plan, model: nn.Module, trained: list[nn.Parameter]) -> int | None:
-    """Return the bytes of the optimizer's state; not known for one of the user's own."""
-    if plan.optim_name == "own":
-        return None
-    return state_bytes(plan.optim_name, plan.optim_options, model, trained)

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from surestep.engine.optim.registry import OPTIMIZERS, default_of, options_of
+from surestep.config.optim import OF_ALL, Optim
+from surestep.engine.optim.registry import default_of, optimizer_info, options_of
 from surestep.engine.parallel.deepspeed.config import uses_deepspeed_adam
 from surestep.engine.plan.plan import PlanContext, Rule
 from surestep.engine.rules.helpers import Rows, default_value, user_value, user_value_or
@@ -16,6 +17,12 @@ def own_options(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was chosen for the own options of the optimizer."""
     own = (option for option in options_of(chosen["optim.name"]) if f"optim.{option}" in chosen)
     return {option: chosen[f"optim.{option}"] for option in own}
+
+
+def is_plugin(k: PlanContext) -> bool:
+    """Return whether the optimizer is a plug-in."""
+    name = k["optim.name"]
+    return name != "own" and optimizer_info(name).plugin is not None
 
 
 def _rows_of(option: str) -> tuple[Rule, ...]:
@@ -35,6 +42,7 @@ def _rows_of(option: str) -> tuple[Rule, ...]:
             "set {origin}",
         ),
         Rule(lambda k: has(k) and k["optim.name"] == "adamw8bit", value, "bitsandbytes' default"),
+        Rule(lambda k: has(k) and is_plugin(k), value, "the default of {k[optim.name]}"),
         Rule(has, value, "torch's default"),
     )
 
@@ -45,9 +53,14 @@ def _of_all(option: str) -> tuple[Rule, ...]:
         user_value(f"optim.{option}"),
         Rule(lambda k: k.task_info.own_optimizer, lambda _: None, "the Task's optimizer's own"),
         Rule(
-            lambda k: option == "weight_decay" and not OPTIMIZERS[k["optim.name"]].decays,
+            lambda k: option == "weight_decay" and not optimizer_info(k["optim.name"]).decays,
             lambda _: None,
             "{k[optim.name]} has none",
+        ),
+        Rule(
+            is_plugin,
+            lambda k: float(default_of(k["optim.name"], option)),
+            "the default of {k[optim.name]}",
         ),
         Rule(
             lambda k: True,
@@ -58,10 +71,10 @@ def _of_all(option: str) -> tuple[Rule, ...]:
 
 
 def _lacks(implementation: str) -> Any:
-    return lambda k: implementation not in OPTIMIZERS[k["optim.name"]].signature
+    return lambda k: implementation not in optimizer_info(k["optim.name"]).signature
 
 
-OWN_OPTIONS = {option: None for known in OPTIMIZERS.values() for option in known.options}
+OWN_OPTIONS = [option for option in Optim.model_fields if option not in OF_ALL]
 ROWS: Rows = {
     "optim.name": (
         Rule(lambda k: k.task_info.own_optimizer, lambda _: "own", "the Task brings its optimizer"),

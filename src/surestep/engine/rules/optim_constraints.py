@@ -1,7 +1,7 @@
 """Wishes about the optimizer that cannot be kept."""
 
 from surestep.config.param_groups import parse_param_group
-from surestep.engine.optim.registry import OPTIMIZERS
+from surestep.engine.optim.registry import BUILT_IN, optimizer_info
 from surestep.engine.plan.plan import Constraint, PlanContext
 from surestep.engine.rules.helpers import Refusals
 
@@ -15,7 +15,7 @@ def _name(k: PlanContext) -> str:
 
 def _decays(k: PlanContext) -> bool:
     """Say whether anything decays: what SparseAdam moves does not, what AdamW moves beside it."""
-    return OPTIMIZERS[k["optim.name"]].decays and (
+    return optimizer_info(k["optim.name"]).decays and (
         k["optim.name"] != "sparse_adam" or k.task_info.dense
     )
 
@@ -25,7 +25,7 @@ def _unfit(k: PlanContext) -> str | None:
     wish = k.set_options.get("optim.implementation", "auto")
     if wish not in ("fused", "foreach"):
         return None
-    if wish not in OPTIMIZERS[k["optim.name"]].signature:
+    if wish not in optimizer_info(k["optim.name"]).signature:
         return f"there is no {wish} {k['optim.name']}"
     if k.task_info.sparse:
         return f"the gradient of {k.task_info.sparse[0]} is sparse"
@@ -35,7 +35,7 @@ def _unfit(k: PlanContext) -> str | None:
 
 
 def _refuse_implementation(k: PlanContext) -> str:
-    signature = OPTIMIZERS[k["optim.name"]].signature
+    signature = optimizer_info(k["optim.name"]).signature
     foreach = "'foreach' or " if "foreach" in signature and not k.task_info.sparse else ""
     wish = k.set_options["optim.implementation"]
     return (
@@ -45,7 +45,7 @@ def _refuse_implementation(k: PlanContext) -> str:
 
 
 def _takers(trait: str) -> str:
-    names = [name for name, known in OPTIMIZERS.items() if getattr(known, trait)]
+    names = [name for name, known in BUILT_IN.items() if getattr(known, trait)]
     return ", ".join(f"optim.name={name!r}" for name in names)
 
 
@@ -99,7 +99,7 @@ REFUSALS: Refusals = {
             lambda k: (
                 not k.task_info.floating
                 and _name(k) != "own"
-                and not OPTIMIZERS[_name(k)].takes_complex
+                and not optimizer_info(_name(k)).takes_complex
             ),
             lambda k: (
                 f"optim.name={_name(k)!r} takes no complex parameters, and the model has some. "
@@ -110,7 +110,7 @@ REFUSALS: Refusals = {
             lambda k: (
                 bool(k.task_info.sparse)
                 and _name(k) != "own"
-                and not OPTIMIZERS[_name(k)].takes_sparse
+                and not optimizer_info(_name(k)).takes_sparse
             ),
             lambda k: (
                 f"optim.name={_name(k)!r} takes no sparse gradients, and that of "

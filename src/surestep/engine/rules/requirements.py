@@ -5,10 +5,10 @@ from typing import Any
 
 from surestep.config.config import option_info
 from surestep.config.option import ON, PROCESSES, VAL_DATA, is_met, is_off
-from surestep.engine.optim.registry import optimizers_with
+from surestep.engine.optim.registry import optimizers_with, options_of
 from surestep.engine.plan.plan import PlanContext
 from surestep.engine.rules.helpers import SEVERAL
-from surestep.engine.schedule.registry import CATALOG
+from surestep.engine.schedule.registry import BUILT_IN, schedule_info
 
 PREFERRED = ("adamw", "sgd", "cosine", "ddp", "ema")  # proposed if several values are allowed
 EXAMPLES = {"data.num_workers": 2, "early_stop.patience": 5, "average.lr": 0.05}
@@ -22,7 +22,7 @@ def requirements_of(option: str) -> Mapping[str, Any]:
     group, _, name = option.rpartition(".")
     if group == "optim" and (owners := optimizers_with(name)):
         return {"optim.name": tuple(owners)}
-    schedules = tuple(schedule for schedule, entry in CATALOG.items() if name in entry.takes)
+    schedules = tuple(schedule for schedule, entry in BUILT_IN.items() if name in entry.takes)
     if group == "schedule" and schedules:
         return {"schedule.name": schedules}
     info = option_info(option)
@@ -47,7 +47,7 @@ def _requests_nothing(option: str, value: Any) -> bool:
 def _unmet(k: PlanContext, option: str, value: Any) -> Iterator[str]:
     for name, allowed in requirements_of(option).items():
         chosen = _chosen(k, name)
-        if is_met(allowed, chosen):
+        if is_met(allowed, chosen) or _plugin_has(option, name, chosen):
             continue
         start = f"{option}={value!r} requires"
         if name == VAL_DATA:
@@ -58,6 +58,14 @@ def _unmet(k: PlanContext, option: str, value: Any) -> Iterator[str]:
             example = _example(name, allowed)
             fix = f"Set {name}={example!r}, or remove" if option_info(name) else "Remove"
             yield f"{start} {_describe(name, allowed)}, but {name} is {chosen!r}. {fix} {option}."
+
+
+def _plugin_has(option: str, choice: str, chosen: Any) -> bool:
+    """Return whether an optimizer or a schedule of a plug-in was chosen, and has the option."""
+    own = option.rpartition(".")[2]
+    if choice == "optim.name":
+        return own in options_of(chosen)
+    return choice == "schedule.name" and own in schedule_info(chosen).takes
 
 
 def _chosen(k: PlanContext, name: str) -> Any:

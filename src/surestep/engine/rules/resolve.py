@@ -19,7 +19,7 @@ from surestep.engine.rules import REFUSALS, TABLE
 from surestep.engine.rules.optim import own_options
 from surestep.engine.rules.requirements import find_unmet
 from surestep.engine.rules.run import DEFAULT_SEED
-from surestep.engine.rules.schedule_spec import make_schedule_spec
+from surestep.engine.rules.schedule import make_schedule_spec
 
 
 def resolve(

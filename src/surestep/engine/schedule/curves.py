@@ -9,7 +9,8 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
-from surestep.engine.schedule.spec import Factor, ScheduleSpec
+from surestep.base.plugins import SCHEDULES, load_plugin
+from surestep.engine.schedule.registry import Factor, ScheduleSpec
 
 Curve = Callable[[float], float]
 # Two lengths in epochs may add up to a hair less than a whole step.
@@ -181,7 +182,6 @@ CURVES: dict[str, Callable[..., Curve]] = {
     "one_cycle": one_cycle,
     "cyclic": cyclic,
     "reduce_on_plateau": constant,
-    "warmup": warm_up,
 }
 
 # Lengths among the options of a curve, which `interval` turns into stairs.
@@ -219,8 +219,6 @@ def _floor(shape: ScheduleSpec) -> float:
 
 def curve_of(shape: ScheduleSpec) -> Curve:
     """Return what follows the warm-up, by its place in stairs, without its floor."""
-    if shape.stages:
-        return _chain(shape)
     length, own = decay_steps(shape), dict(shape.curve_options)
     if length <= 0:  # the run is all warm-up
         return CURVES["constant"](length)
@@ -233,29 +231,12 @@ def curve_of(shape: ScheduleSpec) -> Curve:
         own["milestones"] = [(each - shape.warmup) / shape.interval for each in own["milestones"]]
     if shape.name == "reduce_on_plateau":
         own = {}
-    return CURVES[shape.name](length, **own)
+    if shape.name in CURVES:
+        return CURVES[shape.name](length, **own)
+    function = load_plugin(SCHEDULES, shape.name)
+    return lambda place: float(function(place, length, **own))
 
 
 def decay_steps(shape: ScheduleSpec) -> float:
     """Return what is left after the warm-up, in stairs."""
     return (shape.total - shape.warmup) / shape.interval
-
-
-def _chain(shape: ScheduleSpec) -> Curve:
-    """Go from stage to stage; each begins its own curve anew.
-
-    Source: torch.optim.lr_scheduler.SequentialLR.
-    """
-    starts = [stage.start / shape.interval for stage in shape.stages]
-    parts = [
-        (stage.scale, _floor(stage.shape), stage.shape.min_lr_mode == "cut", curve_of(stage.shape))
-        for stage in shape.stages
-    ]
-
-    def at(place: float) -> float:
-        index = bisect_right(starts, place + HAIR) - 1
-        scale, ratio, cut, curve = parts[index]
-        value = curve(place - starts[index])
-        return scale * (max(ratio, value) if cut else ratio + (1 - ratio) * value)
-
-    return at

@@ -4,10 +4,17 @@ The rules and constraints of the Plan, `surestep schedules` and the tests read i
 import torch.
 """
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, Literal, NamedTuple
 
+from surestep.base.plugins import SCHEDULES, load_plugin, plugin_names
+from surestep.config.schedule import Schedule
+
+Factor = Callable[[int], float]
+UserFunction = Callable[[int, int], float]
 OWN = "own"
 
 
@@ -61,7 +68,7 @@ _FALLING, _STEPPING = {**_WARMUP, **_FLOOR}, {**_WARMUP, **_CUT}
 _SAVE = {"save_cycles": OptionDefault(False, "not set: only the last and the best are kept")}
 _PER_EPOCH = OptionDefault("1 epoch", "gamma applies once an epoch, as in torch's examples")
 
-CATALOG: dict[str, ScheduleInfo] = {
+BUILT_IN: dict[str, ScheduleInfo] = {
     "constant": ScheduleInfo(
         "Constant learning rate: first experiments, and optimizers that adapt by themselves.",
         "1",
@@ -207,14 +214,6 @@ CATALOG: dict[str, ScheduleInfo] = {
         },
         "--schedule.name reduce_on_plateau --schedule.patience 3",
     ),
-    "chain": ScheduleInfo(
-        "Several schedules one after another, each with its length.",
-        "the factor of the current stage, from its start, times its scale",
-        "torch.optim.lr_scheduler.SequentialLR",
-        {**_WARMUP, "chain": _NEEDED},
-        "--schedule.chain 'warmup 500 steps' 'constant 2000 steps' cosine",
-        {"chain": "('warmup 5%', 'constant 50%', 'cosine')"},
-    ),
     OWN: ScheduleInfo(
         "A custom function: Task(schedule=lambda steps_taken, total: factor).",
         "what the function returns",
@@ -224,6 +223,58 @@ CATALOG: dict[str, ScheduleInfo] = {
     ),
 }
 
-# Options that a stage of a chain takes from the chain, or not at all.
-NOT_IN_STAGES = ("warmup", "warmup_start", "interval", "min_lr", "save_cycles", "cycle_momentum")
-NOT_STAGES = ("chain", OWN, "one_cycle", "reduce_on_plateau")
+
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """A schedule with every option decided; lengths are in optimizer steps.
+
+    Attributes:
+        name: as in the registry.
+        total: the length of the run.
+        warmup: the length of the linear rise before it.
+        warmup_start: where that rise begins, as a share of the peak; None is one step's share.
+        min_lr_ratio: the floor, as a share of the peak.
+        min_lr_mode: whether the curve is scaled to end at the floor, or cut where it meets it.
+        interval: how many steps the rate stays constant.
+        curve_options: the options of its curve alone.
+        momentum: the lowest and the highest, where it is cycled with the rate.
+        save_cycles: a checkpoint at the end of each cycle.
+    """
+
+    name: str
+    total: float
+    warmup: float = 0.0
+    warmup_start: float | None = None
+    min_lr_ratio: float = 0.0
+    min_lr_mode: Literal["scale", "cut"] = "scale"
+    interval: float = 1.0
+    curve_options: Mapping[str, Any] = field(default_factory=dict)
+    momentum: tuple[float, float] | None = None
+    save_cycles: bool = False
+
+
+@cache
+def schedule_info(name: str) -> ScheduleInfo:
+    """Return a schedule by its name: a built-in one, or the function that a package registers.
+
+    Raises:
+        KeyError: there is none.
+        ConfigError: the plug-in cannot be loaded.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    function = load_plugin(SCHEDULES, name)
+    own = {
+        option: OptionDefault(parameter.default, f"the default of {name}")
+        for option, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and option in Schedule.model_fields
+    }
+    purpose = (inspect.getdoc(function) or "A plug-in.").splitlines()[0]
+    source = f"{function.__module__}.{function.__qualname__}"
+    example = f"--schedule.name {name}"
+    return ScheduleInfo(purpose, f"{name}(t, T)", source, {**_FALLING, **own}, example)
+
+
+def schedule_names() -> tuple[str, ...]:
+    """List the schedules, plug-ins last."""
+    return (*BUILT_IN, *plugin_names(SCHEDULES))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from surestep.base.errors import CheckpointError
 from surestep.engine.distributed.shards import is_sharded, to_local
 from surestep.engine.plan.specs import AveragingSpec
-from surestep.engine.schedule.spec import Factor
+from surestep.engine.schedule.registry import Factor
 from surestep.engine.step_outcome import StepOutcome
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm

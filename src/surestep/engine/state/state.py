@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.distributed.shards import ShardedStateProvider
-from surestep.engine.schedule.plateau import PlateauState
+from surestep.engine.schedule.lr import PlateauState
 from surestep.engine.state.average import AveragedWeights
 from surestep.engine.state.loss_spikes import SpikeDetector
 from surestep.engine.step_outcome import StepOutcome

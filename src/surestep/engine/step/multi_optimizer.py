@@ -12,7 +12,7 @@ from torch import Tensor
 from surestep.base.warn import warn
 from surestep.engine.parallel.nonfinite_guard import GradScalerGuard, all_finite
 from surestep.engine.parallel.single import DeviceGuard, SingleProcessStrategy
-from surestep.engine.schedule.spec import Factor
+from surestep.engine.schedule.registry import Factor
 from surestep.engine.state.state import copied_options
 from surestep.engine.step_outcome import StepOutcome
 

@@ -24,7 +24,7 @@ from surestep.engine.metrics import base as metrics
 from surestep.engine.model.preserve import BufferSnapshot, TrainModes
 from surestep.engine.parallel.single import SingleProcessStrategy
 from surestep.engine.rng import ModelRNG
-from surestep.engine.schedule.spec import Factor
+from surestep.engine.schedule.registry import Factor
 from surestep.engine.state.state import Progress, State
 from surestep.engine.step_outcome import GradNorm, StepOutcome
 

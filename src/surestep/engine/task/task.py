@@ -31,7 +31,7 @@ from surestep.engine.losses.multi import check_several
 from surestep.engine.losses.registry import get_loss
 from surestep.engine.metrics.base import check_metric
 from surestep.engine.plan.batching import SampleOrder
-from surestep.engine.schedule.spec import UserFunction
+from surestep.engine.schedule.registry import UserFunction
 from surestep.engine.task.init_weights import Source, as_init
 
 ParameterGroups = list[dict[str, Any]]

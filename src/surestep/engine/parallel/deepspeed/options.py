@@ -1,17 +1,16 @@
 """Options that a table of DeepSpeed sets and the Config does not: they are taken over."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from surestep.config.choices import key
-from surestep.config.optim import Name, Optim
+from surestep.config.optim import BUILT_IN, Optim
 
 _SCHEDULES = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
 _OFFLOADS = {
     "zero_optimization.offload_param": "all",
     "zero_optimization.offload_optimizer": "optimizer",
 }
-_OPTIMIZERS = get_args(Name)
 
 
 def taken_over(keys: Mapping[str, Any], said: Mapping[str, Any], ranks: int) -> dict[str, Any]:
@@ -72,7 +71,7 @@ def _optimizer(keys: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     name = key(str(keys.get("optimizer.type", "")))
     # DeepSpeed's "Adam" decays as AdamW does unless it is told not to: the two are told apart.
     is_clear = name != "adam" or keys.get("optimizer.params.adam_w_mode") is False
-    if name in _OPTIMIZERS and is_clear:
+    if name in BUILT_IN and is_clear:
         yield "optim.name", name
     for path, value in keys.items():
         table, _, option = path.rpartition(".")

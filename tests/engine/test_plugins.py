@@ -1,0 +1,167 @@
+"""A loss, a schedule and an optimizer from outside the package: one file and one entry point."""
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from surestep.base import plugins
+from surestep.base.errors import ConfigError
+from surestep.base.plugins import LOSSES, OPTIMIZERS, SCHEDULES, STRATEGIES
+from surestep.engine.losses.registry import get_loss, loss_docs
+from surestep.engine.optim.registry import optimizer_info
+from surestep.engine.parallel.strategy import strategy_class
+from surestep.engine.schedule.registry import schedule_info
+from tests.cli.conftest import surestep as surestep
+from tests.test_docs import ROOT, blocks
+
+EXAMPLES = {
+    LOSSES: "log_cosh = log_cosh:LogCosh",
+    SCHEDULES: "root_decay = root_decay:root_decay",
+    OPTIMIZERS: "sign_momentum = sign_momentum:SignMomentum",
+}
+LOAD = {
+    LOSSES: get_loss,
+    SCHEDULES: schedule_info,
+    OPTIMIZERS: optimizer_info,
+    STRATEGIES: strategy_class,
+}
+SCRIPT = """
+import json, torch, surestep
+from torch import nn
+
+torch.manual_seed(0)
+x, y = torch.randn(64, 4), torch.randn(64, 1)
+task = surestep.Task(lambda: nn.Linear(4, 1), "log_cosh", (x, y))
+config = surestep.Config(
+    max_steps=8, batch_size=16, optim={"name": "sign_momentum", "lr": 0.1, "momentum": 0.5},
+    schedule={"name": "root_decay", "warmup": "2 steps", "power": 1.0}, precision="fp32",
+    logging={"progress": "quiet"}, device="cpu",
+)
+with surestep.prepare(task, config, run="run") as session:
+    results = [(result.loss, result.lr) for result in session.steps()]
+    reasons = {each.option: (each.value, each.reason) for each in session.plan.decisions}
+    kind = type(session.state.optimizer).__name__
+print(json.dumps([results, reasons, kind], default=str))
+"""
+
+
+def install(folder, entries):
+    """Install a package with these entry points by group, as pip would."""
+    info = folder / "outside-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+    text = "\n".join(f"[{group}]\n{entry}" for group, entry in entries.items())
+    (info / "entry_points.txt").write_text(text)
+
+
+def write_examples(folder):
+    """Write the plug-ins of docs/extending.md."""
+    for block in blocks((ROOT / "docs/extending.md").read_text()):
+        if (name := re.match(r"# (\w+\.py)\n", block.code)) is not None:
+            (folder / name[1]).write_text(block.code)
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """Return a function that installs entry points for this process."""
+    caches = [plugins._plugins, strategy_class, schedule_info, optimizer_info]
+
+    def clear():
+        for function in caches:
+            function.cache_clear()
+
+    def add(entries):
+        install(tmp_path, entries)
+        importlib.invalidate_caches()
+        clear()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    write_examples(tmp_path)
+    yield add
+    monkeypatch.undo()
+    clear()
+
+
+def test_plugins_train_by_name_and_the_plan_gives_their_reasons(tmp_path):
+    write_examples(tmp_path)
+    install(tmp_path, EXAMPLES)
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env=os.environ | {"PYTHONPATH": paths},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    results, reasons, kind = json.loads(done.stdout.splitlines()[-1])
+    assert kind == "SignMomentum"
+    assert reasons["optim.name"][0] == "sign_momentum"
+    assert reasons["optim.momentum"] == [0.5, "set in Python"]
+    assert reasons["optim.weight_decay"] == [0.0, "the default of sign_momentum"]
+    assert reasons["schedule.name"][0] == "root_decay"
+    assert reasons["schedule.min_lr_mode"][1] == "the default of root_decay"
+    assert reasons["loss"][0].startswith("log_cosh")
+    assert results[-1][0] < results[0][0]
+    expected = [0.05, 0.075, *(0.1 * (1 - place / 6) for place in range(6))]
+    assert [lr for _, lr in results] == pytest.approx(expected)
+
+
+def test_plugin_losses_and_schedules_are_listed(outside, surestep):
+    outside(EXAMPLES)
+    assert "log_cosh(scale=1.0)" in surestep("losses").out
+    assert loss_docs()[-1]["divides_by"] == "elements"
+    assert "Fall late: as a root of the share that is left." in surestep("schedules").out
+    assert "the default of root_decay" in surestep("schedules", "root_decay").out
+
+
+def test_plugin_optimizer_has_the_options_of_its_class(outside):
+    outside(EXAMPLES)
+    info = optimizer_info("sign_momentum")
+    assert info.options == {"momentum": 0.9}
+    assert info.purpose == "Updates of one size: the sign of the momentum."
+
+
+@pytest.mark.parametrize("group", LOAD)
+@pytest.mark.parametrize(
+    ("module", "problem"),
+    [
+        ("thing = 3", r"is a int|is not a subclass of \S+\. Register one"),
+        ("import nothing_here", "cannot be loaded: ModuleNotFoundError"),
+    ],
+    ids=["wrong type", "broken"],
+)
+def test_bad_plugin_is_an_error_that_names_its_entry_point(
+    outside, tmp_path, group, module, problem
+):
+    (tmp_path / "bad_plugin.py").write_text(module)
+    sys.modules.pop("bad_plugin", None)
+    outside({group: "bad = bad_plugin:thing"})
+    with pytest.raises(ConfigError, match=problem) as caught:
+        LOAD[group]("bad")
+    assert f"The entry point 'bad' of {group} (bad_plugin:thing)" in str(caught.value)
+
+
+def test_optimizer_argument_without_a_default_is_an_error(outside, tmp_path):
+    (tmp_path / "needy.py").write_text(
+        "import torch\nclass Needy(torch.optim.Optimizer):\n"
+        "    def __init__(self, params, lr, momentum=0.9): ...\n"
+    )
+    outside({OPTIMIZERS: "needy = needy:Needy"})
+    with pytest.raises(ConfigError, match="has no default for 'lr'"):
+        optimizer_info("needy")
+
+
+def test_help_works_with_broken_plugins(outside, tmp_path, surestep):
+    (tmp_path / "bad_plugin.py").write_text("import nothing_here")
+    outside(dict.fromkeys(LOAD, "bad = bad_plugin:thing"))
+    for words in (("--help",), ("train", "--help"), ("train", "digits", "--help")):
+        assert surestep(*words).code == 0
+    words = ("train", "digits", "--optim.name", "bad", "--schedule.name", "bad", "--help")
+    assert surestep(*words).code == 0
