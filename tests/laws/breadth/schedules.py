@@ -42,7 +42,7 @@ ENTRIES = {
     ),
     "step": of("gamma=0 is not allowed", {"gamma": 0}, name="step", step_size="4 steps"),
     "multi_step": of(
-        "milestones=.* must rise",
+        "milestones=.* must increase",
         {"milestones": ("8 steps", "4 steps")},
         **{"name": "multi_step", "milestones": ("25%", "8 steps"), "min_lr": 2e-4},
     ),
