@@ -4,7 +4,7 @@ torchrun --standalone --nproc-per-node 2 -m benchmarks.ddp
 torchrun --standalone --nproc-per-node 2 -m benchmarks.ddp --rounds 5 --tasks mlp
 
 All loops live in the same processes and take turns, in a new order each round, with freed memory
-retained for all of them. Beside the clock stands the processor time of the thread that trains: what
+retained for all of them. Beside the clock is the processor time of the thread that trains: what
 other programs do, and what a rank waits for the others, is not in it.
 """
 
@@ -32,8 +32,8 @@ from benchmarks.loops.surestep_loop import make_config
 from benchmarks.rules import LR, MAX_GRAD_NORM, READ_EVERY, WEIGHT_DECAY, lr_factor
 from benchmarks.tasks import TASKS, Task
 
-TOTAL = 10**6  # steps of the schedule; nobody comes to its end
-STEPS = {"mlp": 150, "conv": 60, "wide_conv": 20, "gpt": 12}  # of one turn
+TOTAL = 10**6  # steps of the schedule, which no run completes
+STEPS = {"mlp": 150, "conv": 60, "wide_conv": 20, "gpt": 12}  # of one measurement
 Steps = Generator[None, None, None]
 
 
@@ -104,7 +104,7 @@ def _read(loss: Tensor) -> float:
 
 def ours(task: Task) -> Steps:
     """Train with surestep's defaults, as `benchmarks.run` does."""
-    wish = surestep.Task(
+    task_to_train = surestep.Task(
         model=task.build(),
         loss=task.loss,
         items=task.items,
@@ -114,7 +114,7 @@ def ours(task: Task) -> Steps:
         seen = [folder]
         dist.broadcast_object_list(seen)
         run = Path(seen[0]) / "run"
-        with surestep.prepare(wish, make_config(task, TOTAL), run=run) as session:
+        with surestep.prepare(task_to_train, make_config(task, TOTAL), run=run) as session:
             for _ in session.steps():
                 yield
 

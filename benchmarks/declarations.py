@@ -1,4 +1,4 @@
-"""How often the check of the first batch finds a loss that is declared wrongly.
+"""Measure how often the check of the first batch finds a loss that is declared incorrectly.
 
 `python -m benchmarks.declarations --tries 100` prints the table of docs/losses.md. Each try draws
 its own data and its own new model, whose outputs hardly differ from sample to sample, or not at all
@@ -101,7 +101,7 @@ class Case:
 
 
 def padded(samples: int) -> Tensor:
-    """Classes (N, T) of sequences of 1 to T places."""
+    """Return classes (N, T) of sequences of 1 to T tokens."""
     lengths = torch.randint(1, PLACES + 1, (samples, 1))
     classes = torch.randint(CLASSES, (samples, PLACES))
     return classes.masked_fill(torch.arange(PLACES) >= lengths, PAD)
@@ -128,23 +128,23 @@ def images(samples: int) -> Tensor:
 
 
 def tokens(batch: Any) -> int:
-    """Count places that are not padded."""
+    """Count tokens that are not padding."""
     return int((batch[1] != PAD).sum())
 
 
-def each_token(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each place (N, T), 0 where it is padded."""
+def token_losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each token (N, T), 0 for padding."""
     return functional.cross_entropy(outputs, targets, ignore_index=PAD, reduction="none")
 
 
 def token_mean(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean over places that are not padded."""
+    """Return the mean over tokens that are not padding."""
     return functional.cross_entropy(outputs, targets, ignore_index=PAD)
 
 
 def sample_mean(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean over samples of the mean over their places."""
-    return (each_token(outputs, targets).sum(1) / (targets != PAD).sum(1)).mean()
+    """Return the mean over samples of the mean over their tokens."""
+    return (token_losses(outputs, targets).sum(1) / (targets != PAD).sum(1)).mean()
 
 
 def squares(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ def standardised(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def contrastive(outputs: Tensor, _: Tensor) -> Tensor:
-    """Tell each sample from the others of the batch."""
+    """Return the loss that compares each sample with the others of the batch."""
     unit = functional.normalize(outputs, dim=1)
     return functional.cross_entropy(unit @ unit.T / 0.1, torch.arange(len(unit)))
 
@@ -220,14 +220,14 @@ def of_vae(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 SEQUENCE = (CLASSES, PLACES)
 WRONG: dict[str, Case] = {
     "sum, declared a mean over samples": Case(
-        lambda o, t: each_token(o, t).sum(), padded, SEQUENCE, {}
+        lambda o, t: token_losses(o, t).sum(), padded, SEQUENCE, {}
     ),
     "mean over tokens, declared over samples": Case(token_mean, padded, SEQUENCE, {}),
     "mean over samples, declared over tokens": Case(
         sample_mean, padded, SEQUENCE, {"items": tokens}
     ),
     "sum of tokens over samples, declared over tokens": Case(
-        lambda o, t: each_token(o, t).sum() / len(t), padded, SEQUENCE, {"items": tokens}
+        lambda o, t: token_losses(o, t).sum() / len(t), padded, SEQUENCE, {"items": tokens}
     ),
     "mean, declared a sum": Case(token_mean, padded, SEQUENCE, {"reduction": "sum"}),
     "sum divided by a constant": Case(lambda o, t: squares(o, t).sum() / 64, figures, (4,), {}),
@@ -306,12 +306,12 @@ def of_detector(
 
 
 def unpadded(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the loss of each place (N, T), 0 where it is ignored."""
+    """Return the loss of each token (N, T), 0 for ignored ones."""
     return functional.cross_entropy(outputs, labels, reduction="none")
 
 
 def over_places(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean over samples of the mean over their places."""
+    """Return the mean over samples of the mean over their tokens."""
     return (unpadded(outputs, labels).sum(1) / (labels != -100).sum(1)).mean()
 
 
@@ -374,7 +374,7 @@ def of_case(case: Case) -> Callable[[int, float], surestep.Task]:
 def is_found(
     make: Callable[[int, float], surestep.Task], samples: int, seed: int, sentence: str = "is not a"
 ) -> bool:
-    """Tell whether the check of a first batch rejects a loss with this sentence."""
+    """Return whether the check of a first batch rejects a loss with this sentence."""
     torch.manual_seed(seed)
     task = make(samples, 0.02 if seed % 2 else 0.0)
     config = surestep.Config(epochs=1, batch_size=samples, seed=seed, device="cpu")

@@ -1,4 +1,4 @@
-"""Paired comparison: two contestants meet in the same round, so the machine's mood cancels."""
+"""Compare contestants in pairs of the same round, so that changes of the machine cancel."""
 
 import random
 from collections.abc import Sequence

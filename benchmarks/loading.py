@@ -1,9 +1,9 @@
-"""What loading costs that seeds each sample by its place, beside a plain DataLoader.
+"""Measure the cost of seeding each sample by its position, beside a plain DataLoader.
 
     python -m benchmarks.loading [--samples N] [--rounds N]
 
 Both read the same Python dataset, shuffled, with the same workers and collate it the same way.
-Told is the processor time of this process and its workers together, which other programs disturb
+The result is the processor time of this process and its workers, which other programs disturb
 less than the clock, in microseconds a sample: the least of rounds in which both take turns.
 
 The last line is for samples that are computed, as in a regression on random numbers: one at a time
@@ -44,7 +44,7 @@ class Rows(Dataset[tuple[Tensor, int]]):
 
 
 class WithGenerator(Rows):
-    """The same, with a generator of its own that nobody draws from."""
+    """The same, with a generator that is never used."""
 
     def __init__(self, samples: int) -> None:
         super().__init__(samples)
@@ -69,7 +69,7 @@ def plain(data: Rows, workers: int, size: int, _: int) -> None:
         pass
 
 
-def by_place(data: Rows, workers: int, size: int, each: int) -> None:
+def by_position(data: Rows, workers: int, size: int, each: int) -> None:
     """Read all as a run does."""
     source = MapStyleSource(data, seed=0, collate=None, options={"num_workers": workers})
     ranges = [range(a, min(a + size, len(data))) for a in range(0, len(data), size)]
@@ -139,20 +139,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=16384)
     parser.add_argument("--rounds", type=int, default=5)
-    said = parser.parse_args()
+    arguments = parser.parse_args()
     for kind in (Rows, WithGenerator):
         for case in CASES:
-            data = kind(said.samples)
+            data = kind(arguments.samples)
             found: list[list[float]] = []
-            for _ in range(said.rounds):
-                both = [processor_us(read, data, *case) for read in (plain, by_place)]
+            for _ in range(arguments.rounds):
+                both = [processor_us(read, data, *case) for read in (plain, by_position)]
                 found.append(both)
             alone, ours = (min(each) for each in zip(*found, strict=True))
             workers, size, each = case
             what = f"{kind.__name__:<14} workers {workers}  batch {size * each:>2} by {size:>2}"
-            print(f"{what}  plain {alone:6.1f}  by place {ours:6.1f}  more {ours - alone:5.1f} us")
-    samples = said.samples // BATCH_COMPUTED * BATCH_COMPUTED
-    rounds = [computed_us(samples) for _ in range(said.rounds)]
+            print(
+                f"{what}  plain {alone:6.1f}  by position {ours:6.1f}  more {ours - alone:5.1f} us"
+            )
+    samples = arguments.samples // BATCH_COMPUTED * BATCH_COMPUTED
+    rounds = [computed_us(samples) for _ in range(arguments.rounds)]
     least = {name: min(each[name] for each in rounds) for name in rounds[0]}
     times = "  ".join(f"{name} {us:.1f}" for name, us in least.items())
     print(f"computed, batch {BATCH_COMPUTED}  {times} us")

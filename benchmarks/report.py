@@ -107,7 +107,7 @@ def table(title: str, rounds: Rounds, names: Sequence[str]) -> str:
 
 
 def cpu_model() -> str:
-    """Name the processor, as Linux tells it."""
+    """Return the name of the processor from /proc/cpuinfo."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():

@@ -1,10 +1,10 @@
-"""What going on late in an epoch costs, against going on early.
+"""Measure the cost of a resume late in an epoch against one early in it.
 
     python -m benchmarks.resume [--samples N] [--rounds N]
 
 A run over a map-style dataset is set to a place of its first epoch, and the clock runs until the
 first step from there is done: the order of the epoch is drawn, the samples of a batch are loaded
-(and with workers, those that are prefetched), the step is taken. The places take turns.
+(and with workers, those that are prefetched), the step is taken. The positions alternate.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Counted(Dataset[tuple[Tensor, int]]):
 def first_step(session: Session, data: Counted, position: int) -> tuple[float, int]:
     """Return the seconds until the first step from a place is done, and how many samples it took.
 
-    Workers go on loading while the clock is read, so with them the count is a little more.
+    Workers continue loading while the clock is read, so their count is slightly higher.
     """
     session.state.progress = session.state.progress._replace(step=0, epoch=0, position=position)
     data.loaded.zero_()
@@ -53,12 +53,12 @@ def first_step(session: Session, data: Counted, position: int) -> tuple[float, i
 
 
 def compare(samples: int, rounds: int, workers: int) -> None:
-    """Print the median of some rounds at both places."""
+    """Print the median of some rounds at both positions."""
     data = Counted(samples)
     task = surestep.Task(nn.Linear(4, 2), nn.CrossEntropyLoss(), train=data)
-    said: dict[str, Any] = {"batch_size": BATCH, "max_steps": samples // BATCH}
-    said |= {"data": {"num_workers": workers}, "logging": {"progress": "quiet"}}
-    config = surestep.Config(**said)
+    options: dict[str, Any] = {"batch_size": BATCH, "max_steps": samples // BATCH}
+    options |= {"data": {"num_workers": workers}, "logging": {"progress": "quiet"}}
+    config = surestep.Config(**options)
     found: dict[int, list[tuple[float, int]]] = {EARLY: [], LATE: []}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -78,9 +78,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=10_000_000 + 1000)
     parser.add_argument("--rounds", type=int, default=7)
-    said = parser.parse_args()
+    arguments = parser.parse_args()
     for workers in (0, 2):
-        compare(said.samples, said.rounds, workers)
+        compare(arguments.samples, arguments.rounds, workers)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every contestant must do alike, and how its steps are timed.
+"""What every contestant must do in the same way, and how its steps are timed.
 
 AdamW, clipping by norm, a schedule per step, the loss read on the host every 50 steps. A round
 is a whole training run; the clock is read *inside* it, at the start of the first timed step and at
@@ -21,7 +21,7 @@ MAX_GRAD_NORM = 1.0
 READ_EVERY = 50
 WARM_UP_STEPS = 5  # with the steps of a task a multiple of 50: the same reads for all
 # Peers get every switch their users can set, so also PyTorch's fast AdamW; the plain loop is
-# AdamW as people write it. Tricks that need code of one's own are in `fast_by_hand` only.
+# The usual AdamW. Optimizations that need custom code are in `fast_by_hand` only.
 PEER_FUSED = True
 
 
@@ -65,7 +65,7 @@ class Stopwatch:
 
     @property
     def step_us(self) -> float:
-        """The mean time of a timed step in microseconds; NaN if the run was cut short."""
+        """The mean time of a timed step in microseconds; NaN if the run ended early."""
         return (self.ended.wall_s - self.began.wall_s) / self.steps * 1e6
 
     @property

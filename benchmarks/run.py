@@ -35,7 +35,7 @@ def check(task: str, rounds: Rounds) -> None:
             if abs(answer.final_loss / usual - 1.0) > tolerance:
                 raise SystemExit(
                     f"{name} on {task}: ended with loss {answer.final_loss:.4f} where the plain "
-                    f"loop ends with {usual:.4f}; they did not train alike."
+                    f"loop ends with {usual:.4f}; they did not do the same work."
                 )
 
 
@@ -66,7 +66,7 @@ def make_tables(tasks: Sequence[str], asked: Sequence[Contestant], rounds: int) 
 
 
 def pick(asked: str, known: Sequence[str], what: str) -> list[str]:
-    """Split a comma-separated wish; stop on a name that is not known."""
+    """Split comma-separated names; exit on an unknown name."""
     names = asked.split(",") if asked else list(known)
     for name in names:
         if name not in known:
@@ -77,7 +77,7 @@ def pick(asked: str, known: Sequence[str], what: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--tasks", default="", help=f"of {','.join(TASKS)}; all if not said")
+    parser.add_argument("--tasks", default="", help=f"of {','.join(TASKS)}; default: all")
     parser.add_argument("--only", default="", help="contestants; the plain loop always runs")
     arguments = parser.parse_args()
     tasks = pick(arguments.tasks, list(TASKS), "task")

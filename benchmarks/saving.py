@@ -26,7 +26,7 @@ from surestep.trainer.session import Session
 
 WIDTH, LAYERS = 2048, 4  # 4 x 16 MiB of weights, three times with the moments of AdamW: 200 MB
 ROUNDS = 5
-EVERY = 200  # steps between two saves, in the figures
+EVERY = 200  # steps between two saves, in the results
 # Steps of a stretch: at least as long as a save takes to write, so that it is paid for within it.
 STRETCH = {"mlp": 200, "conv": 50, "gpt": 20}
 ROUNDS_OF = {"mlp": 100, "conv": 40, "gpt": 20}
@@ -100,7 +100,7 @@ def by_hand(session: Session, path: Path) -> None:
 def rounds_of(name: str, rounds: int) -> dict[Way, list[Spent]]:
     """Take a stretch of each way in one run, again and again; the order is drawn."""
     task, count, draw = TASKS[name](), STRETCH[name], random.Random(0)
-    wish = surestep.Task(
+    task_to_train = surestep.Task(
         model=task.build(),
         loss=task.loss,
         items=task.items,
@@ -109,7 +109,9 @@ def rounds_of(name: str, rounds: int) -> dict[Way, list[Spent]]:
     found: dict[Way, list[Spent]] = {way: [] for way in get_args(Way)}
     with (
         tempfile.TemporaryDirectory(dir=".") as folder,
-        surestep.prepare(wish, make_config(task, 10**6), run=Path(folder) / "run") as session,
+        surestep.prepare(
+            task_to_train, make_config(task, 10**6), run=Path(folder) / "run"
+        ) as session,
     ):
         steps = iter(session.steps())
         for _ in range(3):  # the first save makes the buffers, the third deletes the first
@@ -121,7 +123,7 @@ def rounds_of(name: str, rounds: int) -> dict[Way, list[Spent]]:
 
 
 def slowdown(name: str, rounds: int) -> str:
-    """Say how much longer a task takes with a save every 200 steps: the median of the rounds."""
+    """Print how much longer a task takes with a save every 200 steps: the median of the rounds."""
     found = rounds_of(name, rounds)
     walls = {way: [each.wall for each in spent] for way, spent in found.items()}
     cpus = {way: [each.cpu for each in spent] for way, spent in found.items()}

@@ -1,7 +1,7 @@
 """What every contestant trains: a model, its data and its loss.
 
-All data lies in memory and can be learned, so the loss a contestant ends with says whether it
-did the work: classes of a spiral, noisy copies of ten pictures, walks on a sparse graph of tokens.
+All data is in memory and can be learned, so the final loss of a contestant shows whether it did
+the work: classes of a spiral, noisy copies of ten images, random walks on a sparse graph of tokens.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def pictures(rows: int, size: int = 16) -> tuple[Tensor, Tensor]:
 
 
 def walks(rows: int, tokens: int, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Walk a graph with four ways out of each token: tokens (rows, tokens) and the next ones."""
+    """Return random walks on a graph with four edges per token, (rows, tokens), and next tokens."""
     generator = torch.Generator().manual_seed(3)
     ways = torch.randint(vocabulary, (vocabulary, 4), generator=generator)
     walk = [torch.randint(vocabulary, (rows,), generator=generator)]

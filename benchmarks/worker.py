@@ -52,7 +52,7 @@ def final_loss(task: Task, trained: Trained) -> float:
 
 
 def judge(task: Task, trained: Trained) -> Answer:
-    """Look at what a contestant handed back; AdamW's own state says how often it stepped."""
+    """Check the result of a contestant; AdamW's state counts its steps."""
     states = trained.optimizer.state.values()
     updates = {int(state["step"]) for state in states}
     assert len(updates) == 1, f"parameters were updated unequally often: {sorted(updates)}"
@@ -80,7 +80,7 @@ def serve(module: str, order: Order, connection: Connection) -> None:
 
 
 def measure(contestant: Contestant, order: Order) -> Answer:
-    """Let a contestant train in a process of its own, and wait for it."""
+    """Train a contestant in its own process, and wait for it."""
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=serve, args=(contestant.module, order, theirs))

@@ -1,4 +1,4 @@
-"""Fabric: the user's own loop with Fabric's verbs."""
+"""Fabric: a custom loop with Fabric's methods."""
 
 from lightning.fabric import Fabric
 from torch.optim.lr_scheduler import LambdaLR

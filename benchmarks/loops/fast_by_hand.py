@@ -16,7 +16,7 @@ What a step of the MLP (plain: 930 us, this: 485 us) loses when one trick is tak
 - nothing on a CPU: reading the losses together every 50 steps; on an accelerator it is the wait.
 
 The guard costs 20 us: once a loss or a gradient norm was not finite, `found_inf` stays 1.0 and the
-fused optimizer moves nothing any more, until the log point reads it and raises.
+fused optimizer updates nothing any more, until the log point reads it and raises.
 """
 
 import torch
@@ -36,7 +36,7 @@ from surestep.engine.allocator import read_allocator, reserve_huge_pages, retain
 
 
 def keep_memory() -> None:
-    """Keep freed memory as surestep's Plan does, which nobody would write by hand."""
+    """Retain freed memory as surestep's Plan does; few people would write this by hand."""
     if retain_freed_memory() and read_allocator().huge_pages:
         reserve_huge_pages()
 
@@ -52,14 +52,14 @@ class Guard:
     """Stop the optimizer, on the device, from the first loss or norm that is not finite."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.poison = torch.zeros(())
+        self.nonfinite = torch.zeros(())
         self.found_inf = torch.zeros(())
         vars(optimizer).update(grad_scale=None, found_inf=self.found_inf)
 
     def watch(self, loss: Tensor, norm: Tensor) -> None:
         total = loss + norm
-        self.poison.add_(total - total)  # x - x is 0, or NaN for ever where x is not finite
-        torch.ne(self.poison, 0.0, out=self.found_inf)
+        self.nonfinite.add_(total - total)  # x - x is 0, or NaN for ever where x is not finite
+        torch.ne(self.nonfinite, 0.0, out=self.found_inf)
 
 
 def read(losses: list[Tensor], guard: Guard) -> float:

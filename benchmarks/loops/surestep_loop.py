@@ -14,7 +14,7 @@ NEVER = "1000000 steps"
 
 
 def make_config(task: Task, total: int) -> surestep.Config:
-    """Say what is asked of all contestants; nobody shows progress or saves checkpoints."""
+    """Return the options of the comparison; no contestant shows progress or saves checkpoints."""
     return surestep.Config.from_options(
         {
             "max_steps": total,
@@ -41,14 +41,14 @@ def train(task: Task, steps: int) -> Trained:
     """Train with surestep for a warm-up and `steps` timed steps."""
     stopwatch = Stopwatch(steps)
     model = task.build()
-    wish = surestep.Task(
+    task_to_train = surestep.Task(
         model=model,
         loss=task.loss,
         items=task.items,
         train=TensorDataset(task.inputs, task.targets),
     )
     with tempfile.TemporaryDirectory() as folder:
-        session = surestep.prepare(wish, make_config(task, stopwatch.total), run=folder)
+        session = surestep.prepare(task_to_train, make_config(task, stopwatch.total), run=folder)
         for _ in session.steps():
             stopwatch.tick()
         losses = read_losses(Path(folder) / "events.jsonl")

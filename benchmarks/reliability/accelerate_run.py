@@ -1,7 +1,7 @@
 """Accelerate: `save_state` with automatic names, `load_state` and `skip_first_batches`.
 
 With `use_seedable_sampler`, which its documentation names for the same order after a resume, and
-an object of its own for the step, by `register_for_checkpointing`.
+a custom object for the step, by `register_for_checkpointing`.
 
 Source: https://huggingface.co/docs/accelerate/usage_guides/checkpoint
 """
@@ -16,7 +16,7 @@ from torch.optim import AdamW
 from torch.utils.data import DataLoader
 
 from benchmarks.reliability.job import BATCH, LR, SAVE_EVERY, SEED, STEPS, Job
-from benchmarks.reliability.seen import Seen
+from benchmarks.reliability.reporter import Reporter
 
 
 class Progress:
@@ -33,8 +33,8 @@ class Progress:
         self.step = state["step"]
 
 
-def train(job: Job, seen: Seen) -> None:
-    """Train to the end from wherever the folder stands."""
+def train(job: Job, reporter: Reporter) -> None:
+    """Resume from the folder and train to the end."""
     logging.disable()
     set_seed(SEED)
     project = ProjectConfiguration(str(job.folder), automatic_checkpoint_naming=True, total_limit=2)
@@ -54,7 +54,7 @@ def train(job: Job, seen: Seen) -> None:
     if saved:
         accelerator.load_state()
         project.iteration = saved[-1] + 1
-    seen.loaded(progress.step, net, plain)
+    reporter.loaded(progress.step, net, plain)
     model.train()
     while progress.step < STEPS:
         epoch, done = divmod(progress.step, len(loader))
@@ -65,9 +65,9 @@ def train(job: Job, seen: Seen) -> None:
             optimizer.step()
             optimizer.zero_grad()
             progress.step += 1
-            seen.step(progress.step, net, plain)
+            reporter.step(progress.step, net, plain)
             if progress.step % SAVE_EVERY == 0:
-                with seen.saving():
+                with reporter.saving():
                     accelerator.save_state()
             if progress.step == STEPS:
                 break

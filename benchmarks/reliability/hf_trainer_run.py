@@ -11,7 +11,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_utils import get_last_checkpoint
 
 from benchmarks.reliability.job import BATCH, LR, SAVE_EVERY, SEED, STEPS, Job
-from benchmarks.reliability.seen import Seen
+from benchmarks.reliability.reporter import Reporter
 
 
 class Named(Dataset[dict[str, Tensor]]):
@@ -40,34 +40,34 @@ class WithLoss(nn.Module):
 
 
 class Watch(TrainerCallback):
-    """Tells what was loaded and each step."""
+    """Reports what was loaded, and each step."""
 
-    def __init__(self, seen: Seen) -> None:
-        self.seen = seen
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.seen.loaded(state.global_step, kwargs["model"], _plain(kwargs["optimizer"]))
+        self.reporter.loaded(state.global_step, kwargs["model"], _plain(kwargs["optimizer"]))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.seen.step(state.global_step, kwargs["model"], _plain(kwargs["optimizer"]))
+        self.reporter.step(state.global_step, kwargs["model"], _plain(kwargs["optimizer"]))
 
 
 def _plain(optimizer: Any) -> Any:
     return getattr(optimizer, "optimizer", optimizer)
 
 
-class Told(Trainer):
-    """A Trainer that tells its saves."""
+class ReportingTrainer(Trainer):
+    """A Trainer that reports its saves."""
 
-    seen: Seen
+    reporter: Reporter
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        with self.seen.saving():
+        with self.reporter.saving():
             return super()._save_checkpoint(*args, **kwargs)
 
 
-def train(job: Job, seen: Seen) -> None:
-    """Train to the end from wherever the folder stands."""
+def train(job: Job, reporter: Reporter) -> None:
+    """Resume from the folder and train to the end."""
     arguments = TrainingArguments(
         output_dir=str(job.folder),
         max_steps=STEPS,
@@ -83,9 +83,9 @@ def train(job: Job, seen: Seen) -> None:
         dataloader_pin_memory=False,
         use_cpu=True,
     )
-    trainer = Told(WithLoss(job), arguments, train_dataset=Named(job))
-    trainer.seen = seen
+    trainer = ReportingTrainer(WithLoss(job), arguments, train_dataset=Named(job))
+    trainer.reporter = reporter
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(Watch(seen))
+    trainer.add_callback(Watch(reporter))
     last = get_last_checkpoint(str(job.folder)) if job.folder.is_dir() else None
     trainer.train(resume_from_checkpoint=last)

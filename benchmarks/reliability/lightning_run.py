@@ -1,6 +1,6 @@
 """Lightning: `ModelCheckpoint(save_last=True)` and `fit(ckpt_path="last")`.
 
-The loader is torchdata's StatefulDataLoader, which its documentation names for going on in the
+The loader is torchdata's StatefulDataLoader, which its documentation names for resuming in the
 middle of an epoch; everything is seeded by `seed_everything(workers=True)`.
 
 Source: https://lightning.ai/docs/pytorch/stable/common/checkpointing_basic.html
@@ -17,7 +17,7 @@ from torch.optim import AdamW
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from benchmarks.reliability.job import BATCH, LR, SAVE_EVERY, SEED, STEPS, Job
-from benchmarks.reliability.seen import Seen
+from benchmarks.reliability.reporter import Reporter
 
 
 class Module(LightningModule):
@@ -37,30 +37,30 @@ class Module(LightningModule):
 
 
 class Watch(Callback):
-    """Tells what was loaded and each step."""
+    """Reports what was loaded, and each step."""
 
-    def __init__(self, seen: Seen) -> None:
-        self.seen = seen
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.seen.loaded(trainer.global_step, pl_module.model, trainer.optimizers[0])
+        self.reporter.loaded(trainer.global_step, pl_module.model, trainer.optimizers[0])
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        self.seen.step(trainer.global_step, pl_module.model, trainer.optimizers[0])
+        self.reporter.step(trainer.global_step, pl_module.model, trainer.optimizers[0])
 
 
-class Told(Trainer):
-    """A Trainer that tells its saves."""
+class ReportingTrainer(Trainer):
+    """A Trainer that reports its saves."""
 
-    seen: Seen
+    reporter: Reporter
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        with self.seen.saving():
+        with self.reporter.saving():
             super().save_checkpoint(*args, **kwargs)
 
 
-def train(job: Job, seen: Seen) -> None:
-    """Train to the end from wherever the folder stands."""
+def train(job: Job, reporter: Reporter) -> None:
+    """Resume from the folder and train to the end."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     seed_everything(SEED, workers=True, verbose=False)
@@ -72,7 +72,7 @@ def train(job: Job, seen: Seen) -> None:
         mode="max",
         save_last=True,
     )
-    trainer = Told(
+    trainer = ReportingTrainer(
         accelerator="cpu",
         devices=1,
         max_steps=STEPS,
@@ -81,8 +81,8 @@ def train(job: Job, seen: Seen) -> None:
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[Watch(seen), saving],
+        callbacks=[Watch(reporter), saving],
     )
-    trainer.seen = seen
+    trainer.reporter = reporter
     loader = StatefulDataLoader(job.data(), BATCH, shuffle=True)
     trainer.fit(Module(job), loader, ckpt_path="last")

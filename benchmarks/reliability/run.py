@@ -28,7 +28,7 @@ from typing import Any, get_args
 from tests.torture.forked import Child
 
 from benchmarks.reliability.job import SAVE_EVERY, STEPS, Job, Setting
-from benchmarks.reliability.seen import Seen
+from benchmarks.reliability.reporter import Reporter
 
 CONTESTANTS = ("surestep", "lightning", "accelerate", "hf_trainer")
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
@@ -38,7 +38,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @dataclass
 class Log:
-    """What a run has told: digests by step, what it went on from, how long its saves took."""
+    """What a run reported: digests by step, the resumed step, the duration of its saves."""
 
     steps: dict[int, str] = field(default_factory=dict)
     loaded: list[tuple[int, str]] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Log:
 
 
 def start(contestant: str, job: Job, log: Path) -> Child:
-    """Fork a process that trains from wherever the folder stands."""
+    """Fork a process that resumes from the folder and trains."""
     return Child(partial(_train, contestant, job, log))
 
 
@@ -70,7 +70,7 @@ def _train(contestant: str, job: Job, log: Path, shared: mmap.mmap, pipe: int) -
     os.dup2(null, 1)
     module = import_module(f"benchmarks.reliability.{contestant}_run")
     with log.open("w", encoding="utf-8") as file:
-        module.train(job, Seen(shared, pipe, file))
+        module.train(job, Reporter(shared, pipe, file))
 
 
 def measure(contestant: str, setting: Setting, kills: int, folder: Path) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def measure(contestant: str, setting: Setting, kills: int, folder: Path) -> dict
     whole = Job(folder / "whole", setting)
     child = start(contestant, whole, folder / "whole.log")
     if child.wait() != 0:
-        raise SystemExit(f"{contestant}: the run that nobody kills ended with {child.code}")
+        raise SystemExit(f"{contestant}: the run that was not killed ended with {child.code}")
     child.close()
     reference = Log.read(folder / "whole.log")
     lasts_s, draw = median(reference.saves), random.Random(f"{contestant} {setting}")
@@ -93,7 +93,7 @@ def measure(contestant: str, setting: Setting, kills: int, folder: Path) -> dict
 
 
 def _kill(contestant: str, job: Job, draw: random.Random, lasts_s: float) -> bool:
-    """Kill a run at a random moment of a save that is not its first; say whether it was hit."""
+    """Kill a run at a random moment of a save after its first; return whether the kill hit."""
     child = start(contestant, job, job.folder.with_name("killed.log"))
     try:
         if child.wait_for(f"save {draw.randint(2, STEPS // SAVE_EVERY - 1)}"):
@@ -105,7 +105,7 @@ def _kill(contestant: str, job: Job, draw: random.Random, lasts_s: float) -> boo
 
 
 def _resume(contestant: str, job: Job, reference: Log) -> str:
-    """Start a run again, and say what came of it."""
+    """Start a run again, and return the outcome."""
     path = job.folder.with_name("again.log")
     child = start(contestant, job, path)
     try:
@@ -117,11 +117,11 @@ def _resume(contestant: str, job: Job, reference: Log) -> str:
         return "failed"
     step, digest = log.loaded[0]
     if step == 0:
-        return "began anew"
+        return "restarted at step 0"
     if digest != reference.steps[step]:
-        return "went on from a damaged or incomplete checkpoint"
+        return "resumed from a corrupt or incomplete checkpoint"
     exact = all(reference.steps[step] == digest for step, digest in log.steps.items())
-    return "bitwise equal" if exact and STEPS in log.steps else "went on, not bitwise equal"
+    return "bitwise equal" if exact and STEPS in log.steps else "resumed, not bitwise equal"
 
 
 def contest(contestant: str, kills: int) -> None:
@@ -138,19 +138,19 @@ def contest(contestant: str, kills: int) -> None:
 
 
 def main() -> None:
-    """Measure every library, each in a process of its own."""
+    """Measure every library in its own process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("contestants", nargs="*", default=CONTESTANTS, metavar="CONTESTANT")
     parser.add_argument("--kills", type=int, default=60, help="kills within a save, each setting")
     parser.add_argument("--here", action="store_true", help="measure one in this very process")
-    said = parser.parse_args()
-    if said.here:
-        return contest(said.contestants[0], said.kills)
-    for contestant in said.contestants:
+    arguments = parser.parse_args()
+    if arguments.here:
+        return contest(arguments.contestants[0], arguments.kills)
+    for contestant in arguments.contestants:
         command = [sys.executable, "-m", "benchmarks.reliability.run", contestant, "--here"]
         environment = {**os.environ, **ONE_THREAD, "TOKENIZERS_PARALLELISM": "false"}
         subprocess.run(
-            [*command, "--kills", str(said.kills)], cwd=REPOSITORY, env=environment, check=True
+            [*command, "--kills", str(arguments.kills)], cwd=REPOSITORY, env=environment, check=True
         )
     return None
 

@@ -12,34 +12,34 @@ from torch import nn
 
 import surestep
 from benchmarks.reliability.job import BATCH, LR, SAVE_EVERY, SEED, STEPS, Job
-from benchmarks.reliability.seen import Seen
+from benchmarks.reliability.reporter import Reporter
 
 
 class Watch(surestep.Callback):
-    """Tells what was loaded and each step."""
+    """Reports what was loaded, and each step."""
 
-    def __init__(self, seen: Seen) -> None:
-        self.seen = seen
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
 
     def on_start(self, state: Any) -> None:
-        self.seen.loaded(state.progress.step, state.model, state.optimizer)
+        self.reporter.loaded(state.progress.step, state.model, state.optimizer)
 
     def on_step(self, state: Any, result: Any) -> None:
-        self.seen.step(result.step, state.model, state.optimizer)
+        self.reporter.step(result.step, state.model, state.optimizer)
 
 
-def _tell_saves(seen: Seen, event: str, args: tuple[Any, ...]) -> None:
+def report_saves(reporter: Reporter, event: str, args: tuple[Any, ...]) -> None:
     if event not in ("os.mkdir", "os.rename"):
         return
     folder, name = os.path.split(os.fspath(args[0]))
     # The first save tries before there is a folder of checkpoints, and again when there is one.
     if name.startswith(".tmp-step-") and os.path.isdir(folder):
-        (seen.begin_save if event == "os.mkdir" else seen.end_save)()
+        (reporter.begin_save if event == "os.mkdir" else reporter.end_save)()
 
 
-def train(job: Job, seen: Seen) -> None:
-    """Train to the end from wherever the run stands."""
-    sys.addaudithook(partial(_tell_saves, seen))
+def train(job: Job, reporter: Reporter) -> None:
+    """Resume the run and train to the end."""
+    sys.addaudithook(partial(report_saves, reporter))
     task = surestep.Task(job.model, nn.CrossEntropyLoss(), job.data())
     config = surestep.Config(
         max_steps=STEPS,
@@ -49,4 +49,4 @@ def train(job: Job, seen: Seen) -> None:
         checkpoint=surestep.Checkpoint(every=f"{SAVE_EVERY} steps"),
         logging=surestep.Logging(progress="quiet"),
     )
-    surestep.Trainer(task, config, run=job.folder, callbacks=[Watch(seen)]).fit()
+    surestep.Trainer(task, config, run=job.folder, callbacks=[Watch(reporter)]).fit()

@@ -10,7 +10,7 @@ from tests import tiny
 from tests.tiny import fit, prepare
 
 
-class Seen(surestep.Callback):
+class Reports(surestep.Callback):
     """Note the rate and the momentum that each step was taken with."""
 
     def __init__(self):
@@ -24,7 +24,7 @@ class Seen(surestep.Callback):
 
 @pytest.mark.parametrize("optim", [{"name": "adamw"}, {"name": "sgd", "momentum": 0.9}])
 def test_one_cycle_gives_the_optimizer_torchs_rate_and_momentum(tmp_path, optim):
-    seen, config = Seen(), {"optim": {**optim, "lr": 0.01}, "schedule": {"name": "one_cycle"}}
+    seen, config = Reports(), {"optim": {**optim, "lr": 0.01}, "schedule": {"name": "one_cycle"}}
     task = tiny.task()
     surestep.Trainer(
         task, tiny.config(max_steps=20, **config), run=tmp_path, callbacks=[seen]
@@ -33,7 +33,7 @@ def test_one_cycle_gives_the_optimizer_torchs_rate_and_momentum(tmp_path, optim)
     momentum = {} if optim["name"] == "adamw" else {"momentum": 0.9}
     plain = kind([torch.zeros(1, requires_grad=True)], lr=0.01, **momentum)
     scheduler = lr_scheduler.OneCycleLR(plain, 0.01, total_steps=20)
-    expected = Seen()
+    expected = Reports()
     for step in range(20):
         group = plain.param_groups[0]
         expected.lr.append(group["lr"])

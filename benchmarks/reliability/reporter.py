@@ -1,4 +1,4 @@
-"""What a run that may be killed at any moment tells its parent."""
+"""What a run that can be killed at any moment reports to its parent."""
 
 import mmap
 import os
@@ -23,12 +23,12 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return whole.hexdigest()[:24]
 
 
-class Seen:
+class Reporter:
     """The side of the run.
 
     Args:
-        shared: its first byte says whether a save is in flight.
-        pipe: where each save is told as it begins.
+        shared: its first byte is 1 while a save is in progress.
+        pipe: receives a byte at the start of each save.
         log: gets a line for what was loaded, for each step, and for each save.
     """
 
@@ -37,28 +37,28 @@ class Seen:
         self._saves, self._began = 0, 0.0
 
     def loaded(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Say what the run goes on from; step 0 is a run that begins."""
+        """Report the step that the run resumes from; 0 for a new run."""
         self._write(f"loaded {step} {digest(model, optimizer)}")
 
     def step(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Say what came of a step."""
+        """Report the digest of a step."""
         self._write(f"step {step} {digest(model, optimizer)}")
 
     def begin_save(self) -> None:
-        """Say that a save is in flight from now on."""
+        """Report that a save starts."""
         self._saves += 1
         self._shared[0] = 1
         self._began = time.perf_counter()
         os.write(self._pipe, f"save {self._saves}\n".encode())
 
     def end_save(self) -> None:
-        """Say that it is done."""
+        """Report that the save is complete."""
         self._shared[0] = 0
         self._write(f"saved {self._saves} {time.perf_counter() - self._began:.6f}")
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Say that a save is in flight within this block."""
+        """Report that a save is in progress within this block."""
         self.begin_save()
         yield
         self.end_save()
