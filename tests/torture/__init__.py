@@ -1,1 +1,1 @@
-"""Runs that are killed, broken and filled up, to see whether anything is lost."""
+"""Kill runs, corrupt their files and fill their disks, and check that nothing is lost."""

@@ -1,10 +1,10 @@
-"""The long version: every case, many kills, damage in every file, full disks.
+"""Run the long version: every case, many kills, damage in every file, full disks.
 
     python -m tests.torture [--kills 500] [--cases 10000] [--flips 40] [--disks 40] [--calls]
                             [--restarts 20] [--workers 200] [--groups 100]
 
-What is left out is not run; without an argument all of it is. Ends with 1 where anything is lost.
-TMPDIR=/dev/shm makes it quicker: a kill does not ask for a real disk, a loss of power would.
+Only the parts with an argument run; without arguments all run. The exit code is 1 if anything is
+lost. TMPDIR=/dev/shm makes it faster: a kill, unlike a loss of power, needs no real disk.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from typing import Any
 
 from tests.torture.warm import ONE_THREAD, warm_up
 
-Found = tuple[dict[str, Any], list[str]]  # figures, and what is wrong
+Found = tuple[dict[str, Any], list[str]]  # numbers, and what is wrong
 
 
 def cases(folder: Path, wanted: int, seed: int) -> Found:
-    """Kill a run of every case, or of so many drawn from them."""
+    """Kill a run of every case, or of a random sample of them."""
     from tests.torture.cases import product
     from tests.torture.trial import trial
 
@@ -49,7 +49,7 @@ def cases(folder: Path, wanted: int, seed: int) -> Found:
 
 
 def kills(folder: Path, wanted: int, seed: int) -> Found:
-    """Kill with a save in flight."""
+    """Kill while a save is in progress."""
     from tests.torture.kills import kill_many
 
     count = vars(kill_many(folder, wanted, seed=seed))
@@ -83,7 +83,7 @@ def disks(folder: Path, wanted: int, seed: int) -> Found:
 
 
 def restarts(folder: Path, wanted: int, seed: int) -> Found:
-    """Kill the processes of torchrun in so many attempts."""
+    """Kill the processes of torchrun in this many attempts."""
     from tests.torture.restarts import restart
 
     return restart(folder, wanted, seed)
@@ -116,7 +116,7 @@ PARTS: dict[str, tuple[Callable[[Path, int, int], Found], int]] = {
 
 
 def main() -> int:
-    """Run the parts that are asked for."""
+    """Run the requested parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, (_, usual) in PARTS.items():
         parser.add_argument(f"--{name}", type=int, nargs="?", const=usual, help=f"usual: {usual}")
@@ -126,7 +126,7 @@ def main() -> int:
     chosen = {name: n for name, n in said.items() if n is not None}
     chosen = chosen or {name: usual for name, (_, usual) in PARTS.items()}
     if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):
-        os.environ.update(ONE_THREAD)  # the pools of threads are made as libraries are imported
+        os.environ.update(ONE_THREAD)  # libraries create their thread pools on import
         os.execv(sys.executable, [sys.executable, "-m", "tests.torture", *sys.argv[1:]])
     warm_up()
     wrong = []

@@ -1,4 +1,4 @@
-"""The one warm process of a test session, asked by the tests."""
+"""The warm process that the tests of a session share."""
 
 import atexit
 from functools import cache
@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.torture.warm import Warm
 
-# What the children of the next request are broken by; set by tests of the tests.
+# The breakage of the children of the next request; set by tests of the tests.
 broken: str | None = None
 
 
@@ -18,7 +18,7 @@ def _warm() -> Warm:
 
 
 def ask(what: str, **more: Any) -> dict[str, Any]:
-    """Ask the warm process; it is started by the first request."""
+    """Send a request to the warm process, which the first request starts."""
     if broken is not None:
         more["broken"] = broken
     return _warm().do(what, **more)

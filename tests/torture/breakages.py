@@ -1,4 +1,4 @@
-"""What a tired programmer might write, put into a child after it was forked."""
+"""Plausible mistakes, applied in a child after the fork."""
 
 import importlib
 import shutil

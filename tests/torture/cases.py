@@ -1,4 +1,4 @@
-"""What a run that is killed may be like, and few cases that hold every pair of it."""
+"""The dimensions of a killed run, and a short list of cases that covers every pair."""
 
 import itertools
 import random
@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Case:
-    """A run: how it loads, what is random in it, and what it is doing when it is killed.
+    """A run: how it loads, what is random in it, and the phase in which it is killed.
 
-    `workers` is how many load before the kill and after it, as far as the data allows:
+    `workers` is the number of workers before and after the kill, as far as the data allows:
     "other" is 2 and then none, and for a stream none and then 1, since 2 would be another order.
     """
 
@@ -64,9 +64,9 @@ def all_pairs() -> set[Pair]:
 
 
 def pairwise(seed: int = 0, candidates: int = 60) -> list[Case]:
-    """Return a short list of cases that holds every pair; the same for the same seed.
+    """Return a short list of cases that covers every pair; the same for the same seed.
 
-    Greedy: of some random cases that hold a pair not yet seen, the one that holds most of them.
+    Greedy: of some random cases with a pair not yet covered, take the one with most such pairs.
     """
     assert [each.name for each in fields(Case)] == list(DIMENSIONS)
     draw, missing = random.Random(seed), all_pairs()

@@ -1,6 +1,6 @@
-"""A disk that is full at every moment of a run: a small tmpfs, made larger for the resume.
+"""A disk that fills up at any moment of a run: a small tmpfs, enlarged for the resume.
 
-Where nothing may be mounted, a limit on the size of files makes writing fail instead.
+Without the permission to mount, a limit on the file size makes writing fail instead.
 """
 
 import subprocess
@@ -22,7 +22,7 @@ WIDTH, STEPS, ENOUGH_KB = 2000, 12, 65_536  # 28,000 parameters: 450 KB a checkp
 
 
 def may_mount(folder: Path) -> bool:
-    """Say whether a tmpfs can be mounted here."""
+    """Return whether a tmpfs can be mounted."""
     try:
         with small_disk(folder, 64):
             return True
@@ -46,7 +46,7 @@ def _run(*command: str) -> None:
 
 
 def fill(folder: Path, sizes_kb: list[int]) -> tuple[Counter[str], list[str]]:
-    """Run on disks of these sizes, then go on with room enough; return what came of it."""
+    """Run on disks of these sizes, then resume with enough space; return the outcomes."""
     whole = Part(CASE, folder / "whole", width=WIDTH, steps=STEPS).outcome()
     ends, wrong = Counter[str](), []
     for size_kb in sizes_kb:
@@ -56,12 +56,12 @@ def fill(folder: Path, sizes_kb: list[int]) -> tuple[Counter[str], list[str]]:
             ends[_fill(run)] += 1
             wrong += _damaged(run)
             _run("mount", "-o", f"remount,size={ENOUGH_KB}k", str(disk))
-            wrong += _go_on(run, whole, f"{size_kb} KB")
+            wrong += _resume(run, whole, f"{size_kb} KB")
     return ends, wrong
 
 
 def limit(folder: Path, sizes: list[int]) -> tuple[Counter[str], list[str]]:
-    """Let no file outgrow these sizes from the second save on, and go on without a limit."""
+    """Limit the file size from the second save on, then resume without a limit."""
     whole = Part(CASE, folder / "whole", width=WIDTH, steps=STEPS).outcome()
     ends, wrong = Counter[str](), []
     for size in sizes:
@@ -70,7 +70,7 @@ def limit(folder: Path, sizes: list[int]) -> tuple[Counter[str], list[str]]:
         ends[_fill(run)] += 1
         wrong += _damaged(run)
         again = Part(CASE, run.folder, width=WIDTH, steps=STEPS)
-        wrong += _go_on(again, whole, f"{size} bytes")
+        wrong += _resume(again, whole, f"{size} bytes")
     return ends, wrong
 
 
@@ -93,7 +93,7 @@ def _damaged(run: Part) -> list[str]:
     return found
 
 
-def _go_on(run: Part, whole: object, size: str) -> list[str]:
+def _resume(run: Part, whole: object, size: str) -> list[str]:
     try:
         again = run.came_to() if run.is_finished() else run.outcome()
         found = differences(whole, again)

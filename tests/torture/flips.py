@@ -1,4 +1,4 @@
-"""Damage in every file of the newest checkpoint: single bits, cut ends, files that are gone."""
+"""Damage every file of the newest checkpoint: single bits, truncation, deletion."""
 
 import random
 import shutil
@@ -16,7 +16,7 @@ Damage = tuple[str, Callable[[Path], object]]
 
 
 def flip(bit: int) -> Callable[[Path], object]:
-    """Turn one bit of a file over."""
+    """Return a function that flips one bit of a file."""
 
     def turn(path: Path) -> None:
         data = bytearray(path.read_bytes())
@@ -27,12 +27,12 @@ def flip(bit: int) -> Callable[[Path], object]:
 
 
 def cut(size: int) -> Callable[[Path], object]:
-    """Cut a file off."""
+    """Return a function that truncates a file."""
     return lambda path: path.write_bytes(path.read_bytes()[:size])
 
 
 def damages(path: Path, flips: int, draw: random.Random) -> Iterator[Damage]:
-    """Yield so many flips of a bit, a flip at either end, three cuts, and the file's end."""
+    """Yield random bit flips, a flip at either end, three truncations, and a deletion."""
     size = path.stat().st_size
     bits = {0, size * 8 - 1, *(draw.randrange(size * 8) for _ in range(flips))}
     for bit in sorted(bits):
@@ -43,10 +43,10 @@ def damages(path: Path, flips: int, draw: random.Random) -> Iterator[Damage]:
 
 
 def damage_all(folder: Path, flips: int, *, seed: int = 0) -> tuple[Counter[str], list[str]]:
-    """Damage each file in many ways, and open the run; return what came of it, and what is wrong.
+    """Damage each file in many ways, and open the run; return outcomes and errors.
 
-    A run is lost where it does not open; a bad checkpoint is loaded where the state is not the one
-    of the step that it claims.
+    A run is lost if it does not open. A bad checkpoint was loaded if the state is not that of its
+    step.
     """
     whole = Part(CASE, folder / "whole", steps=STEPS, traced=True)
     whole.outcome()
@@ -84,7 +84,7 @@ def _open(run: Part, steps: dict[int, str], newest: int) -> str:
         return "lost: the run does not open"
     step, digest = trace[0]
     if step == 0:
-        return "lost: it began anew"
+        return "lost: it restarted at step 0"
     if steps[step] != digest:
         return "a bad checkpoint was loaded"
     return GOOD_ENDS[step == newest]

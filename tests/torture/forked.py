@@ -1,7 +1,7 @@
-"""A child that is forked from a warm process, and killed.
+"""A child process that is forked from a warm process, and killed.
 
-Forking takes a few milliseconds, importing torch three seconds. The parent must have no thread but
-its own, since a child has only the one that forked.
+Forking takes a few milliseconds, importing torch three seconds. The parent must have only one
+thread, because a child has only the thread that forked.
 """
 
 import mmap
@@ -27,17 +27,17 @@ def threads() -> int:
 
 
 class Child:
-    """A process that does `work(shared memory, pipe)` and ends.
+    """A process that calls `work(shared memory, pipe)` and exits.
 
     Attributes:
-        code: how it ended: 0, 1 for an exception, negative for a signal; None while it runs.
+        code: the exit code: 0, 1 for an exception, negative for a signal; None while it runs.
     """
 
     def __init__(self, work: Work) -> None:
         assert threads() == 1, "only a process of one thread may fork"
         self.shared = mmap.mmap(-1, mmap.PAGESIZE)
         self._read, write = os.pipe()
-        self._told = b""
+        self._received = b""
         self.code: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
@@ -49,31 +49,33 @@ class Child:
             os.setpgid(self.pid, self.pid)
         self._ended = os.pidfd_open(self.pid)
 
-    def wait_for(self, told: str, timeout_s: float = 60) -> bool:
-        """Wait until the child tells this; False where it ended before."""
-        line, until = f"{told}\n".encode(), time.monotonic() + timeout_s
-        while line not in self._told:
+    def wait_for(self, message: str, timeout_s: float = 60) -> bool:
+        """Wait until the child reports this; return False if it exits before."""
+        line, until = f"{message}\n".encode(), time.monotonic() + timeout_s
+        while line not in self._received:
             left = until - time.monotonic()
             ready, _, _ = select.select([self._read, self._ended], [], [], max(0.0, left))
             if self._ended in ready:
-                # What it told last may have come after its pipe was looked at.
+                # Its last message may have arrived after the pipe was read.
                 while select.select([self._read], [], [], 0)[0] and self._take():
                     pass
-                return line in self._told
+                return line in self._received
             if self._read in ready:
                 self._take()
             if not ready:
                 self.kill()
-                raise TimeoutError(f"The child did not reach {told!r}: {self._told[-200:]!r}")
+                raise TimeoutError(
+                    f"The child did not reach {message!r}: {self._received[-200:]!r}"
+                )
         return True
 
     def _take(self) -> bytes:
         new = os.read(self._read, 65536)
-        self._told += new
+        self._received += new
         return new
 
     def finish(self) -> None:
-        """Let the child run to its end.
+        """Wait until the child exits.
 
         Raises:
             AssertionError: it ended with an error.
@@ -85,19 +87,19 @@ class Child:
             self.close()
 
     def kill(self) -> None:
-        """Kill -9; a child that has ended already is left alone."""
+        """Kill -9, unless the child has exited."""
         if self.code is None:
             if not self.poll():
                 os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
     def poll(self) -> bool:
-        """Say whether it has ended."""
+        """Return whether it has exited."""
         ready, _, _ = select.select([self._ended], [], [], 0)
         return bool(ready)
 
     def wait(self, timeout_s: float = 120) -> int:
-        """Wait for its end; return its code."""
+        """Wait until it exits; return its code."""
         if self.code is None:
             ready, _, _ = select.select([self._ended], [], [], timeout_s)
             if not ready:
@@ -109,7 +111,7 @@ class Child:
         return self.code
 
     def close(self) -> None:
-        """End what the child has left behind: its data workers live on for seconds."""
+        """End the data workers of the child, which outlive it by seconds."""
         self.kill()
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -118,7 +120,7 @@ class Child:
 
 
 def _be_fresh() -> None:
-    """Draw from nowhere in particular, as a new process does: all children inherit one state."""
+    """Reseed the generators, because all children inherit the state of the parent."""
     random.seed()
     np.random.seed()
     torch.default_generator.manual_seed(random.getrandbits(63))

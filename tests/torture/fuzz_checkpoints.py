@@ -1,9 +1,9 @@
-"""Mutates a good checkpoint again and again, and reads it: a CheckpointError, or it is loaded.
+"""Mutate a good checkpoint repeatedly and read it: it is loaded, or a CheckpointError is raised.
 
     python -m tests.torture.fuzz_checkpoints --seconds 600 --seed 1
 
-Bytes are mutated, and JSON as JSON; mostly the hashes are made right again, so that what lies
-behind them is reached. Each input hangs on the seed and its number alone: --only 12 does it again.
+Bytes are mutated, and JSON as JSON. Mostly the hashes are recomputed, so that the code behind them
+is reached. Each input depends only on the seed and its number: --only 12 repeats it.
 """
 
 import argparse
@@ -36,10 +36,10 @@ from tests import tiny
 from tests.record.checkpoint.forge import state_of
 
 Files = dict[str, bytes]
-DEPTHS = (1_000, 10_000, 100_000)  # of JSON; Python's own reader gives up at about 1,000
+DEPTHS = (1_000, 10_000, 100_000)  # of JSON; Python's reader fails at about 1,000
 MODEL = state_of(steps=0).model
 WITHIN_S = 5  # for one input; most take 10 ms
-MEMORY = 2**31  # bytes beyond what the process has when it begins
+MEMORY = 2**31  # bytes above the memory at the start
 BYTES = (0, 1, 9, 10, 32, 34, 44, 45, 48, 57, 58, 91, 92, 93, 123, 125, 127, 128, 237, 255)
 
 
@@ -80,8 +80,8 @@ VALUES = tuple(
 )
 
 
-class Remembering:
-    """A callback's state that takes whatever it is given, so that a crash is never its own."""
+class AnyState:
+    """A callback that accepts any state, so that it never causes a crash."""
 
     def __init__(self) -> None:
         self.state: Any = {"count": 3, "seen": [1, 2], "scale": torch.ones(2)}
@@ -96,14 +96,14 @@ class Remembering:
 
 
 def _state(seed: int = 0) -> State:
-    """Return a state in which a callback declares its own."""
+    """Return a state with the state of a callback."""
     state = state_of(seed=seed)
-    state.callback_states["Remembering"] = Remembering()
+    state.callback_states["Remembering"] = AnyState()
     return state
 
 
 def nest_deeply(tree: Any, draw: random.Random) -> bytes:
-    """Return a tree as JSON, in which a value is nested deeper than Python reads."""
+    """Return a tree as JSON with a value nested deeper than Python reads."""
     path = draw.choice(_places(tree))
     owner = tree
     for key in path[:-1]:
@@ -159,7 +159,7 @@ def mutate_json(tree: Any, draw: random.Random) -> Any:
 
 
 def mutate_bytes(data: bytes, draw: random.Random) -> bytes:
-    """Flip, cut, insert, overwrite or repeat some bytes."""
+    """Flip, delete, insert, overwrite or repeat some bytes."""
     changed = bytearray(data)
     for _ in range(draw.choice((1, 1, 2, 4, 16))):
         at, size = draw.randrange(len(changed) + 1), draw.choice((1, 1, 2, 4, 8, 64))
@@ -195,7 +195,7 @@ def mutate_tensors(data: bytes, draw: random.Random) -> bytes:
 
 
 def mutated(good: Files, draw: random.Random) -> Files:
-    """Return the files of a checkpoint of which some are others."""
+    """Return the files of a checkpoint, some of them mutated."""
     files = dict(good)
     manifest: Any = json.loads(good[MANIFEST])
     names = [name for name in files if name != MANIFEST]
@@ -240,10 +240,10 @@ def good_files(folder: Path) -> Files:
 
 
 def check(folder: Path, files: Files, state: State) -> str:
-    """Read a checkpoint in every way; say whether the state has refused or loaded it.
+    """Read a checkpoint in every way; return whether the state was rejected or loaded.
 
     Raises:
-        Exception: a reader ended with anything else than a CheckpointError, or left half a state.
+        Exception: a reader raised anything but a CheckpointError, or left a partial state.
     """
     path = folder / "step-00000002"
     shutil.rmtree(path, ignore_errors=True)
@@ -274,7 +274,7 @@ def check(folder: Path, files: Files, state: State) -> str:
 def fuzz(
     seed: int, first: int, seconds: float, folder: Path
 ) -> tuple[int, Counter[str], list[str]]:
-    """Try inputs from the number `first` on; return how many, what came of them, and crashes."""
+    """Try inputs from number `first` on; return their number, outcomes and crashes."""
     good, came, crashes = good_files(folder / "good"), Counter[str](), []
     assert check(folder, good, _state(seed=7)) == "loaded"
     state = _state(seed=7)
@@ -304,7 +304,7 @@ def _too_long(*_: object) -> None:
 
 
 def main() -> int:
-    """Fuzz as the command line says; print figures and crashes."""
+    """Fuzz with the options of the command line; print numbers and crashes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,8 +1,8 @@
-"""Mutates the files of a good run again and again, and reads it: a SurestepError, or it is taken.
+"""Mutate the files of a good run repeatedly: each is accepted, or a SurestepError is raised.
 
     python -m tests.torture.fuzz_runs --seconds 300 --seed 1
 
-As `fuzz_checkpoints`, of which it takes the mutations: the files are those of a run's folder.
+Like `fuzz_checkpoints`, with its mutations, for the files of a run folder.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def _hold(path: Path) -> None:
 
 
 def _on(path: Path) -> None:
-    """Go on with the run, in which nothing is left to be done."""
+    """Resume the finished run."""
     surestep.prepare(task(DIVIDES), tiny.config(**OPTIONS), run=path).close()
 
 
@@ -87,22 +87,22 @@ READERS: dict[str, tuple[Callable[[Path], object], ...]] = {
 
 
 def mutated(data: bytes, name: str, draw: random.Random) -> bytes:
-    """Return the bytes of a file, some of them others; of JSON mostly another tree."""
+    """Return mutated bytes of a file; JSON is mostly mutated as a tree."""
     if not name.endswith((".json", ".jsonl")) or draw.random() < 0.2:
         return mutate_bytes(data, draw)
     lines = data.splitlines(keepends=True) if name.endswith(".jsonl") else [data]
     at = draw.randrange(len(lines))
-    with suppress(RecursionError):  # a tree that was put into itself until Python cannot walk it
+    with suppress(RecursionError):  # a tree nested into itself too deeply for Python
         tree = mutate_json(json.loads(lines[at]), draw)
         lines[at] = json.dumps(tree).encode("utf-8", "surrogatepass") + b"\n"
     return b"".join(lines)
 
 
 def check(good: Path, folder: Path, draw: random.Random) -> str:
-    """Read a run of which a file is another; say whether it was refused or taken.
+    """Read a run with a mutated file; return whether it was rejected or accepted.
 
     Raises:
-        Exception: a reader ended with anything else than a SurestepError.
+        Exception: a reader raised anything but a SurestepError.
     """
     name = draw.choice(list(READERS))
     path = folder / "run"
@@ -121,7 +121,7 @@ def check(good: Path, folder: Path, draw: random.Random) -> str:
 
 
 def fuzz(seed: int, seconds: float, folder: Path) -> tuple[int, Counter[str], list[str]]:
-    """Try inputs; return how many, what came of them, and crashes."""
+    """Try inputs; return their number, outcomes and crashes."""
     good, came, crashes = good_run(folder / "good"), Counter[str](), []
     end, number = time.monotonic() + seconds, 0
     while time.monotonic() < end:
@@ -140,7 +140,7 @@ def fuzz(seed: int, seconds: float, folder: Path) -> tuple[int, Counter[str], li
 
 
 def main() -> int:
-    """Fuzz as the command line says; print figures and crashes."""
+    """Fuzz with the options of the command line; print numbers and crashes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,4 @@
-"""A recipe for several ranks with data workers: each process writes down that it is there.
+"""A recipe for several ranks with data workers; each process writes a file when it starts.
 
 GROUP names the folder for that: `rank-R-PID`, `worker-R-PID`, and a line in `steps` for each step.
 """
@@ -16,7 +16,7 @@ import surestep
 from tests.multi_rank.cases import accuracy, data
 
 GROUP, RANK = Path(os.environ["GROUP"]), os.environ.get("RANK", "0")
-STEP_S, RENAME_S = 0.03, 0.1  # how long a step and a save's rename are drawn out
+STEP_S, RENAME_S = 0.03, 0.1  # delay of a step and of the rename of a save
 
 config = surestep.Config(
     max_steps=40,
@@ -30,7 +30,7 @@ config = surestep.Config(
 
 
 class Rows(Dataset[tuple[Tensor, Tensor]]):
-    """Samples by index, with noise that is drawn when they are loaded."""
+    """Samples by index, with noise drawn at loading."""
 
     def __init__(self) -> None:
         self.x, self.y = data()
@@ -45,14 +45,14 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
 
 
 def task(dropout: float = 0.2) -> surestep.Task:
-    """Tell three classes apart."""
+    """Classify three classes."""
     net = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Dropout(dropout), nn.Linear(64, 3))
     parts = {"train": Rows(), "val": data(), "metrics": {"accuracy": accuracy}}
     return surestep.Task(net, nn.CrossEntropyLoss(), **parts)
 
 
 class Reports(surestep.Callback):
-    """Writes down each step of the first rank, and draws it out."""
+    """Records each step of rank 0, and delays it."""
 
     def on_step(self, state, result):
         if RANK == "0":

@@ -1,7 +1,7 @@
 """Two ranks with data workers under torchrun, whose processes are killed one after another.
 
-torchrun starts the ranks again after the kill of a rank, within a save or not, and of a data
-worker. After the kill of torchrun itself, or of all processes at once, it is called again.
+torchrun restarts the ranks after the kill of a rank, within a save or not, and of a data worker.
+After the kill of torchrun or of all processes at once, it is called again.
 """
 
 import os
@@ -20,15 +20,15 @@ from tests.multi_rank.torchrun import TORCHRUN
 
 RECIPE = Path(__file__).with_name("group_recipe.py")
 TARGETS = ("rank", "worker", "save", "launcher", "rank", "save", "worker", "group")
-_GONE_S = 20.0  # until what was started with a launcher that was killed has ended
-_START_S = 180.0  # until a start, on a busy machine, has made a step
+_GONE_S = 20.0  # until the processes of a killed launcher have exited
+_START_S = 180.0  # until a start has made a step on a busy machine
 
 
 class Group:
-    """One run of two ranks, from the outside.
+    """One run of two ranks, seen from outside.
 
     Args:
-        folder: of this run, and of what its processes write down.
+        folder: of this run and of the files that its processes write.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,12 +51,12 @@ class Group:
 
     @property
     def launcher(self) -> subprocess.Popen[bytes]:
-        """The process that was called."""
+        """Return the process of torchrun."""
         assert self._launcher is not None
         return self._launcher
 
     def has_ended(self) -> bool:
-        """Say whether torchrun is not running."""
+        """Return whether torchrun has exited."""
         return self._launcher is None or self._launcher.poll() is not None
 
     def alive(self, kind: str) -> list[int]:
@@ -65,7 +65,7 @@ class Group:
         return [pid for pid in found if _is_alive(pid)]
 
     def wait_for_steps(self, count: int) -> bool:
-        """Wait until so many steps were done since the last kill; False where the run ended."""
+        """Wait for this many steps since the last kill; return False if the run ended."""
         end = time.monotonic() + _START_S
         while len(self._steps()) - self._seen < count:
             if self.has_ended():
@@ -80,7 +80,7 @@ class Group:
         return path.read_text().splitlines() if path.exists() else []
 
     def kill(self, target: str, draw: random.Random) -> bool:
-        """Kill what is named; say whether it was there."""
+        """Kill the named processes; return whether they were running."""
         pids = {
             "launcher": [self.launcher.pid],
             "group": [self.launcher.pid, *self.alive("rank"), *self.alive("worker")],
@@ -95,10 +95,10 @@ class Group:
         self._seen = len(self._steps())
         if target in ("launcher", "group"):
             self.launcher.wait()
-        return bool(there) and len(there) >= len(pids) - 1  # a worker may end by itself
+        return bool(there) and len(there) >= len(pids) - 1  # a worker may exit by itself
 
     def _is_saving(self) -> bool:
-        """Wait for a save to begin; say whether one did."""
+        """Wait for a save to start; return whether one did."""
         end = time.monotonic() + 5
         while time.monotonic() < end and not self.has_ended():
             if any(self.run.glob("checkpoints/.tmp-*")):
@@ -107,7 +107,7 @@ class Group:
         return False
 
     def left(self) -> list[int]:
-        """Wait for all processes to end; return those that have not, which are killed."""
+        """Wait for all processes to exit; kill and return the others."""
         end = time.monotonic() + _GONE_S
         while (left := [*self.alive("rank"), *self.alive("worker")]) and time.monotonic() < end:
             time.sleep(0.1)
@@ -124,7 +124,7 @@ class Group:
 
 
 def kill_groups(folder: Path, wanted: int, seed: int) -> tuple[dict[str, Any], list[str]]:
-    """Kill processes of runs until so many were killed; compare each run with one never killed."""
+    """Kill this many processes of runs; compare each run with one never killed."""
     draw, kills, wrong, runs = random.Random(seed), Counter[str](), [], 0
     whole = Group(folder / "whole")
     whole.start()
@@ -145,7 +145,7 @@ def kill_groups(folder: Path, wanted: int, seed: int) -> tuple[dict[str, Any], l
 def _kill_to_the_end(
     group: Group, draw: random.Random, kills: Counter[str], wanted: int
 ) -> list[str]:
-    """Kill and start again until the run has got to its end; return what went wrong."""
+    """Kill and restart until the run is finished; return what went wrong."""
     while True:
         if group.has_ended():
             if left := group.left():

@@ -1,4 +1,4 @@
-"""Many kills at random moments with a save in flight, each followed by a resume that is checked."""
+"""Kill at random moments while a save is in progress, resume, and check the result."""
 
 import random
 import shutil
@@ -18,14 +18,15 @@ STEPS, WIDTH = 40, 8_000  # 120,000 parameters: 1.9 MB with AdamW and the averag
 
 @dataclass
 class Count:
-    """What came of all kills.
+    """The outcomes of all kills.
 
     Attributes:
-        in_save: kills that left a checkpoint half written.
-        lost: resumes that failed, or began anew, or from an older checkpoint than was told of.
-        bad: resumes that loaded something else than the run held at that step.
-        equal: resumes whose every step was, bit for bit, that of the run that was never killed.
-        ended: runs that got to their end between kills, all of them as the one never killed.
+        in_save: kills that left an incomplete checkpoint.
+        lost: resumes that failed, restarted at step 0, or used an older checkpoint than the newest
+            reported one.
+        bad: resumes that loaded a state other than that of the run at that step.
+        equal: resumes whose steps were all bitwise equal to those of the run never killed.
+        ended: runs that finished between kills, all equal to the one never killed.
     """
 
     kills: int = 0
@@ -62,7 +63,7 @@ def kill_many(folder: Path, wanted: int, *, seed: int = 0, width: int = WIDTH) -
 def _kill(part: Part, draw: random.Random, lasts_s: float, count: Count) -> tuple[bool, float]:
     """Run a part until a random moment of one of its saves; say whether it was killed."""
     part.trace.unlink(missing_ok=True)
-    known = _told_step(part.folder)
+    known = _reported_step(part.folder)
     child = part.start()
     try:
         reached = child.wait_for(f"save {draw.randint(1, 4)}")
@@ -87,8 +88,8 @@ def _kill(part: Part, draw: random.Random, lasts_s: float, count: Count) -> tupl
     return killed, min(0.5, max(0.005, lasts_s * (1.05 if saving else 0.9)))
 
 
-def _told_step(run: Path) -> int:
-    """Return the step of the last checkpoint that the run has told of."""
+def _reported_step(run: Path) -> int:
+    """Return the step of the last checkpoint that the run reported."""
     if not (run / "events.jsonl").exists():
         return 0
     events = read_events(run / "events.jsonl")
@@ -99,7 +100,7 @@ def _judge(part: Part, steps: dict[int, str], count: Count) -> None:
     """Compare all that a process has loaded and done with the run that was never killed."""
     trace = read_trace(part.trace)
     if not trace or not trace[0][0]:
-        return  # it began anew: there was nothing to go on from
+        return  # it restarted at step 0: there was no checkpoint yet
     count.resumes += 1
     start, loaded = trace[0]
     count.bad += steps[start] != loaded

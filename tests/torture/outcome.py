@@ -1,4 +1,4 @@
-"""What came of a run, to be compared bit for bit: state as digests, events as they were told."""
+"""The results of a run, for a bitwise comparison: state as digests, and events."""
 
 import json
 from collections.abc import Iterable
@@ -82,13 +82,13 @@ def read_trace(path: Path) -> list[tuple[int, str]]:
     return [(int(step), value) for step, value in lines]
 
 
-def told(lines: Iterable[str]) -> dict[str, Any]:
-    """Return the steps and the evaluations that a run has told of, each once.
+def events_of(lines: Iterable[str]) -> dict[str, Any]:
+    """Return the steps and the evaluations that a run reported, each once.
 
     What a resume has cut off counts once: as it was done again. It must have been the same before.
 
     Raises:
-        AssertionError: a step is told twice without a resume between, or otherwise the second time.
+        AssertionError: a step is reported twice without a resume between, or differently.
     """
     kept: dict[str, dict[int, Any]] = {"steps": {}, "evaluations": {}}
     cut: dict[str, dict[int, Any]] = {"steps": {}, "evaluations": {}}
@@ -100,7 +100,7 @@ def told(lines: Iterable[str]) -> dict[str, Any]:
                     cut[kind][step] = values.pop(step)
         for kind, step, value in _entries(event):
             before = cut[kind].get(step, value)
-            assert step not in kept[kind], f"{kind}: step {step} is told twice"
+            assert step not in kept[kind], f"{kind}: step {step} is reported twice"
             assert before == value, f"{kind}: step {step} was {before}, and {value} once more"
             kept[kind][step] = value
     return kept
@@ -116,7 +116,7 @@ def _entries(event: dict[str, Any]) -> list[tuple[str, int, Any]]:
     return [("steps", step, list(values)) for step, values in rows]
 
 
-def read_told(folder: Path) -> dict[str, Any]:
+def read_events(folder: Path) -> dict[str, Any]:
     """Read what a run folder tells; a last line that is torn is left out."""
     text = (folder / "events.jsonl").read_text(encoding="utf-8")
-    return told(text[: text.rfind("\n") + 1].splitlines())
+    return events_of(text[: text.rfind("\n") + 1].splitlines())

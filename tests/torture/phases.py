@@ -1,4 +1,4 @@
-"""What a child is doing, told to its parent: in shared memory, and through a pipe.
+"""What a child is doing, reported to its parent in shared memory and through a pipe.
 
 A save is recognized by what it does in the folder of checkpoints and not by who does it, so that a
 save by another thread, or by other code, is recognized as well. It begins where a temporary folder
@@ -22,15 +22,15 @@ from surestep.trainer.session import Session
 from tests.torture.recipe import STEPS_PER_EPOCH, accuracy
 
 NAMES = ("start", "step", "boundary", "evaluation", "end")
-_LAYOUT = struct.Struct("BBHI")  # the phase, whether a save is in flight, saves begun, the step
-# Each of these is told by Python before it happens.
+_LAYOUT = struct.Struct("BBHI")  # the phase, whether a save is in progress, saves started, the step
+# Python's audit hooks report each of these before it happens.
 _MOMENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "os.truncate")
-_IN_A_FOLDER = ("os.remove", "os.rmdir")  # their second argument may be a folder's descriptor
+_IN_A_FOLDER = ("os.remove", "os.rmdir")  # their second argument may be the descriptor of a folder
 
 
 @dataclass(frozen=True)
 class Slow:
-    """Which occurrence of a phase is drawn out by pauses, so that a kill can hit it."""
+    """The occurrence of a phase that pauses prolong, so that a kill can hit it."""
 
     phase: str = ""
     count: int = 0
@@ -39,9 +39,9 @@ class Slow:
 
 @dataclass(frozen=True)
 class Deadly:
-    """The moment of a save that kills: before its k-th call, or as a file outgrows some bytes.
+    """When a save kills itself: before its k-th call, or when a file exceeds some bytes.
 
-    Where it does not kill, a file that outgrows its bytes is an error, as on a full disk.
+    Without a kill, a file that exceeds its bytes is an error, as on a full disk.
     """
 
     save: int = 0
@@ -51,14 +51,14 @@ class Deadly:
 
 
 class Phases:
-    """The side of the child.
+    """Reports the phases of a child to its parent.
 
     Args:
         shared: memory that the parent reads after the kill.
-        pipe: where each phase is told as it begins.
+        pipe: each phase is written here when it starts.
         checkpoints: the folder of checkpoints, as text.
-        slow: what is drawn out.
-        deadly: where the child ends itself.
+        slow: the phase to prolong.
+        deadly: the moment at which the child kills itself.
     """
 
     def __init__(
@@ -77,17 +77,17 @@ class Phases:
         self._calls = 0
 
     def enter(self, phase: str) -> None:
-        """Say what begins."""
+        """Report the start of a phase."""
         self._phase = NAMES.index(phase)
         self._tell(phase)
 
     def pause(self, phase: str) -> None:
-        """Draw out the phase, where it is the one to be hit."""
+        """Prolong the phase, if it is the one to be hit."""
         if self._slow.phase == phase and self._slow.count == self._count[phase]:
             time.sleep(self._slow.pause_s)
 
     def watch(self) -> None:
-        """Watch files, syncs and evaluations from now on; nothing undoes it."""
+        """Report files, syncs and evaluations from now on; this cannot be undone."""
         sys.addaudithook(self._audit)
         own_sync, own_evaluate = os.fsync, Session.evaluate
 
@@ -131,7 +131,7 @@ class Phases:
             self._published = True
 
     def _arm(self) -> None:
-        """Let the kernel kill this process in the middle of a write."""
+        """Make the kernel kill this process within a write."""
         limit = self._deadly.file_bytes
         if limit is not None and self._count["save"] == self._deadly.save:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
@@ -156,13 +156,13 @@ class Phases:
 
 
 def hit(shared: mmap.mmap) -> Mapping[str, Any]:
-    """Return what a child was doing when it died, and whether a save was in flight meanwhile."""
+    """Return the phase in which a child died, and whether a save was in progress."""
     phase, saving, saves, step = _LAYOUT.unpack_from(shared, 0)
     return {"phase": NAMES[phase], "in_save": bool(saving), "saves": saves, "step": step}
 
 
 class Watch(Callback):
-    """Tells the phases that a callback sees."""
+    """Reports the phases that a callback sees."""
 
     def __init__(self, phases: Phases) -> None:
         self.phases = phases
@@ -185,7 +185,7 @@ class Watch(Callback):
 
 
 def slow_accuracy(phases: Phases) -> Callable[[Any, Any], Any]:
-    """Return a metric that draws an evaluation out."""
+    """Return a metric that prolongs an evaluation."""
 
     def metric(logits: Any, targets: Any) -> Any:
         phases.pause("evaluation")

@@ -1,4 +1,4 @@
-"""The small run that is killed: 58 samples, 20 steps, a checkpoint every second one."""
+"""The small run that is killed: 58 samples, 20 steps, a checkpoint every 2 steps."""
 
 import random
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def rows() -> tuple[Tensor, Tensor]:
 
 
 def noise(by: str, size: tuple[int, ...]) -> Tensor:
-    """Draw from the generator that a dataset of this kind draws from."""
+    """Draw from the generator that a dataset of this kind uses."""
     if by == "torch":
         return 0.1 * torch.randn(size)
     if by == "numpy":
@@ -49,7 +49,7 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Stream(IterableDataset[tuple[Tensor, Tensor]]):
-    """Samples one after the other, augmented, in another order each epoch; knows its place."""
+    """A stream of augmented samples in a new order each epoch, with `state_dict`."""
 
     def __init__(self, augmentation: str) -> None:
         self.rows = Rows(augmentation)
@@ -70,14 +70,14 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         mine = order[worker::workers]
-        self.read, self.start = self.start, 0  # what was loaded serves one pass
+        self.read, self.start = self.start, 0  # a loaded state applies to one pass
         while self.read < len(mine):
             self.read += 1
             yield self.rows[mine[self.read - 1]]
 
 
 def jitter(by: str) -> Any:
-    """Augment whole batches of tensors, which no dataset sees."""
+    """Return a transform that augments batches of tensors."""
     if by == "none":
         return None
     return lambda inputs, targets: (inputs + noise(by, tuple(inputs.shape)), targets)
@@ -112,7 +112,7 @@ def task(case: Case, *, metric: Any = accuracy, width: int = WIDTH) -> surestep.
 def config(
     case: Case, *, resumed: bool, steps: int = STEPS, save_every: int = SAVE_EVERY
 ) -> surestep.Config:
-    """Say what a case asks for, before the first kill or after it."""
+    """Return the Config of a case, before the first kill or after it."""
     return surestep.Config.from_options(
         {
             "max_steps": steps,

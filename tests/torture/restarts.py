@@ -1,4 +1,4 @@
-"""One start of torchrun whose processes are killed again and again, each time it starts them."""
+"""Kill the processes of one torchrun each time it starts them."""
 
 from pathlib import Path
 from typing import Any
@@ -7,12 +7,12 @@ import torch
 
 from tests.multi_rank.torchrun import UNHARMED, last_weights, launch, resumed_from
 
-# Rank 1 after a step, rank 0, both, and the first within a save.
+# Rank 1 after a step, rank 0, both, and rank 0 within a save.
 _WAYS = ("1@{0}", "0@{0}", "0+1@{0}", "save@{1}")
 
 
 def restart(folder: Path, wanted: int, _: int) -> tuple[dict[str, Any], list[str]]:
-    """Kill so many attempts; compare with a run that nobody killed."""
+    """Kill this many attempts; compare with a run that was not killed."""
     deaths = [_WAYS[n % len(_WAYS)].format(2 * n + 3, 2 * n + 4) for n in range(wanted)]
     recipe = str(Path(__file__).parents[1] / "multi_rank" / "mortal.py")
     train = ["-m", "surestep", "train", recipe, "--max-steps", str(2 * wanted + 5), "--run-folder"]

@@ -1,4 +1,4 @@
-"""A run that goes back after a loss spike, killed at random moments around it."""
+"""Kill a run at random moments around its rollback after a loss spike."""
 
 import json
 import mmap
@@ -19,15 +19,15 @@ from tests.torture.breakages import BREAKAGES
 from tests.torture.forked import Child
 from tests.torture.outcome import differences, outcome
 
-WITHIN_S = {"spike": 0.02, "back": 0.04}  # of the log point at which it goes back, and after it
+WITHIN_S = {"spike": 0.02, "back": 0.04}  # of the log point with the rollback, and after it
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One process of a run that goes back.
+    """One process of a run with a rollback.
 
     Attributes:
-        async_save: it saves without waiting for the disk.
+        async_save: saves do not wait for the disk.
     """
 
     folder: Path
@@ -35,11 +35,11 @@ class Attempt:
     broken: str | None = None
 
     def start(self) -> Child:
-        """Fork the process; it tells "spike" before it goes back, and "back" after it."""
+        """Fork the process; it reports "spike" before the rollback, and "back" after it."""
         return Child(self._train)
 
     def outcome(self) -> dict[str, Any]:
-        """Let the run go to its end, and return what it has come to."""
+        """Finish the run, and return its results."""
         self.start().finish()
         found: dict[str, Any] = json.loads(self._result.read_text(encoding="utf-8"))
         return found
@@ -65,7 +65,7 @@ class Attempt:
             result = outcome(session)
         result["spikes"] = asdict(session.state.spikes)
         result["skipped"] = [dict(each) for each in session.run.skipped.steps]
-        result["losses"] = way_of(self.folder)
+        result["losses"] = losses_by_step(self.folder)
         self._result.write_text(json.dumps(result), encoding="utf-8")
 
     def _prepare(self) -> Session:
@@ -80,8 +80,8 @@ class Attempt:
         )
 
 
-def way_of(folder: Path) -> dict[int, Any]:
-    """Return the loss of each step on the way that the run took in the end."""
+def losses_by_step(folder: Path) -> dict[int, Any]:
+    """Return the loss of each step, without the steps that a rollback undid."""
     losses: dict[int, Any] = {}
     for event in read_events(folder / "events.jsonl"):
         if event["event"] in ("resume", "restart", "rollback"):
@@ -94,10 +94,10 @@ def way_of(folder: Path) -> dict[int, Any]:
 def kill_around(
     folder: Path, *, async_save: bool, kills: int = 6, seed: int = 0, broken: str | None = None
 ) -> dict[str, Any]:
-    """Kill runs around their way back, go on each time in a fresh process, and compare.
+    """Kill runs around their rollback, resume each time in a new process, and compare.
 
-    Returns what differs from the run that was never killed, how many kills there were, and how
-    many times a run went back that had gone back before.
+    Returns the differences from the run that was never killed, the number of kills, and the number
+    of rollbacks that were repeated after a kill.
     """
     draw, count, again, run = random.Random(f"{seed} {async_save}"), 0, 0, 0
     whole = Attempt(folder / "whole", async_save, broken).outcome()
@@ -114,10 +114,10 @@ def kill_around(
 
 
 def _kill(attempt: Attempt, draw: random.Random, *, at_once: bool) -> bool:
-    """Kill a process at a random moment around its way back; say whether it came there.
+    """Kill a process at a random moment around its rollback; return whether it got there.
 
-    With `at_once` it is killed as soon as it went back, before it saves anything of its new way,
-    which takes a few milliseconds on a fast machine.
+    With `at_once` it is killed right after the rollback, before it saves any new step, which takes
+    a few milliseconds on a fast machine.
     """
     at = "back" if at_once else draw.choice(list(WITHIN_S))
     child = attempt.start()
@@ -131,5 +131,5 @@ def _kill(attempt: Attempt, draw: random.Random, *, at_once: bool) -> bool:
 
 
 def rollbacks_in(folder: Path) -> int:
-    """Count how often a run went back, in all of its processes."""
+    """Count the rollbacks of a run in all of its processes."""
     return sum(event["event"] == "rollback" for event in read_events(folder / "events.jsonl"))

@@ -1,7 +1,7 @@
-"""A save that is killed at each call it makes, and in the middle of each file it writes.
+"""Kill a save at each call it makes, and within each file it writes.
 
-The calls are counted as they happen, so that a save that is written otherwise is still killed at
-each of its calls: the k-th is the end of a process, k = 1, 2, ... until a process survives.
+The calls are counted as they happen, so any implementation of a save is killed at each of its
+calls: a process dies at call k, for k = 1, 2, ... until a process survives.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -17,19 +17,19 @@ from tests.torture.outcome import differences
 from tests.torture.phases import Deadly
 from tests.torture.trial import Part, leftovers
 
-SAVE = 3  # there are two checkpoints before it, and one of them makes way for it
+SAVE = 3  # two checkpoints exist before it, and it replaces one of them
 CASE = Case(data="tensors", average=True)
 STEPS = 8
 
 
 @dataclass
 class Killed:
-    """A process that ended itself within a save.
+    """A process that killed itself within a save.
 
     Attributes:
-        at: the call, or how many bytes of a file.
-        good: the checkpoints that verify; of damaged ones there must be none.
-        different: what the run that went on from there came to otherwise.
+        at: the call, or the bytes of a file.
+        good: the checkpoints that verify; none may be corrupt.
+        different: differences of the resumed run.
     """
 
     at: str
@@ -42,13 +42,13 @@ class Killed:
 def each_call(
     folder: Path, calls: list[int] | None = None, broken: str | None = None
 ) -> list[Killed]:
-    """Kill a run at each call of a save, or at some; go on each time."""
+    """Kill a run at each call of a save, or at some; resume each time."""
     deadly = (Deadly(SAVE, call=number) for number in calls or count(1))
     return _each(folder, deadly, broken)
 
 
 def each_size(folder: Path, sizes: list[int], broken: str | None = None) -> list[Killed]:
-    """Kill a run as any file of a save outgrows so many bytes; go on each time."""
+    """Kill a run when a file of a save exceeds these bytes; resume each time."""
     return _each(folder, (Deadly(SAVE, file_bytes=size) for size in sizes), broken)
 
 
@@ -84,5 +84,5 @@ def _look(run: Path, at: str) -> Killed:
 
 
 def as_json(killed: list[Killed]) -> dict[str, Any]:
-    """Return what was found as JSON can hold it."""
+    """Return the result as a JSON-compatible dict."""
     return {"killed": [asdict(each) for each in killed]}

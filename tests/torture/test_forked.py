@@ -1,4 +1,4 @@
-"""A child that has ended is not waited for, whatever it told before; its code is its own."""
+"""A child that has exited is not waited for, whatever it reported before."""
 
 import json
 import os
@@ -15,19 +15,19 @@ torch.set_num_threads(1)
 found = []
 for words in (b"", b"save 1\\n"):
     child = Child(lambda shared, pipe: os.write(pipe, words))
-    told = [child.wait_for("save 1", 5), child.wait_for("save 2", 5)]
+    reached = [child.wait_for("save 1", 5), child.wait_for("save 2", 5)]
     while not child.poll():
         pass
     child.kill()
-    found.append([*told, child.code])
+    found.append([*reached, child.code])
     child.close()
 print(json.dumps(found))
 """
 
 
-def test_child_that_ended_before_it_told_is_not_waited_for():
+def test_child_that_exited_without_a_report_is_not_waited_for():
     command = [sys.executable, "-c", CODE]
-    env = {**os.environ, **ONE_THREAD}  # only a process of one thread may fork
+    env = {**os.environ, **ONE_THREAD}  # only a process with one thread may fork
     done = subprocess.run(
         command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, env=env
     )

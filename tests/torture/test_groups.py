@@ -1,4 +1,4 @@
-"""A few killed data workers, and ranks, launchers and groups; many of them by `make torture`."""
+"""A few killed data workers, ranks, launchers and groups; `make torture` kills many."""
 
 import random
 
@@ -14,12 +14,12 @@ def test_killed_data_workers_are_named_and_cost_nothing(tmp_path):
     assert count["kills"] >= 3
 
 
-def test_a_killed_worker_and_a_killed_launcher_cost_a_group_nothing(tmp_path):
+def test_killed_worker_and_killed_launcher_cost_a_group_nothing(tmp_path):
     whole, killed = (Group(tmp_path / name) for name in ("whole", "killed"))
     whole.start()
     killed.start()
     assert killed.wait_for_steps(3)
-    assert killed.kill("worker", random.Random(0))  # torchrun starts the ranks again
+    assert killed.kill("worker", random.Random(0))  # torchrun restarts the ranks
     assert killed.wait_for_steps(3)
     assert killed.kill("launcher", random.Random(0))
     assert killed.left() == []

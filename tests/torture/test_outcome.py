@@ -1,11 +1,11 @@
-"""Two runs that differ in one bit, or tell one thing otherwise, are not the same."""
+"""Two runs that differ in one bit or one event are not equal."""
 
 import json
 
 import pytest
 import torch
 
-from tests.torture.outcome import differences, digest, told
+from tests.torture.outcome import differences, digest, events_of
 
 
 def steps(first, *losses):
@@ -34,21 +34,21 @@ def test_differences_are_named():
     ]
 
 
-def test_what_a_resume_cut_off_counts_once():
-    whole = told([steps(1, 0.5, 0.4, 0.3)])
-    assert told([steps(1, 0.5, 0.4), event("resume", 1), steps(2, 0.4, 0.3)]) == whole
-    assert told([steps(1, 0.5), event("restart", 0), steps(1, 0.5, 0.4, 0.3)]) == whole
+def test_steps_undone_by_a_resume_count_once():
+    whole = events_of([steps(1, 0.5, 0.4, 0.3)])
+    assert events_of([steps(1, 0.5, 0.4), event("resume", 1), steps(2, 0.4, 0.3)]) == whole
+    assert events_of([steps(1, 0.5), event("restart", 0), steps(1, 0.5, 0.4, 0.3)]) == whole
 
 
-def test_what_was_done_again_must_be_the_same():
+def test_repeated_steps_must_be_equal():
     with pytest.raises(AssertionError, match="step 2"):
-        told([steps(1, 0.5, 0.4), event("resume", 1), steps(2, 0.41, 0.3)])
+        events_of([steps(1, 0.5, 0.4), event("resume", 1), steps(2, 0.41, 0.3)])
 
 
-def test_a_step_or_an_evaluation_told_twice_is_found():
-    with pytest.raises(AssertionError, match="told twice"):
-        told([steps(1, 0.5, 0.4), steps(2, 0.4)])
+def test_step_or_evaluation_reported_twice_is_detected():
+    with pytest.raises(AssertionError, match="reported twice"):
+        events_of([steps(1, 0.5, 0.4), steps(2, 0.4)])
     measured = event("evaluation", 1, metrics={"val/loss": 0.5})
-    with pytest.raises(AssertionError, match="told twice"):
-        told([steps(1, 0.5), measured, measured])
-    assert told([measured, event("resume", 0), measured])["evaluations"][1]
+    with pytest.raises(AssertionError, match="reported twice"):
+        events_of([steps(1, 0.5), measured, measured])
+    assert events_of([measured, event("resume", 0), measured])["evaluations"][1]

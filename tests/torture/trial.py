@@ -1,4 +1,4 @@
-"""One case: the run as it is, the run that is killed and gone on with, and what differs."""
+"""Run one case undisturbed, then killed and resumed, and compare."""
 
 import json
 import mmap
@@ -15,11 +15,11 @@ from surestep.trainer.session import Session
 from tests.torture.breakages import BREAKAGES
 from tests.torture.cases import Case
 from tests.torture.forked import Child
-from tests.torture.outcome import Trace, differences, outcome, read_told
+from tests.torture.outcome import Trace, differences, outcome, read_events
 from tests.torture.phases import Deadly, Phases, Slow, Watch, hit, slow_accuracy
 from tests.torture.recipe import SAVE_EVERY, STEPS, WIDTH, config, task
 
-# How many times each phase begins in a run, less one or two; and how long it is drawn out at least.
+# How often each phase starts in a run, less one or two, and its minimal duration when prolonged.
 OCCURS = {"step": 19, "boundary": 2, "evaluation": 4, "save": 8}
 LASTS_S = {"step": 0.01, "boundary": 0.008, "evaluation": 0.004, "save": 0.03}
 PAUSE_S = {"step": 0.004, "boundary": 0.004, "evaluation": 0.004, "save": 0.002}
@@ -28,12 +28,12 @@ ATTEMPTS = 6
 
 @dataclass
 class Trial:
-    """What came of a case.
+    """The outcome of a case.
 
     Attributes:
-        kills: what each kill hit, and what the disk showed of it.
-        wanted: whether one of them hit the phase that the case names.
-        different: what is not bit for bit the same; nothing where all is well.
+        kills: the phase that each kill hit, and what it left on the disk.
+        wanted: whether one of them hit the phase of the case.
+        different: what is not bitwise equal.
     """
 
     case: str
@@ -44,7 +44,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Part:
-    """One process of a run: from its start, or from where the last one was killed."""
+    """One process of a run: the first, or one that resumes after a kill."""
 
     case: Case
     folder: Path
@@ -62,18 +62,18 @@ class Part:
         return Child(self._train)
 
     def outcome(self) -> dict[str, Any]:
-        """Let the run go to its end, and return what it has come to."""
+        """Finish the run, and return its results."""
         self.start().finish()
         return self.came_to()
 
     def is_finished(self) -> bool:
-        """Say whether a process got to the end."""
+        """Return whether a process finished the run."""
         return self._result.exists()
 
     def came_to(self) -> dict[str, Any]:
-        """Return what a process that got to the end has left."""
+        """Return the results of the process that finished the run."""
         result: dict[str, Any] = json.loads(self._result.read_text(encoding="utf-8"))
-        return {**result, **read_told(self.folder)}
+        return {**result, **read_events(self.folder)}
 
     @property
     def _result(self) -> Path:
@@ -84,7 +84,7 @@ class Part:
         phases = Phases(shared, pipe, checkpoints, slow=self.slow, deadly=self.deadly)
         phases.watch()
         if self.deadly is not None and self.deadly.kills:
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it: EFBIG then
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it and gets EFBIG
         if self.broken is not None:
             BREAKAGES[self.broken]()
         with self._prepare(phases) as session:
@@ -106,7 +106,7 @@ class Part:
         )
 
     def look(self) -> Child:
-        """Fork a process that opens the run, traces what it has loaded, and lets it go."""
+        """Fork a process that opens the run, records the loaded state, and closes it."""
         return Child(self._look)
 
     def _look(self, shared: mmap.mmap, pipe: int) -> None:
@@ -115,12 +115,12 @@ class Part:
 
     @property
     def trace(self) -> Path:
-        """Where a process that is traced writes its steps."""
+        """Return the file to which a traced process writes its steps."""
         return self.folder.with_name(self.folder.name + ".trace")
 
 
 def trial(case: Case, folder: Path, *, seed: int = 0, broken: str | None = None) -> Trial:
-    """Kill a run twice, in the phase of the case and at any moment; go on, and compare.
+    """Kill a run twice, in the phase of the case and at any moment; resume, and compare.
 
     A kill that misses its phase counts as one at any moment, and another run is killed.
     """
@@ -132,7 +132,7 @@ def trial(case: Case, folder: Path, *, seed: int = 0, broken: str | None = None)
         first = Part(case, run, slow=slow, broken=broken)
         again = Part(case, run, resumed=True, broken=broken)
         result.kills.append(_kill(first, f"{slow.phase} {slow.count}", draw))
-        if draw.random() < 0.5:  # at any moment; but every other time of a save
+        if draw.random() < 0.5:  # at any moment; half of the time during a save
             result.kills.append(_kill(again, "step 1", draw, 0.05))
         else:
             saving = replace(again, slow=Slow("save", 1, PAUSE_S["save"]))
@@ -154,7 +154,7 @@ def _is(kill: dict[str, Any], phase: str) -> bool:
 def _kill(
     part: Part, at: str, draw: random.Random, within_s: float | None = None
 ) -> dict[str, Any]:
-    """Start a process, kill it at a random moment after it tells this; say what was hit."""
+    """Start a process, kill it at a random moment after this report; return the phase hit."""
     child = part.start()
     try:
         if child.wait_for(at):
@@ -169,6 +169,6 @@ def _kill(
 
 
 def leftovers(run: Path) -> list[str]:
-    """Return what a dead process left half done among the checkpoints."""
+    """Return the incomplete files that a dead process left among the checkpoints."""
     folder = run / "checkpoints"
     return sorted(each.name for each in folder.glob(".*")) if folder.exists() else []

@@ -1,8 +1,8 @@
-"""The warm process: imports everything once, and forks what is asked for, line by line.
+"""The warm process: imports everything once, and forks a child for each request.
 
     python -m tests.torture.warm
 
-A line of JSON asks ({"do": "trial", "case": {...}, "folder": "...", ...}), a line answers.
+Requests and answers are lines of JSON: {"do": "trial", "case": {...}, "folder": "...", ...}.
 """
 
 import gc
@@ -22,10 +22,10 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 
 
 def warm_up() -> None:
-    """Import everything, and train once, so that no child has to load anything."""
+    """Import everything, and train once, so that no child needs to import."""
     import torch
 
-    torch.set_num_threads(1)  # before any operation, so that no pool is ever made
+    torch.set_num_threads(1)  # before any operation, so that no thread pool is created
     from surestep.trainer.fit import fit
     from tests.torture.cases import Case
     from tests.torture.recipe import config, task
@@ -102,9 +102,9 @@ DO: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def serve() -> None:
-    """Answer until there are no more lines."""
+    """Answer requests until the input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what children print must not stand among the answers
+    os.dup2(2, 1)  # output of children must not mix with the answers
     warm_up()
     for line in sys.stdin:
         asked = json.loads(line)
@@ -116,7 +116,7 @@ def serve() -> None:
 
 
 class Warm:
-    """The warm process, asked from another one."""
+    """Starts the warm process and sends it requests."""
 
     def __init__(self) -> None:
         self.errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
@@ -131,7 +131,7 @@ class Warm:
         )
 
     def do(self, what: str, **asked: Any) -> dict[str, Any]:
-        """Ask for something, and wait for the answer."""
+        """Send a request, and wait for the answer."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -143,12 +143,12 @@ class Warm:
         return answer
 
     def said(self) -> str:
-        """Return what the process and its children have printed."""
+        """Return the output of the process and its children."""
         self.errors.seek(0)
         return self.errors.read()
 
     def close(self) -> None:
-        """Let the process end."""
+        """End the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

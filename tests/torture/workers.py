@@ -1,6 +1,6 @@
-"""Data workers that are killed at random moments, again and again, while one process trains.
+"""Kill data workers at random moments while one process trains.
 
-Each time the run names the worker, saves, and ends with its other workers; the next one resumes.
+Each time the run names the worker, saves, and ends its other workers; the next one resumes.
 """
 
 import mmap
@@ -24,11 +24,11 @@ CASES = (
     Case(workers="2", augmentation="numpy", data="map", average=True),
     Case(workers="2", augmentation="random", data="stream", accumulation=True),
 )
-WITHIN_S = 4.0  # from the kill of a worker to the end of its run, saved, on a busy machine
+WITHIN_S = 4.0  # from the kill of a worker to the end of its saved run, on a busy machine
 
 
 class Lost(Part):
-    """A part of a run that ends with 3 where a worker died, and was named as the cause."""
+    """A part of a run that exits with 3 if a worker died and was named as the cause."""
 
     def _train(self, shared: mmap.mmap, pipe: int) -> None:
         try:
@@ -39,7 +39,7 @@ class Lost(Part):
 
 
 def kill_workers(folder: Path, wanted: int, seed: int) -> tuple[dict[str, Any], list[str]]:
-    """Kill workers until so many were killed; compare each run with one that nobody touched."""
+    """Kill this many workers; compare each run with an undisturbed one."""
     draw, kills, runs, wrong = random.Random(seed), 0, 0, list[str]()
     expected = [Part(case, folder / f"whole-{n}").outcome() for n, case in enumerate(CASES)]
     slowest = 0.0
@@ -62,7 +62,7 @@ def kill_workers(folder: Path, wanted: int, seed: int) -> tuple[dict[str, Any], 
 
 
 def _kill_one(part: Part, draw: random.Random) -> tuple[float | None, str]:
-    """Train until a random moment, kill a worker, and wait; return how long that took."""
+    """Train until a random moment, kill a worker, and wait; return the duration."""
     child = part.start()
     took, killed = None, False
     try:
@@ -79,7 +79,7 @@ def _kill_one(part: Part, draw: random.Random) -> tuple[float | None, str]:
         left = _left(child)
     finally:
         child.close()
-    if code == 0:  # the worker had loaded all that it was to load
+    if code == 0:  # the worker had loaded all its samples
         return None, ""
     if not killed or code != 3:
         return took, f"ended with {code}"
@@ -89,7 +89,7 @@ def _kill_one(part: Part, draw: random.Random) -> tuple[float | None, str]:
 
 
 def _left(child: Child, within_s: float = 2.0) -> list[int]:
-    """Return the processes of the child's group that are alive after a moment."""
+    """Return the processes of the child's group that are alive after some seconds."""
     end = time.monotonic() + within_s
     while True:
         left = []
