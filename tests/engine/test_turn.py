@@ -109,14 +109,14 @@ def clips_twice(turn):
     ("step", "sentence"),
     [
         (forgets_to_step, r"gradients of 'a' unused. Call turn\.step\('a'\)"),
-        (does_nothing, r"moved nothing.*Known: a, b"),
+        (does_nothing, r"updated nothing.*Known: a, b"),
         (steps_without_gradients, r"no gradients of 'a' to step by"),
         (misspells, r"no optimizer called 'aa'.*'a'"),
         (asks_for_the_model, r"no 'model'\. .*: 'a', 'b'\. The model itself is turn\.model\."),
         (leaves_early, r"gradients of 1 of the 3 micro-batches"),
         (forgets_a_backward, r"gradients of 2 of the 3 micro-batches"),
         (goes_backward_outside, r"Call it within that loop"),
-        (takes_another_micro_batch, r"the micro-batch that the loop .* is at"),
+        (takes_another_micro_batch, r"the current micro-batch of the loop"),
         (clears_unused, r"not used yet. Call turn\.step\('a'\) before"),
         (gives_a_row, r"one number, and got shape \(3, 1\).*loss\.mean\(\)"),
         (gives_a_number, r"one number, and got float"),
@@ -256,13 +256,13 @@ def test_losses_norms_and_rates_stand_in_the_events_by_name(tmp_path):
 
 
 def test_an_optimizer_that_is_never_stepped_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(OptimizerSet, "TURNS_TO_BE_STEPPED", 1)
+    monkeypatch.setattr(OptimizerSet, "STEPS_UNTIL_WARNING", 1)
 
     def step(turn):
         walk(turn, "a")
         turn.step("a")
 
-    with pytest.warns(UserWarning, match=r"In 1 turns .* never called turn\.step\(\) for: b\."):
+    with pytest.warns(UserWarning, match=r"In 1 steps .* never called turn\.step\(\) for: b\."):
         take(tmp_path / "run", step)
 
 

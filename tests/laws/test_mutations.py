@@ -373,7 +373,7 @@ MUTATIONS = [
         2,
         (
             "a model's late draws from numpy are not noticed",
-            instead(step, "_with_seeds", step.forward_backward),
+            instead(step, "_recompute_seeded", step.forward_backward),
             lambda folder: check_draws(folder, late_draws),
         ),
         (

@@ -328,7 +328,7 @@ MUTATIONS = {
     ),
     "noise by micro-batch": (
         ManualStep,
-        "_drawn",
+        "_draw",
         lambda self, draw, micro, size: draw(micro.samples, *size),
         lambda folder: test_law_1_split_batch_gives_the_same_update(folder, wgan_task, 5),
     ),

@@ -25,10 +25,10 @@ from surestep.base.errors import SurestepError
 from surestep.engine.data import batch_loader as feed
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.parallel import fsdp
-from surestep.engine.parallel.ddp import DDPStrategy
-from surestep.engine.parallel.ddp_piggyback import PiggybackScalars
+from surestep.engine.parallel.ddp import DDPStrategy, PiggybackScalars
 from surestep.engine.plan import batching as order
 from surestep.engine.rng import derive_seed
+from surestep.engine.step_outcome import Gradients
 from surestep.record.checkpoint import reader as opened
 from surestep.record.checkpoint import writer as together
 from surestep.record.checkpoint.writer import CheckpointFiles
@@ -174,6 +174,10 @@ def of_something(
         own(self, loss_sum, items)
 
 
+def keep_divisor(_: DDPStrategy, gradients: Gradients, items: float) -> Gradients:
+    return gradients._replace(items=items)
+
+
 def padded(self: order.BatchLayout, first: int, end: int) -> Any:
     """Give all ranks equally many samples, some of them twice."""
     samples, size = end - first, self.micro_batch_size
@@ -217,11 +221,11 @@ def of_first_alone(written: CheckpointFiles, own: Callable = CheckpointFiles.syn
 
 
 def last_alone(
-    cargo: PiggybackScalars, loss_sum: Any, own: Callable = PiggybackScalars.root
+    scalars: PiggybackScalars, loss_sum: Any, own: Callable = PiggybackScalars.root
 ) -> Any:
     """Carry what the last micro-batch has to say, and nothing of those before it."""
-    root, seed = own(cargo, loss_sum)
-    cargo.parameter.grad = None
+    root, seed = own(scalars, loss_sum)
+    scalars.parameter.grad = None
     return root, seed
 
 
@@ -240,7 +244,7 @@ MUTATIONS: dict[str, Mutation] = {
         1, "cut", instead(DDPStrategy, "count_items", of_this_rank)
     ),
     "the first guess of the items is the last": Mutation(
-        1, "cut", instead(DDPStrategy, "_divide_again", lambda self, logged, items, of_all: logged)
+        1, "cut", instead(DDPStrategy, "_divide_again", keep_divisor)
     ),
     "the loss of a micro-batch takes the place of the one before": Mutation(
         1, "cut", instead(PiggybackScalars, "root", last_alone)

@@ -4,6 +4,22 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+Named = tuple[str, Tensor]
+
+
+class Gradients(NamedTuple):
+    """What the backward passes of a step add up; the gradients themselves are in `.grad`.
+
+    Attributes:
+        loss_sum: the loss summed over the items, ().
+        items: items of the global batch.
+        logged: values that the Task or the loss logged, by name.
+    """
+
+    loss_sum: Tensor
+    items: float
+    logged: list[Named]
+
 
 class GradNorm(NamedTuple):
     """Gradient norms before clipping, on the device: of all gradients, and of each parameter."""

@@ -97,34 +97,35 @@ def make_step_context(
         trained = [each for optimizer in optimizers.values() for each in parameters_of(optimizer)]
         state.average = AveragedWeights(plan.average, model, trained)
     plans = plan.optimizers or {WHOLE: plan}
-    movers = OptimizerSet(
-        {name: _mover(plans[name], task, state, name, world) for name in optimizers}, state.scaler
+    optimizer_set = OptimizerSet(
+        {name: _make_handle(plans[name], task, state, name, world) for name in optimizers},
+        state.scaler,
     )
     if task.step is not None and world.size > 1:
         broadcast_module(model, weights=True)
-    first = next(iter(movers.by_name.values()))
-    settings.callback(first.parallel.leave)
+    first = next(iter(optimizer_set.by_name.values()))
+    settings.callback(first.strategy.leave)
     # Only the usual update, in one process, can be computed again where something draws late.
     lazy = world.size == 1 and task.step is None and plan.guard != "searching"
     generators = GlobalGenerators(lazy=lazy)
     parts = StepContext(
         state=state,
         loss=loss,
-        strategy=first.parallel,
+        strategy=first.strategy,
         train_modes=TrainModes(model, tuple(keep_eval)),
         buffers=BufferSnapshot(model, own_module(loss)),
         randomness=ModelRNG(plan.seed, plan.device, generators),
         generators=generators,
         autocast=autocast(plan, cached=task.step is None),
-        lr_factor=first.rate,
+        lr_factor=first.lr_factor,
         peak_rates=first.peak_rates,
         momentum=first.momentum,
     )
-    _set_update(parts, plan, task, movers)
+    _set_update(parts, plan, task, optimizer_set)
     return parts, groups
 
 
-def _set_update(parts: StepContext, plan: Plan, task: Task, movers: OptimizerSet) -> None:
+def _set_update(parts: StepContext, plan: Plan, task: Task, optimizer_set: OptimizerSet) -> None:
     """Replace what moves the parameters, where the optimizer or the Task does so itself."""
     if task.step is not None:
         if plan.guard == "searching":
@@ -132,12 +133,14 @@ def _set_update(parts: StepContext, plan: Plan, task: Task, movers: OptimizerSet
                 "optim.name='lbfgs' evaluates the batch by itself, and the Task's own step says "
                 "when to. Say another optim.name."
             )
-        parts.update = ManualUpdate(task.step, movers)
+        parts.custom_update = ManualUpdate(task.step, optimizer_set)
     elif plan.guard == "searching":
-        parts.update = lbfgs_update
+        parts.custom_update = lbfgs_update
 
 
-def _mover(plan: Plan, task: Task, state: State, name: str, world: Communicator) -> OptimizerHandle:
+def _make_handle(
+    plan: Plan, task: Task, state: State, name: str, world: Communicator
+) -> OptimizerHandle:
     optimizer = state.optimizers[name]
     peaks = [float(group["lr"]) for group in optimizer.param_groups]
     rate = with_swa_lr(

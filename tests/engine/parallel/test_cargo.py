@@ -4,23 +4,23 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.engine.parallel.ddp_piggyback import PiggybackModule, PiggybackScalars
+from surestep.engine.parallel.ddp import PiggybackModule, PiggybackScalars
 
 
 def arrived(said, ranks=None):
     """Let each rank say its numbers, and DDP divide by the ranks and add up, as it does."""
     ranks = len(said) if ranks is None else ranks
-    carrier = PiggybackModule(nn.Linear(2, 1), len(said[0]) - 1)
-    cargo = PiggybackScalars(carrier.cargo, ranks)
-    total = torch.zeros_like(carrier.cargo)
+    module = PiggybackModule(nn.Linear(2, 1), len(said[0]) - 1)
+    scalars = PiggybackScalars(module.scalars, ranks)
+    total = torch.zeros_like(module.scalars)
     for numbers in said:
-        cargo.send(*numbers)
-        carrier.cargo.grad = None
-        root, seed = cargo.root(torch.tensor(0.1))
+        scalars.send(*numbers)
+        module.scalars.grad = None
+        root, seed = scalars.root(torch.tensor(0.1))
         torch.autograd.backward(root, seed)
-        total += carrier.cargo.grad * (1 / ranks)
-    carrier.cargo.grad = total
-    return cargo
+        total += module.scalars.grad * (1 / ranks)
+    module.scalars.grad = total
+    return scalars
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 7, 24, 100, 1023])
@@ -46,12 +46,12 @@ def test_items_of_any_size_keep_their_digits(size):
 
 
 def test_what_a_step_was_to_send_that_failed_is_forgotten():
-    carrier = PiggybackModule(nn.Linear(2, 1), 0)
-    cargo = PiggybackScalars(carrier.cargo, 1)
-    cargo.send(5.0)
-    cargo.clear()
-    torch.autograd.backward(*cargo.root(torch.tensor(1.0)))
-    assert (float(cargo.loss_sum()), cargo.receive()) == (1.0, None)
+    module = PiggybackModule(nn.Linear(2, 1), 0)
+    scalars = PiggybackScalars(module.scalars, 1)
+    scalars.send(5.0)
+    scalars.clear()
+    torch.autograd.backward(*scalars.root(torch.tensor(1.0)))
+    assert (float(scalars.loss_sum()), scalars.receive()) == (1.0, None)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -1.0, 2e12])
@@ -62,32 +62,32 @@ def test_what_cannot_be_sent_arrives_as_no_number_and_the_rest_as_it_is(number):
 
 
 def test_a_loss_that_is_not_finite_leaves_the_numbers_alone():
-    carrier = PiggybackModule(nn.Linear(2, 1), 0)
-    cargo = PiggybackScalars(carrier.cargo, 1)
-    cargo.send(5.0)
-    torch.autograd.backward(*cargo.root(torch.tensor(math.nan)))
-    assert math.isnan(cargo.loss_sum())
-    assert cargo.receive() == [5.0]
+    module = PiggybackModule(nn.Linear(2, 1), 0)
+    scalars = PiggybackScalars(module.scalars, 1)
+    scalars.send(5.0)
+    torch.autograd.backward(*scalars.root(torch.tensor(math.nan)))
+    assert math.isnan(scalars.loss_sum())
+    assert scalars.receive() == [5.0]
 
 
 def test_the_losses_of_micro_batches_add_up_and_numbers_travel_once():
-    carrier = PiggybackModule(nn.Linear(2, 1), 0)
-    cargo = PiggybackScalars(carrier.cargo, 1)
-    cargo.send(5.0)
+    module = PiggybackModule(nn.Linear(2, 1), 0)
+    scalars = PiggybackScalars(module.scalars, 1)
+    scalars.send(5.0)
     for loss in (1.0, 2.0, 4.0):
-        torch.autograd.backward(*cargo.root(torch.tensor(loss)))
-    assert (float(cargo.loss_sum()), cargo.receive(), cargo.receive()) == (7.0, [5.0], None)
+        torch.autograd.backward(*scalars.root(torch.tensor(loss)))
+    assert (float(scalars.loss_sum()), scalars.receive(), scalars.receive()) == (7.0, [5.0], None)
 
 
-def test_a_carrier_answers_as_its_model_and_lies_in_the_same_bucket():
+def test_a_module_answers_as_its_model_and_lies_in_the_same_bucket():
     model = nn.Linear(2, 1, dtype=torch.float64)
-    carrier = PiggybackModule(model, 1)
+    module = PiggybackModule(model, 1)
     x = torch.ones(3, 2, dtype=torch.float64)
-    assert torch.equal(carrier(input=x), model(x))
-    assert carrier.cargo.dtype == torch.float64
-    assert PiggybackModule(model.to(torch.bfloat16), 1).cargo.dtype == torch.float32
+    assert torch.equal(module(input=x), model(x))
+    assert module.scalars.dtype == torch.float64
+    assert PiggybackModule(model.to(torch.bfloat16), 1).scalars.dtype == torch.float32
 
 
 def test_beside_complex_parameters_real_numbers_travel():
     model = nn.ParameterList([torch.zeros(2, dtype=torch.complex128)])
-    assert PiggybackModule(model, 1).cargo.dtype == torch.float64
+    assert PiggybackModule(model, 1).scalars.dtype == torch.float64

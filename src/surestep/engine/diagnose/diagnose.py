@@ -21,7 +21,7 @@ from surestep.engine.diagnose.rerun import RerunResult, preserve_state, rerun_st
 from surestep.engine.distributed.shards import to_local
 from surestep.engine.state.average import BATCH_NORM
 from surestep.engine.step.log_point import LogPoint
-from surestep.engine.step.train_step import StepContext, compute_and_apply
+from surestep.engine.step.train_step import StepContext
 
 _HISTORY = 5  # steps before the one that failed
 _LARGEST = 3  # weights that are reported
@@ -130,7 +130,7 @@ def _follow(
         total += float(result.loss_sum) / divisor
         causes.extend([] if cause is None else [cause])
 
-    is_split = parts.update is compute_and_apply and len(batch.micro_batches) > 1
+    is_split = parts.custom_update is None and len(batch.micro_batches) > 1
     with preserve_state(parts):
         for micro in batch.micro_batches if is_split else ():
             if micro.items:

@@ -13,7 +13,7 @@ from surestep.engine.model.compile import disable_compile
 from surestep.engine.model.preserve import preserve_buffers, preserve_modes
 from surestep.engine.rng import preserve_torch_rng, seed_loading
 from surestep.engine.step.multi_optimizer import OptimizerSnapshot
-from surestep.engine.step.train_step import StepContext, compute_and_apply, forward_backward
+from surestep.engine.step.train_step import StepContext, forward_backward
 
 
 class RerunResult(NamedTuple):
@@ -33,7 +33,7 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
     model, state = parts.state.model, parts.state
     grads = [(each, each.grad) for each in model.parameters()]
     hooks = parts.on_backward
-    updates = parts.update is not compute_and_apply
+    updates = parts.custom_update is not None
     optimizers = [OptimizerSnapshot(each) for each in state.optimizers.values()] if updates else []
     scale: dict[str, Any] = state.scaler.state_dict()
     with ExitStack() as stack:
@@ -43,7 +43,7 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
         stack.enter_context(preserve_buffers(model, parts.loss.module))
         stack.enter_context(disable_compile(model))
         for each in optimizers:
-            each.keep()
+            each.save()
         for module, training in parts.train_modes.wanted:
             module.training = training
         parts.on_backward = []
@@ -66,15 +66,15 @@ def rerun_step(parts: StepContext, batch: Batch, divisor: float) -> RerunResult:
 
     A step that updates by itself is taken as a whole; see `preserve_state`.
     """
-    if parts.update is compute_and_apply:
-        loss_sum, _ = forward_backward(parts, batch, divisor)
+    if parts.custom_update is None:
+        loss_sum = forward_backward(parts, batch, divisor).loss_sum
         names = {id(each): name for name, each in parts.state.model.named_parameters()}
         parameters = parts.strategy.parameters
         seen = {names[id(each)]: each.grad for each in parameters if each.grad is not None}
         seen = {"": loss_sum, **seen}
     else:
         rate = parts.lr_factor(parts.state.progress.steps_taken)
-        update = parts.update(parts, batch, divisor, rate)
+        update = parts.custom_update(parts, batch, divisor, rate)
         assert update.loss_sum is not None
         loss_sum, seen = update.loss_sum, {"": update.loss_sum}
         if update.norms is not None:

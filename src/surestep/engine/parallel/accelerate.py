@@ -16,6 +16,7 @@ class AccelerateStrategy(DDPStrategy):
     """The verbs of a step on a model that Accelerate has prepared, in one process or in many."""
 
     needs_ranks = False
+    extra = "accelerate"
     runs_manual_steps = False
 
     def wrap_model(self, model: nn.Module, plan: Plan) -> nn.Module:

@@ -1,10 +1,17 @@
-"""Many processes with a copy of the model each, whose gradients torch averages: DDP.
+"""One copy of the model in each process; torch averages the gradients: DDP.
+
+Besides gradients, a step needs the items, the loss and the requests of all ranks. A message of its
+own makes all ranks wait for each other: on a small model, two of them took as long as the step. So
+these numbers are the gradient of one additional parameter, which DDP sums in a bucket that is sent
+anyway. docs/decisions/0017 has the measurements.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 """
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,42 +22,45 @@ from surestep.base.errors import TaskError
 from surestep.engine.batch import Batch
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.losses.base import Loss
-from surestep.engine.parallel.ddp_piggyback import PiggybackModule, PiggybackScalars
 from surestep.engine.parallel.distributed import DistributedStrategy
-from surestep.engine.parallel.single import NO_GRADIENT, NOTHING, Named, run_backward
+from surestep.engine.parallel.single import NO_GRADIENT, NOTHING, run_backward
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import WHOLE, State
+from surestep.engine.step_outcome import Gradients
 
 _NOT_STATIC = (
-    "torch added up no gradients in this step: some parameter of the first step is not used any "
-    "more, and parallel.static_graph=True promises that each step uses the same. Leave it out; "
-    "where parameters are used in some steps only, say parallel.find_unused_parameters=True."
+    "torch summed no gradients in this step: a parameter that the first step used is not used any "
+    "more, and parallel.static_graph=True promises that every step uses the same. Remove it; if "
+    "some steps use fewer parameters, set parallel.find_unused_parameters=True."
 )
+_BITS, _DIGITS = 12, 9
+_UNIT = 2.0**-68  # 3e-21 of an item: class weights may be millionths
+_MAX_ITEMS = _UNIT * 2 ** (_BITS * _DIGITS)  # 1.1e12
 
 
 class DDPStrategy(DistributedStrategy):
-    """The verbs of a step on a copy of the model in each process."""
+    """The methods of a step on a copy of the model in each process."""
 
     def __init__(self, plan: Plan, state: State, world: Communicator, name: str = WHOLE) -> None:
         super().__init__(plan, state, world, name)
-        self._cargo: PiggybackScalars | None = None
+        self._piggyback: PiggybackScalars | None = None
         model = state.model
-        # What is not reached from the outputs counts as unused there, and the cargo is not.
+        # With find_unused_parameters, the additional parameter would count as unused.
         if world.size > 1 and not plan.parallel_find_unused_parameters:
-            # Of a graph that is not static torch adds up nothing, which a count of ranks tells.
+            # If a static graph changes, DDP sums nothing; the sum of these numbers shows it.
             self._present = [world.rank + 1.0] if plan.parallel_static_graph else []
             model = PiggybackModule(model, 2 + len(self._present))
-            self._cargo = PiggybackScalars(model.cargo, world.size)
-            self.cleared = [*self.parameters, model.cargo]
+            self._piggyback = PiggybackScalars(model.scalars, world.size)
+            self.cleared = [*self.parameters, model.scalars]
         self.module = self.wrap_model(model, plan)
         self._learns_graph = plan.parallel_static_graph
-        # To read what arrived would wait for a GPU; a scale fits to the size of a mean loss; and a
-        # search goes backward several times.
+        # Reading the items would wait for a GPU; an fp16 scale fits the size of a mean loss; and
+        # L-BFGS runs several backward passes a step.
         reads = plan.device.type == "cpu" and plan.guard not in ("scaled", "searching")
-        self._sends_items = reads and self._cargo is not None
+        self._sends_items = reads and self._piggyback is not None
 
     def wrap_model(self, model: nn.Module, plan: Plan) -> nn.Module:
-        """Return the model with what adds up its gradients."""
+        """Return the model in a wrapper that sums its gradients."""
         on_gpu = plan.device.type == "cuda"
         return DistributedDataParallel(
             model,
@@ -61,10 +71,10 @@ class DDPStrategy(DistributedStrategy):
         )
 
     def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
-        """Let gradients of all but the last backward stay on their rank."""
+        """Keep the gradients of all but the last backward on their rank."""
         if self._learns_graph:
-            # DDP learns a static graph from its first backward, and fails if that is not synced.
-            # It is the one that settles DDP, whose gradients nobody uses.
+            # DDP learns a static graph from its first backward, which must be synced. It is that
+            # of the warm-up, whose gradients are not used.
             self._learns_graph = False
             return NOTHING
         return NOTHING if when else self.no_sync()
@@ -76,60 +86,153 @@ class DDPStrategy(DistributedStrategy):
         return context
 
     def count_items(self, batch: Batch, loss: Loss) -> Batch:
-        """Return the batch with the items of all ranks, or send those of this one with gradients.
+        """Return the batch with the items of all ranks, or send those of this rank with gradients.
 
-        Gradients are then divided by the samples of the global batch, which all ranks know, until
-        `settle_items` has the items: for one item a sample that is the same number.
+        In that case the gradients are divided by the samples of the global batch, which all ranks
+        know, until `finish_backward` has the items. With one item a sample, it is the same number.
         """
-        if self._cargo is None:
+        if self._piggyback is None:
             return super().count_items(batch, loss)
-        self._cargo.clear()
+        self._piggyback.clear()
         samples = batch.end - batch.position
         divides_later = self._sends_items and loss.divides and not loss.components
         if not (divides_later and samples and batch.micro_batches):
             return super().count_items(batch, loss)
         self.world.n_collectives += 1
-        self._cargo.send(batch.items, *self.world.summarize(), *self._present)
+        self._piggyback.send(batch.items, *self.world.summarize(), *self._present)
         return batch._replace(items=float(samples))
 
-    def settle_items(self, items: float, logged: list[Named]) -> tuple[float, list[Named]]:
-        """Return the items of all ranks, where they came with the gradients, and divide by them.
-
-        Raises:
-            TaskError: nothing was added up, since the graph was not static.
-        """
-        received = None if self._cargo is None else self._cargo.receive()
-        if received is None:
-            return items, logged
-        of_all, requests, seconds, *present = received
-        expected = self.world.size * (self.world.size + 1) / 2
-        if present and not math.isclose(present[0], expected, rel_tol=1e-3):
-            raise TaskError(_NOT_STATIC)
-        self.world.agree_by(requests, seconds)
-        return of_all, self._divide_again(logged, items, of_all)
-
-    def _divide_again(self, logged: list[Named], items: float, of_all: float) -> list[Named]:
-        """Divide gradients and what is logged by the items of all ranks in place of `items`."""
-        if of_all in (0, items):
-            return logged
-        grads = [each.grad for each in self.parameters if each.grad is not None]
-        torch._foreach_mul_(grads, items / of_all)
-        return [(name, value * (items / of_all)) for name, value in logged]
-
-    def reduce_loss(self, loss_sum: Tensor) -> Tensor:
-        """Return the loss of all ranks, as it came with the gradients."""
-        if self._cargo is None:
-            return super().reduce_loss(loss_sum)
-        return self._cargo.loss_sum().to(loss_sum.dtype)
-
     def backward(self, loss_sum: Tensor, items: float) -> None:
-        """Go backward from ranks / items, since torch divides by the ranks; the cargo goes too."""
-        if self._cargo is None:
+        """Run backward from ranks / items, since DDP divides by the ranks; send the scalars too."""
+        if self._piggyback is None:
             super().backward(loss_sum, items / self.world.size)
             return
         if not loss_sum.requires_grad:
             raise TaskError(NO_GRADIENT)
         seed = self.scaler.scale(torch.full_like(loss_sum, self.world.size / items))
-        root, values = self._cargo.root(loss_sum)
+        root, values = self._piggyback.root(loss_sum)
         run = run_backward if type(loss_sum) is Tensor else torch.autograd.backward
         run((loss_sum, root), (seed, values))
+
+    def finish_backward(self, gradients: Gradients) -> Gradients:
+        """Return the gradients with the loss and the items of all ranks; divide by these items.
+
+        Raises:
+            TaskError: nothing was summed, because the graph was not static.
+        """
+        gradients = super().finish_backward(gradients)
+        received = None if self._piggyback is None else self._piggyback.receive()
+        if received is None:
+            return gradients
+        items, requests, seconds, *present = received
+        expected = self.world.size * (self.world.size + 1) / 2
+        if present and not math.isclose(present[0], expected, rel_tol=1e-3):
+            raise TaskError(_NOT_STATIC)
+        self.world.agree_by(requests, seconds)
+        return self._divide_again(gradients, items)
+
+    def reduce_loss(self, loss_sum: Tensor) -> Tensor:
+        """Return the loss of all ranks, as it arrived with the gradients."""
+        if self._piggyback is None:
+            return super().reduce_loss(loss_sum)
+        return self._piggyback.loss_sum().to(loss_sum.dtype)
+
+    def _divide_again(self, gradients: Gradients, items: float) -> Gradients:
+        """Divide gradients and logged values by `items` instead of the samples."""
+        logged, ratio = gradients.logged, gradients.items / items if items else 1.0
+        if ratio != 1:
+            grads = [each.grad for each in self.parameters if each.grad is not None]
+            torch._foreach_mul_(grads, ratio)
+            logged = [(name, value * ratio) for name, value in logged]
+        return Gradients(gradients.loss_sum, items, logged)
+
+
+class PiggybackModule(nn.Module):
+    """A model with one additional parameter, whose gradient carries numbers between ranks.
+
+    Args:
+        model: the model; its outputs are returned unchanged.
+        numbers: how many numbers are sent besides the loss and the items.
+    """
+
+    def __init__(self, model: nn.Module, numbers: int) -> None:
+        super().__init__()
+        self.model = model
+        first = next(model.parameters())
+        real = first.dtype.to_real() if first.is_complex() else first.dtype
+        dtype = torch.promote_types(real, torch.float32)  # in the bucket of fp32 parameters
+        values = torch.zeros(1 + _DIGITS + numbers, dtype=dtype)
+        self.scalars = nn.Parameter(values.to(first.device))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs of the model."""
+        return self.model(*args, **kwargs)
+
+
+class PiggybackScalars:
+    """The numbers that a rank sends with the gradients of a step, and the sums that it receives.
+
+    Items are sent as digits of 12 bits, which fp32 sums exactly for up to 4,096 ranks, whatever
+    DDP divides by. Other numbers are sent in the type of the parameter.
+
+    Args:
+        parameter: that of the PiggybackModule.
+        ranks: number of ranks; DDP divides by it.
+    """
+
+    def __init__(self, parameter: nn.Parameter, ranks: int) -> None:
+        self.parameter = parameter
+        self.ranks = ranks
+        self._factor = parameter.new_tensor(ranks)
+        self._values, self._zeros = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        self._numbers: tuple[float, ...] = ()  # those in `_values`; most steps send the same
+        self._is_waiting = self._is_sent = False
+
+    def send(self, items: float, *numbers: float) -> None:
+        """Send the items of this rank, and other numbers, with the next backward."""
+        if (items, *numbers) != self._numbers:
+            self._numbers = (items, *numbers)
+            values = [each * self.ranks for each in (*_digits(items), *numbers)]
+            self._values[1:] = self.parameter.new_tensor(values)
+        self._is_waiting = self._is_sent = True
+
+    def clear(self) -> None:
+        """Forget the numbers of a step that failed before its backward."""
+        self._is_waiting = self._is_sent = False
+
+    def root(self, loss_sum: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tensor to run backward from besides the loss, and its gradient."""
+        values = self._values if self._is_waiting else self._zeros
+        self._is_waiting = False
+        values[0] = loss_sum.detach()
+        return self.parameter, values
+
+    def loss_sum(self) -> Tensor:
+        """Return the loss of all ranks and micro-batches, ()."""
+        assert self.parameter.grad is not None
+        return self.parameter.grad[0] * self._factor
+
+    def receive(self) -> list[float] | None:
+        """Return the sums of what was sent; None if nothing was. Waits for the device."""
+        if not self._is_sent:
+            return None
+        self._is_sent = False
+        assert self.parameter.grad is not None
+        sums = self.parameter.grad.tolist()
+        return [_number(tuple(sums[1 : 1 + _DIGITS])), *sums[1 + _DIGITS :]]
+
+
+def _digits(number: float) -> list[float]:
+    """Return the digits of a number, the lowest first; NaN if it is out of range."""
+    if not 0 <= number < _MAX_ITEMS:
+        return [math.nan] * _DIGITS
+    units, mask = round(number / _UNIT), (1 << _BITS) - 1
+    return [float(units >> (_BITS * place) & mask) for place in range(_DIGITS)]
+
+
+@lru_cache(maxsize=8)  # most steps have the same items
+def _number(digits: Sequence[float]) -> float:
+    """Return the number with these digits, each a sum over ranks."""
+    if not all(map(math.isfinite, digits)):
+        return math.nan
+    return sum(round(digit) << (_BITS * place) for place, digit in enumerate(digits)) * _UNIT

@@ -1,4 +1,4 @@
-"""What every way of sharing a step has in common: each rank sees its share of the batch."""
+"""What the strategies of several processes share: each rank has a share of the global batch."""
 
 import torch.distributed as dist
 from torch import Tensor
@@ -6,20 +6,26 @@ from torch import Tensor
 from surestep.engine.batch import Batch
 from surestep.engine.losses.base import Loss
 from surestep.engine.parallel.single import SingleProcessStrategy
+from surestep.engine.step_outcome import Gradients
 
 
 class DistributedStrategy(SingleProcessStrategy):
     """The methods of a step whose gradients are summed over ranks; the base class of those."""
 
     needs_ranks = True
+    shares_step = True
 
     def count_items(self, batch: Batch, loss: Loss) -> Batch:
-        """Add up the items of all ranks, over the host's group."""
+        """Sum the items of all ranks, over the host's process group."""
         items, *part_items = self.world.exchange([batch.items, *batch.part_items])
         return batch._replace(items=items, part_items=tuple(part_items))
 
+    def finish_backward(self, gradients: Gradients) -> Gradients:
+        """Sum the loss of all ranks."""
+        return gradients._replace(loss_sum=self.reduce_loss(gradients.loss_sum))
+
     def reduce_loss(self, loss_sum: Tensor) -> Tensor:
-        """Add up the loss of all ranks, on the device; one that is not finite is so for all."""
+        """Sum the loss of all ranks, on the device; if one is not finite, the sum is not."""
         total = loss_sum.double()
         dist.all_reduce(total)
         return total.to(loss_sum.dtype)

@@ -22,9 +22,8 @@ from surestep.engine.optim.param_roles import sparse_embeddings
 from surestep.engine.parallel.nonfinite_guard import GradScalerGuard, HostGuard
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import WHOLE, State, trainable_parameters
-from surestep.engine.step_outcome import GradNorm, StepOutcome
+from surestep.engine.step_outcome import Gradients, GradNorm, StepOutcome
 
-Named = tuple[str, Tensor]
 NO_GRADIENT = (
     "The loss does not depend on any trained parameter. Look for detach(), .data, numpy or no_grad "
     "on the way from the model to the loss."
@@ -53,7 +52,10 @@ class SingleProcessStrategy:
     a class method, so that no other code compares the names of strategies.
 
     Attributes:
+        shares_step: several processes can share a step.
         needs_ranks: it makes no sense in one process.
+        has_zero_stages: `parallel.zero_stage` says what is sharded.
+        extra: the optional extra of surestep that it needs; "" if none.
         copies_model: every rank has the full model and optimizer state, which are the same on all.
         gathers_blocks: parameters are sharded, and hooks gather them one block at a time.
         has_param_grads: the gradients of a step can be read from `Parameter.grad`.
@@ -67,7 +69,10 @@ class SingleProcessStrategy:
         cleared: tensors whose gradients are cleared when a step begins.
     """
 
+    shares_step = False
     needs_ranks = False
+    has_zero_stages = False
+    extra = ""
     copies_model = True
     gathers_blocks = False
     has_param_grads = True
@@ -121,9 +126,9 @@ class SingleProcessStrategy:
         """Return the batch itself."""
         return batch
 
-    def settle_items(self, items: float, logged: list[Named]) -> tuple[float, list[Named]]:
-        """Return both as they are."""
-        return items, logged
+    def finish_backward(self, gradients: Gradients) -> Gradients:
+        """Return the gradients of all ranks, after the last backward of a step."""
+        return gradients
 
     def reduce_loss(self, loss_sum: Tensor) -> Tensor:
         """Return the loss itself."""

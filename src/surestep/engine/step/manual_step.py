@@ -20,45 +20,6 @@ from surestep.engine.step.train_step import StepContext, UpdateResult
 from surestep.engine.step_outcome import GradNorm
 
 
-def check_turn_loss(loss: object) -> None:
-    """Check that a loss is a scalar tensor that depends on a trained parameter.
-
-    Raises:
-        TaskError: it is not a scalar tensor, or does not require gradients.
-    """
-    if not isinstance(loss, Tensor) or loss.dim():
-        what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise TaskError(
-            f"turn.backward takes a loss of one number, and got {what}. Give its mean over the "
-            "micro-batch: loss.mean()."
-        )
-    if not loss.requires_grad:
-        raise TaskError(NO_GRADIENT)
-
-
-def check_all_micro_batches(name: str, seen: int | None, wanted: int) -> None:
-    """Check that an optimizer has the gradients of the full batch.
-
-    Args:
-        name: the optimizer.
-        seen: number of micro-batches with gradients; None if there was no pass over them.
-        wanted: number of micro-batches.
-
-    Raises:
-        TaskError: it does not.
-    """
-    if seen is None:
-        raise TaskError(
-            f"There are no gradients of {name!r} to step by. Walk over "
-            f"turn.micro_batches({name!r}) and call turn.backward(loss, micro) for each."
-        )
-    if seen < wanted:
-        raise TaskError(
-            f"{name!r} has gradients of {seen} of the {wanted} micro-batches of this batch. "
-            "Walk over all of turn.micro_batches(...), with a turn.backward for each."
-        )
-
-
 @dataclass
 class AccumulationPass:
     """One pass over the micro-batches, which trains the optimizers in `names`."""
@@ -67,7 +28,7 @@ class AccumulationPass:
     names: tuple[str, ...]
     loss: Tensor | None = None  # finally the sum over all ranks
     seen: set[int] = field(default_factory=set)
-    summed: bool = False
+    is_summed: bool = False
 
 
 class Children(dict[str, nn.Module]):
@@ -118,24 +79,23 @@ class ManualStep:
         >>> run = surestep.Trainer(task, config, run="runs/custom").fit()
     """
 
-    def __init__(self, parts: StepContext, movers: OptimizerSet, batch: Batch) -> None:
-        self.model = parts.state.model
+    def __init__(self, context: StepContext, optimizers: OptimizerSet, batch: Batch) -> None:
+        self.model = context.state.model
         self.models: dict[str, nn.Module] = Children(self.model.named_children())
-        self.index = parts.state.progress.steps_taken
+        self.index = context.state.progress.steps_taken
         self.epoch = batch.epoch
         self.losses: dict[str, list[Tensor]] = {}
         self.norms: list[GradNorm] = []
         self.logged: dict[str, dict[int, Tensor]] = {}
-        self._parts = parts
-        self._movers = movers
+        self._context = context
+        self._optimizers = optimizers
         self._batch = batch
-        self._items = batch.items
-        self._world = parts.strategy.world
-        self._walked = [each for each in batch.micro_batches if each.items]
-        self._counts = bool(self._walked)
-        self._walked = self._walked or [dummy_micro_batch(batch.micro_batches[0])]
+        self._world = context.strategy.world
+        micro_batches = [each for each in batch.micro_batches if each.items]
+        self._has_items = bool(micro_batches)
+        self._micro_batches = micro_batches or [dummy_micro_batch(batch.micro_batches[0])]
         self._passes = self._draws = 0
-        self._micro: MicroBatch | None = None
+        self._micro_batch: MicroBatch | None = None
         self._pass: AccumulationPass | None = None
         self._ready: dict[str, AccumulationPass] = {}
         self._clipped: dict[str, GradNorm] = {}
@@ -153,14 +113,14 @@ class ManualStep:
         Raises:
             TaskError: there is no such optimizer, or its last gradients are still unused.
         """
-        walk = self._pass = self._begin(names or tuple(self._movers.by_name))
-        step = self._parts.state.progress.step
-        for micro in self._walked:
-            self._parts.randomness.seed_micro_batch(step, micro.position, walk.index)
-            self._micro, self._draws = micro, 0
+        current = self._pass = self._begin(names or tuple(self._optimizers.by_name))
+        step = self._context.state.progress.step
+        for micro in self._micro_batches:
+            self._context.randomness.seed_micro_batch(step, micro.position, current.index)
+            self._micro_batch, self._draws = micro, 0
             yield micro
-            self._take_logged(walk.index, self._share_of(micro))
-        self._micro = self._pass = None
+            self._take_logged(current.index, self._share_of(micro))
+        self._micro_batch = self._pass = None
 
     def backward(
         self,
@@ -182,20 +142,24 @@ class ManualStep:
             TaskError: the loss is not a scalar tensor or requires no gradients, or `micro` is not
                 the current micro-batch.
         """
-        walk = self._check(loss, micro)
+        current = self._check(loss, micro)
         loss = loss.float() if loss.dtype in (torch.bfloat16, torch.float16) else loss
         share = self._share_of(micro)
-        walk.seen.add(micro.position)
+        current.seen.add(micro.position)
         if not share:
-            walk.loss = torch.zeros_like(loss.detach())
+            current.loss = torch.zeros_like(loss.detach())
             return
         seed = torch.full((), share, dtype=loss.dtype, device=loss.device)
         with self._without_autocast():
-            self._movers.add_gradient(
-                loss, seed, walk.names, retain_graph=retain_graph, create_graph=create_graph
+            self._optimizers.add_gradient(
+                loss,
+                seed,
+                current.names,
+                retain_graph=retain_graph or create_graph,
+                create_graph=create_graph,
             )
         part = loss.detach() * share
-        walk.loss = part if walk.loss is None else walk.loss + part
+        current.loss = part if current.loss is None else current.loss + part
 
     @overload
     def grad(self, outputs: Tensor, inputs: Tensor, **graph: bool) -> Tensor: ...
@@ -218,7 +182,7 @@ class ManualStep:
         """
         wanted = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
         with self._without_autocast():
-            found = self._movers.grad(outputs, wanted, **graph)
+            found = self._optimizers.grad(outputs, wanted, **graph)
         return found[0] if isinstance(inputs, Tensor) else found
 
     def clip(self, name: str, max_norm: float | None = None) -> Tensor:
@@ -238,7 +202,7 @@ class ManualStep:
         """
         if name in self._clipped:
             raise TaskError(f"turn.clip({name!r}) was called before, for the same gradients.")
-        self._clipped[name] = self._measure(name, max_norm)
+        self._clipped[name] = self._clip(name, max_norm)
         return self._clipped[name].total
 
     def step(self, name: str) -> None:
@@ -247,21 +211,21 @@ class ManualStep:
         Raises:
             TaskError: there are no gradients, or micro-batches are missing.
         """
-        norm = self._clipped.pop(name, None) or self._measure(name, None)
-        walk = self._ready.pop(name)
-        assert walk.loss is not None
+        norm = self._clipped.pop(name, None) or self._clip(name, None)
+        current = self._ready.pop(name)
+        assert current.loss is not None
         self.norms.append(norm)
-        label = "+".join(walk.names)
-        if not any(walk.loss is each for each in self.losses.get(label, ())):
-            self.losses.setdefault(label, []).append(walk.loss)
-        rate = self._movers.set_rate(name, self.index)
+        label = "+".join(current.names)
+        if not any(current.loss is each for each in self.losses.get(label, ())):
+            self.losses.setdefault(label, []).append(current.loss)
+        rate = self._optimizers.set_rate(name, self.index)
         if self._world.is_first:  # logged values are summed over the ranks
-            self._log(f"{name}/grad_norm", norm.total, walk.index)
+            self._log(f"{name}/grad_norm", norm.total, current.index)
             shown = torch.full(
                 (), rate, dtype=sum_dtype(norm.total.device), device=norm.total.device
             )
-            self._log(f"{name}/lr", shown, walk.index)
-        self._movers.step(name, walk.loss, norm.total, pending=bool(self._ready))
+            self._log(f"{name}/lr", shown, current.index)
+        self._optimizers.step(name, current.loss, norm.total, pending=bool(self._ready))
 
     def log(self, name: str, value: Tensor) -> None:
         """Log the mean of a scalar tensor over the step, without waiting for the device."""
@@ -272,11 +236,11 @@ class ManualStep:
 
         A sample gets the same noise however the global batch is split.
         """
-        return self._drawn(torch.randn, micro, size)
+        return self._draw(torch.randn, micro, size)
 
     def rand(self, micro: MicroBatch, *size: int) -> Tensor:
         """Draw uniform noise from 0 to 1 for each sample of `micro`: (samples, *size)."""
-        return self._drawn(torch.rand, micro, size)
+        return self._draw(torch.rand, micro, size)
 
     def finish(self) -> None:
         """Check that the step is complete, after the user's function has returned.
@@ -287,142 +251,162 @@ class ManualStep:
         if self._ready:
             name = next(iter(self._ready))
             raise TaskError(
-                f"The step left the gradients of {name!r} unused. Call turn.step({name!r}) behind "
+                f"The step left the gradients of {name!r} unused. Call turn.step({name!r}) after "
                 f"the loop over turn.micro_batches({name!r})."
             )
         if not self.norms:
             raise TaskError(
-                "The step moved nothing: it called turn.step() for no optimizer. Known: "
-                f"{', '.join(self._movers.by_name)}."
+                "The step updated nothing: it called turn.step() for no optimizer. Known: "
+                f"{', '.join(self._optimizers.by_name)}."
             )
         self._take_logged(-1, 1 / self._world.size)
 
     def _begin(self, names: tuple[str, ...]) -> AccumulationPass:
         for name in names:
-            mover = self._mover(name)
+            handle = self._handle(name)
             if name in self._ready:
                 raise TaskError(
                     f"The gradients of {name!r} are not used yet. Call turn.step({name!r}) before "
-                    "the next walk over its micro-batches."
+                    "the next loop over its micro-batches."
                 )
-            for parameter in mover.parallel.parameters:
+            for parameter in handle.strategy.parameters:
                 parameter.grad = None
-        walk = AccumulationPass(self._passes, names)
+        current = AccumulationPass(self._passes, names)
         self._passes += 1
-        self._ready |= dict.fromkeys(names, walk)
-        return walk
+        self._ready |= dict.fromkeys(names, current)
+        return current
 
-    def _mover(self, name: str) -> OptimizerHandle:
-        mover = self._movers.by_name.get(name)
-        if mover is None:
-            known = self._movers.by_name
+    def _handle(self, name: str) -> OptimizerHandle:
+        known = self._optimizers.by_name
+        if name not in known:
             raise TaskError(f"There is no optimizer called {name!r}. {suggest_names(name, known)}")
-        return mover
+        return known[name]
 
     def _check(self, loss: Any, micro: MicroBatch) -> AccumulationPass:
-        if self._pass is None or micro is not self._micro:
+        """Return the current pass; check that the loss is a scalar of the current micro-batch."""
+        if self._pass is None or micro is not self._micro_batch:
             raise TaskError(
-                "turn.backward(loss, micro) takes the micro-batch that the loop over "
-                "turn.micro_batches(...) is at. Call it within that loop."
+                "turn.backward(loss, micro) takes the current micro-batch of the loop over "
+                "turn.micro_batches(...). Call it within that loop."
             )
-        check_turn_loss(loss)
+        if not isinstance(loss, Tensor) or loss.dim():
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise TaskError(
+                f"turn.backward takes a loss of one number, and got {got}. Pass its mean over the "
+                "micro-batch: loss.mean()."
+            )
+        if not loss.requires_grad:
+            raise TaskError(NO_GRADIENT)
         return self._pass
 
-    def _measure(self, name: str, max_norm: float | None) -> GradNorm:
-        parallel, walk = self._mover(name).parallel, self._ready.get(name)
-        check_all_micro_batches(name, None if walk is None else len(walk.seen), len(self._walked))
-        assert walk is not None
-        assert walk.loss is not None
-        if not walk.summed:
-            walk.loss, walk.summed = parallel.reduce_loss(walk.loss), True
-        parallel.reduce_grads()
-        parallel.unscale()
-        for watch in self._parts.on_backward:
-            watch(self._parts.state)
+    def _clip(self, name: str, max_norm: float | None) -> GradNorm:
+        """Reduce, unscale, measure and clip the gradients of an optimizer."""
+        strategy, current = self._handle(name).strategy, self._ready.get(name)
+        if current is None:
+            raise TaskError(
+                f"There are no gradients of {name!r} to step by. Loop over "
+                f"turn.micro_batches({name!r}) and call turn.backward(loss, micro) for each."
+            )
+        if len(current.seen) < len(self._micro_batches):
+            raise TaskError(
+                f"{name!r} has gradients of {len(current.seen)} of the "
+                f"{len(self._micro_batches)} micro-batches of this batch. Loop over all of "
+                "turn.micro_batches(...), with a turn.backward for each."
+            )
+        assert current.loss is not None
+        if not current.is_summed:
+            current.loss, current.is_summed = strategy.reduce_loss(current.loss), True
+        strategy.reduce_grads()
+        strategy.unscale()
+        for hook in self._context.on_backward:
+            hook(self._context.state)
         if max_norm is not None:
-            parallel = copy.copy(parallel)
-            parallel.max_norm, parallel.clip_value = max_norm, None
-        return parallel.clip_grad_norm()
+            strategy = copy.copy(strategy)
+            strategy.max_norm, strategy.clip_value = max_norm, None
+        return strategy.clip_grad_norm()
 
-    def _drawn(self, draw: Any, micro: MicroBatch, size: tuple[int, ...]) -> Tensor:
+    def _draw(self, draw: Any, micro: MicroBatch, size: tuple[int, ...]) -> Tensor:
         """Draw for the global batch and return the rows of `micro`."""
-        batch, step = self._batch, self._parts.state.progress.step
-        walk, generator_of = self._passes - 1, self._parts.randomness.noise_generator
+        batch, step = self._batch, self._context.state.progress.step
+        key = [step, self._passes - 1, self._draws]
+        samples = batch.samples
         if micro.is_ready:  # its rows are not samples of the global batch
-            generator = generator_of(step, walk, self._draws, micro.position)
-            self._draws += 1
-            own: Tensor = draw((micro.rows, *size), generator=generator, device=generator.device)
-            return own
-        generator = generator_of(step, walk, self._draws)
+            key.append(micro.position)
+            samples = micro.rows
+        generator = self._context.randomness.noise_generator(*key)
         self._draws += 1
-        drawn: Tensor = draw((batch.samples, *size), generator=generator, device=generator.device)
-        is_own = batch.end == batch.position  # made by the user's loop, without a position
-        begin = batch.micro_batches[0].position if is_own else batch.position
+        noise: Tensor = draw((samples, *size), generator=generator, device=generator.device)
+        if micro.is_ready:
+            return noise
+        has_position = batch.end != batch.position  # batches of the user's loop have none
+        begin = batch.position if has_position else batch.micro_batches[0].position
         first = min(micro.position - begin, batch.samples - micro.samples)
-        return drawn[first : first + micro.samples].clone()
+        return noise[first : first + micro.samples].clone()
 
     def _share_of(self, micro: MicroBatch) -> float:
         """Return the micro-batch's share of the items of all ranks; 0 for a dummy micro-batch."""
-        return micro.items / self._items if self._counts else 0.0
+        return micro.items / self._batch.items if self._has_items else 0.0
 
     def _without_autocast(self) -> AbstractContextManager[Any]:
         """Return the context of a backward pass, without autocast, as torch advises."""
-        kind = self._parts.randomness.device.type
+        kind = self._context.randomness.device.type
         if torch.is_autocast_enabled(kind):
             return torch.autocast(kind, enabled=False)
         return nullcontext()
 
-    def _take_logged(self, walk: int, share: float) -> None:
+    def _take_logged(self, index: int, share: float) -> None:
         if metrics.logged:
             taken = metrics.pop_logged(share)
             for name, value in taken if share else ():
-                self._log(name, value, walk)
+                self._log(name, value, index)
 
-    def _log(self, name: str, value: Tensor, walk: int) -> None:
+    def _log(self, name: str, value: Tensor, index: int) -> None:
         """Add to the value of a name in a pass; the mean over passes is logged."""
-        known = self.logged.setdefault(name, {})
-        known[walk] = known[walk] + value if walk in known else value
+        by_pass = self.logged.setdefault(name, {})
+        by_pass[index] = by_pass[index] + value if index in by_pass else value
 
 
 class ManualUpdate:
-    """A custom step, as the update of a train_step."""
+    """The update of a Task with its own step."""
 
-    def __init__(self, step: Callable[[ManualStep], object], movers: OptimizerSet) -> None:
+    def __init__(self, step: Callable[[ManualStep], object], optimizers: OptimizerSet) -> None:
         self.step = step
-        self.movers = movers
+        self.optimizers = optimizers
 
     def __call__(
-        self, parts: StepContext, batch: Batch, divisor: float, rate: float
+        self, context: StepContext, batch: Batch, divisor: float, lr_factor: float
     ) -> UpdateResult:
         """Call the user's step function; undo its updates if a value is not finite."""
-        turn = ManualStep(parts, self.movers, batch)
-        self.movers.begin()
-        stopped = None
+        manual_step = ManualStep(context, self.optimizers, batch)
+        self.optimizers.begin()
+        rolled_back = None
         try:
-            with parts.generators.preserved(), parts.autocast:
-                self.step(turn)
-            turn.finish()
-        except StepRolledBack as abandoned:
-            stopped = abandoned.outcome
+            with context.generators.preserved(), context.autocast:
+                self.step(manual_step)
+            manual_step.finish()
+        except StepRolledBack as error:
+            rolled_back = error.outcome
             metrics.pop_logged()
-        outcome, world = self.movers.end(stopped), parts.strategy.world
+        outcome, world = self.optimizers.end(rolled_back), context.strategy.world
         if world.size > 1:
-            broadcast_module(parts.state.model, weights=False)
-        losses = {name: _mean(values) for name, values in turn.losses.items()}
+            broadcast_module(context.state.model, weights=False)
+        losses = {name: _mean(values) for name, values in manual_step.losses.items()}
         logged = [(f"{name}/loss", value) for name, value in losses.items() if world.is_first]
-        logged += [(name, _mean(list(values.values()))) for name, values in turn.logged.items()]
+        logged += [(name, _mean([*each.values()])) for name, each in manual_step.logged.items()]
         total = torch.stack([each.float() for each in losses.values()]).sum() * divisor
-        return UpdateResult(outcome, _together(turn.norms), total, logged, batch.items)
+        return UpdateResult(outcome, _joined(manual_step.norms), total, logged)
 
 
 def _mean(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.stack(values).mean()
 
 
-def _together(norms: list[GradNorm]) -> GradNorm:
-    """Return the norm of all gradients of a step, and of each parameter's at each update."""
+def _joined(norms: list[GradNorm]) -> GradNorm:
+    """Return the norm of all gradients of a step, and those of each parameter at each update."""
     if len(norms) == 1:
         return norms[0]
-    total = torch.linalg.vector_norm(torch.stack([each.total for each in norms]))
-    each = torch.cat([norm.per_parameter for norm in norms])
-    return GradNorm(total, each, [name for norm in norms for name in norm.names])
+    return GradNorm(
+        torch.linalg.vector_norm(torch.stack([each.total for each in norms])),
+        torch.cat([each.per_parameter for each in norms]),
+        [name for each in norms for name in each.names],
+    )

@@ -1,4 +1,4 @@
-"""Several optimizers in one turn, which together move or do not."""
+"""Several optimizers in one manual step, which is applied completely or not at all."""
 
 import copy
 import warnings
@@ -18,28 +18,28 @@ from surestep.engine.step_outcome import StepOutcome
 
 
 class StepRolledBack(BaseException):
-    """A turn that is given up; no `except Exception` of the user's step may keep it."""
+    """Ends a manual step that is undone; no `except Exception` of the user's step catches it."""
 
     def __init__(self, outcome: StepOutcome) -> None:
-        super().__init__("the turn is skipped")
+        super().__init__("the manual step is skipped")
         self.outcome = outcome
 
 
 class OptimizerSnapshot:
-    """A copy of what an optimizer moves: its parameters and its state."""
+    """A copy of what an optimizer updates: its parameters, its state and its options."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
 
-    def keep(self) -> None:
-        """Keep a copy."""
+    def save(self, copy_value: Callable[[Any], Any] = copy.deepcopy) -> None:
+        """Make the copy; `copy_value` copies what is in the state and is not a tensor."""
         groups = self.optimizer.param_groups
         self._parameters = [
             (each, each.detach().clone()) for group in groups for each in group["params"]
         ]
         self._state = {
             parameter: {
-                slot: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+                slot: value.clone() if isinstance(value, Tensor) else copy_value(value)
                 for slot, value in slots.items()
             }
             for parameter, slots in self.optimizer.state.items()
@@ -48,64 +48,53 @@ class OptimizerSnapshot:
 
     @property
     def has_new_state(self) -> bool:
-        """Whether there is state now that was not there."""
-        now = self.optimizer.state
+        """Whether the optimizer has created state since the copy was made."""
         return any(
             slots.keys() != self._state.get(parameter, {}).keys()
-            for parameter, slots in now.items()
+            for parameter, slots in self.optimizer.state.items()
         )
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put the copy back."""
-        for parameter, kept in self._parameters:
-            parameter.copy_(kept)
-        state = self.optimizer.state
-        for parameter in list(state):
-            slots, kept_slots = state[parameter], self._state.get(parameter, {})
-            for slot in list(slots):
-                if slot not in kept_slots:
-                    del slots[slot]
-                elif isinstance(slots[slot], Tensor):
-                    slots[slot].copy_(kept_slots[slot])
-                else:
-                    slots[slot] = kept_slots[slot]
-            if not slots:
-                del state[parameter]
+        """Restore the copy, once."""
+        for parameter, saved in self._parameters:
+            parameter.copy_(saved)
+        self.optimizer.state.clear()
+        self.optimizer.state.update(self._state)
         for group, options in zip(self.optimizer.param_groups, self._options, strict=True):
             group.update(options)
 
     @torch.no_grad()
     def restore_where(self, bad: Tensor) -> None:
-        """Put the copy back where `bad` is true, () bool, which only the device knows."""
-        for parameter, kept in self._parameters:
-            parameter.copy_(torch.where(bad, kept, parameter))
+        """Restore the copy on the device if `bad` is true, () bool."""
+        for parameter, saved in self._parameters:
+            parameter.copy_(torch.where(bad, saved, parameter))
         for parameter, slots in self._state.items():
-            now = self.optimizer.state[parameter]
-            for slot, kept in slots.items():
-                if isinstance(kept, Tensor):
-                    now[slot].copy_(torch.where(bad, kept, now[slot]))
+            current = self.optimizer.state[parameter]
+            for slot, saved in slots.items():
+                if isinstance(saved, Tensor):
+                    current[slot].copy_(torch.where(bad, saved, current[slot]))
 
 
 @dataclass
 class OptimizerHandle:
-    """An optimizer with its verbs, its rates, and a copy to go back to."""
+    """An optimizer with its strategy, its learning rates and a snapshot."""
 
-    parallel: SingleProcessStrategy
-    rate: Factor
+    strategy: SingleProcessStrategy
+    lr_factor: Factor
     peak_rates: list[float]
-    kept: OptimizerSnapshot
+    snapshot: OptimizerSnapshot
     momentum: Callable[[int], None] | None = None
 
 
 class OptimizerSet:
-    """The optimizers of a turn: a value that is not finite in one of them skips all.
+    """The optimizers of a manual step: a value that is not finite in one of them skips all.
 
-    Where the host decides, the turn is given up at once and the copies are put back. Where the
-    device does (see `single.Sticky`), all share its poison, and the copies are put back by it.
+    If the host checks, the step ends at once and the snapshots are restored. If the device checks,
+    all optimizers share one flag, and it decides whether the snapshots are restored.
     """
 
-    TURNS_TO_BE_STEPPED = 100
+    STEPS_UNTIL_WARNING = 100
 
     def __init__(
         self, by_name: Mapping[str, OptimizerHandle], scaler: torch.amp.GradScaler
@@ -114,90 +103,76 @@ class OptimizerSet:
         self.scaler = scaler
         self.manual_steps = 0
         self.never_stepped = set(by_name)
-        self._moved: list[OptimizerHandle] = []
+        self._first = next(iter(by_name.values())).strategy  # its guard has the flag of all
+        self._updated: list[OptimizerHandle] = []
         self._graph_grads: list[Tensor] = []
         self._scale: dict[str, Any] = {}
-        self._steps = 0
+        self._updates = 0
 
     def begin(self) -> None:
-        """Start a turn."""
-        self._moved, self._graph_grads, self._steps = [], [], 0
+        """Begin a manual step."""
+        self._updated, self._graph_grads, self._updates = [], [], 0
         self._scale = self.scaler.state_dict()
 
     def add_gradient(
-        self,
-        loss: Tensor,
-        seed: Tensor,
-        names: Sequence[str],
-        *,
-        retain_graph: bool,
-        create_graph: bool,
+        self, loss: Tensor, seed: Tensor, names: Sequence[str], **options: Any
     ) -> None:
-        """Add the gradient of `loss`, from `seed`, to the parameters of these optimizers alone."""
+        """Add the gradient of `loss`, from `seed`, to the parameters of these optimizers only."""
         inputs = [
             parameter
             for name in names
-            for parameter in self.by_name[name].parallel.parameters
+            for parameter in self.by_name[name].strategy.parameters
             if parameter.requires_grad
         ]
         with warnings.catch_warnings():
-            # torch warns of a cycle through `.grad`, which the next walk takes apart.
+            # torch warns of a cycle through `.grad`, which the next pass breaks.
             warnings.filterwarnings("ignore", message="Using backward.. with create_graph=True")
-            torch.autograd.backward(
-                loss,
-                self.scaler.scale(seed),
-                retain_graph=retain_graph or create_graph,
-                create_graph=create_graph,
-                inputs=inputs,
-            )
+            torch.autograd.backward(loss, self.scaler.scale(seed), inputs=inputs, **options)
 
     def grad(self, outputs: Tensor, inputs: Sequence[Tensor], **graph: bool) -> tuple[Tensor, ...]:
         """Return the gradients of the sum of `outputs`, unscaled."""
         seed = self.scaler.scale(torch.ones_like(outputs))
-        found = torch.autograd.grad(outputs, inputs, seed, **graph)
+        grads = torch.autograd.grad(outputs, inputs, seed, **graph)
         if not self.scaler.is_enabled():
-            return found
+            return grads
         scale = self.scaler.scale(torch.ones((), device=outputs.device))
-        unscaled = tuple(each.float() / scale for each in found)
+        unscaled = tuple(each.float() / scale for each in grads)
         self._graph_grads += [each.detach() for each in unscaled]
         return unscaled
 
-    def set_rate(self, name: str, turns_taken: int) -> float:
-        """Set the rates of an optimizer for a turn; return that of its first group."""
-        mover = self.by_name[name]
-        rate = mover.rate(turns_taken)
-        for group, peak in zip(
-            mover.parallel.optimizer.param_groups, mover.peak_rates, strict=True
-        ):
-            group["lr"] = peak * rate
-        if mover.momentum is not None:
-            mover.momentum(turns_taken)
-        return mover.peak_rates[0] * rate
+    def set_rate(self, name: str, steps_taken: int) -> float:
+        """Set the learning rates of an optimizer; return that of its first group."""
+        handle = self.by_name[name]
+        factor = handle.lr_factor(steps_taken)
+        groups = handle.strategy.optimizer.param_groups
+        for group, peak in zip(groups, handle.peak_rates, strict=True):
+            group["lr"] = peak * factor
+        if handle.momentum is not None:
+            handle.momentum(steps_taken)
+        return handle.peak_rates[0] * factor
 
     def step(self, name: str, loss: Tensor, grad_norm: Tensor, *, pending: bool) -> None:
-        """Move the parameters of one optimizer.
+        """Update the parameters of one optimizer.
 
-        The loss scale follows when no gradients under the old one are `pending`.
+        The loss scale changes when no gradients with the old one are `pending`.
 
         Raises:
-            Abandoned: something is not finite, and the host knows.
+            StepRolledBack: a value is not finite, and the host knows.
         """
-        mover = self.by_name[name]
-        if mover not in self._moved:
-            mover.kept.keep()
-            self._moved.append(mover)
-        self._steps += 1
-        guard = mover.parallel.guard
+        handle = self.by_name[name]
+        if handle not in self._updated:
+            handle.snapshot.save()
+            self._updated.append(handle)
+        self._updates += 1
         self.never_stepped.discard(name)
-        if isinstance(guard, DeviceGuard):
-            shared = self._first_guard()
-            assert isinstance(shared, DeviceGuard)
-            guard.nonfinite = shared.nonfinite
+        guard, first = handle.strategy.guard, self._first.guard
+        if isinstance(guard, DeviceGuard) and isinstance(first, DeviceGuard):
+            guard.nonfinite = first.nonfinite
             guard.step(loss, grad_norm)
-            shared.nonfinite = guard.nonfinite
+            first.nonfinite = guard.nonfinite
             return
         if isinstance(guard, GradScalerGuard):
-            outcome = guard.step_only(self._judged(loss), grad_norm)
+            outcome = guard.step_only(self._without_overflow(loss), grad_norm)
             if outcome.took_step and not pending:
                 self.scaler.update()
         else:
@@ -206,51 +181,44 @@ class OptimizerSet:
             raise StepRolledBack(outcome)
 
     def end(self, outcome: StepOutcome | None = None) -> StepOutcome:
-        """End a turn, and undo it where it does not count; `outcome` is why it was given up."""
+        """End a manual step, and undo it if it is skipped; `outcome` is why it was rolled back."""
         if outcome is not None:
-            for mover in self._moved:
-                mover.kept.restore()
+            self._restore()
             if outcome.nonfinite:
                 self.scaler.load_state_dict(self._scale)
             return outcome
-        self._look_for_the_idle()
-        guard = self._first_guard()
+        self._warn_of_unused()
+        guard = self._first.guard
         if not isinstance(guard, DeviceGuard):
             return StepOutcome(True)
-        self._restore_by(guard.nonfinite)
-        return StepOutcome(True, guard.nonfinite)
+        flag = guard.nonfinite
+        if any(handle.snapshot.has_new_state for handle in self._updated):
+            if not all_finite(flag):
+                self._restore()
+        elif self._updates > 1:  # otherwise the flag was set before any update
+            for handle in self._updated:
+                handle.snapshot.restore_where(flag != 0)
+        return StepOutcome(True, flag)
 
-    def _first_guard(self) -> Any:
-        """Return the guard that keeps the poison of all, which `recover()` of the Loop clears."""
-        return next(iter(self.by_name.values())).parallel.guard
+    def _restore(self) -> None:
+        for handle in self._updated:
+            handle.snapshot.restore()
 
-    def _restore_by(self, poison: Tensor) -> None:
-        """Undo on the device; by a read where an optimizer has just made its state."""
-        if any(mover.kept.has_new_state for mover in self._moved):
-            if not all_finite(poison):
-                for mover in self._moved:
-                    mover.kept.restore()
-            return
-        if self._steps > 1:  # else the poison came before anything moved
-            bad = poison != 0
-            for mover in self._moved:
-                mover.kept.restore_where(bad)
-
-    def _judged(self, loss: Tensor) -> Tensor:
-        """Return the loss; 0 where gradients within it overflowed, which is not its failure."""
+    def _without_overflow(self, loss: Tensor) -> Tensor:
+        """Return the loss; 0 if it is not finite because gradients within it overflowed."""
         if not self._graph_grads or all_finite(loss):
             return loss
-        is_broken = not all_finite(*(each.sum() for each in self._graph_grads))
-        world = next(iter(self.by_name.values())).parallel.world
-        return torch.zeros_like(loss) if any(world.all_reduce_max([is_broken])) else loss
+        overflowed = not all_finite(*(each.sum() for each in self._graph_grads))
+        return (
+            torch.zeros_like(loss) if any(self._first.world.all_reduce_max([overflowed])) else loss
+        )
 
-    def _look_for_the_idle(self) -> None:
-        """Warn of an optimizer that is never stepped, once."""
+    def _warn_of_unused(self) -> None:
+        """Warn once of an optimizer that is never stepped."""
         self.manual_steps += 1
-        if self.manual_steps == self.TURNS_TO_BE_STEPPED and self.never_stepped:
+        if self.manual_steps == self.STEPS_UNTIL_WARNING and self.never_stepped:
             names = ", ".join(sorted(self.never_stepped))
             warn(
-                f"In {self.manual_steps} turns the Task's step never called turn.step() for: "
-                f"{names}. "
-                "Its parameters do not move.",
+                f"In {self.manual_steps} steps the Task's step function never called turn.step() "
+                f"for: {names}. Its parameters are not trained."
             )

@@ -1,12 +1,11 @@
-"""The step: the only place that moves a parameter.
+"""One training step: the only code that updates parameters.
 
-items = sum of the items of all micro-batches, on all ranks
-zero the gradients
+items = items of all micro-batches, on all ranks
 for each micro-batch: forward -> loss summed over its items -> backward of loss / items
-unscale -> clip -> step
+unscale -> clip -> optimizer step
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from surestep.engine.parallel.single import SingleProcessStrategy
 from surestep.engine.rng import ModelRNG
 from surestep.engine.schedule.registry import Factor
 from surestep.engine.state.state import Progress, State
-from surestep.engine.step_outcome import GradNorm, StepOutcome
+from surestep.engine.step_outcome import Gradients, GradNorm, Named, StepOutcome
 
 
 @dataclass(slots=True, eq=False)
@@ -35,17 +34,17 @@ class StepResult:
 
     Attributes:
         step: its number, from 1; skipped steps count.
-        epoch: the epoch its batch was from, from 0.
+        epoch: the epoch of its batch, from 0.
         lr: the learning rate of the first parameter group.
-        items: what its loss is a mean over.
+        items: number of items that the loss is a mean over.
         divisor: the same, or 1 for a loss that is declared a sum.
         samples: samples in its global batch.
-        before: the place before it.
-        outcome: whether it moved the parameters, as far as the host knows.
-        norms: norms of the gradients, before clipping; None where there was nothing to learn.
-        loss_sum: the loss summed over its items, (); None where there was nothing to learn.
-        logged: what the task logged.
-        failed: the host knows that it was not finite, and it may not be skipped.
+        progress_before: the progress before it.
+        outcome: whether it updated the parameters, as far as the host knows.
+        norms: norms of the gradients, before clipping; None if the batch had no items.
+        loss_sum: the loss summed over its items, (); None if the batch had no items.
+        logged: the values that the Task logged.
+        is_fatal: the host knows that it was not finite, and it must not be skipped.
     """
 
     step: int
@@ -58,86 +57,46 @@ class StepResult:
     outcome: StepOutcome
     norms: GradNorm | None
     loss_sum: Tensor | None
-    logged: list[tuple[str, Tensor]]
+    logged: list[Named]
     is_fatal: bool = False
 
     @property
     def loss(self) -> Tensor:
-        """The mean loss over the items of the global batch, (); NaN where there were none."""
+        """The mean loss over the items of the global batch, (); NaN if there were none."""
         return torch.tensor(torch.nan) if self.loss_sum is None else self.loss_sum / self.divisor
 
     @property
     def grad_norm(self) -> Tensor:
-        """The norm of all gradients before clipping, (); NaN where there were none."""
+        """The norm of all gradients before clipping, (); NaN if there were none."""
         return torch.tensor(torch.nan) if self.norms is None else self.norms.total
 
     @property
     def took_step(self) -> Tensor:
-        """Whether the parameters moved, () bool."""
-        poison = self.outcome.nonfinite_flag
-        return torch.tensor(self.outcome.took_step) if poison is None else poison == 0
+        """Whether the parameters were updated, () bool."""
+        flag = self.outcome.nonfinite_flag
+        return torch.tensor(self.outcome.took_step) if flag is None else flag == 0
 
 
 class UpdateResult(NamedTuple):
-    """What became of the parameters in a step; the fields are those of StepResult."""
+    """What an update did; the fields are those of StepResult."""
 
     outcome: StepOutcome
     norms: GradNorm | None
     loss_sum: Tensor | None
-    logged: list[tuple[str, Tensor]]
-    items: float
-
-
-def compute_and_apply(
-    parts: "StepContext", batch: Batch, divisor: float, rate: float
-) -> UpdateResult:
-    """Move the parameters by the gradient of the loss, added up over micro-batches / divisor."""
-    parallel, generators = parts.strategy, parts.generators
-    if generators.seeded:
-        with generators.preserved():
-            loss_sum, logged = forward_backward(parts, batch, divisor)
-    else:  # nothing has drawn from numpy's or Python's generators until now
-        python, numpy = generators.watched
-        before = python[0], numpy[0]
-        loss_sum, logged = forward_backward(parts, batch, divisor)
-        if before != (python[0], numpy[0]):
-            loss_sum, logged = _with_seeds(parts, batch, divisor)
-    items = batch.items
-    if parallel.world.size > 1:
-        items, logged = parallel.settle_items(items, logged)
-    if not items:
-        return UpdateResult(StepOutcome(False), None, None, _NOTHING, items)
-    parallel.unscale()
-    for watch in parts.on_backward:
-        watch(parts.state)
-    norms = parallel.clip_grad_norm()
-    for group, peak in zip(parallel.optimizer.param_groups, parts.peak_rates, strict=True):
-        group["lr"] = peak * rate
-    if parts.momentum is not None:
-        parts.momentum(parts.state.progress.steps_taken)
-    return UpdateResult(parallel.step(loss_sum, norms.total), norms, loss_sum, logged, items)
-
-
-def _with_seeds(
-    parts: "StepContext", batch: Batch, divisor: float
-) -> tuple[Tensor, list[tuple[str, Tensor]]]:
-    """Compute the gradients again, with seeds for numpy's and Python's generators, and from now on.
-
-    Any other run would have other numbers at this step: that of a resumed run, say.
-    """
-    parts.generators.notice()
-    parts.buffers.restore(StepOutcome(False))
-    metrics.pop_logged()
-    with parts.generators.preserved():
-        return forward_backward(parts, batch, divisor)
+    logged: list[Named]
 
 
 @dataclass
 class StepContext:
-    """What a step is made of, wired once.
+    """The parts of a step, built once.
 
-    `transform` changes the global batch, where the Task has one; `update` is what moves the
-    parameters, and a Task that brings its own step has another.
+    Attributes:
+        on_backward: called after the backward pass, before clipping.
+        freeze: freezes and unfreezes parameters for a number of steps taken.
+        custom_update: replaces forward, backward, clipping and the optimizer step, for a Task with
+            its own step and for L-BFGS. Its arguments are the context, the batch, the divisor of
+            the loss, and the factor of the learning rates.
+        transform: transforms the global batch.
     """
 
     state: State
@@ -152,121 +111,144 @@ class StepContext:
     peak_rates: list[float]
     momentum: Callable[[int], None] | None = None
     on_backward: list[Callable[[State], None]] = field(default_factory=list)
-    freeze: Callable[[int], None] | None = None  # what is frozen after so many steps taken
-    update: Callable[["StepContext", Batch, float, float], UpdateResult] = compute_and_apply
+    freeze: Callable[[int], None] | None = None
+    custom_update: Callable[["StepContext", Batch, float, float], UpdateResult] | None = None
     transform: BatchTransform | None = None
 
 
-_NOTHING: list[tuple[str, Tensor]] = []
+_NOT_UPDATED = UpdateResult(StepOutcome(False), None, None, [])
 
 
-def train_step(parts: StepContext, batch: Batch) -> StepResult:
-    """Move the parameters once, by the gradient of the mean loss over the global batch.
+def train_step(context: StepContext, batch: Batch) -> StepResult:
+    """Update the parameters once, by the gradient of the mean loss over the global batch.
 
-    The place is moved on; the schedule only with a step that was taken. A batch without items
-    moves nothing.
+    The progress always advances; the schedule only with a step that was taken. A batch without
+    items updates nothing.
     """
-    state, before = parts.state, parts.state.progress
-    rate = parts.lr_factor(before.steps_taken)
-    batch = parts.transform(batch, before.step) if parts.transform and batch.samples else batch
-    if parts.strategy.world.size > 1:
-        batch = parts.strategy.count_items(batch, parts.loss)
-    items, divides = batch.items, parts.loss.divides
-    outcome, norms, loss_sum, logged = StepOutcome(False), None, None, _NOTHING
+    state, strategy, before = context.state, context.strategy, context.state.progress
+    lr_factor = context.lr_factor(before.steps_taken)
+    if context.transform is not None and batch.samples:
+        batch = context.transform(batch, before.step)
+    if strategy.world.size > 1:
+        batch = strategy.count_items(batch, context.loss)
+    items, update = batch.items, _NOT_UPDATED
     if items:
-        if parts.freeze is not None:
-            parts.freeze(before.steps_taken)
-        for module, training in parts.train_modes.wanted:
+        if context.freeze is not None:
+            context.freeze(before.steps_taken)
+        for module, training in context.train_modes.wanted:
             if module.training is not training:
                 module.training = training
-        if parts.buffers.slots:
-            parts.buffers.save()
-        divisor = items if divides else 1.0
-        outcome, norms, loss_sum, logged, items = parts.update(parts, batch, divisor, rate)
-        if parts.buffers.slots:
-            parts.buffers.restore(outcome)
+        if context.buffers.slots:
+            context.buffers.save()
+        divisor = items if context.loss.divides else 1.0
+        if context.custom_update is not None:
+            update = context.custom_update(context, batch, divisor, lr_factor)
+        else:
+            loss_sum, items, logged = _compute_gradients(context, batch, divisor)
+            if items:  # under DDP the items of all ranks may arrive with the gradients
+                strategy.unscale()
+                for hook in context.on_backward:
+                    hook(state)
+                norms = strategy.clip_grad_norm()
+                groups = strategy.optimizer.param_groups
+                for group, peak in zip(groups, context.peak_rates, strict=True):
+                    group["lr"] = peak * lr_factor
+                if context.momentum is not None:
+                    context.momentum(before.steps_taken)
+                outcome = strategy.step(loss_sum, norms.total)
+                update = UpdateResult(outcome, norms, loss_sum, logged)
+        if context.buffers.slots:
+            context.buffers.restore(update.outcome)
         if state.average is not None:
-            state.average.update(before.steps_taken + 1, outcome)
-    if not outcome.took_step:
-        state.counts.add(outcome, left_out=batch.after_spike)
-    step, steps_taken, epoch, _, seen = before
-    there = (epoch + 1, 0) if batch.ends_epoch else (epoch, batch.end)
-    state.progress = Progress(step + 1, steps_taken + outcome.took_step, *there, seen + items)
-    return StepResult(
-        step=step + 1,
-        epoch=batch.epoch,
-        lr=parts.peak_rates[0] * rate,
-        items=items,
-        divisor=items if divides else 1.0,
-        samples=batch.samples,
-        progress_before=before,
-        outcome=outcome,
-        norms=norms,
-        loss_sum=loss_sum,
-        logged=logged,
-    )
+            state.average.update(before.steps_taken + 1, update.outcome)
+    took_step = update.outcome.took_step
+    if not took_step:
+        state.counts.add(update.outcome, left_out=batch.after_spike)
+    step, steps_taken, seen = before.step + 1, before.steps_taken + took_step, before.items + items
+    epoch, position = (before.epoch + 1, 0) if batch.ends_epoch else (before.epoch, batch.end)
+    state.progress = Progress(step, steps_taken, epoch, position, seen)
+    lr, divisor = context.peak_rates[0] * lr_factor, items if context.loss.divides else 1.0
+    return StepResult(step, batch.epoch, lr, items, divisor, batch.samples, before, *update)
 
 
-def forward_backward(
-    parts: StepContext, batch: Batch, divisor: float
-) -> tuple[Tensor, list[tuple[str, Tensor]]]:
-    """Add up loss and gradients over the micro-batches; those without items add nothing.
+def _compute_gradients(context: StepContext, batch: Batch, divisor: float) -> Gradients:
+    """Run `forward_backward` with the generators of numpy and Python seeded if something draws."""
+    generators = context.generators
+    if generators.seeded:
+        with generators.preserved():
+            return forward_backward(context, batch, divisor)
+    python, numpy = generators.watched  # nothing has drawn from these generators until now
+    before = python[0], numpy[0]
+    gradients = forward_backward(context, batch, divisor)
+    if before == (python[0], numpy[0]):
+        return gradients
+    return _recompute_seeded(context, batch, divisor)
 
-    Of several ranks each goes forward and backward as often as the others, with items or without.
+
+def _recompute_seeded(context: StepContext, batch: Batch, divisor: float) -> Gradients:
+    """Compute the gradients again with seeded generators, and seed them from now on.
+
+    A resumed run, for example, would otherwise have other numbers at this step.
     """
-    for parameter in parts.strategy.cleared:
+    context.generators.notice()
+    context.buffers.restore(StepOutcome(False))
+    metrics.pop_logged()
+    with context.generators.preserved():
+        return forward_backward(context, batch, divisor)
+
+
+def forward_backward(context: StepContext, batch: Batch, divisor: float) -> Gradients:
+    """Accumulate the loss and its gradients over the micro-batches; those without items add none.
+
+    With several ranks, each runs as many forward and backward passes as the others.
+    """
+    strategy, step = context.strategy, context.state.progress.step
+    for parameter in strategy.cleared:
         parameter.grad = None
-    parallel, step = parts.strategy, parts.state.progress.step
-    alone = parallel.world.size == 1
+    is_shared = strategy.world.size > 1
+    micro_batches: Sequence[MicroBatch] = batch.micro_batches
+    if len(micro_batches) > 1 and not is_shared:
+        micro_batches = [each for each in micro_batches if each.items]
     total: Tensor | None = None
-    logged: list[tuple[str, Tensor]] = []
-    left = len(batch.micro_batches)
-    if alone and left > 1:
-        left = sum(map(_has_items, batch.micro_batches))
-    for micro in batch.micro_batches:
-        if alone and not micro.items:
-            continue
-        left -= 1
-        parts.randomness.seed_micro_batch(step, micro.position)
-        with parallel.sync_grads(when=not left):
-            with parts.autocast:
-                outputs = parallel.module(*micro.args, **micro.kwargs)
-                value = _loss_of(parts, batch, micro, outputs, divisor, logged)
-            parallel.backward(value, divisor)
-        part = value.detach()
+    logged: list[Named] = []
+    for micro_batch in micro_batches:
+        context.randomness.seed_micro_batch(step, micro_batch.position)
+        with strategy.sync_grads(when=micro_batch is micro_batches[-1]):
+            with context.autocast:
+                outputs = strategy.module(*micro_batch.args, **micro_batch.kwargs)
+                loss = _loss_sum(context, batch, micro_batch, outputs, divisor, logged)
+            strategy.backward(loss, divisor)
+        part = loss.detach()
         total = part if total is None else total + part
     assert total is not None
-    return total if alone else parallel.reduce_loss(total), logged
+    gradients = Gradients(total, batch.items, logged)
+    return strategy.finish_backward(gradients) if is_shared else gradients
 
 
-def _loss_of(
-    parts: StepContext,
+def _loss_sum(
+    context: StepContext,
     batch: Batch,
-    micro: MicroBatch,
+    micro_batch: MicroBatch,
     outputs: Any,
     divisor: float,
-    logged: list[tuple[str, Tensor]],
+    logged: list[Named],
 ) -> Tensor:
-    """Return the loss of a micro-batch summed over its items, and note what it logs."""
-    loss, targets = parts.loss, micro.targets
-    if not micro.items:
+    """Return the loss of a micro-batch summed over its items; add to `logged` what it logs."""
+    loss, targets = context.loss, micro_batch.targets
+    if not micro_batch.items:
         return zero_loss(outputs)
     if loss.teacher is not None:
-        targets = loss.with_teacher_outputs(micro.args, micro.kwargs, targets)
+        targets = loss.with_teacher_outputs(micro_batch.args, micro_batch.kwargs, targets)
     if not loss.components:
         value = loss.value(outputs, targets)
     else:
-        ranks = parts.strategy.world.size
-        value, means = weighted_sum(loss, outputs, micro, batch.part_items, reach_all=ranks > 1)
+        several = context.strategy.world.size > 1
+        value, means = weighted_sum(loss, outputs, micro_batch, batch.part_items, reach_all=several)
         logged += means
     if metrics.logged:
-        logged += metrics.pop_logged(micro.items / batch.items)
+        logged += metrics.pop_logged(micro_batch.items / batch.items)
     if loss.is_sum and isinstance(value, Tensor) and value.dtype not in HALF:
         return value
-    summed, named = loss.to_sum(loss.widened(value, outputs, targets), micro.items)
+    summed, named = loss.to_sum(loss.widened(value, outputs, targets), micro_batch.items)
     logged += [(name, part.detach() / divisor) for name, part in named.items()]
     return summed
-
-
-def _has_items(micro: MicroBatch) -> bool:
-    return micro.items > 0

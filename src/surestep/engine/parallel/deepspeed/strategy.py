@@ -39,6 +39,8 @@ class DeepSpeedStrategy(DistributedStrategy):
     """
 
     copies_model = False
+    has_zero_stages = True
+    extra = "deepspeed"
     has_param_grads = False
     runs_manual_steps = False
     reads_each_step = True
