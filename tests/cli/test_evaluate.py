@@ -162,9 +162,10 @@ def test_val_means_every_validation_set(surestep, recipe):
     assert far == {name: both[name] for name in ("far/loss", "far/accuracy")}
 
 
-TABLE = RECIPE.replace(
+TABLE = "import torchmetrics\n" + RECIPE.replace(
     'metrics={"accuracy": accuracy}',
-    'metrics={"accuracy": accuracy, "table": surestep.metrics.confusion_matrix(3)}',
+    'metrics={"accuracy": accuracy, '
+    '"table": torchmetrics.ConfusionMatrix("multiclass", num_classes=3)}',
 )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torchmetrics.classification import MulticlassConfusionMatrix
 
 import surestep
 from surestep.config.option import PROCESSES, VAL_DATA, is_met
@@ -238,7 +239,7 @@ EVALUATION: list[Case] = [
     ({"validation.metric": "accuracy"}, VAL, "Measured: val/loss"),
     (
         {"validation.metric": "confused"},
-        {**VAL, "metrics": {"confused": surestep.metrics.confusion_matrix(3)}},
+        {**VAL, "metrics": {"confused": MulticlassConfusionMatrix(3)}},
         "which of two tables is better is not known. Numbers: val/loss.",
     ),
     (

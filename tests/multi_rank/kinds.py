@@ -193,8 +193,8 @@ def metrics() -> dict[str, Any]:
     return {
         "f1": torchmetrics.F1Score("multiclass", num_classes=3, average="macro"),
         "auroc": torchmetrics.AUROC("multiclass", num_classes=3),
-        "table": surestep.metrics.confusion_matrix(3),
-        "error": surestep.metrics.calibration_error(3),
+        "table": torchmetrics.ConfusionMatrix("multiclass", num_classes=3),
+        "error": torchmetrics.CalibrationError("multiclass", num_classes=3),
         "spread": Spread(),
     }
 

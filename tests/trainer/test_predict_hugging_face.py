@@ -5,17 +5,22 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import surestep
 from tests import tiny
 from tests.laws.hugging_face import TOKENS, WORDS, gpt2, masked
 
 
+def perplexity(logits, labels):
+    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()).exp()
+
+
 def test_a_causal_model_predicts_logits_and_its_perplexity_is_exp_of_its_loss(tmp_path):
     data = masked()
     parts = {
         **{"model": gpt2(dropout=0.1), "loss": "model", "train": data, "val": data},
-        **{"metrics": {"perplexity": surestep.metrics.perplexity(shift=True)}},
+        **{"metrics": {"perplexity": surestep.whole_set(perplexity)}},
         "test": {"input_ids": data["input_ids"]},
     }
     with tiny.prepare(tmp_path, parts, max_steps=1, validation={"batch_size": 7}) as session:

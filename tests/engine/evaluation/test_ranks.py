@@ -2,7 +2,6 @@ import pytest
 import torch
 import torchmetrics
 
-import surestep
 from surestep.base.errors import TaskError
 from surestep.engine.distributed.communicator import ALONE
 from surestep.engine.metrics.distributed import check_metrics, sync_metrics
@@ -14,7 +13,7 @@ def test_metrics_whose_states_are_sums_lists_and_functions_pass():
         {
             "f1": torchmetrics.F1Score("multiclass", num_classes=3),
             "pearson": torchmetrics.PearsonCorrCoef(),
-            "table": surestep.metrics.confusion_matrix(3),
+            "table": torchmetrics.ConfusionMatrix("multiclass", num_classes=3),
             "spread": Spread(),
             "mean": lambda outputs, targets: outputs.mean(),
         }

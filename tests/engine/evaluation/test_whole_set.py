@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from sklearn.metrics import f1_score, roc_auc_score
 from torch import nn
 
@@ -124,7 +125,7 @@ def test_a_direction_is_taken_from_what_is_said(tmp_path):
     [
         (lambda: surestep.whole_set(3), r"whole_set\(function=...\) is a int"),
         (lambda: surestep.whole_set(f1, preprocess="x"), r"whole_set\(preprocess=...\) is a str"),
-        (lambda: surestep.whole_set(surestep.metrics.binary()), "has update and compute"),
+        (lambda: surestep.whole_set(torchmetrics.AUROC("binary")), "has update and compute"),
         (
             lambda: surestep.whole_set(f1, preprocess=lambda o, t: o),
             "preprocess returned a Tensor. Return a pair",

@@ -14,8 +14,7 @@ from surestep.engine.device import sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.losses.base import at_least_fp32
 from surestep.engine.metrics.distributed import sync_metrics
-from surestep.engine.metrics.values import named_values
-from surestep.engine.metrics.whole_set import WholeSet, WholeSetMetric
+from surestep.engine.metrics.whole_set import WholeSet, WholeSetMetric, named_values
 from surestep.engine.value import Value
 
 logged: list[tuple[str, Tensor]] = []
@@ -187,14 +186,13 @@ def metric_modes(name: str, metric: Any) -> dict[str, Literal["min", "max"] | No
 
 
 def table_metric_names(metrics: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of metrics that are tables, as far as they say so before they are asked."""
-    return tuple(name for name, each in metrics.items() if getattr(each, "table", None) is not None)
+    """Return the names of metrics that are known to be tables before they are computed."""
+    return tuple(name for name, each in metrics.items() if is_confusion(each))
 
 
 def is_confusion(metric: Any) -> bool:
     """Say whether a metric is a confusion matrix: rows are true classes, columns predicted ones."""
-    parts = getattr(metric, "metrics", [metric])
-    return any("ConfusionMatrix" in type(each).__name__ for each in parts)
+    return "ConfusionMatrix" in type(metric).__name__
 
 
 def _direction(metric: Any) -> Literal["min", "max"] | None:

@@ -75,9 +75,6 @@ def sync_metrics(metric: Any, world: Communicator) -> Iterator[None]:
     if world.size == 1:
         yield
         return
-    agree: Callable[[Communicator], None] | None = getattr(metric, "agree", None)
-    if agree is not None:
-        agree(world)
     for each in _parts(metric):
         each.dist_sync_fn = partial(all_gather_uneven, world=world)
     with warnings.catch_warnings():

@@ -17,7 +17,6 @@ from surestep.base.errors import TaskError
 from surestep.engine.batch import flatten_tensors, map_tensors
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.metrics.spool import Spool
-from surestep.engine.metrics.values import named_values
 from surestep.engine.value import Value
 
 _SAY = "Give surestep.whole_set(fn, preprocess=...), which returns a pair of tensors to keep"
@@ -244,3 +243,19 @@ def _other_leaf(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return next((odd for each in value if (odd := _other_leaf(each)) is not None), None)
     return None if isinstance(value, Tensor) else value
+
+
+def plain_value(value: Any) -> Value:
+    """Return a number; of a table or a curve the nested list of its numbers."""
+    if isinstance(value, (tuple, list)):
+        return [plain_value(each) for each in value]
+    if isinstance(value, Tensor) and value.numel() != 1:
+        return list(value.tolist())
+    return float(value)
+
+
+def named_values(name: str, value: Any) -> dict[str, Value]:
+    """Return the value of a metric by its name, or its values by "name_key" if it has several."""
+    if isinstance(value, Mapping):
+        return {f"{name}_{key}": plain_value(each) for key, each in value.items()}
+    return {name: plain_value(value)}

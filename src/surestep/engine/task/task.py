@@ -77,7 +77,7 @@ class Task:
             `samplers.mixture`. None if `step` makes its own data.
         val: like `train`, or a dict of several validation sets by name.
         test: like `train`; never used in training.
-        metrics: by name: metrics of `surestep.metrics`, objects with `update`, `compute` and
+        metrics: by name: objects with `update`, `compute` and
             `reset` such as those of torchmetrics, functions `metric(outputs, targets)` that return
             a mean over samples (or unmasked tokens) or a pair (sum, count), or
             `surestep.whole_set(fn)` for a function that is not such a mean (AUC, F1, a
