@@ -1,4 +1,4 @@
-"""What each rank does, started by torchrun: every way to share a step, on GPUs or on the CPU."""
+"""Run each rank, started by torchrun: every strategy, on GPUs or on the CPU."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ from tests.multi_rank.fsdp import whole_weights
 from tests.multi_rank.ways import plain_weights
 
 FSDP = {"parallel": {"strategy": "fsdp"}}
-# In full precision, and 100 samples: BatchNorm takes no batch of one.
+# In full precision, with 100 samples: BatchNorm rejects a batch of one.
 USUAL: dict[str, Any] = {"precision": "fp32", "micro_batch_size": 4}
 SAMPLES = 100
 
@@ -31,11 +31,11 @@ def made(model: Callable[[], nn.Module] = net) -> surestep.Task:
 
 
 def gathered(session: Session) -> dict[str, Tensor]:
-    """Return the whole weights of parts that lie on the host, where NCCL does not reach."""
+    """Return the full weights of shards on the host, which NCCL cannot gather."""
     return {name: full_tensor(each) for name, each in session.model.state_dict().items()}
 
 
-# Model, options, and what returns the whole weights.
+# Model, options, and the function that returns the full weights.
 WAYS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], Callable[..., Any]]] = {
     "ddp": (net, {"parallel": {"strategy": "ddp"}}, plain_weights),
     "fsdp": (net, FSDP, whole_weights),
@@ -53,7 +53,7 @@ def options(way: str, device: str) -> dict[str, Any]:
 
 
 def alone(folder: Path, way: str, device: str) -> dict[str, Any]:
-    """Train in one process what the ranks train together."""
+    """Train in one process what the ranks train."""
     said = {name: each for name, each in options(way, device).items() if name != "parallel"}
     return on_host(trained(folder, made(WAYS[way][0]), **said))
 
@@ -64,7 +64,7 @@ def on_host(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def where(session: Session) -> dict[str, Any]:
-    """Save, and say which device each means that is asked for it."""
+    """Save, and return the device of each part."""
     session.save()
     found: dict[str, Any] = {"plan": str(session.plan.device)}
     if session.plan.device.type == "cuda":
@@ -79,7 +79,7 @@ def main(out: Path, device: str) -> None:
     torch.set_num_threads(1)
     found = {}
     for name, (model, _, weights) in WAYS.items():
-        if device == "cpu" and name == "norm":  # torch has it on GPUs alone
+        if device == "cpu" and name == "norm":  # torch supports it on GPUs only
             continue
         came = trained(
             out / name, made(model), weights=weights, shows=where, **options(name, device)

@@ -1,4 +1,4 @@
-"""A run on an Apple GPU comes to the run on the CPU."""
+"""A run on an Apple GPU equals the run on the CPU."""
 
 from dataclasses import replace
 
@@ -30,19 +30,19 @@ def test_mps_is_used_only_if_it_is_set():
     assert tiny.decide({"device": "mps"}, APPLE).device.type == "mps"
 
 
-def test_a_plan_for_mps_takes_nothing_that_only_cuda_has():
+def test_plan_for_mps_has_no_feature_of_cuda():
     plan = tiny.decide({"device": "mps"}, APPLE)
     assert (plan.precision, plan.compile, plan.data_pin_memory) == ("fp32", "off", False)
     assert (plan.optim_implementation, plan.guard) == ("foreach", "reading")
     assert sum_dtype(plan.device) == torch.float32
 
 
-def test_mps_where_there_is_none_is_refused():
+def test_missing_mps_is_rejected():
     with pytest.raises(ConfigError, match=r"device='mps' is not here\. This machine has: cpu"):
         tiny.decide({"device": "mps"}, tiny.FACTS)
 
 
-def test_fp16_on_mps_is_refused():
+def test_fp16_on_mps_is_rejected():
     with pytest.raises(ConfigError, match="precision='fp16' is not supported on device='mps'"):
         tiny.decide({"device": "mps", "precision": "fp16"}, APPLE)
 
@@ -50,7 +50,7 @@ def test_fp16_on_mps_is_refused():
 @pytest.mark.gpu
 @needs_mps
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_run_on_mps_comes_to_the_run_on_the_cpu(tmp_path, precision):
+def test_run_on_mps_equals_the_run_on_the_cpu(tmp_path, precision):
     def trained(device):
         x, y = torch.randn(40, 10, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
         task = surestep.Task(net(), nn.CrossEntropyLoss(), (x, y), val=(x, y))

@@ -1,4 +1,4 @@
-"""Laws 1 and 2 over NCCL: ranks on GPUs come to what one process comes to, each on its own GPU."""
+"""Laws 1 and 2 with NCCL: ranks, each on its own GPU, equal one process."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -47,10 +47,8 @@ def group_of_one(backend: str):
 
 @pytest.mark.parametrize(("backend", "device"), BACKENDS)
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_group_of_one_rank_comes_to_what_no_group_does(
-    tmp_path, monkeypatch, kind, backend, device
-):
-    """One GPU is enough for it: all collectives are there, with nobody else in them."""
+def test_group_of_one_rank_equals_no_group(tmp_path, monkeypatch, kind, backend, device):
+    """One GPU is enough: all collectives run, in a group of one."""
     shared = {"parallel_strategy": kind, "parallel_backend": backend, "parallel_shard": "full"}
 
     def planned(*args: Any, **how: Any) -> Any:
@@ -79,25 +77,25 @@ def folder(tmp_path_factory) -> Path:
 
 
 class TestTwoRanks:
-    """Two GPUs, and all ways to share a step in one launch."""
+    """Two GPUs, with all strategies in one launch."""
 
     pytestmark = needs(2)
 
     @pytest.mark.parametrize("way", WAYS)
-    def test_they_come_to_the_weights_of_one_process(self, folder, tmp_path, way):
+    def test_two_ranks_end_with_the_weights_of_one_process(self, folder, tmp_path, way):
         one = alone(tmp_path, way, "cuda")
         ranks = [each[way] for each in launched(folder)]
         check_weights(one, ranks, TOLERANCE.get(way, 1e-5))
         check_copies(ranks)
 
     @pytest.mark.parametrize("way", WAYS)
-    def test_a_checkpoint_of_them_holds_their_weights(self, folder, way):
+    def test_checkpoint_of_two_ranks_holds_their_weights(self, folder, way):
         ranks, model = launched(folder), WAYS[way][0]()
         Run(folder / way).load_model(model, which="last")
         assert distance(dict(model.state_dict()), ranks[1][way]["weights"]) == 0
 
     @pytest.mark.parametrize("way", WAYS)
-    def test_each_is_on_its_own_gpu(self, folder, way):
+    def test_each_rank_uses_its_own_gpu(self, folder, way):
         for rank, each in enumerate(launched(folder)):
             own, shown = f"cuda:{rank}", each[way]["shown"]
             assert (shown["plan"], shown["current"], shown["cuda"]) == (own, rank, rank)
@@ -106,7 +104,7 @@ class TestTwoRanks:
 
 
 class Large(nn.Module):
-    """So many weights that their copy takes longer than what follows on it."""
+    """Has so many weights that their copy takes longer than the next operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +115,7 @@ class Large(nn.Module):
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda:1", marks=needs(2))])
-def test_a_save_waits_for_a_gpu_that_is_not_the_first(tmp_path, device):
+def test_save_waits_for_a_gpu_that_is_not_the_first(tmp_path, device):
     options = {"device": device, "precision": "fp32", "max_steps": 3, "batch_size": 4}
     task = surestep.Task(Large, nn.CrossEntropyLoss(), train=made().train)
     with opened(tmp_path, task, **options, checkpoint={"async_save": True}) as session:

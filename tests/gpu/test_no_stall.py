@@ -1,4 +1,4 @@
-"""Law 6 on a GPU: CUDA itself raises where the host waits for the device between log points."""
+"""Law 6 on a GPU: CUDA raises if the host waits for the device between log points."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ OPTIONS: dict[str, Any] = {
 def sync_debug(mode: str) -> Iterator[None]:
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says once that this is a prototype
+        warnings.simplefilter("ignore")  # torch warns once that this is a prototype
         torch.cuda.set_sync_debug_mode(mode)
     try:
         yield
@@ -54,7 +54,7 @@ def task_of(model: nn.Module | None = None, data: Any = None, **options: Any) ->
 
 
 def run_between_log_points(task: surestep.Task, folder: Path, mode: str, **options: Any) -> None:
-    """Take eight steps, data to optimizer, under CUDA's own watch, after a few to warm up."""
+    """Take eight full steps in CUDA's sync debug mode, after a few to warm up."""
     with session_of(task, folder, **OPTIONS | options) as session:
         steps = session.steps()
         for _ in range(4):
@@ -104,7 +104,7 @@ class Reading(nn.Module):
 
 @pytest.mark.parametrize("read", READS)
 def test_read_in_a_model_is_detected(tmp_path, read):
-    """So the CPU's modes and CUDA's own watch see the same reads."""
+    """The CPU's modes and CUDA's sync debug mode detect the same reads."""
     with pytest.raises(RuntimeError, match="called a synchronizing"):
         run_between_log_points(task_of(Reading(READS[read])), tmp_path / "run", "error")
 

@@ -1,4 +1,4 @@
-"""What is run both in one process and on several ranks: tasks, options, and what came of them."""
+"""What runs both in one process and on several ranks: tasks, options and results."""
 
 import os
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import surestep
 from surestep.base.errors import NonFiniteError
 from surestep.trainer.session import Session
 
-SAMPLES = 101  # in batches of 20 one is left over: a batch in which all ranks but one have none
+SAMPLES = 101  # batches of 20 leave one sample, so all ranks but one have none
 
 
 def data(*, samples: int = SAMPLES, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -23,7 +23,7 @@ def data(*, samples: int = SAMPLES, dtype: torch.dtype = torch.float32) -> tuple
 
 
 def masked() -> tuple[Tensor, Tensor]:
-    """Targets of which whole stretches are ignored, so that a rank may have no items."""
+    """Return targets with long ignored ranges, so that a rank may have no items."""
     x, y = data()
     y[20:40] = -100
     y[50:55] = -100
@@ -71,7 +71,7 @@ def trained(
     shows: Callable[[Session], dict[str, Any]] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train a run to its end; return weights, place, losses and metrics.
+    """Train a run to its end; return weights, position, losses and metrics.
 
     Args:
         folder: of the run.
@@ -91,7 +91,7 @@ def trained(
 def half(
     folder: Path, made: Callable[[], surestep.Task] | None = None, **options: Any
 ) -> dict[str, Any]:
-    """Stop after 7 steps with a checkpoint, for any number of ranks to go on with."""
+    """Stop after 7 steps with a checkpoint, which any number of ranks can resume."""
     with opened(folder, task() if made is None else made(), **options) as session:
         for each in session.steps():
             if each.step == 7:
@@ -128,7 +128,7 @@ def poisoned(
     parallel: dict[str, Any] | None = None,
     **parts: Any,
 ) -> dict[str, Any]:
-    """Samples are NaN in step 3, the last rank's where none are given: all stop before it."""
+    """Train with NaN samples in step 3, of the last rank by default; all ranks stop before it."""
     x, y = train()
     x[list(poison)] = value
     made = task((x, y), **parts)
@@ -148,7 +148,7 @@ def poisoned(
 
 
 def own_batches(folder: Path, parallel: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Take steps on batches of one's own, of which the third has a NaN in its fifteenth row."""
+    """Take steps on custom batches; the third has a NaN in its fifteenth row."""
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     x, y = data()
     x[54] = float("nan")

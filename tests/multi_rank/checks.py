@@ -1,4 +1,4 @@
-"""What must hold of ranks beside one process, for the tests and for what they must not let pass."""
+"""Checks of ranks against one process, for the tests and their mutations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,26 +24,26 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def check_weights(one: Found, ranks: Sequence[Found], tolerance: float = 1e-6) -> None:
-    """Each rank comes to the weights and the place of one process (law 1)."""
+    """Check that each rank ends with the weights and the progress of one process (law 1)."""
     for each in ranks:
         assert distance(one["weights"], each["weights"]) <= tolerance
         assert each["place"] == one["place"]
 
 
 def check_copies(ranks: Sequence[Found]) -> None:
-    """All ranks hold the same weights, bit for bit, and went through the same places."""
+    """Check that all ranks have bitwise equal weights and equal progress."""
     assert all(same(ranks[0]["weights"], each["weights"]) for each in ranks)
     assert all(ranks[0]["talks"] == each["talks"] > 0 for each in ranks)
 
 
 def check_losses(one: Found, ranks: Sequence[Found]) -> None:
-    """The loss of a step is that of the whole batch."""
+    """Check that the loss of a step is that of the full batch."""
     for each in ranks:
         assert each["losses"] == pytest.approx(one["losses"], rel=1e-5, nan_ok=True)
 
 
 def check_measured(one: Found, ranks: Sequence[Found], samples: int = SAMPLES) -> None:
-    """An evaluation counts each sample once: nothing is padded."""
+    """Check that an evaluation counts each sample once, without padding."""
     for each in ranks:
         measured = each["metrics"]
         assert measured == pytest.approx(one["metrics"], rel=1e-5)
@@ -51,24 +51,24 @@ def check_measured(one: Found, ranks: Sequence[Found], samples: int = SAMPLES) -
         assert right == pytest.approx(round(right), abs=1e-4)
 
 
-def check_gone_on(ranks: Sequence[Found], at_once: Sequence[Found]) -> None:
-    """As many ranks go on bit for bit (law 2)."""
+def check_resumed(ranks: Sequence[Found], at_once: Sequence[Found]) -> None:
+    """Check that the same number of ranks resumes bit for bit (law 2)."""
     for each, whole in zip(ranks, at_once, strict=True):
         assert same(each["weights"], whole["weights"])
 
 
 def check_stopped(ranks: Sequence[Found], *, asked_in: int) -> None:
-    """What one rank asks for in a step all do one step later (law 10)."""
+    """Check that all ranks fulfil a request of one rank one step later (law 10)."""
     assert [each["steps"] for each in ranks] == [list(range(1, asked_in + 2))] * len(ranks)
 
 
-def check_drift_told(said: str, name: str) -> None:
-    """Copies that drift apart are told, with the parameter."""
+def check_drift_is_reported(said: str, name: str) -> None:
+    """Check that diverging replicas are reported with the parameter."""
     assert "are no longer the same after step 3: " in said
     assert f"{name} has other values on rank 1" in said
 
 
-def check_differences_told(said: str, *lines: str) -> None:
-    """Ranks that were asked for other things are told both."""
+def check_differences_are_reported(said: str, *lines: str) -> None:
+    """Check that different options of ranks are reported with both values."""
     assert "ParallelError: The ranks do not train the same:\n" in said
     assert all(f"  {line}\n" in said for line in lines)

@@ -1,4 +1,4 @@
-"""What each rank does, started by torchrun: all cases, one after another, in one launch."""
+"""Run all cases on each rank, one after another, in one launch of torchrun."""
 
 import gc
 import io
@@ -33,23 +33,23 @@ from tests.multi_rank.cases import (
     task,
     trained,
 )
-from tests.multi_rank.kinds import KINDS, OF_RANKS, REFUSED, stream_gone_on
+from tests.multi_rank.kinds import KINDS, OF_RANKS, REFUSED, resume_stream
 from tests.multi_rank.on_parts import ON_PARTS, run
 from tests.multi_rank.shards import CUT, SHARDS, shards
-from tests.multi_rank.ways import CROSSED, WAYS, cells, goings_on
+from tests.multi_rank.ways import CROSSED, WAYS, cells, resume_cells
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 class StopOnOne(surestep.Callback):
-    """Asks to stop after step 5, on the last rank alone."""
+    """Requests a stop after step 5, on the last rank only."""
 
     def on_step(self, state, outcome):
         return surestep.Request.STOP if RANK == RANKS - 1 and outcome.step == 5 else None
 
 
 class PauseOnOne(surestep.Callback):
-    """Asks to pause after step 5, on the last rank alone, by what was logged."""
+    """Requests a pause after step 5, on the last rank only, from `on_log`."""
 
     def on_log(self, state, point):
         last = point.first_step + len(point.loss) - 1
@@ -57,7 +57,7 @@ class PauseOnOne(surestep.Callback):
 
 
 class SignalOnOne(surestep.Callback):
-    """Sends SIGTERM to the last rank alone, in step 4."""
+    """Sends SIGTERM to the last rank only, in step 4."""
 
     def on_batch(self, state, batch):
         if RANK == RANKS - 1 and state.progress.step == 3:
@@ -72,12 +72,12 @@ def stopped(folder: Path) -> dict[str, Any]:
 
 
 def left_by(callback: surestep.Callback, folder: Path) -> dict[str, Any]:
-    """Fit until what one rank sees or asks for stops all of them; the run can be resumed."""
+    """Fit until a request or signal of one rank stops all ranks; the run is resumable."""
     logging = {"progress": "quiet", "every": "5 steps"}
     config = surestep.Config(max_steps=20, batch_size=20, logging=logging)
     with surestep.prepare(task(), config, run=folder, callbacks=[callback]) as session:
         write = session._recorder.status
-        if RANK == 0:  # a slow disk: no other rank may read the status before it is written
+        if RANK == 0:  # delay the write: other ranks must not read the status before
             session._recorder.status = lambda *status, **more: (
                 time.sleep(0.3),
                 write(*status, **more),
@@ -89,14 +89,14 @@ def left_by(callback: surestep.Callback, folder: Path) -> dict[str, Any]:
     return {"status": "not stopped", **result(session)}
 
 
-def interrupted_and_gone_on(folder: Path) -> dict[str, Any]:
-    """Stop after 7 steps with a checkpoint, and go on in another session."""
+def interrupt_and_resume(folder: Path) -> dict[str, Any]:
+    """Stop after 7 steps with a checkpoint, and resume in a new session."""
     half(folder)
     return trained(folder, task())
 
 
 class Warns(surestep.Callback):
-    """Warns on all ranks and on the last alone, and prints on each."""
+    """Warns on all ranks and on the last only, and prints on each."""
 
     def on_step(self, state, outcome):
         if outcome.step == 2:
@@ -107,7 +107,7 @@ class Warns(surestep.Callback):
 
 
 def warning_net() -> nn.Module:
-    """Warn where the ranks do not know of each other yet."""
+    """Warn before the process group exists."""
     warnings.warn("each rank warns early", stacklevel=1)
     return net()
 
@@ -124,29 +124,29 @@ def told(folder: Path, **logging: Any) -> dict[str, Any]:
     return {**result(session), "printed": printed.getvalue()}
 
 
-def with_ddps_own(folder: Path, option: str) -> dict[str, Any]:
-    """Train with an option of DDP's own, on micro-batches of 3."""
+def with_ddp_option(folder: Path, option: str) -> dict[str, Any]:
+    """Train with an option of DDP, on micro-batches of 3."""
     return trained(folder, task(), micro_batch_size=3, parallel={option: True})
 
 
 def crossed(out: Path, begun: str, way: str) -> dict[str, Any]:
-    """Go on in one way with what as many ranks began in another."""
+    """Resume with one strategy what the same number of ranks started with another."""
     folder = out / f"half of {begun} as {way}"
     if RANK == 0:
         shutil.copytree(out / f"half of {begun}", folder)
-    return goings_on(RANKS)[way].run(folder, WAYS[way])
+    return resume_cells(RANKS)[way].run(folder, WAYS[way])
 
 
 LINEAR = torch.nn.functional.linear
 DDPS_OWN = ("static_graph", "find_unused_parameters")
 OTHERS = {
-    **{name: partial(with_ddps_own, option=name) for name in DDPS_OWN},
+    **{name: partial(with_ddp_option, option=name) for name in DDPS_OWN},
     **{"told": told, "told to files": lambda folder: told(folder, ranks="all")},
     **POISONED,
     **{"stopped": stopped, "half": half},
     "signalled": lambda folder: left_by(SignalOnOne(), folder),
     "paused": lambda folder: left_by(PauseOnOne(), folder),
-    **{"gone on": interrupted_and_gone_on},
+    **{"gone on": interrupt_and_resume},
 }
 
 
@@ -154,7 +154,7 @@ Act = tuple[Any, Callable[[], Any]]
 
 
 def of_any_number(out: Path) -> Iterator[Act]:
-    """What any number of ranks does, by its name."""
+    """Yield the cases of any number of ranks, with their names."""
     for name, case in {**CASES, **KINDS, **OF_RANKS, **REFUSED, **OTHERS}.items():
         yield name, partial(case, out / name)
     for name, cell in cells(RANKS).items():
@@ -165,11 +165,11 @@ def of_any_number(out: Path) -> Iterator[Act]:
     yield "own batches", partial(own_batches, out / "own batches")
     for begun in out.glob("begun by *"):
         yield begun.name, partial(trained, begun, task())
-    yield "stream begun by one", partial(stream_gone_on, out / "stream begun by one")
+    yield "stream begun by one", partial(resume_stream, out / "stream begun by one")
 
 
 def of_two(out: Path) -> Iterator[Act]:
-    """What two ranks do alone."""
+    """Yield the cases of exactly two ranks."""
     for name, case in ON_PARTS.items():
         yield ("on parts", name), partial(run, out / f"on parts {name}", case, many=True)
     for name, failing in OF_PARTS.items():
@@ -186,8 +186,8 @@ def of_two(out: Path) -> Iterator[Act]:
 
 
 def goes_on(out: Path) -> Iterator[Act]:
-    """Each way goes on with what it began itself, and with what others began."""
-    for name, cell in goings_on(RANKS).items():
+    """Yield the cases in which each strategy resumes its own runs and those of others."""
+    for name, cell in resume_cells(RANKS).items():
         way, own, again = WAYS[name], out / f"half of {name}", out / f"again {name}"
         cell.half(own, way)
         if RANK == 0:
@@ -202,14 +202,14 @@ def goes_on(out: Path) -> Iterator[Act]:
 
 def main(out: Path) -> None:
     torch.set_num_threads(1)
-    gc.disable()  # each run would walk every object of torch and DeepSpeed: 0.1 s, five times
+    gc.disable()  # each collection traverses all objects of torch and DeepSpeed: 0.1 s, five times
     found: dict[Any, Any] = {}
     of_these, imported = of_two(out) if RANKS == 2 else (), 0
     for name, act in chain(of_any_number(out), of_these, goes_on(out)):
         found[name] = act()
-        gc.collect()  # the threads of a case live as long as its groups of processes
+        gc.collect()  # frees the process groups of a case with their threads
         if len(sys.modules) > imported:
-            gc.freeze()  # what was imported by now is not walked again
+            gc.freeze()  # excludes imported objects from later collections
             imported = len(sys.modules)
     found["linear is torch's own"] = torch.nn.functional.linear is LINEAR
     torch.save(found, out / f"rank-{RANK}.pt")

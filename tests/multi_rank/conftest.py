@@ -1,4 +1,4 @@
-"""One launch by torchrun for each number of ranks runs all cases, for all tests to look at."""
+"""Fixtures: one launch of torchrun per number of ranks runs all cases for all tests."""
 
 import shutil
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from tests.multi_rank.on_parts import ON_PARTS, run
 from tests.multi_rank.shards import SHARDS
 from tests.multi_rank.torchrun import check_ended_well
 from tests.multi_rank.torchrun import launch as torchrun
-from tests.multi_rank.ways import CUTS, OPTIMIZERS, Cell, goings_on
+from tests.multi_rank.ways import CUTS, OPTIMIZERS, Cell, resume_cells
 
 
 @pytest.fixture(scope="session")
 def one(tmp_path_factory) -> dict[str, Any]:
-    """What one process comes to."""
+    """Return the results of one process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("one")
@@ -40,7 +40,7 @@ def one(tmp_path_factory) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def launch(tmp_path_factory) -> Callable[[int], Path]:
-    """Run all cases on so many ranks, once; return the folder of what they came to."""
+    """Run all cases on a number of ranks, once; return the folder of the results."""
 
     @cache
     def launched(count: int) -> Path:
@@ -49,9 +49,9 @@ def launch(tmp_path_factory) -> Callable[[int], Path]:
         half_of_a_stream(folder / "stream begun by one")
         if count == 4:
             shutil.copytree(launched(2) / "half", folder / "begun by two")
-        for way, cell in goings_on(count).items():
+        for way, cell in resume_cells(count).items():
             cell.half(folder / f"one goes on as {way}", None)
-            if count == 4 and way in goings_on(2):
+            if count == 4 and way in resume_cells(2):
                 for two in dict.fromkeys(["ddp", way]):
                     to = folder / f"two as {two} goes on as {way}"
                     shutil.copytree(launched(2) / f"half of {two}", to)
@@ -63,6 +63,6 @@ def launch(tmp_path_factory) -> Callable[[int], Path]:
 
 @pytest.fixture(scope="session", params=[2, 4])
 def ranks(request, launch) -> list[dict[str, Any]]:
-    """What each of several ranks comes to."""
+    """Return the results of each rank."""
     folder = launch(request.param)
     return [torch.load(folder / f"rank-{rank}.pt") for rank in range(request.param)]

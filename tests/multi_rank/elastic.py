@@ -1,6 +1,6 @@
-"""A recipe for machines that come and go: it waits for each change, and then trains to its end.
+"""A recipe for machines that join and leave: it waits for each change, then trains to its end.
 
-ELASTIC names the folder by whose files the test and the ranks tell each other how far they are.
+ELASTIC names a folder in which the test and the ranks report their progress to each other.
 """
 
 import os
@@ -20,17 +20,17 @@ config = surestep.Config(
     checkpoint={"every": "2 steps"},
     logging={"progress": "quiet"},
 )
-PACE_S = 0.2  # a step, where something is waited for: long enough for torchrun to come
+PACE_S = 0.2  # a step during a wait: long enough for torchrun to start
 BOTH = 3  # steps that two ranks take at least
 
 
 def task() -> surestep.Task:
-    """Tell three classes apart, in fp64."""
+    """Classify three classes, in fp64."""
     return surestep.Task(net64, nn.CrossEntropyLoss(), train=data(dtype=torch.float64))
 
 
 class Waits(surestep.Callback):
-    """Goes slowly until a second rank has come, and slowly until it has gone."""
+    """Steps slowly until a second rank has joined, and again until it has left."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.ranks = folder, int(os.environ["WORLD_SIZE"])

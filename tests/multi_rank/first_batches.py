@@ -1,4 +1,4 @@
-"""What the first batch shows on ranks: a share without items, BatchNorm with one sample."""
+"""First batches on ranks: a rank without items, BatchNorm with one sample."""
 
 import os
 import sys
@@ -59,7 +59,7 @@ def split(batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def two_losses(first: range = LAST_RANK, second: range = FIRST_RANK) -> surestep.Task:
-    """In the first batch each rank has items of one loss alone."""
+    """Make a task in whose first batch each rank has items of one loss only."""
     (x, one), (_, two) = masked(first), masked(second)
     losses = {"one": nn.CrossEntropyLoss(), "two": nn.CrossEntropyLoss()}
     train = {"inputs": x, "one": one, "two": two}
@@ -79,7 +79,7 @@ def normed() -> nn.Module:
 
 
 def error_of(folder: Path, train: Any, model: Callable[[], nn.Module], **options: Any) -> str:
-    """Return the error with which a run is refused."""
+    """Return the error that rejects a run."""
     try:
         opened(folder, surestep.Task(model, nn.CrossEntropyLoss(), train=train), **options)
     except surestep.SurestepError as error:
@@ -95,7 +95,7 @@ REFUSED: dict[str, Callable[[Path], str]] = {
 
 
 def skipped(folder: Path, **options: Any) -> dict[str, Any]:
-    """Skip a step whose samples of the last rank are NaN; return what was recorded of it."""
+    """Skip a step in which samples of the last rank are NaN; return the record of it."""
     x, y = data()
     x[[35, 38]] = torch.nan
     said = {"on_nonfinite": "skip", "data": {"shuffle": False}, "max_steps": 4, **options}

@@ -1,4 +1,4 @@
-"""Two ranks, forked from one process that is warm: a start costs no import, and may end badly."""
+"""Fork two ranks from one warm process: a start needs no import, and ranks may crash."""
 
 import gc
 import json
@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from tests.multi_rank.torchrun import free_port
 
-LIMIT_S, AT_ONCE = 240, 5  # a guard against hanging: a busy machine takes its time
+LIMIT_S, AT_ONCE = 240, 5  # ends a test that hangs, even on a busy machine
 Acts = Mapping[str, Callable[[], object]]
 CODES = "codes.json"
 
 
 class Ended(NamedTuple):
-    """How two ranks ended: of each its exit code, its seconds and what it wrote."""
+    """The exit codes, durations and outputs of two ranks."""
 
     codes: list[int]
     seconds: list[float]
@@ -26,14 +26,14 @@ class Ended(NamedTuple):
 
 
 def run_forked(folder: Path, acts: Acts) -> None:
-    """Let two ranks do each of these, a few at once; leave in the folder how each rank ended.
+    """Run each case on two ranks, a few at once; write the outcome of each rank to the folder.
 
-    What a rank writes goes to `NAME-RANK.txt`. A case is known as stopped by its name: of it
-    the rank that is left is killed, as a launcher does.
+    The output of a rank goes to `NAME-RANK.txt`. If the name of a case says that a rank stops, the
+    other rank is killed, as a launcher does.
     """
     gc.collect()
     gc.freeze()
-    gc.disable()  # else each run walks every object of torch, again and again
+    gc.disable()  # otherwise each collection traverses all objects of torch
     codes: dict[str, Any] = {}
     names = list(acts)
     for start in range(0, len(names), AT_ONCE):
@@ -42,7 +42,7 @@ def run_forked(folder: Path, acts: Acts) -> None:
 
 
 def ended(folder: Path, names: Iterable[str]) -> dict[str, Ended]:
-    """Return how the ranks ended that `run_forked` was called for."""
+    """Return the outcomes of the ranks of `run_forked`."""
     found = json.loads((folder / CODES).read_text())
     return {
         name: Ended(
@@ -79,7 +79,7 @@ def _at_once(folder: Path, acts: Acts, codes: dict[str, Any]) -> None:
 
 
 def _be_rank(number: int, port: int, wrote: Path, act: Callable[[], object]) -> None:
-    """Do it as one rank, and end this process."""
+    """Run a case as one rank, and exit."""
     size = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     of_rank = {"RANK": str(number), "LOCAL_RANK": str(number), "MASTER_PORT": str(port)}
     os.environ.update(size | of_rank)

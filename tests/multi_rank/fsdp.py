@@ -1,4 +1,4 @@
-"""What shows of FSDP that it is what it says, beside torch's own `fully_shard` in plain code."""
+"""Compare memory and traffic of FSDP with torch's `fully_shard` in plain code."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,12 +23,12 @@ def whole_weights(session: Session) -> dict[str, Tensor]:
 
 
 def shows(shard: str) -> Callable[[Session], dict[str, Any]]:
-    """Return what tells of a session what it holds, keeps and sends, and what plain code sends."""
+    """Return a function that reports what a session holds and sends, and what plain code sends."""
 
     def show(session: Session) -> dict[str, Any]:
         loop = session.loop
         batch = loop.loader.move(next(loop.loader.batches(0)))
-        loop.step(batch)  # what an evaluation left is gone
+        loop.step(batch)  # drops the state of an evaluation
         parts = [each.to_local() for each in session.model.parameters()]
         return {
             "held": sum(each.numel() for each in parts),
@@ -41,7 +41,7 @@ def shows(shard: str) -> Callable[[Session], dict[str, Any]]:
 
 
 def keeps(model: nn.Module) -> bool:
-    """Whether a block's parameters are whole between its forward and its backward."""
+    """Return whether a block's parameters are unsharded between its forward and backward."""
     model(data()[0][:2])
     whole = not isinstance(model.get_parameter("0.weight"), DTensor)
     model.reset_iter_state()
@@ -49,7 +49,7 @@ def keeps(model: nn.Module) -> bool:
 
 
 def plain_traffic(shard: str, *, micro_batches: int) -> dict[str, list[int]]:
-    """Count what travels in a second step of the same model with fully_shard, as one writes it."""
+    """Count the traffic of a second step of the same model with fully_shard in plain code."""
     ranks = torch.distributed.get_world_size()
     shape = (ranks // 2, 2) if shard == "hybrid" else (ranks,)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("copy", "cut")[-len(shape) :])
@@ -69,12 +69,12 @@ def plain_traffic(shard: str, *, micro_batches: int) -> dict[str, list[int]]:
 
 
 def proves(shard: str) -> Callable[[Mapping[str, Any], int], None]:
-    """Return what asserts that a rank holds its part, and sends what plain code does."""
+    """Return a check that a rank holds its shard, and sends what plain code does."""
 
     def prove(shown: Mapping[str, Any], ranks: int) -> None:
         whole = sum(each.numel() for each in net().parameters())
         parts = 2 if shard == "hybrid" else ranks
-        # Of rows of 16 a rank has one more.
+        # 16 rows are split unevenly.
         assert 0 < shown["held"] <= whole / parts + 2 * 16
         assert shown["keeps"] is (shard == "grad_op")
         sent, plain = shown["traffic"], shown["plain"]

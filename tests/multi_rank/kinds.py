@@ -1,4 +1,4 @@
-"""Kinds of training besides the plain one: each in one process and on several ranks."""
+"""Kinds of training, each run in one process and on several ranks."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ Found = dict[str, Any]
 
 
 class Rows(IterableDataset[Any]):
-    """A stream without a length, which draws its noise as it goes."""
+    """A stream without a length, with random noise."""
 
     def __init__(self) -> None:
         self.x, self.y = data()
@@ -36,7 +36,7 @@ class Rows(IterableDataset[Any]):
 
 
 class Going(Rows):
-    """A stream with a state of its own."""
+    """A stream with `state_dict`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Going(Rows):
 
 
 class Split(Rows):
-    """A stream that splits itself among the ranks."""
+    """A stream that splits itself over the ranks."""
 
     def __iter__(self) -> Iterator[Any]:
         dist = torch.distributed
@@ -68,7 +68,7 @@ def streaming(stream: Any, **parts: Any) -> surestep.Task:
 
 
 def jitter(inputs: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Mix each sample with the one before it, which may be another rank's, and add noise."""
+    """Mix each sample with the previous one, which another rank may have, and add noise."""
     noise = torch.randn(inputs.shape, generator=generator)
     return inputs + 0.3 * inputs.roll(1, 0) + 0.1 * noise, targets
 
@@ -77,7 +77,7 @@ MIXUP = batch_transforms.mixup(0.4, classes=3)
 
 
 def half_of_a_stream(folder: Path) -> Found:
-    """Stop a run over a stream with a state in the middle of an epoch."""
+    """Stop a run over a stream with a state within an epoch."""
     with opened(folder, streaming(Going())) as session:
         for each in session.steps():
             if each.step == 8:
@@ -86,25 +86,25 @@ def half_of_a_stream(folder: Path) -> Found:
     return result(session)
 
 
-def stream_gone_on(folder: Path) -> Found:
-    """Go on with a stream, or train it in one go where it was not begun."""
+def resume_stream(folder: Path) -> Found:
+    """Resume a run over a stream, or train it at once if it was not started."""
     return trained(folder, streaming(Going()))
 
 
 def halved_stream(folder: Path) -> Found:
     half_of_a_stream(folder)
-    return stream_gone_on(folder)
+    return resume_stream(folder)
 
 
 def told(session: Session) -> list[Found]:
-    """Return what the events tell of the steps, but for the time they took."""
+    """Return the events of the steps, without durations."""
     steps = [each for each in session.run.events() if each["event"] == "steps"]
     timed = ("event", "time", "seconds", "data_wait_s")
     return [{name: each[name] for name in each if name not in timed} for each in steps]
 
 
 def turned(make: Callable[..., surestep.Task], samples: Tensor) -> Callable[[Path], Found]:
-    """Take 20 turns of a Task's own step; the last batch of an epoch has one sample."""
+    """Take 20 manual steps; the last batch of an epoch has one sample."""
 
     def run(folder: Path) -> Found:
         options = {"batch_size": turns.BATCH, "micro_batch_size": 3, "logging": {"every": "1 step"}}
@@ -117,7 +117,7 @@ def turned(make: Callable[..., surestep.Task], samples: Tensor) -> Callable[[Pat
 
 
 def rolled_back(folder: Path) -> Found:
-    """Train over a spike of the loss, and go back."""
+    """Train over a loss spike, with a rollback."""
     options = {
         **{"max_steps": 120, "batch_size": spikes.BATCH, "on_spike": "rollback"},
         **{"optim": {"lr": spikes.LR, "weight_decay": spikes.DECAY}},
@@ -137,7 +137,7 @@ def rolled_back(folder: Path) -> Found:
 
 @contextmanager
 def clock_of(rank: int) -> Iterator[None]:
-    """Let the clock of each rank go at a pace of its own, a tick each time somebody looks."""
+    """Give each rank a clock of a different speed, which advances at each read."""
     now = iter(range(10**6))
     kept = world.time
     world.time = SimpleNamespace(monotonic=lambda: (1 + rank) * next(now))
@@ -148,7 +148,7 @@ def clock_of(rank: int) -> Iterator[None]:
 
 
 def by_the_clock(folder: Path) -> Found:
-    """Log every 3 seconds and save every 7, by a clock that the ranks do not agree on."""
+    """Log every 3 seconds and save every 7, with different clocks on the ranks."""
     rank, logged = int(os.environ.get("RANK", "0")), []  # type: int, list[int]
     every = {"logging": {"every": "0.05 minutes"}, "checkpoint": {"every": "0.12 minutes"}}
     with clock_of(rank), opened(folder, task(), **every) as session:
@@ -167,7 +167,7 @@ def two_of_each(batch: tuple[Tensor, Tensor]) -> int:
 
 
 def branched(folder: Path) -> Found:
-    """Start from a checkpoint of another run, which had its best before."""
+    """Fork a run that already has a best checkpoint."""
     options = {"validation": {"every": "2 steps", "metric": "loss", "mode": "max"}}
     with opened(folder / "parent", task(), max_steps=10, **options) as session:
         fit(session)
@@ -180,7 +180,7 @@ def branched(folder: Path) -> Found:
 
 
 def logs(folder: Path) -> Found:
-    """Log a value of each sample in the loss, which is a mean over two items a sample."""
+    """Log a value per sample in the loss, which is a mean over two items per sample."""
     made = surestep.Task(net, logging_loss, train=data(), items=two_of_each)
     options = {"logging": {"every": "3 steps"}, "micro_batch_size": 3}
     with opened(folder, made, **options) as session:
@@ -189,7 +189,7 @@ def logs(folder: Path) -> Found:
 
 
 def metrics() -> dict[str, Any]:
-    """Metrics that are objects: sums, tables, lists of all scores, and statistics of their own."""
+    """Return metric objects: sums, tables, lists of all scores, and custom statistics."""
     return {
         "f1": torchmetrics.F1Score("multiclass", num_classes=3, average="macro"),
         "auroc": torchmetrics.AUROC("multiclass", num_classes=3),
@@ -200,7 +200,7 @@ def metrics() -> dict[str, Any]:
 
 
 class Spread(torchmetrics.Metric):
-    """The standard deviation of the largest output, by torchmetrics' list of states."""
+    """The standard deviation of the largest output, with a list state of torchmetrics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class Spread(torchmetrics.Metric):
 
 
 class Averaged(torchmetrics.Metric):
-    """A mean of means, which several ranks would weight wrongly."""
+    """A mean of means, which several ranks would weight incorrectly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class Averaged(torchmetrics.Metric):
 
 
 class Own:
-    """A metric of the user's own, which knows nothing of ranks."""
+    """A custom metric that ignores ranks."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> float:
         return 0.0
@@ -241,8 +241,8 @@ class Own:
 
 
 def measured(folder: Path) -> Found:
-    """Measure 103 samples, and 3, of which one rank of four has none; and predict on both."""
-    few = data(samples=3)[0], torch.arange(3)  # one of each class, since AUROC warns else
+    """Evaluate and predict on 103 samples and on 3, which leave one rank of four without any."""
+    few = data(samples=3)[0], torch.arange(3)  # one per class, because AUROC warns otherwise
     sets = {"many": data(samples=103), "few": few}
     made = surestep.Task(net, nn.CrossEntropyLoss(), train=data(), val=sets, metrics=metrics())
     with opened(folder, made, max_steps=3, validation={"batch_size": 10}) as session:
@@ -257,7 +257,7 @@ def measured(folder: Path) -> Found:
 
 
 def normed(folder: Path) -> Found:
-    """Train with BatchNorm, whose statistics each rank takes of its own samples; measure."""
+    """Train with BatchNorm, with statistics per rank, and evaluate."""
 
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
@@ -286,7 +286,7 @@ def with_metric(folder: Path, metric: Any) -> Found:
 
 
 def step_by_rank(turn: surestep.ManualStep) -> None:
-    """Step another optimizer on each rank."""
+    """Step a different optimizer on each rank."""
     name = ("critic", "generator")[torch.distributed.get_rank() % 2]
     for micro in turn.micro_batches(name):
         turn.backward(
@@ -305,7 +305,7 @@ KINDS: dict[str, Callable[[Path], Found]] = {
     "buffered stream": lambda folder: trained(
         folder, streaming(Rows()), data={"shuffle_buffer": 30}
     ),
-    "own state": stream_gone_on,
+    "own state": resume_stream,
     "own state, gone on": halved_stream,
     "mixup": lambda folder: trained(folder, task(batch_transform=MIXUP)),
     "mixup of micro-batches": lambda folder: trained(

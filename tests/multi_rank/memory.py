@@ -1,4 +1,4 @@
-"""The bytes that a rank really holds, to compare with what the formula says."""
+"""Measure the bytes that a rank holds, to compare with the formula."""
 
 from collections.abc import Iterable
 
@@ -9,9 +9,9 @@ from surestep.trainer.session import Session
 
 
 def held_bytes(session: Session) -> dict[str, int]:
-    """Return what this rank holds of weights, gradients and the optimizer's state."""
+    """Return the bytes of weights, gradients and optimizer state on this rank."""
     loop = session.loop
-    loop.step(loop.loader.move(next(loop.loader.batches(0))))  # leaves its gradients
+    loop.step(loop.loader.move(next(loop.loader.batches(0))))  # preserves its gradients
     parameters = list(session.model.parameters())
     parts = [each.ds_tensor for each in parameters if hasattr(each, "ds_tensor")]  # of ZeRO 3
     state = session.optimizer.state

@@ -1,10 +1,9 @@
-"""A recipe whose processes end themselves, each attempt of the launcher as it is told.
+"""A recipe whose processes kill themselves as DEATHS says for each attempt of the launcher.
 
-DEATHS holds one word for each attempt: "1@5" kills rank 1 after step 5, "0+1@5" both, "save@6" the
-first rank as it is about to give the checkpoint of step 6 its name, "part@6" the second one as it
-writes its part of it; "SIGTERM@5" sends that signal
-to the launcher; "cut@5" lets rank 1 cut the link that LINK names. SLOW_SAVES draws each save out by
-so many seconds, so that it is in flight at the next steps.
+DEATHS holds one word for each attempt: "1@5" kills rank 1 after step 5, "0+1@5" both, "save@6"
+rank 0 before it renames the checkpoint of step 6, and "part@6" rank 1 while it writes its shard.
+"SIGTERM@5" sends that signal to the launcher. "cut@5" makes rank 1 cut the link that LINK names.
+SLOW_SAVES prolongs each save by that many seconds, so that it overlaps the next steps.
 """
 
 import os
@@ -38,7 +37,7 @@ def task(dropout: float = 0.2) -> surestep.Task:
 
 
 class Mortal(surestep.Callback):
-    """Sends a signal after a step, on some ranks, to their own process or to the launcher's."""
+    """Sends a signal after a step, on some ranks, to their process or to the launcher."""
 
     def __init__(self, who: str, step: int) -> None:
         self.to_launcher = who.startswith("SIG")
@@ -49,7 +48,7 @@ class Mortal(surestep.Callback):
     def on_step(self, state, result):
         if result.step == self.step and int(os.environ["RANK"]) in self.ranks:
             os.kill(os.getppid() if self.to_launcher else os.getpid(), self.signal)
-            time.sleep(2.0 if self.to_launcher else 0.0)  # until it has handed the signal on
+            time.sleep(2.0 if self.to_launcher else 0.0)  # until it has forwarded the signal
 
 
 class Cut(surestep.Callback):
@@ -64,11 +63,11 @@ class Cut(surestep.Callback):
 
 
 def watch_saves(deadly: str, part: str = "") -> None:
-    """Draw out each save; end this process as one is published, or its part half written.
+    """Prolong each save; kill this process when one is published, or its shard half written.
 
     Args:
-        deadly: the name of the checkpoint that is published.
-        part: of which the weights are written, and the optimizer's state is about to be.
+        deadly: the name of the checkpoint.
+        part: the checkpoint of which the weights are written, but not the optimizer state.
     """
     slow_s = float(os.environ["SLOW_SAVES"])
     dying = re.compile(rf".*-{part}-.*/optimizer\.rank-00001\.safetensors")
@@ -86,7 +85,7 @@ def watch_saves(deadly: str, part: str = "") -> None:
 
 
 def doom() -> list[surestep.Callback]:
-    """Do what DEATHS says of this attempt."""
+    """Return the callbacks that DEATHS requires for this attempt."""
     deaths = os.environ["DEATHS"].split()
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     who, _, step = deaths[attempt].partition("@") if attempt < len(deaths) else ("", "", "0")

@@ -1,11 +1,11 @@
-"""Cases for two ranks, as they are and with a law broken, all forked from one process.
+"""Cases for two ranks, unchanged and with a broken law, all forked from one process.
 
-A mutation is what a tired programmer might write, put in by monkeypatch on each rank.
-`test_mutations.py` holds the checks that must see them.
+A mutation is a plausible mistake, applied by monkeypatch on each rank. `test_mutations.py` holds
+the checks that must detect them.
 
     python -m tests.multi_rank.mutated FOLDER
 
-leaves in the folder what each rank came to.
+writes the results of each rank to the folder.
 """
 
 import os
@@ -41,19 +41,19 @@ from tests.multi_rank.fsdp import whole_weights
 Patch = pytest.MonkeyPatch
 Found = dict[str, Any]
 
-MANY = 103  # samples to measure: on two ranks one has one more
+MANY = 103  # samples to evaluate: two ranks split them unevenly
 FSDP: Any = {"parallel": {"strategy": "fsdp"}, "weights": whole_weights}
 DDP: Any = {"parallel": {}}
-SHORT = {"timeout_s": 3.0, "start_timeout_s": 20.0}  # where a rank waits in vain
+SHORT = {"timeout_s": 3.0, "start_timeout_s": 20.0}  # if a rank waits for one that never comes
 
 
 def ranked(options: Found) -> Found:
-    """Return the options of several ranks, where there are some."""
+    """Return the options, with those of several ranks if there are several."""
     return options if "RANK" in os.environ else {}
 
 
 def cut(folder: Path) -> Found:
-    """Train on masked targets in uneven parts; of the last batch one rank has nothing."""
+    """Train on masked targets, split unevenly; one rank has no sample of the last batch."""
     options = {"data": {"shuffle": False}, "micro_batch_size": 3, "max_steps": 6}
     return trained(folder, task(masked()), **options, **ranked(DDP))
 
@@ -63,7 +63,7 @@ def shuffled(folder: Path) -> Found:
 
 
 def measured(folder: Path) -> Found:
-    """Measure samples that the ranks cannot share evenly."""
+    """Evaluate samples that the ranks cannot split evenly."""
     made = surestep.Task(
         *(net, torch.nn.CrossEntropyLoss()),
         **{"train": data(), "val": data(samples=MANY), "metrics": {"accuracy": accuracy}},
@@ -76,14 +76,14 @@ def clipped_by_parts(folder: Path) -> Found:
 
 
 def gone_on_by_parts(folder: Path) -> Found:
-    """Save what the ranks share after 7 steps; go on in another session."""
+    """Save sharded state after 7 steps; resume in a new session."""
     dist.init_process_group("gloo")  # of both sessions
     half(folder, parallel=FSDP["parallel"])
     return trained(folder, task(), max_steps=9, **FSDP)
 
 
 def saved_by_parts(folder: Path) -> Found:
-    """Save what the ranks share; note when each file was synced and the folder got its name."""
+    """Save sharded state; record when each file was synced and the folder renamed."""
     noted: Found = {"synced": {}, "published": None}
     own_sync, own_publish = os.fsync, together.publish
 
@@ -104,7 +104,7 @@ def saved_by_parts(folder: Path) -> Found:
 
 
 class StopOnLast(surestep.Callback):
-    """Asks to stop after step 3, on the last rank alone."""
+    """Requests a stop after step 3, on the last rank only."""
 
     def on_step(self, state, outcome):
         return surestep.Request.STOP if troubles.rank() == 1 and outcome.step == 3 else None
@@ -117,7 +117,7 @@ def stopped(folder: Path) -> Found:
 
 
 def trouble(folder: Path, name: str) -> Found:
-    """Train with something that is wrong on one rank; return the error that all must end with."""
+    """Train with a fault on one rank; return the error that all ranks must raise."""
     try:
         troubles.train(folder, name)
     except SurestepError as error:
@@ -140,9 +140,9 @@ class Mutation(NamedTuple):
 
     Attributes:
         law: its number.
-        case: what shows it.
+        case: the case that must detect it.
         mutate: breaks it on this rank.
-        ends: what an error says with which the run ends by it; "" where it goes on.
+        ends: text of the error that ends the run; "" if the run continues.
     """
 
     law: int
@@ -156,12 +156,12 @@ def instead(owner: Any, name: str, other: Any) -> Callable[[Patch], None]:
 
 
 def of_this_rank(_: DDPStrategy, batch: Any, __: Any) -> Any:
-    """Take the other ranks for as full as this one."""
+    """Assume that the other ranks have as many items as this one."""
     return batch._replace(items=batch.items * dist.get_world_size() or 1.0)
 
 
 def synced_but_last(patch: Patch, own: Callable = DDPStrategy.sync_grads) -> None:
-    """Sync the wrong gradients; the copies, which then drift apart, are not compared."""
+    """Sync the wrong gradients; the replicas, which then diverge, are not compared."""
     patch.setattr(DDPStrategy, "sync_grads", lambda self, *, when: own(self, when=not when))
     patch.setattr(alike, "find_mismatched", lambda *_: {})
 
@@ -169,7 +169,7 @@ def synced_but_last(patch: Patch, own: Callable = DDPStrategy.sync_grads) -> Non
 def of_something(
     self: DDPStrategy, loss_sum: torch.Tensor, items: float, own: Any = DDPStrategy.backward
 ) -> None:
-    """Spare a rank without items its backward."""
+    """Skip the backward of a rank without items."""
     if loss_sum.detach():
         own(self, loss_sum, items)
 
@@ -179,7 +179,7 @@ def keep_divisor(_: DDPStrategy, gradients: Gradients, items: float) -> Gradient
 
 
 def padded(self: order.BatchLayout, first: int, end: int) -> Any:
-    """Give all ranks equally many samples, some of them twice."""
+    """Give all ranks the same number of samples, some of them twice."""
     samples, size = end - first, self.micro_batch_size
     largest = -(-samples // self.ranks)
     begin = min(first + largest * self.rank, end - largest)
@@ -193,7 +193,7 @@ def order_of_ranks(samples: int, seed: int, epoch: int) -> torch.Tensor:
 
 
 def asked_by_first(patch: Patch) -> None:
-    """Send what the first rank wants alone."""
+    """Send only the request of rank 0."""
     kept = "wanted by this rank"
     wanted = property(
         lambda self: vars(self).setdefault(kept, set()) if self.is_first else set(),
@@ -203,7 +203,7 @@ def asked_by_first(patch: Patch) -> None:
 
 
 def heeded_alone(patch: Patch) -> None:
-    """Heed on each rank what it sent itself."""
+    """Fulfil on each rank only its own request."""
     kept, sent = "wanted by this rank", "sent by this rank"
 
     def take(self: Communicator, value: set[str]) -> None:
@@ -223,14 +223,14 @@ def of_first_alone(written: CheckpointFiles, own: Callable = CheckpointFiles.syn
 def last_alone(
     scalars: PiggybackScalars, loss_sum: Any, own: Callable = PiggybackScalars.root
 ) -> Any:
-    """Carry what the last micro-batch has to say, and nothing of those before it."""
+    """Send the values of the last micro-batch, and nothing of the earlier ones."""
     root, seed = own(scalars, loss_sum)
     scalars.parameter.grad = None
     return root, seed
 
 
 def from_the_start(tensor: Any, own: Callable = opened.shard_extent) -> Any:
-    """Take each rank's box for the first one."""
+    """Use the shard of rank 0 for each rank."""
     offset, shape, is_first_copy = own(tensor)
     return tuple(0 for _ in offset), shape, is_first_copy
 
@@ -289,7 +289,7 @@ MUTATIONS: dict[str, Mutation] = {
 
 
 def run(folder: Path, name: str) -> None:
-    """Run a case, or one with a mutation; leave what this rank came to."""
+    """Run a case, with or without a mutation; write the results of this rank."""
     torch.set_num_threads(1)
     mutation = MUTATIONS.get(name)
     with Patch.context() as patch:

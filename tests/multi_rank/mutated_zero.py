@@ -1,4 +1,4 @@
-"""What two ranks come to by DeepSpeed, and ways to break it, for `mutated.py`."""
+"""A DeepSpeed case for two ranks and its mutations, for `mutated.py`."""
 
 import os
 from collections.abc import Callable
@@ -24,13 +24,13 @@ ZERO: dict[str, Any] = {"parallel": {"strategy": "deepspeed", "zero_stage": 2}}
 
 
 def warm() -> None:
-    """Import DeepSpeed once, for all that are forked."""
+    """Import DeepSpeed once, for all forked processes."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed  # noqa: F401
 
 
 def by_zero(folder: Path) -> dict[str, Any]:
-    """Train in uneven parts, and save; return norms, the live weights and those saved."""
+    """Train with uneven shards, and save; return norms, live weights and saved weights."""
     with opened(folder, task(), **SAID, **(ZERO if "RANK" in os.environ else {})) as session:
         norms = [float(each.grad_norm) for each in session.steps()]
         session.save()
@@ -39,7 +39,7 @@ def by_zero(folder: Path) -> dict[str, Any]:
 
 
 def check_zero(one: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
-    """Norms and weights are those of one process, and what is saved is what is live."""
+    """Check norms and weights against one process, and saved against live weights."""
     for each in ranks:
         assert each["norms"] == pytest.approx(one["norms"], rel=1e-5)
         assert distance(one["live"], each["live"]) <= 1e-6
@@ -47,7 +47,7 @@ def check_zero(one: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
 
 
 def unsummed(patch: Patch, module: Any) -> None:
-    """Leave out of a norm the pieces of the other ranks."""
+    """Omit the shards of the other ranks from a norm."""
     alone = {**vars(dist), "all_reduce": lambda *_, **__: None}
     patch.setattr(module, "dist", SimpleNamespace(**alone))
 
@@ -55,19 +55,19 @@ def unsummed(patch: Patch, module: Any) -> None:
 def from_the_start(
     self: ZeroState, name: str, own: Callable[..., ZeroSlice] = ZeroState._cut
 ) -> ZeroSlice:
-    """Take each rank's piece for the first one."""
+    """Use the shard of rank 0 for each rank."""
     return own(self, name)._replace(begin=0)
 
 
 def of_a_sum(self: DeepSpeedStrategy, loss_sum: Tensor, items: float) -> None:
-    """Go backward from the sum, as if DeepSpeed divided by the items."""
+    """Call backward on the sum, as if DeepSpeed divided by the items."""
     self.engine.backward(loss_sum, scale_wrt_gas=False)
 
 
 def always_last(
     self: DeepSpeedStrategy, *, when: bool, own: Callable = DeepSpeedStrategy.sync_grads
 ) -> Any:
-    """Take each backward for the last of its step."""
+    """Treat each backward as the last of its step."""
     return own(self, when=True)
 
 

@@ -1,4 +1,4 @@
-"""Options that must mean on parts of parameters what they mean on the whole: FSDP on two ranks."""
+"""Options that must act on shards as on full parameters: FSDP on two ranks."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ ELEMENTWISE = (
 
 
 class Deep(nn.Module):
-    """Two blocks between an input and an output layer, and a layer with the weight of one."""
+    """Two blocks between an input and an output layer, and a layer that shares a weight."""
 
     def __init__(self, norm: nn.Module | None = None) -> None:
         super().__init__()
@@ -37,12 +37,12 @@ class Deep(nn.Module):
 
 
 class Case(NamedTuple):
-    """Options, what is said of parts only, and how near the weights must come."""
+    """Options, options of shards only, and the tolerance of the weights."""
 
     said: dict[str, Any]
-    parallel: dict[str, Any] = {}  # a NamedTuple, which nobody changes
+    parallel: dict[str, Any] = {}  # a NamedTuple is immutable
     tolerance: float = 1e-6
-    large: float = 1.0  # what a sample of the last rank is multiplied with
+    large: float = 1.0  # the factor of a sample of the last rank
     normed: bool = False
 
 

@@ -1,4 +1,4 @@
-"""What two ranks do with DeepSpeed's own Adam, started by torchrun."""
+"""Train two ranks with DeepSpeed's Adam, started by torchrun."""
 
 import os
 import sys

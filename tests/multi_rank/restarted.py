@@ -1,7 +1,7 @@
-"""What each rank does: a run that nobody kills, then the same one with DEATHS, by the command line.
+"""Run each rank: an undisturbed run, then the same run with DEATHS, by the command line.
 
-One start of the launcher serves both; the later attempts find the first run finished. Where
-PART_DEATHS are said there are two more runs, in which the ranks share the model, before those.
+One start of the launcher serves both; later attempts find the first run finished. With PART_DEATHS
+two runs with a sharded model come before those.
 """
 
 import os
@@ -14,7 +14,7 @@ RECIPE = str(Path(__file__).with_name("mortal.py"))
 
 
 def both(out: Path, *options: str) -> int:
-    """Train all; return the exit code of what went wrong first, or of the last."""
+    """Train all; return the first nonzero exit code, or that of the last."""
     deaths, of_parts = os.environ.pop("DEATHS"), os.environ.pop("PART_DEATHS", "")
     shared = ("--parallel.strategy", "fsdp", *options)
     runs = [("shared whole", None, shared), ("shared killed", of_parts, shared)]

@@ -1,4 +1,4 @@
-"""Kinds of training that must be on parts what they are on the whole: FSDP and ZeRO."""
+"""Kinds of training that must be equal on shards and full parameters: FSDP and ZeRO."""
 
 import os
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Kind = Callable[..., Found]
 
 
 def whole_weights(session: Session) -> dict[str, Tensor]:
-    """Return what is whole, by each of its names."""
+    """Return the full weights by name."""
     if session.plan.parallel_strategy != "deepspeed":
         return fsdp.whole_weights(session)
     whole, first = zero.whole_weights(session), {}
@@ -34,7 +34,7 @@ def whole_weights(session: Session) -> dict[str, Tensor]:
 
 
 def of(make: Callable[[], surestep.Task], **said: Any) -> Kind:
-    """Return what trains a Task with options, to which some more may be said."""
+    """Return a function that trains a Task with options and takes more options."""
 
     def run(folder: Path, **more: Any) -> Found:
         return trained(folder, make(), weights=whole_weights, **{"max_steps": 8, **said, **more})
@@ -50,7 +50,7 @@ def two_sources() -> surestep.Task:
 
 
 def poisoned() -> surestep.Task:
-    """A sample of the first epoch is NaN."""
+    """Make a task with a NaN sample in the first epoch."""
     x, y = data()
     x[59] = float("nan")
     return task((x, y))
@@ -61,7 +61,7 @@ def deep() -> surestep.Task:
 
 
 def rolled_back(folder: Path, **more: Any) -> Found:
-    """Train over a spike of the loss, and go back."""
+    """Train over a loss spike, with a rollback."""
     options = {
         **{"max_steps": 120, "batch_size": spikes.BATCH, "on_spike": "rollback"},
         **{"optim": {"lr": spikes.LR, "weight_decay": spikes.DECAY}},
@@ -74,7 +74,7 @@ def rolled_back(folder: Path, **more: Any) -> Found:
 
 
 def by_the_clock(folder: Path, **more: Any) -> Found:
-    """Save by a clock that the ranks do not agree on."""
+    """Save by time, with different clocks on the ranks."""
     rank = int(os.environ.get("RANK", "0"))
     every = {"checkpoint": {"every": "0.12 minutes", "keep_last": 50}}
     with clock_of(rank), opened(folder, task(), **every, **more) as session:
@@ -84,7 +84,7 @@ def by_the_clock(folder: Path, **more: Any) -> Found:
 
 
 def stopped_early(folder: Path, **more: Any) -> Found:
-    """Stop where an evaluation is no better than one before it."""
+    """Stop when an evaluation is not better than an earlier one."""
     options = {"early_stop": {"patience": 2}, "validation": {"every": "2 steps"}}
     said = {"max_steps": 60, "optim": {"lr": 0.2}, **options}
     with opened(folder, task(), **said, **more) as session:
@@ -93,7 +93,7 @@ def stopped_early(folder: Path, **more: Any) -> Found:
 
 
 def compiled(folder: Path, **more: Any) -> Found:
-    """Compile the blocks that are gathered, by a compiler that takes no time; plainly without."""
+    """Compile the sharded blocks, with a backend that takes no time."""
     own, blocks, stats = torch.compile, [], counters["stats"]
 
     def quick(call: Callable[..., Any], **options: Any) -> Any:
@@ -137,16 +137,16 @@ CUT: dict[str, dict[str, Any]] = {
     **{f"zero-{stage}": zero.options(stage)["parallel"] for stage in (2, 3)},
     "zero offload": {**zero.options(3)["parallel"], "offload": "all"},
 }
-# The rollback takes 120 steps, and says the same of each way to cut.
+# The rollback takes 120 steps and is the same for each sharding.
 LONG = ("rollback", "clock", "early stop")
-OF_COPIES = ("ema", "swa")  # refused under ZeRO 3, which has no whole parameters
-UNCOMPILED = ("compiled",)  # refused with DeepSpeed; a block is the same in groups of ranks
+OF_COPIES = ("ema", "swa")  # rejected under ZeRO 3, which has no full parameters
+UNCOMPILED = ("compiled",)  # rejected with DeepSpeed
 FULL = ("mixup", "skipping", "ema", "recomputed", "compiled")
 OFFLOADED = ("recomputed", "skipping", "ema")
 
 
 def shards(ranks: int) -> list[tuple[str, str]]:
-    """List what is trained on so many ranks, as (cut, kind)."""
+    """List what runs on a number of ranks, as (sharding, kind)."""
     if ranks == 4:
         return [("hybrid", kind) for kind in SHARDS if kind not in (*LONG, *UNCOMPILED)]
     return [

@@ -1,4 +1,4 @@
-"""`accelerate launch` with a config of its own trains what torchrun trains."""
+"""`accelerate launch` with its config trains as torchrun does."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.multi_rank import mortal
 from tests.multi_rank.torchrun import called, check_ended_well, last_weights, launch
 from tests.needs import needs
 
-# On a CPU alone it starts one process, unless it has MPI; told of GPUs it starts as many as asked.
+# Without GPUs and MPI it starts one process; with GPUs in its config it starts any number.
 CONFIG = """
 compute_environment: LOCAL_MACHINE
 distributed_type: MULTI_GPU
@@ -37,11 +37,11 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def test_it_comes_to_the_weights_of_torchrun(folder):
+def test_accelerate_launch_ends_with_the_weights_of_torchrun(folder):
     assert torch.equal(last_weights(folder / "accelerate"), last_weights(folder / "torchrun"))
 
 
 @pytest.mark.parametrize(("by", "kind"), [("accelerate", "accelerate"), ("torchrun", "ddp")])
-def test_each_runs_its_own_way_on_two_ranks(folder, by, kind):
+def test_each_launcher_runs_its_strategy_on_two_ranks(folder, by, kind):
     decided = Run(folder / by).config["decided"]
     assert (decided["parallel.strategy"], decided["parallel.ranks"]) == (kind, 2)

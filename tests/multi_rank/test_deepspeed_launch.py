@@ -1,4 +1,4 @@
-"""The `deepspeed` launcher starts ranks, on a CPU too, and they train what one process trains."""
+"""The `deepspeed` launcher starts ranks, on a CPU too, which train as one process."""
 
 import sys
 
@@ -29,7 +29,7 @@ def last(run: Run) -> torch.Tensor:
     return torch.cat([net.weight.detach().flatten(), net.bias.detach()])
 
 
-def test_ranks_of_the_launcher_train_what_one_process_trains(tmp_path):
+def test_ranks_of_the_launcher_train_as_one_process(tmp_path):
     needs("deepspeed")
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE)

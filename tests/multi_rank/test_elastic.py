@@ -1,4 +1,4 @@
-"""Machines that come and go while torchrun runs: the same weights as of a run left alone."""
+"""Machines join and leave while torchrun runs: the weights equal an undisturbed run's."""
 
 import os
 import signal
@@ -15,8 +15,8 @@ from tests.multi_rank import elastic
 from tests.multi_rank.torchrun import TORCHRUN, free_port, resumed_from
 
 RECIPE = str(Path(elastic.__file__))
-WAIT_S = 240.0  # a guard against hanging: a busy machine takes its time
-# How fast torchrun sees that a machine is gone, or takes all that have come for all there are.
+WAIT_S = 240.0  # ends a test that hangs, even on a busy machine
+# How fast torchrun notices that a machine is gone, and how long it waits for more machines.
 SOON = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
 
 
@@ -52,7 +52,7 @@ def children(pid: int) -> list[int]:
 
 
 def end(started: subprocess.Popen[bytes]) -> None:
-    """Kill torchrun and its worker at once, as a machine that loses its power."""
+    """Kill torchrun and its worker at once, like a loss of power."""
     if started.poll() is None:
         for pid in [started.pid, *children(started.pid)]:
             os.kill(pid, signal.SIGKILL)
@@ -61,7 +61,7 @@ def end(started: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory) -> Path:
-    """Train on one machine, then on two, and on one again."""
+    """Train on one machine, then on two, then on one again."""
     folder, port = tmp_path_factory.mktemp("elastic"), free_port()
     for name in ("stays", "leaves"):
         (folder / name).touch()
@@ -79,13 +79,13 @@ def changed(tmp_path_factory) -> Path:
     return folder
 
 
-def test_the_ranks_that_there_are_go_on_from_the_newest_checkpoint(changed):
+def test_remaining_ranks_resume_from_the_newest_checkpoint(changed):
     came, went = resumed_from(changed / "run")
     assert 0 < came < went < elastic.config.max_steps
     assert Run(changed / "run").status["step"] == elastic.config.max_steps
 
 
-def test_machines_that_come_and_go_change_no_weight(changed, tmp_path):
+def test_joining_and_leaving_machines_change_no_weight(changed, tmp_path):
     alone = Trainer(elastic.task(), elastic.config, run=tmp_path / "alone").fit()
     first, second = (weights_of(Run(each)) for each in (alone.path, changed / "run"))
     assert float((first - second).norm() / first.norm()) <= 1e-12

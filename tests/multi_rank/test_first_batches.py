@@ -1,4 +1,4 @@
-"""Law 1 where a rank's share of the first batch has no items: the run is that of one process."""
+"""Law 1 if a rank has no items in the first batch: the run equals one process."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.multi_rank.torchrun import check_ended_well, launch
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """What two ranks come to, all cases in one launch."""
+    """Return the results of two ranks, all cases in one launch."""
     folder: Path = tmp_path_factory.mktemp("ranks")
     check_ended_well(launch("2", "-m", "tests.multi_rank.first_batches", str(folder)))
     return [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
@@ -34,11 +34,11 @@ def test_ranks_without_items_in_the_first_batch_train_as_one_process(both, alone
         assert each["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
 
 
-def test_a_first_batch_that_is_ignored_moves_nothing(alone):
-    assert alone["every rank"]["place"][:2] == (8, 6)  # steps, and those that were taken
+def test_fully_ignored_first_batch_changes_nothing(alone):
+    assert alone["every rank"]["place"][:2] == (8, 6)  # steps, and steps taken
 
 
-def test_data_without_any_items_is_refused_on_every_rank(both, tmp_path):
+def test_data_without_items_is_rejected_on_every_rank(both, tmp_path):
     found = REFUSED["all ignored"](tmp_path)
     assert (
         "DataError: The first batches have no items (up to 16 were read): every target is" in found
@@ -47,7 +47,7 @@ def test_data_without_any_items_is_refused_on_every_rank(both, tmp_path):
         assert each["all ignored"] == found
 
 
-def test_batch_norm_with_one_sample_on_a_rank_is_refused_on_every_rank(both):
+def test_batch_norm_with_one_sample_on_a_rank_is_rejected_on_every_rank(both):
     for each in both:
         assert (
             "the last batch of an epoch (1 sample) has a micro-batch of one sample on rank 0"
@@ -60,7 +60,7 @@ def test_batch_norm_with_one_sample_on_a_rank_is_refused_on_every_rank(both):
 
 
 @pytest.mark.parametrize("name", ["skipped", "skipped, fsdp"])
-def test_a_step_that_ranks_skip_records_all_its_samples(both, tmp_path, name):
+def test_step_that_ranks_skip_records_all_its_samples(both, tmp_path, name):
     assert skipped(tmp_path)["skipped"] == [35, 38]
-    first, _ = both  # the other may read the events before rank 0 has written them
+    first, _ = both  # the other rank may read the events before rank 0 writes them
     assert {35, 38} < set(first[name]["skipped"])

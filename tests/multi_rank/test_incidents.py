@@ -15,7 +15,7 @@ def in_parts(launch, name):
     return [torch.load(launch(2) / f"rank-{rank}.pt")["in parts", name] for rank in range(2)]
 
 
-def test_a_replay_in_one_process_explains_a_step_of_sharded_ranks(one, launch):
+def test_replay_in_one_process_explains_a_step_of_sharded_ranks(one, launch):
     first, second = in_parts(launch, "poisoned on two")
     for each in (first, second):
         assert each["failed"] == one["poisoned on two"]["failed"] == 3
@@ -36,7 +36,7 @@ def own_batches(launch):
     yield in_parts(launch, "own batches")[0]
 
 
-def test_ones_own_batches_are_kept_of_all_ranks_and_their_rows_named(one, launch):
+def test_incident_preserves_the_custom_batches_of_all_ranks(one, launch):
     assert one["own batches"]["rows"] == (14,)
     for found in own_batches(launch):
         assert (found["failed"], found["rows"]) == (3, ())

@@ -1,4 +1,4 @@
-"""Kinds of training besides the plain one, on several ranks as in one process."""
+"""Kinds of training on several ranks equal those in one process."""
 
 import shutil
 
@@ -8,14 +8,14 @@ from torch import nn
 
 from tests.multi_rank.cases import data
 from tests.multi_rank.checks import distance, same
-from tests.multi_rank.kinds import KINDS, stream_gone_on
+from tests.multi_rank.kinds import KINDS, resume_stream
 
-TOLERANCE = {"lbfgs": 1e-12}  # in fp64, since its search makes a rounding larger
+TOLERANCE = {"lbfgs": 1e-12}  # in fp64, because the line search amplifies rounding
 TURNS = ("WGAN-GP", "actor-critic")
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_ranks_come_to_the_weights_of_one_process(one, ranks, name):
+def test_ranks_end_with_the_weights_of_one_process(one, ranks, name):
     for each in ranks:
         assert distance(one[name]["weights"], each[name]["weights"]) <= TOLERANCE.get(name, 1e-6)
         assert each[name]["place"] == one[name]["place"]
@@ -23,14 +23,14 @@ def test_ranks_come_to_the_weights_of_one_process(one, ranks, name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_losses_and_metrics_are_those_of_the_whole_batch(one, ranks, name):
+def test_losses_and_metrics_are_those_of_the_full_batch(one, ranks, name):
     for each in ranks:
         assert each[name]["losses"] == pytest.approx(one[name]["losses"], rel=1e-4)
         assert each[name]["metrics"] == pytest.approx(one[name]["metrics"], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", [*TURNS, "logs"])
-def test_what_is_logged_is_of_the_whole_batch(one, ranks, name):
+def test_logged_values_are_those_of_the_full_batch(one, ranks, name):
     alone, first = one[name]["told"], ranks[0][name]["told"]
     assert any(each["logged"] for each in alone)
     for a, b in zip(alone, first, strict=True):
@@ -42,40 +42,40 @@ def test_what_is_logged_is_of_the_whole_batch(one, ranks, name):
             assert b[key] == pytest.approx(a[key], rel=1e-4, abs=1e-6)
 
 
-def test_all_ranks_log_and_save_by_the_clock_of_the_first(ranks):
+def test_all_ranks_log_and_save_by_the_clock_of_rank_0(ranks):
     logged = ranks[0]["clock"]["logged"]
     assert 3 < len(logged) < 20
     assert all(each["clock"]["logged"] == logged for each in ranks)
 
 
-def test_all_ranks_go_back_once(one, ranks):
+def test_all_ranks_roll_back_once(one, ranks):
     assert one["rollback"]["back"] == 1
     assert all(each["rollback"]["back"] == 1 for each in ranks)
 
 
-def test_all_ranks_of_a_branch_judge_by_its_own_best(one, ranks):
+def test_all_ranks_of_a_fork_use_its_own_best_metric(one, ranks):
     assert all(each["branch"]["begun"] == 10 for each in [one, *ranks])
 
 
-def test_a_stream_that_splits_itself_by_rank_is_refused_on_all(ranks):
+def test_stream_that_splits_itself_by_rank_is_rejected_on_all_ranks(ranks):
     for each in ranks:
         assert "The train stream begins with other samples on rank 1" in each["split stream"]
         assert "split_by_node" in each["split stream"]
 
 
-def test_ranks_that_step_different_optimizers_are_told_so(ranks):
+def test_ranks_that_step_different_optimizers_get_an_error(ranks):
     for each in ranks:
         assert "Decide by turn.index" in each["another step"]
 
 
-def test_a_run_over_a_stream_goes_on_with_as_many_ranks_bit_for_bit(ranks):
+def test_run_over_a_stream_resumes_with_the_same_ranks_bit_for_bit(ranks):
     for each in ranks:
         assert same(each["own state"]["weights"], each["own state, gone on"]["weights"])
 
 
-def test_a_run_over_a_stream_goes_on_with_another_number(one, ranks, launch, tmp_path):
+def test_run_over_a_stream_resumes_with_a_different_number_of_ranks(one, ranks, launch, tmp_path):
     shutil.copytree(launch(len(ranks)) / "half of a stream", tmp_path / "half")
-    found = stream_gone_on(tmp_path / "half")
+    found = resume_stream(tmp_path / "half")
     assert distance(one["own state"]["weights"], found["weights"]) <= 1e-6
     for each in ranks:
         there = each["stream begun by one"]
@@ -83,7 +83,7 @@ def test_a_run_over_a_stream_goes_on_with_another_number(one, ranks, launch, tmp
         assert there["losses"] == pytest.approx(one["own state"]["losses"][8:], rel=1e-4)
 
 
-def test_metrics_that_are_objects_are_exact_over_ranks(one, ranks):
+def test_metric_objects_are_exact_over_ranks(one, ranks):
     for each in ranks:
         for name, samples in (("many", 103), ("few", 3)):
             table = each["measured"]["tables"][name]
@@ -91,7 +91,7 @@ def test_metrics_that_are_objects_are_exact_over_ranks(one, ranks):
             assert torch.equal(table, one["measured"]["tables"][name])
 
 
-def test_each_rank_predicts_each_sample_in_the_order_of_the_data(one, ranks):
+def test_predictions_are_in_the_order_of_the_data_on_each_rank(one, ranks):
     for each in ranks:
         for name, samples in (("many", 103), ("few", 3)):
             rows = each["measured"]["predicted"][name]
@@ -103,13 +103,13 @@ def test_each_rank_predicts_each_sample_in_the_order_of_the_data(one, ranks):
     ("name", "words"),
     [("mean of means", "the state 'mean' of Averaged"), ("own metric", "is a Own")],
 )
-def test_a_metric_that_ranks_cannot_put_together_is_refused(ranks, name, words):
+def test_metric_that_ranks_cannot_combine_is_rejected(ranks, name, words):
     for each in ranks:
         assert words in each[name]
         assert "returns (sum, count)" in each[name]
 
 
-def test_all_ranks_measure_with_the_statistics_that_are_saved(ranks):
+def test_all_ranks_evaluate_with_the_saved_statistics(ranks):
     for each in ranks:
         found = each["batch norm"]
         assert same(ranks[0]["batch norm"]["weights"], found["weights"])

@@ -1,4 +1,4 @@
-"""Each law of ranks is broken on purpose, and the very check of its tests must fail.
+"""Each law of ranks is broken on purpose, and the check of its tests must fail.
 
 The cases and what breaks them are in `mutated.py`; one process forks them all.
 """
@@ -13,11 +13,11 @@ import torch
 
 from tests.multi_rank.checks import (
     check_copies,
-    check_differences_told,
-    check_drift_told,
-    check_gone_on,
+    check_differences_are_reported,
+    check_drift_is_reported,
     check_losses,
     check_measured,
+    check_resumed,
     check_stopped,
     check_weights,
 )
@@ -26,12 +26,18 @@ from tests.multi_rank.mutated import CASES, MANY, MUTATIONS
 from tests.multi_rank.mutated_zero import check_zero
 from tests.multi_rank.torchrun import called, check_ended_well
 
-ALONE = ("cut", "shuffled", "measured", "clipped by parts", "by zero")  # that one process does too
+ALONE = (
+    "cut",
+    "shuffled",
+    "measured",
+    "clipped by parts",
+    "by zero",
+)  # cases that one process runs too
 RATES = "optim.lr: 0.01 on rank 0; 0.001 on rank 1"
 
 
 class Came(NamedTuple):
-    """What two ranks came to: how they ended, and what those found that ended well."""
+    """The outcomes of two ranks, and the results of those that exited normally."""
 
     ended: Ended
     found: list[dict[str, Any]]
@@ -61,7 +67,7 @@ def check_trained(one: dict[str, Any], name: str, ranks: list[dict[str, Any]]) -
 
 
 def check_synced(ranks: list[dict[str, Any]]) -> None:
-    """What is published was synced before, by the rank that wrote it (law 7)."""
+    """Check that each file was synced by its rank before publication (law 7)."""
     synced: dict[str, float] = {}
     for each in ranks:
         synced |= {name: at for name, at in each["synced"].items() if name in each["files"]}
@@ -71,7 +77,7 @@ def check_synced(ranks: list[dict[str, Any]]) -> None:
 
 
 def check(one: dict[str, Any], came: dict[str, Came], case: str, name: str) -> None:
-    """Hold what ranks came to against the law that a case is for."""
+    """Check the results of the ranks against the law of a case."""
     how, ranks = came[name]
     assert how.codes == [0, 0], "\n".join(how.wrote)
     checks: dict[str, Callable[[], None]] = {
@@ -81,10 +87,12 @@ def check(one: dict[str, Any], came: dict[str, Came], case: str, name: str) -> N
         "by zero": lambda: check_zero(one[case], ranks),
         "stopped": lambda: check_stopped(ranks, asked_in=3),
         "by parts": lambda: check_copies(ranks),
-        "gone on by parts": lambda: check_gone_on(ranks, came["by parts"].found),
+        "gone on by parts": lambda: check_resumed(ranks, came["by parts"].found),
         "saved by parts": lambda: check_synced(ranks),
-        "pushed": lambda: [check_drift_told(each["told"], "2.bias") for each in ranks],
-        "other options": lambda: [check_differences_told(each["told"], RATES) for each in ranks],
+        "pushed": lambda: [check_drift_is_reported(each["told"], "2.bias") for each in ranks],
+        "other options": lambda: [
+            check_differences_are_reported(each["told"], RATES) for each in ranks
+        ],
     }
     checks[case]()
 
@@ -97,7 +105,7 @@ def test_ranks_keep_the_law(one, came, case):
 @pytest.mark.parametrize(
     "name", MUTATIONS, ids=[f"law {each.law}: {name}" for name, each in MUTATIONS.items()]
 )
-def test_check_of_a_law_fails_where_the_law_is_broken_on_ranks(one, came, name):
+def test_check_of_a_law_fails_if_the_law_is_broken_on_ranks(one, came, name):
     mutation = MUTATIONS[name]
     with pytest.raises(AssertionError):
         check(one, came, mutation.case, name)

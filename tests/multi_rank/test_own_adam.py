@@ -1,7 +1,7 @@
-"""DeepSpeed's own Adam on two ranks: that of torch in law 1's tolerance, and gone on with.
+"""DeepSpeed's Adam on two ranks equals torch's within law 1's tolerance, and resumes.
 
-It is compiled for minutes at its first use on a machine, which is done here in CI alone, and there
-for one of the two.
+Its compilation at the first use on a machine takes minutes, so it is tested in CI only, and only
+one of the two there.
 """
 
 import os
@@ -24,7 +24,7 @@ IN_CI = "cpu_adam"
 
 
 def compiled(op: str) -> None:
-    """Compile an op in CI, and skip the test where that is not to be, or cannot be, done."""
+    """Compile an op in CI; skip the test elsewhere, or if it cannot be compiled."""
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR", get_default_build_root()))
     if any(root.glob(f"**/{op}.so")):
         return
@@ -53,18 +53,18 @@ def check(folder: Path, kind: str, *, device: str = "cpu", offload: str = "off")
             assert gone_on["losses"] == at_once["losses"][7:]
 
 
-def test_with_offload_it_is_that_of_the_host(tmp_path):
+def test_offload_uses_deepspeeds_cpu_adam(tmp_path):
     compiled("cpu_adam")
     check(tmp_path, "DeepSpeedCPUAdam", offload="optimizer")
 
 
-def test_without_offload_it_is_fused(tmp_path):
+def test_fused_adam_is_used_without_offload(tmp_path):
     compiled("fused_adam")
     check(tmp_path, "FusedAdam")
 
 
 @pytest.mark.gpu
-def test_on_gpus_it_is_fused(tmp_path):
+def test_fused_adam_is_used_on_gpus(tmp_path):
     if torch.cuda.device_count() < 2:
         pytest.skip("two ranks want two GPUs")
     check(tmp_path, "FusedAdam", device="cuda")

@@ -12,16 +12,16 @@ import surestep
 from tests.multi_rank.cases import CASES, POISONED, data, task, trained
 from tests.multi_rank.checks import (
     check_copies,
-    check_gone_on,
     check_losses,
     check_measured,
+    check_resumed,
     check_stopped,
     check_weights,
     distance,
     same,
 )
 from tests.multi_rank.on_parts import ON_PARTS
-from tests.multi_rank.ways import CROSSED, GOES_ON, WAYS, Cell, cells, goings_on
+from tests.multi_rank.ways import CROSSED, GOES_ON, WAYS, Cell, cells, resume_cells
 
 TOLERANCE = {"fp64": 1e-12}
 
@@ -31,7 +31,7 @@ def of_case(ranks: Sequence[dict[Any, Any]], name: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ranks_come_to_the_weights_of_one_process(one, ranks, name):
+def test_ranks_end_with_the_weights_of_one_process(one, ranks, name):
     check_weights(one[name], of_case(ranks, name), TOLERANCE.get(name, 1e-6))
 
 
@@ -41,7 +41,7 @@ def test_all_ranks_hold_the_same_weights(ranks, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_losses_are_those_of_the_whole_batch(one, ranks, name):
+def test_losses_are_those_of_the_full_batch(one, ranks, name):
     check_losses(one[name], of_case(ranks, name))
 
 
@@ -51,7 +51,7 @@ def test_evaluation_counts_every_sample_once(one, ranks, name):
 
 
 @pytest.mark.parametrize("name", POISONED)
-def test_samples_that_are_not_finite_stop_all_before_the_step(one, ranks, name):
+def test_nonfinite_samples_stop_all_ranks_before_the_step(one, ranks, name):
     assert one[name]["failed"] == 3
     for each in ranks:
         assert each[name]["failed"] == 3
@@ -60,36 +60,36 @@ def test_samples_that_are_not_finite_stop_all_before_the_step(one, ranks, name):
         assert each[name]["said"] == ranks[0][name]["said"]
 
 
-def test_a_replay_in_one_process_takes_the_batch_of_all_ranks(one, ranks):
+def test_replay_in_one_process_uses_the_batch_of_all_ranks(one, ranks):
     x, y = data()
     x[[41, 59]] = torch.nan
     now = surestep.replay(ranks[0]["poisoned on two"]["incident"], task((x, y))).now
     assert now.samples == (41, 59)
 
 
-def test_what_one_rank_asks_for_all_do_one_step_later(ranks):
+def test_request_of_one_rank_is_fulfilled_by_all_one_step_later(ranks):
     check_stopped(of_case(ranks, "stopped"), asked_in=5)
 
 
-def test_a_signal_to_one_rank_stops_all_after_the_same_step(ranks):
+def test_signal_to_one_rank_stops_all_after_the_same_step(ranks):
     assert [each["signalled"]["status"] for each in ranks] == ["stopped"] * len(ranks)
     (place,) = {each["signalled"]["place"] for each in ranks}
     assert 4 <= place[0] <= 5
 
 
-def test_a_pause_that_one_rank_asks_for_pauses_all_after_the_same_step(ranks):
+def test_pause_requested_by_one_rank_pauses_all_after_the_same_step(ranks):
     assert [each["paused"]["status"] for each in ranks] == ["stopped"] * len(ranks)
     (place,) = {each["paused"]["place"] for each in ranks}
     assert place[0] == 6
 
 
 @pytest.mark.parametrize("option", ["static_graph", "find_unused_parameters"])
-def test_an_option_of_ddp_changes_no_number(one, ranks, option):
+def test_option_of_ddp_changes_no_number(one, ranks, option):
     for each in ranks:
         assert distance(one["micro-batches"]["weights"], each[option]["weights"]) <= 1e-6
 
 
-def test_what_all_ranks_warn_of_is_shown_once_and_what_one_warns_of_too(ranks):
+def test_warnings_of_all_ranks_are_shown_once(ranks):
     printed = [each["told"]["printed"] for each in ranks]
     for text in ("each rank warns\n", "each rank warns early\n", "one rank warns\n"):
         assert sum(each.count(text) for each in printed) == 1
@@ -99,7 +99,7 @@ def test_what_all_ranks_warn_of_is_shown_once_and_what_one_warns_of_too(ranks):
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_each_rank_may_have_its_file_and_only_the_first_one_prints(launch, count):
+def test_each_rank_can_have_a_log_file_and_only_rank_0_prints(launch, count):
     for rank in range(count):
         found = torch.load(launch(count) / f"rank-{rank}.pt")["told to files"]
         wrote = (launch(count) / "told to files" / "log" / f"rank-{rank:05d}.txt").read_text()
@@ -109,12 +109,12 @@ def test_each_rank_may_have_its_file_and_only_the_first_one_prints(launch, count
         assert ("one rank warns" in wrote) == (rank == count - 1)
 
 
-def test_a_run_goes_on_with_as_many_ranks_bit_for_bit(ranks):
-    check_gone_on(of_case(ranks, "gone on"), of_case(ranks, "adamw"))
+def test_run_resumes_with_the_same_ranks_bit_for_bit(ranks):
+    check_resumed(of_case(ranks, "gone on"), of_case(ranks, "adamw"))
 
 
 @pytest.mark.parametrize(("begun", "count"), [("one", 2), ("one", 4), ("two", 4)])
-def test_a_run_goes_on_with_more_ranks(one, launch, begun, count):
+def test_run_resumes_with_more_ranks(one, launch, begun, count):
     for rank in range(count):
         found = torch.load(launch(count) / f"rank-{rank}.pt")[f"begun by {begun}"]
         assert distance(one["adamw"]["weights"], found["weights"]) <= 1e-6
@@ -122,14 +122,14 @@ def test_a_run_goes_on_with_more_ranks(one, launch, begun, count):
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_one_process_goes_on_with_the_run_of_several(one, launch, tmp_path, count):
+def test_one_process_resumes_the_run_of_several(one, launch, tmp_path, count):
     shutil.copytree(launch(count) / "half", tmp_path / "half")
     found = trained(tmp_path / "half", task())
     assert distance(one["adamw"]["weights"], found["weights"]) <= 1e-6
     assert found["losses"] == pytest.approx(one["adamw"]["losses"][7:], rel=1e-5)
 
 
-# The ways and the numbers of ranks that must be there: written out, so that a hole shows.
+# The required strategies and numbers of ranks, written out so that a missing one is found.
 TABLE = [
     *(("ddp", 2), ("ddp", 4), ("accelerate", 2), ("accelerate", 4)),
     *(("fsdp-full", 2), ("fsdp-full", 4), ("fsdp-grad_op", 2), ("fsdp-grad_op", 4)),
@@ -143,7 +143,7 @@ EVERY = [
     for cut in ("one micro-batch", "uneven", "leftover", "an empty rank")
     for optimizer in ("adamw", "sgd")
 ]
-# Of a way that two ranks have tried in all.
+# For strategies that two ranks have tested completely.
 ON_FOUR = [
     *(("one micro-batch", "adamw"), ("uneven", "adamw")),
     *(("leftover", "sgd"), ("an empty rank", "sgd")),
@@ -160,24 +160,24 @@ def of(launch: Callable[[int], Path], count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_the_table_of_ways_cuts_and_optimizers_has_no_hole(launch, count):
+def test_every_strategy_split_and_optimizer_is_tested(launch, count):
     table = {name for way, ranks in TABLE if ranks == count for name in wanted(way, ranks)}
     for each in of(launch, count):
         assert table == {name for name in each if name[0] in WAYS and len(name) == 3}
 
 
 @pytest.mark.parametrize(("way", "count"), TABLE)
-def test_every_way_goes_on_with_as_many_ranks_bit_for_bit(launch, way, count):
+def test_every_strategy_resumes_with_the_same_ranks_bit_for_bit(launch, way, count):
     ranks = of(launch, count)
-    check_gone_on(of_case(ranks, ("again", way)), of_case(ranks, (way, *GOES_ON)))
+    check_resumed(of_case(ranks, ("again", way)), of_case(ranks, (way, *GOES_ON)))
 
 
-def test_every_way_goes_on_with_what_others_began(one, ranks):
+def test_every_strategy_resumes_runs_of_the_others(one, ranks):
     begun = {name for name in ranks[0] if name[0] == "goes on"}
-    ways = goings_on(len(ranks))
+    ways = resume_cells(len(ranks))
     begins = {f"one goes on as {way}" for way in ways}
     if len(ranks) == 4:
-        both = set(ways) & set(goings_on(2))
+        both = set(ways) & set(resume_cells(2))
         begins |= {f"two as {two} goes on as {way}" for way in both for two in ("ddp", way)}
     if len(ranks) == 2:
         begins |= {f"two as {two} goes on as {way}" for two, way in CROSSED}
@@ -189,13 +189,13 @@ def test_every_way_goes_on_with_what_others_began(one, ranks):
 
 
 @pytest.mark.parametrize(("way", "count"), TABLE)
-def test_one_process_goes_on_with_every_way(one, launch, way, count, tmp_path):
+def test_one_process_resumes_runs_of_every_strategy(one, launch, way, count, tmp_path):
     shutil.copytree(launch(count) / f"half of {way}", tmp_path / "half")
     cell = Cell("one process", *GOES_ON)
     measured = cell.measured(tmp_path / "half", None)["last"]
     for each in of(
         launch, count
-    ):  # they measure what was saved as one process does, and get their own back
+    ):  # they evaluate what one process saved, and restore their own weights
         there = each["measured", way]
         assert there["last"] == pytest.approx(measured, rel=1e-5)
         assert there["own"] == there["last"]
@@ -205,9 +205,7 @@ def test_one_process_goes_on_with_every_way(one, launch, way, count, tmp_path):
 
 
 @pytest.mark.parametrize(("way", "count"), TABLE)
-def test_a_way_comes_to_the_weights_of_one_process_however_a_batch_is_cut(
-    one, launch, way, count, capsys
-):
+def test_every_strategy_ends_with_the_weights_of_one_process(one, launch, way, count, capsys):
     ranks = of(launch, count)
     rows = {name: _worst(one, ranks, name) for name in cells(count) if name[0] == way}
     with capsys.disabled():
@@ -218,7 +216,7 @@ def test_a_way_comes_to_the_weights_of_one_process_however_a_batch_is_cut(
 
 
 def _worst(one: dict[str, Any], ranks: list[dict[str, Any]], name: tuple[str, str, str]) -> float:
-    """Return how far the rank that is farthest is from one process; its losses must be the same."""
+    """Return the largest distance of a rank to one process; the losses must be equal."""
     alone = one[name[1:]]
     for each in ranks:
         assert each[name]["losses"] == pytest.approx(alone["losses"], rel=1e-5)
@@ -228,7 +226,7 @@ def _worst(one: dict[str, Any], ranks: list[dict[str, Any]], name: tuple[str, st
 
 
 @pytest.mark.parametrize(("way", "count"), TABLE)
-def test_a_way_is_what_it_says(launch, way, count):
+def test_strategy_holds_and_sends_what_it_claims(launch, way, count):
     for each in of(launch, count):
         for name in cells(count):
             if name[0] == way:
@@ -236,7 +234,7 @@ def test_a_way_is_what_it_says(launch, way, count):
 
 
 @pytest.mark.parametrize("name", ON_PARTS)
-def test_an_option_means_on_parts_what_it_means_on_the_whole(one, launch, name):
+def test_option_acts_on_shards_as_on_full_parameters(one, launch, name):
     alone, case = one["on parts", name], ON_PARTS[name]
     for rank in range(2):
         found = torch.load(launch(2) / f"rank-{rank}.pt")["on parts", name]
@@ -249,13 +247,13 @@ def test_an_option_means_on_parts_what_it_means_on_the_whole(one, launch, name):
         )
 
 
-def test_a_rank_that_overflows_lets_all_skip(one):
-    """What the cases above compare with: one step of six, and a step that is not finite."""
+def test_overflow_on_one_rank_skips_the_step_on_all(one):
+    """The cases above compare with one step of six, and a nonfinite step."""
     assert one["on parts", "fp16, one rank overflows"]["shown"]["skipped"] == (1, 0)
     assert one["on parts", "skipping"]["shown"]["skipped"] == (0, 1)
 
 
-def test_a_start_from_shapes_is_the_usual_one_bit_for_bit(launch):
+def test_meta_init_equals_the_usual_start_bit_for_bit(launch):
     for rank in range(2):
         found = torch.load(launch(2) / f"rank-{rank}.pt")
         assert found["on parts", "from meta"]["built"] == ["meta" if rank else "cpu"]
@@ -268,7 +266,7 @@ BY_ZERO = (*(f"zero-{stage}" for stage in range(4)), "zero-1 bf16", "zero-2 bf16
 
 
 @pytest.mark.parametrize("way", BY_ZERO)
-def test_a_run_by_deepspeed_goes_on_bit_for_bit(launch, way):
+def test_run_with_deepspeed_resumes_bit_for_bit(launch, way):
     for each in of(launch, 2):
         found = each[f"{way} gone on"]
         assert same(found["at once"]["weights"], found["gone on"]["weights"])
@@ -276,28 +274,28 @@ def test_a_run_by_deepspeed_goes_on_bit_for_bit(launch, way):
 
 
 @pytest.mark.parametrize("way", BY_ZERO)
-def test_deepspeed_saves_each_weight_that_the_model_computes_with(launch, way):
+def test_deepspeed_saves_the_weights_that_the_model_uses(launch, way):
     for each in of(launch, 2):
         live, saved = each[f"{way} gone on"]["live"], each[f"{way} gone on"]["saved"]
         assert same(live, {name: saved[name].to(kept) for name, kept in live.items()})
 
 
 @pytest.mark.parametrize("stage", range(4))
-def test_deepspeeds_keys_of_how_it_is_done_change_no_number(one, launch, stage):
+def test_performance_keys_of_deepspeed_change_no_number(one, launch, stage):
     for each in of(launch, 2):
         found = each[f"zero-{stage} gone on"]["at once"]
         assert distance(one["adamw"]["weights"], found["weights"]) <= 1e-6
 
 
-def test_bf16_is_the_same_in_each_stage_that_shares(launch):
-    """Stage 1 does it by another optimizer of DeepSpeed's."""
+def test_bf16_is_the_same_in_each_stage_that_shards(launch):
+    """Stage 1 uses a different optimizer of DeepSpeed."""
     for each in of(launch, 2):
         one, two = (each[f"zero-{stage} bf16 gone on"]["at once"] for stage in (1, 2))
         assert distance(one["weights"], two["weights"]) <= 1e-6
 
 
 @pytest.mark.parametrize("way", BY_ZERO)
-def test_deepspeed_skips_on_all_ranks_what_is_not_finite_on_one(launch, way):
+def test_deepspeed_skips_on_all_ranks_if_one_is_nonfinite(launch, way):
     for each in of(launch, 2):
         found = each[f"{way} skipped"]
         assert found["took"] == [True, True, False, True]
@@ -305,7 +303,7 @@ def test_deepspeed_skips_on_all_ranks_what_is_not_finite_on_one(launch, way):
         assert not same(found["weights"][2], found["weights"][3])
 
 
-def test_deepspeed_tells_its_times_where_it_is_asked_for_them(launch):
+def test_deepspeed_prints_its_times_on_request(launch):
     assert "optimizer_step" in of(launch, 2)[0]["timed"]
 
 
@@ -315,6 +313,6 @@ def test_buffers_under_deepspeed_are_those_of_ddp(launch):
         assert distance(there, here) <= 1e-6
 
 
-def test_deepspeed_leaves_torch_as_it_was(launch):
+def test_deepspeed_leaves_torch_unchanged(launch):
     for each in of(launch, 2):
         assert each["linear is torch's own"]

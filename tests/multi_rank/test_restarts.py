@@ -1,4 +1,4 @@
-"""Killed processes that torchrun starts again: the run comes to the weights of one never killed."""
+"""torchrun restarts killed processes: the weights equal those of a run never killed."""
 
 from pathlib import Path
 
@@ -18,9 +18,9 @@ from tests.multi_rank.torchrun import (
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory) -> Path:
-    """A run of two ranks: killed three times, stopped by SIGTERM, and gone on with.
+    """Run two ranks: killed three times, stopped by SIGTERM, and resumed.
 
-    And one whose ranks share the model, killed once before the other begins.
+    Before it, run a sharded model, killed once.
     """
     folder = tmp_path_factory.mktemp("restarts")
     again = ["2", "--max-restarts", "4", "-m", "tests.multi_rank.restarted", str(folder)]
@@ -32,27 +32,27 @@ def killed(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_run_killed_again_and_again_comes_to_the_weights_of_one_never_killed(killed):
+def test_run_killed_repeatedly_ends_with_the_weights_of_one_never_killed(killed):
     assert Run(killed / "killed").status["step"] == config.max_steps
     assert torch.equal(last_weights(killed / "killed"), last_weights(killed / "whole"))
 
 
-def test_a_save_in_flight_is_finished_where_another_rank_was_killed(killed):
+def test_save_in_progress_is_finished_when_another_rank_is_killed(killed):
     assert resumed_from(killed / "killed")[0] == 2
 
 
-def test_each_restart_goes_on_from_the_newest_checkpoint(killed):
+def test_each_restart_resumes_from_the_newest_checkpoint(killed):
     _, both_killed, killed_in_save, stopped = resumed_from(killed / "killed")
-    assert both_killed in (4, 6)  # the save of step 6 was in flight as both were killed
+    assert both_killed in (4, 6)  # both were killed during the save of step 6
     assert killed_in_save == 6
     assert stopped in (9, 10)
 
 
-def test_sigterm_to_torchrun_saves_and_says_that_the_run_can_go_on(killed):
+def test_sigterm_to_torchrun_saves_and_reports_that_the_run_is_resumable(killed):
     assert (killed / "status").read_text() == "stopped"
 
 
-def test_a_rank_killed_while_it_writes_its_part_costs_no_more_than_that_checkpoint(killed):
+def test_rank_killed_while_it_writes_its_shard_costs_only_that_checkpoint(killed):
     assert resumed_from(killed / "shared killed") == [4]
     assert torch.equal(
         last_weights(killed / "shared killed"), last_weights(killed / "shared whole")

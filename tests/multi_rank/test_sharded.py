@@ -1,4 +1,4 @@
-"""Options and kinds of training on parts of parameters, as in one process."""
+"""Options and kinds of training on shards equal those in one process."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def of_all(launch, ranks: int, cut: str, kind: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("ranks", "cut", "kind"), [(n, *each) for n in (2, 4) for each in shards(n)]
 )
-def test_a_kind_of_training_is_on_parts_what_it_is_on_the_whole(one, launch, ranks, cut, kind):
+def test_kind_of_training_on_shards_equals_full_parameters(one, launch, ranks, cut, kind):
     alone = one["sharded", kind]
     for each in of_all(launch, ranks, cut, kind):
         assert distance(alone["weights"], each["weights"]) <= 1e-6
@@ -28,8 +28,8 @@ def test_a_kind_of_training_is_on_parts_what_it_is_on_the_whole(one, launch, ran
 
 
 @pytest.mark.parametrize("cut", ["full", "grad_op"])
-def test_what_a_block_computes_is_compiled(launch, cut):
-    """Of two blocks one shares a weight and stays with the rest; the other has three operations."""
+def test_computation_of_a_block_is_compiled(launch, cut):
+    """One of two blocks shares a weight and is not wrapped; the other has three operations."""
     for each in of_all(launch, 2, cut, "compiled"):
         assert each["blocks"] == 1
         assert each["operations"] >= 3

@@ -1,4 +1,4 @@
-"""The formula of `surestep plan --ranks`, beside the bytes that ranks really hold."""
+"""Compare the formula of `surestep plan --ranks` with the bytes that ranks hold."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from surestep.engine.profile.sharded_memory import RankMemory, estimate_rank_mem
 from tests.multi_rank.cases import task
 from tests.multi_rank.ways import WAYS
 
-# What the formula calls the ways that cut their state by rows.
+# Names of the strategies in the formula that shard their state by rows.
 CALLED = {
     "ddp": "ddp",
     "accelerate": "ddp",
@@ -25,7 +25,7 @@ FLATS, COPIES = 2, 3  # decayed or not; weights and two moments of each
 
 
 def compared(folder: Path, way: str, called: str, count: int) -> tuple[dict[str, int], RankMemory]:
-    """Return the bytes that the first rank holds, and what the formula says."""
+    """Return the bytes that rank 0 holds, and those of the formula."""
     first = torch.load(folder / "rank-0.pt")
     model = task().build_model()
     size = tensor_bytes(model.parameters())
@@ -36,16 +36,18 @@ def compared(folder: Path, way: str, called: str, count: int) -> tuple[dict[str,
 
 
 @pytest.mark.parametrize(("way", "count"), [(w, n) for w in CALLED for n in WAYS[w].ranks])
-def test_the_first_rank_holds_what_the_formula_says(launch, way, count):
+def test_rank_0_holds_the_bytes_of_the_formula(launch, way, count):
     held, told = compared(launch(count), way, CALLED[way], count)
-    steps = 4 * len(list(task().build_model().parameters()))  # torch's count for each parameter
+    steps = 4 * len(
+        list(task().build_model().parameters())
+    )  # torch's step count for each parameter
     assert (held["weights"], held["gradients"]) == (told.weights, told.gradients)
     assert held["optimizer"] == told.optimizer + steps
 
 
 @pytest.mark.parametrize(("way", "count"), [(w, n) for w in STAGES for n in WAYS[w].ranks])
-def test_the_first_rank_of_zero_holds_that_and_what_fills_up_its_parts(launch, way, count):
-    """Stages 1 and 2 fill up each flat piece, to twice the ranks; stage 3 each parameter's."""
+def test_rank_0_of_zero_holds_the_bytes_of_the_formula_and_padding(launch, way, count):
+    """Stages 1 and 2 pad each flat shard to twice the ranks; stage 3 pads each parameter."""
     held, told = compared(launch(count), way, f"deepspeed {way.replace('-', ' ')}", count)
     parts = len(list(task().build_model().parameters())) if way == "zero-3" else 2 * FLATS
     assert 0 <= held["weights"] - told.weights <= (4 * parts if way == "zero-3" else 0)

@@ -1,6 +1,6 @@
-"""Trouble on one of two ranks explains itself on the other, and ends both.
+"""A failure on one of two ranks is explained on the other, and ends both.
 
-One launch runs all cases; each test looks at one of them.
+One launch runs all cases; each test checks one of them.
 """
 
 import os
@@ -13,7 +13,7 @@ import surestep
 from surestep.record.run import Run
 from tests.multi_rank import forked
 from tests.multi_rank.cases import opened, task
-from tests.multi_rank.checks import check_differences_told, check_drift_told
+from tests.multi_rank.checks import check_differences_are_reported, check_drift_is_reported
 from tests.multi_rank.forked import Ended
 from tests.multi_rank.torchrun import called, check_ended_well
 from tests.multi_rank.troubles import (
@@ -29,7 +29,7 @@ from tests.multi_rank.troubles import (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Each case has its run in here, by its name."""
+    """Return the folder that holds the run of each case by name."""
     folder = tmp_path_factory.mktemp("troubles")
     check_ended_well(called([sys.executable, "-m", "tests.multi_rank.troubles", str(folder)]))
     return folder
@@ -40,13 +40,13 @@ def ended(folder) -> dict[str, Ended]:
     return forked.ended(folder, CASES)
 
 
-def test_a_run_without_trouble_is_told_nothing(ended):
+def test_healthy_run_prints_nothing(ended):
     case = ended["nothing"]
     assert case.codes == [0, 0]
     assert case.wrote == ["", ""]
 
 
-HANGS = [  # which rank, in which step, in which function, and what the other waits for
+HANGS = [  # rank, step, function, and what the other rank waits for
     ("asleep", 1, 3, "__getitem__", "_engine_run_backward"),
     ("asleep in step 1", 1, 1, "__getitem__", "_pre_forward"),
     ("asleep with BatchNorm", 0, 3, "__getitem__", "_distributed_broadcast_coalesced"),
@@ -55,9 +55,7 @@ HANGS = [  # which rank, in which step, in which function, and what the other wa
 
 
 @pytest.mark.parametrize(("name", "rank", "step", "function", "waits_in"), HANGS)
-def test_a_rank_that_keeps_the_others_waiting_is_named_before_the_timeout(
-    ended, name, rank, step, function, waits_in
-):
+def test_hanging_rank_is_named_before_the_timeout(ended, name, rank, step, function, waits_in):
     case, other = ended[name], 1 - rank
     told, error = (case.wrote[each].partition("ParallelError") for each in (0, other))
     told, error = told[0], error[2]
@@ -77,7 +75,7 @@ def test_a_rank_that_keeps_the_others_waiting_is_named_before_the_timeout(
 
 
 @pytest.mark.parametrize(("name", "rank"), [(name, rank) for name, rank, *_ in HANGS])
-def test_a_rank_that_hangs_ends_too_when_the_others_have(ended, name, rank):
+def test_hanging_rank_exits_after_the_others(ended, name, rank):
     case, other = ended[name], 1 - rank
     assert case.codes == [1, 1]
     told = f"is ended: rank {other} failed. ParallelError: Rank {other} gave up after"
@@ -85,13 +83,13 @@ def test_a_rank_that_hangs_ends_too_when_the_others_have(ended, name, rank):
 
 
 @pytest.mark.parametrize("name", ["asleep", "asleep with BatchNorm", "loops", "stopped"])
-def test_where_each_rank_stood_is_in_the_events(folder, name):
+def test_events_hold_the_position_of_each_rank(folder, name):
     (stall,) = [each for each in Run(folder / name).events() if each["event"] == "stall"]
     assert [each["rank"] for each in stall["ranks"]] == [0, 1]
     assert all(each["stack"] for each in stall["ranks"])
 
 
-def test_a_rank_that_says_nothing_is_named_with_the_line_where_it_was_last(ended):
+def test_silent_rank_is_named_with_its_last_line(ended):
     told, _, error = ended["stopped"].wrote[0].partition("ParallelError")
     assert "does not answer; the others have waited in step 4 for" in told
     (line,) = [each for each in told.splitlines() if each.startswith("  rank 1")]
@@ -101,7 +99,7 @@ def test_a_rank_that_says_nothing_is_named_with_the_line_where_it_was_last(ended
     assert ended["stopped"].codes == [1, -9]
 
 
-def test_a_rank_that_cannot_reach_the_store_says_who_keeps_it(ended):
+def test_rank_that_cannot_reach_the_store_names_its_host(ended):
     told, _, error = ended["first stopped"].wrote[1].partition("ParallelError")
     for text in (told, error):
         assert "hears nothing from the store of the launcher at 127.0.0.1:" in text
@@ -110,7 +108,7 @@ def test_a_rank_that_cannot_reach_the_store_says_who_keeps_it(ended):
 
 
 @pytest.mark.parametrize(("name", "failed"), [("fails", 1), ("first fails", 0)])
-def test_of_an_error_on_one_rank_the_other_tells_what_and_where(ended, name, failed):
+def test_error_on_one_rank_is_reported_by_the_other_with_its_place(ended, name, failed):
     case, other = ended[name], 1 - failed
     assert case.codes == [1, 1]
     assert "ValueError: the metrics cannot be sent" in case.wrote[failed]
@@ -119,7 +117,7 @@ def test_of_an_error_on_one_rank_the_other_tells_what_and_where(ended, name, fai
     assert abs(case.seconds[0] - case.seconds[1]) < TIMEOUT_S
 
 
-def test_a_rank_that_was_killed_is_named(ended):
+def test_killed_rank_is_named(ended):
     case = ended["killed"]
     assert case.codes == [1, -9]
     assert "ParallelError: Rank 0 cannot go on. Rank 1 (node 0" in case.wrote[0]
@@ -127,7 +125,7 @@ def test_a_rank_that_was_killed_is_named(ended):
 
 
 @pytest.mark.parametrize("name", WHILE_SAVING)
-def test_a_rank_that_goes_while_all_write_ends_the_run_and_leaves_the_checkpoint_before(
+def test_rank_that_exits_during_a_save_ends_the_run_and_preserves_the_previous_checkpoint(
     folder, ended, name
 ):
     case = ended[name]
@@ -141,14 +139,14 @@ def test_a_rank_that_goes_while_all_write_ends_the_run_and_leaves_the_checkpoint
         assert [each.step for each in session.steps()][-1] == 8
 
 
-def test_a_run_that_a_hanging_rank_ended_goes_on(folder):
+def test_run_ended_by_a_hanging_rank_resumes(folder):
     with opened(folder / "loops", task(), **OPTIONS) as session:
         assert session.state.progress.step == 2
         assert [each.step for each in session.steps()][-1] == 8
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_parameter_that_is_never_used_is_named_with_what_allows_it(ended, rank):
+def test_unused_parameter_is_named_with_the_option_that_allows_it(ended, rank):
     case = ended["unused"]
     assert case.codes == [1, 1]
     assert "TaskError: No gradient reaches spare.weight (rank 0-1), spare.bias" in case.wrote[rank]
@@ -156,20 +154,20 @@ def test_a_parameter_that_is_never_used_is_named_with_what_allows_it(ended, rank
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_graph_that_was_to_be_static_and_is_not_ends_the_step_on_both(ended, rank):
+def test_graph_that_is_not_static_ends_the_step_on_both_ranks(ended, rank):
     case = ended["not static"]
     assert case.codes == [1, 1]
     assert "TaskError: torch added up no gradients in this step" in case.wrote[rank]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_parameter_that_deepspeed_would_take_for_still_is_named(ended, rank):
+def test_parameter_that_deepspeed_would_treat_as_frozen_is_named(ended, rank):
     case = ended["unused by DeepSpeed"]
     assert case.codes == [1, 1]
     assert "TaskError: No gradient reaches spare.weight, spare.bias in the" in case.wrote[rank]
 
 
-def test_a_step_that_is_not_finite_is_left_to_a_replay_in_one_process(folder, ended):
+def test_nonfinite_step_is_left_to_a_replay_in_one_process(folder, ended):
     case = ended["not finite"]
     assert case.codes == [1, 1]
     for wrote in case.wrote:
@@ -178,27 +176,29 @@ def test_a_step_that_is_not_finite_is_left_to_a_replay_in_one_process(folder, en
     assert surestep.replay(incident, broken()).now.samples == (BROKEN,)
 
 
-def test_a_parameter_that_is_never_used_may_be_allowed(ended):
+def test_unused_parameter_can_be_allowed(ended):
     assert ended["unused, allowed"].codes == [0, 0]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_copies_that_drift_apart_are_found_at_the_same_step_on_all_ranks(ended, rank):
+def test_replicas_that_diverge_are_detected_at_the_same_step_on_all_ranks(ended, rank):
     case = ended["pushed"]
     assert case.codes == [1, 1]
-    check_drift_told(case.wrote[rank], "2.bias")
+    check_drift_is_reported(case.wrote[rank], "2.bias")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_that_were_asked_for_other_things_are_told_both(ended, rank):
+def test_ranks_with_different_options_get_both_values(ended, rank):
     case = ended["other options"]
     assert case.codes == [1, 1]
     samples = "data.train samples: 101 on rank 0; 100 on rank 1"
-    check_differences_told(case.wrote[rank], "optim.lr: 0.01 on rank 0; 0.001 on rank 1", samples)
+    check_differences_are_reported(
+        case.wrote[rank], "optim.lr: 0.01 on rank 0; 0.001 on rank 1", samples
+    )
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_weights_that_depend_on_the_rank_are_found_at_the_start(ended, rank):
+def test_weights_that_depend_on_the_rank_are_detected_at_the_start(ended, rank):
     case = ended["other weights"]
     assert case.codes == [1, 1]
     assert "begins with other weights on some ranks than on the rest:\n" in case.wrote[rank]

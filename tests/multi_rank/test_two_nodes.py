@@ -1,4 +1,4 @@
-"""Two machines: two network namespaces with a link between them, which is cut in the middle."""
+"""Two network namespaces act as two machines; the link between them is cut during training."""
 
 import os
 import re
@@ -19,8 +19,8 @@ from tests.multi_rank.torchrun import last_weights, resumed_from
 HERE = f"surestep-{os.getpid()}"
 NODES = {"left": "10.77.0.1", "right": "10.77.0.2"}
 OPTIONS = ["--parallel.timeout-s", "6"]
-WAIT_S = 240.0  # a guard against hanging: a busy machine takes its time
-PORT = 29511  # each pair of namespaces has all ports for itself
+WAIT_S = 240.0  # ends a test that hangs, even on a busy machine
+PORT = 29511  # each pair of namespaces has its own ports
 
 
 def ip(*words: str) -> None:
@@ -44,7 +44,7 @@ def make() -> None:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[None]:
-    """Make both machines; take them away at the end."""
+    """Create both machines; delete them at the end."""
     try:
         make()
         yield
@@ -52,7 +52,7 @@ def nodes() -> Iterator[None]:
         text = f"needs root and apt-get install iproute2 util-linux: {error}"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(text)
     finally:
-        for node in NODES:  # the link goes with them
+        for node in NODES:  # this deletes the link too
             with suppress(FileNotFoundError):
                 subprocess.run(["ip", "netns", "del", f"{HERE}-{node}"], capture_output=True)
 
@@ -61,7 +61,7 @@ Started = dict[str, subprocess.Popen[bytes]]
 
 
 def start(folder: Path, where: dict[str, list[str]], deaths: str) -> Started:
-    """Call torchrun on both machines; what they say goes into files."""
+    """Call torchrun on both machines, with the output in files."""
     started = {}
     for node in NODES:
         named = ["unshare", "--uts", "sh", "-c", f'hostname {node} && exec "$@"', "sh"]
@@ -80,7 +80,7 @@ def start(folder: Path, where: dict[str, list[str]], deaths: str) -> Started:
 
 
 def end(started: Started) -> None:
-    """Kill whatever still runs on either machine."""
+    """Kill all processes on both machines."""
     for node, torchrun in started.items():
         words = ["ip", "netns", "pids", f"{HERE}-{node}"]
         for pid in subprocess.run(words, capture_output=True, text=True).stdout.split():
@@ -91,7 +91,7 @@ def end(started: Started) -> None:
 
 @pytest.fixture(scope="module")
 def cut(nodes, tmp_path_factory) -> Path:
-    """Cut the link after step 5; put it up again as one side has ended."""
+    """Cut the link after step 5; restore it when one side has ended."""
     folder = tmp_path_factory.mktemp("nodes")
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{NODES['left']}:{PORT}"]
     where = {
@@ -101,7 +101,7 @@ def cut(nodes, tmp_path_factory) -> Path:
     started = start(folder, where, "cut@5")
     try:
         assert started["left"].wait(WAIT_S) == 1, (folder / "left").read_text()[-4000:]
-        # torchrun asks its own store how many machines there are, and waits for an answer.
+        # torchrun asks its store for the number of machines, and waits for an answer.
         ip("-n", f"{HERE}-right", "link", "set", link("right"), "up")
         assert started["right"].wait(WAIT_S) == 1, (folder / "right").read_text()[-4000:]
     finally:
@@ -110,14 +110,14 @@ def cut(nodes, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(("node", "other"), [("left", "right"), ("right", "left")])
-def test_a_job_whose_link_is_cut_ends_and_names_the_machine(cut, node, other):
+def test_job_with_a_cut_link_ends_and_names_the_machine(cut, node, other):
     said = (cut / node).read_text()
     assert re.search(rf"ParallelError: .* gave up after 6 s of waiting.*node . '{other}'", said), (
         said
     )
 
 
-def test_it_goes_on_to_the_same_weights_when_the_link_is_back(cut, tmp_path):
+def test_job_resumes_to_the_same_weights_when_the_link_is_back(cut, tmp_path):
     folder = shutil.copytree(cut, tmp_path / "again")
     assert Run(folder / "killed").status["status"] == "failed"
     numbered = ["--master-addr", NODES["left"], "--master-port", str(PORT + 1), "--node-rank"]

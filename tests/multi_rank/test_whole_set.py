@@ -1,4 +1,4 @@
-"""A metric over a whole set is the same number on any number of ranks."""
+"""A metric over a full set has the same value on any number of ranks."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""torchrun on this machine, and what the runs it made came to."""
+"""Call torchrun on this machine, and read the results of its runs."""
 
 import os
 import socket
@@ -12,15 +12,15 @@ from surestep.record.run import Run
 from tests.multi_rank.mortal import task
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-UNHARMED = {"DEATHS": "", "SLOW_SAVES": "0"}  # what `mortal.py` is told of a run that nobody kills
+UNHARMED = {"DEATHS": "", "SLOW_SAVES": "0"}  # the settings of `mortal.py` for an undisturbed run
 
 
 def launch(*words: str, timeout_s: float = 600, **said: str) -> subprocess.CompletedProcess[str]:
-    """Call torchrun with a number of processes and a module; return what came of it.
+    """Call torchrun with a number of processes and a module; return the finished process.
 
     Args:
         words: the number, options, and what to run.
-        timeout_s: a guard against hanging.
+        timeout_s: ends a call that hangs.
         said: to the processes, in their environment.
     """
     return called([*TORCHRUN, "--standalone", "--nproc-per-node", *words], timeout_s, **said)
@@ -29,7 +29,7 @@ def launch(*words: str, timeout_s: float = 600, **said: str) -> subprocess.Compl
 def called(
     command: list[str], timeout_s: float = 600, **said: str
 ) -> subprocess.CompletedProcess[str]:
-    """Call a launcher where the tests are found, one thread for each process."""
+    """Call a launcher with the tests importable and one thread per process."""
     return subprocess.run(
         command,
         capture_output=True,

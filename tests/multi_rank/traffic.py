@@ -1,4 +1,4 @@
-"""What travels between ranks in a step, as torch's own profiler sees it."""
+"""Measure the traffic between ranks in a step with torch's profiler."""
 
 import math
 from collections import defaultdict
@@ -10,14 +10,14 @@ from surestep.trainer.session import Session
 
 
 def traffic_of_a_step(session: Session) -> dict[str, list[int]]:
-    """Take one more step; return what travels in it."""
+    """Take one more step; return its traffic."""
     loop = session.loop
     batch = loop.loader.move(next(loop.loader.batches(0)))
     return traffic(lambda: loop.step(batch))
 
 
 def traffic(act: Callable[[], object]) -> dict[str, list[int]]:
-    """Return the elements of each of gloo's collectives while something is done, by its name."""
+    """Return the elements of each gloo collective during a call, by name."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         act()
     found = defaultdict(list)

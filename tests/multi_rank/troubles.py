@@ -1,8 +1,8 @@
-"""What goes wrong on one of two ranks: all cases at once, forked from one process that is warm.
+"""Failures on one of two ranks: all cases at once, forked from one warm process.
 
     python -m tests.multi_rank.troubles FOLDER [CASE ...]
 
-leaves in the folder for each case what each rank wrote, its exit code and its seconds.
+writes the output, exit code and duration of each rank of each case to the folder.
 """
 
 import os
@@ -40,7 +40,7 @@ def rank() -> int:
 
 
 class Sleepy(Dataset):
-    """Sleeps for ever at a sample that one rank reads in some step."""
+    """Sleeps for ever at a sample that one rank reads in a given step."""
 
     def __init__(self, at: int) -> None:
         self.x, self.y = data()
@@ -56,14 +56,14 @@ class Sleepy(Dataset):
 
 
 class Begins(surestep.Callback):
-    """Says that what is read from now on is for the steps."""
+    """Marks the start of training, so that earlier reads do not count."""
 
     def on_start(self, state):
         STEPPING.set()
 
 
 class AtStep3(surestep.Callback):
-    """Does something on one rank after step 3."""
+    """Calls a function on one rank after step 3."""
 
     def __init__(self, act: Callable[[], None], on: int = 1) -> None:
         self.act, self.on = act, on
@@ -79,7 +79,7 @@ def loop() -> None:
 
 
 def stop() -> None:
-    time.sleep(1)  # in which the rank has said where it stands
+    time.sleep(1)  # until the rank has reported its position
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -93,7 +93,7 @@ def fail() -> None:
 
 
 class WhileSaving(surestep.Callback):
-    """Sends the second rank a signal while it writes its part of step 4 and trains on."""
+    """Sends rank 1 a signal while it writes its shard of step 4 and continues training."""
 
     def __init__(self, number: signal.Signals) -> None:
         self.number = number
@@ -109,7 +109,7 @@ class WhileSaving(surestep.Callback):
 
 
 class Pushes(surestep.Callback):
-    """Changes a parameter on the second rank after step 3."""
+    """Changes a parameter on rank 1 after step 3."""
 
     def on_step(self, state, outcome):
         if rank() == 1 and outcome.step == 3:
@@ -129,7 +129,7 @@ class Unused(nn.Module):
 
 
 class Leaving(nn.Module):
-    """Has a layer that is left out from some step on."""
+    """Has a layer that is not used from a given step on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Leaving(nn.Module):
 
 
 class Leaves(surestep.Callback):
-    """Leaves the layer out after step 3."""
+    """Stops using the layer after step 3."""
 
     def on_step(self, state, outcome):
         state.model.leaves = outcome.step >= 3
@@ -157,7 +157,7 @@ def of_rank() -> nn.Module:
 
 
 def broken() -> surestep.Task:
-    """A sample of the second rank is NaN in step 3."""
+    """Make a task in which a sample of rank 1 is NaN in step 3."""
     x, y = data()
     x[BROKEN] = torch.nan
     return task((x, y))

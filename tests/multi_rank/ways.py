@@ -1,8 +1,8 @@
-"""The cells of the table: every way to share a step, every cut of a batch, two optimizers.
+"""Every strategy with every split of a batch and two optimizers.
 
-A way takes all of them on as few ranks as it can, and each cut once on more.
+A strategy runs all of them on the fewest ranks, and each split once on more.
 
-A way adds one row here, and the launches of `test_ranks.py` run its cells among the others.
+A new strategy adds one row here; the launches of `test_ranks.py` then run its cells.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,21 +25,21 @@ def plain_weights(session: Session) -> dict[str, Tensor]:
 
 
 def shown_by_all(session: Session) -> dict[str, Any]:
-    """What shows of any way what it is: what a rank holds, and what travels in a step."""
+    """Return what a rank holds, and the traffic of a step."""
     held = sum(each.numel() for each in session.model.parameters())
     return {"held": held, "traffic": traffic_of_a_step(session)}
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to share a step.
+    """One strategy.
 
     Attributes:
         options: of the Config.
         ranks: the numbers of ranks it runs on.
-        weights: returns the whole weights, on each rank.
-        shows: on a rank, after training: what proves that the way is what it says.
-        proves: given that and the number of ranks, asserts it.
+        weights: returns the full weights, on each rank.
+        shows: called on a rank after training; returns evidence of what the strategy does.
+        proves: checks the evidence, given the number of ranks.
         tolerance: of law 1, |a - b| / |a| over all weights after 20 steps.
     """
 
@@ -52,15 +52,15 @@ class Way:
 
 
 WHOLE = sum(each.numel() for each in task().build_model().parameters())
-# The loss, in one number; and in 9 each the items, the words a rank may say, and the time.
+# The loss in one number; items, requests and time in 9 numbers each.
 CARGO = 1 + 9 + 2
 
 
 def _is_ddp(shown: Mapping[str, Any], ranks: int) -> None:
-    """A whole copy on each rank; in a step one bucket of gradients is added up, as by plain DDP.
+    """Check that each rank has a replica and reduces one bucket of gradients, as plain DDP.
 
-    Within it travel the loss and what the host agrees on: the items as nine digits, whether a rank
-    has a request, and the time.
+    The bucket also holds the loss and values of the host: the items as nine digits, requests of
+    ranks, and the time.
     """
     assert shown["held"] == WHOLE
     assert shown["traffic"] == {"all_reduce": [WHOLE + CARGO]}
@@ -103,7 +103,7 @@ WAYS = {
     ),
 }
 
-# Samples of an epoch and the size of a micro-batch, for batches of 20: on 2 ranks 10 a rank.
+# Samples of an epoch and micro-batch size, for batches of 20: 10 a rank on 2 ranks.
 CUTS: dict[str, tuple[int, int | None]] = {
     "one micro-batch": (100, None),
     "uneven": (100, 3),
@@ -115,7 +115,7 @@ ONCE = [
     *(("one micro-batch", "adamw"), ("uneven", "adamw")),
     *(("leftover", "sgd"), ("an empty rank", "sgd")),
 ]
-# What goes on in another way that neither copies: what is cut in one way is cut in the other.
+# Resumes between two strategies that both shard.
 CROSSED = [
     *(("fsdp-full", "zero-1"), ("fsdp-full", "zero-3")),
     *(("zero-1", "fsdp-full"), ("zero-3", "fsdp-full")),
@@ -130,7 +130,7 @@ class Cell:
     optimizer: str
 
     def run(self, folder: Path, way: Way | None) -> dict[str, Any]:
-        """Train 20 steps, or go on up to there; in one process where there is no way."""
+        """Train or resume to 20 steps; in one process without a strategy."""
         made, options = self._made(way)
         if way is None:
             return trained(folder, made(), **options)
@@ -141,12 +141,12 @@ class Cell:
         return trained(folder, made(), weights=way.weights, shows=shows, **options)
 
     def half(self, folder: Path, way: Way | None) -> None:
-        """Stop after 7 steps with a checkpoint, written while the eighth is taken."""
+        """Stop after 7 steps with a checkpoint, written during the eighth."""
         made, options = self._made(way)
         half(folder, made, **options, checkpoint={"async_save": True})
 
     def measured(self, folder: Path, way: Way | None) -> dict[str, Any]:
-        """Measure the weights of the last checkpoint, and then the model's own, put back."""
+        """Evaluate the weights of the last checkpoint, then the restored weights of the model."""
         made, options = self._made(way)
         with opened(folder, made(), **options) as session:
             return {
@@ -161,13 +161,13 @@ class Cell:
         return lambda: task(data(samples=samples)), {**options, **more}
 
 
-def goings_on(ranks: int) -> dict[str, Cell]:
-    """Return the ways that runs go on in, on so many ranks: all of them, with one cell."""
+def resume_cells(ranks: int) -> dict[str, Cell]:
+    """Return the cells whose runs are resumed on a number of ranks."""
     return {way: Cell(way, *GOES_ON) for way, each in WAYS.items() if ranks in each.ranks}
 
 
 def cells(ranks: int) -> dict[tuple[str, str, str], Cell]:
-    """Return what runs on so many ranks."""
+    """Return the cells of a number of ranks."""
     return {
         (way, cut, optimizer): Cell(way, cut, optimizer)
         for way, each in WAYS.items()

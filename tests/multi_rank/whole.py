@@ -1,4 +1,4 @@
-"""Metrics over a whole set, on each of several ranks: `torchrun ... whole.py FOLDER`."""
+"""Metrics over a full set, on each of several ranks: `torchrun ... whole.py FOLDER`."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from surestep.base.errors import SurestepError
 from surestep.engine.metrics import spool
 from tests.multi_rank.cases import data, net, opened
 
-FEW = data(samples=3)[0], torch.arange(3)  # of four ranks one has none
+FEW = data(samples=3)[0], torch.arange(3)  # one of four ranks has none
 
 
 def auc(outputs: Tensor, targets: Tensor) -> float:
@@ -23,7 +23,7 @@ def auc(outputs: Tensor, targets: Tensor) -> float:
 
 
 def order(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-    """Return what depends on the order and the number of the rows."""
+    """Return values that depend on the order and the number of rows."""
     weights = torch.arange(len(targets))
     return {"rows": len(targets), "order": (targets * weights).sum(), "targets": targets}
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed's engine says of itself, and what each rank has under it."""
+"""What DeepSpeed's engine reports, and what each rank holds under it."""
 
 import io
 import math
@@ -19,10 +19,10 @@ from tests.multi_rank.traffic import traffic_of_a_step
 WHOLE = sum(each.numel() for each in task().build_model().parameters())
 
 
-# Else parameters as small as these stay whole on each rank under stage 3.
+# Otherwise stage 3 does not shard such small parameters.
 ALL_CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 
-# What says how it is done, and changes no number, for each stage.
+# Performance keys, which change no number, for each stage.
 _ALL = {"reduce_bucket_size": 50, "overlap_comm": True, "contiguous_gradients": False}
 _FLAT = {
     **_ALL,
@@ -54,7 +54,7 @@ def options(stage: int) -> dict[str, Any]:
 
 
 def live_weights(session: Session) -> dict[str, Tensor]:
-    """Return each parameter as the model computes with it, gathered where it is cut."""
+    """Return each parameter as the model uses it, gathered if it is sharded."""
     from deepspeed import zero
 
     found = {}
@@ -65,7 +65,7 @@ def live_weights(session: Session) -> dict[str, Tensor]:
 
 
 def whole_weights(session: Session) -> dict[str, Tensor]:
-    """Return the weights in fp32: the live ones where they are whole, else DeepSpeed's own."""
+    """Return the weights in fp32: the live ones if they are full, otherwise DeepSpeed's."""
     from deepspeed.utils import safe_get_full_fp32_param
 
     found = {}
@@ -83,7 +83,7 @@ def saved_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def shown_by_engine(session: Session) -> dict[str, Any]:
-    """Say which stage the engine is in, and how much of optimizer and parameters is here."""
+    """Return the stage of the engine, and the sizes of optimizer state and parameters here."""
     engine, loop = session.loop.parts.strategy.engine, session.loop
     slots = [max(map(_numel, each.values())) for each in session.optimizer.state.values()]
     pieces = [getattr(each, "ds_tensor", each) for each in session.model.parameters()]
@@ -101,10 +101,10 @@ def _numel(value: Any) -> int:
 
 
 def is_stage(stage: int) -> Callable[[Mapping[str, Any], int], None]:
-    """Return a proof that ZeRO is in a stage: what a rank holds, and what travels in a step.
+    """Return a check of a stage of ZeRO: what a rank holds, and the traffic of a step.
 
-    Stage 1 adds gradients up once a step, stages 2 and 3 with each micro-batch; those above 0
-    gather weights. Beside that travel norms and the loss, and what the host agrees on.
+    Stage 1 reduces gradients once a step, stages 2 and 3 with each micro-batch; stages above 0
+    gather weights. Norms, the loss and values of the host are sent too.
     """
 
     def proves(shown: Mapping[str, Any], ranks: int) -> None:
@@ -121,7 +121,7 @@ def is_stage(stage: int) -> Callable[[Mapping[str, Any], int], None]:
 
 
 def gone_on(folder: Path, stage: int, **said: Any) -> dict[str, Any]:
-    """Train at once; and stop after 7 steps with a checkpoint, measure it, and go on from it."""
+    """Train at once; and stop after 7 steps with a checkpoint, evaluate it, and resume."""
     parallel = {"strategy": "deepspeed", "zero_stage": stage, "deepspeed": NEUTRAL[stage]}
     found: dict[str, Any] = {}
     said = {"parallel": parallel, **said}
@@ -142,7 +142,7 @@ def gone_on(folder: Path, stage: int, **said: Any) -> dict[str, Any]:
 
 
 def skipped(folder: Path, stage: int, **said: Any) -> dict[str, Any]:
-    """A sample of the last rank's share is NaN in step 3: all ranks skip it, and go on."""
+    """Train with a NaN sample of the last rank in step 3, which all ranks skip."""
     x, y = data()
     x[59] = float("nan")
     more = {"data": {"shuffle": False}, "on_nonfinite": "skip", "max_steps": 4, **options(stage)}
@@ -155,7 +155,7 @@ def skipped(folder: Path, stage: int, **said: Any) -> dict[str, Any]:
 
 
 def timed(folder: Path) -> str:
-    """Ask DeepSpeed for its times; return what it prints."""
+    """Request DeepSpeed's times; return its output."""
     own = {"strategy": "deepspeed", "deepspeed": {"wall_clock_breakdown": True}}
     printed = io.StringIO()
     with redirect_stdout(printed):
@@ -164,7 +164,7 @@ def timed(folder: Path) -> str:
 
 
 def buffers(folder: Path, kind: str) -> dict[str, Tensor]:
-    """Train with BatchNorm; return its statistics as the last step left them on this rank."""
+    """Train with BatchNorm; return its statistics after the last step on this rank."""
     made = task(model=lambda: nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)))
     with opened(folder, made, max_steps=4, parallel={"strategy": kind}) as session:
         for _ in session.steps():
