@@ -2,6 +2,7 @@
 
 import datetime
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import surestep
 from surestep.base.errors import ConfigError
 from surestep.cli.config_file import read_config_file
 from surestep.cli.options import read_command_line
-from surestep.cli.train import EXTRAS
+from surestep.cli.train import Options
 from surestep.config.config import Config
 from surestep.config.group import ConfigGroup
 from tests.base.forms import ROWS
@@ -38,14 +39,14 @@ def toml(typed, folder):
 
 
 def cli(typed, _):
-    asked = read_command_line("train", ["digits", *shlex.split(typed)], EXTRAS)
+    asked = read_command_line("train", ["digits", *shlex.split(typed)], Options)
     return {
         **{
             name: value
             for name, value in asked.config.set_options().items()
             if name in asked.set_options
         },
-        **{f"extras.{name}": value for name, value in asked.extras.items()},
+        **{f"extras.{name}": value for name, value in asdict(asked.own).items()},
     }
 
 

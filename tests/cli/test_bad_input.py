@@ -9,9 +9,7 @@ from surestep.record.lock import RunLock
 from tests.cli.conftest import HEAD, RECIPE
 
 FILES = Path(recipes.__file__).parent.glob("*.py")
-SHIPPED = sorted(
-    path.stem for path in FILES if path.stem not in ("__init__", "find", "load", "parameters")
-)
+SHIPPED = sorted(path.stem for path in FILES if path.stem not in ("__init__", "find", "load"))
 CONFIG = "config = surestep.Config(epochs=2, batch_size=8)\n"
 
 

@@ -1,4 +1,4 @@
-"""The file of --config: its lines are named, and other formats are answered with TOML."""
+"""The file of --config: errors name its lines."""
 
 from pathlib import Path
 
@@ -41,36 +41,11 @@ def test_an_option_in_an_inline_table_is_where_the_table_is():
     assert read_config_file(Path("run.toml")).places["optim.lr"] == "run.toml:2"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "line"),
-    [
-        ("run.yaml", "epochs: 5\n", "epochs = 5"),
-        ("run.yml", "# ours\n---\noptim:\n  lr: 1e-3  # peak\n", "optim.lr = 1e-3"),
-        ("run.yaml", "compile: true\n", "compile = true"),
-        ("run.yaml", "optim: adamw\n", 'optim = "adamw"'),
-        ("run.yaml", "max_grad_norm: null\n", 'max_grad_norm = "off"'),
-        ("run.yaml", "optim:\n  betas: [0.9, 0.95]\n", "optim.betas = [0.9, 0.95]"),
-        ("run.json", '{"optim": {"lr": 0.001}, "epochs": 5}', "optim.lr = 0.001"),
-        ("run.json", '{"precision": "bf16"}', 'precision = "bf16"'),
-        ("run.json", '{"compile": true}', "compile = true"),
-    ],
-)
-def test_yaml_and_json_are_answered_with_their_first_line_in_toml(name, text, line):
-    Path(name).write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        read_config_file(Path(name))
-    assert str(caught.value).endswith(f"Write them to run.toml, which begins with: {line}")
-
-
-def test_what_is_neither_is_not_toml():
-    Path("run.toml").write_text("epochs = \n")
-    with pytest.raises(ConfigError, match=r"--config run\.toml is not TOML: Invalid value"):
+@pytest.mark.parametrize("text", ["epochs = \n", "epochs: 5\n", '{"precision": "bf16"}'])
+def test_file_that_is_not_toml_is_answered_with_how_to_write_it(text):
+    Path("run.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"--config run\.toml is not TOML: .*optim\.lr = 1e-3"):
         read_config_file(Path("run.toml"))
-
-
-def test_the_line_in_toml_is_read_as_it_is():
-    Path("run.toml").write_text('max_grad_norm = "off"\noptim.betas = [0.9, 0.95]\n')
-    assert read_config_file(Path("run.toml")).options["optim.betas"] == [0.9, 0.95]
 
 
 def test_all_faults_of_file_and_command_line_are_shown_at_once(surestep, recipe):

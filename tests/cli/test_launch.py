@@ -2,13 +2,14 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from torch.distributed.run import get_args_parser
 
 from surestep.cli.launch import original_argv, strip_launcher_args, strip_nproc
-from surestep.cli.train import EXTRAS, print_resume_command
+from surestep.cli.train import Options, print_resume_command
 from surestep.config.config import iter_options
 from surestep.engine.distributed.launcher_env import LaunchInfo
 
@@ -37,7 +38,9 @@ def test_what_a_launcher_puts_before_the_command_is_left_out(surestep, first):
 
 
 def options_of_train():
-    names = [name for name, _ in iter_options()] + [name.strip("_") for name in EXTRAS]
+    names = [name for name, _ in iter_options()] + [
+        each.name.strip("_") for each in fields(Options)
+    ]
     return [f"--{name.replace('_', '-')}" for name in names if name != "nproc"]
 
 

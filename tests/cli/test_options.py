@@ -319,20 +319,28 @@ def test_a_bad_file_is_refused(surestep, recipe, folder, text, message):
     assert message in answer.err
 
 
-def test_wrong_parameters_of_the_task_are_listed_with_all_other_faults(surestep, recipe, folder):
-    (folder / "run.toml").write_text("[task]\nbias = 'maybe'\nhiden = 5\n")
-    words = ("--task.hidden", "wide", "--optim.lr", "-3", "--epoch", "3", "--task.dept", "2")
-    answer = surestep("plan", recipe(), "--config", "run.toml", *words)
+def test_all_faults_of_the_options_are_listed_at_once(surestep, recipe):
+    words = ("--optim.lr", "-3", "--epoch", "3", "--task.dept", "2", "--batch-size")
+    answer = surestep("plan", recipe(), *words)
     assert answer.code == 2
     assert [line.partition(". ")[0] for line in answer.err.splitlines()] == [
         "ConfigError: There is no option '--epoch'",
         "There is no option '--task.dept'",
-        "run.toml:2: task.bias='maybe' is not allowed: it must be a valid boolean, unable to "
-        "interpret input.",
+        "--batch-size has no value",
+        "--optim.lr: optim.lr='-3' is not allowed: it must be greater than 0.",
+    ]
+
+
+def test_all_wrong_parameters_of_the_task_are_listed_at_once(surestep, recipe, folder):
+    (folder / "run.toml").write_text("[task]\nbias = 'maybe'\nhiden = 5\n")
+    answer = surestep("plan", recipe(), "--config", "run.toml", "--task.hidden", "wide")
+    assert answer.code == 2
+    assert [line.partition(". ")[0] for line in answer.err.splitlines()] == [
+        "RecipeError: run.toml:2: task.bias='maybe' is not allowed: it must be a valid boolean, "
+        "unable to interpret input.",
         "run.toml:3: mine's task has no parameter 'hiden'",
         "--task.hidden: task.hidden='wide' is not allowed: it must be a valid integer, unable to "
         "parse string as an integer.",
-        "--optim.lr: optim.lr='-3' is not allowed: it must be greater than 0.",
     ]
 
 

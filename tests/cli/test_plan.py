@@ -222,9 +222,9 @@ def test_a_plan_for_ranks_builds_the_shapes_of_a_shipped_recipe_alone(surestep):
     [
         (
             ["--ranks", "6", "--local-ranks", "4"],
-            "4 ranks each. Say --local-ranks 3, or --ranks 8",
+            "4 ranks each. Use --local-ranks 3, or --ranks 8",
         ),
-        (["--ranks", "12"], "ranks each, as where --local-ranks is not said. Say --local-ranks 6"),
+        (["--ranks", "12"], "ranks each, the default of --local-ranks. Use --local-ranks 6"),
         (["--ranks", "0"], "--ranks 0"),
         (["--local-ranks", "4"], "--ranks 32"),
     ],

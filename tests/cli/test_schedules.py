@@ -14,8 +14,8 @@ def test_the_table_shows_what_each_is_for(surestep):
     answer = surestep("schedules")
     assert (answer.code, answer.err) == (0, "")
     for name, entry in BUILT_IN.items():
-        takes = ", ".join(entry.takes) or "nothing"
-        said = f" {name} for {entry.purpose} takes {takes} factor on the peak {entry.formula}"
+        takes = ", ".join(entry.takes) or "none"
+        said = f" {name} for {entry.purpose} options {takes} factor on the peak {entry.formula}"
         assert f"{said} equal to {entry.source}" in f" {' '.join(answer.out.split())}"
 
 

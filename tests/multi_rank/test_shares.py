@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from surestep.engine.profile.memory_estimate import MemoryEstimate, tensor_bytes
-from surestep.engine.profile.sharded_memory import RankMemory, estimate_rank_memory
+from surestep.engine.profile.memory_estimate import (
+    MemoryEstimate,
+    RankMemory,
+    estimate_rank_memory,
+    tensor_bytes,
+)
 from tests.multi_rank.cases import task
 from tests.multi_rank.ways import WAYS
 

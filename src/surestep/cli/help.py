@@ -2,16 +2,24 @@
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
 from textwrap import wrap
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from surestep.base.errors import SurestepError
+from surestep.base.text import print_escaped
+from surestep.base.written import flag
 from surestep.cli.relevant_options import applies
-from surestep.cli.spelling import values_in
+from surestep.config.config import iter_options
+from surestep.config.not_set import NotSet
 from surestep.engine.distributed.launcher_env import NPROC
-from surestep.recipes.find import COMPUTED, Outline, Parameter
+from surestep.recipes.find import COMPUTED, Outline, Parameter, RecipeFile, parse_attributes
 
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
+# torchrun reads --run, anywhere on the line, as an abbreviation of its own --run-path.
+ALIASES = {"log_ranks": "logging.ranks", "run_folder": "run"}
 COMMON = (
     *("epochs", "max_steps", "batch_size", "micro_batch_size", "optim.name", "optim.lr"),
     *("optim.weight_decay", "schedule.name", "schedule.warmup", "max_grad_norm", "precision"),
@@ -41,100 +49,154 @@ _GROUPS = {
     "parallel": "Several processes",
     "logging": "Logging",
 }
-_COLUMN, _WIDEST = 30, 100
+_CONFIG_FILE = "TOML file with options; the command line overrides it."
+_COLUMN, _WIDEST, _LONGEST_METAVAR = 30, 100, 60
+Entry = tuple[str, str]  # ("--epochs FLOAT", its description)
 
 
-class Shown(NamedTuple):
-    """An option on the help page.
-
-    Attributes:
-        call: "--epochs FLOAT".
-        text: its description, with its value.
-    """
-
-    call: str
-    text: str
-
-
-def asks_for_help(words: Iterable[str]) -> bool:
+def asks_for_help(words: Collection[str]) -> bool:
     """Return whether a command line has --help or --help-all."""
-    return bool({*HELP, HELP_ALL} & set(words))
+    return not {*HELP, HELP_ALL}.isdisjoint(words)
 
 
-def chosen_by(words: list[str], outline: Outline) -> dict[str, str]:
-    """Return the options that decide which others apply: as typed, else the recipe's."""
-    typed = values_in(words)
-    several = NPROC.removeprefix("--") in typed or int(os.environ.get("WORLD_SIZE") or "1") > 1
-    of_processes = {"parallel.ranks": "several"} if several else {}
-    set_by_recipe = {name: str(value) for name, value in outline.options.items()}
-    return {**DEFAULTS, **set_by_recipe, **typed, **of_processes}
-
-
-def help_text(
+def help_page(
     usage: str,
+    words: list[str],
+    found: RecipeFile | None,
     outline: Outline,
-    own: Iterable[Shown],
-    of_config: Mapping[str, Shown],
-    chosen: Mapping[str, str] | None,
+    own: type[Any],
+    typed: Mapping[str, Any],
 ) -> str:
-    """Return the help page.
+    """Return the options that apply; with --help-all every option with its value in the Plan.
 
     Args:
         usage: "surestep train digits".
+        words: of the command line.
+        found: the recipe; None if the command line names none.
         outline: of the recipe.
-        own: options of the command itself.
-        of_config: options of the Config by full name.
-        chosen: values of the options that decide which others apply; None shows all options.
+        own: the dataclass of the command's own options.
+        typed: options of the Config and the recipe on the command line.
     """
-    shown = [name for name in of_config if chosen is None or applies(name, chosen.get)]
-    width = min(shutil.get_terminal_size().columns, _WIDEST)
-    lines = [f"usage: {usage} [options]", ""]
-    if outline.doc:
-        lines += [*outline.doc.splitlines(), ""]
-    sections = [("Common options", [of_config[name] for name in COMMON if name in shown])]
-    if outline.parameters:
-        sections.append(("Parameters of the recipe", list(_of_task(outline.parameters))))
-    sections.append(
-        (
-            "Options of this command",
-            [*own, Shown("-h, --help", "Show the options that apply here.")],
-        )
-    )
+    shows_all = HELP_ALL in words
+    hints = {name: _set_by(found, value) for name, value in outline.options.items()}
+    if shows_all and found is not None:
+        hints = _values_of_plan(found)
+    of_config = {name: _of_config(name, each, hints.get(name)) for name, each in iter_options()}
+    chosen = {**DEFAULTS, **{k: str(v) for k, v in outline.options.items()}, **typed}
+    if NPROC in " ".join(words) or int(os.environ.get("WORLD_SIZE") or "1") > 1:
+        chosen["parallel.ranks"] = "several"
+    shown = [name for name in of_config if shows_all or applies(name, chosen.get)]
+    sections = [
+        ("Common options", [of_config[name] for name in COMMON if name in shown]),
+        ("Parameters of the recipe", list(_of_recipe(outline.parameters or {}))),
+        ("Options of this command", list(_of_command(own))),
+    ]
     for group, title in _GROUPS.items():
         names = [n for n in shown if n.rpartition(".")[0] == group and n not in COMMON]
         sections.append((title, [of_config[name] for name in names]))
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    lines = [f"usage: {usage} [options]", ""]
+    lines += [*outline.doc.splitlines(), ""] if outline.doc else []
     for title, entries in sections:
         if entries:
-            lines += [f"{title}:", *(line for item in entries for line in _lines(item, width)), ""]
-    hidden = len(of_config) - len(shown)
-    if hidden:
+            lines += [
+                f"{title}:",
+                *(line for entry in entries for line in _lines(entry, width)),
+                "",
+            ]
+    if len(shown) < len(of_config):
+        hidden = len(of_config) - len(shown)
         lines.append(
             f"{hidden} more options belong to features that are not used: {HELP_ALL} shows them."
         )
     return "\n".join(lines).rstrip()
 
 
-def _of_task(parameters: Mapping[str, Parameter]) -> Iterator[Shown]:
+def _of_config(name: str, field: Any, hint: str | None) -> Entry:
+    typed = [name, *(alias for alias, meant in ALIASES.items() if meant == name)]
+    spelled = ", ".join(map(flag, typed))
+    metavar, text = _metavar(field.annotation), f"{field.description} {hint or ''}".strip()
+    if len(metavar) > _LONGEST_METAVAR:
+        metavar, text = "NAME", f"{text} One of {metavar.replace('|', ', ')}."
+    return f"{spelled} {metavar}", text
+
+
+def _of_recipe(parameters: Mapping[str, Parameter]) -> Iterator[Entry]:
     for name, parameter in parameters.items():
         default = parameter.default
         hint = "(required)" if default is None else f"({default}: the recipe's default)"
-        yield Shown(f"--task.{name.replace('_', '-')} VALUE", f"{parameter.about} {hint}".strip())
+        yield f"{flag(f'task.{name}')} VALUE", f"{parameter.about} {hint}".strip()
 
 
-def _lines(shown: Shown, width: int) -> Iterator[str]:
-    text = wrap(shown.text, max(width - _COLUMN, 30), break_long_words=False) or [""]
-    first = f"  {shown.call}"
-    if len(first) <= _COLUMN - 2:
-        yield f"{first:<{_COLUMN}}{text.pop(0)}".rstrip()
-    else:
-        yield first
+def _of_command(own: type[Any]) -> Iterator[Entry]:
+    about = {"config": _CONFIG_FILE, **parse_attributes(own.__doc__)}
+    hints = get_type_hints(own, include_extras=True)
+    for field in fields(own):
+        kind = hints[field.name]
+        metavar = _metavar(kind)
+        if get_origin(kind) is Annotated:
+            metavar = get_args(kind)[1].metavar or metavar
+        metavar = {"True|False": "", "TEXT": "FILE"}.get(metavar, metavar)
+        yield f"{flag(field.name.rstrip('_'))} {metavar}".strip(), about[field.name]
+    yield "-h, --help", "Show the options that apply here."
+
+
+def _lines(entry: Entry, width: int) -> Iterator[str]:
+    call, text = f"  {entry[0]}", wrap(entry[1], max(width - _COLUMN, 30), break_long_words=False)
+    if len(call) <= _COLUMN - 2 and text:
+        call = f"{call:<{_COLUMN}}{text.pop(0)}"
+    yield call
     for line in text:
         yield " " * _COLUMN + line
 
 
-def set_by(recipe: str, outline: Outline) -> dict[str, str]:
-    """Describe the options that a recipe's config sets, by full name."""
+def _set_by(found: RecipeFile | None, value: Any) -> str:
+    name = "" if found is None else found.name
+    return f"({'' if value == COMPUTED else f'{value}: '}set by recipe {name})"
+
+
+def _metavar(annotation: Any) -> str:
+    """Return the type of an option as users think of it."""
+    members = [each for each in _members(annotation) if each not in (type(None), NotSet)]
+    words = [each if isinstance(each, str) else _WORDS.get(each, "VALUE") for each in members]
+    return "|".join(dict.fromkeys(words)) if "VALUE" not in words else "VALUE"
+
+
+_WORDS = {int: "INT", float: "FLOAT", str: "TEXT", bool: "True|False"}
+
+
+def _members(annotation: Any) -> list[Any]:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return list(inner)
+    if origin is Annotated:
+        return _members(inner[0])
+    if origin is tuple:
+        several = Ellipsis in inner
+        return [
+            f"{_WORDS.get(inner[0], 'TEXT')} ..." if several else " ".join(["FLOAT"] * len(inner))
+        ]
+    return [member for each in inner for member in _members(each)] if inner else [annotation]
+
+
+def _values_of_plan(found: RecipeFile) -> dict[str, str]:
+    """Return the value of each option with its reason, from the Plan of the recipe."""
+    from surestep.recipes.load import load_file
+    from surestep.trainer.planning import plan_task
+
+    recipe = load_file(found)
+    set_in_recipe = recipe.config.set_options()
+    try:
+        parameters = recipe.typed({})
+        origin = recipe.origin(parameters, dict.fromkeys(set_in_recipe, f"recipe {recipe.name}"))
+        planned = plan_task(recipe.build(parameters, recipe.config), recipe.config, origin=origin)
+    except SurestepError as error:
+        print_escaped(f"The defaults are not known: {error}", file=sys.stderr)
+        return {}
     return {
-        name: f"({'' if value == COMPUTED else f'{value}: '}set by recipe {recipe})"
-        for name, value in outline.options.items()
+        **{name: "(None: not an option of what was chosen)" for name, _ in iter_options()},
+        "epochs": "(not set: max_steps decides)",
+        "max_steps": "(not set: epochs decide)",
+        **{k: f"({value}: set in recipe {recipe.name})" for k, value in set_in_recipe.items()},
+        **{option: f"({value}: {reason})" for option, value, reason in planned.plan.decisions},
     }

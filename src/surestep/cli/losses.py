@@ -1,6 +1,5 @@
 """`surestep losses`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -29,25 +28,19 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Show the table of losses, or one loss in full."""
-    asked = parse(Options, words, "surestep losses")
-    table = rows = loss_docs()
-    if asked.name is not None:
-        rows = [row for row in rows if row["name"] == asked.name]
-        if not rows:
-            names = [row["name"] for row in table]
-            raise ConfigError(
-                f"There is no loss {asked.name!r}. {suggest_names(asked.name, names)}"
-            )
-    if asked.json:
-        print_json(dumps(rows if asked.name is None else rows[0], indent=1))
+    parsed = parse(Options, words, "surestep losses")
+    table = {row["name"]: row for row in loss_docs()}
+    name = parsed.name
+    if name is not None and name not in table:
+        raise ConfigError(f"There is no loss {name!r}. {suggest_names(name, table)}")
+    rows = list(table.values()) if name is None else [table[name]]
+    if parsed.json:
+        print_json(dumps(rows if name is None else rows[0], indent=1))
         return 0
-    show.print_entries((row["call"], _said(row)) for row in rows)
-    if asked.name is None:
+    for row in rows:
+        texts = {key.replace("_", " "): row[key] for key in row if key not in ("name", "call")}
+        show.print_entry(row["call"], texts)
+    if name is None:
         print("A name goes into a Task with its defaults: Task(loss='huber'). With options:")
         print("Task(loss=surestep.losses.huber(delta=0.5)). One loss alone: surestep losses huber.")
     return 0
-
-
-def _said(row: Mapping[str, str]) -> dict[str, str]:
-    apart = ("name", "call")
-    return {part.replace("_", " "): text for part, text in row.items() if part not in apart}

@@ -1,4 +1,7 @@
-"""`surestep new --slurm RECIPE`."""
+"""`surestep new --slurm RECIPE`: an sbatch file that trains a recipe, and requeues itself.
+
+Source: https://slurm.schedmd.com/sbatch.html (signal, requeue, open-mode).
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,55 @@ import tyro
 
 from surestep.base.errors import ConfigError
 from surestep.base.text import print_escaped
+from surestep.cli import train
 from surestep.cli.options import read_command_line
 from surestep.cli.parse import parse_known
-from surestep.cli.slurm import WARNING_S, SlurmJob
-from surestep.cli.train import EXTRAS, check_extras
 from surestep.engine.distributed.launcher_env import LaunchInfo
 
 if TYPE_CHECKING:  # torch is imported once the command line is checked
     from surestep.engine.plan.system import SystemInfo
 
+WARNING_S = 120  # from the signal to the time limit: a step, and a save of many GB
 # Minutes, or [days-]hours[:minutes[:seconds]], as sbatch reads them.
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
+_TEXT = """\
+#!/bin/bash
+#SBATCH --job-name={name}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node={nproc}
+{gpus}#SBATCH --time={time}
+#SBATCH --output={name}-%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR1@{warning_s}
+# Add what your cluster needs, such as --partition, --account and --cpus-per-task.
+
+# {warning_s} s before the time limit, Slurm sends SIGUSR1 to every process that srun started. They
+# finish their step, save, and record in the run folder that the run can be resumed.
+set -u
+run={run}
+python={python}
+
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((15000 + SLURM_JOB_ID % 10000))
+export MASTER_ADDR MASTER_PORT
+
+status() {{ cat "$run/status.json" 2>/dev/null; }}
+before=$(status)
+srun --kill-on-bad-exit=1 "$python" -m surestep train {words} --run "$run"
+code=$?
+
+# The status of the run decides: a run that is finished or failed is not queued again, nor one that
+# no process has touched.
+case $(status) in
+"$before") ;;
+*'"resumable": true'*)
+    echo "$run can be resumed: job $SLURM_JOB_ID is queued again."
+    scontrol requeue "$SLURM_JOB_ID"
+    ;;
+esac
+exit "$code"
+"""
 
 
 @dataclass(frozen=True)
@@ -55,42 +96,47 @@ class Options:
 
 def run(words: list[str]) -> int:
     """Write the file, and print what to type next."""
-    said, more = parse_known(Options, words, "surestep new")
-    _check(said)
-    asked = read_command_line("train", [said.recipe, *more], EXTRAS, check=check_extras)
+    parsed, more = parse_known(Options, words, "surestep new")
+    _check(parsed)
+    asked = read_command_line("train", [parsed.recipe, *more], train.Options)
     from surestep.trainer.planning import plan_task
 
-    facts = _of_the_job(said, on_gpus=said.gpus or str(asked.config.device).startswith("cuda"))
+    facts = _facts_of_job(
+        parsed, on_gpus=parsed.gpus or str(asked.config.device).startswith("cuda")
+    )
     task = asked.recipe.build(asked.parameters, asked.config, facts=facts)
     plan_task(task, asked.config, origin=asked.origin, facts=facts)
-    name = asked.recipe.name
-    out = Path(said.out or f"{name}.sbatch")
-    job = SlurmJob(
-        name=name,
-        words=(said.recipe, *more),
-        run=said.run or f"runs/{name}",
-        python=sys.executable,
-        nodes=said.nodes,
-        nproc=said.nproc,
-        gpus=said.gpus,
-        time=said.time,
-    )
-    _write(out, job.text())
-    print_escaped(f"{out} is written: SIGUSR1 comes {WARNING_S} s before the time is up.")
+    out = Path(parsed.out or f"{asked.recipe.name}.sbatch")
+    _write(out, _job_text(asked.recipe.name, parsed, (parsed.recipe, *more)))
+    print_escaped(f"{out} is written: SIGUSR1 comes {WARNING_S} s before the time limit.")
     print_escaped(f"Next: sbatch {shlex.quote(str(out))}")
     return 0
 
 
-def _of_the_job(said: Options, *, on_gpus: bool) -> SystemInfo:
-    """Return what a process of the job will find, of which this machine knows only a part."""
+def _job_text(name: str, parsed: Options, words: tuple[str, ...]) -> str:
+    return _TEXT.format(
+        name=name,
+        nodes=parsed.nodes,
+        nproc=parsed.nproc,
+        gpus=f"#SBATCH --gpus-per-node={parsed.nproc}\n" if parsed.gpus else "",
+        time=parsed.time,
+        warning_s=WARNING_S,
+        run=shlex.quote(parsed.run or f"runs/{name}"),
+        python=shlex.quote(sys.executable),
+        words=shlex.join(words),
+    )
+
+
+def _facts_of_job(parsed: Options, *, on_gpus: bool) -> SystemInfo:
+    """Return what a process of the job will find; this machine knows only a part of it."""
     from surestep.engine.plan.system import read_facts
 
-    size = said.nodes * said.nproc
-    launched = LaunchInfo(size=size, local_size=said.nproc, launcher="srun", is_simulated=True)
-    facts = replace(read_facts(), launched=launched, one_gpu_each=False)
-    gpus = (said.nproc if said.gpus else 8) if on_gpus else 0
+    size = parsed.nodes * parsed.nproc
+    gpus = (parsed.nproc if parsed.gpus else 8) if on_gpus else 0
     return replace(
-        facts,
+        read_facts(),
+        launched=LaunchInfo(size=size, local_size=parsed.nproc, launcher="srun", is_simulated=True),
+        one_gpu_each=False,
         cuda_devices=("a GPU",) * gpus,
         cuda_memory=(0,) * gpus,
         cuda_ids=(),
@@ -99,17 +145,17 @@ def _of_the_job(said: Options, *, on_gpus: bool) -> SystemInfo:
     )
 
 
-def _check(said: Options) -> None:
-    if not said.slurm:
+def _check(parsed: Options) -> None:
+    if not parsed.slurm:
         raise ConfigError(
-            f"surestep new writes an sbatch file: say surestep new --slurm "
-            f"{shlex.quote(said.recipe)}."
+            f"surestep new writes an sbatch file: type surestep new --slurm "
+            f"{shlex.quote(parsed.recipe)}."
         )
-    for name, value in (("nodes", said.nodes), ("nproc", said.nproc)):
+    for name, value in (("nodes", parsed.nodes), ("nproc", parsed.nproc)):
         if value < 1:
-            raise ConfigError(f"--{name} {value} is not allowed: say how many, such as 1.")
-    if not _TIME.fullmatch(said.time):
-        raise ConfigError(f"--time {said.time} is not a time of Slurm's. Say one such as 8:00:00.")
+            raise ConfigError(f"--{name} {value} is not allowed: pass a number of at least 1.")
+    if not _TIME.fullmatch(parsed.time):
+        raise ConfigError(f"--time {parsed.time} is not a time of Slurm. Pass one such as 8:00:00.")
 
 
 def _write(out: Path, text: str) -> None:
@@ -117,6 +163,6 @@ def _write(out: Path, text: str) -> None:
         with out.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise ConfigError(f"{out} is there already. Say --out FILE, or delete it.") from None
+        raise ConfigError(f"{out} already exists. Pass --out FILE, or delete it.") from None
     except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}. Say --out FILE.") from error
+        raise ConfigError(f"{out} cannot be written: {error.strerror}. Pass --out FILE.") from error

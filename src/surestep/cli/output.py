@@ -30,19 +30,18 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]
     console.print(drawn)
 
 
-def print_entries(entries: Iterable[tuple[str, Mapping[str, str]]]) -> None:
-    """Print entries to stdout: a heading, and its texts by label."""
+def print_entry(heading: str, texts: Mapping[str, str]) -> None:
+    """Print a heading and its texts by label to stdout."""
     console = Console(file=sys.stdout, highlight=False)
     width = min(console.width, 100) if sys.stdout.isatty() else 100
-    for heading, texts in entries:
-        console.print(heading, style="bold", markup=False, soft_wrap=True)
-        margin = max(map(len, texts)) + 2
-        for label, text in texts.items():
-            first, *more = wrap(text, width - margin - 4, break_long_words=False) or [""]
-            console.print(f"    {label:<{margin}}{first}", markup=False, soft_wrap=True)
-            for line in more:
-                console.print(" " * (margin + 4) + line, markup=False, soft_wrap=True)
-        console.print()
+    margin = max(map(len, texts)) + 2
+    console.print(heading, style="bold", markup=False, soft_wrap=True)
+    for label, text in texts.items():
+        first, *more = wrap(text, width - margin - 4, break_long_words=False) or [""]
+        lines = [f"    {label:<{margin}}{first}", *(" " * (margin + 4) + line for line in more)]
+        for line in lines:
+            console.print(line, markup=False, soft_wrap=True)
+    console.print()
 
 
 def format_number(value: float | None) -> str:

@@ -2,74 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from surestep.base.errors import ConfigError
-from surestep.cli.options import read_command_line
-from surestep.cli.plot_schedule import check_drawing
+from surestep.cli.options import CommandOptions, read_command_line
+from surestep.cli.plot_schedule import check_plot_path
 from surestep.engine.distributed.launcher_env import LaunchInfo
 
-EXTRAS: dict[str, Any] = {
-    "json": (Annotated[bool, tyro.conf.arg(help="Print the plan as JSON.")], False),
-    "all": (
-        Annotated[bool, tyro.conf.arg(help="Also show options that are off or do not apply.")],
-        False,
-    ),
-    "plot": (
-        Annotated[
-            str | None,
-            tyro.conf.arg(help="Plot the learning-rate schedule to this file.", metavar="FILE.png"),
-        ],
-        None,
-    ),
-    "ranks": (
-        Annotated[
-            int | None,
-            tyro.conf.arg(help="Plan for this number of processes, and show the memory of each."),
-        ],
-        None,
-    ),
-    "local_ranks": (
-        Annotated[
-            int | None,
-            tyro.conf.arg(
-                help="Processes per machine, with --ranks; the default is 8, or all if fewer."
-            ),
-        ],
-        None,
-    ),
-}
+
+@dataclass(frozen=True)
+class Options(CommandOptions):
+    """Show every option of a run with its reason, without training.
+
+    Attributes:
+        json: Print the plan as JSON.
+        all: Also show options that are off or do not apply.
+        plot: Plot the learning-rate schedule to this file.
+        ranks: Plan for this number of processes, and show the memory of each.
+        local_ranks: Processes per machine, with --ranks; the default is 8, or all if fewer.
+    """
+
+    json: bool = False
+    all: bool = False
+    plot: Annotated[str | None, tyro.conf.arg(metavar="FILE.png")] = None
+    ranks: int | None = None
+    local_ranks: int | None = None
+
+    def check(self) -> None:
+        """Check the values, and that they fit each other."""
+        if self.plot is not None:
+            check_plot_path(Path(self.plot))
+        imagined_launch(self.ranks, self.local_ranks)
 
 
 def run(words: list[str]) -> int:
     """Show every option with its reason, the learning rates, parameters and memory."""
-    asked = read_command_line("plan", words, EXTRAS, check=_check_extras)
+    asked = read_command_line("plan", words, Options)
     from surestep.cli.show_plan import show_plan  # torch is imported once all is checked
 
-    launched = _imagined(asked.extras["ranks"], asked.extras["local_ranks"])
-    plot = asked.extras["plot"]
-    return show_plan(asked, launched, None if plot is None else Path(plot))
+    return show_plan(asked, imagined_launch(asked.own.ranks, asked.own.local_ranks))
 
 
-def _check_extras(extras: Mapping[str, Any]) -> None:
-    if extras["plot"] is not None:
-        check_drawing(Path(extras["plot"]))
-    _imagined(extras["ranks"], extras["local_ranks"])
-
-
-def _imagined(ranks: int | None, local: int | None) -> LaunchInfo | None:
-    """Return the processes that a plan is asked for; None for those that are there."""
+def imagined_launch(ranks: int | None, local: int | None) -> LaunchInfo | None:
+    """Return the processes of --ranks; None if it is not set."""
     if ranks is None:
         if local is not None:
-            raise ConfigError(
-                f"--local-ranks {local} is of --ranks. Say both: --ranks {8 * local}."
-            )
+            raise ConfigError(f"--local-ranks {local} needs --ranks, such as --ranks {8 * local}.")
         return None
-    taken = "" if local is not None else ", as where --local-ranks is not said"
+    default = "" if local is not None else ", the default of --local-ranks"
     local = min(8, ranks) if local is None else local
     if ranks < 1 or local < 1:
         raise ConfigError(
@@ -78,7 +62,7 @@ def _imagined(ranks: int | None, local: int | None) -> LaunchInfo | None:
     if ranks % local:
         part = max(each for each in range(1, local) if ranks % each == 0)
         raise ConfigError(
-            f"--ranks {ranks} does not fill machines of {local} ranks each{taken}. Say "
+            f"--ranks {ranks} does not fill machines of {local} ranks each{default}. Use "
             f"--local-ranks {part}, or --ranks {ranks - ranks % local + local}."
         )
     return LaunchInfo(size=ranks, local_size=local, launcher="--ranks", is_simulated=True)

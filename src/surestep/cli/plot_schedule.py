@@ -1,4 +1,4 @@
-"""Draw the schedule of a run: the rate, the momentum where it is cycled, epochs and warm-up."""
+"""Plot the schedule of a run: learning rate, cycled momentum, epochs and warm-up."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.base.errors import ConfigError
 
-if TYPE_CHECKING:  # a picture's name is checked before torch is imported
+if TYPE_CHECKING:  # the path is checked before torch is imported
     from surestep.engine.plan.plan import Plan
-    from surestep.engine.schedule.registry import Factor, ScheduleSpec, UserFunction
+    from surestep.engine.schedule.registry import Factor, UserFunction
 
-SUFFIXES = (".png", ".svg", ".pdf")
-BLUE, ORANGE, GREY = "#1f5fa8", "#c8641e", "#8a8f98"
-MOST_POINTS, MOST_EPOCHS = 4000, 60
+_SUFFIXES = (".png", ".svg", ".pdf")
+_BLUE, _ORANGE, _GREY = "#1f5fa8", "#c8641e", "#8a8f98"
+_MOST_POINTS, _MOST_EPOCHS = 4000, 60
 
 
-def check_drawing(path: Path) -> None:
-    """Check that a picture can be drawn there, before anything long is done.
+def check_plot_path(path: Path) -> None:
+    """Check that a plot can be written, before anything that takes long.
 
     Raises:
-        ConfigError: another suffix, a folder that is not there, or matplotlib is missing.
+        ConfigError: another suffix, a missing folder, or matplotlib is missing.
     """
-    if path.suffix.lower() not in SUFFIXES:
+    if path.suffix.lower() not in _SUFFIXES:
         raise ConfigError(
-            f"--plot {path} has the suffix {path.suffix!r}. Use one of {', '.join(SUFFIXES)}, such "
-            "as --plot schedule.png."
+            f"--plot {path} has the suffix {path.suffix!r}. Use one of {', '.join(_SUFFIXES)}, "
+            "such as --plot schedule.png."
         )
     if not path.parent.is_dir():
         raise ConfigError(f"--plot {path}: there is no folder {path.parent}. Make it first.")
@@ -36,8 +36,8 @@ def check_drawing(path: Path) -> None:
         raise ConfigError("--plot needs matplotlib: pip install 'surestep[plot]'.")
 
 
-def draw(plan: Plan, path: Path, own: UserFunction | None = None) -> None:
-    """Draw the rate of each step, against steps, with the epochs along the top.
+def plot_schedule(plan: Plan, path: Path, function: UserFunction | None = None) -> None:
+    """Plot the rate of each step, with the epochs along the top.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -47,71 +47,55 @@ def draw(plan: Plan, path: Path, own: UserFunction | None = None) -> None:
     from surestep.engine.schedule.lr import PlateauState, make_lr_factor, momentum
     from surestep.engine.state.average import with_swa_lr
 
-    shape, peak = plan.schedule, plan.optim_lr
+    spec, peak = plan.schedule, plan.optim_lr
     figure = Figure(figsize=(9, 4.2), dpi=150, layout="constrained")
     axes = figure.subplots()
-    steps = range(0, plan.total_steps, max(1, plan.total_steps // MOST_POINTS))
-    rate = with_swa_lr(make_lr_factor(shape, PlateauState(), own), plan.average, peak or 1.0)
-    _line(axes, steps, rate, peak or 1.0, BLUE)
+    steps = range(0, plan.total_steps, max(1, plan.total_steps // _MOST_POINTS))
+    rate = with_swa_lr(make_lr_factor(spec, PlateauState(), function), plan.average, peak or 1.0)
+    _plot(axes, steps, rate, peak or 1.0, _BLUE)
     axes.set_xlabel("optimizer step")
-    axes.set_ylabel("learning rate" if peak is not None else "share of the peak rate", color=BLUE)
+    axes.set_ylabel("learning rate" if peak is not None else "share of the peak rate", color=_BLUE)
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, plan.total_steps)
-    axes.set_title(_title(shape), loc="left", fontsize=11)
+    stairs = "" if spec.interval == 1 else f", every {spec.interval:g} steps"
+    title = f"{spec.name}{stairs}, {spec.total:g} steps"
+    if spec.name == "reduce_on_plateau":
+        title += f", times {spec.curve_options['factor']:g} at each plateau"
+    axes.set_title(title, loc="left", fontsize=11)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.grid(axis="y", color=GREY, alpha=0.2)
+    axes.grid(axis="y", color=_GREY, alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
-    if shape.warmup:
-        axes.axvspan(0, shape.warmup, color=BLUE, alpha=0.08, linewidth=0)
-        axes.annotate("warm-up", (0, 0.02), (4, 0), "axes fraction", "offset points", color=GREY)
-    _mark_epochs(axes, plan)
-    cycled = momentum(shape)
+    if spec.warmup:
+        axes.axvspan(0, spec.warmup, color=_BLUE, alpha=0.08, linewidth=0)
+        axes.annotate("warm-up", (0, 0.02), (4, 0), "axes fraction", "offset points", color=_GREY)
+    if plan.steps_per_epoch is not None and plan.total_steps > plan.steps_per_epoch:
+        _mark_epochs(axes, plan.steps_per_epoch, plan.total_steps)
+    cycled = momentum(spec)
     if cycled is not None:
-        beside = axes.twinx()
-        _line(beside, steps, cycled, 1.0, ORANGE)
-        beside.set_ylabel("momentum", color=ORANGE)
-        beside.spines[["top", "left"]].set_visible(False)
-    if shape.name == "reduce_on_plateau":
-        axes.annotate(
-            f"times {shape.curve_options['factor']:g} after more than "
-            f"{shape.curve_options['patience']} "
-            "evaluations\n"
-            f"without a better {plan.validation_metric}",
-            (0.5, 0.5),
-            xycoords="axes fraction",
-            ha="center",
-            color=GREY,
-        )
+        right = axes.twinx()
+        _plot(right, steps, cycled, 1.0, _ORANGE)
+        right.set_ylabel("momentum", color=_ORANGE)
+        right.spines[["top", "left"]].set_visible(False)
     try:
         figure.savefig(path)
     except OSError as error:
         raise ConfigError(f"--plot {path} cannot be written: {error.strerror}.") from error
 
 
-def _line(axes: Any, steps: range, at: Factor, scale: float, color: str) -> None:
+def _plot(axes: Any, steps: range, at: Factor, scale: float, color: str) -> None:
     axes.plot(steps, [scale * at(step) for step in steps], color=color, linewidth=1.8)
     axes.tick_params(axis="y", colors=color)
 
 
-def _title(shape: ScheduleSpec) -> str:
-    stairs = "" if shape.interval == 1 else f", every {shape.interval:g} steps"
-    return f"{shape.name}{stairs}, {shape.total:g} steps"
-
-
-def _mark_epochs(axes: Any, plan: Plan) -> None:
+def _mark_epochs(axes: Any, length: float, total_steps: int) -> None:
     """Draw a line where each epoch begins, and number some of them along the top."""
-    length = plan.steps_per_epoch
-    if length is None or plan.total_steps <= length:
-        return
-    count = int(plan.total_steps / length)
-    jump = max(1, round(count / 10))
-    if count <= MOST_EPOCHS:
-        for epoch in range(1, count + 1):
-            axes.axvline(epoch * length, color=GREY, alpha=0.35, linewidth=0.6, linestyle=":")
-    above = axes.secondary_xaxis(
+    count = int(total_steps / length)
+    for epoch in range(1, count + 1 if count <= _MOST_EPOCHS else 1):
+        axes.axvline(epoch * length, color=_GREY, alpha=0.35, linewidth=0.6, linestyle=":")
+    top = axes.secondary_xaxis(
         "top", functions=(lambda step: step / length, lambda epoch: epoch * length)
     )
-    above.set_xticks(range(0, count + 1, jump))
-    above.set_xlabel("epoch", color=GREY, fontsize=9)
-    above.tick_params(colors=GREY, labelsize=8)
-    above.spines["top"].set_visible(False)
+    top.set_xticks(range(0, count + 1, max(1, round(count / 10))))
+    top.set_xlabel("epoch", color=_GREY, fontsize=9)
+    top.tick_params(colors=_GREY, labelsize=8)
+    top.spines["top"].set_visible(False)

@@ -1,26 +1,29 @@
-"""What `surestep plan` shows: the options that were decided, rates, parameters and memory."""
+"""What `surestep plan` prints: decided options, learning rates, parameters and memory."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from surestep.base.text import format_bytes, print_escaped, print_json
 from surestep.base.written import set_where
 from surestep.cli import output as show
-from surestep.cli import param_tables as show_groups
 from surestep.cli.options import ParsedCommand
-from surestep.cli.plot_schedule import draw
+from surestep.cli.plan import Options
+from surestep.cli.plot_schedule import plot_schedule
 from surestep.cli.relevant_options import Choice, applies
 from surestep.engine.distributed.launcher_env import LaunchInfo
+from surestep.engine.model.layers import layers_of
 from surestep.engine.optim.freezing import freeze_permanent
+from surestep.engine.optim.multi import arrange_learners
+from surestep.engine.optim.param_groups import ParameterGroup, make_param_groups
 from surestep.engine.plan.plan import Plan, ResolvedOption
 from surestep.engine.plan.system import read_facts
-from surestep.engine.profile.memory_estimate import MemoryEstimate, estimate_memory
-from surestep.engine.profile.sharded_memory import RankMemory
+from surestep.engine.profile.memory_estimate import MemoryEstimate, RankMemory, estimate_memory
 from surestep.engine.schedule.lr import lr_summary
-from surestep.engine.task.init_weights import InitReport
 from surestep.record.io import dumps
 from surestep.trainer.planning import (
     PreparedTask,
@@ -30,90 +33,62 @@ from surestep.trainer.planning import (
     plan_task,
 )
 
+FOR_GOOD = "for good"
 
-def show_plan(asked: ParsedCommand, launched: LaunchInfo | None, picture: Path | None) -> int:
-    """Show the plan of what is asked.
+
+def show_plan(asked: ParsedCommand[Options], launched: LaunchInfo | None) -> int:
+    """Print the plan.
 
     Args:
         asked: by the command line.
-        launched: the processes that are planned for; None for those that are there.
-        picture: where the schedule is drawn, if it is.
+        launched: the processes of --ranks, planned without loading initial weights; None is this
+            machine.
     """
-    planned, started = _planned(asked, launched)
-    plan, groups = planned.plan, show_groups.collect_param_groups(planned)
+    own, task, facts = asked.own, asked.task(), read_facts()
+    if launched is not None:
+        facts = replace(facts, launched=launched)
+    planned = plan_task(task, asked.config, origin=asked.origin, facts=facts)
+    init = apply_init_weights(planned) if launched is None else None
+    plan, groups = planned.plan, _collect_param_groups(planned)
     with freeze_permanent(planned.model, groups):
         measured = measure_task_activations(planned)
         known = None if isinstance(measured, str) else measured
-        takes = estimate_memory(planned.model, plan, known)
-    each = [] if launched is None else estimate_memory_per_rank(planned, takes)
-    layers = show_groups.layer_rows(planned.model, plan)
-    lr = _rates(planned)
-    if picture is not None:
-        draw(plan, picture, planned.task.schedule)
-        print_escaped(f"Drawn: {picture}", file=sys.stderr)
-    if asked.extras["json"]:
+        memory = estimate_memory(planned.model, plan, known)
+    ranks = [] if launched is None else estimate_memory_per_rank(planned, memory)
+    group_rows, layers = _group_rows(groups, planned.model), _layer_rows(planned.model, plan)
+    rates = None
+    if plan.optim_lr is not None:
+        rates = lr_summary(plan.schedule, plan.optim_lr, task.schedule)
+    if own.plot is not None:
+        plot_schedule(plan, Path(own.plot), task.schedule)
+        print_escaped(f"Drawn: {own.plot}", file=sys.stderr)
+    if own.json:
         decisions = [each._asdict() for each in plan.decisions]
-        shown = {"decisions": decisions, "rates": lr, "footprint": asdict(takes)}
-        shown["ranks"] = [{**asdict(share), "total": share.total} for share in each]
-        shown |= {} if started is None else {"init": asdict(started)}
-        shown |= {"groups": show_groups.param_group_rows(groups, planned.model), "layers": layers}
-        print_json(dumps(shown, indent=1))
+        shown = {"decisions": decisions, "rates": rates, "footprint": asdict(memory)}
+        shown["ranks"] = [{**asdict(each), "total": each.total} for each in ranks]
+        shown |= {} if init is None else {"init": asdict(init)}
+        print_json(dumps({**shown, "groups": group_rows, "layers": layers}, indent=1))
         return 0
     _print_decisions(plan, asked)
-    if started is not None:
-        title = f"Weights to start from: {started.source}"
-        show.print_table(title, ("what", "how many", "which"), started.rows())
-    if lr is not None:
-        show.print_table(
-            "Learning rate", lr, [[show.format_number(value) for value in lr.values()]]
-        )
-    show_groups.show_tables(groups, planned.model, layers)
-    _print_footprint(takes)
+    if init is not None:
+        title = f"Initial weights: {init.source}"
+        show.print_table(title, ("what", "how many", "which"), init.rows())
+    if rates is not None:
+        numbers = [show.format_number(value) for value in rates.values()]
+        show.print_table("Learning rate", rates, [numbers])
+    _print_groups(group_rows, layers)
+    _print_memory(memory)
     if launched is not None:
-        _print_shares(each, plan, launched)
+        _print_ranks(ranks, plan, launched)
     if isinstance(measured, str):
         print_escaped(f"The activations are not known: {measured}.")
     return 0
 
 
-def _planned(
-    asked: ParsedCommand, launched: LaunchInfo | None
-) -> tuple[PreparedTask, InitReport | None]:
-    """Plan for this machine; or for processes that are not there, without weights to start from."""
-    task = asked.task()
-    if launched is None:
-        planned = plan_task(task, asked.config, origin=asked.origin)
-        return planned, apply_init_weights(planned)
-    facts = replace(read_facts(), launched=launched)
-    return plan_task(task, asked.config, origin=asked.origin, facts=facts), None
-
-
-def _rates(planned: PreparedTask) -> Mapping[str, float | None] | None:
-    """Return what stands out of the learning rates; None where an optimizer has none."""
-    plan = planned.plan
-    if plan.optim_lr is None:
-        return None
-    return lr_summary(plan.schedule, plan.optim_lr, planned.task.schedule)
-
-
-def _print_shares(each: list[RankMemory], plan: Plan, launched: LaunchInfo) -> None:
-    kinds = ("weights", "gradients", "optimizer", "average", "passing", "activations", "total")
-    chosen = " ".join(filter(None, (plan.parallel_strategy, plan.parallel_shard)))
-    rows = [
-        [
-            f"{share.strategy} (chosen)" if share.strategy == chosen else share.strategy,
-            *(format_bytes(getattr(share, kind)) for kind in kinds),
-        ]
-        for share in each
-    ]
-    title = f"Memory on each of {launched.size} ranks, {launched.local_size} on a machine"
-    show.print_table(title, ("strategy", *kinds), rows)
-
-
 def is_decided(decision: ResolvedOption, chosen: Choice) -> bool:
-    """Say whether a row of the Plan is one that somebody set, or that surestep decided.
+    """Return whether an option of the Plan was set, or decided by surestep.
 
-    The others belong to what was not chosen, are off, or are left at torch's default.
+    The others belong to what was not chosen, are off, or have torch's default.
     """
     option, value, reason = decision
     if reason.startswith("set ") or ", set " in reason or option == "steps_per_epoch":
@@ -123,21 +98,19 @@ def is_decided(decision: ResolvedOption, chosen: Choice) -> bool:
     return value not in ("off", "none", "auto", (), {}) and applies(option, chosen)
 
 
-def _spelt(option: str, value: Any) -> Any:
-    """Return a value in words where it does not speak for itself."""
-    if option == "steps_per_epoch" and value is None:
-        return "not known"
-    return "see below" if option == "parallel.deepspeed" and value else value
-
-
-def _print_decisions(plan: Plan, asked: ParsedCommand) -> None:
+def _print_decisions(plan: Plan, asked: ParsedCommand[Options]) -> None:
     chosen = {option: value for option, value, _ in plan.decisions}.get
-    every = asked.extras["all"]
-    shown = [each for each in plan.decisions if every or is_decided(each, chosen)]
-    rows = [(option, _spelt(option, value), reason) for option, value, reason in shown]
+    shown = [each for each in plan.decisions if asked.own.all or is_decided(each, chosen)]
+    rows = []
+    for option, value, reason in shown:
+        if option == "steps_per_epoch" and value is None:
+            value = "not known"
+        elif option == "parallel.deepspeed" and value:
+            value = "see below"
+        rows.append((option, value, reason))
     for name, each in asked.recipe.parameters.items():
-        said = asked.set_options.get(f"task.{name}")
-        reason = f"set {set_where(said)}" if said else "the recipe's default"
+        place = asked.set_options.get(f"task.{name}")
+        reason = f"set {set_where(place)}" if place else "the recipe's default"
         rows.append((f"task.{name}", asked.parameters.get(name, each.default), reason))
     show.print_table("Plan", ("option", "value", "reason"), rows)
     if plan.parallel_deepspeed:
@@ -149,16 +122,111 @@ def _print_decisions(plan: Plan, asked: ParsedCommand) -> None:
         )
 
 
-def _print_footprint(takes: MemoryEstimate) -> None:
-    rows = [
-        (name, kind, f"{count:,}", f"{trained:,}") for name, kind, count, trained in takes.modules
+def _collect_param_groups(planned: PreparedTask) -> tuple[ParameterGroup, ...]:
+    """Return the groups of the optimizer; if there are several, with its name before each."""
+    plan, task, model = planned.plan, planned.task, planned.model
+    if not task.optimizers:
+        return make_param_groups(model, plan)
+    return tuple(
+        replace(group, name=f"{name}: {group.name}")
+        for name, groups in arrange_learners(plan, task, model).items()
+        for group in groups
+    )
+
+
+def _group_rows(groups: Iterable[ParameterGroup], model: nn.Module) -> list[dict[str, Any]]:
+    """Return a row for each group, and one for what the model itself has frozen."""
+    rows: list[dict[str, Any]] = [
+        {
+            "group": each.name,
+            "lr": each.lr,
+            "times_lr": each.multiple,
+            "weight_decay": each.weight_decay,
+            "parameters": sum(p.numel() for p in each.parameters.values()),
+            "frozen": FOR_GOOD if each.trained_from is None else each.trained_from,
+            "names": list(each.parameters),
+        }
+        for each in groups
     ]
-    rows.append(("in all", "", f"{takes.parameters:,}", f"{takes.trained:,}"))
+    frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
+    if frozen:
+        row = {"group": "requires_grad=False", "lr": None, "times_lr": None, "weight_decay": None}
+        size = sum(each.numel() for each in frozen.values())
+        rows.append({**row, "parameters": size, "frozen": FOR_GOOD, "names": list(frozen)})
+    return rows
+
+
+def _layer_rows(model: nn.Module, plan: Plan) -> list[dict[str, Any]] | None:
+    """Return a row for each layer, from the input on; None if all have one rate."""
+    decay = plan.optim_layerwise_lr_decay
+    if decay is None:
+        return None
+    layers = layers_of(model)
+    rows = []
+    for each in layers:
+        factor = decay ** (len(layers) - each.index)
+        row = {"layer": each.index, "modules": list(each.modules)}
+        row["parameters"] = sum(parameter.numel() for parameter in each.parameters)
+        lr = None if plan.optim_lr is None else plan.optim_lr * factor
+        rows.append({**row, "factor": factor, "lr": lr})
+    return rows
+
+
+def _print_groups(groups: list[dict[str, Any]], layers: list[dict[str, Any]] | None) -> None:
+    rows = []
+    for each in groups:
+        until = each["frozen"] or "-"
+        if isinstance(until, int):
+            until = f"{until} steps are taken"
+        rate, decay = "-", "-"
+        if until != FOR_GOOD:
+            rate = _format_rate(each["lr"], each["times_lr"])
+            decay = "its own" if each["weight_decay"] is None else f"{each['weight_decay']:g}"
+        rows.append((each["group"], rate, decay, f"{each['parameters']:,}", until))
+    columns = ("group", "lr", "weight decay", "parameters", "frozen until")
+    show.print_table("Parameter groups", columns, rows)
+    if layers is not None:
+        rows = [
+            (
+                *(each["layer"], ", ".join(each["modules"]), f"{each['parameters']:,}"),
+                *(show.format_number(each["factor"]), _format_rate(each["lr"], each["factor"])),
+            )
+            for each in layers
+        ]
+        show.print_table("Layers", ("layer", "modules", "parameters", "factor", "lr"), rows)
+
+
+def _format_rate(lr: float | None, multiple: float | None) -> str:
+    """Format a rate; if only the Task's optimizer knows it, as a multiple of it."""
+    if lr is not None:
+        return show.format_number(lr)
+    return "its own" if multiple == 1 else f"{show.format_number(multiple)} x its own"
+
+
+def _print_memory(memory: MemoryEstimate) -> None:
+    rows = [
+        (name, kind, f"{count:,}", f"{trained:,}") for name, kind, count, trained in memory.modules
+    ]
+    rows.append(("in all", "", f"{memory.parameters:,}", f"{memory.trained:,}"))
     show.print_table("Parameters", ("module", "type", "parameters", "trained"), rows)
     kinds = ("weights", "buffers", "gradients", "optimizer", "average", "activations")
-    show.print_table("Memory", kinds, [[format_bytes(getattr(takes, kind)) for kind in kinds]])
-    if takes.activations != takes.activations_without:
-        saved = format_bytes(takes.activations_without)
+    show.print_table("Memory", kinds, [[format_bytes(getattr(memory, kind)) for kind in kinds]])
+    if memory.activations != memory.activations_without:
+        saved = format_bytes(memory.activations_without)
         print_escaped(f"Without activation checkpointing the activations would take {saved}.")
-    if takes.attention:
-        print_escaped(f"Attention is computed by: {', '.join(takes.attention)}.")
+    if memory.attention:
+        print_escaped(f"Attention is computed by: {', '.join(memory.attention)}.")
+
+
+def _print_ranks(ranks: list[RankMemory], plan: Plan, launched: LaunchInfo) -> None:
+    kinds = ("weights", "gradients", "optimizer", "average", "passing", "activations", "total")
+    chosen = " ".join(filter(None, (plan.parallel_strategy, plan.parallel_shard)))
+    rows = [
+        [
+            f"{each.strategy} (chosen)" if each.strategy == chosen else each.strategy,
+            *(format_bytes(getattr(each, kind)) for kind in kinds),
+        ]
+        for each in ranks
+    ]
+    title = f"Memory on each of {launched.size} ranks, {launched.local_size} on a machine"
+    show.print_table(title, ("strategy", *kinds), rows)

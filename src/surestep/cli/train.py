@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -14,7 +15,7 @@ from surestep.base.errors import ConfigError, Preempted
 from surestep.base.text import print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.launch import launch, original_argv, parse_nproc
-from surestep.cli.options import ParsedCommand, read_command_line
+from surestep.cli.options import CommandOptions, ParsedCommand, read_command_line
 from surestep.config.config import Config
 from surestep.engine.distributed.launcher_env import BY_NPROC, LaunchInfo, read_launched
 from surestep.engine.step.gc import import_without_collecting
@@ -27,113 +28,86 @@ if TYPE_CHECKING:  # torch is imported once the command line is checked
     from surestep.trainer.dry_run import DryRunStep, OverfitResult
 
 
-def _extra(
-    kind: Any, default: Any, text: str, metavar: str | None = None, **more: Any
-) -> tuple[Any, Any]:
-    explained: Any = Annotated[
-        kind, tyro.conf.arg(help=text, metavar=metavar, help_behavior_hint="", **more)
-    ]
-    return explained, default
+@dataclass(frozen=True)
+class Options(CommandOptions):
+    """Train the model of a recipe.
 
+    Attributes:
+        run: Run folder; the default is runs/RECIPE-TIME. Under torchrun use --run-folder.
+        resume: If the folder has a run: auto resumes it, never is an error. must: it is an error if
+            not.
+        allow: What may differ from the run on resume: optim.lr,epochs,data.
+        from_: Start a new run from a checkpoint of another: RUN@200, RUN@best, RUN@last.
+        dry_run: Only try one step, one evaluation, one save and one load.
+        overfit: Train on the same N samples until the loss is near zero, as a test.
+        nproc: Number of training processes to start on this machine.
+        json: Print the results as JSON.
+    """
 
-EXTRAS: dict[str, Any] = {
-    # torchrun reads --run, anywhere on the line, as an abbreviation of its own --run-path.
-    "run": _extra(
-        str | None,
-        None,
-        "Run folder; the default is runs/RECIPE-TIME. Under torchrun use --run-folder.",
-        "FOLDER",
-        aliases=("--run-folder",),
-    ),
-    "resume": _extra(
-        Literal["auto", "never", "must"],
-        "auto",
-        "If the folder has a run: auto resumes it, never is an error. must: it is an error if not.",
-    ),
-    "allow": _extra(
-        str | None, None, "What may differ from the run on resume: optim.lr,epochs,data.", "NAMES"
-    ),
-    "from_": _extra(
-        str | None,
-        None,
-        "Start a new run from a checkpoint of another: RUN@200, RUN@best, RUN@last.",
-        "RUN@STEP",
-        name="from",
-    ),
-    "dry_run": _extra(bool, False, "Only try one step, one evaluation, one save and one load."),
-    "overfit": _extra(
-        int | None, None, "Train on the same N samples until the loss is near zero, as a test.", "N"
-    ),
-    "nproc": _extra(
-        str | None, None, "Number of training processes to start on this machine.", "N"
-    ),
-    "json": _extra(bool, False, "Print the results as JSON."),
-}
+    run: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
+    resume: Literal["auto", "never", "must"] = "auto"
+    allow: Annotated[str | None, tyro.conf.arg(metavar="NAMES")] = None
+    from_: Annotated[str | None, tyro.conf.arg(name="from", metavar="RUN@STEP")] = None
+    dry_run: bool = False
+    overfit: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    nproc: Annotated[str | None, tyro.conf.arg(metavar="N")] = None
+    json: bool = False
+
+    def check(self) -> None:
+        """Check the values, and that they can be combined."""
+        if self.dry_run and self.overfit is not None:
+            raise ConfigError("--dry-run and --overfit cannot be combined. Pass one of them.")
+        of_a_run = (self.run, self.resume, self.allow, self.from_)
+        if (self.dry_run or self.overfit is not None) and of_a_run != (None, "auto", None, None):
+            raise ConfigError(
+                "--dry-run and --overfit write no run folder: leave out --run, --resume, --allow "
+                "and --from."
+            )
+        if self.overfit is not None and self.overfit < 1:
+            raise ConfigError(
+                f"--overfit {self.overfit} is not a number of samples. Pass one, such as "
+                "--overfit 32."
+            )
+        if self.nproc is not None:
+            parse_nproc(self.nproc)
 
 
 def run(words: list[str]) -> int:
     """Train; print the table of results, the best checkpoint, and what to type next."""
-    asked = read_command_line("train", words, EXTRAS, check=check_extras)
-    if asked.extras["nproc"] is not None:
-        return launch(parse_nproc(asked.extras["nproc"]), ["train", *words])
+    asked = read_command_line("train", words, Options)
+    if asked.own.nproc is not None:
+        return launch(parse_nproc(asked.own.nproc), ["train", *words])
     # With --json, stdout has only the results; callbacks of a recipe may print.
-    with redirect_stdout(sys.stderr) if asked.extras["json"] else nullcontext():
+    with redirect_stdout(sys.stderr) if asked.own.json else nullcontext():
         answer = _act(asked, words)
     return answer()
 
 
-def check_extras(extras: Mapping[str, Any]) -> None:
-    """Check the options of the command itself.
-
-    Raises:
-        ConfigError: one is invalid, or two cannot be combined.
-    """
-    if extras["dry_run"] and extras["overfit"] is not None:
-        raise ConfigError("--dry-run and --overfit cannot be combined. Pass one of them.")
-    is_trial = extras["dry_run"] or extras["overfit"] is not None
-    if is_trial and any(extras[name] != EXTRAS[name][1] for name in _OF_A_RUN):
-        raise ConfigError(
-            "--dry-run and --overfit write no run folder: leave out --run, --resume, --allow and "
-            "--from."
-        )
-    if extras["overfit"] is not None and extras["overfit"] < 1:
-        raise ConfigError(
-            f"--overfit {extras['overfit']} is not a number of samples. Pass one, such as "
-            "--overfit 32."
-        )
-    if extras["nproc"] is not None:
-        parse_nproc(extras["nproc"])
-
-
-def _act(asked: ParsedCommand, words: list[str]) -> Callable[[], int]:
+def _act(asked: ParsedCommand[Options], words: list[str]) -> Callable[[], int]:
     """Run the command; return a function that prints the results."""
-    if asked.extras["dry_run"]:
+    own = asked.own
+    if own.dry_run:
         from surestep.trainer.dry_run import dry_run
 
         acts = dry_run(asked.task(), asked.config, callbacks=asked.recipe.callbacks)
-        return lambda: _dry_run(acts, words, as_json=asked.extras["json"])
-    if asked.extras["overfit"] is not None:
+        return lambda: _dry_run(acts, words, as_json=own.json)
+    if own.overfit is not None:
         from surestep.trainer.dry_run import overfit
 
-        result = overfit(asked.task(), asked.config, asked.extras["overfit"])
-        return lambda: _overfit(result, as_json=asked.extras["json"])
-    extras = asked.extras
-    again = words if extras["run"] else [*words, "--run", "{run}"]
+        result = overfit(asked.task(), asked.config, own.overfit)
+        return lambda: _overfit(result, as_json=own.json)
     done, test = train(
         asked.task(),
         asked.config,
-        run=extras["run"],
-        resume=extras["resume"],
-        allow=split_names(extras["allow"]),
-        from_=extras["from_"],
+        run=own.run,
+        resume=own.resume,
+        allow=split_names(own.allow),
+        from_=own.from_,
         callbacks=asked.recipe.callbacks,
         origin=asked.origin,
-        again=_command(again),
+        again=_command(words if own.run else [*words, "--run", "{run}"]),
     )
-    return lambda: report(done, test, as_json=extras["json"])
-
-
-_OF_A_RUN = ("run", "resume", "allow", "from_")
+    return lambda: report(done, test, as_json=own.json)
 
 
 def split_names(text: str | None) -> tuple[str, ...]:

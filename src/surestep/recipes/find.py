@@ -1,8 +1,4 @@
-"""Find a recipe and read its outline from the source, without running it. It needs no torch.
-
-The outline is what `--help` and the parser of the command line need: they answer before torch is
-imported. The recipe itself is run by `load.py`.
-"""
+"""Find a recipe, and read from its source what `--help` needs, without running it or torch."""
 
 import ast
 import hashlib
@@ -17,7 +13,6 @@ from typing import Any, NamedTuple
 from docstring_parser import parse as parse_docstring
 
 from surestep.base.errors import RecipeError, suggest_names
-from surestep.recipes.parameters import plain_type
 
 BUILT_IN = (
     "chars",
@@ -36,17 +31,10 @@ COMPUTED = "computed by the recipe"  # the value of an option that only running 
 
 
 class Parameter(NamedTuple):
-    """A parameter of the recipe's function, as its source shows it.
-
-    Attributes:
-        default: its text; None where the parameter must be set.
-        about: what the docstring says of it.
-        type: its type, if it is a plain one; None if only running the recipe tells.
-    """
+    """A parameter of the recipe's function: its default as text (None: required), its docs."""
 
     default: str | None
     about: str
-    type: Any = None
 
 
 @dataclass(frozen=True)
@@ -55,9 +43,8 @@ class Outline:
 
     Attributes:
         doc: the module's docstring.
-        parameters: of the recipe's function, by name; None where only running the recipe tells.
-        options: of the recipe's config, by full name; those whose value is not a literal are
-            COMPUTED.
+        parameters: of the recipe's function, by name; None if the source does not show them.
+        options: of the recipe's config, by full name; COMPUTED if the value is not a literal.
     """
 
     doc: str | None = None
@@ -128,65 +115,54 @@ def _as_name(text: str) -> str:
     return name if name.isidentifier() else f"my_{name}"
 
 
-def _bound(tree: ast.Module, name: str) -> ast.stmt | None:
-    """Return the statement of the module that binds a name; None where it is not the only one."""
-    binding = [node for node in _of_module(tree) if name in _names_bound_by(node)]
-    # Of an assignment both the statement and its target bind the name.
-    statements = [node for node in binding if not isinstance(node, ast.Name)]
-    if len(statements) != 1 or len(binding) > 2 or statements[0] not in tree.body:
-        return None
-    only = statements[0]
-    return only if isinstance(only, ast.stmt) else None
+def _bound(tree: ast.Module, name: str) -> ast.AST | None:
+    """Return the only statement that binds a name; None if there is not exactly one."""
+    bound = [node for node in _module_scope(tree) if name in _names_bound_by(node)]
+    return bound[0] if len(bound) == 1 and bound[0] in tree.body else None
 
 
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-
-
-def _of_module(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of the module's own scope: those within functions and classes are not."""
+def _module_scope(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a module that are not inside a function or class."""
     for child in ast.iter_child_nodes(node):
         yield child
-        if not isinstance(
-            child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
-        ):
-            yield from _of_module(child)
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            yield from _module_scope(child)
 
 
-def _names_bound_by(node: ast.AST) -> tuple[str, ...]:
+def _names_bound_by(node: ast.AST) -> list[str]:
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            return (name,)
-        case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-            return (name,)
-        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
-            return (name,)
+            return [name]
+        case ast.Assign(targets=targets):
+            return [each.id for each in targets if isinstance(each, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(id=name)) | ast.NamedExpr(target=ast.Name(id=name)):
+            return [name]
         case ast.alias(name=name, asname=other):
-            return (other or name,)
-    return ()
+            return [other or name]
+    return []
 
 
-def _parameters(function: ast.stmt | None) -> dict[str, Parameter] | None:
+def _parameters(function: ast.AST | None) -> dict[str, Parameter] | None:
     """Return the parameters of a plain function; None of anything else."""
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
         return None
     given = function.args
     if given.vararg or given.kwarg:
         return None
-    by_place = [*given.posonlyargs, *given.args]
-    missing: list[ast.expr | None] = [None] * (len(by_place) - len(given.defaults))
+    positional = [*given.posonlyargs, *given.args]
+    missing: list[ast.expr | None] = [None] * (len(positional) - len(given.defaults))
     defaults = [*missing, *given.defaults, *given.kw_defaults]
-    about = explained(ast.get_docstring(function))
-    found = {}
-    for each, value in zip([*by_place, *given.kwonlyargs], defaults, strict=True):
-        default = None if value is None else ast.unparse(value)
-        annotation = None if each.annotation is None else ast.unparse(each.annotation)
-        kind = plain_type(annotation, default)
-        found[each.arg] = Parameter(default, about.get(each.arg, ""), kind)
-    return found
+    about = parse_attributes(ast.get_docstring(function))
+    return {
+        each.arg: Parameter(
+            None if default is None else ast.unparse(default), about.get(each.arg, "")
+        )
+        for each, default in zip([*positional, *given.kwonlyargs], defaults, strict=True)
+    }
 
 
-def explained(doc: str | None) -> dict[str, str]:
-    """Return what a docstring says of each parameter."""
+def parse_attributes(doc: str | None) -> dict[str, str]:
+    """Return what a docstring says of each parameter or attribute."""
     found = parse_docstring(inspect.cleandoc(doc or "")).params
     return {each.arg_name: (each.description or "").replace("\n", " ") for each in found}
 

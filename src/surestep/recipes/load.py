@@ -15,17 +15,18 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, get_type_hints
 
-from surestep.base.errors import RecipeError, SurestepError
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+
+from surestep.base.errors import RecipeError, SurestepError, suggest_names
 from surestep.config.config import Config
-from surestep.config.group import Locations
+from surestep.config.group import Locations, not_allowed, placed
 from surestep.engine.device import use_device
 from surestep.engine.plan.system import SystemInfo, read_facts
 from surestep.engine.rng import set_seed
 from surestep.engine.rules.resolve import resolve_device, resolve_seed
 from surestep.engine.step.callback import Callback
 from surestep.engine.task.task import Task
-from surestep.recipes.find import RecipeFile, find, sha256
-from surestep.recipes.parameters import read_parameters
+from surestep.recipes.find import Parameter, RecipeFile, find, parse_attributes, sha256
 from surestep.trainer.planning import TaskOrigin
 
 
@@ -69,7 +70,47 @@ class Recipe:
         """The parameters of the recipe's function."""
         return dict(inspect.signature(self.function).parameters)
 
-    def types(self) -> dict[str, Any]:
+    def outline_parameters(self) -> dict[str, Parameter]:
+        """Return the parameters for the help page."""
+        about = parse_attributes(self.function.__doc__)
+        return {
+            name: Parameter(
+                None if each.default is each.empty else repr(each.default), about.get(name, "")
+            )
+            for name, each in self.parameters.items()
+        }
+
+    def typed(
+        self, values: Mapping[str, Any], locations: Locations = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """Parse the values of parameters as their types.
+
+        Args:
+            values: by name; text if they come from the command line.
+            locations: where each was set, by its full name, "task.hidden".
+
+        Raises:
+            RecipeError: lists unknown and missing parameters, and values of another type.
+        """
+        types, typed, faults = self._types(), {}, []
+        for name, value in values.items():
+            full = f"task.{name}"
+            if name not in types:
+                sentence = f"{self.name}'s task has no parameter {name!r}. "
+                faults.append(placed(full, sentence + suggest_names(name, types), locations))
+                continue
+            try:
+                typed[name] = _parse(types[name], value)
+            except ValueError as error:
+                faults.append(placed(full, not_allowed(full, value, str(error)), locations))
+        for name, each in self.parameters.items():
+            if each.default is each.empty and name not in values:
+                faults.append(f"{self.name}'s task needs {name}: set --task.{name} VALUE.")
+        if faults:
+            raise RecipeError("\n".join(faults))
+        return typed
+
+    def _types(self) -> dict[str, Any]:
         """Return the type of each parameter: as annotated, or its default's."""
         try:
             hints = get_type_hints(self.function)
@@ -81,27 +122,6 @@ class Recipe:
             name: hints.get(name, str if each.default in (None, each.empty) else type(each.default))
             for name, each in self.parameters.items()
         }
-
-    def typed(
-        self, said: Mapping[str, Any], locations: Locations = MappingProxyType({})
-    ) -> dict[str, Any]:
-        """Read what was set for the parameters, as their types.
-
-        Args:
-            said: the values by name, which are text if they come from the command line.
-            locations: where each was set, by its full name, "task.hidden".
-
-        Raises:
-            RecipeError: all unknown parameters, values that are not of their type, and parameters
-                that must be set and are not.
-        """
-        values, faults = read_parameters(self.name, self.types(), said, locations)
-        for name, each in self.parameters.items():
-            if each.default is each.empty and name not in said:
-                faults.append(f"{self.name}'s task needs {name}: set --task.{name} VALUE.")
-        if faults:
-            raise RecipeError("\n".join(faults))
-        return values
 
     def build(
         self, parameters: Mapping[str, Any], config: Config, *, facts: SystemInfo | None = None
@@ -137,6 +157,27 @@ class Recipe:
         """Describe where the Task came from."""
         recipe = {"name": self.name, "path": str(self.path), "sha256": sha256(self.path)}
         return TaskOrigin(self.name, recipe, parameters, said)
+
+
+def _parse(kind: Any, value: Any) -> Any:
+    """Parse one value.
+
+    Raises:
+        ValueError: it is not of its type.
+    """
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    except PydanticSchemaGenerationError:
+        name = getattr(kind, "__name__", kind)
+        raise ValueError(f"a {name} has no form as text. Set it in the recipe.") from None
+    try:
+        return adapter.validate_python(None if value == "None" and kind is not str else value)
+    except ValidationError as first:
+        try:
+            return adapter.validate_json(str(value))
+        except ValidationError:
+            text = str(first.errors()[0]["msg"])
+            raise ValueError(text.replace("Input should be", "it must be")) from None
 
 
 def load(name: str) -> Recipe:

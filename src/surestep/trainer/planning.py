@@ -47,8 +47,11 @@ from surestep.engine.plan.plan import Plan, TaskInfo
 from surestep.engine.plan.specs import ExcludedSamples
 from surestep.engine.plan.system import SystemInfo, read_facts
 from surestep.engine.profile.activation_memory import ActivationMemory, measure_activations
-from surestep.engine.profile.memory_estimate import MemoryEstimate
-from surestep.engine.profile.sharded_memory import RankMemory, estimate_rank_memory
+from surestep.engine.profile.memory_estimate import (
+    MemoryEstimate,
+    RankMemory,
+    estimate_rank_memory,
+)
 from surestep.engine.rng import preserve_torch_rng, set_seed
 from surestep.engine.rules.optimizers import plan_learners
 from surestep.engine.rules.resolve import resolve, resolve_device, resolve_seed
@@ -308,7 +311,6 @@ def estimate_memory_per_rank(planned: PreparedTask, takes: MemoryEstimate) -> li
         ranks=plan.parallel_ranks,
         local=hybrid or planned.system.launched.local_size,
         precision=plan.precision,
-        deepspeed=plan.parallel_deepspeed,
     )
 
 

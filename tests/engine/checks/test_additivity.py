@@ -26,7 +26,7 @@ from torch.nn import functional
 from surestep.base.errors import TaskError
 from surestep.engine.batch import map_tensors
 from surestep.engine.checks.first_batch import check_first_batch
-from surestep.engine.checks.varied_weights import VariedModel
+from surestep.engine.checks.vary import VariedModel
 from surestep.engine.losses.adapt import as_loss
 from tests import tiny
 from tests.engine.losses.table import CASES as OWN

@@ -6,7 +6,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import TaskError
-from surestep.engine.checks.varied_weights import VariedModel
+from surestep.engine.checks.vary import VariedModel
 from tests import tiny
 from tests.engine.test_model_loss import Own, own_task
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import ConfigError
-from surestep.engine.profile.peak_flops import peak_flops
+from surestep.engine.profile.profiler import peak_flops
 from surestep.engine.step import loop
 from tests import tiny
 

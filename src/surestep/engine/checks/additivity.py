@@ -1,54 +1,200 @@
-"""Whether a loss adds up: a batch must give the same as any parts of it put together.
+"""Whether a loss adds up: a batch must give the same as any parts of it together.
 
-That is what makes an update independent of the micro-batch size, and an evaluation independent of
-its batch size. A loss that is a sum, or a mean over something else than its items, does not add up.
-
-Parts are uneven, because a mean of means is right for even ones, and go down to single samples.
-Outputs are varied at random besides, because a new model gives almost the same loss for everything.
-Where outputs cannot be split by sample, the model is called on the parts of the batch, with other
-weights in its last layers besides.
+That makes an update independent of the micro-batch size, and an evaluation independent of its batch
+size. A loss that is a sum, or a mean over something other than its items, does not add up.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
-from surestep.engine.batch import flatten_tensors, map_tensors
-from surestep.engine.checks.declaration import explain
-from surestep.engine.checks.perturb import perturb
+from surestep.engine.batch import flatten_tensors, map_tensors, move
 from surestep.engine.checks.samples import (
-    Layout,
-    compare_layout,
-    first_axis,
-    has_opaque,
-    put_samples,
+    TRIALS,
+    Split,
+    draw_splits,
+    has_samples,
+    is_per_sample,
+    select_samples,
     take_samples,
 )
-from surestep.engine.checks.splits import TRIALS, Split, draw_splits, take_split
-from surestep.engine.checks.terms import (
-    TOLERANCE_OF_HALF,
-    FirstBatch,
-    Term,
-    Terms,
-    UnmeasurableError,
-    measuring,
-)
-from surestep.engine.checks.varied_weights import VariedModel, find_last_weights
+from surestep.engine.checks.vary import VariedModel, find_last_weights
+from surestep.engine.data.batch_loader import BatchLoader
+from surestep.engine.device import sum_dtype
+from surestep.engine.distributed.errors import is_of_network
+from surestep.engine.losses.adapt import IGNORED, Loss, loss_targets
 from surestep.engine.losses.base import HALF
-from surestep.engine.losses.multi import get_named
+from surestep.engine.losses.multi import LossHead, get_named
 from surestep.engine.rng import ModelRNG
 
-_REPEATS = 16  # of a comparison that draws random numbers
+TOLERANCE_OF_HALF = 3e-2
+_TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
+_TOLERANCE_OF_CALLS = 1e-4  # kernels sum in another order for another number of samples
 _TOLERANCE_OF_DRAWS = 1e-2  # models with losses in training draw what those are means over
+_REPEATS = 16  # of a comparison that draws random numbers
 _CALLED = 5  # the most samples of a comparison for which the model is called again
-_TOLERANCE_OF_CALLS = 1e-4  # kernels add up in another order for another number of samples
+
+
+class UnmeasurableError(Exception):
+    """The loss cannot be computed for some samples alone."""
+
+
+@contextmanager
+def measuring() -> Iterator[None]:
+    """Run code of the user, which may raise anything for parts of a batch or varied numbers.
+
+    Raises:
+        UnmeasurableError: it failed, or memory ran out; errors of the network are raised as such.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_of_network(error):
+            raise
+        raise UnmeasurableError from error
+
+
+@dataclass(frozen=True)
+class FirstBatch:
+    """What a loss is checked on.
+
+    Attributes:
+        model: on its device, in eval mode.
+        feed: splits batches and counts items.
+        raw: the batch as it was read.
+        head: the loss, with its outputs and its micro-batch on the device.
+        counts_batch: a function of the batch counts the items.
+    """
+
+    model: nn.Module
+    feed: BatchLoader
+    raw: Any
+    head: LossHead
+    counts_batch: bool
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the model can be called as often as needed: no other rank has to call it too."""
+        return self.feed.layout.ranks == 1
+
+    def part(self, rows: range) -> tuple[tuple[Any, ...], dict[str, Any], Any, float]:
+        """Return (args, kwargs, targets, items) of some samples, on the device.
+
+        Raises:
+            UnmeasurableError: the batch cannot be split.
+        """
+        micro, loss, name = self.head.micro, self.head.loss, self.head.name
+        if has_samples(self.raw, micro.samples):
+            raw = select_samples(self.raw, rows, micro.samples)
+            args, kwargs, targets = self.feed.split(raw)
+            targets = get_named(targets, name, "targets") if name else targets
+            items = loss.items(raw, targets)
+            args, kwargs, targets = move((args, dict(kwargs), targets), self.feed.device)
+            return args, kwargs, targets, items
+        given = (micro.args, dict(micro.kwargs), micro.targets)
+        if self.counts_batch or not has_samples(given, micro.samples):
+            raise UnmeasurableError
+        args, kwargs, targets = select_samples(given, rows, micro.samples)
+        return args, kwargs, targets, loss.items(None, targets)
+
+    def call(self, rows: range, varied: VariedModel | None = None) -> Any:
+        """Return the outputs of the model for some samples.
+
+        Raises:
+            UnmeasurableError: it does not take them.
+        """
+        with measuring():
+            args, kwargs, _, _ = self.part(rows)
+            outputs = (varied or self.model)(*args, **kwargs)
+            return get_named(outputs, self.head.name, "outputs") if self.head.name else outputs
+
+
+class Term(NamedTuple):
+    """The loss of some samples.
+
+    Attributes:
+        value: what the loss returned; 0 if nothing is counted.
+        items: its denominator, as the Task declares it.
+        total: the loss summed over its items, as the declaration has it.
+        samples: how many samples there are.
+        tokens: targets that are not ignored; None if targets are not integers.
+        tolerance: the relative error that rounding explains.
+    """
+
+    value: float
+    items: float
+    total: float
+    samples: int
+    tokens: int | None
+    tolerance: float
+
+
+class Terms:
+    """Computes the loss of some samples, in double precision if the loss takes it."""
+
+    def __init__(self, batch: FirstBatch) -> None:
+        self.batch = batch
+        self.loss = batch.head.loss
+        self._widest = None if self.loss.kind == "model" else sum_dtype(batch.feed.device)
+        self._teacher_outputs = None
+        if self.loss.teacher is not None:
+            self._teacher_outputs = loss_targets(self.loss, batch.head.micro)[1]
+
+    def compute(self, outputs: Any, rows: range, *, least_tolerance: float = 0.0) -> Term:
+        """Return the loss of some samples.
+
+        Args:
+            outputs: of these samples alone; the loss may write into them.
+            rows: the samples.
+            least_tolerance: the relative error of the outputs.
+
+        Raises:
+            UnmeasurableError: the loss fails.
+        """
+        with measuring():
+            targets, items = self.batch.part(rows)[2:]
+            tokens = _count_tokens(targets)
+            if not items:
+                return Term(0.0, 0.0, 0.0, len(rows), tokens, 0.0)
+            if self._teacher_outputs is not None:
+                samples = self.batch.head.micro.samples
+                targets = targets, select_samples(self._teacher_outputs, rows, samples)
+            value = self._value(outputs, targets)
+            number = float(value)
+        half = self._widest is None and any(each.dtype in HALF for each in flatten_tensors(outputs))
+        rounding = TOLERANCE_OF_HALF if half else _TOLERANCES.get(value.dtype, TOLERANCE_OF_HALF)
+        total = number if self.loss.is_sum else number * items
+        return Term(number, items, total, len(rows), tokens, max(rounding, least_tolerance))
+
+    def _value(self, outputs: Any, targets: Any) -> Tensor:
+        if self._widest is not None:
+            try:
+                return self._sum_parts(*map_tensors((outputs, targets), self._widen))
+            except Exception:  # tried again below
+                pass
+        value = self._sum_parts(outputs, targets)
+        self._widest = None  # double precision was rejected, by class weights in fp32 for instance
+        return value
+
+    def _sum_parts(self, outputs: Any, targets: Any) -> Tensor:
+        value = self.loss.value(outputs, targets)
+        return value if isinstance(value, Tensor) else self.loss.to_sum(value, 1.0)[0]
+
+    def _widen(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._widest) if tensor.is_floating_point() else tensor
+
+
+def _count_tokens(targets: Any) -> int | None:
+    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.is_complex():
+        return None
+    return int((targets != IGNORED).sum())
 
 
 class Gap(NamedTuple):
@@ -70,8 +216,12 @@ class Gap(NamedTuple):
         """Whether rounding cannot explain the difference."""
         if not math.isfinite(self.whole.total):
             return False  # the loss is not defined for these outputs
-        tolerance = max(each.tolerance for each in (self.whole, *self.parts))
-        return not abs(self.size) <= tolerance  # NaN in a part is a difference
+        return not abs(self.size) <= self.tolerance  # NaN in a part is a difference
+
+    @property
+    def tolerance(self) -> float:
+        """The relative error that rounding explains."""
+        return max(each.tolerance for each in (self.whole, *self.parts))
 
 
 Trial = Callable[[int], Gap]  # takes the number of times that it was run before
@@ -79,6 +229,8 @@ Trial = Callable[[int], Gap]  # takes the number of times that it was run before
 
 def check_additivity(batch: FirstBatch, *, calls_model: bool) -> None:
     """Compare the loss of the first batch with the loss of its parts.
+
+    Outputs are split by sample if they can be; else the model is called on the parts.
 
     Args:
         batch: of two samples or more; a single one shows nothing.
@@ -90,19 +242,24 @@ def check_additivity(batch: FirstBatch, *, calls_model: bool) -> None:
     head, samples = batch.head, batch.head.micro.samples
     if samples < 2:
         return
-    terms = Terms(batch)
-    layout = None if head.loss.kind == "model" else first_axis(head.outputs, samples)
-    gap = None
-    if layout is not None:
-        gap = _first_wide(terms, _split_trials(terms, layout))
+    terms, gap = Terms(batch), None
+    is_split = head.loss.kind != "model" and is_per_sample(head.outputs, samples)
+    if is_split:
+        gap = _first_wide(terms, _output_trials(terms))
         if gap is None:
             return
-        calls_model = calls_model and batch.feed.layout.ranks == 1
-    called = _CalledParts.of(terms) if calls_model else None
-    if called is not None and called.layout != layout:  # else as many rows as samples, by chance
-        gap = _first_wide(terms, called.trials())
+        calls_model = calls_model and batch.is_alone
+    split = next(draw_splits(samples, samples))
+    try:
+        parts = [batch.call(rows) for rows in split.parts()] if calls_model else []
+    except UnmeasurableError:  # the model takes no part of the batch
+        parts = []
+    sizes = map(len, split.parts())
+    by_chance = is_split and not all(map(is_per_sample, parts, sizes))  # as many rows as samples
+    if parts and (not is_split or by_chance):
+        gap = _first_wide(terms, _call_trials(terms, split, (head.outputs, *parts)))
     if gap is not None:
-        raise TaskError(explain(terms.loss, gap.whole, gap.parts, head.name, varied=gap.varied))
+        raise TaskError(_explain(terms.loss, gap, head.name))
 
 
 def _first_wide(terms: Terms, trials: Iterable[Trial]) -> Gap | None:
@@ -130,136 +287,42 @@ def _differs_on_average(trial: Trial, run: Callable[[Trial, int], Gap]) -> bool:
     return abs(statistics.mean(sizes)) > max(8 * error, 1e-2)
 
 
-@dataclass(frozen=True)
-class _SplitTrial:
-    """Some samples against parts of them, by outputs that are split.
-
-    Attributes:
-        terms: computes the loss.
-        layout: of the outputs.
-        split: the samples and their parts.
-    """
-
-    terms: Terms
-    layout: Layout
-    split: Split
-
-    def __call__(self, _: int) -> Gap:
-        rows, outputs = self.split.rows, self.terms.batch.head.outputs
-        outputs = take_split(outputs, self.layout, self.split)
-        parts = []
-        for part in self.split.parts():
-            taken = take_samples(outputs, self.layout, part)
-            parts.append(self.terms.of(taken, rows[part.start : part.stop]))
-        return Gap(self.terms.of(outputs, rows), tuple(parts), self.split.seed is not None)
-
-
-def _split_trials(terms: Terms, layout: Layout) -> Iterator[Trial]:
+def _output_trials(terms: Terms) -> Iterator[Trial]:
     """Yield comparisons of outputs that can be split by sample."""
-    numbers = sum(each.numel() for each in flatten_tensors(terms.batch.head.outputs))
+    outputs = terms.batch.head.outputs
+    numbers = sum(each.numel() for each in flatten_tensors(outputs))
     for split in draw_splits(terms.batch.head.micro.samples, numbers):
-        yield _SplitTrial(terms, layout, split)
+
+        def compare(_: int, split: Split = split) -> Gap:
+            taken, rows = split.take(outputs), split.rows
+            parts = [
+                terms.compute(take_samples(taken, part), rows[part.start : part.stop])
+                for part in split.parts()
+            ]
+            return Gap(terms.compute(taken, rows), tuple(parts), split.seed is not None)
+
+        yield compare
 
 
-@dataclass(frozen=True)
-class _CalledParts:
-    """What the model returns for the batch and for two parts of it.
+def _call_trials(terms: Terms, first: Split, outputs: Sequence[Any]) -> Iterator[Trial]:
+    """Yield comparisons by calls of the model, then with other last weights.
 
-    Attributes:
+    Args:
         terms: computes the loss.
-        rows: of the batch, and of its parts.
-        outputs: of the batch, and of its parts.
-        layout: of the outputs, as their shapes show it.
+        first: the split that is not varied.
+        outputs: of the batch, and of the parts of the first split.
     """
-
-    terms: Terms
-    rows: tuple[range, ...]
-    outputs: tuple[Any, ...]
-    layout: Layout
-
-    @classmethod
-    def of(cls, terms: Terms) -> "_CalledParts | None":
-        """Call the model on both parts; return None where it does not take them."""
-        samples = terms.batch.head.micro.samples
-        third = max(1, samples // 3)
-        rows = (range(samples), range(third), range(third, samples))
-        try:
-            parts = [_call(terms.batch, each) for each in rows[1:]]
-        except UnmeasurableError:
-            return None
-        whole = terms.batch.head.outputs
-        layout = compare_layout(whole, parts[0], samples, third)
-        return cls(terms, rows, (whole, *parts), layout)
-
-    def trials(self) -> Iterator[Trial]:
-        """Yield comparisons of outputs, whether they can be split by sample or not."""
-        is_own = self.terms.loss.kind == "model"
-        if not is_own and None not in self.layout and not has_opaque(self.outputs[0]):
-            yield from _split_trials(self.terms, self.layout)
-            return
-        yield partial(self._compare, None)
-        if not is_own and any(self.layout):
-            yield from (partial(self._compare, seed) for seed in range(TRIALS // 2))
-        elif self.terms.batch.feed.layout.ranks == 1:  # else ranks would wait for each other
-            yield from _weight_trials(self.terms)
-
-    def _compare(self, varied: int | None, times: int) -> Gap:
-        """Compare the batch with its parts; only outputs that are split by sample are varied."""
-        whole, *parts = self.outputs
-        if (
-            times and self.terms.batch.feed.layout.ranks == 1
-        ):  # else ranks would wait for each other
-            whole, *parts = (_call(self.terms.batch, rows) for rows in self.rows)
-        if varied is not None:
-            whole = perturb(whole, self.layout, torch.Generator().manual_seed(varied))
-            put = zip(parts, self.rows[1:], strict=True)
-            parts = [put_samples(part, whole, self.layout, rows) for part, rows in put]
-        return _compare_calls(self.terms, (whole, *parts), self.rows, varied=varied is not None)
-
-
-def _compare_calls(
-    terms: Terms, outputs: Sequence[Any], rows: Sequence[range], *, varied: bool
-) -> Gap:
-    """Compare some samples with parts of them, by what the model returns for each."""
-    half = any(each.dtype in HALF for each in flatten_tensors(outputs[0]))
-    least = TOLERANCE_OF_HALF if half else _TOLERANCE_OF_CALLS
-    if terms.loss.kind == "in training":
-        least = max(least, _TOLERANCE_OF_DRAWS)
-    first, *others = (
-        terms.of(map_tensors(each, Tensor.clone), own, least_tolerance=least)
-        for each, own in zip(outputs, rows, strict=True)
-    )
-    return Gap(first, tuple(others), varied)
-
-
-@dataclass(frozen=True)
-class _WeightTrial:
-    """Some samples against parts of them, by a model with other last weights.
-
-    Attributes:
-        terms: computes the loss.
-        varied: that model.
-        split: the samples and their parts.
-    """
-
-    terms: Terms
-    varied: VariedModel
-    split: Split
-
-    def __call__(self, _: int) -> Gap:
-        assert self.split.seed is not None
-        batch, taken = self.terms.batch, self.split.rows
-        with measuring():
-            self.varied.vary(self.split.seed)
-        rows = [taken, *(taken[part.start : part.stop] for part in self.split.parts())]
-        outputs = [_call(batch, each, self.varied) for each in rows]
-        return _compare_calls(self.terms, outputs, rows, varied=True)
-
-
-def _weight_trials(terms: Terms) -> Iterator[Trial]:
-    """Yield comparisons of a few samples, since the model is called for each part."""
     batch = terms.batch
-    samples = batch.head.micro.samples
+
+    def compare_first(times: int) -> Gap:
+        found = outputs
+        if times and batch.is_alone:  # ranks would wait for each other
+            found = [batch.call(rows) for rows in (first.rows, *first.parts())]
+        return _compare_calls(terms, found, first)
+
+    yield compare_first
+    if not batch.is_alone:
+        return
     try:
         with measuring():
             args, kwargs, _, _ = batch.part(range(2))
@@ -267,21 +330,77 @@ def _weight_trials(terms: Terms) -> Iterator[Trial]:
             if not last:
                 return
             varied = VariedModel(batch.model, last)
-    except UnmeasurableError:  # the model takes no part of the batch, or memory ran out
+    except UnmeasurableError:
         return
+    samples = batch.head.micro.samples
     for split in draw_splits(samples, samples, most=_CALLED):
         if split.seed is not None and split.seed < TRIALS // 2:
-            yield _WeightTrial(terms, varied, split)
+
+            def compare(_: int, split: Split = split, seed: int = split.seed) -> Gap:
+                with measuring():
+                    varied.vary(seed)
+                return _compare_calls(
+                    terms, [batch.call(rows, varied) for rows in _all_rows(split)], split
+                )
+
+            yield compare
 
 
-def _call(batch: FirstBatch, rows: range, varied: VariedModel | None = None) -> Any:
-    """Return what the model returns for some samples.
+def _all_rows(split: Split) -> list[range]:
+    """Return the samples of a split, and of each of its parts."""
+    return [split.rows, *(split.rows[part.start : part.stop] for part in split.parts())]
 
-    Raises:
-        UnmeasurableError: it does not take them.
-    """
-    name = batch.head.name
-    with measuring():
-        args, kwargs, _, _ = batch.part(rows)
-        outputs = (varied or batch.model)(*args, **kwargs)
-        return get_named(outputs, name, "outputs") if name else outputs
+
+def _compare_calls(terms: Terms, outputs: Sequence[Any], split: Split) -> Gap:
+    half = any(each.dtype in HALF for each in flatten_tensors(outputs[0]))
+    least = TOLERANCE_OF_HALF if half else _TOLERANCE_OF_CALLS
+    if terms.loss.kind == "in training":
+        least = max(least, _TOLERANCE_OF_DRAWS)
+    whole, *parts = (
+        terms.compute(map_tensors(each, Tensor.clone), rows, least_tolerance=least)
+        for each, rows in zip(outputs, _all_rows(split), strict=True)
+    )
+    return Gap(whole, tuple(parts), split.seed is not None)
+
+
+def _explain(loss: Loss, gap: Gap, name: str) -> str:
+    """Return the error for a loss that does not add up, with what to type instead."""
+    whole = gap.whole
+    divisor = whole.items if loss.divides else 1.0
+    together = sum(each.total for each in gap.parts) / divisor
+    number = "" if len(gap.parts) != 2 else "two "
+    how = " (outputs varied at random)" if gap.varied else ""
+    declared = "a mean over its items" if loss.divides else "a sum"
+    called = "loss that the model computes" if loss.kind in ("model", "in training") else "loss"
+    gives = (
+        f"The {called} is not {declared}: "
+        f"{whole.samples} samples give {whole.total / divisor:.6g}, and their {number}parts put "
+        f"together {together:.6g}{how}. "
+    )
+    if _adds_up(gap, lambda term: 1.0):
+        return gives + (
+            "It is a sum over samples. Divide it by the number of samples, or keep the sum: "
+            f"{_setting('reduction', repr('sum'), name)}."
+        )
+    if _adds_up(gap, lambda term: term.samples):
+        option = "items" if loss.divides else "reduction"
+        return f"{gives}It is a mean over samples, the default: leave {option} out."
+    if whole.tokens is not None and _adds_up(gap, lambda term: term.tokens or 0):
+        setting = _setting("items", repr("tokens"), name)
+        return f"{gives}It is a mean over the targets that are not -100: {setting}."
+    count = _setting("items", "a function of the batch that counts them", name)
+    return gives + (
+        f"Say what it is a mean over, {count}, or Task(loss_is_separable=False) where it "
+        "compares samples."
+    )
+
+
+def _adds_up(gap: Gap, weight: Callable[[Term], float]) -> bool:
+    """Return whether the values, each times its weight, add up."""
+    terms = (gap.whole, *gap.parts)
+    totals = [each.value * weight(each) for each in terms if weight(each)]  # 0 items may give NaN
+    return abs(2 * totals[0] - sum(totals)) <= gap.tolerance * sum(map(abs, totals))
+
+
+def _setting(option: str, value: str, name: str) -> str:
+    return f"Task({option}={{{name!r}: {value}}})" if name else f"Task({option}={value})"

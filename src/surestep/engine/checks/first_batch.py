@@ -1,4 +1,4 @@
-"""The first batch: what can be seen in it before a run, each as a clear message."""
+"""Checks of the first batch: data, shapes, loss, denominator and metrics, before a run."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -17,14 +17,16 @@ from surestep.base.errors import (
 )
 from surestep.base.warn import warn
 from surestep.engine.batch import MicroBatch, batch_size_of, flatten_tensors, map_tensors
-from surestep.engine.checks.activation import OutputActivationTracker
-from surestep.engine.checks.additivity import check_additivity
+from surestep.engine.checks.additivity import FirstBatch, check_additivity
 from surestep.engine.checks.batch_norm import watch_norms
-from surestep.engine.checks.loss import check_first_loss, checked_loss
+from surestep.engine.checks.loss import (
+    OutputActivationTracker,
+    check_first_loss,
+    check_loss_inputs,
+    compute_checked_loss,
+)
 from surestep.engine.checks.metric_parts import check_mean
 from surestep.engine.checks.model_loss import check_shift
-from surestep.engine.checks.shapes import check_shapes
-from surestep.engine.checks.terms import FirstBatch
 from surestep.engine.data.apply_transform import BatchTransform
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.batch_transforms import MixTransform
@@ -32,7 +34,7 @@ from surestep.engine.data.sources import InMemory
 from surestep.engine.device import ran_out
 from surestep.engine.distributed.errors import is_of_network
 from surestep.engine.evaluate.evaluate import eval_mode, metric_weight, positions_of
-from surestep.engine.losses.adapt import IGNORED, Loss, loss_targets
+from surestep.engine.losses.adapt import IGNORED, loss_targets
 from surestep.engine.losses.model_loss import without_targets
 from surestep.engine.losses.multi import (
     LossHead,
@@ -52,7 +54,7 @@ from surestep.engine.value import Value
 
 # On several ranks each calls the model as often: with fewer samples one could have none to split.
 _SAMPLES_OF_RANKS = 4
-_SAMPLES = 4  # the fewest that a loss is checked on, where the data has them
+_SAMPLES = 4  # the fewest that a loss is checked on, if the data has them
 _DECLARED = ("other", "model", "in training")  # losses whose denominator is only declared
 
 
@@ -65,17 +67,17 @@ def check_first_batch(
     fresh: bool = True,
     judged_by: str | None = None,
 ) -> set[nn.Module]:
-    """Try the first batch of the first epoch in eval mode: data, shapes, loss, denominator.
+    """Try the first batch of the first epoch in eval mode.
 
     Returns the BatchNorm layers that see one value per sample and channel.
 
     Args:
         model: on its device.
         feed: the training data.
-        task: for its words.
+        task: for its declarations and metrics.
         autocast: what the forward runs under.
         fresh: the weights are new, so the first loss can be compared with what it should be.
-        judged_by: the metric that says which weights are the best, as "set/metric".
+        judged_by: the metric that decides which weights are the best, as "set/metric".
 
     Raises:
         DataError: inputs that are not finite, targets out of range, no items.
@@ -86,29 +88,21 @@ def check_first_batch(
     _check_finite(micro)
     if feed.loss.kind == "none":
         return set()
+    checks = _Checks(model, feed, task, raw, judged_by)
     if feed.loss.is_in_training_only:
         with autocast, torch.no_grad(), preserve_torch_rng(feed.device):
-            _check_in_training(model, feed, task, raw, micro, judged_by)
+            checks.run_in_training(micro)
         return set()
-    randomness = ModelRNG(feed.seed, feed.device)
     with (
         preserve_buffers(model, feed.loss.module),
         eval_mode(model),
         torch.no_grad(),
         preserve_torch_rng(feed.device),
     ):
-        randomness.seed_micro_batch(-1, 0)
-        _check_counted(feed, micro)
+        ModelRNG(feed.seed, feed.device).seed_micro_batch(-1, 0)
+        _warn_of_batch_count(feed, micro)
         with autocast:
-            with watch_norms(model, micro.samples) as narrow, _hinting_at_batched(model, feed, raw):
-                outputs, tried = _try(model, feed.loss, micro, alone=feed.layout.ranks == 1)
-            for whole, head, value in _with_enough_samples(model, feed, task, raw, tried):
-                with error_prefix(head.name):
-                    _check_additivity(model, feed, task, whole, head, value)
-            found = _check_metrics(task, model, feed.loss.predictions(outputs), micro, feed)
-            _check_judge(task, found, judged_by)
-            if feed.transform is not None:
-                _check_transformed(model, feed, feed.transform, micro)
+            narrow, tried = checks.run(micro)
         pop_logged()
     for head, value in tried if fresh else ():
         if head.loss.classes is not None and head.loss.divides:
@@ -117,226 +111,195 @@ def check_first_batch(
     return set() if feed.is_ready else narrow  # the sizes of the others are not known
 
 
-def _check_in_training(
-    model: nn.Module,
-    feed: BatchLoader,
-    task: Task,
-    raw: Any,
-    micro: MicroBatch,
-    judged_by: str | None,
-) -> None:
-    """Try the losses in train mode, then predictions and metrics in eval mode.
+class _Checks:
+    """Checks that call the model, in a context that restores what they change.
 
-    What the losses are means over is checked if the Task says it. Such models draw samples in their
-    forward, so only a difference of the averages over several draws counts.
+    Args:
+        model: on its device.
+        feed: the training data.
+        task: for its declarations and metrics.
+        raw: the first batch as it was read.
+        judged_by: the metric that decides which weights are the best.
     """
-    ModelRNG(feed.seed, feed.device).seed_micro_batch(-1, 0)
-    alone = feed.layout.ranks == 1
-    with preserve_buffers(model), preserve_modes(model.modules()):
-        TrainModes(model, tuple(task.keep_eval))
-        outputs = _forward(model, micro, alone=alone)
-        value = checked_loss(feed.loss, outputs, micro.targets, micro)
-        if feed.loss.is_separable and alone:
-            for module in model.modules():
-                if isinstance(module, BATCH_NORM):  # a part of the batch has other statistics
-                    module.eval()
-            head = LossHead("", feed.loss, _forward(model, micro, alone=alone), micro)
-            _check_additivity(model, feed, task, raw, head, value)
-    measured = without_targets(micro)
-    with preserve_buffers(model), eval_mode(model):
-        outputs = _forward(model, measured, alone=alone)
-        found = _check_metrics(task, model, outputs, measured, feed)
-        _check_judge(task, found, judged_by)
-    pop_logged()
 
+    def __init__(
+        self, model: nn.Module, feed: BatchLoader, task: Task, raw: Any, judged_by: str | None
+    ) -> None:
+        self.model = model
+        self.feed = feed
+        self.task = task
+        self.raw = raw
+        self.judged_by = judged_by
+        self.is_alone = feed.layout.ranks == 1
 
-def _check_counted(feed: BatchLoader, micro: MicroBatch) -> None:
-    """Warn if `batch_size` seems to count samples of ready-made batches."""
-    size = feed.layout.batch_size
-    if feed.is_ready and 1 < size == micro.rows:
-        warn(
-            f"batch_size={size} takes {size} batches of the data for each step, since the data "
-            f"comes in batches (Task(batched=True)), and the first one has {size} samples. Leave "
-            "batch_size out to take one batch a step.",
-        )
+    def run(self, micro: MicroBatch) -> tuple[set[nn.Module], list[tuple[LossHead, Tensor]]]:
+        """Return narrow BatchNorm layers, and each loss with its value."""
+        with watch_norms(self.model, micro.samples) as narrow, self._hint_at_batched():
+            outputs, tried = self.forward_and_loss(micro)
+        for raw, head, value in self._with_enough_samples(tried):
+            with error_prefix(head.name):
+                self._check_additivity(raw, head, value)
+        self._check_metrics(self.feed.loss.predictions(outputs), micro)
+        if self.feed.transform is not None:
+            self._check_transformed(self.feed.transform, micro)
+        return narrow, tried
 
+    def run_in_training(self, micro: MicroBatch) -> None:
+        """Try losses in train mode, then predictions and metrics in eval mode.
 
-@contextmanager
-def _hinting_at_batched(model: nn.Module, feed: BatchLoader, raw: Any) -> Iterator[None]:
-    """Add to an error about the first batch that its first element fits as a batch, if it does."""
-    try:
-        yield
-    except (TaskError, DataError) as error:
-        if isinstance(feed.source, InMemory) or not _fits(model, feed, raw):
-            raise
-        raise type(error)(
-            f"{error} Or, if each element of the data is a batch already, pass Task(batched=True)."
-        ) from error
+        Such models draw samples in their forward, so only a difference of the averages over several
+        draws counts against the declared denominator.
+        """
+        model, loss = self.model, self.feed.loss
+        ModelRNG(self.feed.seed, self.feed.device).seed_micro_batch(-1, 0)
+        with preserve_buffers(model), preserve_modes(model.modules()):
+            TrainModes(model, tuple(self.task.keep_eval))
+            value = compute_checked_loss(loss, self.forward(micro), micro.targets, micro)
+            if loss.is_separable and self.is_alone:
+                for module in model.modules():
+                    if isinstance(module, BATCH_NORM):  # a part of the batch has other statistics
+                        module.eval()
+                head = LossHead("", loss, self.forward(micro), micro)
+                self._check_additivity(self.raw, head, value)
+        measured = without_targets(micro)
+        with preserve_buffers(model), eval_mode(model):
+            self._check_metrics(self.forward(measured), measured)
+        pop_logged()
 
+    def forward(self, micro: MicroBatch) -> Any:
+        """Return the outputs of the model.
 
-def _fits(model: nn.Module, feed: BatchLoader, raw: Any) -> bool:
-    """Return whether model and loss take the first element of a collated batch as a batch."""
-    try:
-        first = map_tensors(raw, lambda tensor: tensor[0])
-        micro = feed.micro_batch(first, 0, batch_size_of(first))
-        _try(model, feed.loss, feed.move_micro(micro))
-    except (SurestepError, RuntimeError, TypeError, ValueError, IndexError):
-        return False
-    return True
-
-
-def _with_enough_samples(
-    model: nn.Module, feed: BatchLoader, task: Task, raw: Any, tried: list[tuple[LossHead, Tensor]]
-) -> list[tuple[Any, LossHead, Tensor]]:
-    """Return (batch as read, head, loss) of some samples that parts can be made of.
-
-    A micro-batch of one sample shows nothing, so with a small one more samples are read. Without
-    gradients they need little memory.
-    """
-    heads = [head for head, _ in tried if head.loss.kind in _DECLARED]
-    is_small = any(head.micro.samples < _SAMPLES for head in heads)
-    more = feed.first_samples(_SAMPLES) if is_small and task.loss_is_separable else None
-    if more is not None and all(more[1].samples > head.micro.samples for head in heads):
+        Raises:
+            TaskError: it fails.
+            OutOfMemoryError: memory ran out.
+        """
         try:
-            return [(more[0], *each) for each in _try(model, feed.loss, more[1])[1]]
-        except Exception:  # the model takes no other number of samples, or memory ran out
-            pass
-    return [(raw, *each) for each in tried]
-
-
-def _check_additivity(
-    model: nn.Module, feed: BatchLoader, task: Task, raw: Any, head: LossHead, value: Tensor
-) -> None:
-    """Check that the loss adds up over its parts, where its denominator is only declared."""
-    loss = head.loss
-    if not task.loss_is_separable or loss.kind not in _DECLARED:
-        return
-    counts_batch = not task.counts_targets()
-    if loss.kind == "model" and not counts_batch:
-        check_shift(model, feed, raw, head.micro, float(value) / head.micro.items)
-    size = min(feed.layout.micro_batch_size, feed.layout.batch_size // feed.layout.ranks)
-    calls_model = feed.layout.ranks == 1 or size >= _SAMPLES_OF_RANKS
-    batch = FirstBatch(model, feed, raw, head, counts_batch)
-    check_additivity(batch, calls_model=calls_model)
-
-
-def _targets(feed: BatchLoader, raw: Any, name: str) -> Any:
-    targets = feed.split(raw)[2]
-    return get_named(targets, name, "targets") if name else targets
-
-
-def _check_ignored(feed: BatchLoader, task: Task) -> None:
-    """Look for ignored targets that a mean over samples would count."""
-    if not isinstance(feed.source, InMemory) or task.inputs is not None:
-        return
-    for name, loss in named_losses(feed.loss):
-        said = task.items.get(name, "samples") if isinstance(task.items, Mapping) else task.items
-        if loss.kind != "other" or said != "samples":
-            continue
-        targets = _targets(feed, feed.source.tensors, name)
-        if isinstance(targets, Tensor) and not targets.is_floating_point():
-            ignored = int((targets == IGNORED).sum())
-            if ignored:
-                say = f"items={{{name!r}: 'tokens'}}" if name else "items='tokens'"
-                raise TaskError(
-                    f"{ignored} targets are {IGNORED}, which means ignored, and the loss "
-                    f"{f'{name!r} ' if name else ''}is said to be a mean over samples. Say "
-                    f"Task({say}), or a function of the batch."
-                )
-
-
-def _check_transformed(
-    model: nn.Module, feed: BatchLoader, transform: BatchTransform, micro: MicroBatch
-) -> None:
-    """Try the batch as the step will see it."""
-    if isinstance(transform.function, MixTransform):
-        transform.function.check(feed.loss, micro.targets)
-    try:
-        whole = feed.batch([micro] * transform.ranks, (0, 0, 0))
-        (changed,) = transform(whole, -1).micro_batches
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise TaskError(f"batch_transform fails on the first batch: {error}") from error
-    _try(model, feed.loss, changed)
-
-
-def _try(
-    model: nn.Module, loss: Loss, micro: MicroBatch, *, alone: bool = False
-) -> tuple[Any, list[tuple[LossHead, Tensor]]]:
-    """Return the outputs of a micro-batch, and each loss with its value, checked."""
-    watch = OutputActivationTracker()
-    looks = any(each.check is not None for _, each in named_losses(loss))
-    with watch if looks else nullcontext():
-        outputs = _forward(model, micro, alone=alone)
-    tried = []
-    for head in split_heads(loss, outputs, micro):
-        targets = loss_targets(head.loss, head.micro)
-        with error_prefix(head.name):
-            check_shapes(head.loss, head.outputs, targets, micro, watch)
-            tried.append((head, checked_loss(head.loss, head.outputs, targets, head.micro)))
-    return outputs, tried
-
-
-def _forward(model: nn.Module, micro: MicroBatch, *, alone: bool) -> Any:
-    try:
-        return model(*micro.args, **micro.kwargs)
-    except (*FAILURES, MemoryError) as error:
-        if is_of_network(error):  # the model waits for other ranks, as FSDP's does
-            raise
-        shapes = [tuple(t.shape) for t in flatten_tensors((micro.args, dict(micro.kwargs)))]
-        if ran_out(error):
-            raise OutOfMemoryError(
-                f"Memory ran out at the first batch, whose inputs have shapes {shapes}: "
-                f"{str(error).partition(chr(10))[0]} Use a smaller micro_batch_size than "
-                f"{micro.samples}, which changes no update."
-            ) from error
-        why = explain_forward(error, model, micro, alone=alone)
-        raise TaskError(
-            f"The model fails on the first batch, whose inputs have shapes {shapes}: {why}"
-        ) from error
-
-
-def _check_finite(micro: MicroBatch) -> None:
-    for what, value in (("inputs", (micro.args, dict(micro.kwargs))), ("targets", micro.targets)):
-        for tensor in flatten_tensors(value):
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                bad = int((~torch.isfinite(tensor)).sum())
-                raise DataError(
-                    f"The {what} of the first batch hold {bad} values that are NaN or infinite "
-                    f"(shape {tuple(tensor.shape)}). Clean the data; training would fail on them."
-                )
-
-
-def _check_metrics(
-    task: Task, model: nn.Module, outputs: Any, micro: MicroBatch, feed: BatchLoader
-) -> dict[str, Value]:
-    """Try each metric on the first batch: its failure would come at the end of an epoch."""
-    found: dict[str, Value] = {}
-    for name, metric in task.metrics.items():
-        try:
-            (opened,) = init_metrics({name: metric}, feed.device)
-            seen = input_metric_outputs(opened, model, micro)
-            count = metric_weight(feed.loss, micro)
-            given = outputs if seen is None else seen
-            opened.update(given, micro.targets, count, positions_of(micro))
-            found |= _computed(opened)
-            if not isinstance(opened, WholeSetMetric) and not feed.loss.is_in_training_only:
-                check_mean(name, metric, outputs, micro, feed.loss)
-        except TaskError:
-            raise
-        except Exception as error:
+            return self.model(*micro.args, **micro.kwargs)
+        except (*FAILURES, MemoryError) as error:
+            if is_of_network(error):  # the model waits for other ranks, as FSDP's does
+                raise
+            shapes = [tuple(t.shape) for t in flatten_tensors((micro.args, dict(micro.kwargs)))]
+            if ran_out(error):
+                raise OutOfMemoryError(
+                    f"Memory ran out at the first batch, whose inputs have shapes {shapes}: "
+                    f"{str(error).partition(chr(10))[0]} Use a smaller micro_batch_size than "
+                    f"{micro.samples}, which changes no update."
+                ) from error
+            why = explain_forward(error, self.model, micro, alone=self.is_alone)
             raise TaskError(
-                f"metrics[{name!r}] fails on the first batch: {type(error).__name__}: {error}"
+                f"The model fails on the first batch, whose inputs have shapes {shapes}: {why}"
             ) from error
-        if hasattr(metric, "reset"):
-            metric.reset()
-    return found
+
+    def forward_and_loss(self, micro: MicroBatch) -> tuple[Any, list[tuple[LossHead, Tensor]]]:
+        """Return the outputs of a micro-batch, and each loss with its value, checked."""
+        tracker, loss = OutputActivationTracker(), self.feed.loss
+        is_needed = any(each.check is not None for _, each in named_losses(loss))
+        with tracker if is_needed else nullcontext():
+            outputs = self.forward(micro)
+        tried = []
+        for head in split_heads(loss, outputs, micro):
+            targets = loss_targets(head.loss, head.micro)
+            with error_prefix(head.name):
+                check_loss_inputs(head.loss, head.outputs, targets, micro, tracker)
+                value = compute_checked_loss(head.loss, head.outputs, targets, head.micro)
+                tried.append((head, value))
+        return outputs, tried
+
+    @contextmanager
+    def _hint_at_batched(self) -> Iterator[None]:
+        """Add to an error that the first element of the batch fits as a batch, if it does."""
+        try:
+            yield
+        except (TaskError, DataError) as error:
+            if isinstance(self.feed.source, InMemory) or not self._takes_first_element():
+                raise
+            raise type(error)(
+                f"{error} Or, if each element of the data is a batch already, pass "
+                "Task(batched=True)."
+            ) from error
+
+    def _takes_first_element(self) -> bool:
+        try:
+            first = map_tensors(self.raw, lambda tensor: tensor[0])
+            micro = self.feed.micro_batch(first, 0, batch_size_of(first))
+            self.forward_and_loss(self.feed.move_micro(micro))
+        except (SurestepError, RuntimeError, TypeError, ValueError, IndexError):
+            return False
+        return True
+
+    def _with_enough_samples(
+        self, tried: list[tuple[LossHead, Tensor]]
+    ) -> list[tuple[Any, LossHead, Tensor]]:
+        """Return (batch as read, head, loss) of enough samples to make parts of.
+
+        A micro-batch of one sample shows nothing, so with a small one more samples are read.
+        Without gradients they need little memory.
+        """
+        heads = [head for head, _ in tried if head.loss.kind in _DECLARED]
+        is_small = any(head.micro.samples < _SAMPLES for head in heads)
+        needs_more = is_small and self.task.loss_is_separable
+        more = self.feed.first_samples(_SAMPLES) if needs_more else None
+        if more is not None and all(more[1].samples > head.micro.samples for head in heads):
+            try:
+                return [(more[0], *each) for each in self.forward_and_loss(more[1])[1]]
+            except Exception:  # the model takes no other number of samples, or memory ran out
+                pass
+        return [(self.raw, *each) for each in tried]
+
+    def _check_additivity(self, raw: Any, head: LossHead, value: Tensor) -> None:
+        """Check that the loss adds up over its parts, if its denominator is only declared."""
+        loss, feed = head.loss, self.feed
+        if not self.task.loss_is_separable or loss.kind not in _DECLARED:
+            return
+        counts_batch = not self.task.counts_targets()
+        if loss.kind == "model" and not counts_batch:
+            check_shift(self.model, feed, raw, head.micro, float(value) / head.micro.items)
+        size = min(feed.layout.micro_batch_size, feed.layout.batch_size // feed.layout.ranks)
+        batch = FirstBatch(self.model, feed, raw, head, counts_batch)
+        check_additivity(batch, calls_model=self.is_alone or size >= _SAMPLES_OF_RANKS)
+
+    def _check_transformed(self, transform: BatchTransform, micro: MicroBatch) -> None:
+        """Try the batch as the step will get it."""
+        if isinstance(transform.function, MixTransform):
+            transform.function.check(self.feed.loss, micro.targets)
+        try:
+            batch = self.feed.batch([micro] * transform.ranks, (0, 0, 0))
+            (changed,) = transform(batch, -1).micro_batches
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise TaskError(f"batch_transform fails on the first batch: {error}") from error
+        self.forward_and_loss(changed)
+
+    def _check_metrics(self, outputs: Any, micro: MicroBatch) -> None:
+        """Try each metric: its failure would come at the end of an epoch."""
+        found: dict[str, Value] = {}
+        for name, metric in self.task.metrics.items():
+            try:
+                (opened,) = init_metrics({name: metric}, self.feed.device)
+                seen = input_metric_outputs(opened, self.model, micro)
+                count = metric_weight(self.feed.loss, micro)
+                given = outputs if seen is None else seen
+                opened.update(given, micro.targets, count, positions_of(micro))
+                found |= _compute_metric(opened)
+                is_whole_set = isinstance(opened, WholeSetMetric)
+                if not is_whole_set and not self.feed.loss.is_in_training_only:
+                    check_mean(name, metric, outputs, micro, self.feed.loss)
+            except TaskError:
+                raise
+            except Exception as error:
+                raise TaskError(
+                    f"metrics[{name!r}] fails on the first batch: {type(error).__name__}: {error}"
+                ) from error
+            if hasattr(metric, "reset"):
+                metric.reset()
+        if self.judged_by is not None:
+            _check_monitor(self.task, found, self.judged_by)
 
 
-def _computed(opened: OpenMetric) -> dict[str, Value]:
+def _compute_metric(opened: OpenMetric) -> dict[str, Value]:
     """Compute a metric of the first batch.
 
-    One of a whole set need not be defined on a batch, which may lack a class: that it fails there
-    is a warning, unless the function itself is wrong.
+    A metric of a whole set need not be defined on a batch, which may lack a class: if it fails
+    there that is a warning, unless the function itself is wrong.
     """
     if not isinstance(opened, WholeSetMetric):
         return opened.compute()
@@ -352,9 +315,8 @@ def _computed(opened: OpenMetric) -> dict[str, Value]:
     return {}
 
 
-def _check_judge(task: Task, found: dict[str, Value], judged_by: str | None) -> None:
-    if judged_by is None:
-        return
+def _check_monitor(task: Task, found: dict[str, Value], judged_by: str) -> None:
+    """Check that the metric that judges is a number which its object returns."""
     name = judged_by.split("/")[-1]
     objects = [each for each, metric in task.metrics.items() if hasattr(metric, "compute")]
     of_object = any(name == each or name.startswith(f"{each}_") for each in objects)
@@ -368,3 +330,46 @@ def _check_judge(task: Task, found: dict[str, Value], judged_by: str | None) -> 
             f"validation.metric={judged_by!r} is a table, and which of two tables is better is not "
             "known. Judge by a metric that is one number."
         )
+
+
+def _warn_of_batch_count(feed: BatchLoader, micro: MicroBatch) -> None:
+    """Warn if `batch_size` seems to count samples of ready-made batches."""
+    size = feed.layout.batch_size
+    if feed.is_ready and 1 < size == micro.rows:
+        warn(
+            f"batch_size={size} takes {size} batches of the data for each step, since the data "
+            f"comes in batches (Task(batched=True)), and the first one has {size} samples. Leave "
+            "batch_size out to take one batch a step.",
+        )
+
+
+def _check_ignored(feed: BatchLoader, task: Task) -> None:
+    """Reject ignored targets that a mean over samples would count."""
+    if not isinstance(feed.source, InMemory) or task.inputs is not None:
+        return
+    for name, loss in named_losses(feed.loss):
+        items = task.items.get(name, "samples") if isinstance(task.items, Mapping) else task.items
+        if loss.kind != "other" or items != "samples":
+            continue
+        targets = feed.split(feed.source.tensors)[2]
+        targets = get_named(targets, name, "targets") if name else targets
+        if isinstance(targets, Tensor) and not targets.is_floating_point():
+            ignored = int((targets == IGNORED).sum())
+            if ignored:
+                setting = f"items={{{name!r}: 'tokens'}}" if name else "items='tokens'"
+                raise TaskError(
+                    f"{ignored} targets are {IGNORED}, which means ignored, and the loss "
+                    f"{f'{name!r} ' if name else ''}is declared as a mean over samples. Pass "
+                    f"Task({setting}), or a function of the batch."
+                )
+
+
+def _check_finite(micro: MicroBatch) -> None:
+    for what, value in (("inputs", (micro.args, dict(micro.kwargs))), ("targets", micro.targets)):
+        for tensor in flatten_tensors(value):
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                bad = int((~torch.isfinite(tensor)).sum())
+                raise DataError(
+                    f"The {what} of the first batch hold {bad} values that are NaN or infinite "
+                    f"(shape {tuple(tensor.shape)}). Clean the data; training would fail on them."
+                )

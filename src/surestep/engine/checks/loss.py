@@ -1,10 +1,11 @@
-"""The value of the loss: one number, no broadcast within, a mean over its items."""
+"""The loss of the first batch: its inputs, its value, and the last activation of the model."""
 
 import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from surestep.base.errors import TaskError
@@ -12,26 +13,77 @@ from surestep.base.warn import warn
 from surestep.engine.batch import MicroBatch, batch_size_of, flatten_tensors
 from surestep.engine.dispatch import DispatchMode
 from surestep.engine.losses.adapt import Loss
+from surestep.engine.losses.base import FirstBatch, Squash
+
+_SQUASHES: dict[str, Squash] = {"sigmoid": "sigmoid", "_softmax": "softmax"}
+_PASS_ON = ("clamp", "_to_copy", "clone", "contiguous")
+
+
+class OutputActivationTracker(DispatchMode):
+    """Remembers of each memory address whether a softmax or sigmoid wrote it last.
+
+    Views and results in place share the memory. A later write to freed memory replaces the entry.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[int, Squash | None] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and not func.is_view:
+            name = func.overloadpacket.__name__.removesuffix("_")
+            squash = _SQUASHES.get(name)
+            if name in _PASS_ON and args and isinstance(args[0], Tensor):
+                squash = self.activation_of(args[0])
+            self._last[_address(result)] = squash
+        return result
+
+    def activation_of(self, outputs: Any) -> Squash | None:
+        """Return the activation that made these outputs."""
+        return self._last.get(_address(outputs)) if isinstance(outputs, Tensor) else None
+
+
+def _address(tensor: Tensor) -> int:
+    if tensor.layout != torch.strided or tensor.device.type == "meta":
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr()
 
 
 class _BroadcastDetector(DispatchMode):
-    """Notice an operation of (N, 1) with (N,), which makes N x N of it."""
+    """Detects an operation of (N, 1) with (N,), which makes N x N of it."""
 
     def __init__(self, samples: int) -> None:
         super().__init__()
         self.samples = samples
-        self.seen: str | None = None
+        self.found = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         shapes = [tuple(each.shape) for each in args if isinstance(each, Tensor)]
-        column, row = (self.samples, 1), (self.samples,)
-        if self.samples > 1 and column in shapes and row in shapes:
-            self.seen = str(func)
+        if self.samples > 1 and {(self.samples, 1), (self.samples,)} <= {*shapes}:
+            self.found = True
         return func(*args, **(kwargs or {}))
 
 
-def checked_loss(loss: Loss, outputs: Any, targets: Any, micro: MicroBatch) -> Tensor:
-    """Return the loss of a micro-batch, checked, as a sum over its items."""
+def check_loss_inputs(
+    loss: Loss, outputs: Any, targets: Any, micro: MicroBatch, tracker: OutputActivationTracker
+) -> None:
+    """Have the loss check the shapes, types and ranges of outputs and targets.
+
+    Raises:
+        TaskError, DataError: they are not what the loss takes.
+    """
+    if loss.check is not None:
+        inputs = tuple(flatten_tensors((micro.args, dict(micro.kwargs))))
+        loss.check(FirstBatch(outputs, targets, inputs, tracker.activation_of(outputs)))
+
+
+def compute_checked_loss(loss: Loss, outputs: Any, targets: Any, micro: MicroBatch) -> Tensor:
+    """Return the loss of a micro-batch, summed over its items.
+
+    Raises:
+        TaskError: it fails, broadcasts outputs against targets, or is not a number.
+    """
     samples = micro.samples
     if not loss.is_in_training_only:  # whose batches are lists
         samples = batch_size_of((micro.targets, micro.args, dict(micro.kwargs)))
@@ -45,9 +97,8 @@ def checked_loss(loss: Loss, outputs: Any, targets: Any, micro: MicroBatch) -> T
                 f"The loss fails on the first batch, whose outputs and targets have shapes "
                 f"{shapes}: {error}"
             ) from error
-    # torch's own losses broadcast out of a dispatch mode's sight, but warn.
-    of_torch = any("Using a target size" in str(each.message) for each in warned)
-    if broadcast.seen is not None or of_torch:
+    # torch's own losses broadcast where a dispatch mode does not see it, but warn.
+    if broadcast.found or any("Using a target size" in str(each.message) for each in warned):
         raise TaskError(
             f"In the loss, a tensor of shape ({samples}, 1) meets one of shape ({samples},): each "
             "is compared with each. Use outputs.squeeze(-1) or targets.unsqueeze(-1)."
@@ -65,7 +116,7 @@ def checked_loss(loss: Loss, outputs: Any, targets: Any, micro: MicroBatch) -> T
 
 
 def check_first_loss(loss: float, classes: int, name: str = "") -> None:
-    """Warn of a first loss far above log(classes), where guessing evenly would start."""
+    """Warn if the first loss is far above log(classes), the loss of even guesses."""
     expected = math.log(classes)
     called = f"The first loss {name!r}" if name else "The first loss"
     if loss > 2 * expected + 0.5:

@@ -1,33 +1,38 @@
-"""Whether a metric is a mean over samples: a batch must give the same as its parts put together.
+"""Whether a metric is a mean over samples: a batch must give the same as its parts together.
 
-An evaluation puts batches together. AUC, F1 and correlations are no means, and averaged over
-batches they depend on the batch size.
+An evaluation averages over batches. AUC, F1 and correlations are not means; averaged over batches
+they depend on the batch size.
 """
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from surestep.base.errors import TaskError
 from surestep.engine.batch import MicroBatch, flatten_tensors, map_tensors
-from surestep.engine.checks.samples import Layout, first_axis, select_samples, take_samples
-from surestep.engine.checks.splits import Split, draw_splits, take_split
-from surestep.engine.checks.terms import TOLERANCE_OF_HALF
+from surestep.engine.checks.additivity import TOLERANCE_OF_HALF
+from surestep.engine.checks.samples import (
+    Split,
+    draw_splits,
+    is_per_sample,
+    select_samples,
+    take_samples,
+)
 from surestep.engine.evaluate.evaluate import metric_weight
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.base import HALF
 from surestep.engine.metrics.base import InputMetric, MeanMetric, ObjectMetric, init_metrics
 from surestep.engine.metrics.distributed import has_torchmetrics
-from surestep.engine.value import Value, number
+from surestep.engine.value import number
 
 _TOLERANCE = 1e-4
 Measured = dict[str, tuple[float, float]]  # by name, a value and the size of what it is made of
 
 
-class _Failure(Exception):
+class _MetricError(Exception):
     """The metric fails on samples: it is not defined for them."""
 
 
@@ -36,44 +41,44 @@ def check_mean(name: str, metric: Any, outputs: Any, micro: MicroBatch, loss: Lo
 
     Args:
         name: of the metric.
-        metric: as it was given; what keeps a whole set, and torchmetrics, are exact as they are.
-        outputs: what the metric is given.
+        metric: as it was given; torchmetrics, and those of inputs, are exact as they are.
+        outputs: what the metric gets.
         micro: the batch, on the device.
         loss: counts what the mean is over.
 
     Raises:
         TaskError: the metric depends on how samples are put into batches.
     """
-    layout = first_axis(outputs, micro.samples)
-    if not _needs_check(metric) or layout is None or micro.samples < 2:
+    exact = has_torchmetrics(metric) if hasattr(metric, "compute") else None
+    if exact or isinstance(metric, InputMetric):
+        return
+    if micro.samples < 2 or not is_per_sample(outputs, micro.samples):
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a metric that is not defined for few samples
-        _check(_Measure(name, metric, micro, loss), outputs, layout)
+        _compare(_Measurement(name, metric, micro, loss), outputs)
 
 
-def _check(measure: "_Measure", outputs: Any, layout: Layout) -> None:
-    name, metric, micro = measure.name, measure.metric, measure.micro
-    numbers = sum(each.numel() for each in flatten_tensors(outputs))
-    half = any(each.dtype in HALF for each in flatten_tensors(outputs))
+def _compare(measurement: "_Measurement", outputs: Any) -> None:
+    name, metric = measurement.name, measurement.metric
+    tensors = flatten_tensors(outputs)
+    half = any(each.dtype in HALF for each in tensors)
     tolerance = TOLERANCE_OF_HALF if half else _TOLERANCE
-    for split in draw_splits(micro.samples, numbers):
-        taken = _with_signs(outputs, take_split(outputs, layout, split))
-        pieces = [take_samples(taken, layout, part) for part in split.parts()]
-        whole_of = Split(split.rows, [], split.seed)
+    for split in draw_splits(measurement.micro.samples, sum(each.numel() for each in tensors)):
+        taken = _with_both_signs(outputs, split.take(outputs))
+        unsplit = Split(split.rows, [], split.seed)
         try:
-            whole = measure.of(whole_of, [taken])
-            again = measure.of(whole_of, [taken])
-            if repr(whole) != repr(again):  # of which NaN equals NaN
+            whole = measurement.run(unsplit, [taken])
+            if repr(whole) != repr(measurement.run(unsplit, [taken])):  # of which NaN equals NaN
                 return  # it draws random numbers
-        except _Failure:
-            continue  # varied outputs need not be what it is defined for
+        except _MetricError:
+            continue  # it need not be defined for varied outputs
         try:
-            parts = measure.of(split, pieces)
-        except _Failure as failure:
+            parts = measurement.run(split, [take_samples(taken, part) for part in split.parts()])
+        except _MetricError as error:
             if min(map(len, split.parts())) == 1:
                 continue  # a function may be written for two samples and more
-            raise _not_a_mean(name, metric, f"fails on a part of them: {failure}") from failure
+            raise _not_a_mean(name, metric, f"fails on a part of them: {error}") from error
         for key, (value, size) in whole.items():
             other, scale = parts.get(key, (math.nan, 0.0))
             if math.isfinite(value) and not abs(other - value) <= tolerance * (scale + size):
@@ -82,11 +87,11 @@ def _check(measure: "_Measure", outputs: Any, layout: Layout) -> None:
                 raise _not_a_mean(name, metric, f"{text}{other:.6g}{varied}")
 
 
-def _with_signs(outputs: Any, varied: Any) -> Any:
-    """Return varied outputs of both signs where the outputs are all zero, as a new model's may be.
+def _with_both_signs(outputs: Any, varied: Any) -> Any:
+    """Center varied outputs if the outputs are all zero, as those of a new model may be.
 
-    A loss may be defined for probabilities alone, so they are varied to values above 0 only. Of a
-    metric that fails on others nothing is concluded.
+    Zeros are varied to values above 0 only, since a loss may be defined for probabilities alone. A
+    metric that fails on other values proves nothing.
     """
     zero = iter([not bool(each.any()) for each in flatten_tensors(outputs)])
 
@@ -96,14 +101,8 @@ def _with_signs(outputs: Any, varied: Any) -> Any:
     return map_tensors(varied, center)
 
 
-def _needs_check(metric: Any) -> bool:
-    if hasattr(metric, "compute"):
-        return not has_torchmetrics(metric)
-    return not isinstance(metric, InputMetric)
-
-
-class _Measure:
-    """Measures samples of the first batch, in one piece or in several."""
+class _Measurement:
+    """Measures samples of the first batch, in one part or in several."""
 
     def __init__(self, name: str, metric: Any, micro: MicroBatch, loss: Loss) -> None:
         self.name = name
@@ -111,45 +110,39 @@ class _Measure:
         self.micro = micro
         self.loss = loss
 
-    def of(self, split: Split, pieces: Sequence[Any]) -> Measured:
-        """Return the values over the parts of a split, whose outputs are `pieces`.
+    def run(self, split: Split, parts: Sequence[Any]) -> Measured:
+        """Return the values over the parts of a split, whose outputs are given.
 
         Raises:
-            _Failure: the metric fails on one of them.
+            _MetricError: the metric fails on one of them.
         """
-        device = next(iter(flatten_tensors(pieces))).device
+        device = next(iter(flatten_tensors(parts))).device
         (opened,) = init_metrics({self.name: self.metric}, device)
         assert isinstance(opened, (MeanMetric, ObjectMetric))
         size = 0.0
-        for part, outputs in zip(split.parts(), pieces, strict=True):
-            rows = split.rows[part.start : part.stop]
-            targets = select_samples(self.micro.targets, rows, self.micro.samples)
-            micro = self.micro._replace(targets=targets, samples=len(rows))
-            before = float(opened.total) if isinstance(opened, MeanMetric) else 0.0
-            try:
-                opened.update(outputs, targets, metric_weight(self.loss, micro), rows)
-            except Exception as error:  # whatever the user's function raises
-                raise _Failure(f"{type(error).__name__}: {error}") from error
-            if isinstance(opened, MeanMetric):
-                size += abs(float(opened.total) - before)
-        if isinstance(opened, MeanMetric):
-            count = float(opened.count)
-            return {"": (float(opened.total) / count, size / count)} if count else {}
-        return self._of_object(opened)
-
-    def _of_object(self, opened: ObjectMetric) -> Measured:
         try:
-            values: Mapping[str, Value] = opened.compute()
-        except Exception as error:  # whatever the user's object raises
-            raise _Failure(f"{type(error).__name__}: {error}") from error
-        return {key: (number(value), abs(number(value)) + 1e-6) for key, value in values.items()}
+            for part, outputs in zip(split.parts(), parts, strict=True):
+                rows = split.rows[part.start : part.stop]
+                targets = select_samples(self.micro.targets, rows, self.micro.samples)
+                micro = self.micro._replace(targets=targets, samples=len(rows))
+                before = float(opened.total) if isinstance(opened, MeanMetric) else 0.0
+                opened.update(outputs, targets, metric_weight(self.loss, micro), rows)
+                if isinstance(opened, MeanMetric):
+                    size += abs(float(opened.total) - before)
+            if isinstance(opened, ObjectMetric):
+                values = {key: number(value) for key, value in opened.compute().items()}
+                return {key: (value, abs(value) + 1e-6) for key, value in values.items()}
+        except Exception as error:  # whatever the user's function or object raises
+            raise _MetricError(f"{type(error).__name__}: {error}") from error
+        count = float(opened.count)
+        return {"": (float(opened.total) / count, size / count)} if count else {}
 
 
 def _not_a_mean(name: str, metric: Any, what: str) -> TaskError:
     if hasattr(metric, "compute"):
         return TaskError(
-            f"metrics[{name!r}] depends on the size of the batches: {what}. Let its update keep "
-            "what compute needs, or give surestep.whole_set(fn) of a function of all (outputs, "
+            f"metrics[{name!r}] depends on the size of the batches: {what}. Have its update keep "
+            "what compute needs, or pass surestep.whole_set(fn) of a function of all (outputs, "
             "targets)."
         )
     called = getattr(metric, "__name__", "fn")

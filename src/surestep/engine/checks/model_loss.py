@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.batch import MicroBatch
-from surestep.engine.checks.terms import UnmeasurableError, measuring
-from surestep.engine.checks.varied_weights import VariedModel, find_last_weights
+from surestep.engine.checks.additivity import UnmeasurableError, measuring
+from surestep.engine.checks.vary import VariedModel, find_last_weights
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.losses.adapt import IGNORED
 from surestep.engine.losses.model_loss import extract_loss
@@ -20,9 +20,9 @@ from surestep.engine.losses.model_loss import extract_loss
 def check_shift(
     model: nn.Module, feed: BatchLoader, raw: Any, micro: MicroBatch, mean: float
 ) -> None:
-    """Turn the first label of each row around: is it counted, and does the loss depend on it?
+    """Check that the first label of each row is an item if the loss depends on it, and only then.
 
-    Where nothing is ignored, both ways to count agree on the parts of a batch.
+    If nothing is ignored, both ways to count agree on the parts of a batch.
 
     Args:
         model: in eval mode; it is called again.
@@ -32,32 +32,31 @@ def check_shift(
         mean: its loss.
 
     Raises:
-        TaskError: the items are counted otherwise.
+        TaskError: the items are counted differently.
     """
     labels = micro.kwargs.get("labels")
     if not isinstance(labels, Tensor) or labels.dim() < 2 or labels.is_floating_point():
         return
-    turned = _turn(labels, 0)
-    depends = _depends(model, feed, micro, mean)
-    if depends is None:
-        return
-    counts = feed.loss.items(raw, turned) != feed.loss.items(raw, labels)
-    if depends != counts:
-        uses, say = ("uses", "tokens") if depends else ("does not use", "next tokens")
+    depends = _depends_on_first(model, feed, micro, mean)
+    counts = feed.loss.items(raw, _flip(labels, 0)) != feed.loss.items(raw, labels)
+    if depends is not None and depends != counts:
+        uses, items = ("uses", "tokens") if depends else ("does not use", "next tokens")
         raise TaskError(
             f"The loss of {type(model).__name__} {uses} the first label of each row, and the items "
-            f"were counted otherwise. Say Task(items={say!r})."
+            f"were counted differently. Pass Task(items={items!r})."
         )
 
 
-def _depends(model: nn.Module, feed: BatchLoader, micro: MicroBatch, mean: float) -> bool | None:
+def _depends_on_first(
+    model: nn.Module, feed: BatchLoader, micro: MicroBatch, mean: float
+) -> bool | None:
     """Return whether the loss depends on the first labels; None if that cannot be measured.
 
     A new model may give every token the same loss, and then no label changes the mean.
     """
     labels = micro.kwargs["labels"]
-    turned = _turn(labels, 0)
-    depends = _differ(model, micro, turned, mean)
+    first = _flip(labels, 0)
+    depends = _differs(model, micro, first, mean)
     if feed.layout.ranks == 1:
         if depends:
             return True
@@ -65,23 +64,19 @@ def _depends(model: nn.Module, feed: BatchLoader, micro: MicroBatch, mean: float
             if last := find_last_weights(model, micro.args, dict(micro.kwargs)):
                 varied = VariedModel(model, last)
                 varied.vary(0)
-                return _differ(varied, micro, turned)
-    is_known = _differ(model, micro, _turn(labels, -1), mean)  # each rank calls as often
-    return depends if depends or is_known else None
+                mean_of_varied = float(extract_loss(varied(*micro.args, **micro.kwargs)))
+                return _differs(varied, micro, first, mean_of_varied)
+    depends_on_last = _differs(model, micro, _flip(labels, -1), mean)  # each rank calls as often
+    return depends if depends or depends_on_last else None
 
 
-def _turn(labels: Tensor, place: int) -> Tensor:
-    """Return labels in which one of each row is ignored if it was not, and the reverse."""
-    turned = labels.clone()
-    turned[..., place] = torch.where(labels[..., place] == IGNORED, 0, IGNORED)
-    return turned
+def _flip(labels: Tensor, place: int) -> Tensor:
+    """Ignore one label of each row if it was not ignored, and the reverse."""
+    flipped = labels.clone()
+    flipped[..., place] = torch.where(labels[..., place] == IGNORED, 0, IGNORED)
+    return flipped
 
 
-def _differ(
-    model: Callable[..., Any], micro: MicroBatch, turned: Tensor, mean: float | None = None
-) -> bool:
-    """Return whether other labels give another loss than `mean`, the loss of the batch."""
-    if mean is None:
-        mean = float(extract_loss(model(*micro.args, **micro.kwargs)))
-    loss = extract_loss(model(*micro.args, **{**micro.kwargs, "labels": turned}))
+def _differs(model: Callable[..., Any], micro: MicroBatch, labels: Tensor, mean: float) -> bool:
+    loss = extract_loss(model(*micro.args, **{**micro.kwargs, "labels": labels}))
     return not math.isclose(float(loss), mean, rel_tol=1e-6, abs_tol=1e-9)

@@ -1,6 +1,7 @@
-"""Some samples of nested tensors: of a batch, or of what a model returns for it."""
+"""Some samples of a batch or of a model's outputs, and how a batch is split into parts."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
@@ -8,40 +9,96 @@ import torch
 from torch import Tensor
 
 from surestep.engine.batch import flatten_tensors, map_tensors
+from surestep.engine.checks.vary import vary_outputs
+
+TRIALS = 8  # with varied outputs, half of them down to single samples
+_SINGLES = 8  # the most samples that are split into single ones
+_TRIAL_SIZE = 2**21  # numbers that one trial varies
+_LARGEST_TRIAL = 2**26  # numbers of two samples above which none are varied, to save memory
 
 
-class Axis(NamedTuple):
-    """Where the samples of a tensor are.
+class Split(NamedTuple):
+    """Some samples, and where they are split into parts.
 
     Attributes:
-        dim: the dimension that runs over samples.
-        block: consecutive entries of that dimension that belong to one sample.
+        rows: the samples.
+        cuts: where they are split, counted from the first of them.
+        seed: of the variation; None keeps what the model returns.
     """
 
-    dim: int
-    block: int
+    rows: range
+    cuts: list[int]
+    seed: int | None
+
+    def parts(self) -> list[range]:
+        """Return the samples of each part, counted from the first of them all."""
+        return [range(*each) for each in itertools.pairwise((0, *self.cuts, len(self.rows)))]
+
+    def take(self, outputs: Any) -> Any:
+        """Return copies of the outputs of these samples, varied if there is a seed."""
+        taken = take_samples(outputs, self.rows)
+        if self.seed is None:
+            return taken
+        return vary_outputs(taken, torch.Generator().manual_seed(self.seed))
 
 
-Layout = list[Axis | None]  # of each tensor, in the order of tensors_in; None: not by sample
+def draw_splits(samples: int, numbers: int, most: int | None = None) -> Iterator[Split]:
+    """Yield the splits of a batch: the first is not varied, the others are.
+
+    Parts are uneven, because a mean of means is right for even ones, and go down to single samples.
+
+    Args:
+        samples: in the batch.
+        numbers: that the model returns for it.
+        most: samples of a varied split; None is all that a trial can vary.
+    """
+    yield Split(range(samples), [max(1, samples // 3)], None)
+    size = max(1, numbers // samples)
+    if 2 * size > _LARGEST_TRIAL:
+        return
+    for seed in range(TRIALS):
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(below: int, generator: torch.Generator = generator) -> int:
+            return int(torch.randint(below, (), generator=generator))
+
+        single = bool(seed % 2)
+        allowed = samples if most is None else min(samples, most)
+        count = min(allowed, max(3, _TRIAL_SIZE // size), _SINGLES if single else allowed)
+        start = draw(samples - count + 1)
+        # Or a single sample, less than half of the others, and the rest.
+        cuts = list(range(1, count)) if single else sorted({1, 1 + draw(max(1, count // 2))})
+        yield Split(range(start, start + count), cuts, seed)
+
+
+def is_per_sample(outputs: Any, samples: int) -> bool:
+    """Return whether the first dimension of every output is the samples."""
+    tensors = flatten_tensors(outputs)
+    if not tensors or has_opaque(outputs):
+        return False
+    return all(each.dim() and len(each) == samples for each in tensors)
+
+
+def take_samples(outputs: Any, rows: range) -> Any:
+    """Return copies of the outputs of some samples."""
+    return map_tensors(outputs, lambda tensor: tensor[rows.start : rows.stop].clone())
 
 
 def has_samples(batch: Any, samples: int) -> bool:
-    """Tell whether a nested batch holds something with one entry per sample, and nothing opaque."""
-    return not has_opaque(batch) and bool(_per_sample(batch, samples))
-
-
-def _per_sample(value: Any, samples: int) -> list[Any]:
-    if _is_list_of_samples(value, samples):
-        return [value]
-    return [each for each in flatten_tensors(value) if each.dim() and len(each) == samples]
+    """Return whether a batch has something with one entry per sample, and nothing opaque."""
+    if has_opaque(batch):
+        return False
+    tensors = flatten_tensors(batch)
+    has_rows = any(each.dim() and len(each) == samples for each in tensors)
+    return has_rows or _is_list_of_samples(batch, samples)
 
 
 def select_samples(value: Any, rows: range, samples: int) -> Any:
-    """Return copies of some samples of a batch; what has no entry per sample is kept as it is.
+    """Return copies of some samples of a batch; what has no entry per sample is kept.
 
     Args:
-        value: a batch as a collate function returns it: tensors whose first dimension is the
-            samples, or lists with an element for each sample.
+        value: a collated batch: tensors whose first dimension is the samples, or lists with an
+            element for each sample.
         rows: consecutive samples.
         samples: samples in the batch.
     """
@@ -51,23 +108,23 @@ def select_samples(value: Any, rows: range, samples: int) -> Any:
         return {key: select_samples(each, rows, samples) for key, each in value.items()}
     if type(value) in (tuple, list):
         return type(value)(select_samples(each, rows, samples) for each in value)
-    return map_tensors(value, lambda tensor: _select(tensor, rows, samples))
 
+    def select(tensor: Tensor) -> Tensor:
+        per_sample = tensor.dim() > 0 and len(tensor) == samples
+        return tensor[rows.start : rows.stop].clone() if per_sample else tensor
 
-def _select(tensor: Tensor, rows: range, samples: int) -> Tensor:
-    per_sample = tensor.dim() > 0 and len(tensor) == samples
-    return tensor[rows.start : rows.stop].clone() if per_sample else tensor
+    return map_tensors(value, select)
 
 
 def _is_list_of_samples(value: Any, samples: int) -> bool:
-    """Tell a list with an element for each sample from a tuple of whole tensors, such as (x, y)."""
+    """Tell a list with an element for each sample from a tuple of full tensors, such as (x, y)."""
     if not isinstance(value, (list, tuple)) or len(value) != samples or hasattr(value, "_fields"):
         return False
     return not any(each.dim() and len(each) == samples for each in flatten_tensors(value))
 
 
 def has_opaque(value: Any) -> bool:
-    """Tell whether nested values hold an object that this module cannot look into."""
+    """Return whether nested values have an object in which no tensors can be found."""
     if value is None or isinstance(value, (Tensor, str, bytes, bool, int, float, complex)):
         return False
     if isinstance(value, Mapping):
@@ -77,75 +134,3 @@ def has_opaque(value: Any) -> bool:
     if is_dataclass(value) and not isinstance(value, type):
         return any(map(has_opaque, vars(value).values()))
     return True
-
-
-def first_axis(outputs: Any, samples: int) -> Layout | None:
-    """Return the layout of outputs in which the first dimension of every tensor is the samples.
-
-    None where that does not hold, or where the outputs hold no tensor or an opaque object.
-    """
-    tensors = flatten_tensors(outputs)
-    if not tensors or has_opaque(outputs):
-        return None
-    if not all(each.dim() and len(each) == samples for each in tensors):
-        return None
-    return [Axis(0, 1)] * len(tensors)
-
-
-def compare_layout(whole: Any, part: Any, samples: int, fewer: int) -> Layout:
-    """Return where the samples of each output are, as the outputs of fewer samples show.
-
-    Args:
-        whole: what the model returns for `samples` samples.
-        part: what it returns for `fewer` of them.
-        samples: in the whole.
-        fewer: in the part.
-    """
-    tensors, others = flatten_tensors(whole), flatten_tensors(part)
-    if len(tensors) != len(others):
-        return [None] * len(tensors)
-    pairs = zip(tensors, others, strict=True)
-    return [_axis(a.shape, b.shape, samples, fewer) for a, b in pairs]
-
-
-def _axis(whole: torch.Size, part: torch.Size, samples: int, fewer: int) -> Axis | None:
-    if len(whole) != len(part):
-        return None
-    differing = [dim for dim, (a, b) in enumerate(zip(whole, part, strict=True)) if a != b]
-    if len(differing) != 1:
-        return None
-    (dim,) = differing
-    block, rest = divmod(whole[dim], samples)
-    return None if rest or part[dim] != block * fewer else Axis(dim, block)
-
-
-def take_samples(outputs: Any, layout: Layout, rows: range) -> Any:
-    """Return copies of the outputs of some samples; tensors without samples are kept as they are.
-
-    Args:
-        outputs: nested tensors.
-        layout: of each of them.
-        rows: consecutive samples.
-    """
-    axes = iter(layout)
-
-    def take(tensor: Tensor) -> Tensor:
-        axis = next(axes)
-        if axis is None:
-            return tensor
-        start, length = rows.start * axis.block, len(rows) * axis.block
-        return tensor.narrow(axis.dim, start, length).clone()
-
-    return map_tensors(outputs, take)
-
-
-def put_samples(part: Any, whole: Any, layout: Layout, rows: range) -> Any:
-    """Return the outputs of a part, with those that are split by sample taken from the whole."""
-    taken = iter(flatten_tensors(take_samples(whole, layout, rows)))
-    axes = iter(layout)
-
-    def put(tensor: Tensor) -> Tensor:
-        of_whole = next(taken)
-        return tensor.clone() if next(axes) is None else of_whole
-
-    return map_tensors(part, put)

@@ -1,7 +1,7 @@
 """What a forward keeps in memory for its backward, measured; and what computes attention."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,69 +30,70 @@ _SDPA = "scaled_dot_product_"
 
 @dataclass
 class ActivationMemory:
-    """What one micro-batch leaves in memory between its forward and its backward.
+    """What one micro-batch keeps between its forward and its backward.
 
     Attributes:
         kept: bytes.
-        without: bytes it would be without activation checkpointing.
-        attention: what computed scaled_dot_product_attention, as torch calls it; empty where the
-            model does not use it.
+        without: bytes without activation checkpointing.
+        attention: the kernels of scaled_dot_product_attention; empty if the model does not use it.
     """
 
     kept: int
     without: int
-    attention: list[str] = field(default_factory=list)
+    attention: list[str]
 
 
 def measure_activations(
     model: nn.Module, feed: BatchLoader, plan: Plan, keep_eval: tuple[nn.Module, ...] = ()
 ) -> ActivationMemory:
-    """Run one forward in training mode, of the first micro-batch, and look at what it keeps.
+    """Run the forward of the first micro-batch in training mode.
 
-    The model's buffers and modes, and the generators, are put back.
+    Buffers, modes and generators are restored.
     """
     model = place_model(model, plan)
     _, micro = feed.first()
-    attention: list[str] = []
+    recorder = _AttentionRecorder()
     with (
         preserve_modes(model.modules()),
         preserve_buffers(model, feed.loss.module),
         preserve_torch_rng(plan.device),
-        _Attention(attention),
+        recorder,
     ):
         try:
             TrainModes(model, keep_eval)
             ModelRNG(plan.seed, plan.device).seed_micro_batch(0, micro.position)
-            without = _kept(model, micro, feed, plan, "off")
-            kept = without
+            without = kept = _kept_bytes(model, micro, feed, plan, "off")
             if plan.activation_checkpointing != "off":
-                kept = _kept(model, micro, feed, plan, plan.activation_checkpointing)
+                kept = _kept_bytes(model, micro, feed, plan, plan.activation_checkpointing)
         finally:
             pop_logged()
-    return ActivationMemory(kept, without, list(dict.fromkeys(attention)))
+    return ActivationMemory(kept, without, list(dict.fromkeys(recorder.kernels)))
 
 
-def _kept(model: nn.Module, micro: MicroBatch, feed: BatchLoader, plan: Plan, choice: str) -> int:
-    """Count the bytes of what is saved for the backward, beside weights and inputs."""
+def _kept_bytes(
+    model: nn.Module, micro: MicroBatch, feed: BatchLoader, plan: Plan, choice: str
+) -> int:
+    """Return the bytes saved for the backward, without weights and inputs."""
     given = [*model.parameters(), *model.buffers(), *flatten_tensors(tuple(micro))]
-    apart = {each.untyped_storage().data_ptr() for each in given}
+    excluded = {each.untyped_storage().data_ptr() for each in given}
     saved: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        place = tensor.untyped_storage().data_ptr()
-        if place not in apart:
-            saved[place] = tensor  # held, so that its place is not given to another
+        address = tensor.untyped_storage().data_ptr()
+        if address not in excluded:
+            saved[address] = tensor  # a reference, so that the address is not used again
         return tensor
 
-    def see(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def keep_inputs(module: nn.Module, args: Any, kwargs: Any) -> None:
         for each in flatten_tensors((args, kwargs)):
-            keep(each)  # what a checkpointed module starts from again
+            keep(each)  # a checkpointed module is recomputed from these
 
     with ExitStack() as stack:
         stack.enter_context(activation_checkpointing(model, choice))
         if choice != "off" and not (choice == "on" and uses_own_checkpointing(model)):
             for module in select_modules(model, choice).values():
-                stack.callback(module.register_forward_pre_hook(see, with_kwargs=True).remove)
+                hook = module.register_forward_pre_hook(keep_inputs, with_kwargs=True)
+                stack.callback(hook.remove)
         stack.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
         with autocast(plan):
             outputs = model(*micro.args, **micro.kwargs)
@@ -101,32 +102,32 @@ def _kept(model: nn.Module, micro: MicroBatch, feed: BatchLoader, plan: Plan, ch
     return sum(each.untyped_storage().nbytes() for each in saved.values())
 
 
-class _AttentionKernelRecorder(DispatchMode):
-    """Notices the kernels that compute attention."""
+class _KernelRecorder(DispatchMode):
+    """Records the names of attention kernels."""
 
-    def __init__(self, seen: list[str]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.seen = seen
+        self.kernels: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func).removeprefix("aten.").split(".")[0].lstrip("_")
         if name.startswith(_SDPA):
-            self.seen.append(name.removeprefix(_SDPA))
+            self.kernels.append(name.removeprefix(_SDPA))
         return func(*args, **(kwargs or {}))
 
 
-class _Attention(TorchFunctionMode):
-    """Notices what computes attention: a kernel, or where none does, plain products."""
+class _AttentionRecorder(TorchFunctionMode):
+    """Records what computes attention: a kernel, or "math" if plain products do."""
 
-    def __init__(self, seen: list[str]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.seen = seen
+        self.kernels: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not functional.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
-        kernels: list[str] = []
-        with _AttentionKernelRecorder(kernels):
+        recorder = _KernelRecorder()
+        with recorder:
             result = func(*args, **(kwargs or {}))
-        self.seen += kernels or ["math"]
+        self.kernels += recorder.kernels or ["math"]
         return result

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from surestep.base.errors import TaskError
-from surestep.engine.checks.activation import OutputActivationTracker
+from surestep.engine.checks.loss import OutputActivationTracker
 from tests import tiny
 
 X = torch.randn(8, 4)
