@@ -63,7 +63,6 @@ READING = [
     *(["--version"], ["ckpt", "list", "r"], ["ckpt", "list", "r", "--json"]),
     *(["ckpt", "verify", "r"], ["ckpt", "verify", "r@best"]),
     *(["schedules"], ["schedules", "cosine"]),
-    *(["losses"], ["losses", "huber"], ["losses", "--json"]),
 ]
 WRONG = [
     (["trian", "digits"], "Did you mean 'train'?"),
@@ -81,7 +80,6 @@ WRONG = [
     (["plan", "mine.py", "--plot", "a.txt"], "--plot a.txt has the suffix"),
     (["plan", "mine.py", "--local-ranks", "3"], "--local-ranks 3"),
     (["new", "mine.py"], "type surestep new --slurm mine.py"),
-    (["losses", "hubber"], "Did you mean 'huber'?"),
     (["resume", "gone"], "There is no run folder gone"),
     (["evaluate", "gone"], "There is no run folder gone"),
     (["evaluate", "r"], "was started from Python"),

@@ -9,7 +9,6 @@ from surestep.base.errors import ConfigError, suggest_names
 from surestep.base.text import print_json
 from surestep.cli import output as show
 from surestep.cli.parse import parse
-from surestep.engine.losses.registry import loss_docs
 from surestep.record.io import dumps
 
 
@@ -29,6 +28,8 @@ class Options:
 def run(words: list[str]) -> int:
     """Show the table of losses, or one loss in full."""
     parsed = parse(Options, words, "surestep losses")
+    from surestep.engine.losses.registry import loss_docs  # imports torch
+
     table = {row["name"]: row for row in loss_docs()}
     name = parsed.name
     if name is not None and name not in table:

@@ -12,7 +12,6 @@ from surestep.base.text import format_bytes, print_escaped, print_json
 from surestep.base.written import set_where
 from surestep.cli import output as show
 from surestep.cli.options import ParsedCommand
-from surestep.cli.plan import Options
 from surestep.cli.plot_schedule import plot_schedule
 from surestep.cli.relevant_options import Choice, applies
 from surestep.engine.distributed.launcher_env import LaunchInfo
@@ -36,7 +35,7 @@ from surestep.trainer.planning import (
 FOR_GOOD = "for good"
 
 
-def show_plan(asked: ParsedCommand[Options], launched: LaunchInfo | None) -> int:
+def show_plan(asked: ParsedCommand[Any], launched: LaunchInfo | None) -> int:
     """Print the plan.
 
     Args:
@@ -98,7 +97,7 @@ def is_decided(decision: ResolvedOption, chosen: Choice) -> bool:
     return value not in ("off", "none", "auto", (), {}) and applies(option, chosen)
 
 
-def _print_decisions(plan: Plan, asked: ParsedCommand[Options]) -> None:
+def _print_decisions(plan: Plan, asked: ParsedCommand[Any]) -> None:
     chosen = {option: value for option, value, _ in plan.decisions}.get
     shown = [each for each in plan.decisions if asked.own.all or is_decided(each, chosen)]
     rows = []
