@@ -15,27 +15,27 @@ NOTES = """\
 Every contestant trains the same model from the same weights on the same in-memory data, on one
 thread: AdamW (lr 1e-3, weight decay 0.01), gradients clipped to norm 1.0, a schedule per step
 (linear warm-up, cosine), the loss read on the host every 50 steps. Start-up and tear-down are not
-timed. Contestants run one after the other in each round, in a new order each round. Each
-measurement is a fresh process, since the speed of a step depends on what the process allocated
+timed. `make bench` (`python -m benchmarks.run`) runs every contestant in five rounds, each in a
+fresh process and in a new order, since the speed of a step depends on what the process allocated
 before. Ratios are taken within each round; the table shows their median with the lowest and
 highest. The benchmark fails if a contestant takes a different number of optimizer steps or ends
 with a different loss.
 
-- **CPU** is the processor time of the process, which other programs disturb less than wall time.
+- **CPU** is the processor time of the process. Other programs on the machine affect it less than
+  wall time.
 - **Faults** are the page faults of a step: memory that glibc returned to the kernel and got back.
 - **MB** is the peak resident memory of the process, imports included.
 - **Plain loop**: `DataLoader`, default `AdamW`, `LambdaLR`, `clip_grad_norm_`, no check for NaN.
 - **Plain loop, freed memory retained**: the same, with the allocator settings of
   `cpu_allocator="huge_pages"` ([memory and speed](memory-and-speed.md)).
-- **Plain loop made fast by hand**: every trick in `benchmarks/loops/fast_by_hand.py`, the same
-  allocator settings, and surestep's check for NaN.
+- **Plain loop made fast by hand**: all optimizations in `benchmarks/loops/fast_by_hand.py`, the
+  same allocator settings, and surestep's check for NaN.
 - **surestep, defaults**: clipping, schedule, NaN check and events file are on; no checkpoints.
-- **Peers**: progress bars, loggers, checkpoints and NaN filter are off, fused `AdamW` is on, and
-  Lightning runs in its `barebones` mode: every switch a user can set, but no custom code. They do
-  not check for NaN.
-- surestep and the HF Trainer exclude biases and normalization layers from weight decay (two
-  groups), the others do not. surestep also reads the loss at the end of each epoch, and runs
-  Python's garbage collector only at log points; the others leave it as it is.
+- **Other libraries**: progress bars, loggers, checkpoints and NaN filter are off, fused `AdamW` is
+  on, and Lightning runs in its `barebones` mode. They do not check for NaN.
+- **Differences.** surestep and the HF Trainer exclude biases and normalization layers from weight
+  decay, which makes two parameter groups. surestep also reads the loss at the end of each epoch,
+  and runs Python's garbage collector only at log points.
 """
 
 
