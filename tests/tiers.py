@@ -72,7 +72,7 @@ SLOW = {
     ),
     "tests/laws/test_law_9_refusals.py::"
     "test_value_that_the_message_proposes_is_accepted[optim.min_8bit_size]": NEEDS_BNB,
-    "tests/laws/test_law_9_refusals.py::test_every_refusal_of_the_table_is_tried": (
+    "tests/laws/test_law_9_refusals.py::test_every_rejection_of_the_rules_is_tried": (
         "needs every library of dev-all"
     ),
     "tests/laws/test_law_9_refusals.py::"

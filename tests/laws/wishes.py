@@ -243,7 +243,7 @@ WISHES: dict[str, Wish] = {
     "checkpoint.async_save": Wish(False),
     "checkpoint.weights": Wish("trained"),
     "parallel.strategy": Wish("ddp", parts=MANY),
-    "parallel.shard": Wish("SHARD_GRAD_OP", planned="grad_op", parts=MANY),
+    "parallel.shard": Wish("grad_op", parts=MANY),
     "parallel.shard_size": Wish(2, along={"parallel.shard": "hybrid"}, parts=EIGHT),
     "parallel.wrap_policy": Wish("class Linear", planned=("0.0", "1"), along=FSDP, parts=MANY),
     "parallel.meta_init": Wish(True, along=FSDP, parts={**MANY, "model": mlp}),

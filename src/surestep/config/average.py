@@ -16,7 +16,8 @@ class Average(ConfigGroup):
     requires: ClassVar[Mapping[str, Any]] = {"average.kind": ("ema", "swa")}
     resume: ClassVar[ResumeEffect] = blocked("the average so far was computed differently")
     kind: Literal["none", "ema", "swa"] | NotSet = option(
-        "ema: exponential moving average; swa: stochastic weight averaging; none."
+        "ema: exponential moving average; swa: stochastic weight averaging; none.",
+        default=("none", "not set: the last weights are the model"),
     )
     decay: Share | NotSet = option(
         "EMA: share of the average that remains at each update.", requires={"average.kind": "ema"}
@@ -33,7 +34,9 @@ class Average(ConfigGroup):
         resume=incompatible("the average so far holds other buffers"),
     )
     lr: Positive | NotSet = option(
-        "SWA: constant learning rate from average.start on.", requires={"average.kind": "swa"}
+        "SWA: constant learning rate from average.start on.",
+        requires={"average.kind": "swa"},
+        default=(None, "not set: the schedule's learning rate"),
     )
     anneal: Warmup | NotSet = option(
         "SWA: how long the learning rate takes to reach average.lr, along a cosine.",

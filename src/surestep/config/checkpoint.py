@@ -19,12 +19,19 @@ class Checkpoint(ConfigGroup):
     prefix: ClassVar[str] = "checkpoint."
     resume: ClassVar[ResumeEffect] = DISPLAY
     every: ClockPeriod | NotSet | None = option(
-        "How often to save: '1 epoch', '500 steps', '10 minutes'."
+        "How often to save: '1 epoch', '500 steps', '10 minutes'.",
+        default=("1 epoch", "no more than an epoch is lost"),
     )
-    keep_last: Count | NotSet = option("Number of newest checkpoints to keep.")
-    keep_best: Whole | NotSet = option("Number of best checkpoints to keep, by validation.metric.")
+    keep_last: Count | NotSet = option(
+        "Number of newest checkpoints to keep.", default=(2, "the newest, and one before it")
+    )
+    keep_best: Whole | NotSet = option(
+        "Number of best checkpoints to keep, by validation.metric.",
+        default=(1, "the best by validation.metric"),
+    )
     keep_every: StepPeriod | NotSet | None = option(
-        "Interval of milestone checkpoints that are never deleted: '10 epochs', '1000 steps'."
+        "Interval of milestone checkpoints that are never deleted: '10 epochs', '1000 steps'.",
+        default=(None, "not set: no milestones are kept"),
     )
     async_save: bool | NotSet = option(
         "Write checkpoints in a background thread while training continues."
@@ -40,11 +47,13 @@ class Logging(ConfigGroup):
     prefix: ClassVar[str] = "logging."
     resume: ClassVar[ResumeEffect] = DISPLAY
     every: ClockPeriod | NotSet | None = option(
-        "How often the host reads losses from the device and writes events."
+        "How often the host reads losses from the device and writes events.",
+        default=("50 steps", "each read waits for the device; 50 steps hide it"),
     )
     progress: Literal["auto", "bar", "plain", "quiet"] | NotSet = option(
         "How to show progress: a bar, plain lines, or nothing."
     )
     ranks: Literal["first", "all"] | NotSet = option(
-        "first: rank 0 prints; all: each rank also writes a file in RUN/log."
+        "first: rank 0 prints; all: each rank also writes a file in RUN/log.",
+        default=("first", "the first process prints, the others would print the same"),
     )

@@ -117,6 +117,7 @@ _WHICH_AVERAGE = Choice(
     "the kind of average is missing.", {"average.kind": "ema"}, {"average.kind": "swa"}
 )
 _CUDA_GRAPHS = Choice("this mode is not offered.", {"compile": "max-autotune"})
+_NOT_SHARDED = Choice("without sharding it is DDP.", {"parallel.strategy": "ddp"})
 _HYBRID = Choice("only whole sharding is hybrid.", {"parallel.shard": "hybrid"})
 
 _NO = ("off", "none", "no", "false")
@@ -203,10 +204,10 @@ VALUES: Final[Mapping[str, Mapping[str, object]]] = {
         },
     },
     "parallel.shard": {
-        **dict.fromkeys(("fsdp", "zero3", "true", "1"), "full"),
-        **dict.fromkeys(("zero2", "2"), "grad_op"),
-        **dict.fromkeys(("ddp", "3"), "none"),
-        "4": "hybrid",
+        **dict.fromkeys(("fsdp", "zero3", "true", "1", "fullshard"), "full"),
+        **dict.fromkeys(("zero2", "2", "shardgradop"), "grad_op"),
+        **dict.fromkeys(("ddp", "3", "none", "noshard"), _NOT_SHARDED),
+        **dict.fromkeys(("4", "hybridshard"), "hybrid"),
         "hybridshardzero2": _HYBRID,
     },
     "parallel.offload": {"true": "all", "cpu": "all", "parameters": "all", "params": "all"},

@@ -94,16 +94,20 @@ class Config(ConfigGroup):
         "Number of optimizer steps to train for, instead of epochs.", resume=LENGTH
     )
     limit_train_batches: Count | NotSet | None = option(
-        "Train on only the first n batches of each epoch, for a trial run.", resume=BATCHES
+        "Train on only the first n batches of each epoch, for a trial run.",
+        resume=BATCHES,
+        default=(None, "not set: all of the data"),
     )
     limit_val_batches: Count | NotSet | None = option(
         "Evaluate on only the first n batches of each validation set.",
         resume=blocked("the best metric so far was measured on other samples"),
         requires={VAL_DATA: ON},
+        default=(None, "not set: all of the data"),
     )
     max_time: Clock | NotSet | None = option(
         "Save and stop after this time ('110 minutes'); run the same command to resume.",
         resume=ENDING,
+        default=(None, "not set: no limit"),
     )
     batch_size: Count | NotSet = option(
         "Samples per optimizer step, summed over all ranks.", resume=BATCHES
@@ -115,9 +119,12 @@ class Config(ConfigGroup):
     seed: Annotated[int, Field(ge=0, lt=2**63)] | NotSet = option(
         "Seed for weights, data order, augmentation and dropout.",
         resume=blocked("data order, augmentation and dropout would be drawn again"),
+        default=(0, "not set: every run starts from the same seed"),
     )
     deterministic: bool | NotSet = option(
-        "Use only deterministic torch algorithms (slower on a GPU).", resume=KERNELS
+        "Use only deterministic torch algorithms (slower on a GPU).",
+        resume=KERNELS,
+        default=(False, "torch's default; True is slower on a GPU"),
     )
     device: str | NotSet = option(
         "Device to train on: cpu, cuda, cuda:1, mps, ...",
@@ -127,14 +134,19 @@ class Config(ConfigGroup):
         "fp32, tf32, bf16, fp16, or auto: bf16 if the GPU supports it natively.", resume=DIGITS
     )
     max_grad_norm: Positive | Literal["off"] | NotSet | None = option(
-        "Clip the norm of all gradients to this value; off only measures the norm.", resume=UPDATE
+        "Clip the norm of all gradients to this value; off only measures the norm.",
+        resume=UPDATE,
+        excludes=("clip_value",),
     )
     clip_value: Positive | NotSet | None = option(
-        "Clip each gradient element to this absolute value, instead of the norm.", resume=UPDATE
+        "Clip each gradient element to this absolute value, instead of the norm.",
+        resume=UPDATE,
+        default=(None, "not set: only the norm may be clipped"),
     )
     on_nonfinite: Literal["raise", "skip"] | NotSet = option(
         "What to do if a loss or gradient is not finite: raise ends the run, skip skips the step.",
         resume=NONFINITE,
+        default=("raise", "a broken run should be an error"),
     )
     max_nonfinite_steps: Whole | NotSet = option(
         "Number of steps that on_nonfinite='skip' may skip before the run fails.",
@@ -160,17 +172,23 @@ class Config(ConfigGroup):
         "Recompute activations in the backward pass to save memory: off, on, "
         "'every 2' blocks, or module names such as 'encoder.layers.*'.",
         resume=KERNELS,
+        default=("off", "nothing is computed twice; the numbers are the same"),
     )
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] | NotSet = option(
-        "Mode of torch.compile, or off.", resume=KERNELS
+        "Mode of torch.compile, or off.",
+        resume=KERNELS,
+        default=("off", "not set: compiling takes minutes before it saves time"),
     )
     compile_blocks: bool | NotSet = option(
         "Compile each block of the model separately, which starts faster.",
         resume=KERNELS,
         requires={"compile": ON},
+        default=(False, "the full model at once: more operations can be fused"),
     )
     channels_last: bool | NotSet = option(
-        "Use the channels-last memory format for images and convolutions.", resume=KERNELS
+        "Use the channels-last memory format for images and convolutions.",
+        resume=KERNELS,
+        default=(False, "torch's default; often faster on a GPU in half precision: measure"),
     )
     matmul_precision: Literal["highest", "high", "medium"] | NotSet = option(
         "Precision of fp32 matrix products, as torch.set_float32_matmul_precision takes it.",
@@ -180,9 +198,12 @@ class Config(ConfigGroup):
         "Benchmark cuDNN's algorithms for each new input shape.",
         resume=KERNELS,
         requires={"device": "cuda"},
+        default=(False, "the fastest algorithm may differ between runs, and so the last bits"),
     )
     sdpa_backend: Literal["auto", "flash", "efficient", "cudnn", "math"] | NotSet = option(
-        "Backend of scaled_dot_product_attention; auto leaves the choice to torch.", resume=KERNELS
+        "Backend of scaled_dot_product_attention; auto leaves the choice to torch.",
+        resume=KERNELS,
+        default=("auto", "torch chooses by shape and type; the plan's table of memory names it"),
     )
     cpu_allocator: Literal["auto", "huge_pages", "retain", "default"] | NotSet = option(
         "How the CPU allocator keeps freed memory: retain keeps it in the process "
@@ -191,7 +212,9 @@ class Config(ConfigGroup):
         resume=safe("it sets when freed memory is reused, not what is computed"),
     )
     profile: Steps | NotSet | None = option(
-        "Steps to record with torch's profiler: '10:15'.", resume=DISPLAY
+        "Steps to record with torch's profiler: '10:15'.",
+        resume=DISPLAY,
+        default=(None, "not set: no step is profiled"),
     )
     optim: Optim = Optim()
     schedule: Schedule = Schedule()

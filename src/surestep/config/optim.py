@@ -93,7 +93,7 @@ class Optim(ConfigGroup):
     )
     lambd: NotNegative | NotSet = option("ASGD: decay of the weights.")
     t0: NotNegative | NotSet = option("ASGD: step at which averaging of the weights starts.")
-    etas: tuple[Share, Positive] | NotSet = option(
+    etas: tuple[Share, Annotated[float, Field(gt=1)]] | NotSet = option(
         "Rprop: factors that decrease and increase a step size."
     )
     step_sizes: tuple[Positive, Positive] | NotSet = option(
@@ -137,8 +137,10 @@ class Optim(ConfigGroup):
     groups: Groups | NotSet = option(
         "Learning rate, weight decay and freezing by name pattern: 'head.* "
         "lr=1e-3', 'type:LayerNorm decay=0', 'encoder.* freeze'; later groups "
-        "win."
+        "win.",
+        default=((), "not set: all parameters have the same options"),
     )
     layerwise_lr_decay: Annotated[float, Field(gt=0, le=1)] | NotSet | None = option(
-        "Learning rate of each layer divided by that of the layer above it."
+        "Learning rate of each layer divided by that of the layer above it.",
+        default=(None, "not set: one learning rate for all layers"),
     )

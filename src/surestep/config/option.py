@@ -1,13 +1,14 @@
 """How an option is declared: its help, what it requires, and its effect when a run resumes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from surestep.config.not_set import NOT_SET
+from surestep.config.types import DURATION
 
 Effect = Literal["safe", "not bitwise", "blocked", "allowed", "incompatible"]
 
@@ -73,45 +74,67 @@ _OFF = (None, "off", "none", "0%")
 
 @dataclass(frozen=True)
 class OptionInfo:
-    """What the declaration of an option says beside its type and help.
+    """The declaration of an option.
 
     Attributes:
+        help_text: what it is, for `--help` and docs/options.md.
+        default: the value of the Plan if the option is not set, and its reason; None if a rule
+            decides.
         requires: the values that other options must have for this one to be of use, by full name:
             one value, several, or ON for any value but off.
-        resume: the effect of a change when a run resumes.
+        excludes: options that cannot be set together with it.
+        resume: the effect of a change when a run resumes; None is the effect of the group.
+        is_duration: its text is an interval, which the Plan holds as a Duration.
     """
 
+    help_text: str
+    default: tuple[Any, str] = (None, "not set")
     requires: Mapping[str, Any] = field(default_factory=dict)
-    resume: ResumeEffect = UNKNOWN
+    excludes: tuple[str, ...] = ()
+    resume: ResumeEffect | None = None
+    is_duration: bool = False
 
 
 def option(
     help_text: str,
     *,
+    default: tuple[Any, str] = (None, "not set"),
     resume: ResumeEffect | None = None,
     requires: Mapping[str, Any] | None = None,
+    excludes: tuple[str, ...] = (),
 ) -> Any:
     """Declare an option of a ConfigGroup.
 
     Args:
         help_text: what it is, for `--help` and docs/options.md.
+        default: the value if the option is not set, and the reason for it. An option whose default
+            depends on anything has a rule in `engine/rules/` instead.
         resume: the effect of a change when a run resumes; by default that of the group.
         requires: the values that other options must have, by full name, as in
             `{"parallel.strategy": "fsdp"}`; several values are a tuple, and ON is any value but
             off. Keys may also be VAL_DATA and PROCESSES. It is added to what the group requires.
             An option that is off requires nothing.
+        excludes: full names of options that cannot be set together with it.
     """
-    info: Any = {"resume": resume, "requires": dict(requires or {})}
+    info: Any = OptionInfo(help_text, default, requires or {}, excludes, resume)
     return Field(default=NOT_SET, description=help_text, json_schema_extra={"option": info})
 
 
 def describe_option(group: Any, declared: FieldInfo) -> OptionInfo:
-    """Return what the declaration of an option in a ConfigGroup says."""
-    extra = declared.json_schema_extra
-    info: Any = extra["option"] if isinstance(extra, dict) else {}
-    return OptionInfo(
-        requires={**group.requires, **info["requires"]},
-        resume=info["resume"] or group.resume,
+    """Return the declaration of an option, completed by that of its ConfigGroup."""
+    extra: Any = declared.json_schema_extra
+    info: OptionInfo = extra["option"]
+    return replace(
+        info,
+        requires={**group.requires, **info.requires},
+        resume=info.resume or group.resume,
+        is_duration=_is_duration(declared.annotation),
+    )
+
+
+def _is_duration(annotation: Any) -> bool:
+    return DURATION in getattr(annotation, "__metadata__", ()) or any(
+        map(_is_duration, get_args(annotation))
     )
 
 

@@ -20,17 +20,6 @@ from surestep.config.option import (
 )
 from surestep.config.types import BlockChoice, Count, Positive, StepPeriod, TableOrFile
 
-Shard = Literal[
-    "full",
-    "grad_op",
-    "hybrid",
-    "none",
-    "FULL_SHARD",
-    "SHARD_GRAD_OP",
-    "HYBRID_SHARD",
-    "NO_SHARD",
-]
-
 SUMMATION = not_bitwise("gradients are summed in a different order")
 WAITING = safe("it sets how long a rank waits for the others")
 DDP = {PROCESSES: ON, "parallel.strategy": ("ddp", "accelerate")}
@@ -55,7 +44,10 @@ class Parallel(ConfigGroup):
         "Strategy of several processes; auto: accelerate if `accelerate launch` "
         "started them, otherwise ddp."
     )
-    shard: Shard | NotSet = option("fsdp: what to shard over the ranks; full shards everything.")
+    shard: Literal["full", "grad_op", "hybrid"] | NotSet = option(
+        "fsdp: what to shard over the ranks; full shards everything.",
+        requires={PROCESSES: ON, "parallel.strategy": "fsdp"},
+    )
     shard_size: Count | NotSet = option(
         "fsdp: ranks per shard group of hybrid; the default is those of one machine.",
         requires={"parallel.shard": "hybrid"},
@@ -67,22 +59,32 @@ class Parallel(ConfigGroup):
     meta_init: bool | NotSet = option(
         "fsdp: initialize the model's values on rank 0 only.",
         requires={"parallel.strategy": "fsdp"},
+        default=(False, "each process builds the full model on the host"),
     )
     offload: Literal["off", "optimizer", "all"] | NotSet = option(
         "What to keep in host memory: the optimizer state, or all (parameters too).",
         resume=KERNELS,
         requires={"parallel.strategy": ("fsdp", "deepspeed")},
+        default=("off", "parameters and optimizer state stay on the device"),
     )
     find_unused_parameters: bool | NotSet = option(
-        "ddp: allow parameters without a gradient in some steps.", resume=SUMMATION, requires=DDP
+        "ddp: allow parameters without a gradient in some steps.",
+        resume=SUMMATION,
+        requires=DDP,
+        default=(False, "a parameter without a gradient is an error"),
     )
     static_graph: bool | NotSet = option(
-        "ddp: declare that every step uses the same parameters.", resume=SUMMATION, requires=DDP
+        "ddp: declare that every step uses the same parameters.",
+        resume=SUMMATION,
+        requires=DDP,
+        default=(False, "not set: the graph may change at any step"),
+        excludes=("parallel.find_unused_parameters",),
     )
     sync_batchnorm: bool | NotSet = option(
         "Compute BatchNorm statistics over the samples of all ranks.",
         resume=blocked("BatchNorm would compute its statistics over other samples"),
         requires={PROCESSES: ON, "device": "cuda"},
+        default=(False, "each rank computes statistics of its own samples"),
     )
     zero_stage: Annotated[int, Field(ge=0, le=3)] | NotSet = option(
         "deepspeed: what to shard: 1 the optimizer state, 2 also gradients, 3 also parameters.",
@@ -96,6 +98,7 @@ class Parallel(ConfigGroup):
         "Log NCCL's debug output and record the last collectives (GPUs).",
         resume=DISPLAY,
         requires={"parallel.backend": "nccl"},
+        default=(False, "not set: NCCL logs errors only"),
     )
     replica_check_every: StepPeriod | NotSet | None = option(
         "How often to compare the replicas' parameters, at log points: '1 epoch'.",
@@ -103,7 +106,9 @@ class Parallel(ConfigGroup):
         requires={PROCESSES: ON},
     )
     timeout_s: Positive | NotSet = option(
-        "Seconds that a rank waits for the others after the first step.", resume=WAITING
+        "Seconds that a rank waits for the others after the first step.",
+        resume=WAITING,
+        default=(300.0, "after the first step no rank is late for long, unless it hangs"),
     )
     start_timeout_s: Positive | NotSet = option(
         "Seconds that a rank waits for the others until the first step is done, "

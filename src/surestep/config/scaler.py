@@ -20,14 +20,16 @@ class Scaler(ConfigGroup):
     requires: ClassVar[Mapping[str, Any]] = {"precision": "fp16"}
     resume: ClassVar[ResumeEffect] = blocked("the loss scale would change differently than so far")
     init_scale: Annotated[float, Field(ge=1)] | NotSet = option(
-        "fp16: initial loss scale.", resume=INITIAL
+        "fp16: initial loss scale.", default=(65536.0, "torch's default"), resume=INITIAL
     )
     growth_factor: Annotated[float, Field(gt=1)] | NotSet = option(
-        "fp16: factor on the scale after growth_interval steps without overflow."
+        "fp16: factor on the scale after growth_interval steps without overflow.",
+        default=(2.0, "torch's default"),
     )
     growth_interval: Count | NotSet = option(
-        "fp16: steps in a row without overflow before the scale grows."
+        "fp16: steps in a row without overflow before the scale grows.",
+        default=(2000, "torch's default"),
     )
     backoff_factor: Annotated[float, Field(gt=0, lt=1)] | NotSet = option(
-        "fp16: factor on the scale after an overflow."
+        "fp16: factor on the scale after an overflow.", default=(0.5, "torch's default")
     )

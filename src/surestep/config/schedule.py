@@ -59,13 +59,19 @@ class Schedule(ConfigGroup):
     interval: StepPeriod | NotSet = option(
         "How often the learning rate changes: '1 step', or '1 epoch' for a staircase."
     )
-    min_lr: NotNegative | NotSet = option("Minimum learning rate, instead of min_lr_ratio.")
+    min_lr: NotNegative | NotSet = option(
+        "Minimum learning rate, instead of min_lr_ratio.",
+        excludes=("schedule.min_lr_ratio", "schedule.final_div_factor"),
+    )
     min_lr_ratio: Ratio | NotSet = option("Minimum learning rate, as a share of the peak.")
     min_lr_mode: Literal["scale", "cut"] | NotSet = option(
         "scale: scale the curve so that it ends at the minimum; cut: keep the "
         "curve and stop it at the minimum."
     )
-    cycles: Count | NotSet = option("cosine_restarts: number of equal cycles in the run.")
+    cycles: Count | NotSet = option(
+        "cosine_restarts: number of equal cycles in the run.",
+        excludes=("schedule.T_0", "schedule.T_mult"),
+    )
     T_0: Length | NotSet = option(
         "cosine_restarts: length of the first cycle, such as '10 epochs'."
     )
@@ -102,7 +108,8 @@ class Schedule(ConfigGroup):
         "one_cycle: peak learning rate divided by the first one."
     )
     final_div_factor: Positive | NotSet = option(
-        "one_cycle: first learning rate divided by the last one."
+        "one_cycle: first learning rate divided by the last one.",
+        excludes=("schedule.min_lr_ratio",),
     )
     three_phase: bool | NotSet = option(
         "one_cycle: fall to the first learning rate, then to the last, in two phases."

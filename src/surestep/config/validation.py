@@ -26,9 +26,15 @@ class Validation(ConfigGroup):
     prefix: ClassVar[str] = "validation."
     requires: ClassVar[Mapping[str, Any]] = {VAL_DATA: ON}
     every: Period | NotSet | None = option(
-        "How often to evaluate: '1 epoch', '500 steps'.", resume=EVALUATION
+        "How often to evaluate: '1 epoch', '500 steps'.",
+        resume=EVALUATION,
+        default=("1 epoch", "once through the data"),
     )
-    on_start: bool | NotSet = option("Also evaluate before the first step.", resume=EVALUATION)
+    on_start: bool | NotSet = option(
+        "Also evaluate before the first step.",
+        resume=EVALUATION,
+        default=(False, "the first evaluation is after validation.every"),
+    )
     batch_size: Count | NotSet = option(
         "Samples per forward pass of an evaluation.",
         resume=not_bitwise("metrics are summed in different batches"),
@@ -54,12 +60,17 @@ class EarlyStop(ConfigGroup):
     prefix: ClassVar[str] = "early_stop."
     resume: ClassVar[ResumeEffect] = ENDING
     patience: Count | NotSet | None = option(
-        "Stop after this many evaluations in a row without improvement.", requires={VAL_DATA: ON}
+        "Stop after this many evaluations in a row without improvement.",
+        requires={VAL_DATA: ON},
+        default=(None, "not set: no early stopping"),
     )
     start: StepPoint | NotSet | None = option(
         "Ignore evaluations before this point: '5 epochs', '1000 steps'.",
         requires={"early_stop.patience": ON},
+        default=(None, "every evaluation counts"),
     )
     min_delta: NotNegative | NotSet = option(
-        "Smallest change that counts as an improvement.", requires={"early_stop.patience": ON}
+        "Smallest change that counts as an improvement.",
+        requires={"early_stop.patience": ON},
+        default=(0.0, "any improvement counts"),
     )

@@ -46,8 +46,8 @@ def _is_after_start(plan: Plan, place: Progress) -> bool:
     if start is None:
         return True
     if start.unit == "epochs" and plan.steps_per_epoch is None:
-        return place.epoch > start.amount
-    return place.step > start.steps(plan.steps_per_epoch)
+        return bool(place.epoch > start.amount)
+    return bool(place.step > start.steps(plan.steps_per_epoch))
 
 
 def reset_best(plan: Plan, state: State) -> None:

@@ -52,6 +52,6 @@ def resume_effect(name: str) -> ResumeEffect:
     if name.startswith("optimizers."):
         name = name.split(".", 2)[2]
     declared = option_info(name)
-    if declared is not None:
+    if declared is not None and declared.resume is not None:
         return declared.resume
     return NOT_OPTIONS.get(name) or NOT_OPTIONS.get(name.partition(".")[0] + ".") or UNKNOWN

@@ -391,9 +391,8 @@ def _limit_of(plan: Plan, *, training: bool, is_val: bool) -> int | None:
 
     What is measured of the training or test data on request is measured on all of it.
     """
-    if training:
-        return plan.limit_train_batches
-    return plan.limit_val_batches if is_val else None
+    limit: int | None = plan.limit_train_batches if training else plan.limit_val_batches
+    return limit if training or is_val else None
 
 
 class _Uniform(NamedTuple):

@@ -4,7 +4,6 @@ A stream is known by how it begins, everything else by samples spread over it. T
 the seeds of their places, so a random augmentation gives the same digest in every process.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,8 +41,7 @@ def dataset_fingerprint(data: Any, part: str, *, task: Task, plan: Plan) -> str 
         rows = torch.tensor(probe_indices(samples, IN_MEMORY))
         return digest(next(memory.read(0, rows, [range(len(rows))])))
     own = loader_settings(data) or {}
-    one = replace(
-        plan,
+    one = plan.replace(
         seed=_SEED,
         data_num_workers=min(max(plan.data_num_workers, own.get("num_workers", 0)), 1),
         data_persistent_workers=False,

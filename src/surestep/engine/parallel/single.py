@@ -107,7 +107,7 @@ class SingleProcessStrategy:
     @classmethod
     def label(cls, plan: Plan) -> str:
         """Return the strategy's name for the first line of a run."""
-        return plan.parallel_strategy
+        return str(plan.parallel_strategy)
 
     @classmethod
     def prepare_model(cls, model: nn.Module, plan: Plan) -> nn.Module:

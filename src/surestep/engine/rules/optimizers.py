@@ -55,7 +55,7 @@ def plan_learners(
         Config.from_options(rest), facts, replace(given, own_optimizer=True), origins=origins
     )
     guard = min((plan.guard for plan in plans.values()), key=_FROM_WEAKEST.index)
-    plans = {name: replace(plan, guard=guard) for name, plan in plans.items()}
+    plans = {name: plan.replace(guard=guard) for name, plan in plans.items()}
     decisions = [each for each in main.decisions if each.option.partition(".")[0] != "optim"]
     decisions = [
         ResolvedOption("guard", guard, plan_reason(plans, guard))
@@ -69,7 +69,7 @@ def plan_learners(
             for option, value, reason in plan.decisions
             if option.partition(".")[0] in ("optim", "schedule") and value is not None
         ]
-    return replace(main, guard=guard, optimizers=plans, decisions=tuple(decisions))
+    return main.replace(guard=guard, optimizers=plans, decisions=tuple(decisions))
 
 
 def plan_reason(plans: Mapping[str, Plan], guard: Guard) -> str:

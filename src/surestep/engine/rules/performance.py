@@ -1,185 +1,138 @@
-"""What the machine may do faster: compiling, layout, products, attention, allocation."""
+"""What can be faster on this machine: compiling, memory layout, products, attention, allocation."""
 
+from surestep.engine.distributed.accelerate_env import AccelerateConfig, compile_mode
 from surestep.engine.parallel.strategy import strategy_class
-from surestep.engine.plan.plan import Constraint, PlanContext, Rule
-from surestep.engine.rules import accelerate, fsdp
-from surestep.engine.rules.helpers import Refusals, Rows, default_value, is_set, user_value
+from surestep.engine.plan.context import Decision, PlanContext
+from surestep.engine.rules.rule import rule
 
 _SDPA_ON_CPU = ("auto", "flash", "math")
 
 
-def _matmul_differs(k: PlanContext) -> bool:
-    wanted = {"tf32": ("high", "medium"), "fp32": ("highest",)}.get(k["precision"])
-    asked = k.set_options.get("matmul_precision")
-    return k.on_gpu and asked is not None and wanted is not None and asked not in wanted
+@rule("compile")
+def compiling(k: PlanContext) -> Decision:
+    """Compile if it is set, here or in accelerate's config."""
+    wanted, config = k.get("compile", "off"), k.system.accelerate or AccelerateConfig()
+    if wanted != "off" and not k.on_gpu and not k.system.compiler:
+        k.reject(
+            f"compile={wanted!r} needs a C++ compiler on a CPU, and none was found. Install g++ "
+            "(Debian: apt install g++), or leave it out."
+        )
+    theirs = compile_mode(config)
+    dynamo = f"dynamo_backend {config.dynamo} in the mode {config.dynamo_mode}"
+    if theirs is None:
+        k.reject(
+            f"accelerate's config has {dynamo}, which surestep does not support. Use inductor "
+            "there, or accelerate launch --dynamo_backend no and --compile."
+        )
+    elif config.dynamo != "no" and k.get("compile", theirs) != theirs:
+        k.reject(f"compile={wanted!r}, but accelerate's config has {dynamo}. Set only one of them.")
+    if wanted not in ("off", "default") and _gathers_blocks(k):
+        k.reject(
+            f"compile={wanted!r} records GPU work at fixed addresses, and parallel.strategy="
+            f"{k['parallel.strategy']!r} gathers parameters at new ones. Use compile='default'."
+        )
+    if config.dynamo != "no":
+        return k.set_or(theirs, f"accelerate's config: dynamo_backend {config.dynamo}")
+    return k.declared()
 
 
-def _sets_allocator(k: PlanContext) -> bool:
-    return bool(k.set_options.get("cpu_allocator", "auto") != "auto")
+@rule("compile_blocks")
+def compile_blocks(k: PlanContext) -> Decision:
+    """Compile blocks separately if they are gathered separately."""
+    by_block = k["compile"] != "off" and _gathers_blocks(k)
+    if by_block and k.get("compile_blocks") is False:
+        k.reject(
+            "compile_blocks=False compiles the full model, and parallel.strategy="
+            f"{k['parallel.strategy']!r} gathers one block at a time. Leave it out."
+        )
+    if k.get("compile_blocks") and not k.task_info.blocks:
+        k.reject(
+            "compile_blocks=True needs a model with blocks, in a ModuleList or Sequential, and "
+            "this one has none. Leave it out."
+        )
+    if by_block:
+        return k.set_or(True, "each block is gathered separately, and a graph ends there")
+    return k.declared()
 
 
-def _retains(k: PlanContext) -> bool:
-    return k.set_options.get("cpu_allocator") in ("retain", "huge_pages")
+def _gathers_blocks(k: PlanContext) -> bool:
+    return strategy_class(k["parallel.strategy"]).gathers_blocks
 
 
-ROWS: Rows = {
-    "compile": (
-        user_value("compile"),
-        accelerate.COMPILE,
-        default_value("off", "not set: compiling takes minutes before it saves any"),
-    ),
-    "compile_blocks": (
-        Rule(
-            lambda k: (
-                k["compile"] != "off" and strategy_class(k["parallel.strategy"]).gathers_blocks
-            ),
-            lambda _: True,
-            "each block is gathered by itself, and a graph ends where one is gathered",
-        ),
-        user_value("compile_blocks"),
-        default_value(False, "the whole model at once: what can be fused is"),
-    ),
-    "channels_last": (
-        user_value("channels_last"),
-        Rule(lambda k: not k.task_info.convolutions, lambda _: False, "there is no convolution"),
-        default_value(False, "torch's default; often faster on a GPU in half precision: measure"),
-    ),
-    "matmul_precision": (
-        user_value("matmul_precision"),
-        Rule(lambda k: k["precision"] == "tf32", lambda _: "high", "precision is tf32"),
-        default_value("highest", "fp32 products keep all their digits"),
-    ),
-    "cudnn_benchmark": (
-        user_value("cudnn_benchmark"),
-        default_value(
-            False, "the fastest algorithm may differ from run to run, and so the last bits"
-        ),
-    ),
-    "sdpa_backend": (
-        Rule(
-            is_set("sdpa_backend"),
-            lambda k: k.set_options["sdpa_backend"],
-            "set {origin}",
-        ),
-        default_value(
-            "auto", "torch chooses by shape and type; the plan's table of memory names it"
-        ),
-    ),
-    "cpu_allocator": (
-        Rule(_sets_allocator, lambda k: k.set_options["cpu_allocator"], "set {origin}"),
-        Rule(lambda k: k.on_gpu, lambda _: "default", "auto: the device is not the CPU"),
-        Rule(
-            lambda k: k.system.allocator.name != "glibc",
-            lambda _: "default",
-            "auto: malloc is not glibc's ({k.system.allocator.name})",
-        ),
-        Rule(
-            lambda k: bool(k.system.allocator.settings),
-            lambda _: "default",
-            "auto: {k.system.allocator.settings[0]} is set in the environment",
-        ),
-        Rule(
-            lambda k: k.system.allocator.huge_pages,
-            lambda _: "huge_pages",
-            "auto: steps on a CPU reuse freed memory, on huge pages",
-        ),
-        default_value("retain", "auto: steps on a CPU reuse freed memory without page faults"),
-    ),
-}
+@rule("channels_last")
+def channels_last(k: PlanContext) -> Decision:
+    """Check that there are convolutions."""
+    if k.get("channels_last") and not k.task_info.convolutions:
+        k.reject("channels_last=True is for convolutions, and the model has none. Leave it out.")
+    return k.declared()
 
-REFUSALS: Refusals = {
-    "compile": (
-        Constraint(
-            lambda k: (
-                k.set_options.get("compile", "off") != "off"
-                and not k.on_gpu
-                and not k.system.compiler
-            ),
-            lambda k: (
-                f"compile={k.set_options['compile']!r} needs a C++ compiler on a CPU, and there "
-                "is none. "
-                "Install g++ (Debian: apt install g++), or leave it out."
-            ),
-        ),
-        *accelerate.COMPILE_REFUSALS,
-        *fsdp.COMPILE_REFUSALS,
-    ),
-    "compile_blocks": (
-        *fsdp.BLOCKS_REFUSALS,
-        Constraint(
-            lambda k: bool(k.set_options.get("compile_blocks")) and not k.task_info.blocks,
-            lambda _: (
-                "compile_blocks=True needs a model with blocks, in a ModuleList or Sequential, "
-                "and this one has none. Leave it out."
-            ),
-        ),
-    ),
-    "channels_last": (
-        Constraint(
-            lambda k: bool(k.set_options.get("channels_last")) and not k.task_info.convolutions,
-            lambda _: (
-                "channels_last=True is for convolutions, and the model has none. Leave it out."
-            ),
-        ),
-    ),
-    "matmul_precision": (
-        Constraint(
-            _matmul_differs,
-            lambda k: (
-                f"matmul_precision={k.set_options['matmul_precision']!r}, and precision is "
-                f"{k['precision']}. Say precision='tf32' for 'high', 'fp32' for 'highest', or "
-                "leave one out."
-            ),
-        ),
-    ),
-    "cudnn_benchmark": (
-        Constraint(
-            lambda k: bool(k.set_options.get("cudnn_benchmark")) and k["deterministic"],
-            lambda _: (
-                "cudnn_benchmark=True lets cuDNN choose another algorithm each run, and "
-                "deterministic=True forbids that. Say one of them."
-            ),
-        ),
-    ),
-    "sdpa_backend": (
-        Constraint(
-            lambda k: (
-                not k.on_gpu and k.set_options.get("sdpa_backend", "auto") not in _SDPA_ON_CPU
-            ),
-            lambda k: (
-                f"sdpa_backend={k.set_options['sdpa_backend']!r} is for a GPU, and the device is "
-                f"{k['device']}, which has: {', '.join(_SDPA_ON_CPU[1:])}."
-            ),
-        ),
-    ),
-    "cpu_allocator": (
-        Constraint(
-            lambda k: _retains(k) and k.system.allocator.name != "glibc",
-            lambda k: (
-                f"cpu_allocator={k.set_options['cpu_allocator']!r} sets glibc's malloc, and "
-                "malloc here "
-                f"is not glibc's ({k.system.allocator.name}). Leave it out, or use "
-                "cpu_allocator='default'."
-            ),
-        ),
-        Constraint(
-            lambda k: _retains(k) and bool(k.system.allocator.settings),
-            lambda k: (
-                f"cpu_allocator={k.set_options['cpu_allocator']!r} would override the environment "
-                f"variable {k.system.allocator.settings[0]}. Unset the variable, or use "
-                "cpu_allocator='default'."
-            ),
-        ),
-        Constraint(
-            lambda k: (
-                k.set_options.get("cpu_allocator") == "huge_pages"
-                and not k.system.allocator.huge_pages
-            ),
-            lambda _: (
-                "cpu_allocator='huge_pages' needs Linux with 'madvise' in "
-                "/sys/kernel/mm/transparent_hugepage/enabled, overcommitted memory and no limit "
-                "on address space (ulimit -v, -d). Use cpu_allocator='retain'."
-            ),
-        ),
-    ),
-}
+
+@rule("matmul_precision")
+def matmul_precision(k: PlanContext) -> Decision:
+    """Follow the precision."""
+    allowed = {"tf32": ("high", "medium"), "fp32": ("highest",)}.get(k["precision"])
+    wanted = k.get("matmul_precision")
+    if k.on_gpu and wanted is not None and allowed is not None and wanted not in allowed:
+        k.reject(
+            f"matmul_precision={wanted!r}, and precision is {k['precision']}. Set precision='tf32' "
+            "for 'high', 'fp32' for 'highest', or leave one out."
+        )
+    if k["precision"] == "tf32":
+        return k.set_or("high", "precision is tf32")
+    return k.set_or("highest", "fp32 products keep all their digits")
+
+
+@rule("cudnn_benchmark")
+def cudnn_benchmark(k: PlanContext) -> Decision:
+    """Check that algorithms may differ."""
+    if k.get("cudnn_benchmark") and k["deterministic"]:
+        k.reject(
+            "cudnn_benchmark=True may choose other algorithms in each run, and deterministic=True "
+            "forbids it. Set one of them."
+        )
+    return k.declared()
+
+
+@rule("sdpa_backend")
+def sdpa_backend(k: PlanContext) -> Decision:
+    """Check that the device has the backend."""
+    wanted = k.get("sdpa_backend", "auto")
+    if not k.on_gpu and wanted not in _SDPA_ON_CPU:
+        k.reject(
+            f"sdpa_backend={wanted!r} is for a GPU, and the device is {k['device']}, which has: "
+            f"{', '.join(_SDPA_ON_CPU[1:])}."
+        )
+    return k.declared()
+
+
+@rule("cpu_allocator")
+def cpu_allocator(k: PlanContext) -> Decision:
+    """Retain freed memory on a CPU, on huge pages if the system has them."""
+    wanted, allocator = k.get("cpu_allocator", "auto"), k.system.allocator
+    if wanted in ("retain", "huge_pages") and allocator.name != "glibc":
+        k.reject(
+            f"cpu_allocator={wanted!r} configures glibc's malloc, and this process uses "
+            f"{allocator.name}. Leave it out, or use cpu_allocator='default'."
+        )
+    if wanted in ("retain", "huge_pages") and allocator.settings:
+        k.reject(
+            f"cpu_allocator={wanted!r} would override the environment variable "
+            f"{allocator.settings[0]}. Unset the variable, or use cpu_allocator='default'."
+        )
+    if wanted == "huge_pages" and not allocator.huge_pages:
+        k.reject(
+            "cpu_allocator='huge_pages' needs Linux with 'madvise' in "
+            "/sys/kernel/mm/transparent_hugepage/enabled, overcommitted memory and no limit on "
+            "address space (ulimit -v, -d). Use cpu_allocator='retain'."
+        )
+    if wanted != "auto":
+        return k.set_value()
+    if k.on_gpu:
+        return "default", "auto: the device is not the CPU"
+    if allocator.name != "glibc":
+        return "default", f"auto: malloc is not glibc's ({allocator.name})"
+    if allocator.settings:
+        return "default", f"auto: {allocator.settings[0]} is set in the environment"
+    if allocator.huge_pages:
+        return "huge_pages", "auto: steps on a CPU reuse freed memory, on huge pages"
+    return "retain", "auto: steps on a CPU reuse freed memory without page faults"

@@ -1,13 +1,13 @@
-"""Checks what each option requires by its declaration: "X requires Y, but Y is not chosen"."""
+"""Checks what an option requires and excludes by its declaration."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from surestep.config.config import option_info
 from surestep.config.option import ON, PROCESSES, VAL_DATA, is_met, is_off
-from surestep.engine.optim.registry import optimizers_with, options_of
-from surestep.engine.plan.plan import PlanContext
-from surestep.engine.rules.helpers import SEVERAL
+from surestep.engine.optim.registry import options_of, optimizers_with
+from surestep.engine.plan.context import PlanContext
+from surestep.engine.rules.rule import SEVERAL
 from surestep.engine.schedule.registry import BUILT_IN, schedule_info
 
 PREFERRED = ("adamw", "sgd", "cosine", "ddp", "ema")  # proposed if several values are allowed
@@ -31,11 +31,19 @@ def requirements_of(option: str) -> Mapping[str, Any]:
 
 
 def find_unmet(k: PlanContext, option: str) -> str | None:
-    """Return what is wrong if an option is set and something that it requires is not chosen."""
-    value = k.set_options.get(option)
-    if option not in k.set_options or _requests_nothing(option, value):
+    """Return what is wrong if an option lacks what it requires, or is set with what it excludes."""
+    value = k.get(option)
+    if not k.is_set(option) or _requests_nothing(option, value):
         return None
-    return next(_unmet(k, option, value), None)
+    return next(_unmet(k, option, value), None) or next(_excluded(k, option, value), None)
+
+
+def _excluded(k: PlanContext, option: str, value: Any) -> Iterator[str]:
+    info = option_info(option)
+    for name in info.excludes if info is not None else ():
+        other = k.get(name)
+        if k.is_set(name) and not _requests_nothing(name, other):
+            yield f"{option}={value!r} and {name}={other!r} exclude each other. Set one of them."
 
 
 def _requests_nothing(option: str, value: Any) -> bool:

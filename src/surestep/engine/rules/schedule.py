@@ -1,19 +1,16 @@
-"""The learning-rate schedule: rules and constraints by its registry, and the resulting spec."""
+"""The learning-rate schedule: options by its registry, and what they cannot be together."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from surestep.config.schedule import Schedule
-from surestep.engine.plan.plan import Constraint, PlanContext, Rule
-from surestep.engine.rules.helpers import Refusals, Rows, default_value, is_set, user_value
+from surestep.engine.plan.context import Decision, PlanContext
+from surestep.engine.rules.rule import rule
 from surestep.engine.schedule.curves import LENGTHS
 from surestep.engine.schedule.lr import no_momentum_message
-from surestep.engine.schedule.registry import BUILT_IN, OWN, ScheduleSpec, schedule_info
+from surestep.engine.schedule.registry import OWN, ScheduleSpec, schedule_info
 
-OPTIONS = tuple(name for name in Schedule.model_fields if name != "name")
-Check = Callable[[PlanContext], str | None]  # returns what is wrong
-NEEDED = {option for entry in BUILT_IN.values() for option in entry.needs}
-# What every schedule has, or what is no option of its curve.
+# Options that every schedule has, or that do not belong to its curve.
 _NOT_OF_CURVE = (
     *("warmup", "warmup_start", "interval", "min_lr", "min_lr_ratio", "min_lr_mode", "save_cycles"),
     *("cycle_momentum", "base_momentum", "max_momentum", "final_div_factor"),
@@ -21,11 +18,206 @@ _NOT_OF_CURVE = (
 _TIMESCALE = 10_000.0  # Source: transformers.get_inverse_sqrt_schedule, without warm-up
 
 
+@rule("schedule.name")
+def name(k: PlanContext) -> Decision:
+    """Keep the learning rate constant, unless a schedule is set."""
+    if k.task_info.own_schedule:
+        foreign = [each for each in k.set_options if each.startswith("schedule.")]
+        if foreign:
+            k.reject(
+                f"{foreign[0]} is set, but the Task brings its own schedule. Change that function, "
+                "or leave Task(schedule=...) out."
+            )
+        return OWN, "the Task brings its schedule"
+    if k.get("schedule.name") == "reduce_on_plateau" and not k.task_info.val_sets:
+        k.reject(
+            "schedule.name='reduce_on_plateau' needs evaluations. Pass Task(val=...), or use "
+            "schedule.name='cosine'."
+        )
+    return k.set_or("constant", "not set: the learning rate is constant")
+
+
+@rule(*(f"schedule.{option}" for option in Schedule.model_fields if option != "name"))
+def own_option(k: PlanContext) -> Decision:
+    """Use the default of the schedule."""
+    chosen, option = k["schedule.name"], k.option.removeprefix("schedule.")
+    info = schedule_info(chosen)
+    if option in info.needs and not k.is_set(k.option):
+        k.reject(
+            f"schedule.name={chosen!r} needs a {option}: set schedule.{option}="
+            f"{info.needs[option]}."
+        )
+    if option in _CHECKS:
+        _CHECKS[option](k)
+    if option == "min_lr_ratio" and k.is_set("schedule.min_lr") and k["optim.lr"]:
+        return k["schedule.min_lr"] / k["optim.lr"], "schedule.min_lr / optim.lr"
+    if option == "min_lr_ratio" and chosen == "one_cycle" and not k.is_set(k.option):
+        ratio = 1 / (k["schedule.div_factor"] * k["schedule.final_div_factor"])
+        return ratio, "1 / (schedule.div_factor * schedule.final_div_factor)"
+    if option not in info.takes:
+        return k.set_or(None, f"not an option of {chosen}")
+    return k.set_or(*info.takes[option])
+
+
+def _check_warmup(k: PlanContext) -> None:
+    if k.is_set("schedule.warmup_start") and not warmup_steps(k):
+        k.reject("schedule.warmup_start needs a warm-up: set schedule.warmup='5%' too.")
+    if warmup_steps(k) > k["total_steps"]:
+        k.reject(
+            f"schedule.warmup={k['schedule.warmup']!r} is {warmup_steps(k):g} steps, longer than "
+            f"the run of {k['total_steps']} steps. Use a shorter warm-up or a longer run."
+        )
+
+
+def _check_min_lr(k: PlanContext) -> None:
+    value, peak = k.get("schedule.min_lr"), k["optim.lr"]
+    if value is not None and peak is None:
+        k.reject(
+            "schedule.min_lr is a learning rate, and that of the Task's optimizer is not known. "
+            "Set schedule.min_lr_ratio."
+        )
+    elif value is not None and value > peak:
+        k.reject(
+            f"schedule.min_lr={value} is above the peak, optim.lr={peak}. Use a lower minimum or a "
+            "higher peak."
+        )
+
+
+def _check_cycles(k: PlanContext) -> None:
+    if k["schedule.name"] == "cosine_restarts" and not (
+        k.is_set("schedule.T_0") or k.is_set("schedule.cycles")
+    ):
+        k.reject(
+            "schedule.name='cosine_restarts' needs the length of a cycle: set schedule.cycles=5 or "
+            "schedule.T_0='10 epochs'."
+        )
+
+
+def _check_saved_cycles(k: PlanContext) -> None:
+    if not k.get("schedule.save_cycles"):
+        return
+    if k["schedule.name"] == "cosine_restarts":
+        first = k["schedule.T_0"]
+        length = k.length_in_steps(first) if first else 0.0
+    else:
+        up = k["schedule.step_size_up"]
+        length = k.length_in_steps(up) + k.length_in_steps(k["schedule.step_size_down"] or up)
+    if warmup_steps(k) + length > k["total_steps"]:
+        k.reject(
+            "schedule.save_cycles=True saves at the end of each cycle, and the first one, of "
+            f"{length:g} steps, does not end within the run of {k['total_steps']} steps. Use "
+            "shorter cycles or a longer run."
+        )
+
+
+def _check_milestones(k: PlanContext) -> None:
+    milestones = k.get("schedule.milestones", ())
+    steps = [k.length_in_steps(each) for each in milestones]
+    if steps != sorted(set(steps)) or any(step >= k["total_steps"] for step in steps):
+        k.reject(
+            f"schedule.milestones={milestones!r} are at steps "
+            f"{', '.join(f'{step:g}' for step in steps)}; they must increase, and be within the "
+            f"run of {k['total_steps']} steps. Set them in order, such as ('50%', '75%')."
+        )
+
+
+def _check_gamma(k: PlanContext) -> None:
+    is_set = k.is_set("schedule.gamma") and k["schedule.name"] == "cyclic"
+    if is_set and k.get("schedule.mode") != "exp_range":
+        k.reject("schedule.gamma is for one mode of cyclic: set schedule.mode='exp_range'.")
+
+
+def _check_decay(k: PlanContext) -> None:
+    if k["schedule.name"] != "warmup_stable_decay":
+        return
+    decay = k.get("schedule.decay", schedule_info("warmup_stable_decay").takes["decay"].value)
+    if warmup_steps(k) + k.length_in_steps(decay) > k["total_steps"]:
+        k.reject(
+            f"schedule.warmup={k['schedule.warmup']!r} and schedule.decay={decay!r} together are "
+            f"longer than the run of {k['total_steps']} steps. Use shorter ones or a longer run."
+        )
+
+
+def _check_phases(k: PlanContext) -> None:
+    if k.get("schedule.three_phase") and k.get("schedule.pct_start", 0.0) > 0.5:
+        k.reject(
+            f"schedule.pct_start={k.get('schedule.pct_start')} with schedule.three_phase=True "
+            "leaves no time for the last phase: the learning rate falls as long as it rises. Use "
+            "at most 0.5."
+        )
+
+
+def _check_cycled_momentum(k: PlanContext) -> None:
+    """Check that there is a momentum to cycle; that of the Task's optimizer is not known yet."""
+    default = schedule_info(k["schedule.name"]).takes.get("cycle_momentum")
+    cycles = k.get("schedule.cycle_momentum", default is not None and default.value)
+    known = k.task_info.own_optimizer or k["optim.momentum"] or k["optim.betas"]
+    if cycles and not known:
+        k.reject(no_momentum_message(k["schedule.name"]))
+
+
+def _check_momentum_range(k: PlanContext) -> None:
+    limits = [k.get(f"schedule.{each}_momentum") for each in ("base", "max")]
+    if any(limits) and not k["schedule.cycle_momentum"]:
+        k.reject(
+            "schedule.base_momentum and max_momentum are for a momentum that is cycled: set "
+            "schedule.cycle_momentum=True."
+        )
+    elif any(limits):
+        takes = schedule_info(k["schedule.name"]).takes
+        low, high = (
+            limits[0] or takes["base_momentum"].value,
+            limits[1] or takes["max_momentum"].value,
+        )
+        if low > high:
+            k.reject(
+                f"schedule.base_momentum={low} is above schedule.max_momentum={high}. Use a lower "
+                "base_momentum."
+            )
+
+
+_CHECKS = {
+    "interval": _check_warmup,
+    "min_lr": _check_min_lr,
+    "cycles": _check_cycles,
+    "save_cycles": _check_saved_cycles,
+    "milestones": _check_milestones,
+    "gamma": _check_gamma,
+    "decay": _check_decay,
+    "pct_start": _check_phases,
+    "cycle_momentum": _check_cycled_momentum,
+    "max_momentum": _check_momentum_range,
+}
+
+
+def warmup_steps(k: PlanContext) -> float:
+    """Return the length of the warm-up in optimizer steps."""
+    text: str | None = k["schedule.warmup"]
+    return k.length_in_steps(text) if text is not None else 0.0
+
+
 def make_schedule_spec(k: PlanContext) -> ScheduleSpec:
-    """Return the schedule that was chosen, lengths in steps."""
-    name: str = k["schedule.name"]
-    values = {option: k[f"schedule.{option}"] for option in schedule_info(name).takes}
+    """Return the schedule that was decided, lengths in optimizer steps."""
+    chosen: str = k["schedule.name"]
+    values = {option: k[f"schedule.{option}"] for option in schedule_info(chosen).takes}
     warmup = warmup_steps(k)
+    cycled = values.get("cycle_momentum")
+    return ScheduleSpec(
+        name=chosen,
+        total=k["total_steps"],
+        warmup=warmup,
+        warmup_start=values.get("warmup_start"),
+        min_lr_ratio=values.get("min_lr_ratio") or 0.0,
+        min_lr_mode=values.get("min_lr_mode", "scale"),
+        interval=k.steps(values["interval"]) if "interval" in values else 1.0,
+        curve_options=_curve_options(k, values, warmup),
+        momentum=(values["base_momentum"], values["max_momentum"]) if cycled else None,
+        save_cycles=bool(values.get("save_cycles")),
+    )
+
+
+def _curve_options(k: PlanContext, values: Mapping[str, Any], warmup: float) -> dict[str, Any]:
+    """Return the options of the curve alone; lengths that are not set follow from others."""
     own = {option: value for option, value in values.items() if option not in _NOT_OF_CURVE}
     for option in LENGTHS:
         if own.get(option) is not None:
@@ -36,286 +228,4 @@ def make_schedule_spec(k: PlanContext) -> ScheduleSpec:
         own["timescale"] = warmup or _TIMESCALE
     if "step_size_down" in own and own["step_size_down"] is None:
         own["step_size_down"] = own["step_size_up"]
-    return ScheduleSpec(
-        name=name,
-        total=k["total_steps"],
-        warmup=warmup,
-        warmup_start=values.get("warmup_start"),
-        min_lr_ratio=values.get("min_lr_ratio") or 0.0,
-        min_lr_mode=values.get("min_lr_mode", "scale"),
-        interval=k.steps(values["interval"]) if "interval" in values else 1.0,
-        curve_options=own,
-        momentum=(values["base_momentum"], values["max_momentum"])
-        if values.get("cycle_momentum")
-        else None,
-        save_cycles=bool(values.get("save_cycles")),
-    )
-
-
-def warmup_steps(k: PlanContext) -> float:
-    """Return the length of the warm-up in optimizer steps."""
-    text: str | None = k["schedule.warmup"]
-    return k.length_in_steps(text) if text is not None else 0.0
-
-
-def _rules(option: str) -> tuple[Rule, ...]:
-    """Return the rules of an option: the value that was set, or the schedule's default."""
-
-    def of(name: str, value: Any, reason: str) -> Rule:
-        return Rule(lambda k: k["schedule.name"] == name, lambda _: value, reason)
-
-    return (
-        user_value(f"schedule.{option}"),
-        *(
-            of(name, *entry.takes[option])
-            for name, entry in BUILT_IN.items()
-            if option in entry.takes
-        ),
-        Rule(
-            lambda k: option in schedule_info(k["schedule.name"]).takes,
-            lambda k: schedule_info(k["schedule.name"]).takes[option].value,
-            "the default of {k[schedule.name]}",
-        ),
-        default_value(None, "not an option of {k[schedule.name]}"),
-    )
-
-
-ROWS: Rows = {
-    "schedule.name": (
-        Rule(lambda k: k.task_info.own_schedule, lambda _: OWN, "the Task brings its schedule"),
-        user_value("schedule.name"),
-        default_value("constant", "not set: the learning rate is constant"),
-    ),
-    **{f"schedule.{option}": _rules(option) for option in OPTIONS if option != "min_lr_ratio"},
-    "schedule.min_lr_ratio": (
-        Rule(
-            is_set("schedule.min_lr"),
-            lambda k: k["schedule.min_lr"] / k["optim.lr"],
-            "schedule.min_lr / optim.lr",
-        ),
-        Rule(
-            lambda k: (
-                k["schedule.name"] == "one_cycle" and "schedule.min_lr_ratio" not in k.set_options
-            ),
-            lambda k: 1 / (k["schedule.div_factor"] * k["schedule.final_div_factor"]),
-            "1 / (schedule.div_factor * schedule.final_div_factor)",
-        ),
-        *_rules("min_lr_ratio"),
-    ),
-}
-
-
-def _value(k: PlanContext, option: str) -> Any:
-    """Return the value of an option before it is decided: as set, or the schedule's default."""
-    default = schedule_info(k["schedule.name"]).takes.get(option)
-    return k.set_options.get(f"schedule.{option}", default.value if default is not None else None)
-
-
-def _are_set(k: PlanContext, *options: str) -> bool:
-    return all(f"schedule.{option}" in k.set_options for option in options)
-
-
-def _check_name(k: PlanContext) -> str | None:
-    options = [name for name in k.set_options if name.startswith("schedule.")]
-    if k.task_info.own_schedule and options:
-        return (
-            f"{options[0]} is set, but the Task has its own schedule, which takes none of these "
-            "options. Put it into that function, or leave Task(schedule=...) out."
-        )
-    name = k.set_options.get("schedule.name")
-    if name == "reduce_on_plateau" and not k.task_info.val_sets:
-        return (
-            "schedule.name='reduce_on_plateau' depends on evaluations: give the Task val data, or "
-            "use schedule.name='cosine'."
-        )
-    return None
-
-
-def _check_warmup_start(k: PlanContext) -> str | None:
-    if _are_set(k, "warmup_start") and not warmup_steps(k):
-        return "schedule.warmup_start needs a warm-up: say schedule.warmup='5%' with it."
-    return None
-
-
-def _check_warmup(k: PlanContext) -> str | None:
-    if warmup_steps(k) <= k["total_steps"]:
-        return None
-    return (
-        f"schedule.warmup={k['schedule.warmup']!r} is {warmup_steps(k):g} steps, longer than the "
-        f"run of {k['total_steps']} steps. Use a shorter warm-up or a longer run."
-    )
-
-
-def _check_min_lr(k: PlanContext) -> str | None:
-    if not _are_set(k, "min_lr"):
-        return None
-    least, peak = k.set_options["schedule.min_lr"], k["optim.lr"]
-    if peak is None:
-        return (
-            "schedule.min_lr is a rate, and the Task's optimizer has its own, which the Plan does "
-            "not know. Say schedule.min_lr_ratio."
-        )
-    if least > peak:
-        return (
-            f"schedule.min_lr={least} is above the peak, optim.lr={peak}. Use a lower floor or a "
-            "higher peak."
-        )
-    if _are_set(k, "min_lr_ratio"):
-        return "schedule.min_lr and schedule.min_lr_ratio both set the minimum. Say one of them."
-    return None
-
-
-def _check_cycles(k: PlanContext) -> str | None:
-    if k["schedule.name"] != "cosine_restarts":
-        return None
-    if _are_set(k, "T_0", "cycles"):
-        return "schedule.T_0 and schedule.cycles both set the length of a cycle. Say one of them."
-    if not _are_set(k, "T_0") and not _are_set(k, "cycles"):
-        return (
-            "schedule.name='cosine_restarts' needs the length of a cycle: say schedule.cycles=5 "
-            "or schedule.T_0='10 epochs'."
-        )
-    if _are_set(k, "T_mult", "cycles"):
-        return (
-            "schedule.T_mult makes cycles longer, and schedule.cycles makes them equal. Say "
-            "schedule.T_0 instead of cycles."
-        )
-    return None
-
-
-def _first_cycle(k: PlanContext) -> float:
-    """Return the length of the first cycle in steps."""
-    if k["schedule.name"] == "cosine_restarts":
-        return k.length_in_steps(_value(k, "T_0")) if _value(k, "T_0") else 0.0
-    up = _value(k, "step_size_up")
-    return k.length_in_steps(up) + k.length_in_steps(_value(k, "step_size_down") or up)
-
-
-def _check_save_cycles(k: PlanContext) -> str | None:
-    if not _value(k, "save_cycles") or warmup_steps(k) + _first_cycle(k) <= k["total_steps"]:
-        return None
-    return (
-        "schedule.save_cycles=True saves at each cycle's end, and the first one, of "
-        f"{_first_cycle(k):g} steps, does not end within the run of {k['total_steps']} steps. Use "
-        "shorter cycles or a longer run."
-    )
-
-
-def _check_milestones(k: PlanContext) -> str | None:
-    places = [k.length_in_steps(each) for each in _value(k, "milestones") or ()]
-    if not places or (places == sorted(set(places)) and places[-1] < k["total_steps"]):
-        return None
-    return (
-        f"schedule.milestones={k.set_options['schedule.milestones']!r} must increase, and be "
-        f"within the run of {k['total_steps']} steps: they are at steps "
-        f"{', '.join(f'{each:g}' for each in places)}. Say them in order, such as ('50%', '75%')."
-    )
-
-
-def _check_gamma(k: PlanContext) -> str | None:
-    is_used = k["schedule.name"] != "cyclic" or k.set_options.get("schedule.mode") == "exp_range"
-    if is_used or not _are_set(k, "gamma"):
-        return None
-    return "schedule.gamma shrinks the cycles of one mode only: say schedule.mode='exp_range'."
-
-
-def _check_decay(k: PlanContext) -> str | None:
-    if k["schedule.name"] != "warmup_stable_decay":
-        return None
-    decay = _value(k, "decay")
-    if warmup_steps(k) + k.length_in_steps(decay) <= k["total_steps"]:
-        return None
-    return (
-        f"schedule.warmup={k['schedule.warmup']!r} and schedule.decay={decay!r} are longer "
-        f"together than the run of {k['total_steps']} steps. Use shorter ones or a longer run."
-    )
-
-
-def _check_pct_start(k: PlanContext) -> str | None:
-    share = k.set_options.get("schedule.pct_start", 0.0)
-    if not _value(k, "three_phase") or share <= 0.5:
-        return None
-    return (
-        f"schedule.pct_start={share} with schedule.three_phase=True leaves no time: the rate falls "
-        "for as long as it rises, and then falls further. Use at most 0.5."
-    )
-
-
-def _check_final_div_factor(k: PlanContext) -> str | None:
-    if _are_set(k, "final_div_factor") and (_are_set(k, "min_lr") or _are_set(k, "min_lr_ratio")):
-        return (
-            "schedule.final_div_factor and schedule.min_lr (or min_lr_ratio) both set the last "
-            "rate. Say one of them."
-        )
-    return None
-
-
-def _check_cycle_momentum(k: PlanContext) -> str | None:
-    # The Task's own optimizer is checked when it is built.
-    has_momentum = (
-        k.task_info.own_optimizer or k.chosen.get("optim.momentum") or k.chosen.get("optim.betas")
-    )
-    if not _value(k, "cycle_momentum") or has_momentum:
-        return None
-    return no_momentum_message(k["schedule.name"])
-
-
-def _check_max_momentum(k: PlanContext) -> str | None:
-    low, high = _value(k, "base_momentum"), _value(k, "max_momentum")
-    if k["schedule.cycle_momentum"]:
-        if low <= high:
-            return None
-        return (
-            f"schedule.base_momentum={low} is above schedule.max_momentum={high}. Let it be the "
-            "lower one."
-        )
-    if _are_set(k, "base_momentum") or _are_set(k, "max_momentum"):
-        return (
-            "schedule.base_momentum and max_momentum are for a momentum that is cycled: say "
-            "schedule.cycle_momentum=True."
-        )
-    return None
-
-
-def _check_needed(option: str) -> Check:
-    """Return the check that an option is set if the schedule requires it."""
-
-    def check(k: PlanContext) -> str | None:
-        name = k["schedule.name"]
-        example = schedule_info(name).needs.get(option)
-        if example is None or _are_set(k, option):
-            return None
-        return f"schedule.name={name!r} needs a {option}: say schedule.{option}={example}."
-
-    return check
-
-
-def _constraint(check: Check) -> Constraint:
-    return Constraint(lambda k: check(k) is not None, lambda k: str(check(k)))
-
-
-_CHECKS = {
-    "name": _check_name,
-    "warmup_start": _check_warmup_start,
-    "interval": _check_warmup,
-    "min_lr": _check_min_lr,
-    "cycles": _check_cycles,
-    "save_cycles": _check_save_cycles,
-    "milestones": _check_milestones,
-    "gamma": _check_gamma,
-    "decay": _check_decay,
-    "pct_start": _check_pct_start,
-    "final_div_factor": _check_final_div_factor,
-    "cycle_momentum": _check_cycle_momentum,
-    "max_momentum": _check_max_momentum,
-}
-REFUSALS: Refusals = {
-    f"schedule.{option}": tuple(map(_constraint, checks))
-    for option in Schedule.model_fields
-    if (
-        checks := (
-            *((_check_needed(option),) if option in NEEDED else ()),
-            *((_CHECKS[option],) if option in _CHECKS else ()),
-        )
-    )
-}
+    return own

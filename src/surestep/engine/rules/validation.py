@@ -1,186 +1,134 @@
-"""When to evaluate, and what follows from it."""
+"""When to evaluate, and which metric decides what is best."""
 
-from surestep.config.duration import parse_duration
-from surestep.engine.plan.plan import Constraint, PlanContext, Rule
+from typing import Literal
+
+from surestep.engine.plan.context import Decision, PlanContext
 from surestep.engine.plan.specs import raw_name
-from surestep.engine.rules.helpers import (
-    Refusals,
-    Rows,
-    always,
-    default_value,
-    how_often,
-    is_set,
-    require_whole_epochs,
-    user_value,
-    user_value_or,
+from surestep.engine.rules.rule import rule
+
+LARGER_IS_BETTER = frozenset(
+    ("accuracy", "auroc", "auc", "f1", "precision", "recall", "iou", "dice", "map", "bleu", "r2")
 )
+SMALLER_IS_BETTER = frozenset(("loss", "error", "mse", "mae", "rmse", "perplexity", "wer", "cer"))
 
 
-def _has_average(k: PlanContext) -> bool:
-    """Return whether the weights are averaged; the rows of the average are resolved later."""
-    return bool(k.set_options.get("average.kind", "none") != "none")
+@rule("validation.batch_size")
+def batch_size(k: PlanContext) -> Decision:
+    """Use the loader's size, or the one that fits in training."""
+    wanted, of_loaders = k.get("validation.batch_size"), k.task_info.val_batch_sizes
+    if k.task_info.batched:
+        if wanted not in (None, 1):
+            k.reject(
+                f"validation.batch_size={wanted}, but the data comes in batches "
+                "(Task(batched=True)), which are not split or joined. Leave it out."
+            )
+        return 1, "the data comes in batches (Task(batched=True))"
+    if of_loaders:
+        if any(wanted not in (None, size) for size in of_loaders):
+            k.reject(
+                f"validation.batch_size={wanted}, but the val DataLoader has "
+                f"batch_size={of_loaders[0]}. Set it in one place."
+            )
+        return of_loaders[0], "the val DataLoader's own"
+    if k.task_info.no_data:
+        return k.set_or(64, "no training data to take a size from")
+    reason = "what fits in training fits without gradients; the numbers do not depend on it"
+    return k.set_or(k["micro_batch_size"], reason)
 
 
-ROWS: Rows = {
-    "validation.every": how_often(
-        "validation.every",
-        off="evaluated at the end alone",
-        usual="1 epoch",
-        reason="once through the data",
-    ),
-    "validation.on_start": user_value_or(
-        "validation.on_start", False, "the first evaluation is after validation.every"
-    ),
-    "validation.batch_size": (
-        Rule(
-            lambda k: bool(k.task_info.val_batch_sizes),
-            lambda k: k.task_info.val_batch_sizes[0],
-            "the val DataLoader's own",
-        ),
-        Rule(
-            lambda k: k.task_info.batched,
-            lambda _: 1,
-            "the data comes in batches (Task(batched=True))",
-        ),
-        user_value("validation.batch_size"),
-        Rule(lambda k: k.task_info.no_data, lambda _: 64, "no training data to take a size from"),
-        Rule(
-            always,
-            lambda k: k["micro_batch_size"],
-            "what fits in training fits without gradients; the numbers do not depend on it",
-        ),
-    ),
-    "limit_val_batches": user_value_or("limit_val_batches", None, "not set: all of the data"),
-    "validation.weights": (
-        user_value("validation.weights"),
-        Rule(
-            _has_average,
-            lambda _: "average",
-            "it is what average.kind is set for",
-        ),
-        default_value("raw", "there is no average"),
-    ),
-    "validation.metric": (
-        Rule(lambda k: not k.task_info.val_sets, lambda _: None, "no validation data"),
-        Rule(is_set("validation.metric"), lambda k: k.metric(), "set {origin}"),
-        Rule(always, lambda k: f"{k.task_info.val_sets[0]}/loss", "what is trained on"),
-    ),
-    "validation.mode": (
-        user_value("validation.mode"),
-        Rule(
-            lambda k: k.metric_mode() == "max",
-            lambda _: "max",
-            "a larger {k[validation.metric]} is better",
-        ),
-        default_value("min", "a smaller {k[validation.metric]} is better"),
-    ),
-    "early_stop.patience": user_value_or("early_stop.patience", None, "not set: no early stopping"),
-    "early_stop.start": (
-        user_value("early_stop.start", parse_duration),
-        default_value(None, "every evaluation counts"),
-    ),
-    "early_stop.min_delta": user_value_or("early_stop.min_delta", 0.0, "any gain counts"),
-}
+@rule("validation.weights")
+def weights(k: PlanContext) -> Decision:
+    """Evaluate the average if there is one."""
+    averages = k["average.kind"] != "none"
+    if k.get("validation.weights", "raw") != "raw" and not averages:
+        k.reject(
+            f"validation.weights={k.get('validation.weights')!r} needs an average. Set "
+            "average.kind='ema' or 'swa'."
+        )
+    sets = k.task_info.val_sets
+    if k.get("validation.weights") == "both" and any(raw_name(each) in sets for each in sets):
+        k.reject(
+            "validation.weights='both' reports the raw weights as "
+            f"{', '.join(map(raw_name, sets))}, and a validation set has one of these names. "
+            "Rename that set."
+        )
+    if averages:
+        return k.set_or("average", "the purpose of average.kind")
+    return k.set_or("raw", "there is no average")
 
-REFUSALS: Refusals = {
-    "validation.every": (require_whole_epochs("validation.every"),),
-    "validation.batch_size": (
-        Constraint(
-            lambda k: k.task_info.batched and k.set_options.get("validation.batch_size", 1) != 1,
-            lambda k: (
-                f"validation.batch_size={k.set_options['validation.batch_size']}, but the data "
-                "comes in "
-                "batches (Task(batched=True)), which are not cut or put together. Leave it out."
-            ),
-        ),
-        Constraint(
-            lambda k: any(
-                size != k.set_options.get("validation.batch_size", size)
-                for size in k.task_info.val_batch_sizes
-            ),
-            lambda k: (
-                f"validation.batch_size={k.set_options['validation.batch_size']}, but the val "
-                "DataLoader "
-                f"has batch_size={k.task_info.val_batch_sizes[0]}. Say it in one place."
-            ),
-        ),
-    ),
-    "validation.weights": (
-        Constraint(
-            lambda k: (
-                k.set_options.get("validation.weights", "raw") != "raw" and not _has_average(k)
-            ),
-            lambda k: (
-                f"validation.weights={k.set_options['validation.weights']!r} needs an average. Set "
-                "average.kind='ema' or 'swa'."
-            ),
-        ),
-        Constraint(
-            lambda k: (
-                k.set_options.get("validation.weights") == "both"
-                and any(raw_name(part) in k.task_info.val_sets for part in k.task_info.val_sets)
-            ),
-            lambda k: (
-                "validation.weights='both' reports the raw weights as "
-                f"{', '.join(map(raw_name, k.task_info.val_sets))}, and a validation set has one "
-                "of "
-                "these names. Rename that set."
-            ),
-        ),
-    ),
-    "validation.metric": (
-        Constraint(
-            lambda k: (
-                bool(k.task_info.val_sets)
-                and not k.task_info.evaluates_loss
-                and "validation.metric" not in k.set_options
-            ),
-            lambda k: (
+
+@rule("validation.metric")
+def metric(k: PlanContext) -> Decision:
+    """Use the loss, unless a metric that is measured is set."""
+    task, wanted = k.task_info, k.get("validation.metric")
+    if not task.val_sets:
+        return None, "no validation data"
+    names = ", ".join(measured_names(k))
+    if wanted is None:
+        if not task.evaluates_loss:
+            instead = f"Set validation.metric to one of {names}."
+            k.reject(
                 "The model returns its losses in training alone, so validation has no loss. "
-                + (
-                    f"Set validation.metric to one of {', '.join(k.metric_names())}."
-                    if k.task_info.metrics
-                    else "Give Task(metrics={...}) and set validation.metric."
-                )
-            ),
-        ),
-        Constraint(
-            lambda k: (
-                "validation.metric" in k.set_options
-                and str(k.set_options["validation.metric"]).split("/")[-1] in k.task_info.tables
-            ),
-            lambda k: (
-                f"validation.metric={k.set_options['validation.metric']!r} is a table, and which "
-                "of two "
-                f"tables is better is not known. Numbers: {', '.join(k.metric_names())}."
-            ),
-        ),
-        Constraint(
-            lambda k: "validation.metric" in k.set_options and not k.is_measured(),
-            lambda k: (
-                f"validation.metric={k.set_options['validation.metric']!r} is not measured. "
-                f"Measured: {', '.join(k.metric_names())}."
-            ),
-        ),
-    ),
-    "validation.mode": (
-        Constraint(
-            lambda k: k.metric_mode() is None and "validation.mode" not in k.set_options,
-            lambda k: (
-                f"Whether a larger {k['validation.metric']} is better is not known. "
-                "Say validation.mode='max' or 'min'."
-            ),
-        ),
-    ),
-    "early_stop.patience": (
-        Constraint(
-            lambda k: k.is_on("early_stop.patience") and k.is_off("validation.every"),
-            lambda k: (
-                f"early_stop.patience={k.set_options['early_stop.patience']} counts evaluations, "
-                "and "
-                "validation.every is off. Set validation.every='1 epoch'."
-            ),
-        ),
-    ),
-    "early_stop.start": (require_whole_epochs("early_stop.start"),),
-}
+                + (instead if names else "Pass Task(metrics={...}) and set validation.metric.")
+            )
+        return f"{task.val_sets[0]}/loss", "what is trained on"
+    full = wanted if "/" in wanted else f"{task.val_sets[0]}/{wanted}"
+    split, _, name = full.partition("/")
+    if wanted.split("/")[-1] in task.tables:
+        k.reject(
+            f"validation.metric={wanted!r} is a table, which cannot be compared. Metrics that are "
+            f"numbers: {names}."
+        )
+    elif full not in measured_names(k) and not (
+        split in task.val_sets and _metric_with_key(k, name)
+    ):
+        k.reject(f"validation.metric={wanted!r} is not measured. Measured: {names}.")
+    return full, f"set {k.origin('validation.metric')}"
+
+
+@rule("validation.mode")
+def mode(k: PlanContext) -> Decision:
+    """Use the direction that the metric declares, or that its name implies."""
+    best = better_direction(k)
+    if best is None and not k.is_set("validation.mode"):
+        k.reject(
+            f"It is not known whether a larger {k['validation.metric']} is better. Set "
+            "validation.mode='max' or 'min'."
+        )
+    side = "larger" if best == "max" else "smaller"
+    return k.set_or(best, f"a {side} {k['validation.metric']} is better")
+
+
+@rule("early_stop.patience")
+def patience(k: PlanContext) -> Decision:
+    """Check that there are evaluations to count."""
+    if k.get("early_stop.patience") is not None and k.is_off("validation.every"):
+        k.reject(
+            f"early_stop.patience={k.get('early_stop.patience')} counts evaluations, and "
+            "validation.every is off. Set validation.every='1 epoch'."
+        )
+    return k.declared()
+
+
+def measured_names(k: PlanContext) -> list[str]:
+    """List what evaluations measure, as "set/metric"."""
+    names = [*(["loss"] if k.task_info.evaluates_loss else []), *k.task_info.metrics]
+    sets = list(k.task_info.val_sets)
+    if k["validation.weights"] == "both":
+        sets += [raw_name(each) for each in k.task_info.val_sets]
+    return [f"{each}/{name}" for each in sets for name in names]
+
+
+def _metric_with_key(k: PlanContext, name: str) -> str | None:
+    """Return the metric whose compute returns a dict, if "metric_key" can be one of its values."""
+    prefixes = (each for each in k.task_info.objects if name.startswith(f"{each}_"))
+    return None if name in k.task_info.metrics else max(prefixes, key=len, default=None)
+
+
+def better_direction(k: PlanContext) -> Literal["min", "max"] | None:
+    """Return whether a smaller or a larger metric is better, if that is known."""
+    name = (k["validation.metric"] or "loss").split("/")[-1]
+    declared = k.task_info.metrics.get(_metric_with_key(k, name) or name)
+    if declared is not None:
+        return declared
+    return "max" if name in LARGER_IS_BETTER else "min" if name in SMALLER_IS_BETTER else None

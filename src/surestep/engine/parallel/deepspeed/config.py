@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from surestep.base.errors import suggest_names
-from surestep.engine.plan.plan import PlanContext
+from surestep.engine.plan.context import PlanContext
 
 _ZERO = (
     *("contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions"),
@@ -205,7 +205,7 @@ def _agreed(k: PlanContext) -> dict[str, tuple[Any, str]]:
         "scheduler.params.warmup_min_lr": (0, "schedule.warmup_start"),
         "scheduler.params.warmup_max_lr": (k["optim.lr"], "optim.lr"),
         "scheduler.params.warmup_num_steps": (
-            round(k.length_in_steps(k.chosen.get("schedule.warmup", "0%"))),
+            round(k.length_in_steps(k["schedule.warmup"] or "0%")),
             "schedule.warmup",
         ),
         "scheduler.params.warmup_type": ("linear", "schedule.warmup"),
