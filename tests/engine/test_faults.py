@@ -27,20 +27,20 @@ def test_every_fault_is_a_line():
         }
     )
     assert [line.split("=")[0].split(" ")[0] for line in lines] == [
-        *("precision", "optim.momentum", "max_grad_norm", "max_nonfinite_steps"),
+        *("precision", "max_grad_norm", "max_nonfinite_steps", "optim.momentum"),
     ]
 
 
 def test_a_fault_that_follows_from_another_is_not_shown():
     lines = faults({"on_spike": "rollback", "checkpoint.keep_last": 1, "max_rollbacks": 2})
     assert len(lines) == 1
-    assert "Say checkpoint.keep_last=2" in lines[0]
+    assert "Set checkpoint.keep_last=2" in lines[0]
 
 
 def test_a_fault_names_the_flag_and_the_line_of_the_file():
     lines = faults({"optim.momentum": 0.9, "max_grad_norm": 1.0, "clip_value": 0.5}, ORIGINS)
-    assert lines[0].endswith("(optim.momentum: --optim.momentum)")
-    assert lines[1].endswith(", clip_value: run.toml:7)")
+    assert lines[1].endswith("(optim.momentum: --optim.momentum)")
+    assert lines[0].endswith(", clip_value: run.toml:7)")
 
 
 def test_a_fault_names_the_line_of_python():

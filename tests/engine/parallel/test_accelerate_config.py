@@ -68,7 +68,7 @@ def test_no_mixed_precision_is_fp32_where_a_gpu_would_have_bf16():
 
 
 def test_another_device_than_the_cpu_it_says_is_refused():
-    with pytest.raises(ConfigError, match=r"device='cuda:1', and accelerate's config says use_cpu"):
+    with pytest.raises(ConfigError, match=r"device='cuda:1', but accelerate's config has use_cpu"):
         planned(
             AccelerateConfig(use_cpu=True),
             tiny.TWO_GPUS,

@@ -5,7 +5,7 @@ from typing import Any
 
 from surestep.config.config import option_info
 from surestep.config.option import ON, PROCESSES, VAL_DATA, is_met, is_off
-from surestep.engine.optim.registry import options_of, optimizers_with
+from surestep.engine.optim.registry import optimizers_with, options_of
 from surestep.engine.plan.context import PlanContext
 from surestep.engine.rules.rule import SEVERAL
 from surestep.engine.schedule.registry import BUILT_IN, schedule_info

@@ -36,14 +36,14 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         ("device", {"device": "cuda"}, BOUND, GIVEN, torch.device("cuda:0"), "set in Python; ea"),
         ("device", {"device": "cuda:0"}, BOUND, GIVEN, torch.device("cuda:0"), "set in Python"),
         ("device", {"device": "cpu"}, SECOND, GIVEN, torch.device("cpu"), "set in Python"),
-        ("precision", {}, GPU, GIVEN, "bf16", "auto: this GPU has bf16 natively"),
-        ("precision", {}, OLD_GPU, GIVEN, "fp32", "auto: bf16 only where"),
-        ("precision", {"device": "cpu"}, GPU, GIVEN, "fp32", "auto: bf16 only where"),
+        ("precision", {}, GPU, GIVEN, "bf16", "auto: this GPU supports bf16"),
+        ("precision", {}, OLD_GPU, GIVEN, "fp32", "auto: bf16 only if"),
+        ("precision", {"device": "cpu"}, GPU, GIVEN, "fp32", "auto: bf16 only if"),
         ("precision", {"precision": "auto"}, FACTS, GIVEN, "fp32", "auto: "),
         ("batch_size", {}, FACTS, LOADED, 10, "the DataLoader's own"),
         ("batch_size", {}, FACTS, GIVEN, 64, "not set"),
-        ("micro_batch_size", {}, FACTS, LOADED, 10, "the whole batch at once"),
-        ("batch_layout", {}, FACTS, LOADED, "10 = 1 micro-batch", "not cut"),
+        ("micro_batch_size", {}, FACTS, LOADED, 10, "not set: the full batch at once"),
+        ("batch_layout", {}, FACTS, LOADED, "10 = 1 micro-batch", "not split"),
         (
             "batch_layout",
             {"micro_batch_size": 24},
@@ -55,12 +55,12 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         (
             *("batch_layout", {"micro_batch_size": 32}, FACTS),
             *(replace(GIVEN, not_splitting=("dropout draws",)), "64 = 2 micro-batches x 32"),
-            "cutting changes the numbers here: dropout draws",
+            "splitting changes the numbers here: dropout draws",
         ),
         (
             *("batch_layout", {"batch_size": 1}, GPUS, GIVEN),
             "1 = 2 ranks x at most 1 micro-batch x 1",
-            "ranks past the first 1 get no data: say batch_size=2",
+            "ranks past the first 1 get no data: set batch_size=2",
         ),
         ("data.shuffle", {}, FACTS, LOADED, False, "the DataLoader's own"),
         ("data.drop_last", {}, FACTS, LOADED, True, "the DataLoader's own"),
@@ -86,7 +86,7 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
             *("activation_checkpointing", {"activation_checkpointing": "on"}, FACTS),
             *(GIVEN, "on", "set in Python"),
         ),
-        ("checkpoint.weights", {}, FACTS, GIVEN, "all", "a checkpoint is whole by itself"),
+        ("checkpoint.weights", {}, FACTS, GIVEN, "all", "a checkpoint is complete by itself"),
         (
             *("checkpoint.weights", {}, FACTS, replace(GIVEN, adapters=True)),
             *("trained", "adapters on a frozen base"),
@@ -123,16 +123,16 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         ("optim.adamw_lr", MUON, FACTS, HIDDEN, 1e-3, "torch's default for AdamW"),
         (
             *("optim.adamw_lr", {**MUON, "optim.adjust_lr_fn": "match_rms_adamw"}, FACTS, HIDDEN),
-            *(0.02, "optim.lr: the two move"),
+            *(0.02, "optim.lr: both change"),
         ),
         ("optim.weight_decay", {}, FACTS, SPARSE, 0.01, "torch's default"),
         ("optim.weight_decay", {"optim.name": "lbfgs"}, FACTS, GIVEN, None, "lbfgs has none"),
         ("optim.lr", {"optim.name": "adadelta"}, FACTS, GIVEN, 1.0, "torch's default for adadelta"),
         (
             *("optim.implementation", OWN_ADAM, replace(GPUS, extras=("deepspeed",)), GIVEN),
-            *("deepspeed", "parallel.deepspeed says torch_adam=false"),
+            *("deepspeed", "parallel.deepspeed has torch_adam=false"),
         ),
-        ("optim.implementation", MUON, FACTS, HIDDEN, "for_loop", "the only one there is of muon"),
+        ("optim.implementation", MUON, FACTS, HIDDEN, "for_loop", "the only one of muon"),
         ("optim.implementation", {"optim.name": "sgd"}, GPU, SPARSE, "for_loop", "the gradient of"),
         (
             "optim.implementation",
@@ -150,7 +150,7 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         ),
         ("max_grad_norm", {"optim.name": "lbfgs"}, FACTS, GIVEN, None, "L-BFGS learns from"),
         ("optim.weight_decay", {"optim.name": "sgd"}, FACTS, GIVEN, 0.0, "torch's default for sgd"),
-        ("max_grad_norm", {}, FACTS, GIVEN, 1.0, "one bad batch"),
+        ("max_grad_norm", {}, FACTS, GIVEN, 1.0, "limits the effect of one bad batch"),
         ("max_grad_norm", {"max_grad_norm": "off"}, FACTS, GIVEN, None, "off, set in Python"),
         ("max_grad_norm", {"clip_value": 1.0}, FACTS, GIVEN, None, "clip_value clips instead"),
         ("guard", {}, FACTS, GIVEN, "sticky", "kept on the device"),
@@ -160,7 +160,7 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
             *("guard", {"parallel.strategy": "fsdp", "parallel.offload": "all"}, GPUS, GIVEN),
             *("reading", "parallel.offload keeps gradients and optimizer on the host"),
         ),
-        ("guard", {"on_nonfinite": "skip"}, FACTS, GIVEN, "reading", "skipping for good"),
+        ("guard", {"on_nonfinite": "skip"}, FACTS, GIVEN, "reading", "the host has to count"),
         (
             "guard",
             {},
@@ -196,7 +196,7 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         ("logging.progress", {}, FACTS, GIVEN, "plain", "no terminal here"),
     ],
 )
-def test_what_is_not_said_is_decided_by_its_row(option, said, facts, given, value, reason):
+def test_option_that_is_not_set_is_decided_by_its_rule(option, said, facts, given, value, reason):
     found = decide(said, facts, given)
     decision = next(each for each in found.decisions if each.option == option)
     assert decision.value == value

@@ -1,10 +1,21 @@
-from dataclasses import FrozenInstanceError, replace
+import ast
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import surestep
 from surestep.config.config import Config
-from surestep.engine.plan.plan import LARGER_IS_BETTER, SMALLER_IS_BETTER, PlanContext
-from tests.tiny import FACTS, GIVEN, GPU, LOADED, VALIDATED, decide
+from surestep.engine.plan.context import PlanContext
+from surestep.engine.plan.plan import Plan
+from surestep.engine.rules.validation import (
+    LARGER_IS_BETTER,
+    SMALLER_IS_BETTER,
+    better_direction,
+    measured_names,
+)
+from tests.tiny import FACTS, GIVEN, GPU, VALIDATED, decide
 
 
 def known(said=None, given=GIVEN, **chosen):
@@ -23,7 +34,7 @@ def test_a_plan_gives_the_reason_of_each_option():
 
 
 def test_a_plan_is_not_changed():
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError, match=r"Use plan.replace\(batch_size=...\)"):
         decide().batch_size = 3
 
 
@@ -45,19 +56,20 @@ def test_whether_there_is_a_gpu_is_a_question_of_the_device(facts, on_gpu):
 
 
 def test_metrics_are_named_by_set():
-    assert known(given=VALIDATED).metric_names() == [
+    weights = {"validation__weights": "raw"}
+    assert measured_names(known(given=VALIDATED, **weights)) == [
         *("val/loss", "val/accuracy", "val/score"),
         *("far/loss", "far/accuracy", "far/score"),
     ]
-    assert known().metric_names() == []
+    assert measured_names(known(**weights)) == []
 
 
 @pytest.mark.parametrize(
     ("said", "metric"),
-    [("accuracy", "val/accuracy"), ("far/score", "far/score"), ("loss", "val/loss")],
+    [("accuracy", "val/accuracy"), ("far/accuracy", "far/accuracy"), ("loss", "val/loss")],
 )
 def test_a_metric_without_a_set_is_the_first_sets(said, metric):
-    assert known({"validation.metric": said}, VALIDATED).metric() == metric
+    assert decide({"validation.metric": said}, given=VALIDATED).validation_metric == metric
 
 
 @pytest.mark.parametrize(
@@ -73,7 +85,7 @@ def test_a_metric_without_a_set_is_the_first_sets(said, metric):
 )
 def test_whether_larger_is_better_is_declared_or_known_by_name(metric, declared, mode):
     given = replace(VALIDATED, metrics={"accuracy": declared, "score": declared})
-    assert known(given=given, validation__metric=metric).metric_mode() == mode
+    assert better_direction(known(given=given, validation__metric=metric)) == mode
 
 
 def test_no_metric_is_better_both_ways():
@@ -95,11 +107,6 @@ def test_a_length_may_be_a_share_of_the_run(length, steps):
     assert found.length_in_steps(length) == pytest.approx(steps)
 
 
-def test_what_a_loader_says_is_known():
-    assert known(given=LOADED).dataloader_setting("batch_size") == 10
-    assert known().dataloader_setting("batch_size") is None
-
-
 @pytest.mark.parametrize(
     ("said", "origin"),
     [({"epochs": 3.0}, "epochs"), ({"epochs": None, "max_steps": 9}, "max_steps")],
@@ -107,3 +114,33 @@ def test_what_a_loader_says_is_known():
 def test_the_length_of_a_run_shows_where_it_was_said(said, origin):
     plan = decide(said, origins={origin: "command line"})
     assert "command line" in plan.reason("total_steps")
+
+
+def test_a_plan_with_other_values_leaves_the_plan_as_it_is():
+    plan = decide()
+    assert plan.replace(batch_size=3).batch_size == 3
+    assert plan.batch_size == 64
+    with pytest.raises(AssertionError):
+        plan.replace(bach_size=3)
+
+
+def test_a_copy_of_a_plan_holds_the_same():
+    plan = decide()
+    assert vars(deepcopy(plan)).keys() == vars(plan).keys()
+    assert deepcopy(plan).batch_size == plan.batch_size
+
+
+def test_every_attribute_of_a_plan_that_is_read_is_decided():
+    """Types do not show it: the attributes follow from the options."""
+    known = set(vars(decide())) | set(dir(Plan))
+    source = Path(surestep.__file__).parent
+    read = {
+        (str(file.relative_to(source)), node.attr)
+        for file in source.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute)
+        and (getattr(node.value, "id", "") == "plan" or getattr(node.value, "attr", "") == "plan")
+    }
+    assert len(read) > 200
+    read.discard(("record/checkpoint/retention.py", "get"))  # another kind of plan
+    assert {each for each in read if each[1] not in known} == set()
