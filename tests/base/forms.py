@@ -266,8 +266,8 @@ NAMES_OF_OTHERS = [
     ("cli", "--device gpu", {"device": "cuda"}),
     ("cli", "--device 0", {"device": "cuda:0"}),
     ("cli", "--device auto", {}),
-    ("python", "Parallel(shard='full_shard')", {"parallel.shard": "FULL_SHARD"}),
-    ("python", "Parallel(shard='FULL_SHARD')", {"parallel.shard": "FULL_SHARD"}),
+    ("python", "Parallel(shard='full_shard')", {"parallel.shard": "full"}),
+    ("python", "Parallel(shard='FULL_SHARD')", {"parallel.shard": "full"}),
     ("python", "Parallel(shard='FSDP')", {"parallel.shard": "full"}),
     ("python", "Parallel(shard='shard_grad_op')", {"parallel.shard": "SHARD_GRAD_OP"}),
     ("python", "Parallel(shard=1)", {"parallel.shard": "full"}),
@@ -280,7 +280,7 @@ NAMES_OF_OTHERS = [
         "Write strategy='deepspeed', zero_stage=2",
     ),
     ("python", "Parallel(strategy='dp')", "Write strategy='ddp'"),
-    ("cli", "--parallel.shard full_shard", {"parallel.shard": "FULL_SHARD"}),
+    ("cli", "--parallel.shard full_shard", {"parallel.shard": "full"}),
 ]
 
 GROUPS = [
