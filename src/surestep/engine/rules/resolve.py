@@ -169,7 +169,10 @@ def resolve_device(config: Config, facts: SystemInfo) -> torch.device:
     Raises:
         ConfigError: the device that is set is not available.
     """
-    device: torch.device = _Resolver(config, facts, TaskInfo(None, in_memory=False))["device"]
+    try:
+        device: torch.device = _Resolver(config, facts, TaskInfo(None, in_memory=False))["device"]
+    except _Rejected as error:
+        raise ConfigError(str(error)) from None
     return device
 
 
