@@ -36,6 +36,8 @@ SLOW = {
     "tests/engine/parallel/test_deepspeed_config.py": NEEDS_DEEPSPEED,
     "tests/engine/parallel/test_plugin.py::test_plugin_strategy_on_two_ranks": LAUNCHES,
     "tests/engine/parallel/test_plugin.py::test_plugin_strategy_trains": LAUNCHES,
+    "tests/engine/test_plugins.py::test_broken_plugin_option": LAUNCHES,
+    "tests/engine/test_plugins.py::test_plugin_option_is": LAUNCHES,
     "tests/engine/schedule/test_transformers.py": NEEDS_TRANSFORMERS,
     "tests/engine/test_allocator.py::test_the_allocator_changes_no_number": MEMORY,
     "tests/engine/test_allocator.py::test_steps_with_retained_memory_have_no_page_faults": MEMORY,

@@ -88,7 +88,7 @@ RECIPES = {
     "nothing says how long": (
         task().replace("epochs=2, ", ""),
         2,
-        "Nothing says how long to train. Say epochs=10 or max_steps=1000.",
+        "The length of the run is not set. Set epochs=10 or max_steps=1000.",
     ),
 }
 

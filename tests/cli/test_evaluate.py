@@ -202,5 +202,5 @@ def test_what_is_not_a_number_is_explained(surestep, recipe):
 def test_nothing_is_judged_by_a_table(surestep, recipe):
     answer = surestep("train", recipe(TABLE), "--validation.metric", "table")
     assert (answer.code, answer.out) == (2, "")
-    assert "validation.metric='table' is a table, and which of two tables is better" in answer.err
+    assert "validation.metric='table' is a table, which cannot be compared" in answer.err
     assert "Numbers: val/loss, val/accuracy." in answer.err

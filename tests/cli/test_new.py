@@ -134,7 +134,7 @@ def test_options_of_gpus_are_taken_where_there_are_none_before_the_job(surestep,
         (["--slurm", *FSDP, "--nproc", "4", "--optim.name", "muon"], "optim.name='muon'"),
         (["--slurm", *FSDP, "--parallel.wrap_policy", "class Blok", "--nodes", "2"], "class Blok"),
         (["--slurm", "--nproc", "2", "--parallel.offload", "all"], "parallel.offload='all'"),
-        (["--slurm", *FSDP], "and here is one"),
+        (["--slurm", *FSDP], "requires several processes"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_it_waits_in_a_queue(

@@ -1,4 +1,4 @@
-"""A loss, a schedule and an optimizer from outside the package: one file and one entry point."""
+"""Plug-ins from outside the package, but for strategies: one file and one entry point each."""
 
 import importlib
 import json
@@ -11,7 +11,8 @@ import pytest
 
 from surestep.base import plugins
 from surestep.base.errors import ConfigError
-from surestep.base.plugins import LOSSES, OPTIMIZERS, SCHEDULES, STRATEGIES
+from surestep.base.plugins import LOSSES, OPTIMIZERS, OPTIONS, SCHEDULES, STRATEGIES
+from surestep.config.plugin_options import load_option
 from surestep.engine.losses.registry import get_loss, loss_docs
 from surestep.engine.optim.registry import optimizer_info
 from surestep.engine.parallel.strategy import strategy_class
@@ -29,6 +30,7 @@ LOAD = {
     SCHEDULES: schedule_info,
     OPTIMIZERS: optimizer_info,
     STRATEGIES: strategy_class,
+    OPTIONS: load_option,
 }
 SCRIPT = """
 import json, torch, surestep
@@ -106,7 +108,7 @@ def test_plugins_train_by_name_and_the_plan_gives_their_reasons(tmp_path):
     assert reasons["optim.momentum"] == [0.5, "set in Python"]
     assert reasons["optim.weight_decay"] == [0.0, "the default of sign_momentum"]
     assert reasons["schedule.name"][0] == "root_decay"
-    assert reasons["schedule.min_lr_mode"][1] == "the default of root_decay"
+    assert reasons["schedule.min_lr_mode"][1].startswith("the curve reaches the minimum")
     assert reasons["loss"][0].startswith("log_cosh")
     assert results[-1][0] < results[0][0]
     expected = [0.05, 0.075, *(0.1 * (1 - place / 6) for place in range(6))]
@@ -165,3 +167,88 @@ def test_help_works_with_broken_plugins(outside, tmp_path, surestep):
         assert surestep(*words).code == 0
     words = ("train", "digits", "--optim.name", "bad", "--schedule.name", "bad", "--help")
     assert surestep(*words).code == 0
+
+
+OPTION_SCRIPT = """
+import json, sys, torch, surestep
+from grad_noise import GradNoise
+from torch import nn
+
+noise, *allow = sys.argv[1:]
+torch.manual_seed(0)
+task = surestep.Task(nn.Linear(4, 1), "mse", (torch.randn(64, 4), torch.randn(64, 1)))
+config = surestep.Config(
+    max_steps=4, batch_size=16, device="cpu", logging={"progress": "quiet"}, grad_noise=noise,
+)
+callbacks = [GradNoise(config)]
+prepare = lambda: surestep.prepare(task, config, run="run", callbacks=callbacks, allow=allow)
+with prepare() as session:
+    next(session.steps())
+    session.save()
+    print(session.plan.grad_noise, session.plan.reason("grad_noise"))
+"""
+BROKEN = "[surestep.options]\ngrad_noise = grad_noise:nothing_here\n"
+
+
+@pytest.fixture
+def run_outside(tmp_path):
+    """Return a function that runs Python in a process where the option is installed."""
+    write_examples(tmp_path)
+    install(tmp_path, {OPTIONS: "grad_noise = grad_noise:grad_noise"})
+    (tmp_path / "train.py").write_text(OPTION_SCRIPT)
+
+    def run(*words):
+        paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        return subprocess.run(
+            [sys.executable, *words],
+            env=os.environ | {"PYTHONPATH": paths},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+
+    return run
+
+
+def test_plugin_option_is_planned_recorded_and_compared_on_resume(run_outside, tmp_path):
+    first = run_outside("train.py", "0.5")
+    assert first.stdout == "0.5 set in Python\n", first.stderr
+    decisions = json.loads((tmp_path / "run" / "plan.json").read_text())
+    found = next(each for each in decisions if each["option"] == "grad_noise")
+    assert found == {"option": "grad_noise", "value": 0.5, "reason": "set in Python"}
+    changed = run_outside("train.py", "0.25")
+    assert "blocked: each update would differ from those so far" in changed.stderr
+    allowed = run_outside("train.py", "0.25", "grad_noise")
+    assert allowed.stdout == "0.25 set in Python\n", allowed.stderr
+    bad = run_outside("train.py", "-1")
+    assert "grad_noise='-1' is not allowed: it must be greater than or equal to 0" in bad.stderr
+
+
+def test_plugin_option_is_typed_and_explained_on_the_command_line(run_outside):
+    main = ("-m", "surestep")
+    shown = run_outside(*main, "train", "spiral", "--help")
+    assert "--grad-noise FLOAT" in shown.stdout
+    assert "Standard deviation of the noise" in shown.stdout
+    typed = run_outside(*main, "plan", "spiral", "--grad-noise", "0.5", "--all")
+    assert re.search(r"grad_noise[ │]+0.5[ │]+set on the command line", typed.stdout), typed.stderr
+    plain = run_outside(*main, "plan", "spiral", "--all")
+    assert re.search(r"grad_noise[ │]+0.0[ │]+not set: no noise", plain.stdout), plain.stderr
+    ranks = run_outside(*main, "plan", "spiral", "--grad-noise", "0.5", "--ranks", "2")
+    assert "grad_noise=0.5 is for a single process. Leave it out." in ranks.stderr
+
+
+def test_broken_plugin_option_is_an_error_only_where_it_is_set(run_outside, tmp_path):
+    (tmp_path / "outside-1.0.dist-info" / "entry_points.txt").write_text(BROKEN)
+    main = ("-m", "surestep")
+    problem = "The entry point 'grad_noise' of surestep.options (grad_noise:nothing_here)"
+    for words in (("--help",), ("train", "--help"), ("train", "spiral", "--help")):
+        shown = run_outside(*main, *words)
+        assert shown.returncode == 0, shown.stderr
+    planned = run_outside(*main, "plan", "spiral", "--all")
+    assert planned.returncode == 0, planned.stderr
+    assert problem in planned.stdout
+    wrong = run_outside(*main, "plan", "spiral", "--grad-noise", "0.5")
+    assert wrong.returncode == 2
+    assert problem in wrong.stderr
+    assert "cannot be loaded: AttributeError" in wrong.stderr

@@ -6,6 +6,7 @@ from typing import Any
 
 from surestep.base.errors import ConfigError
 
+OPTIONS = "surestep.options"
 STRATEGIES = "surestep.strategies"
 LOSSES = "surestep.losses"
 SCHEDULES = "surestep.schedules"
@@ -17,8 +18,16 @@ def plugin_names(group: str) -> tuple[str, ...]:
     return tuple(sorted(_plugins(group)))
 
 
-def load_plugin(group: str, name: str, base: type | None = None) -> Any:
-    """Import what a package registered under a name: a subclass of `base`, or else a function.
+def load_plugin(
+    group: str, name: str, base: type | None = None, *, instance_of: type | None = None
+) -> Any:
+    """Import what a package registered under a name.
+
+    Args:
+        group: of entry points.
+        name: of the plug-in.
+        base: if given, it must be a subclass of this class.
+        instance_of: if given, it must be an object of this class; if neither is, a function.
 
     Raises:
         KeyError: no installed package registers the name.
@@ -30,6 +39,13 @@ def load_plugin(group: str, name: str, base: type | None = None) -> Any:
         found = entry.load()
     except Exception as error:  # whatever the plug-in's module raises
         raise ConfigError(f"{place} cannot be loaded: {type(error).__name__}: {error}") from error
+    if instance_of is not None:
+        if not isinstance(found, instance_of):
+            raise ConfigError(
+                f"{place} is a {type(found).__name__}. Register an object of "
+                f"{instance_of.__module__}.{instance_of.__qualname__}."
+            )
+        return found
     if base is None and not callable(found):
         raise ConfigError(f"{place} is a {type(found).__name__}. Register a function.")
     if base is not None and not (isinstance(found, type) and issubclass(found, base)):

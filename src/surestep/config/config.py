@@ -36,6 +36,7 @@ from surestep.config.option import (
     safe,
 )
 from surestep.config.parallel import Parallel
+from surestep.config.plugin_options import PLUGINS, PluginOptions, describe_plugin
 from surestep.config.scaler import Scaler
 from surestep.config.schedule import Schedule
 from surestep.config.types import (
@@ -55,7 +56,7 @@ NONFINITE = safe("it affects only a step that is not finite")
 SPIKE = safe("it affects only a step after a loss spike")
 
 
-class Config(ConfigGroup):
+class Config(PluginOptions):
     """The options of a run. The Plan decides each option that is not set.
 
     A group of options, such as `optim`, takes an object (`Optim(lr=0.01)`), a dict, or the value of
@@ -345,7 +346,9 @@ def option_info(name: str) -> OptionInfo | None:
 def _declarations() -> dict[str, OptionInfo]:
     groups = {name: type(field.default) for name, field in Config.model_fields.items()}
     return {
-        name: describe_option(groups[name.partition(".")[0]] if "." in name else Config, field)
+        name: describe_plugin(name)[1]
+        if name in PLUGINS
+        else describe_option(groups[name.partition(".")[0]] if "." in name else Config, field)
         for name, field in iter_options()
     }
 
@@ -357,4 +360,4 @@ def iter_options() -> Iterator[tuple[str, Any]]:
             for inner, inner_field in type(field.default).model_fields.items():
                 yield f"{name}.{inner}", inner_field
         else:
-            yield name, field
+            yield name, describe_plugin(name)[0] if name in PLUGINS else field

@@ -1,6 +1,6 @@
 """How an option is declared: its help, what it requires, and its effect when a run resumes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -85,6 +85,7 @@ class OptionInfo:
         excludes: options that cannot be set together with it.
         resume: the effect of a change when a run resumes; None is the effect of the group.
         is_duration: its text is an interval, which the Plan holds as a Duration.
+        rule: decides it, for an option of a plug-in.
     """
 
     help_text: str
@@ -93,6 +94,7 @@ class OptionInfo:
     excludes: tuple[str, ...] = ()
     resume: ResumeEffect | None = None
     is_duration: bool = False
+    rule: Callable[[Any], tuple[Any, str] | None] | None = None
 
 
 def option(
@@ -118,6 +120,44 @@ def option(
     """
     info: Any = OptionInfo(help_text, default, requires or {}, excludes, resume)
     return Field(default=NOT_SET, description=help_text, json_schema_extra={"option": info})
+
+
+class PluginOption:
+    """An option that a package adds by an entry point of the group "surestep.options".
+
+    Its name is that of the entry point, without a dot.
+
+    Args:
+        kind: the type of its values, as pydantic takes it: `float`, `Literal["a", "b"]`.
+        help_text: what it is, for `--help`.
+        default: the value if the option is not set, and the reason for it.
+        resume: the effect of a change when a run resumes; by default it has to be allowed.
+        requires: the values that other options must have, as in `option`.
+        excludes: full names of options that cannot be set together with it.
+        rule: called with a PlanContext `k`; returns the value and its reason, often by
+            `k.set_or(value, reason)`, and rejects values by `k.reject(message)`.
+
+    Example:
+        >>> from surestep.config.option import PluginOption, safe
+        >>> verbose = PluginOption(bool, "Print more.", default=(False, "not set"),
+        ...                        resume=safe("it changes what is shown"))
+    """
+
+    def __init__(
+        self,
+        kind: Any,
+        help_text: str,
+        *,
+        default: tuple[Any, str] = (None, "not set"),
+        resume: ResumeEffect = UNKNOWN,
+        requires: Mapping[str, Any] | None = None,
+        excludes: tuple[str, ...] = (),
+        rule: Callable[[Any], tuple[Any, str] | None] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.info = OptionInfo(
+            help_text, default, requires or {}, excludes, resume, _is_duration(kind), rule
+        )
 
 
 def describe_option(group: Any, declared: FieldInfo) -> OptionInfo:

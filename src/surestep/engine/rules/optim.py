@@ -97,7 +97,7 @@ def lr(k: PlanContext) -> Decision:
         if not optimizer_info(chosen).decays:
             return None, f"{chosen} has none"
     default = float(default_of(chosen, k.option.removeprefix("optim.")))
-    return k.set_or(default, f"{_whose(chosen)} default for {chosen}")
+    return k.set_or(default, _default_reason(chosen))
 
 
 @rule(*(f"optim.{option}" for option in _OF_ONE_OPTIMIZER))
@@ -110,12 +110,14 @@ def own_option(k: PlanContext) -> Decision | None:
         _check_own_option(k)
     if option == "adamw_lr":
         return _adamw_lr(k)
-    return k.set_or(options_of(chosen)[option], f"{_whose(chosen)} default")
+    return k.set_or(options_of(chosen)[option], _default_reason(chosen))
 
 
-def _whose(chosen: str) -> str:
-    """Return the package whose defaults these are."""
-    return f"{optimizer_info(chosen).path.partition('.')[0]}'s"
+def _default_reason(chosen: str) -> str:
+    if optimizer_info(chosen).plugin is not None:
+        return f"the default of {chosen}"
+    package = optimizer_info(chosen).path.partition(".")[0]
+    return f"{package}'s default for {chosen}"
 
 
 def _check_own_option(k: PlanContext) -> None:

@@ -108,7 +108,9 @@ class _Resolver(PlanContext):
         outer = self.option, self.rejections
         self.option, self.rejections = option, []
         try:
-            decision = RULES.get(option, PlanContext.declared)(self)
+            info = option_info(option)
+            own = RULES.get(option) or (info.rule if info is not None else None)
+            decision = (own or PlanContext.declared)(self)
         except Exception:
             if not self.rejections:  # otherwise it may follow from them
                 raise
