@@ -11,7 +11,7 @@ X, Y = tiny.data()
     ("parts", "sentence"),
     [
         ({"loss": 3}, r"loss is a int, not a callable\. Give nn\.CrossEntropyLoss\(\)"),
-        ({"loss": "hubber"}, r"loss='hubber' is not in the table\. Did you mean 'huber'"),
+        ({"loss": "hubber"}, r"loss='hubber' is not a loss\. Did you mean 'huber'"),
         ({"model": "resnet"}, r"model is a str\. Give an nn\.Module or a function"),
         ({"metrics": {"a": 3}}, r"metrics\['a'\] is a int, not a function of \(outputs, targets\)"),
         ({"metrics": {"loss": max}}, r"A metric cannot be called 'loss'\. Choose another name"),

@@ -28,7 +28,7 @@ from surestep.engine.data import sources as source
 from surestep.engine.data.samplers import weights as drawn
 from surestep.engine.diagnose import rerun as again
 from surestep.engine.evaluate import evaluate
-from surestep.engine.losses import torch_losses as of_torch
+from surestep.engine.losses import classification
 from surestep.engine.losses.multi import weighted_sum
 from surestep.engine.model.layers import layers_of
 from surestep.engine.optim import freezing
@@ -234,7 +234,7 @@ MUTATIONS = [
         ),
         (
             "ignored targets count as items",
-            instead(of_torch, "weighted_count", lambda targets, *_: targets.numel()),
+            instead(classification, "weighted_count", lambda targets, *_: targets.numel()),
             lambda folder: check_cut(folder, MASKED, 16),
         ),
         (

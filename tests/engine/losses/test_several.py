@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_refused_where_it_is_said(more, sentence):
     [
         (nn.MSELoss(reduction="none"), r"loss\['mask'\]: MSELoss\(reduction='none'\) returns"),
         (nn.MSELoss(), None),
-        ("hubber", r"loss\['mask'\]: loss='hubber' is not in the table"),
+        ("hubber", r"loss\['mask'\]: loss='hubber' is not a loss"),
     ],
 )
 def test_each_is_turned_into_a_loss_under_its_name(loss, sentence):

@@ -62,7 +62,7 @@ class MixTransform:
                     f"{low} to {high}, with classes={self.classes}. Ignored targets cannot be "
                     "mixed; leave such samples out, or say as many classes as there are."
                 )
-        if isinstance(loss.value, nn.NLLLoss):
+        if isinstance(loss.module, nn.NLLLoss):
             raise TaskError(
                 f"{self.name} mixes targets into probabilities, which NLLLoss does not take. Use "
                 "nn.CrossEntropyLoss(), and let the model return what is before log_softmax."

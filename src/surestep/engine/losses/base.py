@@ -1,8 +1,8 @@
-"""What a loss is to the engine, and what every loss of the table can say of itself."""
+"""What a loss is to the engine, and the base class of surestep's own losses."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
@@ -17,13 +17,13 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class FirstBatch(NamedTuple):
-    """The first batch, for a loss to look at.
+    """The first batch, as a loss checks it.
 
     Attributes:
         outputs: what the model returned.
         targets: what they are compared with.
-        inputs: tensors the model was given.
-        squashed: the operation that the outputs came out of, where it is one of these.
+        inputs: tensors that the model was given.
+        squashed: the last operation on the outputs, if it is one of these.
     """
 
     outputs: Any
@@ -32,7 +32,7 @@ class FirstBatch(NamedTuple):
     squashed: Squash | None = None
 
 
-def _as_they_are(outputs: Any) -> Any:
+def _return_as_is(outputs: Any) -> Any:
     return outputs
 
 
@@ -41,21 +41,20 @@ class Loss:
     """A loss with its denominator.
 
     Attributes:
-        value: `value(outputs, targets)`: a sum over items where `is_sum`, else a mean.
-        items: what the mean is over, of one batch: `items(batch, targets)`.
+        value: `value(outputs, targets)`: a sum over items if `is_sum`, else a mean.
+        items: what the mean is over, for one batch: `items(batch, targets)`.
         count: what a metric's mean is over: samples, or targets that are not ignored.
         kind: what the start-up checks may expect of outputs and targets.
-        divides: False for a loss that its user declared a sum: nothing is divided.
-        predictions: what metrics see of the model's outputs.
-        called: its name, for people.
-        divides_by: what its mean is over, for people.
-        check: looks at the first batch.
-        classes: how many classes the outputs choose among, where guessing evenly is a start.
-        module: what has tensors to be moved to the device.
-        is_separable: False where it compares the samples of a batch with each other.
-        in_fp32: `value`, added up in fp32: used where `value` returns a sum in 16 bits.
-        teacher: a frozen model; the loss is then given `(targets, what the teacher returns)`.
-        parts: of several losses, each with its own denominator; then `value` is not asked.
+        divides: False for a loss that the user declared a sum: nothing is divided.
+        predictions: what metrics get of the model's outputs.
+        label: its name, for messages.
+        divides_by: what its mean is over, for messages.
+        check: checks the first batch.
+        classes: number of classes that the outputs choose among, if uniform guessing is a start.
+        module: what has tensors to move to the device.
+        is_separable: False if it compares the samples of a batch with each other.
+        teacher: a frozen model; the loss then gets `(targets, the teacher's outputs)`.
+        components: several losses, each with its own denominator; then `value` is not called.
     """
 
     value: LossFunction
@@ -74,14 +73,13 @@ class Loss:
         "none",
     ]
     divides: bool = True
-    predictions: Callable[[Any], Any] = _as_they_are
+    predictions: Callable[[Any], Any] = _return_as_is
     label: str = "a function"
     divides_by: str = "samples"
     check: Callable[[FirstBatch], None] | None = None
     classes: Callable[[Tensor], int] | None = None
     module: nn.Module | None = None
     is_separable: bool = True
-    in_fp32: Callable[[Any, Any], Tensor] | None = None
     teacher: nn.Module | None = None
     components: tuple["WeightedLoss", ...] = ()
 
@@ -94,23 +92,7 @@ class Loss:
         self, outputs: Any, targets: Any, items: float
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the loss of a micro-batch as a sum over `items`, and its named parts likewise."""
-        value = self.value(outputs, targets)
-        return self.to_sum(self.widened(value, outputs, targets), items)
-
-    def widened(self, value: Any, outputs: Any, targets: Any) -> Any:
-        """Return what `value` returned, computed again in fp32 where it was added up in 16 bits."""
-        if self.in_fp32 is None or not isinstance(value, Tensor) or value.dtype not in HALF:
-            return value
-        return self.in_fp32(outputs, targets)
-
-    def for_model(self, model: nn.Module) -> "Loss":
-        """Return the loss that adds up in fp32 at once, where the model has 16-bit parameters."""
-        if self.components:
-            parts = (replace(each, loss=each.loss.for_model(model)) for each in self.components)
-            return replace(self, components=tuple(parts))
-        if self.in_fp32 is None or all(each.dtype not in HALF for each in model.parameters()):
-            return self
-        return replace(self, value=self.in_fp32)
+        return self.to_sum(self.value(outputs, targets), items)
 
     def to_sum(
         self, value: Tensor | Mapping[str, Tensor], items: float
@@ -136,7 +118,7 @@ class Loss:
     def with_teacher_outputs(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], targets: Any
     ) -> Any:
-        """Return the targets and what the teacher says to the same inputs."""
+        """Return the targets and the teacher's outputs for the same inputs."""
         assert self.teacher is not None
         with torch.no_grad():
             return targets, self.teacher(*args, **kwargs)
@@ -144,7 +126,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class WeightedLoss:
-    """One of several losses, of the outputs and targets that are called as it is."""
+    """One of several losses, of the outputs and targets of its name."""
 
     name: str
     loss: Loss
@@ -152,7 +134,7 @@ class WeightedLoss:
 
 
 class LossDoc(NamedTuple):
-    """A row of the guide: what a loss is for and what it takes."""
+    """A row of the table of losses: what it is for and what it takes."""
 
     task: str
     outputs: str
@@ -163,56 +145,72 @@ class LossDoc(NamedTuple):
 
 
 class LossModule(nn.Module):
-    """A loss of the table. Called, it returns its mean; a step adds up its `total`.
+    """Base class of losses with a denominator: override `total`, and what else differs.
+
+    Called, it returns its mean; a training step adds up its `total`.
 
     Attributes:
-        name: what it is called in the table.
-        doc: what it is for and what it takes.
-        is_separable: False where it compares the samples of a batch with each other.
+        name: its name in the table.
+        doc: its row in the table.
+        over: what the mean is over: samples, elements of the targets, or targets that are not
+            `ignore_index` ("kept").
+        is_separable: False if it compares the samples of a batch with each other.
     """
 
     name: ClassVar[str]
     doc: ClassVar[LossDoc]
+    over: ClassVar[Literal["samples", "elements", "kept"]] = "samples"
     is_separable: bool = True
+    ignore_index: int | None = None
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        own = inspect.signature(type(self)).parameters  # of those of a loss it is made from, fewer
+        own = inspect.signature(type(self)).parameters  # a subclass may have fewer
         self.options = {name: value for name, value in options.items() if name in own}
 
     def __repr__(self) -> str:
-        said = (f"{name}={value!r}" for name, value in self.options.items() if value is not None)
-        return f"{self.name}({', '.join(said)})"
+        shown = (f"{name}={value!r}" for name, value in self.options.items() if value is not None)
+        return f"{self.name}({', '.join(shown)})"
 
     def total(self, outputs: Any, targets: Any) -> Tensor | Mapping[str, Tensor]:
         """Return the sum over items, (), or its named parts."""
         raise NotImplementedError
 
+    def labels(self, targets: Any) -> Any:
+        """Return the part of the targets that is counted."""
+        return targets
+
     def items(self, batch: Any, targets: Any) -> float:
-        """Count what the mean is over: samples, where a loss says nothing else."""
-        return batch_size_of(batch if targets is None else targets)
+        """Count what the mean is over."""
+        if self.over == "samples":
+            return batch_size_of(batch if targets is None else targets)
+        if self.over == "elements" or self.ignore_index is None:
+            return int(self.labels(targets).numel())
+        return int((self.labels(targets) != self.ignore_index).sum())
 
     def count(self, targets: Any) -> int:
-        """Count what a metric's mean is over."""
-        return batch_size_of(targets)
+        """Count what a metric's mean is over: samples, or targets that are not ignored."""
+        if self.over != "kept" or self.ignore_index is None:
+            return batch_size_of(targets)
+        return int((self.labels(targets) != self.ignore_index).sum())
 
     def check(self, first: FirstBatch) -> None:
-        """Say in words where outputs and targets are not what the loss takes.
+        """Check that the first batch is what the loss takes.
 
         Raises:
-            TaskError, DataError: they are not.
+            TaskError, DataError: it is not.
         """
 
     @property
     def needs_targets(self) -> bool:
-        """Whether something is to be computed from the training data before the run."""
+        """Whether `fit` is to be called with the training targets before the run."""
         return False
 
     def fit(self, targets: Iterable[Any]) -> None:
-        """Compute it, from the targets of batch after batch."""
+        """Compute options from the training targets, one batch after another."""
 
     def describe_fit(self) -> str:
-        """Say what was computed."""
+        """Describe what `fit` computed."""
         return ""
 
     def forward(self, outputs: Any, targets: Any) -> Tensor:
@@ -228,13 +226,13 @@ def at_least_fp32(value: Tensor) -> Tensor:
     return value.float() if value.dtype in HALF else value
 
 
-def added_up(
-    function: Callable[..., Tensor], outputs: Tensor, *given: Any, **options: Any
+def sum_in_fp32(
+    function: Callable[..., Tensor], outputs: Tensor, *args: Any, **options: Any
 ) -> Tensor:
-    """Return one of torch's losses summed over its items; of 16-bit outputs the sum is in fp32.
+    """Return one of torch's losses summed over its items, in fp32 for 16-bit outputs.
 
-    Each item is computed in 16 bits there, as torch's mean has it, and so are the gradients.
+    Each item is then computed in 16 bits, as in torch's mean, and so are the gradients.
     """
     if outputs.dtype not in HALF or torch.is_autocast_enabled(outputs.device.type):
-        return function(outputs, *given, reduction="sum", **options)
-    return function(outputs, *given, reduction="none", **options).sum(dtype=torch.float32)
+        return function(outputs, *args, reduction="sum", **options)
+    return function(outputs, *args, reduction="none", **options).sum(dtype=torch.float32)

@@ -9,16 +9,9 @@ from torch.nn import functional
 
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.losses import input_checks as expect
-from surestep.engine.losses import target_checks as expect_figures
-from surestep.engine.losses.base import IGNORED, FirstBatch, LossDoc, LossModule, added_up
-from surestep.engine.losses.class_weights import (
-    Balanced,
-    balanced_classes,
-    balanced_labels,
-    format_weights,
-    parse_class_weights,
-)
+from surestep.engine.losses.base import IGNORED, FirstBatch, LossDoc, LossModule, sum_in_fp32
 
+Balanced = Literal["balanced"]
 _BCE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.BCEWithLogitsLoss.html"
 _CE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html"
 
@@ -48,6 +41,89 @@ def checked_class_dim(value: int) -> int:
     return value
 
 
+def parse_class_weights(
+    value: Balanced | Sequence[float] | Tensor | None, name: str
+) -> Tensor | None:
+    """Return weights that were said as a tensor; None where there are none yet.
+
+    Raises:
+        TaskError: neither numbers of at least 0 nor "balanced".
+    """
+    if value is None or (isinstance(value, str) and value == "balanced"):
+        return None
+    if isinstance(value, str):
+        raise TaskError(
+            f"{name}={value!r} is not known. Use 'balanced', a number for each, or None."
+        )
+    weight = torch.as_tensor(value, dtype=torch.float64)
+    if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()):
+        raise TaskError(f"{name}={value!r} has values below 0 or not finite. Use numbers from 0.")
+    return weight
+
+
+def balanced_classes(targets: Iterable[Any], ignored: int) -> Tensor:
+    """Return samples / (classes * samples of the class), for each class.
+
+    Source: sklearn.utils.class_weight.compute_class_weight("balanced").
+
+    Raises:
+        DataError: targets are no class indices, or a class between others has no sample.
+    """
+    counts = torch.zeros(0, dtype=torch.int64)
+    for each in targets:
+        if not isinstance(each, Tensor) or each.is_floating_point():
+            raise DataError(
+                "weight='balanced' counts class indices, and the targets are something else. Say "
+                "weight=[...] instead."
+            )
+        kept = each[each != ignored].flatten().long().cpu()
+        if len(kept) and int(kept.min()) < 0:
+            raise DataError(f"A target is {int(kept.min())}: class indices start from 0.")
+        found = torch.bincount(kept, minlength=len(counts))
+        counts = found + torch.nn.functional.pad(counts, (0, len(found) - len(counts)))
+    _none_empty(counts, "class", "weight")
+    return counts.sum().double() / (len(counts) * counts.double())
+
+
+def balanced_labels(targets: Iterable[Any], ignored: int | None, *, each: bool) -> Tensor:
+    """Return negatives / positives: of each label (dim 1), or of all.
+
+    Raises:
+        DataError: a label is never 1.
+    """
+    positives = negatives = torch.zeros(())
+    for batch in targets:
+        kept = torch.ones_like(batch, dtype=torch.bool) if ignored is None else batch != ignored
+        dims = (0,) if each else tuple(range(batch.dim()))
+        yes, no = (batch == 1) & kept, (batch == 0) & kept
+        if bool((kept & ~yes & ~no).any()):
+            raise DataError(
+                "pos_weight='balanced' counts targets that are 0 or 1, and some are neither. Say "
+                "pos_weight=... instead; for class indices use surestep.losses.multiclass()."
+            )
+        positives = positives + yes.sum(dims).cpu()
+        negatives = negatives + no.sum(dims).cpu()
+    _none_empty(positives.reshape(-1), "label", "pos_weight")
+    return negatives.double() / positives.double()
+
+
+def _none_empty(counts: Tensor, what: str, option: str) -> None:
+    empty = (counts == 0).nonzero().flatten().tolist()
+    if empty or not len(counts):
+        raise DataError(
+            f"The training data has no sample of {what} {', '.join(map(str, empty)) or '0'}, so "
+            f"{option}='balanced' is not defined for it. Say {option}=[...], a number for each."
+        )
+
+
+def format_weights(weight: Tensor | None) -> str:
+    """Return weights for people; of many only the range."""
+    values = [] if weight is None else weight.reshape(-1).tolist()
+    if len(values) > 10:
+        return f"{min(values):.4g} to {max(values):.4g} for {len(values)} classes"
+    return ", ".join(f"{value:.4g}" for value in values)
+
+
 class MultiClass(LossModule):
     """Multi-class classification: cross-entropy of logits with class indices or probabilities.
 
@@ -70,7 +146,9 @@ class MultiClass(LossModule):
         _CE,
     )
 
+    over = "kept"
     weight: Tensor | None
+    ignore_index: int
 
     def __init__(
         self,
@@ -115,7 +193,7 @@ class MultiClass(LossModule):
         if self.class_dim == -1:
             outputs, targets = outputs.flatten(0, -2), self._as_rows(targets)
         weight = None if self.weight is None else self.weight.to(outputs.dtype)
-        return added_up(
+        return sum_in_fp32(
             functional.cross_entropy,
             outputs,
             targets.to(outputs.dtype) if targets.is_floating_point() else targets.long(),
@@ -136,13 +214,12 @@ class MultiClass(LossModule):
 
     def count_classes(self, outputs: Tensor) -> int:
         """Count the classes that outputs choose among."""
-        return count_of_classes(outputs if self.class_dim == 1 else outputs.flatten(0, -2))
+        rows = outputs if self.class_dim == 1 else outputs.flatten(0, -2)
+        return int(torch.atleast_2d(rows).shape[1])
 
     def count(self, targets: Tensor) -> int:
-        """Count targets that are not ignored."""
-        if targets.is_floating_point():
-            return targets.shape[0]
-        return int((targets != self.ignore_index).sum())
+        """Count targets that are not ignored, or samples if targets are probabilities."""
+        return targets.shape[0] if targets.is_floating_point() else super().count(targets)
 
     def check(self, first: FirstBatch) -> None:
         """Check indices or probabilities against the outputs."""
@@ -225,6 +302,7 @@ class Binary(LossModule):
         "targets that are not ignored, regardless of weight",
         _BCE,
     )
+    over = "kept"
     each = False
     pos_weight: Tensor | None
 
@@ -273,19 +351,7 @@ class Binary(LossModule):
             wanted = wanted * (1 - self.label_smoothing) + self.label_smoothing / 2
         weight = None if self.pos_weight is None else self.pos_weight.to(outputs.dtype)
         function = functional.binary_cross_entropy_with_logits
-        return added_up(function, outputs, wanted, mask, pos_weight=weight)
-
-    def items(self, batch: Any, targets: Tensor) -> float:
-        """Count targets that are not ignored."""
-        if self.ignore_index is None:
-            return targets.numel()
-        return int((targets != self.ignore_index).sum())
-
-    def count(self, targets: Tensor) -> int:
-        """Count samples, or the targets that are not ignored."""
-        if self.ignore_index is None:
-            return targets.shape[0]
-        return int((targets != self.ignore_index).sum())
+        return sum_in_fp32(function, outputs, wanted, mask, pos_weight=weight)
 
     def check(self, first: FirstBatch) -> None:
         """Check shapes and ranges."""
@@ -295,8 +361,8 @@ class Binary(LossModule):
                 f"The model has two outputs for each target (shape {tuple(outputs.shape)}), and "
                 f"{self.name} takes one. Give the model one, or use surestep.losses.multiclass()."
             )
-        expect_figures.check_same_shape(first)
-        expect_figures.check_label_targets(targets, called=self.name, ignored=self.ignore_index)
+        expect.check_same_shape(first)
+        expect.check_label_targets(targets, called=self.name, ignored=self.ignore_index)
         expect.check_label_logits(first, called=self.name)
         if not self.each and self.pos_weight is not None and self.pos_weight.numel() > 1:
             raise TaskError(
@@ -348,8 +414,3 @@ class MultiLabel(Binary):
                 f"There are {weights} numbers in pos_weight, and the model has {outputs.shape[1]} "
                 "outputs. Give one for each label."
             )
-
-
-def count_of_classes(outputs: Tensor) -> int:
-    """Return how many classes logits (N, C, ...) choose among."""
-    return int(torch.atleast_2d(outputs).shape[1])

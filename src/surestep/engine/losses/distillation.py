@@ -8,22 +8,7 @@ from torch.nn import functional
 from surestep.base.errors import TaskError
 from surestep.engine.losses import input_checks as expect
 from surestep.engine.losses.base import IGNORED, FirstBatch, LossDoc, LossModule, at_least_fp32
-from surestep.engine.losses.classification import check_fraction, weighted_count
-
-
-def split_labels(targets: Any) -> Tensor:
-    """Return the labels, which stand alone where a Task's teacher will bring the logits.
-
-    Raises:
-        TaskError: there are none.
-    """
-    labels = targets[0] if isinstance(targets, (tuple, list)) else targets
-    if not isinstance(labels, Tensor):
-        raise TaskError(
-            f"distillation takes labels, and got a {type(labels).__name__}. Where samples have "
-            "none, give zeros (torch.long) and say surestep.losses.distillation(alpha=1.0)."
-        )
-    return labels
+from surestep.engine.losses.classification import check_fraction
 
 
 class Distillation(LossModule):
@@ -46,6 +31,7 @@ class Distillation(LossModule):
         "labels that are not ignored, both terms",
         "Hinton et al. 2015, https://arxiv.org/abs/1503.02531",
     )
+    over = "kept"
 
     def __init__(
         self,
@@ -87,13 +73,15 @@ class Distillation(LossModule):
             "hard": (1 - self.alpha) * hard,
         }
 
-    def items(self, batch: Any, targets: Any) -> float:
-        """Count labels that are not ignored."""
-        return weighted_count(split_labels(targets), None, self.ignore_index)
-
-    def count(self, targets: Any) -> int:
-        """Count labels that are not ignored."""
-        return int((split_labels(targets) != self.ignore_index).sum())
+    def labels(self, targets: Any) -> Tensor:
+        """Return the labels, which are alone if a Task's teacher will add the logits."""
+        labels = targets[0] if isinstance(targets, (tuple, list)) else targets
+        if not isinstance(labels, Tensor):
+            raise TaskError(
+                f"distillation takes labels, and got a {type(labels).__name__}. Where samples have "
+                "none, give zeros (torch.long) and say surestep.losses.distillation(alpha=1.0)."
+            )
+        return labels
 
     def check(self, first: FirstBatch) -> None:
         """Check that the teacher's logits are there and have the student's shape."""

@@ -15,7 +15,10 @@ _Z_SOURCE = "z-loss: Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311"
 
 
 class _Tokens(LossModule):
-    """Cross-entropy over tokens, with the words last or in dimension 1."""
+    """Cross-entropy over tokens, with the vocabulary last or in dimension 1."""
+
+    over = "kept"
+    ignore_index: int
 
     def __init__(
         self,
@@ -39,13 +42,13 @@ class _Tokens(LossModule):
         self.ignore_index, self.z_loss = ignore_index, z_loss
         self.label_smoothing = check_fraction(label_smoothing, "label_smoothing")
 
-    def wanted(self, targets: Tensor) -> Tensor:
+    def labels(self, targets: Tensor) -> Tensor:
         """Return the token that each place is to predict."""
         return targets
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the cross-entropy summed over tokens, and the z-loss where there is one."""
-        wanted, logits = self.wanted(targets), at_least_fp32(outputs)
+        wanted, logits = self.labels(targets), at_least_fp32(outputs)
         if self.class_dim == -1:
             wanted, logits = wanted.flatten(), logits.flatten(0, 1)
         own = functional.cross_entropy(
@@ -59,14 +62,6 @@ class _Tokens(LossModule):
             return own
         squares = logits.logsumexp(1).square().masked_fill(wanted == self.ignore_index, 0)
         return {"cross_entropy": own, "z_loss": self.z_loss * squares.sum()}
-
-    def items(self, batch: Any, targets: Tensor) -> float:
-        """Count tokens to predict."""
-        return self.count(targets)
-
-    def count(self, targets: Tensor) -> int:
-        """Count tokens to predict."""
-        return int((self.wanted(targets) != self.ignore_index).sum())
 
     def check(self, first: FirstBatch) -> None:
         """Check logits (samples, tokens, words) against tokens (samples, tokens)."""
@@ -134,7 +129,7 @@ class NextToken(_Tokens):
             raise TaskError(f"targets={targets!r} is not known. Use 'tokens' or 'shifted'.")
         self.shifts = targets == "tokens"
 
-    def wanted(self, targets: Tensor) -> Tensor:
+    def labels(self, targets: Tensor) -> Tensor:
         """Return the token that each place is to predict; of the last place nobody knows it.
 
         A target more is cheaper than a copy of the logits with a place less.

@@ -7,14 +7,12 @@ from surestep.base.errors import TaskError, suggest_names
 from surestep.base.plugins import LOSSES, load_plugin, plugin_names
 from surestep.engine.losses.base import LossModule
 from surestep.engine.losses.classification import Binary, MultiClass, MultiLabel
-from surestep.engine.losses.contrastive import Contrastive, ContrastivePairs
 from surestep.engine.losses.ctc import CTC
 from surestep.engine.losses.distillation import Distillation
-from surestep.engine.losses.focal import Focal
+from surestep.engine.losses.embeddings import Contrastive, ContrastivePairs, Margin, Triplet
 from surestep.engine.losses.language_modeling import MaskedTokens, NextToken
-from surestep.engine.losses.ranking import Margin, Triplet
 from surestep.engine.losses.regression import Huber, Mae, Mse, Quantile
-from surestep.engine.losses.segmentation import Dice, DiceBce, DiceCe
+from surestep.engine.losses.segmentation import Dice, DiceBce, DiceCe, Focal
 
 BUILT_IN: dict[str, type[LossModule]] = {
     "binary": Binary,

@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from surestep.base.errors import TaskError
-from surestep.engine.losses import target_checks as expect_figures
-from surestep.engine.losses.base import FirstBatch, LossDoc, LossModule, added_up, at_least_fp32
-from surestep.engine.losses.input_checks import require_tensors
+from surestep.engine.losses import input_checks as expect
+from surestep.engine.losses.base import FirstBatch, LossDoc, LossModule, at_least_fp32, sum_in_fp32
 
 _TORCH = "https://docs.pytorch.org/docs/stable/generated/torch.nn.{}.html"
 _NUMBERS = "numbers (N, ...), same shape as the targets"
@@ -21,14 +20,12 @@ _SAME = "numbers, same shape as the outputs"
 class _Elementwise(LossModule):
     """A mean over elements of two tensors of one shape."""
 
-    def items(self, batch: Any, targets: Tensor) -> float:
-        """Count elements."""
-        return targets.numel()
+    over = "elements"
 
     def check(self, first: FirstBatch) -> None:
         """Check that shapes are equal and targets floating point numbers."""
-        _, targets = expect_figures.check_same_shape(first)
-        expect_figures.check_floating(targets, self.name)
+        _, targets = expect.check_same_shape(first)
+        expect.check_floating(targets, self.name)
 
 
 class Mse(_Elementwise):
@@ -41,7 +38,7 @@ class Mse(_Elementwise):
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the squared error summed."""
-        return added_up(functional.mse_loss, outputs, targets)
+        return sum_in_fp32(functional.mse_loss, outputs, targets)
 
 
 class Mae(_Elementwise):
@@ -54,7 +51,7 @@ class Mae(_Elementwise):
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the absolute error summed."""
-        return added_up(functional.l1_loss, outputs, targets)
+        return sum_in_fp32(functional.l1_loss, outputs, targets)
 
 
 class Huber(_Elementwise):
@@ -82,7 +79,7 @@ class Huber(_Elementwise):
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the Huber error summed."""
-        return added_up(functional.huber_loss, outputs, targets, delta=self.delta)
+        return sum_in_fp32(functional.huber_loss, outputs, targets, delta=self.delta)
 
 
 class Quantile(LossModule):
@@ -134,7 +131,7 @@ class Quantile(LossModule):
 
     def check(self, first: FirstBatch) -> None:
         """Check that there is an output for each quantile."""
-        outputs, targets = require_tensors(first)
+        outputs, targets = expect.require_tensors(first)
         wanted = len(self.options["quantiles"])
         if outputs.shape != (*targets.shape, wanted):
             raise TaskError(
@@ -142,4 +139,4 @@ class Quantile(LossModule):
                 f"{tuple(targets.shape)}: quantile takes outputs {(*targets.shape, wanted)}, one "
                 f"for each of the {wanted} quantiles. For one figure use surestep.losses.mae()."
             )
-        expect_figures.check_floating(targets, self.name)
+        expect.check_floating(targets, self.name)

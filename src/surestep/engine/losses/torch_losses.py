@@ -1,9 +1,8 @@
-"""torch's own losses, each with the denominator that its mean has."""
+"""torch's own losses, each with the denominator of its mean."""
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +11,9 @@ from torch.nn import functional
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.batch import batch_size_of
 from surestep.engine.losses import input_checks as expect
-from surestep.engine.losses import target_checks as expect_figures
-from surestep.engine.losses.base import FirstBatch, Loss, at_least_fp32
-from surestep.engine.losses.classification import count_of_classes, weighted_count
-from surestep.engine.losses.ctc import check_lengths, ctc_total, unpack_ctc_targets
-
-Over = Literal["elements", "samples", "rows"]
+from surestep.engine.losses.base import HALF, FirstBatch, Loss, at_least_fp32
+from surestep.engine.losses.classification import MultiClass
+from surestep.engine.losses.ctc import CTC, check_lengths, ctc_total, unpack_ctc_targets
 
 FUNCTIONS: dict[Any, Callable[[], nn.Module]] = {
     functional.cross_entropy: nn.CrossEntropyLoss,
@@ -38,59 +34,46 @@ FUNCTIONS: dict[Any, Callable[[], nn.Module]] = {
 }
 
 
-@dataclass(frozen=True)
-class _TorchLoss:
-    """A loss of torch.
+class _Denominator(NamedTuple):
+    """What the mean of a torch loss is over, and what it takes.
 
     Attributes:
-        over: what its mean is over: elements of the targets, samples, or elements but the last
-            dimension.
-        parts: how the model's outputs and the targets become its arguments; None for as they are.
-        figures: outputs and targets are compared element with element.
+        over: elements of the targets, samples, or rows: elements without the last dimension.
+        stacked: the model returns several tensors, with these names.
+        compares: outputs and targets are compared element with element.
     """
 
-    over: Over = "elements"
-    parts: Callable[[Any, Any], tuple[Any, ...]] | None = None
-    figures: bool = False
+    over: Literal["elements", "samples", "rows"] = "elements"
+    stacked: tuple[str, ...] = ()
+    compares: bool = False
 
 
-def _pair_and_targets(called: str, *names: str) -> Callable[[Any, Any], tuple[Any, ...]]:
-    return lambda outputs, targets: (*expect.as_tuple(outputs, names, called), targets)
-
-
-def _triplet(outputs: Any, _: Any) -> tuple[Any, ...]:
-    return expect.as_tuple(outputs, ("anchor", "positive", "negative"), "TripletMarginLoss")
-
-
-def _mean_and_variance(outputs: Any, targets: Tensor) -> tuple[Any, ...]:
-    mean, variance = expect.as_tuple(outputs, ("mean", "variance"), "GaussianNLLLoss")
-    return mean, targets, variance
-
-
-KNOWN: dict[type[nn.Module], _TorchLoss] = {
-    nn.MSELoss: _TorchLoss(figures=True),
-    nn.L1Loss: _TorchLoss(figures=True),
-    nn.SmoothL1Loss: _TorchLoss(figures=True),
-    nn.HuberLoss: _TorchLoss(figures=True),
-    nn.BCELoss: _TorchLoss(figures=True),
-    nn.BCEWithLogitsLoss: _TorchLoss(figures=True),
-    nn.SoftMarginLoss: _TorchLoss(figures=True),
-    nn.KLDivLoss: _TorchLoss(figures=True),
-    nn.PoissonNLLLoss: _TorchLoss(figures=True),
-    nn.HingeEmbeddingLoss: _TorchLoss(),
-    nn.GaussianNLLLoss: _TorchLoss(parts=_mean_and_variance),
-    nn.MarginRankingLoss: _TorchLoss(parts=_pair_and_targets("MarginRankingLoss", "a", "b")),
-    nn.CosineEmbeddingLoss: _TorchLoss(parts=_pair_and_targets("CosineEmbeddingLoss", "a", "b")),
-    nn.TripletMarginLoss: _TorchLoss("samples", _triplet),
-    nn.TripletMarginWithDistanceLoss: _TorchLoss("samples", _triplet),
-    nn.MultiMarginLoss: _TorchLoss("samples"),
-    nn.MultiLabelMarginLoss: _TorchLoss("samples"),
-    nn.MultiLabelSoftMarginLoss: _TorchLoss("rows"),
+_COMPARING = _Denominator(compares=True)
+_TRIPLET = _Denominator("samples", ("anchor", "positive", "negative"))
+KNOWN: dict[type[nn.Module], _Denominator] = {
+    nn.MSELoss: _COMPARING,
+    nn.L1Loss: _COMPARING,
+    nn.SmoothL1Loss: _COMPARING,
+    nn.HuberLoss: _COMPARING,
+    nn.BCELoss: _COMPARING,
+    nn.BCEWithLogitsLoss: _COMPARING,
+    nn.SoftMarginLoss: _COMPARING,
+    nn.KLDivLoss: _COMPARING,
+    nn.PoissonNLLLoss: _COMPARING,
+    nn.HingeEmbeddingLoss: _Denominator(),
+    nn.GaussianNLLLoss: _Denominator(stacked=("mean", "variance")),
+    nn.MarginRankingLoss: _Denominator(stacked=("a", "b")),
+    nn.CosineEmbeddingLoss: _Denominator(stacked=("a", "b")),
+    nn.TripletMarginLoss: _TRIPLET,
+    nn.TripletMarginWithDistanceLoss: _TRIPLET,
+    nn.MultiMarginLoss: _Denominator("samples"),
+    nn.MultiLabelMarginLoss: _Denominator("samples"),
+    nn.MultiLabelSoftMarginLoss: _Denominator("rows"),
 }
 
 
 def from_torch(module: nn.Module) -> Loss | None:
-    """Return the Loss of one of torch's modules; None where it is not known.
+    """Return the Loss of one of torch's modules; None if it is not known.
 
     Raises:
         TaskError: `reduction="none"`.
@@ -105,37 +88,34 @@ def from_torch(module: nn.Module) -> Loss | None:
             f"number. Use {name}() and let surestep divide."
         )
     summing: Any = copy.copy(module)
-    summing._buffers = dict(module._buffers)  # moved to the device, the user's own are not
+    summing._buffers = dict(module._buffers)  # moved to the device; the user's are not
     summing.reduction = "sum"
     if kind is nn.CTCLoss:
         return _ctc(summing, reduction)
-    make = _classes if kind in (nn.CrossEntropyLoss, nn.NLLLoss) else _figures
-    known = make(summing, reduction)
-    return replace(known, in_fp32=_in_fp32(summing, known.value))
+    if kind in (nn.CrossEntropyLoss, nn.NLLLoss):
+        return _classes(summing, reduction)
+    return _compared(summing, reduction)
 
 
-def _in_fp32(summing: Any, value: Callable[..., Any]) -> Callable[[Any, Any], Tensor]:
-    """Return `value` summed in fp32, with items in their own precision as torch's mean has them."""
-
-    def in_fp32(outputs: Any, targets: Any) -> Tensor:
-        summing.reduction = "none"
-        try:
-            each: Tensor = value(outputs, targets)
-        finally:
-            summing.reduction = "sum"
-        return each.sum(dtype=torch.float32)
-
-    return in_fp32
+def _sum(summing: Any, *args: Any) -> Tensor:
+    """Return the loss summed over its items, in fp32 if the items have 16 bits."""
+    is_half = args[0].dtype in HALF and not torch.is_autocast_enabled(args[0].device.type)
+    if not is_half:
+        total: Tensor = summing(*args)
+        if total.dtype not in HALF:
+            return total
+    summing.reduction = "none"
+    try:
+        each: Tensor = summing(*args)
+    finally:
+        summing.reduction = "sum"
+    return each.sum(dtype=torch.float32)
 
 
 def _classes(summing: Any, reduction: str) -> Loss:
-    weight = summing.weight if isinstance(summing.weight, Tensor) else None
     ignored = int(summing.ignore_index)
-
-    def count(targets: Tensor) -> int:
-        if targets.is_floating_point():
-            return targets.shape[0]
-        return int((targets != ignored).sum())
+    like = MultiClass(ignore_index=ignored)  # which counts alike
+    like.host_weight = summing.weight
 
     def check(first: FirstBatch) -> None:
         expect.check_class_targets(first, ignored=ignored)
@@ -145,29 +125,37 @@ def _classes(summing: Any, reduction: str) -> Loss:
         if isinstance(summing, nn.CrossEntropyLoss):
             expect.check_class_logits(first, called="CrossEntropyLoss")
         else:
-            expect_figures.log_probabilities(first, "NLLLoss", "nn.CrossEntropyLoss()")
+            expect.check_log_probabilities(first, "NLLLoss", "nn.CrossEntropyLoss()")
 
     return Loss(
-        summing,
+        lambda outputs, targets: _sum(summing, outputs, targets),
         is_sum=True,
-        items=lambda _, targets: weighted_count(targets, weight, ignored),
-        count=count,
+        items=like.items,
+        count=like.count,
         kind="classes",
         divides=reduction != "sum",
         label=type(summing).__name__,
         divides_by="the weights of targets that are not ignored"
-        if weight is not None
+        if summing.weight is not None
         else "targets that are not ignored",
         check=check,
-        classes=count_of_classes,
+        classes=like.count_classes,
         module=summing,
     )
 
 
-def _figures(summing: Any, reduction: str) -> Loss:
-    known = KNOWN[type(summing)]
-    over: Over = "samples" if reduction == "batchmean" else known.over
-    parts = known.parts
+def _compared(summing: Any, reduction: str) -> Loss:
+    name, (over, stacked, compares) = type(summing).__name__, KNOWN[type(summing)]
+    if reduction == "batchmean":
+        over = "samples"
+
+    def value(outputs: Any, targets: Any) -> Tensor:
+        if not stacked:
+            return _sum(summing, outputs, targets)
+        parts = expect.as_tuple(outputs, stacked, name)
+        if isinstance(summing, nn.GaussianNLLLoss):
+            return _sum(summing, parts[0], targets, parts[1])
+        return _sum(summing, *parts) if len(parts) == 3 else _sum(summing, *parts, targets)
 
     def items(batch: Any, targets: Any) -> float:
         if over == "samples":
@@ -176,53 +164,51 @@ def _figures(summing: Any, reduction: str) -> Loss:
         return elements // targets.shape[-1] if over == "rows" else elements
 
     return Loss(
-        summing if parts is None else lambda o, t: summing(*parts(o, t)),
+        value,
         is_sum=True,
         items=items,
         count=batch_size_of,
-        kind="elementwise" if known.figures else "torch",
+        kind="elementwise" if compares else "torch",
         divides=reduction != "sum",
-        label=type(summing).__name__,
+        label=name,
         divides_by=over if over != "rows" else "samples",
-        check=_check_figures(summing) if known.figures else None,
+        check=_check_compared(summing) if compares else None,
         module=summing,
     )
 
 
-def _check_figures(summing: Any) -> Callable[[FirstBatch], None]:
+def _check_compared(summing: Any) -> Callable[[FirstBatch], None]:
     name = type(summing).__name__
 
     def check(first: FirstBatch) -> None:
-        outputs, targets = expect_figures.check_same_shape(first)
-        expect_figures.check_floating(targets, name)
+        outputs, targets = expect.check_same_shape(first)
+        expect.check_floating(targets, name)
         if isinstance(summing, (nn.BCELoss, nn.BCEWithLogitsLoss)):
-            expect_figures.check_label_targets(targets, called=name)
+            expect.check_label_targets(targets, called=name)
         if isinstance(summing, nn.BCEWithLogitsLoss):
             expect.check_label_logits(first, called=name)
         if isinstance(summing, nn.BCELoss):
-            expect_figures.probabilities(outputs, name, "nn.BCEWithLogitsLoss()")
+            expect.check_probabilities(outputs, name, "nn.BCEWithLogitsLoss()")
         if isinstance(summing, nn.SoftMarginLoss):
-            expect_figures.check_signs(targets, name)
-        if isinstance(summing, nn.KLDivLoss):
-            # Which dimension the classes are in, it does not say.
+            expect.check_signs(targets, name)
+        if isinstance(summing, nn.KLDivLoss):  # the classes may be in any dimension
             dims = tuple(range(outputs.dim()))
-            expect_figures.log_probabilities(first, name, "surestep.losses.multiclass()", dims=dims)
+            instead = "surestep.losses.multiclass()"
+            expect.check_log_probabilities(first, name, instead, dims=dims)
 
     return check
 
 
 def _ctc(summing: nn.CTCLoss, reduction: str) -> Loss:
-    """CTC's mean is over samples, each divided by the length of its labels before."""
+    """CTC's mean is over samples, each first divided by the length of its labels."""
     divides = reduction != "sum"
     summing.reduction = "none"
+    like = CTC()  # which counts alike
 
     def value(outputs: Tensor, targets: Any) -> Tensor:
         labels, frames, lengths = unpack_ctc_targets(targets)
         each: Tensor = summing(at_least_fp32(outputs), labels, frames, lengths)
         return ctc_total(each, lengths) if divides else each.sum()
-
-    def samples(targets: Any) -> int:
-        return len(unpack_ctc_targets(targets)[2])
 
     def check(first: FirstBatch) -> None:
         labels, frames, lengths = unpack_ctc_targets(first.targets)
@@ -233,8 +219,8 @@ def _ctc(summing: nn.CTCLoss, reduction: str) -> Loss:
     return Loss(
         value,
         is_sum=True,
-        items=lambda _, targets: samples(targets),
-        count=samples,
+        items=like.items,
+        count=like.count,
         kind="torch",
         divides=divides,
         label="CTCLoss",
