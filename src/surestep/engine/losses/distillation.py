@@ -32,6 +32,7 @@ class Distillation(LossModule):
         "Hinton et al. 2015, https://arxiv.org/abs/1503.02531",
     )
     over = "kept"
+    ignore_index: int
 
     def __init__(
         self,

@@ -39,6 +39,8 @@ class Dice(LossModule):
         _DICE_SOURCE,
     )
 
+    ignore_index: int
+
     def __init__(
         self,
         *,
@@ -259,6 +261,7 @@ class Focal(LossModule):
         "Lin et al. 2017, https://arxiv.org/abs/1708.02002",
     )
     over = "kept"
+    ignore_index: int
 
     alpha: Tensor | None
 
