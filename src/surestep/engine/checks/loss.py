@@ -112,7 +112,7 @@ def compute_checked_loss(loss: Loss, outputs: Any, targets: Any, micro: MicroBat
                 f"{called} has shape {tuple(part.shape)}, and a step needs one number. Return its "
                 "mean: loss.mean()."
             )
-    return loss.to_sum(value, micro.items)[0]
+    return loss.to_sum(loss.widen(value, outputs, targets), micro.items)[0]
 
 
 def check_first_loss(loss: float, classes: int, name: str = "") -> None:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
@@ -53,6 +53,7 @@ class Loss:
         classes: number of classes that the outputs choose among, if uniform guessing is a start.
         module: what has tensors to move to the device.
         is_separable: False if it compares the samples of a batch with each other.
+        in_fp32: `value`, summed in fp32; used if `value` returns a sum in 16 bits.
         teacher: a frozen model; the loss then gets `(targets, the teacher's outputs)`.
         components: several losses, each with its own denominator; then `value` is not called.
     """
@@ -80,6 +81,7 @@ class Loss:
     classes: Callable[[Tensor], int] | None = None
     module: nn.Module | None = None
     is_separable: bool = True
+    in_fp32: Callable[[Any, Any], Tensor] | None = None
     teacher: nn.Module | None = None
     components: tuple["WeightedLoss", ...] = ()
 
@@ -92,7 +94,23 @@ class Loss:
         self, outputs: Any, targets: Any, items: float
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the loss of a micro-batch as a sum over `items`, and its named parts likewise."""
-        return self.to_sum(self.value(outputs, targets), items)
+        value = self.value(outputs, targets)
+        return self.to_sum(self.widen(value, outputs, targets), items)
+
+    def widen(self, value: Any, outputs: Any, targets: Any) -> Any:
+        """Return what `value` returned, computed again if it was summed in 16 bits."""
+        if self.in_fp32 is None or not isinstance(value, Tensor) or value.dtype not in HALF:
+            return value
+        return self.in_fp32(outputs, targets)
+
+    def for_model(self, model: nn.Module) -> "Loss":
+        """Return the loss that sums in fp32 at once if the model has 16-bit parameters."""
+        if self.components:
+            parts = (replace(each, loss=each.loss.for_model(model)) for each in self.components)
+            return replace(self, components=tuple(parts))
+        if self.in_fp32 is None or all(each.dtype not in HALF for each in model.parameters()):
+            return self
+        return replace(self, value=self.in_fp32)
 
     def to_sum(
         self, value: Tensor | Mapping[str, Tensor], items: float

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.batch import batch_size_of
 from surestep.engine.losses import input_checks as expect
-from surestep.engine.losses.base import HALF, FirstBatch, Loss, at_least_fp32
+from surestep.engine.losses.base import FirstBatch, Loss, at_least_fp32
 from surestep.engine.losses.classification import MultiClass
 from surestep.engine.losses.ctc import CTC, check_lengths, ctc_total, unpack_ctc_targets
 
@@ -92,24 +93,23 @@ def from_torch(module: nn.Module) -> Loss | None:
     summing.reduction = "sum"
     if kind is nn.CTCLoss:
         return _ctc(summing, reduction)
-    if kind in (nn.CrossEntropyLoss, nn.NLLLoss):
-        return _classes(summing, reduction)
-    return _compared(summing, reduction)
+    make = _classes if kind in (nn.CrossEntropyLoss, nn.NLLLoss) else _compared
+    known = make(summing, reduction)
+    return replace(known, in_fp32=_in_fp32(summing, known.value))
 
 
-def _sum(summing: Any, *args: Any) -> Tensor:
-    """Return the loss summed over its items, in fp32 if the items have 16 bits."""
-    is_half = args[0].dtype in HALF and not torch.is_autocast_enabled(args[0].device.type)
-    if not is_half:
-        total: Tensor = summing(*args)
-        if total.dtype not in HALF:
-            return total
-    summing.reduction = "none"
-    try:
-        each: Tensor = summing(*args)
-    finally:
-        summing.reduction = "sum"
-    return each.sum(dtype=torch.float32)
+def _in_fp32(summing: Any, value: Callable[..., Any]) -> Callable[[Any, Any], Tensor]:
+    """Return `value` summed in fp32, with items in their own precision as in torch's mean."""
+
+    def in_fp32(outputs: Any, targets: Any) -> Tensor:
+        summing.reduction = "none"
+        try:
+            each: Tensor = value(outputs, targets)
+        finally:
+            summing.reduction = "sum"
+        return each.sum(dtype=torch.float32)
+
+    return in_fp32
 
 
 def _classes(summing: Any, reduction: str) -> Loss:
@@ -128,7 +128,7 @@ def _classes(summing: Any, reduction: str) -> Loss:
             expect.check_log_probabilities(first, "NLLLoss", "nn.CrossEntropyLoss()")
 
     return Loss(
-        lambda outputs, targets: _sum(summing, outputs, targets),
+        summing,
         is_sum=True,
         items=like.items,
         count=like.count,
@@ -149,13 +149,11 @@ def _compared(summing: Any, reduction: str) -> Loss:
     if reduction == "batchmean":
         over = "samples"
 
-    def value(outputs: Any, targets: Any) -> Tensor:
-        if not stacked:
-            return _sum(summing, outputs, targets)
+    def value(outputs: Any, targets: Any) -> Any:
         parts = expect.as_tuple(outputs, stacked, name)
         if isinstance(summing, nn.GaussianNLLLoss):
-            return _sum(summing, parts[0], targets, parts[1])
-        return _sum(summing, *parts) if len(parts) == 3 else _sum(summing, *parts, targets)
+            return summing(parts[0], targets, parts[1])
+        return summing(*parts) if len(parts) == 3 else summing(*parts, targets)
 
     def items(batch: Any, targets: Any) -> float:
         if over == "samples":
@@ -164,7 +162,7 @@ def _compared(summing: Any, reduction: str) -> Loss:
         return elements // targets.shape[-1] if over == "rows" else elements
 
     return Loss(
-        value,
+        value if stacked else summing,
         is_sum=True,
         items=items,
         count=batch_size_of,

@@ -249,6 +249,6 @@ def _loss_sum(
         logged += metrics.pop_logged(micro_batch.items / batch.items)
     if loss.is_sum and isinstance(value, Tensor) and value.dtype not in HALF:
         return value
-    summed, named = loss.to_sum(value, micro_batch.items)
+    summed, named = loss.to_sum(loss.widen(value, outputs, targets), micro_batch.items)
     logged += [(name, part.detach() / divisor) for name, part in named.items()]
     return summed

@@ -307,6 +307,9 @@ class Task:
 
     def build_loss(self, model: nn.Module) -> Loss:
         """Return the loss with its denominator; where it is the model's own, by the model."""
+        return self._loss_of(model).for_model(model)
+
+    def _loss_of(self, model: nn.Module) -> Loss:
         if isinstance(self.loss, Mapping):
             items = self.items if isinstance(self.items, Mapping) else {}
             reductions = self.reduction if isinstance(self.reduction, Mapping) else {}
