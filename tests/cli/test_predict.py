@@ -115,7 +115,7 @@ def test_a_file_is_overwritten_only_on_request_and_nothing_is_run_before(sureste
     (folder / "p.npz").write_text("mine")
     answer = surestep("predict", "r", "--out", "p.npz")
     assert answer.code == 2
-    assert answer.err.startswith("ConfigError: p.npz is there already. Say --overwrite")
+    assert answer.err.startswith("ConfigError: p.npz exists. Set --overwrite")
     assert surestep("predict", "r", "--out", "p.npz", "--overwrite").code == 0
     assert len(np.load(folder / "p.npz")["index"]) == 8
 

@@ -81,7 +81,7 @@ def test_a_recipe_that_has_changed_is_run_where_that_is_allowed(surestep, recipe
 
 
 WRONG = {
-    "no such folder": (["nowhere"], 1, "nowhere is no incident: it has no incident.json"),
+    "no such folder": (["nowhere"], 1, "nowhere is not an incident: it has no incident.json"),
     "the run instead": (["r"], 1, "Its incidents: r/incidents/step-00000003."),
     "a word for a number": (["--without", "x"], 2, "Pass indices of samples, such as --without"),
     "another sample": (["--without", "3"], 2, "Samples [3] are not in the batch"),

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import surestep
-from surestep.record.checkpoint import async_saver as saver
+from surestep.record.checkpoint import writer as saver
 from surestep.record.checkpoint.discovery import list_checkpoints
 from tests.laws.tasks import Augmented, session_of, with_batchnorm
 

@@ -39,20 +39,18 @@ from surestep.engine.plan import batching as order
 from surestep.engine.state import loss_spikes as spikes
 from surestep.engine.step import loop
 from surestep.engine.step import train_step as step
-from surestep.record.checkpoint import async_saver as saver
-from surestep.record.checkpoint import inspect as examine
+from surestep.record.checkpoint import discovery as examine
 from surestep.record.checkpoint import load as read
+from surestep.record.checkpoint import optimizer_state, reader
 from surestep.record.checkpoint import retention as keep
 from surestep.record.checkpoint import staging as layout
 from surestep.record.checkpoint import staging as snapshot
-from surestep.record.checkpoint import verify as divided
+from surestep.record.checkpoint import writer as saver
 from surestep.record.checkpoint.manifest import read_manifest
-from surestep.record.checkpoint.options import SavedOptions
 from surestep.record.run import Run
 from surestep.record.run_writer import RunWriter
 from surestep.trainer import build as wire
 from surestep.trainer import extend as lengthening
-from surestep.trainer import rank_zero as together
 from surestep.trainer import run_identity as identity
 from tests.laws.test_buffers import Observed, task_of
 from tests.laws.test_buffers import check_resume as check_buffers
@@ -319,11 +317,7 @@ MUTATIONS = [
         ),
         (
             "moments are not loaded",
-            after(
-                together,
-                "load_into_state",
-                lambda _, found, state, *rest: state.optimizer.state.clear(),
-            ),
+            instead(read, "load_states", nothing),
             check_resume,
         ),
         (
@@ -529,7 +523,7 @@ MUTATIONS = [
         ),
         (
             "hashes are not compared",
-            instead(divided, "verify", read_manifest),
+            instead(reader, "verify", read_manifest),
             lambda folder: check_damage(folder, damage="a bit in its middle"),
         ),
         (
@@ -549,7 +543,9 @@ MUTATIONS = [
         8,
         (
             "a pickle is read where one lies",
-            after(examine, "_said", lambda found, path: (_unpickle(path / "model.pkl"), found)[1]),
+            after(
+                examine, "read_info", lambda found, path: (_unpickle(path / "model.pkl"), found)[1]
+            ),
             lambda folder: check_reading(folder, ("list", "run")),
         ),
         (
@@ -582,7 +578,7 @@ MUTATIONS = [
         ),
         (
             "the options of the checkpoint stand over those of the Config",
-            before(SavedOptions, "of", lambda _, name, built: built.clear()),
+            instead(optimizer_state, "_is_built", lambda *_: False),
             lambda folder: check_change("optim.weight_decay", folder()),
         ),
     ),

@@ -10,7 +10,7 @@ from surestep.record.batch_dump import decode_batch, gather_batch
 def test_the_share_of_one_process_is_all_of_it():
     given = MicroBatch((torch.ones(2, 3),), {}, torch.zeros(2), 2, 2, 5, ())
     packed = gather_batch(ALONE, (given,))
-    assert set(packed.tensors) == {"rank-0.0.args.0", "rank-0.0.targets"}
+    assert set(packed.tensors) == {"rank-0.0.args/0", "rank-0.0.targets"}
     (back,) = decode_batch(packed.record, packed.tensors)
     assert torch.equal(back.args[0], given.args[0])
     assert (back.samples, back.position) == (2, 5)

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from surestep.base.errors import RunError
-from surestep.record.events import FORMAT, EventWriter, read_events
+from surestep.record.events import EventWriter, read_events
+from surestep.record.schemas import EVENTS_FORMAT
 
 
 def write(path, *kinds):
@@ -26,7 +27,7 @@ def test_the_first_line_names_the_format_once(path):
     write(path, "a")
     write(path, "b")
     assert kinds(path) == ["format", "a", "b"]
-    assert next(read_events(path))["version"] == FORMAT
+    assert next(read_events(path))["version"] == EVENTS_FORMAT
 
 
 def test_a_line_is_whole_as_soon_as_it_is_written(path):
@@ -64,13 +65,13 @@ def test_a_torn_first_line_is_written_anew(path):
 def test_a_broken_line_within_is_named(path):
     write(path, "a")
     path.write_text(path.read_text() + "{\n" + '{"event": "b"}\n')
-    with pytest.raises(RunError, match=r"events\.jsonl, line 3 is no event: Expecting"):
+    with pytest.raises(RunError, match=r"events\.jsonl, line 3 is not an event: Expecting"):
         kinds(path)
 
 
 def test_a_format_from_the_future_is_refused(path):
-    path.write_text(json.dumps({"event": "format", "version": FORMAT + 1}) + "\n")
-    with pytest.raises(RunError, match=rf"has format {FORMAT + 1}.*pip install -U surestep"):
+    path.write_text(json.dumps({"event": "format", "version": EVENTS_FORMAT + 1}) + "\n")
+    with pytest.raises(RunError, match=rf"has format {EVENTS_FORMAT + 1}.*pip install -U surestep"):
         kinds(path)
 
 
@@ -102,7 +103,7 @@ def test_what_cannot_be_written_is_kept_told_once_and_written_later(path):
     writer._file = full = Full(writer._file)
     writer.write("a")
     told = writer.notice()
-    assert "No space left on device. The run goes on; what happens is kept in memory" in told
+    assert "No space left on device. The run continues; events are kept in memory" in told
     writer.write("b")
     assert writer.notice() is None
     assert kinds(path) == ["format"]

@@ -157,7 +157,7 @@ def test_state_that_is_no_tensor_goes_into_a_state_dict_only(tmp_path):
 def test_a_file_that_is_there_is_replaced_only_where_that_is_said(tmp_path):
     found, path = checkpoint(tmp_path / "c"), tmp_path / "w.pt"
     path.write_text("mine")
-    with pytest.raises(ConfigError, match=r"is there already\. Say --overwrite"):
+    with pytest.raises(ConfigError, match=r"exists\. Set --overwrite"):
         export(found, path)
     assert path.read_text() == "mine"
     export(found, path, overwrite=True)
@@ -167,8 +167,8 @@ def test_a_file_that_is_there_is_replaced_only_where_that_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("w.bin", r"the ending says the format, and '.bin' is not one"),
-        ("w", r"the ending says the format, and 'none' is not one"),
+        ("w.bin", r"the ending decides the format, and '.bin' is not one"),
+        ("w", r"the ending decides the format, and 'none' is not one"),
         ("gone/w.pt", r"There is no folder .*gone to write w.pt into"),
     ],
 )

@@ -80,7 +80,7 @@ def test_a_hint_names_what_else_to_choose():
 
 
 def test_what_is_missing_or_no_json_is_named(tmp_path):
-    with pytest.raises(RunError, match="is not a whole run folder"):
+    with pytest.raises(RunError, match="is not a complete run folder"):
         read_json(tmp_path / "a.json")
     (tmp_path / "a.json").write_text("{")
     with pytest.raises(RunError, match=r"a\.json cannot be read"):
@@ -101,7 +101,7 @@ def test_others_may_read_a_file_as_the_umask_says(tmp_path):
     "text", ["1e999", "-1e0400", "9" * 400 + ".0", "9" * 250 + "e99", "NaN", "Infinity"]
 )
 def test_a_number_that_is_not_finite_is_no_number(text):
-    with pytest.raises(ValueError, match="is no number"):
+    with pytest.raises(ValueError, match="is not a number"):
         parse_json(f'{{"a": [{text}]}}'.encode())
 
 

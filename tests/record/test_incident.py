@@ -58,7 +58,7 @@ def test_checkpoints_that_incidents_need_are_known(tmp_path):
 
 HOSTILE = {
     "no JSON": (lambda _: "{", "cannot be read"),
-    "a list": (lambda _: "[]", "not an object"),
+    "a list": (lambda _: "[]", "valid dictionary"),
     "no checkpoint": (lambda r: json.dumps({**r, "checkpoint": None}), "it.checkpoint is None"),
     "another folder": (lambda r: json.dumps({**r, "checkpoint": "../../x"}), "not in its run"),
     "a newer format": (lambda r: json.dumps({**r, "format": 99}), "Install a newer one"),
@@ -98,7 +98,7 @@ def test_a_batch_comes_back_as_it_was():
 def test_what_is_no_tensor_is_named_and_not_kept():
     micro = MicroBatch((torch.eye(2).to_sparse(), {3: 1}), {}, object(), 1, 1, 0)
     packed = BatchDump((micro,))
-    assert packed.lost == ["0.args.0: Tensor", "0.args.1: dict", "0.targets: object"]
+    assert packed.lost == ["0.args/1: dict whose keys are not text", "0.targets: object"]
 
 
 def test_a_form_that_nobody_wrote_is_refused():

@@ -46,7 +46,7 @@ def test_safetensors_can_be_read_in_parts(tmp_path):
 
 
 def test_wide_rows_are_turned_into_text_a_few_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(predictions, "_NUMBERS", 5)
+    monkeypatch.setattr(predictions, "_AT_ONCE", 5)
     arrays = {"index": np.arange(7), "output": np.arange(14).reshape(7, 2)}
     assert len(list(predictions._row_ranges(arrays))) == 7
     lines = written(tmp_path / "a.csv", arrays).read_text().splitlines()
@@ -105,13 +105,13 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
     [
         (
             "a.txt",
-            r"a\.txt: the ending says the format.*not one.*\.npz, \.safetensors, \.csv",
+            r"a\.txt': the ending decides the format.*not one.*\.npz, \.safetensors, \.csv",
         ),
         ("a.json", r"Did you mean '\.jsonl'"),
         ("a", "'none' is not one"),
         ("no/a.csv", r"There is no folder .*no to write a\.csv into"),
-        ("there.csv", r"there\.csv is there already\. Say --overwrite"),
-        ("folder.npz", r"folder\.npz is a folder\. Say a file in it"),
+        ("there.csv", r"there\.csv exists\. Set --overwrite"),
+        ("folder.npz", r"folder\.npz is a folder\. Name a file in it"),
     ],
 )
 def test_a_wrong_place_is_refused_before_anything_is_computed(tmp_path, name, message):
@@ -144,7 +144,7 @@ def test_overwriting_is_by_one_move(tmp_path):
 def test_a_file_that_came_meanwhile_is_not_overwritten(tmp_path):
     with open_predictions(tmp_path / "a.csv") as write:
         (tmp_path / "a.csv").write_text("mine")
-        with pytest.raises(ConfigError, match="is there already"):
+        with pytest.raises(ConfigError, match="exists"):
             write(ARRAYS)
     assert (tmp_path / "a.csv").read_text() == "mine"
 

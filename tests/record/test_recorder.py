@@ -103,7 +103,7 @@ def test_a_disk_that_is_full_at_the_end_lets_the_folder_go(tmp_path):
             session.close()
         RunWriter(tmp_path).close()
     finally:
-        session._recorder._hold.release()
+        session._recorder._lock.release()
 
 
 def test_the_checkpoints_do_not_share_memory_with_the_model(tmp_path):

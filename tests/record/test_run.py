@@ -113,5 +113,5 @@ def test_a_status_that_tells_no_metric_is_refused(tmp_path, judged):
     with pytest.raises(RunError, match=r"status\.json cannot be read: it.monitor"):
         run.best  # noqa: B018
     write_json(run.path / "status.json", [judged])
-    with pytest.raises(RunError, match=r"status\.json cannot be read: it is .* not an object"):
+    with pytest.raises(RunError, match=r"status\.json cannot be read: it is .* valid dictionary"):
         run.best  # noqa: B018

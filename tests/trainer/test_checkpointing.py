@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from surestep.base.errors import CheckpointError, StatusWriteError
-from surestep.record.checkpoint import async_saver as saver
+from surestep.record.checkpoint import writer as saver
 from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.run import Run
 from tests import tiny

@@ -8,7 +8,7 @@ from torch import nn
 
 from surestep import Run
 from surestep.base.errors import RunError
-from surestep.record.checkpoint.inspect import size_on_disk
+from surestep.record.checkpoint.discovery import size_on_disk
 from surestep.trainer import checkpointing as room
 from surestep.trainer.checkpointing import estimate_checkpoint_bytes
 from tests import tiny

@@ -72,7 +72,7 @@ def test_a_finished_run_whose_end_is_damaged_ends_once_more(run, capsys):
             {"counts__no_items": 1},
             "counts has 1 skipped steps, and progress has 6 steps of which 6",
         ),
-        ({"progress__epoch": 2**39}, "progress.epoch is 549755813888, and progress.step is 6"),
+        ({"progress__epoch": 2**39}, "progress.epoch is 549755813888, and it can be at most 6"),
     ],
 )
 def test_numbers_with_hashes_made_to_fit_are_named_and_not_believed(run, capsys, changes, named):
@@ -112,7 +112,7 @@ def test_where_none_is_good_nothing_moves(run):
         flip(path)
     before = sorted(run.checkpoints.iterdir())
     for _ in range(2):
-        with pytest.raises(CheckpointError, match="has no checkpoint that is good"):
+        with pytest.raises(CheckpointError, match="has no valid checkpoint"):
             tiny.prepare(run.path, parts(), **SAID)
     assert sorted(run.checkpoints.iterdir()) == before
 
@@ -167,5 +167,5 @@ def test_where_none_is_good_nothing_is_loaded(run):
     for path in checkpoints(run):
         (path / "manifest.json").unlink()
     for which in ("best", "last", "average"):
-        with pytest.raises(CheckpointError, match="no checkpoint that is good"):
+        with pytest.raises(CheckpointError, match="no valid checkpoint"):
             Run(run.path).load_model(tiny.model(), which)

@@ -1,8 +1,7 @@
-"""events.jsonl: one JSON object a line, what happened in order.
+"""events.jsonl: what happened in a run, in order, one JSON object a line.
 
-The first line names the format. A steps event holds lists, an entry for each step from `first`:
-loss, grad_norm, lr, and what the task logged. Numbers that are not finite are their names in
-quotes; what is not known is null.
+The first line has the format. A "steps" event has lists with an entry for each step from `first`:
+loss, grad_norm, lr, and what the task logged. NaN and infinity are text; unknown values are null.
 """
 
 import os
@@ -26,58 +25,31 @@ from surestep.record.io import (
     size_of,
     unreadable_error,
 )
-from surestep.record.schema import (
-    Kind,
-    NewerFormatError,
-    anything,
-    count,
-    list_of,
-    number,
-    open_object,
-    optional,
-    pair,
-    text,
-    version,
-)
-
-FORMAT = 2
-_EVENT = open_object({"event": text}, {"time": number})
-_SKIPPED = open_object(
-    {
-        **{"step": count, "epoch": count, "reason": text},
-        "positions": optional(pair(count, count)),
-        "samples": optional(list_of(count)),
-    }
-)
-_EVENTS: dict[str, Kind] = {  # those that are read again, by what they are called
-    "format": open_object({"version": version(FORMAT)}),
-    **dict.fromkeys(("resume", "restart", "rollback"), open_object({"step": count})),
-    "skipped": _SKIPPED,
-}
+from surestep.record.schemas import EVENT, EVENTS, EVENTS_FORMAT, NewerFormatError, validate
 
 
 class EventWriter:
-    """Append events to a file; each is a whole line as soon as it is written.
+    """Appends events to a file, each as a whole line.
 
-    What cannot be written is kept, and written before what comes next. There is no buffer but
-    that: a forked process would write what is left in one again.
+    Events that cannot be written are kept and written before the next one. The file has no other
+    buffer: a forked process would write its content again.
 
     Raises:
-        OSError: the file cannot be begun.
-        RunError: it is there, and is no file of events, or one of a newer surestep.
+        OSError: the file cannot be created.
+        RunError: it exists and has no events, or those of a newer surestep.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._left = bytearray()
-        self._told = False
+        self._pending = bytearray()
+        self._reported = False
         self._error: OSError | None = None
         if os.path.lexists(path):
-            _cut_torn_line(path)
+            _remove_torn_line(path)
         fresh = not path.exists() or path.stat().st_size == 0
         self._file = path.open("ab", buffering=0)
         if fresh:
-            self.write("format", version=FORMAT)
+            self.write("format", version=EVENTS_FORMAT)
         if self._error is not None:
             self._file.close()
             raise self._error
@@ -85,24 +57,24 @@ class EventWriter:
     def write(self, kind: str, **fields: Any) -> None:
         """Append an event."""
         text = dumps({"event": kind, "time": round(time.time(), 3), **fields})
-        self._left += f"{text}\n".encode()
+        self._pending += f"{text}\n".encode()
         self._flush()
 
     def notice(self) -> str | None:
-        """Return what there is to tell: once, that events cannot be written, until they can."""
-        if self._error is None or self._told:
+        """Return a message, once, while events cannot be written."""
+        if self._error is None or self._reported:
             return None
-        self._told = True
+        self._reported = True
         return (
-            f"{self.path} could not be written: {self._error.strerror}. The run goes on; what "
-            "happens is kept in memory, and written when that is possible."
+            f"{self.path} could not be written: {self._error.strerror}. The run continues; "
+            "events are kept in memory and written when that is possible."
         )
 
     def close(self) -> None:
         """Close the file.
 
         Raises:
-            RunError: there are events left that cannot be written.
+            RunError: some events cannot be written.
         """
         try:
             self._flush()
@@ -110,7 +82,7 @@ class EventWriter:
                 raise self._error
             self._file.close()
         except OSError as error:
-            count = self._left.count(b"\n")
+            count = self._pending.count(b"\n")
             raise RunError(
                 f"{self.path} could not be written: {error.strerror}. The last {count} events are "
                 f"lost. {os_error_hint(error)}"
@@ -122,19 +94,19 @@ class EventWriter:
         if self._file.closed:
             return
         try:
-            while self._left:
-                done = self._file.write(self._left) or 0
-                del self._left[:done]
-            self._error, self._told = None, False
+            while self._pending:
+                done = self._file.write(self._pending) or 0
+                del self._pending[:done]
+            self._error, self._reported = None, False
         except OSError as error:
             self._error = error
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Cut a last line that a killed writer left half written.
+def _remove_torn_line(path: Path) -> None:
+    """Remove an incomplete last line, which a killed writer left.
 
     Raises:
-        RunError: it is no file of events, or one of a newer surestep.
+        RunError: the file has no events, or those of a newer surestep.
     """
     try:
         size = size_of(path)
@@ -153,15 +125,15 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events; a torn last line is left out.
+    """Yield the events; an incomplete last line is left out.
 
     Raises:
-        RunError: missing, or from a newer surestep, or a line within is no event.
+        RunError: the file is missing or of a newer surestep, or another line is not an event.
     """
     try:
         with open_regular(path) as file, BufferedReader(cast("FileIO", file)) as lines:
-            for place, line in enumerate(iter(partial(lines.readline, LARGEST), b""), 1):
-                event = _event(path, place, line)
+            for number, line in enumerate(iter(partial(lines.readline, LARGEST), b""), 1):
+                event = _event(path, number, line)
                 if event is not None:
                     yield event
     except FileNotFoundError:
@@ -170,18 +142,19 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         raise unreadable_error(path, error) from error
 
 
-def _event(path: Path, place: int, line: bytes) -> dict[str, Any] | None:
-    """Return the event of a line; None of an empty one, and of one whose writer was killed."""
+def _event(path: Path, number: int, line: bytes) -> dict[str, Any] | None:
+    """Return the event of a line; None if the line is empty or incomplete."""
     if line == b"\n":
         return None
     try:
-        event: dict[str, Any] = _EVENT(parse_json(line), "it")
-        _EVENTS.get(event["event"], anything)(event, "it")
+        event: dict[str, Any] = validate(EVENT, parse_json(line))
+        if event["event"] in EVENTS:
+            validate(EVENTS[event["event"]], event)
+        return event
     except NewerFormatError as error:
         raise unreadable_error(path, error) from error
     except ValueError as error:
         if not line.endswith(b"\n") and len(line) < LARGEST:
             return None
-        said = escape_control_chars(str(error))[:MOST_SHOWN]
-        raise RunError(f"{path}, line {place} is no event: {said}. {COPY_HINT}") from error
-    return event
+        text = escape_control_chars(str(error))[:MOST_SHOWN]
+        raise RunError(f"{path}, line {number} is not an event: {text}. {COPY_HINT}") from error

@@ -1,8 +1,7 @@
-"""An incident: a folder from which the step that went wrong can be taken again.
+"""An incident: a folder from which a step that was not finite can be replayed.
 
-`RUN/incidents/step-XXXXXXXX/` holds `incident.json` (what was asked, where the step is, what was
-seen, which checkpoint is the state before) and `batch.safetensors`. The checkpoint stays as long
-as the incident does.
+`RUN/incidents/step-XXXXXXXX/` has `incident.json` (the config, the progress, the findings, the
+checkpoint before the step) and `batch.safetensors`. Retention keeps that checkpoint.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from surestep.record.io import (
     os_error_hint,
     read_json,
     read_regular,
+    temp_name,
     unreadable_error,
 )
-from surestep.record.run_schemas import INCIDENT, INCIDENT_FORMAT
-from surestep.record.safetensors_writer import write_tensors, write_text
-from surestep.record.temp_files import temp_name
+from surestep.record.safetensors_writer import write_tensors
+from surestep.record.schemas import INCIDENT, INCIDENT_FORMAT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,11 +39,11 @@ FOLDER, RECORD, BATCH = "incidents", "incident.json", "batch.safetensors"
 
 @dataclass(frozen=True)
 class Incident:
-    """An incident, as it was written.
+    """An incident that was read.
 
     Attributes:
         path: its folder.
-        record: what incident.json holds.
+        record: the content of incident.json.
     """
 
     path: Path
@@ -52,7 +51,7 @@ class Incident:
 
     @property
     def run(self) -> Path:
-        """The folder of its run; the path to the incident may be as short as a dot."""
+        """The folder of its run."""
         return self.path.resolve().parent.parent
 
     @property
@@ -62,14 +61,14 @@ class Incident:
 
     @property
     def checkpoint(self) -> Path:
-        """The state before it."""
+        """The checkpoint of the state before it."""
         return self.run / "checkpoints" / str(self.record["checkpoint"])
 
     def tensors(self) -> dict[str, Tensor]:
         """Read the tensors of the batch.
 
         Raises:
-            RunError: they are missing, or other bytes than were written.
+            RunError: they are missing or damaged.
         """
         from safetensors.torch import load
 
@@ -84,28 +83,28 @@ class Incident:
         except (OSError, ValueError) as error:
             raise unreadable_error(path, error) from error
         except (SafetensorError, MemoryError) as error:
-            said = str(error) or "it does not fit in memory"
-            raise unreadable_error(path, ValueError(said)) from error
+            text = str(error) or "it does not fit in memory"
+            raise unreadable_error(path, ValueError(text)) from error
 
 
 def folder_of(run: Path, step: int) -> Path:
-    """Return where the incident of a step of a run lies."""
+    """Return the folder of the incident at a step of a run."""
     return run / FOLDER / f"step-{step:08d}"
 
 
 def write_incident(
     run: Path, step: int, record: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> Path:
-    """Write an incident of a run in place of one of the same step; return its folder.
+    """Write an incident, replacing one of the same step; return its folder.
 
     Args:
         run: the run's folder.
         step: the step that was not finite, from 1.
-        record: what incident.json is to hold.
+        record: the content of incident.json, without its format and the hash of the batch.
         tensors: of the batch, on the host and contiguous.
 
     Raises:
-        RunError: the disk is full or cannot be written.
+        RunError: the disk is full or not writable.
     """
     final = folder_of(run, step)
     temporary = temp_name(final, "tmp")
@@ -115,14 +114,9 @@ def write_incident(
             shutil.rmtree(left, ignore_errors=True)
         temporary.mkdir(parents=True)
         written = write_tensors(temporary / BATCH, tensors)
-        whole = {
-            "format": INCIDENT_FORMAT,
-            "surestep": VERSION,
-            "step": step,
-            **record,
-        }
-        text = dumps({**whole, **written._asdict()}, indent=1)
-        write_text(temporary / RECORD, text + "\n")
+        about = {"format": INCIDENT_FORMAT, "surestep": VERSION, "step": step}
+        text = dumps({**about, **record, **written._asdict()}, indent=1)
+        (temporary / RECORD).write_text(f"{text}\n", encoding="utf-8")
         for path in (temporary / BATCH, temporary / RECORD, temporary):
             fsync(path)
         if final.exists():
@@ -142,12 +136,16 @@ def read_incident(path: Path) -> Incident:
     """Read an incident.
 
     Raises:
-        RunError: no incident, or one that cannot be read.
+        RunError: it is not an incident, or cannot be read.
     """
     if not (path / RECORD).is_file():
-        there = [str(each.path) for each in incidents_of(path)]
-        hint = f"Its incidents: {', '.join(there)}." if there else "Incidents are in RUN/incidents."
-        raise RunError(f"{path} is no incident: it has no {RECORD}. {hint}")
+        existing = [str(each.path) for each in incidents_of(path)]
+        hint = (
+            f"Its incidents: {', '.join(existing)}."
+            if existing
+            else "Incidents are in RUN/incidents."
+        )
+        raise RunError(f"{path} is not an incident: it has no {RECORD}. {hint}")
     record: dict[str, Any] = read_json(path / RECORD, INCIDENT)
     if Path(record["checkpoint"]).name != record["checkpoint"]:
         raise RunError(f"{path / RECORD} names a checkpoint that is not in its run.")
@@ -155,7 +153,7 @@ def read_incident(path: Path) -> Incident:
 
 
 def incidents_of(run: Path) -> Iterator[Incident]:
-    """Yield the incidents of a run that can be read, by step."""
+    """Yield the readable incidents of a run, by step."""
     folder = run / FOLDER
     for path in sorted(folder.glob("step-*")) if folder.is_dir() else ():
         if (path / RECORD).is_file():
@@ -164,5 +162,5 @@ def incidents_of(run: Path) -> Iterator[Incident]:
 
 
 def referenced_checkpoints(checkpoints: Path) -> set[Path]:
-    """Return the checkpoints that an incident of their run needs."""
+    """Return the checkpoints that incidents of their run need."""
     return {checkpoints / each.checkpoint.name for each in incidents_of(checkpoints.parent)}

@@ -1,7 +1,9 @@
-"""Writing files so that a reader never sees half of one, and reading what anybody wrote.
+"""Write files so that a reader never sees half of one, and read files that anyone may have written.
 
-What is read is a plain file of a size that fits in memory, never a link, a pipe or a device: to
-open one of those may wait for ever, or reach what nobody meant.
+Only regular files of a limited size are read, never links, pipes or devices: to open one of those
+can wait forever, or reach something that no one meant.
+
+Temporary files and folders carry host and pid, so that stale ones can be removed.
 """
 
 import errno
@@ -9,29 +11,40 @@ import json
 import math
 import os
 import re
+import shutil
+import socket
 import stat
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-from surestep.base.errors import RunError
-from surestep.base.text import escape_control_chars
-from surestep.record.schema import Kind, NewerFormatError, anything
-from surestep.record.temp_files import temp_name
+from pydantic import TypeAdapter
 
-LARGEST = 2**26  # bytes that are read at once: the record of some 300,000 tensors
-MOST_SHOWN = 300  # characters of what was read that a message shows
-DEEPEST = 100  # lists and dicts within each other
-_UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # what is asked for is not known there
+from surestep.base.errors import ConfigError, RunError, suggest_names
+from surestep.base.paths import require_local_path
+from surestep.base.text import escape_control_chars
+from surestep.record.schemas import NewerFormatError, validate
+
+LARGEST = 2**26  # bytes read at once: the record of some 300,000 tensors
+MOST_SHOWN = 300  # characters of a file that a message shows
+DEEPEST = 100  # nested lists and dicts
+NAME_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
-# A number that has neither many digits nor a long exponent is finite, so Python need not look.
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+# A number with few digits and a short exponent is finite, so Python need not check.
 _MAY_OVERFLOW = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{200}")
-_FOLDER = "folder", " with --run (run= in Python)"  # what else to choose, and how
-COPY_HINT = "Put a copy of it back, or start anew in another folder with --run (run= in Python)."
+_FOLDER = "folder", " with --run (run= in Python)"
+_TEMPORARY = re.compile(r"\.(tmp|del|old)-(.+)-at-(.*)-(\d+)")
+_DAY_S = 86400
+COPY_HINT = "Put a copy of it back, or start again in another folder with --run (run= in Python)."
 
 
 def to_jsonable(value: Any) -> Any:
-    """Return `value` as JSON can hold it; numbers that are not finite become their names."""
+    """Return `value` as JSON can hold it; NaN and infinity become text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -44,72 +57,107 @@ def to_jsonable(value: Any) -> Any:
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
-    """Write JSON that every reader of JSON accepts."""
+    """Return strict JSON: NaN and infinity become text."""
     try:
         return json.dumps(value, allow_nan=False, indent=indent, ensure_ascii=False)
-    except (TypeError, ValueError):  # something in it is not JSON; looking first costs 100 µs
+    except (TypeError, ValueError):  # something is not JSON; checking first costs 100 µs
         return json.dumps(to_jsonable(value), allow_nan=False, indent=indent, ensure_ascii=False)
 
 
 def os_error_hint(error: OSError, other: tuple[str, str] = _FOLDER) -> str:
-    """Return what to do where something cannot be written.
+    """Return what to do about a path that cannot be written.
 
     Args:
-        error: what the system said.
-        other: what else to choose, and how that is said.
+        error: what the system reported.
+        other: what else to choose ("folder" or "file"), and the option for it.
     """
     what, how = other
     if error.errno in _FULL:
         return f"Free some space, or choose another {what}{how}."
-    if error.errno in _CLOSED:
+    if error.errno in _READ_ONLY:
         return f"Choose a {what} that can be written{how}."
     return f"Choose another {what}{how}."
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replace `path` by this JSON, synced, in one move.
-
-    Raises:
-        RunError: the disk is full or cannot be written.
-    """
+@contextmanager
+def replace_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path; then sync it and give it the name `path`, unless the body raised."""
     temporary = temp_name(path, "tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(dumps(value, indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        temporary.unlink(missing_ok=True)
+        yield temporary
+        fsync(temporary)
         temporary.replace(path)
         fsync(path.parent)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` by this JSON, synced.
+
+    Raises:
+        RunError: the disk is full or not writable.
+    """
+    try:
+        with replace_file(path) as temporary:
+            temporary.write_text(dumps(value, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise RunError(
             f"{path} could not be written: {error.strerror}. {os_error_hint(error)}"
         ) from error
 
 
-def read_json(path: Path, kind: Kind = anything, *, hint: str = COPY_HINT) -> Any:
-    """Read a file of JSON that anybody may have written, in which each value is of its kind.
+def check_output(path: Path, endings: Collection[str], *, overwrite: bool) -> None:
+    """Check that a file that the user names can be written.
+
+    Raises:
+        ConfigError: its ending is not one of these, its folder is missing, or it exists.
+        RunError: it is an address.
+    """
+    require_local_path(path)
+    if path.suffix not in endings:
+        raise ConfigError(
+            f"{str(path)!r}: the ending decides the format, and {path.suffix or 'none'!r} is not "
+            f"one. {suggest_names(path.suffix, endings)}"
+        )
+    if not path.parent.is_dir():
+        raise ConfigError(f"There is no folder {path.parent} to write {path.name} into. Make it.")
+    if path.is_dir():
+        example = path / f"a{next(iter(endings))}"
+        raise ConfigError(f"{path} is a folder. Name a file in it, such as {example}.")
+    if not overwrite and (path.exists() or path.is_symlink()):
+        raise ConfigError(
+            f"{path} exists. Set --overwrite (overwrite=True in Python) to replace it, or choose "
+            "another file."
+        )
+
+
+def read_json(path: Path, schema: TypeAdapter[Any] | None = None, *, hint: str = COPY_HINT) -> Any:
+    """Read a JSON file that anyone may have written, and check it against a schema.
 
     Args:
         path: of the file.
-        kind: of what is in it.
-        hint: what to do where it cannot be read.
+        schema: of its content; None accepts anything.
+        hint: what to do if it cannot be read.
 
     Raises:
-        RunError: missing, of a newer surestep, or not JSON of that kind.
+        RunError: it is missing, of a newer surestep, or does not fit the schema.
     """
     try:
-        return kind(parse_json(read_regular(path)), "it")
+        found = parse_json(read_regular(path))
+        return found if schema is None else validate(schema, found)
     except FileNotFoundError:
         raise RunError(
-            f"{path} is missing: {path.parent} is not a whole run folder. {hint}"
+            f"{path} is missing: {path.parent} is not a complete run folder. {hint}"
         ) from None
     except (OSError, ValueError) as error:
         raise unreadable_error(path, error, hint) from error
 
 
 def unreadable_error(path: Path, error: OSError | ValueError, hint: str = COPY_HINT) -> RunError:
-    """Return what to raise for a file of a run that cannot be read."""
+    """Return the error for a file of a run that cannot be read."""
     if isinstance(error, NewerFormatError):
         return RunError(f"{path} {error}")
     said = str(getattr(error, "strerror", None) or error)
@@ -118,13 +166,13 @@ def unreadable_error(path: Path, error: OSError | ValueError, hint: str = COPY_H
 
 
 def open_regular(path: Path | str) -> IO[bytes]:
-    """Open a file to read, unbuffered.
+    """Open a regular file for reading, unbuffered.
 
     Raises:
         OSError: missing or unreadable.
-        ValueError: it is a link, or no file.
+        ValueError: it is a link, or not a regular file.
     """
-    # O_NONBLOCK, because a pipe is opened only when somebody writes to it.
+    # O_NONBLOCK, because opening a pipe waits for its writer.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags)
@@ -135,29 +183,29 @@ def open_regular(path: Path | str) -> IO[bytes]:
     file = os.fdopen(descriptor, "rb", buffering=0)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise ValueError("it is no file")
+        raise ValueError("it is not a file")
     return file
 
 
 def size_of(path: Path) -> int:
-    """Return the size of a file.
+    """Return the size of a regular file.
 
     Raises:
         OSError: missing or unreadable.
-        ValueError: it is a link, or no file.
+        ValueError: it is a link, or not a regular file.
     """
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
-        raise ValueError("it is a link or no file")
+        raise ValueError("it is a link or not a file")
     return found.st_size
 
 
 def read_regular(path: Path, most: int = LARGEST) -> bytes:
-    """Read a file of at most so many bytes.
+    """Read a regular file of at most `most` bytes.
 
     Raises:
         OSError: missing or unreadable.
-        ValueError: it is a link, no file, or larger.
+        ValueError: it is a link, not a regular file, or larger.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -167,10 +215,10 @@ def read_regular(path: Path, most: int = LARGEST) -> bytes:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON that means one thing: each key once, numbers that are finite, text that is text.
+    """Parse JSON in which no key repeats, numbers are finite and text is valid Unicode.
 
     Raises:
-        ValueError: it is no JSON, or none of that kind, or nested too deep.
+        ValueError: it is not such JSON, or nested too deep.
     """
     if not data.strip():
         raise ValueError("it is empty")
@@ -192,7 +240,7 @@ def parse_json(data: bytes) -> Any:
     else:
         raise ValueError("it is nested too deep")
     if b"\\u" in data:
-        json.dumps(found, ensure_ascii=False).encode()  # halves of characters are no text
+        json.dumps(found, ensure_ascii=False).encode()  # a lone surrogate cannot be encoded
     return found
 
 
@@ -206,22 +254,74 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _number(text: str) -> float:
     if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text} is no number")
+        raise ValueError(f"{text} is not a number")
     return value
 
 
 def fsync(path: Path) -> bool:
     """Make the bytes of a file, or the names in a folder, survive a power cut.
 
-    False where the file system syncs no folders; the start of a run tells so.
+    Return False if the file system does not sync folders.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno in _UNKNOWN and stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        if error.errno in _UNSUPPORTED and stat.S_ISDIR(os.fstat(descriptor).st_mode):
             return False
         raise
     finally:
         os.close(descriptor)
     return True
+
+
+def temp_name(path: Path, kind: str) -> Path:
+    """Return a name beside `path` that belongs to this process.
+
+    Args:
+        path: the final path.
+        kind: "tmp" (will become it), "old" (is replaced by it) or "del" (is being deleted).
+    """
+    return path.with_name(f".{kind}-{path.name}-at-{_host()}-{os.getpid()}")
+
+
+def remove_stale(folder: Path, *, locked: bool = False) -> None:
+    """Delete what dead processes left in a folder; only the holder of the run folder may.
+
+    Files of living processes stay, and those of other machines for a day. An "old" checkpoint gets
+    its name back if no newer one has it.
+
+    Args:
+        folder: that is searched.
+        locked: a lock proves that no one else writes here, so everything temporary is stale.
+    """
+    for path in list(folder.iterdir()) if folder.is_dir() else []:
+        match = _TEMPORARY.fullmatch(path.name)
+        if match is None or (not locked and _may_live(path, match[3], int(match[4]))):
+            continue
+        final = folder / match[2]
+        if match[1] == "old" and not final.exists():
+            path.rename(final)
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _may_live(path: Path, host: str, pid: int) -> bool:
+    if host != _host():
+        return time.time() - path.lstat().st_mtime < _DAY_S
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+@cache  # the call releases the GIL to training, and getting it back can take a millisecond
+def _host() -> str:
+    return socket.gethostname()

@@ -1,10 +1,8 @@
-"""Predictions on disk: npz, safetensors, csv or jsonl; whole, or not there at all."""
+"""Write predictions to npz, safetensors, csv or jsonl: a complete file, or none."""
 
 import csv
 import json
 import math
-import os
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,103 +12,75 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from surestep.base.errors import ConfigError, DataError, RunError, suggest_names
-from surestep.base.paths import require_local_path
-from surestep.record.io import os_error_hint, to_jsonable
-from surestep.record.safetensors_writer import make_layout
-from surestep.record.temp_files import temp_name
+from surestep.base.errors import DataError, RunError
+from surestep.engine.distributed.shards import TensorMeta
+from surestep.record.io import (
+    check_output,
+    os_error_hint,
+    replace_file,
+    temp_name,
+    to_jsonable,
+)
+from surestep.record.safetensors_writer import stream_tensors
 
 Arrays = Mapping[str, NDArray[Any]]
-_NUMBERS = 2**18  # turned into text at once: some 20 MiB of Python objects
-_OTHER = "file", " with --out"  # than the one that cannot be written
+_AT_ONCE = 2**18  # numbers converted to text at once: some 20 MiB of Python objects
+_OTHER = "file", " with --out"  # what else to choose
 
 
 @contextmanager
 def open_predictions(path: Path, *, overwrite: bool = False) -> Iterator[Callable[[Arrays], None]]:
-    """Open a file for predictions; yield what writes them, after which the file is there.
+    """Yield a function that writes predictions to a file; the file appears complete, or not at all.
 
-    What can be wrong with the place is said before anything is computed. The bytes go to a
-    temporary file beside it, which takes its name at the end.
+    What is wrong with the path is reported before anything is computed.
 
     Args:
         path: ends in .npz, .safetensors, .csv or .jsonl.
-        overwrite: replace a file that is there.
+        overwrite: replace an existing file.
 
     Raises:
-        ConfigError: another ending, no such folder, or a file is there already.
-        RunError: it cannot be written, or the disk is full.
+        ConfigError: the ending is wrong, the folder is missing, or the file exists.
+        RunError: the file cannot be written, or the disk is full.
     """
-    write = _writer_of(path)
-    _check_place(path, overwrite=overwrite)
+    writers = {".npz": _npz, ".safetensors": _safetensors, ".csv": _csv, ".jsonl": _jsonl}
+    check_output(path, writers, overwrite=overwrite)
     temporary = temp_name(path, "tmp")
-    try:
-        file = temporary.open("wb")
-    except OSError as error:
-        raise _not_written(path, error, os_error_hint(error, _OTHER)) from error
+    with _explain_errors(path):
+        temporary.touch()  # fails before anything is computed
 
-    def whole(arrays: Arrays) -> None:
-        try:
-            write(file, arrays)
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-            _check_place(path, overwrite=overwrite)
-            temporary.replace(path)
-        except OSError as error:
-            raise _not_written(path, error, os_error_hint(error, _OTHER)) from error
+    def write(arrays: Arrays) -> None:
+        with _explain_errors(path), replace_file(path) as temporary:
+            with temporary.open("wb") as file:
+                writers[path.suffix](file, arrays)
+            check_output(path, writers, overwrite=overwrite)
 
     try:
-        yield whole
+        yield write
     finally:
-        _let_go(file)
         temporary.unlink(missing_ok=True)
 
 
-def _let_go(file: IO[bytes]) -> None:
-    """Close a file; on a full disk that fails, and what it holds is thrown away anyway."""
+@contextmanager
+def _explain_errors(path: Path) -> Iterator[None]:
     try:
-        file.close()
-    except OSError:
-        return
-
-
-def _not_written(path: Path, error: OSError, hint: str) -> RunError:
-    return RunError(f"{path} could not be written: {error.strerror or error}. {hint}")
-
-
-def _check_place(path: Path, *, overwrite: bool) -> None:
-    require_local_path(path)
-    if not path.parent.is_dir():
-        raise ConfigError(f"There is no folder {path.parent} to write {path.name} into. Make it.")
-    if path.is_dir():
-        raise ConfigError(
-            f"{path} is a folder. Say a file in it: --out {shlex.quote(str(path / 'test.npz'))}."
-        )
-    if path.exists() and not overwrite:
-        raise ConfigError(
-            f"{path} is there already. Say --overwrite to replace it, or choose another --out."
-        )
-
-
-def _writer_of(path: Path) -> Callable[[IO[bytes], Arrays], None]:
-    writers = {".npz": _npz, ".safetensors": _safetensors, ".csv": _csv, ".jsonl": _jsonl}
-    if path.suffix not in writers:
-        raise ConfigError(
-            f"--out {path}: the ending says the format, and {path.suffix or 'none'!r} is not one. "
-            f"{suggest_names(path.suffix, writers)}"
-        )
-    return writers[path.suffix]
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{path} could not be written: {error.strerror or error}. "
+            f"{os_error_hint(error, _OTHER)}"
+        ) from error
 
 
 def _npz(file: IO[bytes], arrays: Arrays) -> None:
-    """Write arrays by name; no array holds Python objects, so reading needs no pickle."""
-    np.savez(file, **dict(arrays))  # type: ignore[arg-type]  # its own keyword: not among names
+    """Write arrays by name; none has Python objects, so reading needs no pickle."""
+    np.savez(file, **dict(arrays))  # type: ignore[arg-type]
 
 
 def _safetensors(file: IO[bytes], arrays: Arrays) -> None:
     """Write arrays by name, each of which can be read in parts."""
-    for part in make_layout({name: torch.from_numpy(each) for name, each in arrays.items()}).parts:
-        file.write(part)
+    tensors = {name: torch.from_numpy(each) for name, each in arrays.items()}
+    described = {name: TensorMeta(tuple(t.shape), t.dtype) for name, t in tensors.items()}
+    stream_tensors(file, described, tensors.__getitem__)
 
 
 def _csv(file: IO[bytes], arrays: Arrays) -> None:
@@ -131,7 +101,7 @@ def _csv(file: IO[bytes], arrays: Arrays) -> None:
 
 
 class _Lines:
-    """What csv writes to: it hands each line back."""
+    """A file for csv.writer, which returns each line."""
 
     def write(self, text: str) -> str:
         return text
@@ -143,21 +113,21 @@ def _line(file: IO[bytes], cells: Any) -> None:
 
 
 class Column(NamedTuple):
-    """A number of each sample."""
+    """One number of each sample."""
 
     name: str
     values: NDArray[Any]
 
 
 def columns_of(arrays: Arrays) -> Iterator[Column]:
-    """Yield the columns of arrays, flattened: an array of (samples, 2, 3) has "name_0_0" first."""
+    """Yield the columns of arrays; the first of an array of (samples, 2, 3) is "name_0_0"."""
     for name, array in arrays.items():
-        for place in np.ndindex(array.shape[1:]):
-            yield Column("_".join(map(str, (name, *place))), array[(slice(None), *place)])
+        for index in np.ndindex(array.shape[1:]):
+            yield Column("_".join(map(str, (name, *index))), array[(slice(None), *index)])
 
 
 def _jsonl(file: IO[bytes], arrays: Arrays) -> None:
-    """Write an object for each sample; numbers that are not finite are their names in quotes."""
+    """Write an object for each sample; NaN and infinity become text."""
     for rows in _row_ranges(arrays):
         listed = [_listed(each[rows]) for each in arrays.values()]
         for row in zip(*listed, strict=True):
@@ -166,15 +136,15 @@ def _jsonl(file: IO[bytes], arrays: Arrays) -> None:
 
 
 def _row_ranges(arrays: Arrays) -> Iterator[slice]:
-    """Yield the rows that are turned into text at once, in their order."""
+    """Return the ranges of rows that are converted to text at once, in order."""
     samples = len(arrays["index"])
     numbers = sum(math.prod(each.shape[1:]) for each in arrays.values())
-    rows = max(1, _NUMBERS // numbers)
+    rows = max(1, _AT_ONCE // numbers)
     return (slice(first, first + rows) for first in range(0, samples, rows))
 
 
 def _listed(array: NDArray[Any]) -> list[Any]:
-    """Return nested lists, with the fewest digits that give a float32 back."""
+    """Return nested lists; floats have the fewest digits that identify a float32."""
     if array.dtype == np.float32:
         array = array.astype(str).astype(np.float64)
     found: list[Any] = array.tolist()

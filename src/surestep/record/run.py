@@ -19,6 +19,8 @@ from surestep.base.errors import (
 from surestep.base.paths import require_local_path
 from surestep.record.checkpoint.discovery import (
     TRIES,
+    InspectionResult,
+    examine_all,
     find_newest_valid,
     list_checkpoints,
     no_checkpoint_message,
@@ -27,24 +29,22 @@ from surestep.record.checkpoint.discovery import (
     step_of,
 )
 from surestep.record.checkpoint.errors import CheckpointVanishedError
-from surestep.record.checkpoint.inspect import InspectionResult, examine_all
 from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
-from surestep.record.checkpoint.retention import best_first, cycle_checkpoints
+from surestep.record.checkpoint.retention import best_first
 from surestep.record.checkpoint.state_json import CheckpointInfo, read_info
 from surestep.record.events import read_events
-from surestep.record.io import read_json
-from surestep.record.run_schemas import CONFIG, status
+from surestep.record.io import check_output, read_json
+from surestep.record.schemas import CONFIG, STATUS
 from surestep.record.skipped_samples import SkippedSteps, summarize_skips
 
-if TYPE_CHECKING:  # a run can be looked at without torch
+if TYPE_CHECKING:  # a run is read without torch
     from torch import nn
 
     from surestep.engine.distributed.shards import ShardedStateProvider
-    from surestep.record.checkpoint.verify import Check
     from surestep.record.export import ExportResult
 
 Which = Literal["best", "last", "average"]
-NO_SECOND = "Put a copy of it back, or take the newest that is good: which='last' (--which last)."
+_NO_SECOND = "Put a copy of it back, or load the newest valid one: which='last' (--which last)."
 logger = logging.getLogger("surestep")
 
 
@@ -56,15 +56,15 @@ class SelectedWeights(NamedTuple):
     average: bool
 
     @property
-    def leaves_out(self) -> bool:
+    def needs_base(self) -> bool:
         """Whether frozen parameters are missing, which the model must have already."""
-        return bool(self.opened.record.get("base"))
+        return bool(self.opened.record["base"])
 
     def load(self, model: nn.Module, keeper: ShardedStateProvider | None = None) -> None:
-        """Load the weights into a model, or into the parameters that a keeper holds.
+        """Load the weights into a model, or into the parameters that a keeper has.
 
         Raises:
-            CheckpointError: they do not fit.
+            CheckpointError: they are of another model.
         """
         from surestep.record.checkpoint.load import load_weights
 
@@ -128,13 +128,13 @@ class Run:
         newest = shlex.quote(f"{self.path}@last")
         branch = f"surestep train RECIPE --from {newest} --run NEW"
         hint = f"Put a copy of it back, or start a new run from its newest checkpoint: {branch}"
-        return dict(read_json(self.path / "status.json", status, hint=hint))
+        return dict(read_json(self.path / "status.json", STATUS, hint=hint))
 
     @property
     def monitor(self) -> tuple[str, Literal["min", "max"]] | None:
         """The metric that decides the best checkpoint, and whether "min" or "max" is better."""
-        judged = self.status.get("monitor")
-        return None if judged is None else (judged[0], judged[1])
+        monitor = self.status.get("monitor")
+        return None if monitor is None else (monitor[0], monitor[1])
 
     @property
     def last(self) -> CheckpointInfo | None:
@@ -151,20 +151,21 @@ class Run:
         Raises:
             CorruptCheckpointError: the best checkpoint, or one that may be it, is corrupted.
         """
-        judged = self.monitor
-        if judged is None:
+        monitor = self.monitor
+        if monitor is None:
             return self.last
         found = scan_checkpoints(self.checkpoints)
-        ranked = best_first(found.good, *judged)
+        ranked = best_first(found.good, *monitor)
         for each in found.damaged if found.good else []:
             if each.step == found.good[-1].best_step or each in found.newer_damaged():
-                raise CorruptCheckpointError(f"{each.reason} {NO_SECOND}")
+                raise CorruptCheckpointError(f"{each.reason} {_NO_SECOND}")
         return ranked[0] if ranked else self.last
 
     @property
     def cycles(self) -> list[CheckpointInfo]:
         """The checkpoints at the ends of the schedule's cycles, for a snapshot ensemble."""
-        return cycle_checkpoints(scan_checkpoints(self.checkpoints).good)
+        found = scan_checkpoints(self.checkpoints).good
+        return [each for each in found if each.cycle is not None]
 
     @property
     def skipped(self) -> SkippedSteps:
@@ -191,7 +192,7 @@ class Run:
         chosen.load(model)
         return chosen.saved
 
-    def choose(self, which: Which | int, *, check: Check | None = None) -> SelectedWeights:
+    def choose(self, which: Which | int) -> SelectedWeights:
         """Verify every byte of a checkpoint, and return it.
 
         If the last one is corrupted, the newest valid one is returned, with a warning. The best
@@ -199,7 +200,6 @@ class Run:
 
         Args:
             which: as for load_model.
-            check: compares the bytes, if other ranks take part.
 
         Raises:
             ConfigError: `which` is invalid.
@@ -207,24 +207,24 @@ class Run:
             CheckpointError: there is no valid checkpoint.
         """
         if which not in ("last", "average"):
-            return self._choose(which, check)
+            return self._choose(which)
         self.saved(which)
-        newest = find_newest_valid(self.checkpoints, check=check)
+        newest = find_newest_valid(self.checkpoints)
         for each in newest.passed_over:
             logger.warning("%s", each.reason)
         if newest.opened is None:
             raise CheckpointError(no_checkpoint_message(self.path))
         return SelectedWeights(newest.opened.saved, newest.opened, average=which == "average")
 
-    def _choose(self, which: Which | int, check: Check | None) -> SelectedWeights:
+    def _choose(self, which: Which | int) -> SelectedWeights:
         for _ in range(TRIES):
             found = self.saved(which)
             try:
-                opened = open_checkpoint(found.path, check=check)
+                opened = open_checkpoint(found.path)
             except CheckpointVanishedError:
                 continue
             except CorruptCheckpointError as error:
-                raise CorruptCheckpointError(f"{error} {NO_SECOND}") from error
+                raise CorruptCheckpointError(f"{error} {_NO_SECOND}") from error
             return SelectedWeights(found, opened, which == "best" and found.evaluated == "average")
         raise CheckpointVanishedError(
             f"{self.checkpoints} loses its checkpoints faster than they can be read."
@@ -278,9 +278,9 @@ class Run:
             CheckpointError: the checkpoint is missing or corrupted, has no average, or the disk
                 is full.
         """
-        from surestep.record.export import check_out, export
+        from surestep.record.export import ENDINGS, export
 
-        check_out(Path(path), overwrite=overwrite)
+        check_output(Path(path), ENDINGS, overwrite=overwrite)
         chosen = self.choose(which)
         return export(
             chosen.opened,

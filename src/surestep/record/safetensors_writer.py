@@ -1,8 +1,7 @@
-"""Files of tensors: written as safetensors with their hash; read by the library.
+"""Write safetensors files with their hash; the library reads them.
 
-The library gives no hash. Written here, each tensor passes to the file and to the hash, so that the
-manifest tells what was in memory and not what came to lie on the disk, and a full disk is an
-OSError with its number.
+The library returns no hash. The manifest needs the hash of what was in memory, not of what the disk
+returns, and a full disk must be an OSError with its number.
 
 Source: https://github.com/huggingface/safetensors#format
 """
@@ -13,10 +12,9 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.distributed.shards import TensorMeta
@@ -25,8 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# What torch calls each type of safetensors: text, since commands that only look at checkpoints
-# start without torch.
+# torch's name of each dtype of safetensors, as text: most commands start without torch.
 DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -46,55 +43,32 @@ DTYPES = {
     "BOOL": "bool",
 }
 NAMES = {f"torch.{dtype}": name for name, dtype in DTYPES.items()}
-_ALIGNED = 8  # bytes: where the first tensor may begin
-_AT_ONCE = 512  # parts of a file that one call writes; Linux and macOS take 1024
 
 
 class FileDigest(NamedTuple):
-    """What a file of a checkpoint must be, to be read."""
+    """Size and hash of a file."""
 
     bytes: int
     sha256: str
 
 
-@dataclass(frozen=True)
-class TensorFileLayout:
-    """Tensors as they lie in a file; its parts are the memory of the tensors themselves.
+class TensorFile(NamedTuple):
+    """Host memory in the layout of a file.
 
     Attributes:
-        tensors: by name; on the host and contiguous.
-        parts: the header, and the bytes of the tensors, each alone or all together.
+        tensors: by name; views of the memory.
+        parts: the header of the file, and the memory.
     """
 
     tensors: Mapping[str, Tensor]
-    parts: Sequence[Any]
+    parts: tuple[Any, Any]
 
 
-def make_layout(
-    tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None
-) -> TensorFileLayout:
-    """Return how tensors lie in a file, and what its header says.
-
-    Args:
-        tensors: by name; on the host and contiguous.
-        about: what the header tells besides.
+def allocate_file(tensors: Mapping[str, Tensor]) -> TensorFile:
+    """Return host memory for tensors like these, in one block as their file has it.
 
     Raises:
-        CheckpointError: safetensors has no name for a tensor's type.
-    """
-    described = {name: TensorMeta(tuple(t.shape), t.dtype) for name, t in tensors.items()}
-    header, ordered = _header(described, about)
-    plain = [_bytes(tensors[name]) for name in ordered if tensors[name].numel()]
-    return TensorFileLayout(tensors, [header, *plain])
-
-
-def allocate_buffer(tensors: Mapping[str, Tensor]) -> TensorFileLayout:
-    """Return memory of the host for tensors like these, in one piece as their file has it.
-
-    So a save hands two pieces over, however many tensors there are.
-
-    Raises:
-        CheckpointError: safetensors has no name for a tensor's type.
+        CheckpointError: safetensors has no name for a dtype.
     """
     import torch
 
@@ -103,18 +77,18 @@ def allocate_buffer(tensors: Mapping[str, Tensor]) -> TensorFileLayout:
     size = sum(each.nbytes for each in tensors.values())
     pinned = any(each.device.type == "cuda" for each in tensors.values())
     memory, end = torch.empty(size, dtype=torch.uint8, pin_memory=pinned), 0
-    lies: dict[str, Tensor] = {}
+    views: dict[str, Tensor] = {}
     for name in ordered:
         begin, end = end, end + tensors[name].nbytes
-        lies[name] = memory[begin:end].view(tensors[name].dtype).view(tensors[name].shape)
-    return TensorFileLayout({name: lies[name] for name in tensors}, [header, memory.numpy()])
+        views[name] = memory[begin:end].view(tensors[name].dtype).view(tensors[name].shape)
+    return TensorFile({name: views[name] for name in tensors}, (header, memory.numpy()))
 
 
 def _header(
     tensors: Mapping[str, TensorMeta], about: Mapping[str, str] | None
 ) -> tuple[bytes, list[str]]:
-    """Return the header of a file, and in which order the tensors follow it."""
-    # Wide types first, as the library does: then each tensor lies at a multiple of its width.
+    """Return the header of a file, and the order of the tensors after it."""
+    # Wide dtypes first, as the library does: then each tensor is aligned.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
     header: dict[str, Any] = {"__metadata__": dict(about)} if about else {}
     end = 0
@@ -123,107 +97,76 @@ def _header(
         named = safetensors_dtype(name, dtype)
         header[name] = {"dtype": named, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % _ALIGNED)
+    text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, [name for name, _ in ordered]
 
 
-def _bytes(tensor: Tensor) -> Any:
-    import torch
-
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-
-
 def stream_tensors(
-    path: Path,
+    file: IO[bytes],
     tensors: Mapping[str, TensorMeta],
     read: Callable[[str], Tensor],
     about: Mapping[str, str] | None = None,
 ) -> None:
-    """Write tensors as a safetensors file, of which one at a time is in memory.
+    """Write a safetensors file with one tensor at a time in memory.
 
     Args:
-        path: of the file, which is not there yet.
-        tensors: what they are, by name.
+        file: open for writing.
+        tensors: shape and dtype of each, by name.
         read: returns the tensor of a name, on the host.
-        about: what the header tells besides.
+        about: text for the header.
 
     Raises:
-        OSError: the disk is full or cannot be written.
-        CheckpointError: safetensors has no name for a tensor's type.
+        OSError: the disk is full or not writable.
+        CheckpointError: safetensors has no name for a dtype.
     """
+    import torch
+
     header, ordered = _header(tensors, about)
+    file.write(header)
+    for name in ordered:
+        if math.prod(tensors[name].shape):
+            plain: Any = read(name).contiguous().reshape(-1).view(torch.uint8).numpy()
+            file.write(plain)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileDigest:
+    """Write tensors as a new safetensors file; return the size and hash that it had in memory.
+
+    Raises:
+        OSError: the disk is full or not writable.
+        CheckpointError: safetensors has no name for a dtype.
+    """
+    made = allocate_file(tensors)
+    for name, view in made.tensors.items():
+        view.copy_(tensors[name])
     with open(path, "xb", buffering=0) as file:
-        _write(file.fileno(), [memoryview(header)])
-        for name in ordered:
-            if math.prod(tensors[name].shape):
-                _write(file.fileno(), [memoryview(_bytes(read(name)))])
+        return write_into(file.fileno(), made.parts)
 
 
-def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None
-) -> FileDigest:
-    """Write tensors as a safetensors file; return its size and hash as they were in memory.
+def write_into(descriptor: int, parts: Iterable[Any]) -> FileDigest:
+    """Write a few buffers into an open file; return the size and hash that they had in memory.
 
     Raises:
-        OSError: the disk is full or cannot be written.
-        CheckpointError: safetensors has no name for a tensor's type.
+        OSError: the disk is full or not writable.
     """
-    return write_parts(path, make_layout(tensors, about).parts)
-
-
-def write_text(path: Path, text: str) -> FileDigest:
-    """Write text; return its size and hash."""
-    return write_parts(path, [text.encode()])
-
-
-def write_parts(path: Path, parts: Sequence[Any]) -> FileDigest:
-    """Write what lies in pieces of memory as one file; return its size and hash.
-
-    There is no buffer: a process that is forked meanwhile would write what is left in one again.
-
-    Args:
-        path: of the file, which is not there yet.
-        parts: each with the buffer of its bytes.
-
-    Raises:
-        OSError: the disk is full or cannot be written.
-    """
-    with open(path, "xb", buffering=0) as file:
-        return write_into(file.fileno(), parts)
-
-
-def write_into(descriptor: int, parts: Sequence[Any]) -> FileDigest:
-    """Write what lies in pieces of memory into an open file; return its size and hash.
-
-    Raises:
-        OSError: the disk is full or cannot be written.
-    """
-    left = [memoryview(part) for part in parts]
-    sha256 = hashlib.sha256()
+    left, sha256 = [memoryview(part) for part in parts], hashlib.sha256()
     for part in left:
         sha256.update(part)
     size = sum(part.nbytes for part in left)
-    _write(descriptor, left)
+    while left:
+        done = os.writev(descriptor, left)
+        while left and done >= left[0].nbytes:
+            done -= left.pop(0).nbytes
+        if done:
+            left[0] = left[0][done:]
     return FileDigest(size, sha256.hexdigest())
 
 
-def _write(descriptor: int, left: list[memoryview]) -> None:
-    """Write all of what lies in pieces of memory behind what is written."""
-    first = 0
-    while first < len(left):
-        done = os.writev(descriptor, left[first : first + _AT_ONCE])
-        while first < len(left) and done >= left[first].nbytes:
-            done -= left[first].nbytes
-            first += 1
-        if done:
-            left[first] = left[first][done:]
-
-
 def safetensors_dtype(name: str, dtype: torch.dtype) -> str:
-    """Return what safetensors calls a tensor's type.
+    """Return safetensors' name of a tensor's dtype.
 
     Raises:
-        CheckpointError: it has no name for it.
+        CheckpointError: it has none.
     """
     if str(dtype) not in NAMES:
         raise CheckpointError(
@@ -234,7 +177,7 @@ def safetensors_dtype(name: str, dtype: torch.dtype) -> str:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return torch's type for a name of safetensors."""
+    """Return torch's dtype for a name of safetensors."""
     import torch
 
     dtype: torch.dtype = getattr(torch, DTYPES[name])

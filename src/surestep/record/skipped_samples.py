@@ -8,7 +8,7 @@ from typing import Any
 
 from surestep.base.errors import ConfigError
 from surestep.record.io import parse_json, read_regular, write_json
-from surestep.record.schema import MOST, format_value
+from surestep.record.schemas import MAX_INT, format_value
 
 BLAMED = ("nonfinite", "spike")  # an overflow is the loss scale's doing, and no items is nobody's
 
@@ -105,5 +105,5 @@ def read_samples(path: Path) -> list[int]:
 
 def _is_index(value: Any) -> bool:
     if isinstance(value, str):
-        return value.isdecimal() and len(value) < len(str(MOST))
-    return type(value) is int and 0 <= value < MOST
+        return value.isdecimal() and len(value) < len(str(MAX_INT))
+    return type(value) is int and 0 <= value <= MAX_INT

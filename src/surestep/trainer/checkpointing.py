@@ -16,9 +16,8 @@ from surestep.engine.state.state import State, trainable_parameters
 from surestep.engine.step.callback import SavedCheckpoint, callbacks_with
 from surestep.engine.step.loop import Loop
 from surestep.engine.value import Value
-from surestep.record.checkpoint.async_saver import SaveResult
-from surestep.record.checkpoint.discovery import list_checkpoints
-from surestep.record.checkpoint.inspect import size_on_disk
+from surestep.record.checkpoint.discovery import list_checkpoints, size_on_disk
+from surestep.record.checkpoint.writer import SaveResult
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.evaluator import Evaluator
 from surestep.trainer.rank_zero import broadcast_save_results, wait_while_rank_zero_writes
@@ -173,7 +172,9 @@ class CheckpointManager:
         """Tell, of the size that was really written, where what is to stay will not fit."""
         folder = self._recorder.folder
         text = disk_space_warning(folder, self._loop.plan, size_on_disk(path))
-        if text is not None and not any(each.startswith(FILLS_UP) for each in self._recorder.told):
+        if text is not None and not any(
+            each.startswith(FILLS_UP) for each in self._recorder.warnings
+        ):
             self._recorder.event("notice", step=self._loop.state.progress.step, text=text)
             self._say(text)
 

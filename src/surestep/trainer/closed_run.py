@@ -84,7 +84,7 @@ def load_checkpoint_model(
         CheckpointError: there is none, or it does not fit.
     """
     chosen = run.choose(which)
-    if chosen.leaves_out:
+    if chosen.needs_base:
         apply_init_weights(planned)
     model = place_model(planned.model, planned.plan)
     chosen.load(model)

@@ -24,7 +24,7 @@ from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback, Request
 from surestep.engine.task.task import Task
 from surestep.engine.value import Value, number
-from surestep.record.checkpoint.inspect import size_on_disk
+from surestep.record.checkpoint.discovery import size_on_disk
 from surestep.trainer.fit import fit
 from surestep.trainer.prepare import prepare
 from surestep.trainer.session import Session

@@ -26,7 +26,7 @@ from surestep.engine.plan.plan import Plan
 from surestep.engine.step.callback import Callback, check_hooks
 from surestep.engine.task.init_weights import InitReport
 from surestep.engine.task.task import Task
-from surestep.record.checkpoint.staging import check_before_first_step
+from surestep.record.checkpoint.staging import check_can_be_saved
 from surestep.record.io import os_error_hint
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.best_metric import reset_best
@@ -186,7 +186,7 @@ def _open(
     session = Session(plan, task, loop, gauge, recorder, settings, planned.system)
     if checkpoint is not None:
         load_checkpoint(world, checkpoint, session.state)
-    check_before_first_step(session.state)
+    check_can_be_saved(session.state, with_callbacks=False)
     if going.other_metric:
         session.state.plateau.forget()
     if going.judges_anew:
@@ -211,7 +211,7 @@ def _record_start(
     started: InitReport | None,
 ) -> None:
     told = check_disk_space(recorder.folder, planned.plan, session.state)
-    recorder.told += [each for each in (told, _note_large_batch(planned)) if each]
+    recorder.warnings += [each for each in (told, _note_large_batch(planned)) if each]
     recorder.start(going.asked, planned.plan, planned.system, Path.cwd(), events=going.events())
     if started is not None:
         recorder.event("init", **asdict(started))

@@ -17,18 +17,12 @@ from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
 from surestep.engine.step.train_step import StepContext, forward_backward
-from surestep.record.checkpoint.async_saver import SaveResult
-from surestep.record.checkpoint.load import load_into_state, prepare_load
-from surestep.record.checkpoint.manifest import read_manifest
+from surestep.record.checkpoint.load import prepare_load
 from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
-from surestep.record.checkpoint.verify import (
-    folder_not_shared_message,
-    make_verifier,
-    wait_for_rank_zero,
-)
+from surestep.record.checkpoint.writer import SaveResult
 from surestep.record.lock import lock_owner
 from surestep.record.run import Run, SelectedWeights, Which
-from surestep.record.run_writer import RankRecorder, RunWriter
+from surestep.record.run_writer import RunWriter
 from surestep.trainer.fork import RunParent
 from surestep.trainer.rank_consistency import check_no_unused_params
 from surestep.trainer.resume import ResumeDecision
@@ -46,8 +40,6 @@ def run_on_rank_zero(
     follow: Callable[[Any], T],
 ) -> T:
     """Let the first rank act, and the others follow what it tells; its errors are theirs too.
-
-    While it acts, the others verify their share of the checkpoints that it asks for.
 
     Args:
         world: the ranks.
@@ -68,19 +60,20 @@ def run_on_rank_zero(
             raise
         world.broadcast_json({"said": tell(value)})
         return value
-    answer = wait_for_rank_zero(world)
+    with world.long_timeout():
+        answer = world.broadcast_json(None)
     if "error" in answer:
         raise ParallelError(f"Rank 0 could not go on: {answer['error']}")
     return follow(answer["said"])
 
 
 def open_verified(path: str) -> CheckpointReader:
-    """Open a checkpoint that all ranks have just verified together."""
-    return open_checkpoint(Path(path), check=read_manifest)
+    """Open a checkpoint that rank 0 has just verified."""
+    return open_checkpoint(Path(path), is_verified=True)
 
 
 def choose_checkpoint(world: Communicator, run: Run, which: Which) -> SelectedWeights:
-    """Choose a checkpoint of a run on all ranks, which verify it together."""
+    """Choose a checkpoint of a run on all ranks; rank 0 verifies it."""
 
     def follow(said: dict[str, Any]) -> SelectedWeights:
         checkpoint = open_verified(said["path"])
@@ -88,7 +81,7 @@ def choose_checkpoint(world: Communicator, run: Run, which: Which) -> SelectedWe
 
     return run_on_rank_zero(
         world,
-        lambda: run.choose(which, check=make_verifier(world)),
+        lambda: run.choose(which),
         tell=lambda found: {"path": str(found.opened.path), "average": found.average},
         follow=follow,
     )
@@ -103,7 +96,7 @@ def load_checkpoint(world: Communicator, checkpoint: CheckpointReader, state: St
             load_state_dict() may, the state of this rank is the loaded one.
     """
     if world.size == 1:
-        load_into_state(checkpoint, state)
+        prepare_load(checkpoint, state)()
         return
     load = _of_all(world, checkpoint, lambda: prepare_load(checkpoint, state))
     _of_all(world, checkpoint, load)
@@ -210,8 +203,12 @@ def open_run_folder(
         folder = Path(said["folder"])
         copies = strategy_class(plan.parallel_strategy).copies_model
         if not copies and not is_same_folder(folder, said["held"]):
-            raise RunError(folder_not_shared_message(folder, world.rank, socket.gethostname()))
-        return RankRecorder(folder, world)
+            raise RunError(
+                f"Rank {world.rank} on {socket.gethostname()} does not see {folder} as rank 0 "
+                "does. All ranks read and write checkpoints: pass a run folder that all machines "
+                "share, by its full path, with --run-folder (run= in Python)."
+            )
+        return RunWriter(folder, world=world)
 
     return run_on_rank_zero(
         world,

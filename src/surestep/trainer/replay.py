@@ -22,7 +22,7 @@ from surestep.engine.step.train_step import StepResult, train_step
 from surestep.engine.task.task import Task
 from surestep.record.batch_dump import decode_batch
 from surestep.record.checkpoint.errors import CheckpointVanishedError
-from surestep.record.checkpoint.load import load_into_state
+from surestep.record.checkpoint.load import prepare_load
 from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
 from surestep.record.incident import Incident, read_incident
 from surestep.trainer.build import build
@@ -115,7 +115,7 @@ def replay(
             apply_init_weights(planned)
         loop = build(planned, settings, (), fresh=False)
         settings.callback(loop.loader.close)
-        load_into_state(checkpoint, loop.state)
+        prepare_load(checkpoint, loop.state)()
         batch = _batch(found, loop.loader)
         index = None if found.record["is_manual"] else epoch_index(loop.loader, batch.epoch)
         if without:

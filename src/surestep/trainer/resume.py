@@ -12,10 +12,9 @@ from surestep.engine.state.state import Progress, StepCounts
 from surestep.record.checkpoint.errors import checkpoint_error
 from surestep.record.checkpoint.manifest import RECORD
 from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
-from surestep.record.checkpoint.verify import make_verifier
 from surestep.record.io import read_json
-from surestep.record.run_schemas import PLAN
 from surestep.record.run_writer import RunWriter
+from surestep.record.schemas import PLAN
 from surestep.trainer.config_diff import ConfigChange, apply_allow, check_allow, compare, table
 from surestep.trainer.extend import compare_length
 from surestep.trainer.fork import RunParent, check_branch, find_branch, is_fork_of
@@ -146,8 +145,7 @@ def fits_run(recorder: RunWriter, plan: Plan) -> Callable[[CheckpointReader], No
     """
     lengths = [_samples(plan.steps_per_epoch, plan.batch_size)]
     with suppress(RunError):  # it was killed before it had one
-        decided = read_json(recorder.folder / "plan.json", PLAN)
-        before = {each["option"]: each["value"] for each in decided}
+        before = read_json(recorder.folder / "plan.json", PLAN)
         lengths.append(_samples(before.get("steps_per_epoch"), before.get("batch_size")))
 
     def check(found: CheckpointReader) -> None:
@@ -264,7 +262,7 @@ def _started(
     if text is None:
         return ResumeDecision(asked)
     branch = find_branch(text)
-    checkpoint = open_checkpoint(branch.saved.path, check=make_verifier(recorder.world))
+    checkpoint = open_checkpoint(branch.saved.path)
     before, place = branch.run.config, _place(checkpoint)
     length = compare_length(before, planned, place)
     changes = [*([] if length is None else [length]), *compare(before, asked)]

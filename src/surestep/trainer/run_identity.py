@@ -20,7 +20,7 @@ from surestep.engine.data.stream import StreamReader, digest, fingerprint, is_st
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.plan.system import device_name
 from surestep.record.io import to_jsonable
-from surestep.record.run_schemas import CONFIG_FORMAT
+from surestep.record.schemas import CONFIG_FORMAT
 from surestep.trainer.config_diff import COUNT, FIRST, LOOKED_AT, SKIPPED, WORKERS
 from surestep.trainer.modules import describe_modules
 from surestep.trainer.planning import PreparedTask, TaskOrigin, train_samples

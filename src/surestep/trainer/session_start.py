@@ -36,7 +36,7 @@ def start_session(
     own = going.checkpoint if going.branch is None else None
     session.open(_display(session, log), None if own is None else own.path, finished=going.finished)
     session.loop.notices.append(recorder.notice)
-    for text in recorder.told:
+    for text in recorder.warnings:
         recorder.event("notice", step=session.state.progress.step, text=text)
         session.print_line(text)
     if (told := missing_ranks_warning()) is not None:

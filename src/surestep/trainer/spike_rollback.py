@@ -8,7 +8,6 @@ from surestep.engine.state.loss_spikes import LossSpike
 from surestep.engine.step.log_point import LogPoint, SkippedStep
 from surestep.record.checkpoint.discovery import list_checkpoints, step_of
 from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
-from surestep.record.checkpoint.verify import make_verifier
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.incidents import sample_indices
 from surestep.trainer.rank_zero import open_verified, run_on_rank_zero
@@ -103,7 +102,7 @@ class SpikeWatch:
             for path in reversed(list_checkpoints(self.recorder.checkpoints)):
                 if step_of(path) < spike.step - 1:
                     try:
-                        return open_checkpoint(path, check=make_verifier(world)), skipped
+                        return open_checkpoint(path), skipped
                     except CheckpointError as error:
                         skipped.append(str(error))
             return None, skipped

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from surestep.cli.ckpt import list as command
-from surestep.record.checkpoint import inspect as examine
+from surestep.record.checkpoint import discovery as examine
 from surestep.record.checkpoint.discovery import quarantine
 from surestep.record.checkpoint.manifest import add_self_hash
 
@@ -124,12 +124,12 @@ def test_what_is_no_run_is_refused(surestep, folder):
 
 
 def test_one_that_is_deleted_meanwhile_is_left_out(surestep, run, monkeypatch):
-    said = examine._said
+    said = examine.read_info
 
     def and_delete(path):
         if path.name == "step-00000003":
             shutil.rmtree(path)
         return said(path)
 
-    monkeypatch.setattr(examine, "_said", and_delete)
+    monkeypatch.setattr(examine, "read_info", and_delete)
     assert [each["step"] for each in rows(surestep)] == [6, 9]

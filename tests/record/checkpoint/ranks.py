@@ -17,17 +17,12 @@ from surestep.base.errors import CheckpointError, SurestepError
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.model.frozen_weights import fingerprint
 from surestep.engine.state.state import WHOLE, State
-from surestep.record.checkpoint import manifest
 from surestep.record.checkpoint import reader as opened
 from surestep.record.checkpoint import writer as together
-from surestep.record.checkpoint.async_saver import AsyncSaver
-from surestep.record.checkpoint.discovery import find_newest_valid
-from surestep.record.checkpoint.load import load_into_state
-from surestep.record.checkpoint.manifest import read_manifest
+from surestep.record.checkpoint.load import prepare_load
 from surestep.record.checkpoint.reader import open_checkpoint
-from surestep.record.checkpoint.verify import balance_files, make_verifier
+from surestep.record.checkpoint.writer import AsyncSaver
 from surestep.trainer.rank_zero import load_checkpoint as load_together
-from surestep.trainer.rank_zero import run_on_rank_zero
 from tests.record.checkpoint.keeper import Fake
 
 RANK = int(os.environ.get("RANK", 0))
@@ -126,10 +121,10 @@ class _CountedSlice:
 
 def loaded(path: Path, mesh: Any) -> dict[str, Any]:
     """Load into another state; return it whole, and how much this rank read."""
-    found = open_checkpoint(path, check=read_manifest)
+    found = open_checkpoint(path, is_verified=True)
     other = state_of(1, mesh)
     opened.safe_open, Counted.elements = Counted, 0
-    load_into_state(found, other)
+    prepare_load(found, other)()
     opened.safe_open = Counted.real
     return {"whole": whole(other), "read": Counted.elements, "step": other.progress.step}
 
@@ -207,57 +202,6 @@ def gone(folder: Path, state: State, world: Communicator) -> str:
     return str(saved(folder, state, world, background=False).error)
 
 
-def verified(out: Path, state: State, world: Communicator) -> dict[str, Any]:
-    """Look for the newest good checkpoint together: each rank's share is damaged once, and all."""
-    folder = out / "verified"
-    for step in (4, 5):
-        state.progress = state.progress._replace(step=step)
-        newest = saved(folder, state, world).path or folder / "step-00000005"
-    shares = balance_files(read_manifest(newest).files, 4)
-    found: dict[str, Any] = {"shares": [list(each) for each in shares]}
-    found["none"] = looked_for(folder, world)
-    for rank, share in enumerate(shares):
-        found[rank] = flipped([newest / next(iter(share))], folder, world)
-    found["all"] = flipped([newest / name for share in shares for name in share], folder, world)
-    os.chdir(out if RANK < 3 else out.parent)  # the last one is on another machine, so to say
-    found["unseen"] = looked_for(Path("verified"), world)
-    return found
-
-
-def flipped(files: list[Path], folder: Path, world: Communicator) -> dict[str, Any]:
-    """Look where a bit of some files is another one."""
-    for last in (False, True):
-        for file in files if RANK == 0 else ():
-            file.write_bytes(file.read_bytes()[:-2] + bytes([file.read_bytes()[-2] ^ 1]) + b"}"[:1])
-        world.barrier()
-        if not last:
-            found = looked_for(folder, world)
-    return found
-
-
-def looked_for(folder: Path, world: Communicator) -> dict[str, Any]:
-    """Return what all ranks find, and what this one has read of it."""
-    read, real = [], manifest._sha256
-
-    def counted(path: str, *args: Any, **more: Any) -> str:
-        read.append("/".join(Path(path).parts[-2:]))
-        return real(path, *args, **more)
-
-    manifest._sha256 = counted
-    try:
-        said = run_on_rank_zero(
-            world,
-            lambda: find_newest_valid(folder, check=make_verifier(world)),
-            tell=lambda at: [at.opened.name, [each.reason for each in at.passed_over]],
-            follow=lambda said: said,
-        )
-    except SurestepError as error:
-        said = str(error)
-    finally:
-        manifest._sha256 = real
-    return {"said": said if isinstance(said, (str, list)) else None, "read": read}
-
-
 class _Strange:
     def state_dict(self) -> Any:
         return {"thing": object()}
@@ -300,7 +244,6 @@ def main(out: Path) -> None:
             if mesh.size() > RANK:
                 found["loaded"][source, name] = loaded(path, mesh)
     found["kept"] = apart(out, worlds[4])
-    found["verified"] = verified(out, state_of(0, meshes["four"], steps=3), worlds[4])
     found["gone"] = gone(out / "gone", state_of(0, meshes["four"]), worlds[4])
     torch.save(found, out / f"rank-{RANK}.pt")
     dist.barrier()
@@ -317,7 +260,7 @@ def apart(out: Path, world: Communicator) -> dict[str, Any]:
     alive = state.keeper.most_alive
     other = state_of(1)
     other.keeper = Fake(other, RANK, 4)
-    load_into_state(open_checkpoint(out / "four" / "step-00000003"), other)
+    prepare_load(open_checkpoint(out / "four" / "step-00000003"), other)()
     return {"held": expected, "whole": other.keeper.whole(), "alive": alive}
 
 

@@ -76,14 +76,14 @@ def test_numpy_numbers_and_arrays_come_back(tmp_path):
 @pytest.mark.parametrize(
     ("value", "what"),
     [
-        ({"rng": np.random.default_rng()}, "Generator at 'memory/rng'"),
-        ({"by": {1: 2}}, "dict whose keys are not text at 'memory/by'"),
-        ([{1}], "set at 'memory/0'"),
-        (np.str_("text"), "numpy value of <U4 at 'memory'"),
+        ({"rng": np.random.default_rng()}, "'memory/rng' is a Generator"),
+        ({"by": {1: 2}}, "'memory/by' is a dict whose keys are not text"),
+        ([{1}], "'memory/0' is a set"),
+        (np.str_("text"), "'memory' is a str_"),
     ],
 )
 def test_what_has_no_plain_form_is_refused(tmp_path, value, what):
-    with pytest.raises(CheckpointError, match=f"memory declares has a {what}.*numbers, text, ten"):
+    with pytest.raises(CheckpointError, match=f"{what}, which has no form in JSON"):
         save_checkpoint(tmp_path, declaring(memory=value))
     assert not list(tmp_path.glob("step-*"))
 
@@ -141,6 +141,6 @@ def test_a_model_that_refuses_its_extra_state_leaves_callbacks_as_they_were(tmp_
         return state
 
     path, state = save_checkpoint(tmp_path, of("new")), of("old")
-    with pytest.raises(CheckpointError, match="extra state of the model was refused"):
+    with pytest.raises(CheckpointError, match="extra state of the model was rejected"):
         load_checkpoint(path, state)
     assert state.callback_states["a"].value == "old"

@@ -1,4 +1,4 @@
-from surestep.record.checkpoint.inspect import examine, examine_all, size_on_disk
+from surestep.record.checkpoint.discovery import examine, examine_all, size_on_disk
 from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
 
@@ -7,7 +7,7 @@ def test_a_good_one(tmp_path):
     path = save_checkpoint(tmp_path, tiny.state_of())
     found = examine(path, every_byte=True)
     assert (found.verified, found.problems, found.saved.step) == (True, (), 2)
-    assert (found.epoch, found.position) == (0, 0)
+    assert (found.saved.epoch, found.saved.position) == (0, 0)
     assert found.bytes == sum(each.stat().st_size for each in path.iterdir())
     assert found.written == (path / "manifest.json").stat().st_mtime
 

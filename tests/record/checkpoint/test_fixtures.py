@@ -16,8 +16,8 @@ from surestep.base.errors import CheckpointError, RunError
 from surestep.record.checkpoint.load import load_checkpoint
 from surestep.record.checkpoint.manifest import FORMAT, MANIFEST, RECORD
 from surestep.record.checkpoint.writer import save_checkpoint
-from surestep.record.events import FORMAT as EVENTS_FORMAT
 from surestep.record.events import read_events
+from surestep.record.schemas import EVENTS_FORMAT
 from surestep.record.skipped_samples import summarize_skips
 from tests.record.checkpoint.fixtures import stream as own_state
 from tests.record.checkpoint.fixtures.make import HERE, fresh, moved, seen, write_events

@@ -9,14 +9,11 @@ from surestep.record.checkpoint.discovery import (
     find_newest_valid,
     list_checkpoints,
     quarantine,
-    remember,
     scan_checkpoints,
 )
 from surestep.record.checkpoint.errors import CheckpointVanishedError
 from surestep.record.checkpoint.manifest import FORMAT
-from surestep.record.checkpoint.staging import SnapshotStager
-from surestep.record.checkpoint.state_json import read_info
-from surestep.record.checkpoint.writer import save_checkpoint, write_checkpoint
+from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
 from tests.record.checkpoint.test_manifest import rewritten
 
@@ -50,7 +47,7 @@ def test_damaged_ones_are_named_and_the_newest_good_one_is_taken(folder):
 def test_none_that_is_good_is_an_error_that_names_each(folder):
     for each in folder.iterdir():
         flip(each / "state.json")
-    with pytest.raises(CheckpointError, match="no checkpoint that is good") as caught:
+    with pytest.raises(CheckpointError, match="no valid checkpoint") as caught:
         find_newest_valid(folder)
     assert all(f"step-0000000{step} is damaged" in str(caught.value) for step in (1, 2, 3))
     assert "--run" in str(caught.value)
@@ -109,7 +106,7 @@ def test_one_that_is_deleted_while_it_is_read_is_no_damage(folder, monkeypatch):
 def test_a_folder_that_never_holds_still_is_told(folder, monkeypatch):
     import surestep.record.checkpoint.discovery as good
 
-    def gone(path, check=None):
+    def gone(path):
         raise CheckpointVanishedError("gone")
 
     monkeypatch.setattr(good, "open_checkpoint", gone)
@@ -126,24 +123,14 @@ def test_who_looks_again_reads_what_is_new_and_forgets_what_was_replaced(tmp_pat
     read = []
     own = good.read_info
     monkeypatch.setattr(good, "read_info", lambda path: (read.append(path.name), own(path))[1])
-    looked, state = {}, tiny.state_of()
+    state = tiny.state_of()
     first = save_checkpoint(tmp_path, state)
-    scan_checkpoints(tmp_path, looked)
+    scan_checkpoints(tmp_path, cached=True)
     state.progress = state.progress._replace(step=9)
     second = save_checkpoint(tmp_path, state)
-    assert [each.step for each in scan_checkpoints(tmp_path, looked).good] == [2, 9]
+    assert [each.step for each in scan_checkpoints(tmp_path, cached=True).good] == [2, 9]
     assert read == [first.name, second.name]
     state.best.latest, state.best.latest_step = {"val/loss": 0.5}, 9
     save_checkpoint(tmp_path, state)
-    assert scan_checkpoints(tmp_path, looked).good[-1].metrics == {"val/loss": 0.5}
+    assert scan_checkpoints(tmp_path, cached=True).good[-1].metrics == {"val/loss": 0.5}
     assert read == [first.name, second.name, second.name]
-
-
-def test_what_this_process_wrote_need_not_be_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(good, "read_info", lambda path: pytest.fail(f"{path} was read"))
-    looked, state = {}, tiny.state_of()
-    state.best.latest, state.best.latest_step = {"val/loss": 0.5}, state.progress.step
-    written = write_checkpoint(tmp_path, SnapshotStager().take(state, cycle=3))
-    remember(looked, written)
-    assert scan_checkpoints(tmp_path, looked).good == [written] == [read_info(written.path)]
-    assert (written.metrics, written.cycle) == ({"val/loss": 0.5}, 3)

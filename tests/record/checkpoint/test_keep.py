@@ -7,7 +7,7 @@ import pytest
 from surestep.record.checkpoint.discovery import scan_checkpoints
 from surestep.record.checkpoint.retention import RetentionPolicy, best_first, prune
 from surestep.record.checkpoint.writer import save_checkpoint
-from surestep.record.temp_files import remove_stale, temp_name
+from surestep.record.io import remove_stale, temp_name
 from tests import tiny
 
 
@@ -59,7 +59,7 @@ def test_where_a_run_may_go_back_the_best_before_the_newest_stays(
     tmp_path, metrics, keep_best, kept
 ):
     saved_with(tmp_path, metrics)
-    prune(tmp_path, RetentionPolicy(2, keep_best, "val/a", "min", goes_back=True))
+    prune(tmp_path, RetentionPolicy(2, keep_best, "val/a", "min", may_roll_back=True))
     assert steps(tmp_path) == kept
 
 

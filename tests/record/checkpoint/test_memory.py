@@ -27,7 +27,7 @@ def test_a_save_that_cannot_be_verified_for_memory_lets_the_run_go_on(
     tiny.fit(tmp_path, max_steps=2, **said)
     with monkeypatch.context() as patch:
         patch.setattr(opened, "safe_open", fails(error))
-        patch.setattr(manifest, "_sha256", fails(MemoryError()))
+        patch.setattr(manifest.hashlib, "file_digest", fails(MemoryError()))
         with pytest.raises(CheckpointError, match="not enough memory") as raised:
             find_newest_valid(tmp_path / "checkpoints")
     assert not isinstance(raised.value, CorruptCheckpointError)

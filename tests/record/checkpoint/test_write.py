@@ -201,7 +201,9 @@ def test_state_without_a_plain_form_is_named(tmp_path, where):
         state.model.words = {1, 2}
     else:
         state.optimizer.state[state.model.weight]["what"] = object()
-    with pytest.raises(CheckpointError, match=r"(_extra_state|weight/what) is a .*no form in JSON"):
+    with pytest.raises(
+        CheckpointError, match=r"(_extra_state|weight/what)' is a .*no form in JSON"
+    ):
         save_checkpoint(tmp_path, state)
     assert list(tmp_path.iterdir()) == []
 

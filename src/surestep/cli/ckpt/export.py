@@ -10,8 +10,8 @@ from surestep.base.paths import require_local_path
 from surestep.base.text import format_bytes, print_escaped, print_json
 from surestep.cli.parse import parse
 from surestep.record.checkpoint_ref import resolve_checkpoint
-from surestep.record.export import ExportResult, check_out, export
-from surestep.record.io import dumps
+from surestep.record.export import ENDINGS, ExportResult, export
+from surestep.record.io import check_output, dumps
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def run(words: list[str]) -> int:
     """Write the weights of a checkpoint to one file."""
     parsed = parse(Options, words, "surestep ckpt export")
     out = require_local_path(parsed.out)
-    check_out(out, overwrite=parsed.overwrite)
+    check_output(out, ENDINGS, overwrite=parsed.overwrite)
     chosen, folder = resolve_checkpoint(parsed.checkpoint)
     exported = export(
         chosen.opened,

@@ -14,11 +14,11 @@ from surestep.base.text import format_bytes, print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.parse import parse
 from surestep.engine.value import shown
-from surestep.record.checkpoint.discovery import no_checkpoint_message
-from surestep.record.checkpoint.inspect import (
+from surestep.record.checkpoint.discovery import (
     InspectionResult,
     examine_all,
     list_all_folders,
+    no_checkpoint_message,
     size_on_disk,
 )
 from surestep.record.checkpoint.retention import explain_retention
@@ -97,17 +97,17 @@ def _verified(found: InspectionResult) -> str:
 
 
 def _epochs(found: InspectionResult) -> str:
-    if found.epoch is None:
+    if (saved := found.saved) is None:
         return "not known"
-    return f"{found.epoch} + {found.position:,}" if found.position else str(found.epoch)
+    return f"{saved.epoch} + {saved.position:,}" if saved.position else str(saved.epoch)
 
 
 def _as_json(found: InspectionResult, kept: list[str]) -> dict[str, Any]:
     said = found.saved
     return {
         "step": found.step,
-        "epoch": found.epoch,
-        "position": found.position,
+        "epoch": said.epoch if said else None,
+        "position": said.position if said else None,
         "metrics": said.metrics if said else None,
         "measured": said.evaluated if said else None,
         "bytes": found.bytes,

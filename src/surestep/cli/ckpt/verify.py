@@ -9,8 +9,12 @@ import tyro
 from surestep.base.errors import CheckpointError
 from surestep.base.text import print_escaped, print_json
 from surestep.cli.parse import parse
-from surestep.record.checkpoint.discovery import no_checkpoint_message
-from surestep.record.checkpoint.inspect import InspectionResult, examine, list_all_folders
+from surestep.record.checkpoint.discovery import (
+    InspectionResult,
+    examine,
+    list_all_folders,
+    no_checkpoint_message,
+)
 from surestep.record.checkpoint_ref import find_folder, is_run, split_name
 from surestep.record.io import dumps
 from surestep.record.run import Run

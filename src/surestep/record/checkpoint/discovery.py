@@ -1,43 +1,70 @@
-"""Which checkpoints of a folder are good, and which to go on from."""
+"""Find the checkpoints of a folder, which of them are valid, and what is wrong with the others."""
 
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from surestep.base.errors import CheckpointError, CorruptCheckpointError, RunError
 from surestep.record.checkpoint.errors import CheckpointVanishedError
-from surestep.record.checkpoint.manifest import (
-    MANIFEST,
-)
+from surestep.record.checkpoint.manifest import MANIFEST, iter_errors
 from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
 from surestep.record.checkpoint.state_json import CheckpointInfo, read_info
-from surestep.record.checkpoint.verify import Check
 from surestep.record.events import read_events
 
-DAMAGED = "damaged-"  # what the name of a damaged checkpoint that was put aside begins with
-TRIES = 5  # each time that one is gone, a newer one was published
+TRIES = 5  # a checkpoint vanishes when a newer one was published
+_DAMAGED = "damaged-"  # prefix of a corrupted checkpoint that was renamed
+_NAME = re.compile(r"step-([0-9]{8,})")
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """List the published checkpoints, oldest first, by step; links are ignored.
+
+    Raises:
+        CheckpointError: the folder cannot be listed.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be listed: {error.strerror}.") from error
+    return sorted((folder / name for name in names if _NAME.fullmatch(name)), key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """Return the step of a published checkpoint, by its name."""
+    return int(path.name.removeprefix("step-"))
+
+
+def is_checkpoint_dir(path: Path) -> bool:
+    """Return whether a folder has the name of a published checkpoint."""
+    return _NAME.fullmatch(path.name) is not None and path.is_dir()
 
 
 class CorruptCheckpoint(NamedTuple):
-    """A damaged checkpoint, and what is wrong with it."""
+    """A corrupted checkpoint, and what is wrong with it."""
 
     path: Path
     reason: str
 
     @property
     def step(self) -> int:
-        """The step by its name, since what it says of itself may be wrong."""
+        """The step by its name, since its content may be wrong."""
         return step_of(self.path)
 
 
 class NewestValid(NamedTuple):
-    """The newest good checkpoint, and the newer ones that are damaged, newest first.
+    """The newest valid checkpoint, and the newer ones that are corrupted, newest first.
 
-    `opened` is None where the folder has no checkpoint at all.
+    `opened` is None if the folder has no checkpoint.
     """
 
     opened: CheckpointReader | None
@@ -45,10 +72,7 @@ class NewestValid(NamedTuple):
 
 
 class CheckpointScan(NamedTuple):
-    """The checkpoints of a folder by what they say of themselves, oldest first.
-
-    The bytes of their tensors are not looked at: that takes as long as loading, and loading does.
-    """
+    """The checkpoints of a folder by their state.json, oldest first; tensors are not read."""
 
     good: list[CheckpointInfo]
     damaged: list[CorruptCheckpoint]
@@ -60,27 +84,23 @@ class CheckpointScan(NamedTuple):
 
 
 def find_newest_valid(
-    folder: Path,
-    *,
-    check: Check | None = None,
-    accept: Callable[[CheckpointReader], object] | None = None,
+    folder: Path, *, accept: Callable[[CheckpointReader], object] | None = None
 ) -> NewestValid:
-    """Verify the checkpoints of a folder, newest first, until one is good.
+    """Verify the checkpoints of a folder, newest first, until one is valid.
 
     Args:
         folder: of the checkpoints.
-        check: as for `open_checkpoint`.
-        accept: raises a DamagedError for one that is whole and cannot be of this run.
+        accept: raises CorruptCheckpointError for a valid one that cannot be of this run.
 
     Raises:
-        CheckpointError: there are some, and each is damaged; or one cannot be read for a reason
-            that another would not mend.
+        CheckpointError: there are some, and each is corrupted; or one cannot be read for a reason
+            that does not make an older one the right choice.
     """
     for _ in range(TRIES):
         passed_over: list[CorruptCheckpoint] = []
         for path in reversed(list_checkpoints(folder)):
             try:
-                found = open_checkpoint(path, check=check)
+                found = open_checkpoint(path)
                 if accept is not None:
                     accept(found)
                 return NewestValid(found, tuple(passed_over))
@@ -95,35 +115,20 @@ def find_newest_valid(
     raise CheckpointVanishedError(f"{folder} loses its checkpoints faster than they can be read.")
 
 
-def no_valid_checkpoint_message(folder: Path, passed_over: list[CorruptCheckpoint]) -> str:
-    """Say that a folder has no checkpoint, or none that is good, and what to type."""
-    if not passed_over:
-        return no_checkpoint_message(folder.parent)
-    reasons = "\n".join(f"  {each.reason}" for each in passed_over)
-    return (
-        f"{folder} has no checkpoint that is good:\n{reasons}\nPut a copy of one back, or start "
-        "anew in another folder with --run (run= in Python)."
-    )
-
-
-Looked = dict[tuple[str, int, int], CheckpointInfo]  # by name, inode and time of the manifest
-
-
-def scan_checkpoints(folder: Path, looked: Looked | None = None) -> CheckpointScan:
-    """Look at all checkpoints of a folder; one that is deleted meanwhile is left out.
+def scan_checkpoints(folder: Path, *, cached: bool = False) -> CheckpointScan:
+    """Read the state.json of all checkpoints; one that is deleted meanwhile is left out.
 
     Args:
         folder: of the checkpoints.
-        looked: what was found before, by whoever looks again and again: a checkpoint that has its
-            name never changes, and reading a few costs a millisecond of each save.
+        cached: read a published checkpoint only once in this process.
 
     Raises:
-        CheckpointError: one is kept from us, or of a newer surestep.
+        CheckpointError: a checkpoint cannot be read, or has a newer format.
     """
     found = CheckpointScan([], [])
     for path in list_checkpoints(folder):
         try:
-            found.good.append(read_info(path) if looked is None else _saved_once(path, looked))
+            found.good.append(_read_info_once(path) if cached else read_info(path))
         except CheckpointVanishedError:
             continue
         except CorruptCheckpointError as error:
@@ -131,37 +136,29 @@ def scan_checkpoints(folder: Path, looked: Looked | None = None) -> CheckpointSc
     return found
 
 
-def remember(looked: Looked, written: CheckpointInfo) -> None:
-    """Note a checkpoint that this process wrote, so that it need not be read."""
-    with suppress(OSError):
-        looked[_key(written.path)] = written
-
-
-def _saved_once(path: Path, looked: Looked) -> CheckpointInfo:
+def _read_info_once(path: Path) -> CheckpointInfo:
     try:
-        key = _key(path)
+        manifest = os.stat(f"{path}/{MANIFEST}")
     except OSError:
-        return read_info(path)  # which says what is wrong
-    if key not in looked:
-        looked[key] = read_info(path)
-    return looked[key]
+        return read_info(path)  # which raises what is wrong
+    return _cached_info(path, manifest.st_ino, manifest.st_mtime_ns)
 
 
-def _key(path: Path) -> tuple[str, int, int]:
-    manifest = os.stat(f"{path}/{MANIFEST}")
-    return path.name, manifest.st_ino, manifest.st_mtime_ns
+@lru_cache(maxsize=1024)
+def _cached_info(path: Path, inode: int, mtime_ns: int) -> CheckpointInfo:
+    return read_info(path)
 
 
 def quarantine(path: Path) -> Path:
-    """Rename a damaged checkpoint, so that it counts as none; return where it lies now."""
-    aside = path.with_name(f"{DAMAGED}{path.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    path.rename(aside)
-    return aside
+    """Rename a corrupted checkpoint, so that it is not listed; return its new path."""
+    renamed = path.with_name(f"{_DAMAGED}{path.name}")
+    shutil.rmtree(renamed, ignore_errors=True)
+    path.rename(renamed)
+    return renamed
 
 
 def has_published(run: Path) -> bool:
-    """Say whether the run has ever published a checkpoint.
+    """Return whether the run has ever published a checkpoint.
 
     Raises:
         RunError: its events cannot be read.
@@ -171,47 +168,130 @@ def has_published(run: Path) -> bool:
 
 
 def no_checkpoint_message(run: Path) -> str:
-    """Say that a run has no checkpoint: not yet, or not any more."""
+    """Return a message that a run has no checkpoint yet, or no longer."""
     try:
         gone = has_published(run)
-    except RunError:  # nothing more is known than that there is none
+    except RunError:
         gone = False
     if not gone:
         return f"{run} has no checkpoint yet."
     return (
-        f"{run} had checkpoints, and has none now. Put one back, or start anew in another folder "
+        f"{run} had checkpoints, and has none now. Put one back, or start again in another folder "
         "with --run (run= in Python)."
     )
 
 
-_NAME = re.compile(r"step-([0-9]{8,})")
+def no_valid_checkpoint_message(folder: Path, passed_over: list[CorruptCheckpoint]) -> str:
+    """Return a message that a folder has no checkpoint, or no valid one, and what to do."""
+    if not passed_over:
+        return no_checkpoint_message(folder.parent)
+    reasons = "\n".join(f"  {each.reason}" for each in passed_over)
+    return (
+        f"{folder} has no valid checkpoint:\n{reasons}\nPut a copy of one back, or start again in "
+        "another folder with --run (run= in Python)."
+    )
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
-    """List the published checkpoints, oldest first, by step; links are none.
+@dataclass(frozen=True)
+class InspectionResult:
+    """A checkpoint as it is on disk, whatever its state.
+
+    Attributes:
+        path: its folder.
+        bytes: the size of its files.
+        written: when its manifest was written, in seconds since 1970, if it has one.
+        saved: step and metrics, if they can be read.
+        problems: what is wrong with it, each beginning with the file.
+        verified: whether every byte is what was written; None if they were not read.
+    """
+
+    path: Path
+    bytes: int
+    written: float | None
+    saved: CheckpointInfo | None
+    problems: tuple[str, ...]
+    verified: bool | None
+
+    @property
+    def good(self) -> bool:
+        """Whether no problem is known."""
+        return not self.problems
+
+    @property
+    def step(self) -> int | None:
+        """The step by the folder's name, if it has one."""
+        match = _NAME.fullmatch(self.path.name.removeprefix(_DAMAGED))
+        return int(match[1]) if match else None
+
+
+def list_all_folders(folder: Path) -> list[Path]:
+    """List the checkpoints of a folder, oldest first, and corrupted ones that were renamed.
 
     Raises:
         CheckpointError: the folder cannot be listed.
     """
+    published = list_checkpoints(folder)
+    renamed = [
+        path for path in folder.glob(f"{_DAMAGED}*") if path.is_dir() and not path.is_symlink()
+    ]
+    names = {path: path.name.removeprefix(_DAMAGED) for path in [*published, *renamed]}
+    return sorted(names, key=lambda path: (len(names[path]), names[path], path.name))
+
+
+def examine_all(folder: Path, *, every_byte: bool) -> list[InspectionResult]:
+    """Inspect what `list_all_folders` lists, as `examine` does.
+
+    Raises:
+        CheckpointError: the folder cannot be listed.
+    """
+    found = (examine(path, every_byte=every_byte) for path in list_all_folders(folder))
+    return [each for each in found if each is not None]
+
+
+def examine(path: Path, *, every_byte: bool) -> InspectionResult | None:
+    """Inspect a checkpoint; return None if a running run deletes it meanwhile.
+
+    Args:
+        path: its folder.
+        every_byte: verify all files; otherwise read only sizes, manifest and state.json.
+    """
+    before = _identity(path)
+    size, written = size_on_disk(path), None
+    with suppress(OSError):
+        written = (path / MANIFEST).lstat().st_mtime
+    saved: CheckpointInfo | None = None
+    problems: list[CheckpointError] = []
     try:
-        with os.scandir(folder) as entries:
-            found = [(int(m[1]), folder / each.name) for each in entries if (m := _match(each))]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be listed: {error.strerror}.") from error
-    return [path for _, path in sorted(found)]
+        problems += iter_errors(path) if every_byte else []
+        saved = read_info(path)
+    except CheckpointError as error:
+        problems = problems or [error]
+    if not path.is_dir():
+        return None
+    if problems and _identity(path) != before:  # replaced by a new one of that step
+        return examine(path, every_byte=every_byte)
+    damaged = any(isinstance(each, CorruptCheckpointError) for each in problems)
+    verified = False if damaged else True if every_byte and not problems else None
+    texts = tuple(
+        str(each).removeprefix(f"{path} ").removeprefix("is damaged: ") for each in problems
+    )
+    return InspectionResult(path, size, written, saved, texts, verified)
 
 
-def step_of(path: Path) -> int:
-    """Return the step of a published checkpoint, by its name."""
-    return int(path.name.removeprefix("step-"))
+def size_on_disk(path: Path) -> int:
+    """Return the bytes of the regular files in a folder; links are not followed."""
+    total = 0
+    with suppress(OSError), os.scandir(path) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                found = entry.stat(follow_symlinks=False)
+                total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return total
 
 
-def is_checkpoint_dir(path: Path) -> bool:
-    """Say whether a folder is called as a published checkpoint is."""
-    return _NAME.fullmatch(path.name) is not None and path.is_dir()
-
-
-def _match(entry: os.DirEntry[str]) -> re.Match[str] | None:
-    return _NAME.fullmatch(entry.name) if entry.is_dir(follow_symlinks=False) else None
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

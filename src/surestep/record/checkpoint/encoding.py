@@ -1,14 +1,12 @@
-"""What JSON and safetensors cannot hold directly, encoded: values, sparse tensors, callback states.
+"""Encode what JSON and safetensors cannot hold directly, for `state.json` and the tensor files.
 
-A checkpoint has JSON and dense tensors. JSON has neither tensors nor NumPy numbers nor infinity:
-`{"$tensor": NAME}`, `{"$numpy": ...}` and `{"$float": "inf"}` replace them.
-The values of a sparse tensor are saved as "NAME/$values", its indices as "NAME/$indices" (or the
-names of its layout), and `{"$sparse": LAYOUT, "size": [...]}` is the extra state of that name.
+A dict with one of these keys stands for a value: `{"$tensor": NAME}`, `{"$numpy": NAME}`,
+`{"$float": "inf"}`, `{"$tuple": [...]}`, `{"$sparse": LAYOUT, "size": [...], "parts": [NAMES]}`.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,79 +14,16 @@ import torch
 from torch import Tensor
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.data.stream_resume import STREAM  # what becomes of it is said elsewhere
-from surestep.engine.distributed.shards import (
-    TensorShard,
-)
+from surestep.engine.data.stream_resume import STREAM
+from surestep.engine.distributed.shards import TensorShard
 from surestep.engine.state.state import State, Stateful
-from surestep.record.checkpoint.optimizer_slots import TENSOR
+from surestep.record.checkpoint.errors import checkpoint_error
+from surestep.record.checkpoint.manifest import RECORD
 from surestep.record.checkpoint.reader import CheckpointReader
 
-_NUMBER, _NUMPY = "$float", "$numpy"
-
-
-class NoPlainForm(Exception):
-    """A value has no form in JSON or safetensors; `key` is its place and `what` its kind."""
-
-    def __init__(self, key: str, what: str) -> None:
-        super().__init__(f"a {what} at {key!r}")
-        self.key, self.what = key, what
-
-
-def encode(key: str, value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return a value as JSON holds it, and put its tensors into `tensors`.
-
-    Args:
-        key: the place of the value; tensors are named after it.
-        value: numbers, text, None, tensors, numpy numbers and arrays, or lists and dicts of those.
-        tensors: receives the tensors themselves; numpy arrays are copied.
-
-    Raises:
-        NoPlainForm: anything else.
-    """
-    if isinstance(value, Tensor):
-        tensors[key] = value
-        return {TENSOR: key}
-    if isinstance(value, (np.ndarray, np.generic)):
-        try:
-            tensors[key] = torch.from_numpy(np.array(value))
-        except TypeError:
-            raise NoPlainForm(key, f"numpy value of {value.dtype}") from None
-        return {_NUMPY: {TENSOR: key}}
-    if isinstance(value, Mapping) and all(type(name) is str for name in value):
-        return {name: encode(f"{key}/{name}", each, tensors) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [encode(f"{key}/{i}", each, tensors) for i, each in enumerate(value)]
-    if type(value) is float and not math.isfinite(value):
-        return {_NUMBER: str(value)}
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    what = "dict whose keys are not text" if isinstance(value, Mapping) else type(value).__name__
-    raise NoPlainForm(key, what)
-
-
-def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return what `encode` was given; tuples are lists.
-
-    Raises:
-        KeyError: with the name of a tensor that is not there.
-        TypeError, ValueError: it is not what `encode` returns.
-    """
-    if isinstance(value, dict):
-        if value.keys() == {TENSOR}:
-            return tensors[str(value[TENSOR])]
-        if value.keys() == {_NUMBER}:
-            return float(value[_NUMBER])
-        if value.keys() == {_NUMPY}:
-            return tensors[str(value[_NUMPY][TENSOR])].numpy()[()]  # of no dimension, a number
-        return {name: decode(each, tensors) for name, each in value.items()}
-    return [decode(each, tensors) for each in value] if isinstance(value, list) else value
-
-
-_SPARSE = "$sparse"
-
-
-_COMPRESSED = {  # the methods that return the two kinds of indices
+CALLBACK_STATES = "callback_states"
+_INDICES = {  # by layout: the methods that return the indices
+    "sparse_coo": ("indices",),
     "sparse_csr": ("crow_indices", "col_indices"),
     "sparse_bsr": ("crow_indices", "col_indices"),
     "sparse_csc": ("ccol_indices", "row_indices"),
@@ -96,93 +31,127 @@ _COMPRESSED = {  # the methods that return the two kinds of indices
 }
 
 
-_INDICES = {"sparse_coo": ("indices",), **_COMPRESSED}
+def encode(key: str, value: Any, tensors: dict[str, Tensor], lost: list[str] | None = None) -> Any:
+    """Return a value as JSON holds it, and add its tensors to `tensors`.
 
-
-def is_sparse(tensor: Tensor) -> bool:
-    """Say whether a tensor is of a layout that `take_apart` knows."""
-    return layout_of(tensor) in _INDICES
-
-
-def layout_of(tensor: Tensor) -> str:
-    """Return the layout of a tensor in torch's word, such as "strided"."""
-    return str(tensor.layout).removeprefix("torch.")
-
-
-def take_apart(name: str, tensor: Tensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the dense tensors of a sparse one, by name, and what else there is to it."""
-    layout = layout_of(tensor)
-    plain = tensor.detach().coalesce() if layout == "sparse_coo" else tensor.detach()
-    parts = {f"{name}/${each}": getattr(plain, each)() for each in (*_INDICES[layout], "values")}
-    return parts, {_SPARSE: layout, "size": list(plain.shape)}
-
-
-def put_together(
-    tensors: dict[str, Tensor], extra: Mapping[str, Any]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return tensors with the sparse ones among them, and the extra state without them.
+    Args:
+        key: where the value is; its tensors are named after it.
+        value: numbers, text, None, tensors, NumPy numbers and arrays, lists, tuples, and dicts
+            with text as keys.
+        tensors: receives the tensors, not copied; NumPy arrays are copied.
+        lost: receives the place and type of what has no form; None raises an error.
 
     Raises:
-        ValueError: a part is missing, or the parts make no tensor.
+        CheckpointError: something has no form in JSON or safetensors.
     """
-    found, rest = dict(tensors), {}
-    for name, about in extra.items():
-        if not (isinstance(about, dict) and about.keys() == {_SPARSE, "size"}):
-            rest[name] = about
-            continue
-        layout = about[_SPARSE]
-        try:
-            parts = [found.pop(f"{name}/${each}") for each in (*_INDICES[layout], "values")]
-            make: Any = torch.sparse_coo_tensor
-            if layout in _COMPRESSED:
-                make = getattr(torch, f"{layout}_tensor")
-            found[name] = make(*parts, size=about["size"], check_invariants=True)
-        except (KeyError, TypeError, RuntimeError) as error:
-            raise ValueError(f"the sparse tensor {name} cannot be put together: {error}") from error
-    return found, rest
+    if isinstance(value, Tensor):
+        return _encode_tensor(key, value, tensors)
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
+        tensors[key] = torch.from_numpy(np.array(value))
+        return {"$numpy": key}
+    if isinstance(value, Mapping) and all(type(name) is str for name in value):
+        return {name: encode(f"{key}/{name}", part, tensors, lost) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = [encode(f"{key}/{i}", part, tensors, lost) for i, part in enumerate(value)]
+        return {"$tuple": parts} if isinstance(value, tuple) else parts
+    if type(value) is float and not math.isfinite(value):
+        return {"$float": str(value)}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    what = "dict whose keys are not text" if isinstance(value, Mapping) else type(value).__name__
+    if lost is not None:
+        lost.append(f"{key}: {what}")
+        return {"$lost": what}
+    raise CheckpointError(
+        f"{key!r} is a {what}, which has no form in JSON or safetensors. Keep it as a number, "
+        "text, a tensor, or lists and dicts of those."
+    )
 
 
-KIND = "callback_states"
+def _encode_tensor(key: str, tensor: Tensor, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    if tensor.layout is torch.strided:
+        tensors[key] = tensor
+        return {"$tensor": key}
+    layout = str(tensor.layout).removeprefix("torch.")
+    if layout not in _INDICES:
+        raise CheckpointError(
+            f"{key} has the layout {layout}, which a checkpoint cannot hold. Keep a dense or a "
+            "sparse tensor, or set persistent=False."
+        )
+    plain = tensor.detach().coalesce() if layout == "sparse_coo" else tensor.detach()
+    parts = {f"{key}/${part}": getattr(plain, part)() for part in (*_INDICES[layout], "values")}
+    tensors |= parts
+    return {"$sparse": layout, "size": list(plain.shape), "parts": list(parts)}
+
+
+def decode(path: Path, value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return the value that was encoded; its tensors are taken out of `tensors`.
+
+    Raises:
+        CorruptCheckpointError: a tensor is missing, or the value is not one that `encode` returns.
+    """
+    try:
+        return decode_value(value, tensors)
+    except KeyError as error:
+        raise checkpoint_error(path, RECORD, f"it lacks the tensor {error}") from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise checkpoint_error(path, RECORD, error) from error
+
+
+def decode_value(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return the value that was encoded, as `decode` does.
+
+    Raises:
+        KeyError: with the name of a tensor that is missing.
+        TypeError, ValueError, RuntimeError: the value is not one that `encode` returns.
+    """
+    if isinstance(value, list):
+        return [decode_value(part, tensors) for part in value]
+    if not isinstance(value, dict):
+        return value
+    match value:
+        case {"$tensor": name, **rest} if not rest:
+            return tensors.pop(str(name))
+        case {"$numpy": name, **rest} if not rest:
+            return tensors.pop(str(name)).numpy()[()]  # a number if it has no dimension
+        case {"$float": text, **rest} if not rest:
+            return float(text)
+        case {"$tuple": parts, **rest} if not rest:
+            return tuple(decode_value(part, tensors) for part in parts)
+        case {"$sparse": layout, "size": size, "parts": names, **rest} if not rest:
+            parts = [tensors.pop(str(name)) for name in names]
+            if layout not in _INDICES or len(parts) != len(_INDICES[layout]) + 1:
+                raise ValueError("a sparse tensor has no known layout")
+            make = "sparse_coo_tensor" if layout == "sparse_coo" else f"{layout}_tensor"
+            return getattr(torch, make)(*parts, size=size, check_invariants=True)
+    return {name: decode_value(part, tensors) for name, part in value.items()}
 
 
 def encode_states(owners: Mapping[str, Stateful]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the states by name: tensors by "name/place", and the rest as JSON.
+    """Return the states of callbacks: tensors by "OWNER/KEY", and the rest as JSON.
 
     Raises:
-        CheckpointError: one has no plain form.
+        CheckpointError: a state cannot be encoded.
     """
     tensors: dict[str, Tensor] = {}
-    try:
-        return tensors, {
-            name: encode(name, owner.state_dict(), tensors) for name, owner in owners.items()
-        }
-    except NoPlainForm as found:
-        raise CheckpointError(
-            f"The state that {found.key.split('/')[0]} declares has a {found.what} at "
-            f"{found.key!r}, which has no form in JSON or safetensors. Let state_dict() return "
-            "numbers, text, tensors, or lists and dicts of those."
-        ) from found
+    return tensors, {n: encode(n, owner.state_dict(), tensors) for n, owner in owners.items()}
 
 
 def decode_states(found: CheckpointReader) -> dict[str, Any]:
-    """Return the states in a checkpoint, by name; tuples are lists now.
+    """Return the states of callbacks in a checkpoint, by name.
 
     Raises:
-        CheckpointError: it lacks a tensor.
+        CheckpointError: the checkpoint lacks a tensor.
     """
-    tensors = found.tensors(KIND) if KIND in found.manifest.tensors else {}
-    # Copied, since in the file they lie at any address.
-    copied = {name: each.clone() for name, each in tensors.items()}
-    record: Any = found.record.get(KIND) or {}
-    try:
-        return {name: decode(each, copied) for name, each in record.items()}
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{found.path} cannot be read: it lacks {error}.") from error
+    tensors = found.tensors(CALLBACK_STATES) if CALLBACK_STATES in found.manifest.tensors else {}
+    # Clone: tensors of a mapped file can have any alignment.
+    copied = {name: tensor.clone() for name, tensor in tensors.items()}
+    return dict(decode(found.path, found.record[CALLBACK_STATES], copied))
 
 
 def unmatched_states(record: Mapping[str, Any], state: State) -> list[str]:
-    """Say what declares a state here or in a checkpoint, and not in both."""
-    saved, here = ({*each} - {STREAM} for each in (record.get(KIND) or {}, state.callback_states))
+    """Describe states that only the checkpoint has, or only the callbacks of this run."""
+    saved, here = ({*each} - {STREAM} for each in (record[CALLBACK_STATES], state.callback_states))
     return [
         *(
             f"The checkpoint has a state of {name}, which is not here now; the next one will not."
@@ -195,35 +164,11 @@ def unmatched_states(record: Mapping[str, Any], state: State) -> list[str]:
     ]
 
 
-def collect_shards(pieces: Iterable[tuple[str, TensorShard]]) -> dict[str, TensorShard]:
-    """Take what a keeper yields, one after another: what this rank writes goes to the host."""
+def collect_shards(shards: Iterable[tuple[str, TensorShard]]) -> dict[str, TensorShard]:
+    """Copy what this rank writes to the host, one shard at a time."""
     found = {}
-    for name, piece in pieces:
-        local = piece.local.detach()
-        local = local.to("cpu", copy=True) if piece.writes else local.new_empty(0)
-        found[name] = piece._replace(local=local)
+    for name, shard in shards:
+        local = shard.local.detach()
+        local = local.to("cpu", copy=True) if shard.writes else local.new_empty(0)
+        found[name] = shard._replace(local=local)
     return found
-
-
-def _is_json(value: Any) -> bool:
-    if value is None or type(value) in (bool, int, str):
-        return True
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def as_json(name: str, value: Any) -> Any:
-    """Return a value that JSON can hold unchanged.
-
-    Raises:
-        CheckpointError: JSON cannot hold it.
-    """
-    if not _is_json(value):
-        raise CheckpointError(
-            f"{name} is a {type(value).__name__}, which has no form in JSON or safetensors. Keep "
-            "it as a tensor, a number, text, or lists and dicts of those."
-        )
-    return value

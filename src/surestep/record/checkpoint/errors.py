@@ -1,4 +1,4 @@
-"""What a checkpoint is refused with that cannot be read: it is damaged, gone, or kept from us."""
+"""The errors of a checkpoint that cannot be read: corrupted, gone, or not accessible."""
 
 import errno
 import os
@@ -6,22 +6,22 @@ from pathlib import Path
 
 from surestep.base.errors import CheckpointError, CorruptCheckpointError
 
-# What a disk says of files that are lost or broken. The rest may pass (too many open files) or be
-# mended (a right that is missing), and is no reason to take an older checkpoint.
+# Errors of files that are lost or broken. Others may pass (too many open files) or be corrected
+# (a missing permission), so they are no reason to resume from an older checkpoint.
 _LOST = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.ENXIO}
     | {getattr(errno, "EUCLEAN", errno.EIO)}
 )
-_NO_MEMORY = ("Cannot allocate memory", "DefaultCPUAllocator")  # as torch and safetensors say it
-_MOST = 300  # characters of what was read that a message shows
+_NO_MEMORY = ("Cannot allocate memory", "DefaultCPUAllocator")  # of torch and safetensors
+_MAX_SHOWN = 300  # characters of a file that a message shows
 
 
 class CheckpointVanishedError(CheckpointError):
-    """A checkpoint was deleted by somebody while it was read."""
+    """A checkpoint was deleted while it was read."""
 
 
 def lacks_memory(error: BaseException | None) -> bool:
-    """Say whether an error, or what it came from, means that there was no memory for the host."""
+    """Return whether an error, or its cause, means that the host has no memory left."""
     if error is None:
         return False
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
@@ -30,24 +30,24 @@ def lacks_memory(error: BaseException | None) -> bool:
 
 
 def checkpoint_error(path: Path, file: str, what: object) -> CheckpointError:
-    """Return what to raise for a checkpoint whose `file` is not what it must be.
+    """Return the error for a checkpoint with a bad file.
 
     Args:
         path: of the checkpoint.
-        file: where it shows.
-        what: is wrong with it: words, or the error met.
+        file: its name.
+        what: is wrong with it: text, or an exception.
     """
     if isinstance(what, BaseException) and lacks_memory(what):
         return CheckpointError(
             f"{path} cannot be read: {file}: there is not enough memory for it. Free some, or "
             "raise the limit of this process (ulimit -v, or that of the job), and try again."
         )
-    lost = isinstance(what, FileNotFoundError)  # of safetensors' it has no number
+    lost = isinstance(what, FileNotFoundError)  # that of safetensors has no errno
     if isinstance(what, OSError) and not lost and what.errno not in _LOST:
         return CheckpointError(f"{path} cannot be read: {file}: {what.strerror or what}.")
     if not os.path.isdir(path):
         return CheckpointVanishedError(f"{path} is not there: it was deleted or moved.")
-    said = str((what.strerror or what) if isinstance(what, OSError) else what)
-    said = said if len(said) <= _MOST else f"{said[:_MOST]}..."
-    plain = "".join(each if each.isprintable() else "?" for each in said)
+    text = str((what.strerror or what) if isinstance(what, OSError) else what)
+    text = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    plain = "".join(each if each.isprintable() else "?" for each in text)
     return CorruptCheckpointError(f"{path} is damaged: {file}: {plain}.")

@@ -1,8 +1,8 @@
-"""The manifest: what files a checkpoint has, their hashes, and where each tensor's slices lie.
+"""The manifest: the files of a checkpoint, their hashes, and where the slices of each tensor are.
 
-It is written last, so that a folder without one is not whole. Tensors are kept by kind ("model",
-"optimizer", "average") and by name. A tensor may lie in slices, each in a file of its own, so that
-many processes can write one checkpoint and each can read what it needs.
+It is written last, so a folder without one is not a complete checkpoint. Tensors have a kind
+("model", "optimizer", "average") and a name. A tensor can be in several slices, each in its own
+file, so that many processes can write one checkpoint and each can read what it needs.
 """
 
 import hashlib
@@ -21,20 +21,19 @@ from surestep.engine.distributed.shards import TensorMeta
 from surestep.record.checkpoint.errors import checkpoint_error
 from surestep.record.io import dumps, open_regular, parse_json, read_regular, size_of
 from surestep.record.safetensors_writer import DTYPES, FileDigest, dtype_of
-from surestep.record.schema import format_value
+from surestep.record.schemas import MAX_INT, format_value
 
-FORMAT = 5
+FORMAT = 6
 MANIFEST = "manifest.json"
 RECORD = "state.json"  # what a checkpoint holds besides tensors
-_CUT = 8  # dimensions along which a tensor may be cut
-_DIMENSIONS = 64  # torch has no more
-_UNKNOWN = "0" * 64  # stands for the manifest's own hash while that is taken
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_PIECE = 2**24  # bytes: what is hashed at once
+_MAX_SPLIT = 8  # dimensions along which a tensor can be split
+_MAX_DIMENSIONS = 64  # as in torch
+_NO_HASH = "0" * 64  # in place of the manifest's own hash while that is computed
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
 class TensorSlice(NamedTuple):
-    """A box of a tensor, as it lies in a file under the tensor's name."""
+    """A shard of a tensor, in a file under the tensor's name."""
 
     file: str
     offset: tuple[int, ...]
@@ -42,7 +41,7 @@ class TensorSlice(NamedTuple):
 
 
 class TensorEntry(NamedTuple):
-    """A tensor as it lies in a checkpoint."""
+    """A tensor of a checkpoint."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -50,7 +49,7 @@ class TensorEntry(NamedTuple):
 
     @property
     def described(self) -> TensorMeta:
-        """What the tensor is, as torch says it."""
+        """Shape and dtype, for torch."""
         return TensorMeta(self.shape, dtype_of(self.dtype))
 
 
@@ -59,52 +58,51 @@ Tensors = Mapping[str, Mapping[str, TensorEntry]]  # by kind, by name
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is made of."""
+    """The content of a checkpoint."""
 
     step: int
     files: Mapping[str, FileDigest]
     tensors: Tensors
 
-    def text(self) -> str:
-        """Return the manifest as JSON."""
-        return manifest_text(self.step, self.files, tensors_text(self.tensors))
-
 
 def manifest_text(step: int, files: Mapping[str, FileDigest], tensors: str) -> str:
-    """Return a manifest as JSON; `tensors` is what `tensors_text` says of them."""
-    about = {"sha256": _UNKNOWN, "format": FORMAT, "surestep": VERSION, "step": step}
+    """Return a manifest as JSON, given what `tensors_text` returned."""
+    about = {"sha256": _NO_HASH, "format": FORMAT, "surestep": VERSION, "step": step}
     text = dumps({**about, "files": {name: each._asdict() for name, each in files.items()}})
     return add_self_hash(f'{text[:-1]}, "tensors": {tensors}}}')
 
 
 def tensors_text(tensors: Tensors) -> str:
-    """Return what a manifest says of tensors, as JSON."""
+    """Return the manifest's text about tensors, as JSON."""
     return dumps(
         {
-            kind: {name: _as_dict(each) for name, each in stored.items()}
+            kind: {
+                name: {**each._asdict(), "slices": [part._asdict() for part in each.slices]}
+                for name, each in stored.items()
+            }
             for kind, stored in tensors.items()
         }
     )
 
 
 def add_self_hash(text: str) -> str:
-    """Return a manifest with its own hash in it: of its bytes with zeros where the hash stands."""
-    return text.replace(_UNKNOWN, hashlib.sha256(text.encode()).hexdigest(), 1)
+    """Return a manifest with its own hash, taken with zeros in place of the hash."""
+    return text.replace(_NO_HASH, hashlib.sha256(text.encode()).hexdigest(), 1)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a checkpoint's manifest; its files are not looked into.
+    """Read a checkpoint's manifest, and no other file.
 
     Raises:
-        DamagedError: missing, not whole, or hostile.
-        CheckpointError: of another surestep's format.
+        CorruptCheckpointError: missing, damaged, or hostile.
+        CheckpointError: of another format, or not readable.
     """
     try:
-        found = _unsealed(read_regular(path / MANIFEST))
+        found = _check_self_hash(read_regular(path / MANIFEST))
         version = _count(found["format"])
     except FileNotFoundError as error:
         raise checkpoint_error(
-            path, MANIFEST, "it is missing, so the checkpoint is not whole"
+            path, MANIFEST, "it is missing, so the checkpoint is not complete"
         ) from error
     except (OSError, ValueError, KeyError) as error:
         raise checkpoint_error(path, MANIFEST, error) from error
@@ -119,9 +117,12 @@ def read_manifest(path: Path) -> Manifest:
             "with the surestep that wrote it."
         )
     try:
-        files = {_plain(name): _file(each) for name, each in found["files"].items()}
+        files = {
+            _file_name(name): FileDigest(_count(each["bytes"]), str(each["sha256"]))
+            for name, each in found["files"].items()
+        }
         tensors = {
-            str(kind): {name: _stored(each, files) for name, each in stored.items()}
+            str(kind): {name: _tensor_entry(each, files) for name, each in stored.items()}
             for kind, stored in found["tensors"].items()
         }
         _check(RECORD in files, f"no {RECORD} among the files")
@@ -130,12 +131,11 @@ def read_manifest(path: Path) -> Manifest:
         raise checkpoint_error(path, MANIFEST, format_value(error)) from error
 
 
-def _unsealed(data: bytes) -> dict[str, Any]:
-    """Parse a manifest whose own hash is that of its bytes."""
+def _check_self_hash(data: bytes) -> dict[str, Any]:
     found = parse_json(data)
-    _check(isinstance(found, dict), "it is no object")
+    _check(isinstance(found, dict), "it is not an object")
     hashed = str(found.get("sha256")).encode()
-    actual = hashlib.sha256(data.replace(hashed, _UNKNOWN.encode(), 1)).hexdigest()
+    actual = hashlib.sha256(data.replace(hashed, _NO_HASH.encode(), 1)).hexdigest()
     _check(hashed == actual.encode(), "it has other bytes than were written")
     return dict(found)
 
@@ -144,8 +144,8 @@ def verify(path: Path) -> Manifest:
     """Read every file of a checkpoint and compare it with the manifest; return the manifest.
 
     Raises:
-        DamagedError: a file is missing, has another size or other bytes, or is a link.
-        CheckpointError: kept from us, or of another surestep's format.
+        CorruptCheckpointError: a file is missing, has another size or other bytes, or is a link.
+        CheckpointError: of another format, or not readable.
     """
     manifest = read_manifest(path)
     check_sizes(path, manifest)
@@ -155,23 +155,13 @@ def verify(path: Path) -> Manifest:
 
 
 def iter_errors(path: Path) -> Iterator[CheckpointError]:
-    """Read every file of a checkpoint; yield what `verify` would raise, for each that is damaged.
-
-    Raises:
-        DamagedError: the manifest is, so that nothing is known of the others.
-        CheckpointError: kept from us, or of another surestep's format.
-    """
-    yield from iter_file_errors(path, read_manifest(path).files)
-
-
-def iter_file_errors(path: Path, files: Mapping[str, FileDigest]) -> Iterator[CheckpointError]:
-    """Read some files of a checkpoint; yield what `verify` would raise, for each that is damaged.
-
-    Args:
-        path: of the checkpoint.
-        files: what the manifest says of them.
-    """
-    for name, expected in files.items():
+    """Read every file of a checkpoint; yield what `verify` would raise, for each damaged file."""
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError as error:
+        yield error
+        return
+    for name, expected in manifest.files.items():
         try:
             _check_size(path, name, expected)
             _check_bytes(path, name, expected)
@@ -180,10 +170,10 @@ def iter_file_errors(path: Path, files: Mapping[str, FileDigest]) -> Iterator[Ch
 
 
 def check_sizes(path: Path, manifest: Manifest) -> None:
-    """Check that each file of a checkpoint is there with its size; its bytes are not looked at.
+    """Check that each file of a checkpoint exists with its size; its bytes are not read.
 
     Raises:
-        DamagedError: one is not.
+        CorruptCheckpointError: one does not.
     """
     for name, expected in manifest.files.items():
         _check_size(path, name, expected)
@@ -200,80 +190,66 @@ def _check_size(path: Path, name: str, expected: FileDigest) -> None:
 
 def _check_bytes(path: Path, name: str, expected: FileDigest) -> None:
     try:
-        sha256 = _sha256(f"{path}/{name}", expected.bytes)
+        with open_regular(f"{path}/{name}") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
     except (OSError, ValueError, MemoryError) as error:
         raise checkpoint_error(path, name, error) from error
     if sha256 != expected.sha256:
         raise checkpoint_error(path, name, "it has other bytes than were written")
 
 
-def _sha256(path: str, size: int) -> str:
-    """Return the hash of a file; no more memory is taken than its expected size needs."""
-    digest, at_once = hashlib.sha256(), min(size + 1, _PIECE)
-    with open_regular(path) as file:
-        while piece := file.read(at_once):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def _as_dict(stored: TensorEntry) -> dict[str, Any]:
-    return {**stored._asdict(), "slices": [each._asdict() for each in stored.slices]}
-
-
-def _stored(found: Any, files: Mapping[str, FileDigest]) -> TensorEntry:
+def _tensor_entry(found: Any, files: Mapping[str, FileDigest]) -> TensorEntry:
     slices = tuple(
         TensorSlice(each["file"], _shape(each["offset"]), _shape(each["shape"]))
         for each in found["slices"]
     )
-    stored = TensorEntry(found["dtype"], _shape(found["shape"]), slices)
-    _check(stored.dtype in DTYPES, f"type {stored.dtype!r}")
+    entry = TensorEntry(found["dtype"], _shape(found["shape"]), slices)
+    _check(entry.dtype in DTYPES, f"type {entry.dtype!r}")
     for each in slices:
         _check(each.file in files, f"file {each.file!r} of a tensor is not among the files")
-        sizes = {len(each.offset), len(each.shape), len(stored.shape)}
-        boxes = zip(each.offset, each.shape, stored.shape, strict=False)
-        within = len(sizes) == 1 and all(begin + size <= whole for begin, size, whole in boxes)
-        _check(within, f"a slice at {each.offset} of {each.shape} in a tensor of {stored.shape}")
-    apart = len({each.file for each in slices}) == len(slices)
-    _check(bool(slices) and apart and _tile(stored), "slices that do not make up their tensor")
-    return stored
+        ranks = {len(each.offset), len(each.shape), len(entry.shape)}
+        extents = zip(each.offset, each.shape, entry.shape, strict=False)
+        within = len(ranks) == 1 and all(begin + size <= full for begin, size, full in extents)
+        _check(within, f"a slice at {each.offset} of {each.shape} in a tensor of {entry.shape}")
+    in_own_files = len({each.file for each in slices}) == len(slices)
+    _check(
+        bool(slices) and in_own_files and _covers(entry), "slices that do not make up their tensor"
+    )
+    return entry
 
 
-def _tile(stored: TensorEntry) -> bool:
-    """Say whether the slices cover their tensor once.
+def _covers(entry: TensorEntry) -> bool:
+    """Return whether the slices cover their tensor exactly once.
 
-    They do if the corners of all of them, each with its sign, are those of the whole: this takes
-    time as there are slices, and comparing them pair by pair as the square of it.
+    They do if their signed corners add up to those of the full tensor. This is linear in the
+    number of slices; comparing pairs would be quadratic.
     """
-    whole = TensorSlice("", tuple(0 for _ in stored.shape), stored.shape)
-    cut = [d for d, n in enumerate(stored.shape) if any(s.shape[d] != n for s in stored.slices)]
-    if len(cut) > _CUT:
+    full = TensorSlice("", tuple(0 for _ in entry.shape), entry.shape)
+    split = [d for d, n in enumerate(entry.shape) if any(s.shape[d] != n for s in entry.slices)]
+    if len(split) > _MAX_SPLIT:
         return False
     corners: Counter[tuple[int, ...]] = Counter()
-    for box, sign in [(whole, -1), *((each, 1) for each in stored.slices)]:
-        sides = [((box.offset[d], 1), (box.offset[d] + box.shape[d], -1)) for d in cut]
+    for shard, sign in [(full, -1), *((each, 1) for each in entry.slices)]:
+        sides = [((shard.offset[d], 1), (shard.offset[d] + shard.shape[d], -1)) for d in split]
         for corner in itertools.product(*sides):
             corners[tuple(at for at, _ in corner)] += sign * math.prod(end for _, end in corner)
     return not any(corners.values())
 
 
-def _file(found: Any) -> FileDigest:
-    return FileDigest(_count(found["bytes"]), str(found["sha256"]))
-
-
 def _shape(found: Any) -> tuple[int, ...]:
-    _check(isinstance(found, list), f"{found!r} is no list of sizes")
-    _check(len(found) <= _DIMENSIONS, f"{len(found)} dimensions")
+    _check(isinstance(found, list), f"{found!r} is not a list of sizes")
+    _check(len(found) <= _MAX_DIMENSIONS, f"{len(found)} dimensions")
     return tuple(map(_count, found))
 
 
 def _count(found: Any) -> int:
-    _check(type(found) is int and 0 <= found < 2**63, f"{found!r} is no size")
+    _check(type(found) is int and 0 <= found <= MAX_INT, f"{found!r} is not a size")
     return int(found)
 
 
-def _plain(name: str) -> str:
-    plain = bool(_PLAIN.fullmatch(name)) and len(name) < 256 and name != MANIFEST
-    _check(plain, f"no name of a file: {name[:60]!r}")
+def _file_name(name: str) -> str:
+    plain = bool(_FILE_NAME.fullmatch(name)) and name != MANIFEST
+    _check(plain, f"not a file name: {name[:60]!r}")
     return name
 
 

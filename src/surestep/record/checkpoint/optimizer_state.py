@@ -1,35 +1,116 @@
-"""Read the state of optimizers: by name in a checkpoint, by index in torch."""
+"""Save and load the state of optimizers: by parameter name in a checkpoint, by index in torch.
 
+Of the options of parameter groups, a checkpoint has those that the optimizer changed itself.
+The others come from the config.
+"""
+
+import enum
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.distributed.shards import (
-    ShardedStateProvider,
-    TensorShard,
-    is_sharded,
-)
-from surestep.engine.state.state import State
-from surestep.record.checkpoint.encoding import as_json, collect_shards
-from surestep.record.checkpoint.optimizer_slots import flatten, names_in, restore
-from surestep.record.checkpoint.options import (
-    SavedOptions,
-    encode_built,
-    encode_options,
-    is_of_torch,
-    typed_like,
-)
+from surestep.engine.distributed.shards import ShardedStateProvider, TensorShard, is_sharded
+from surestep.engine.optim.param_groups import parameters_of
+from surestep.engine.state.state import State, copied_options
+from surestep.record.checkpoint.encoding import collect_shards, decode, encode
 from surestep.record.checkpoint.reader import CheckpointReader
-from surestep.record.schema import format_value
+from surestep.record.schemas import format_value
 
-_WALKED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum")
+_PARAMETER_LIKE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum")
+_NEVER_SAVED = ("params", "lr")  # the learning rate is set from the schedule before each step
+_CONSTANTS = (type, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum)
+_NUMBERS = (int, float, np.number, Tensor)
+# Slots that torch creates only if an option is set, filled with zeros.
+_OPTION_SLOTS = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg", "momentum": "momentum_buffer"}
+
+
+def encode_optimizer(
+    called: str, state: State
+) -> tuple[Mapping[str, Tensor | TensorShard], dict[str, Any]]:
+    """Return an optimizer's tensors by "OPTIMIZER/PARAMETER/SLOT", and the rest as JSON.
+
+    Raises:
+        CheckpointError: the optimizer has state that a checkpoint cannot hold.
+    """
+    optimizer, keeper = state.optimizers[called], state.keeper
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+    options = _encode_options(called, state, tensors)
+    if keeper is not None:
+        if tensors:
+            raise _no_parameter_error(
+                optimizer, f"a tensor in its options, {next(iter(tensors))!r}"
+            )
+        slots = ((f"{called}/{name}/{slot}", each) for name, slot, each in keeper.slots(called))
+        sharded, members = collect_shards(slots), [list(each) for each in keeper.groups(called)]
+    else:
+        for parameter, state_of_one in optimizer.state.items():
+            if id(parameter) not in names:
+                raise _no_parameter_error(optimizer, f"state under {format_value(parameter)}")
+            for slot, value in state_of_one.items():
+                key = f"{called}/{names[id(parameter)]}/{slot}"
+                encoded = encode(key, value, tensors)
+                if key not in tensors:
+                    values[key] = encoded
+        members = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+    groups = [
+        {"names": group, "options": each} for group, each in zip(members, options, strict=True)
+    ]
+    record = {"class": _class_name(optimizer), "values": values, "groups": groups}
+    return (tensors if keeper is None else sharded), record
+
+
+def _encode_options(called: str, state: State, tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """Return the options of each group that are not as they were built."""
+    never, found = _never_saved(called, state), []
+    built = state.built_options[called]
+    for index, group in enumerate(state.optimizers[called].param_groups):
+        first = built[index] if index < len(built) else {}
+        changed = {}
+        for name, value in group.items():
+            if name in never or callable(value) or isinstance(value, _CONSTANTS):
+                continue
+            key, own = f"{called}/$groups/{index}/{name}", dict[str, Tensor]()
+            encoded = encode(key, value, own)
+            if name not in first or not _is_built(key, encoded, own, first[name]):
+                changed[name] = encoded
+                tensors |= own
+        found.append(changed)
+    return found
+
+
+def _never_saved(called: str, state: State) -> tuple[str, ...]:
+    left_out = getattr(state.optimizers[called], "left_out", ())
+    return (*_NEVER_SAVED, *left_out, *state.scheduled.get(called, ()))
+
+
+def _is_built(key: str, encoded: Any, tensors: Mapping[str, Tensor], built: Any) -> bool:
+    """Return whether an encoded option is as it was built."""
+    before: dict[str, Tensor] = {}
+    if encoded != encode(key, built, before):
+        return False
+    return all(torch.equal(now, before[name].to(now.device)) for name, now in tensors.items())
+
+
+def _class_name(optimizer: torch.optim.Optimizer) -> str:
+    """Return the class that the state belongs to, which a replacement names itself."""
+    return str(getattr(optimizer, "state_class_name", type(optimizer).__name__))
+
+
+def _no_parameter_error(optimizer: torch.optim.Optimizer, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{type(optimizer).__name__} keeps {what}, which belongs to no parameter and would be "
+        "lost. Keep it in optimizer.state[parameter], or as a number in its group."
+    )
 
 
 def match_optimizer_states(found: CheckpointReader, state: State) -> dict[str, dict[str, Any]]:
-    """Return the state dict of each optimizer in a checkpoint, by the optimizer's name.
+    """Return what `load_states` loads into each optimizer, by the optimizer's name.
 
     Raises:
         CheckpointError: unreadable, or of other optimizers.
@@ -40,38 +121,186 @@ def match_optimizer_states(found: CheckpointReader, state: State) -> dict[str, d
             f"{found.name} holds the optimizers {', '.join(records)}, and here are "
             f"{', '.join(state.optimizers)}. Name them as when it was trained."
         )
-    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
-    if state.keeper is not None:
-        return _states_apart(found, state, state.keeper)
     by_name = dict(state.model.named_parameters())
-    like = {key: by_name[of] for key in found.entries("optimizer") if (of := _of(key)) in by_name}
-    # Copied, since in the file they lie at any address, and the last bit of a dot product may hang
-    # on that.
-    tensors = {k: _copied(v) for k, v in found.tensors("optimizer", like).items()}
+    tensors: dict[str, Tensor] = {}
+    if state.keeper is None:
+        keys = found.entries("optimizer")
+        like = {key: by_name[name] for key in keys if (name := _parameter_of(key)) in by_name}
+        tensors = found.tensors("optimizer", like)
     states = {}
     for called, optimizer in state.optimizers.items():
-        own = {key: value for key, value in tensors.items() if key.startswith(f"{called}/")}
-        slots: dict[str, dict[str, Any]] = {}
-        for key, value in _slots(found, own, records[called]["values"]).items():
-            name, _, slot = key.removeprefix(f"{called}/").rpartition("/")
-            slots.setdefault(name, {})[slot] = value
-        _check_class(found, records[called], optimizer)
-        saved = SavedOptions(found, called, own)
-        states[called] = _fitting_state(saved, optimizer, _built(state, called), (names, slots))
+        record = records[called]
+        if record["class"] != _class_name(optimizer):
+            raise CheckpointError(
+                f"{found.name} holds the state of {record['class']}, and the optimizer here is "
+                f"{type(optimizer).__name__}. Use the one it was trained with, or begin another "
+                f"run with the weights alone: Task(init={str(found.path)!r})."
+            )
+        if state.keeper is not None:
+            states[called] = _match_sharded(found, called, state, state.keeper)
+            continue
+        # Clone: tensors of a mapped file can have any alignment, which can change a last digit.
+        own = {
+            key: tensor if is_sharded(tensor) else tensor.clone()
+            for key, tensor in tensors.items()
+            if key.startswith(f"{called}/")
+        }
+        states[called] = _match_by_index(found, called, state, own)
     return states
+
+
+def _parameter_of(key: str) -> str:
+    """Return PARAMETER of "OPTIMIZER/PARAMETER/SLOT"."""
+    return key.partition("/")[2].rpartition("/")[0]
+
+
+def _match_by_index(
+    found: CheckpointReader, called: str, state: State, tensors: dict[str, Tensor]
+) -> dict[str, Any]:
+    """Return an optimizer's state dict as torch has it."""
+    optimizer = state.optimizers[called]
+    values = decode(found.path, found.record["optimizers"][called]["values"], tensors)
+    saved = _saved_options(found, called, tensors)
+    slots: dict[str, dict[str, Any]] = {}
+    for key, value in {**tensors, **values}.items():
+        slots.setdefault(_parameter_of(key), {})[key.rpartition("/")[2]] = value
+    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+    members = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+    plain = optimizer.state_dict()
+    plain["state"] = {}
+    options = _group_options(found, called, state, (saved, members))
+    for group, described, own in zip(
+        optimizer.param_groups, plain["param_groups"], options, strict=True
+    ):
+        described.update(own)
+        for parameter, index in zip(group["params"], described["params"], strict=True):
+            name = names[id(parameter)]
+            if name in slots:
+                _check_slots(found, optimizer, parameter, (name, slots[name]))
+                plain["state"][index] = _with_strides_of(parameter, slots[name])
+    return plain
+
+
+def _match_sharded(
+    found: CheckpointReader, called: str, state: State, keeper: ShardedStateProvider
+) -> dict[str, Any]:
+    """Return options by group, and the names of the tensors of each parameter, unread."""
+    record = found.record["optimizers"][called]
+    if record["values"]:
+        raise CheckpointError(
+            f"{found.name} holds state of {record['class']} that is not a tensor, and the strategy "
+            "of this run loads tensors only. Resume with the strategy it was trained with."
+        )
+    shapes = keeper.described()
+    slots: dict[str, dict[str, str]] = {}
+    for key, stored in found.entries("optimizer").items():
+        name, slot = _parameter_of(key), key.rpartition("/")[2]
+        if not key.startswith(f"{called}/") or name not in shapes:
+            continue
+        if stored.shape != shapes[name].shape and (slot in _PARAMETER_LIKE or any(stored.shape)):
+            raise CheckpointError(
+                f"{found.name} holds {slot} of {name} as {stored.shape}, and {name} is "
+                f"{shapes[name].shape}. Build the model as it was trained."
+            )
+        slots.setdefault(name, {})[slot] = key
+    saved = _saved_options(found, called, {})
+    return {
+        "options": _group_options(found, called, state, (saved, keeper.groups(called))),
+        "slots": slots,
+    }
+
+
+def _saved_options(
+    found: CheckpointReader, called: str, tensors: dict[str, Tensor]
+) -> dict[str, dict[str, Any]]:
+    """Return the saved options by parameter: the groups may be others now."""
+    by_name: dict[str, dict[str, Any]] = {}
+    for group in found.record["optimizers"][called]["groups"]:
+        by_name |= dict.fromkeys(group["names"], decode(found.path, group["options"], tensors))
+    return by_name
+
+
+def _group_options(
+    found: CheckpointReader, called: str, state: State, saved: tuple[dict[str, Any], Any]
+) -> list[dict[str, Any]]:
+    """Return the options to load into each group: as built, then as saved.
+
+    Args:
+        found: the checkpoint.
+        called: the optimizer's name.
+        state: what is loaded into.
+        saved: the saved options by parameter, and the names of the parameters of each group.
+    """
+    by_name, members = saved
+    optimizer, never = state.optimizers[called], _never_saved(called, state)
+    loaded = []
+    groups = zip(optimizer.param_groups, state.built_options[called], members, strict=True)
+    for group, built, names in groups:
+        options = {n: v for n, v in copied_options(built).items() if n not in never}
+        for name in names:
+            if name not in by_name:
+                raise CheckpointError(f"{found.name} has no optimizer state for {name}.")
+            options |= _checked_options(found, optimizer, group, by_name[name])
+        loaded.append(options)
+    return loaded
+
+
+def _checked_options(
+    found: CheckpointReader,
+    optimizer: torch.optim.Optimizer,
+    group: Mapping[str, Any],
+    saved: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return saved options, tensors on the device of the group.
+
+    Other optimizers than torch's may add options in their first step.
+
+    Raises:
+        CheckpointError: the optimizer has no such option, or one of a different type.
+    """
+    checked = {}
+    for name, value in saved.items():
+        now = group.get(name)
+        may_be_new = name not in group and not is_of_torch(optimizer)
+        if name in _NEVER_SAVED or not (may_be_new or (name in group and _has_type(value, now))):
+            raise CheckpointError(
+                f"{found.name} holds the optimizer's option {format_value(name)} as "
+                f"{format_value(value)}, which the optimizer here does not take. Use the one it "
+                "was trained with."
+            )
+        like = now if isinstance(now, Tensor) else next(parameters_of(optimizer))
+        checked[name] = value.to(like.device) if isinstance(value, Tensor) else value
+    return checked
+
+
+def _has_type(value: Any, now: Any) -> bool:
+    """Return whether a value can be that of an option; None and bool stand for "auto"."""
+    if isinstance(now, tuple):
+        same = isinstance(value, tuple) and len(value) == len(now)
+        return same and all(map(_has_type, value, now))
+    if now is None or isinstance(now, bool):
+        plain = now is None and isinstance(value, (str, *_NUMBERS))
+        return plain or value is None or isinstance(value, bool)
+    if isinstance(now, _NUMBERS):  # a sum that began as 0 may be a tensor now
+        return isinstance(value, _NUMBERS) and not isinstance(value, bool)
+    return type(value) is type(now)
+
+
+def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer is torch's, or surestep's with the same state."""
+    return type(optimizer).__module__.partition(".")[0] in ("torch", "surestep")
 
 
 def load_states(
     found: CheckpointReader, state: State, states: Mapping[str, dict[str, Any]]
 ) -> None:
-    """Load what `fitting_states` returned into the optimizers."""
-    if state.keeper is None:
-        for name, loaded in states.items():
-            load_optimizer(state.optimizers[name], loaded)
-        return
+    """Load what `match_optimizer_states` returned into the optimizers."""
     for called, loaded in states.items():
-        groups = zip(state.optimizers[called].param_groups, loaded["options"], strict=True)
-        for group, options in groups:
+        optimizer = state.optimizers[called]
+        if state.keeper is None:
+            load_optimizer(optimizer, loaded)
+            continue
+        for group, options in zip(optimizer.param_groups, loaded["options"], strict=True):
             group.update(options)
         with found.open_tensors("optimizer") as read:
             for name, keys in loaded["slots"].items():
@@ -79,111 +308,11 @@ def load_states(
                 state.keeper.put_slots(called, name, slots)
 
 
-def _of(key: str) -> str:
-    """Return the parameter that a tensor of an optimizer belongs to: `optimizer/PARAMETER/slot`."""
-    return key.partition("/")[2].rpartition("/")[0]
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    """Copy what lies in the file; a box of a tensor was copied as it was read."""
-    return tensor if is_sharded(tensor) else tensor.clone()
-
-
-def _states_apart(
-    found: CheckpointReader, state: State, keeper: ShardedStateProvider
-) -> dict[str, dict[str, Any]]:
-    """Return options by group, and the names of the tensors of each parameter, unread."""
-    states: dict[str, dict[str, Any]] = {}
-    shapes = keeper.described()
-    for called, optimizer in state.optimizers.items():
-        record, groups = found.record["optimizers"][called], keeper.groups(called)
-        _check_class(found, record, optimizer)
-        if record["values"]:
-            raise CheckpointError(
-                f"{found.name} holds state of {record['class']} that is no tensor, and the way in "
-                "which processes share this run takes tensors alone. Go on as it was trained."
-            )
-        saved, built = SavedOptions(found, called, {}), _built(state, called)
-        options = [
-            {
-                key: value
-                for name in names
-                for key, value in typed_like(found, optimizer, group, saved.of(name, own)).items()
-            }
-            for names, group, own in zip(groups, optimizer.param_groups, built, strict=True)
-        ]
-        slots: dict[str, dict[str, str]] = {}
-        for key, stored in found.entries("optimizer").items():
-            name = _of(key)
-            if not key.startswith(f"{called}/") or name not in shapes:
-                continue
-            slot = key.rpartition("/")[2]
-            if stored.shape != shapes[name].shape and (slot in _WALKED or any(stored.shape)):
-                raise CheckpointError(
-                    f"{found.name} holds {slot} of {name} as {stored.shape}, and {name} is "
-                    f"{shapes[name].shape}. Build the model as it was trained."
-                )
-            slots.setdefault(name, {})[slot] = key
-        states[called] = {"options": options, "slots": slots}
-    return states
-
-
-def _built(state: State, called: str) -> list[dict[str, Any]]:
-    """Return the options that each group of an optimizer was built with, encoded."""
-    return [encode_built(state, called, each) for each in state.built_options[called]]
-
-
-def _fitting_state(
-    saved: SavedOptions,
-    optimizer: torch.optim.Optimizer,
-    built: list[dict[str, Any]],
-    known: tuple[dict[int, str], dict[str, dict[str, Any]]],
-) -> dict[str, Any]:
-    """Return an optimizer's state dict, which a checkpoint keys by name and torch by index."""
-    names, by_name = known
-    found, plain = saved.found, optimizer.state_dict()
-    plain["state"] = {}
-    groups = zip(optimizer.param_groups, plain["param_groups"], built, strict=True)
-    for group, described, own in groups:
-        for parameter, index in zip(group["params"], described["params"], strict=True):
-            name = names[id(parameter)]
-            described.update(typed_like(found, optimizer, described, saved.of(name, own)))
-            if name in by_name:
-                _check_slots(found, optimizer, parameter, (name, by_name[name]))
-                plain["state"][index] = _laid_out_like(parameter, by_name[name])
-    return plain
-
-
-def _check_class(
-    found: CheckpointReader, record: dict[str, Any], optimizer: torch.optim.Optimizer
-) -> None:
-    if record.get("class") != optimizer_class_name(optimizer):
-        raise CheckpointError(
-            f"{found.name} holds the state of {record.get('class')}, and the optimizer here is "
-            f"{type(optimizer).__name__}. Use the one it was trained with, or begin another run "
-            f"with the weights alone: Task(init={str(found.path)!r})."
-        )
-
-
-def _slots(
-    found: CheckpointReader, tensors: dict[str, Tensor], values: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the slots of an optimizer, those with tensors in lists put together again."""
-    try:
-        rest = {key: restore(value, tensors) for key, value in values.items()}
-    except KeyError as error:
-        raise CheckpointError(
-            f"{found.path} cannot be read: it lacks the tensor {error}."
-        ) from error
-    inner = {name for value in values.values() for name in names_in(value)}
-    return {**{key: value for key, value in tensors.items() if key not in inner}, **rest}
-
-
 def load_optimizer(optimizer: torch.optim.Optimizer, loaded: dict[str, Any]) -> None:
-    """Load the state, each tensor in the type that it had.
+    """Load a state dict, each tensor in its own dtype.
 
-    torch casts to the parameter's type what it knows no better, even what it made in another one:
-    NAdam's product of momenta is fp32 beside a weight in fp64.
+    torch casts most tensors to the parameter's dtype, also those it creates in another one: NAdam's
+    product of momenta is fp32 beside an fp64 weight.
     """
     optimizer.load_state_dict(loaded)
     by_index = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
@@ -196,40 +325,41 @@ def load_optimizer(optimizer: torch.optim.Optimizer, loaded: dict[str, Any]) -> 
         _fit_options(optimizer)
 
 
-# What torch keeps for an option only where it is on, and begins as zeros.
-_SLOTS_OF = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg", "momentum": "momentum_buffer"}
-
-
 def _fit_options(optimizer: torch.optim.Optimizer) -> None:
-    """Fit loaded state to options that were changed, and put step counts where torch wants them.
+    """Fit loaded state to options that were changed, and move step counts where torch wants them.
 
-    torch makes a slot in the first step alone, never shortens the history of L-BFGS, and reads a
-    step count on a device in each step where the kernel is not fused.
+    torch creates a slot only in the first step, never shortens the history of L-BFGS, and without
+    a fused kernel reads a step count in each step, which waits if it is on a device.
     """
     for group in optimizer.param_groups:
-        on = [slot for option, slot in _SLOTS_OF.items() if group.get(option)]
-        # SGD has no state before its first momentum, which dampening makes the gradient itself.
+        needed = [slot for option, slot in _OPTION_SLOTS.items() if group.get(option)]
+        # SGD has no state before its first momentum, which with dampening is the gradient itself.
         begins = group.get("dampening") == 0
-        for parameter in group["params"] if on else ():
+        for parameter in group["params"]:
             slots = optimizer.state.get(parameter, {})
-            for slot in on if slots or begins else ():
+            for slot in needed if slots or begins else ():
                 if slots.get(slot) is None:
                     optimizer.state[parameter][slot] = torch.zeros_like(parameter)
-        if not (group.get("fused") or group.get("capturable")):
-            for parameter in group["params"]:
-                step = optimizer.state.get(parameter, {}).get("step")
-                if isinstance(step, Tensor) and step.device.type != "cpu":
-                    optimizer.state[parameter]["step"] = step.cpu()
+            step = slots.get("step")
+            on_device = isinstance(step, Tensor) and step.device.type != "cpu"
+            if on_device and not (group.get("fused") or group.get("capturable")):
+                optimizer.state[parameter]["step"] = step.cpu()
         if "history_size" in group:
             for slots in optimizer.state.values():
-                _shorten(slots, group["history_size"])
+                _shorten_history(slots, group["history_size"])
 
 
-def _laid_out_like(parameter: Tensor, slots: dict[str, Any]) -> dict[str, Any]:
-    """Return state whose tensors lie in memory as the parameter does (channels last, say).
+def _shorten_history(slots: dict[str, Any], history: int) -> None:
+    """Keep the newest updates of L-BFGS; each step overwrites its work list "al"."""
+    for name in ("old_dirs", "old_stps", "ro"):
+        if isinstance(slots.get(name), list):
+            del slots[name][:-history]
+    if len(slots.get("al") or ()) != history:
+        slots.pop("al", None)
 
-    A fused kernel walks parameter, gradient and state side by side, whatever their strides.
-    """
+
+def _with_strides_of(parameter: Tensor, slots: dict[str, Any]) -> dict[str, Any]:
+    """Return state whose tensors have the parameter's strides, which fused kernels assume."""
     return {
         slot: torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         if isinstance(value, Tensor) and value.shape == parameter.shape
@@ -244,94 +374,16 @@ def _check_slots(
     parameter: Tensor,
     named: tuple[str, dict[str, Any]],
 ) -> None:
-    """Check the slots that torch's fused kernels walk beside the parameter without looking."""
+    """Check the slots whose shape and dtype torch's fused kernels do not check."""
     name, slots = named
-    if not is_of_torch(optimizer):
-        return
-    for slot, value in slots.items():
+    for slot, value in slots.items() if is_of_torch(optimizer) else ():
         if slot == "step" and isinstance(value, Tensor):
             fits = value.numel() == 1 and value.dtype.is_floating_point
         else:
             like = isinstance(value, Tensor) and value.shape == parameter.shape
-            fits = slot not in _WALKED or (like and value.dtype == parameter.dtype)
+            fits = slot not in _PARAMETER_LIKE or (like and value.dtype == parameter.dtype)
         if not fits:
             raise CheckpointError(
                 f"{found.name} holds {slot} of {name}, which does not fit {name}: "
                 f"{parameter.dtype} of {tuple(parameter.shape)}. Build the model as it was trained."
             )
-
-
-def _shorten(slots: dict[str, Any], history: int) -> None:
-    """Keep the newest moves of L-BFGS; its work list, which each step overwrites, is as long."""
-    for name in ("old_dirs", "old_stps", "ro"):
-        if isinstance(slots.get(name), list):
-            del slots[name][:-history]
-    if len(slots.get("al") or ()) != history:
-        slots.pop("al", None)
-
-
-def encode_optimizer(
-    called: str, state: State
-) -> tuple[Mapping[str, Tensor | TensorShard], dict[str, Any]]:
-    """Return an optimizer's state: tensors by "optimizer/parameter/slot", and the rest."""
-    optimizer = state.optimizers[called]
-    if state.keeper is None:
-        names = {id(parameter): name for name, parameter in state.model.named_parameters()}
-        return encode_state(called, optimizer, state, names)
-    return _encode_sharded_state(called, optimizer, state, state.keeper)
-
-
-def encode_state(
-    called: str, optimizer: torch.optim.Optimizer, state: State, names: Mapping[int, str]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return an optimizer's state as `encode_optimizer` does; `names` has them by parameter id.
-
-    Raises:
-        CheckpointError: it holds what a checkpoint cannot.
-    """
-    tensors: dict[str, Tensor] = {}
-    values: dict[str, Any] = {}
-    for parameter, slots in optimizer.state.items():
-        if id(parameter) not in names:
-            raise _homeless(optimizer, f"state under {format_value(parameter)}")
-        name = names[id(parameter)]
-        for slot, value in slots.items():
-            key = f"{called}/{name}/{slot}"
-            flat = flatten(key, value, tensors, as_json)
-            if not isinstance(value, Tensor):
-                values[key] = flat
-    groups = [
-        {"names": [names[id(parameter)] for parameter in group["params"]], **options}
-        for group, options in zip(
-            optimizer.param_groups, encode_options(state, called, tensors), strict=True
-        )
-    ]
-    return tensors, {"class": optimizer_class_name(optimizer), "values": values, "groups": groups}
-
-
-def _encode_sharded_state(
-    called: str, optimizer: torch.optim.Optimizer, state: State, keeper: ShardedStateProvider
-) -> tuple[dict[str, TensorShard], dict[str, Any]]:
-    slots = ((f"{called}/{name}/{slot}", each) for name, slot, each in keeper.slots(called))
-    tensors: dict[str, Tensor] = {}
-    named = zip(keeper.groups(called), encode_options(state, called, tensors), strict=True)
-    groups = [{"names": list(names), **options} for names, options in named]
-    if tensors:
-        raise _homeless(optimizer, f"a tensor in its options, {next(iter(tensors))!r}")
-    return collect_shards(slots), {
-        "class": optimizer_class_name(optimizer),
-        "values": {},
-        "groups": groups,
-    }
-
-
-def optimizer_class_name(optimizer: torch.optim.Optimizer) -> str:
-    """Return the class by which the state is known: torch's, where another one stands for it."""
-    return str(getattr(optimizer, "state_class_name", type(optimizer).__name__))
-
-
-def _homeless(optimizer: torch.optim.Optimizer, what: str) -> CheckpointError:
-    return CheckpointError(
-        f"{type(optimizer).__name__} keeps {what}, which belongs to no parameter and would be "
-        "lost. Keep it in optimizer.state[parameter], or as a number in its group."
-    )

@@ -1,4 +1,4 @@
-"""A checkpoint that was verified, and its tensors, put together from the slices they lie in."""
+"""Read a verified checkpoint; tensors are assembled from their slices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
@@ -15,6 +15,7 @@ from surestep.engine.distributed.shards import Sizes, distribute_like, is_sharde
 from surestep.record.checkpoint.errors import checkpoint_error, lacks_memory
 from surestep.record.checkpoint.manifest import (
     MANIFEST,
+    RECORD,
     Manifest,
     TensorEntry,
     read_manifest,
@@ -22,22 +23,23 @@ from surestep.record.checkpoint.manifest import (
 )
 from surestep.record.checkpoint.state_json import CheckpointInfo, info_from_record, read_record
 from surestep.record.safetensors_writer import dtype_of
-from surestep.record.schema import format_value
+from surestep.record.schemas import format_value
 
-if TYPE_CHECKING:  # commands that only look at a checkpoint start without torch
+if TYPE_CHECKING:  # most commands start without torch
     from torch import Tensor
 
+T = TypeVar("T")
 _NOTHING: Mapping[str, Tensor] = {}
 
 
 @dataclass(frozen=True)
 class CheckpointReader:
-    """A checkpoint whose every byte is what was written.
+    """A checkpoint whose every byte was verified.
 
     Attributes:
         path: its folder.
-        manifest: what it is made of.
-        record: what it holds besides tensors.
+        manifest: its files and tensors.
+        record: the content of state.json.
     """
 
     path: Path
@@ -46,12 +48,12 @@ class CheckpointReader:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name of its folder, for messages."""
         return self.path.name
 
     @property
     def saved(self) -> CheckpointInfo:
-        """Its step and metrics."""
+        """Step and metrics."""
         return info_from_record(self.path, self.record)
 
     def tensors(self, kind: str, like: Mapping[str, Tensor] = _NOTHING) -> dict[str, Tensor]:
@@ -59,17 +61,17 @@ class CheckpointReader:
 
         Args:
             kind: of the tensors.
-            like: by name, what they are for. Where ranks share one of the same shape, this rank's
-                box alone is read, and laid out like it.
+            like: by name, what they are loaded into. Of a sharded tensor of the same shape, only
+                this rank's shard is read, and the result is sharded like it.
 
         Raises:
-            CheckpointError: there are none of that kind, or they are not what the manifest says.
+            CheckpointError: there are none of that kind, or they contradict the manifest.
         """
         with self.open_tensors(kind) as read:
             return {name: read(name, like.get(name)) for name in self.entries(kind)}
 
     def entries(self, kind: str) -> Mapping[str, TensorEntry]:
-        """Return what the manifest says of the tensors of a kind, by name.
+        """Return the manifest's entries of a kind, by name.
 
         Raises:
             CheckpointError: there are none of that kind.
@@ -78,13 +80,26 @@ class CheckpointReader:
             raise CheckpointError(f"{self.path} has no tensors of the {kind}.")
         return self.manifest.tensors[kind]
 
-    @contextmanager
-    def open_tensors(self, kind: str) -> Iterator[Callable[[str, Tensor | None], Tensor]]:
-        """Yield what reads one tensor of a kind by name, laid out like another (see `tensors`).
+    def with_aliases(self, by_name: Mapping[str, T], *, partial: bool = False) -> dict[str, T]:
+        """Return a mapping with an entry for every name of a tied tensor.
+
+        Args:
+            by_name: what there is for the name that was saved.
+            partial: leave out tied tensors that have no entry.
 
         Raises:
-            CheckpointError: they are not what the manifest says.
+            CorruptCheckpointError: the name that was saved is missing.
         """
+        aliases = self.record["aliases"]
+        try:
+            tied = {n: by_name[of] for n, of in aliases.items() if of in by_name or not partial}
+        except KeyError as error:
+            raise checkpoint_error(self.path, RECORD, f"it lacks the tensor {error}") from error
+        return {**by_name, **tied}
+
+    @contextmanager
+    def open_tensors(self, kind: str) -> Iterator[Callable[[str, Tensor | None], Tensor]]:
+        """Yield a function that reads one tensor of a kind by name; see `tensors` for `like`."""
         stored = self.entries(kind)
         with ExitStack() as stack:
             files = _OpenFiles(self.path, stack)
@@ -94,47 +109,40 @@ class CheckpointReader:
                 with _reading(self.path, kind):
                     if is_sharded(like) and tuple(like.shape) == each.shape:
                         offset, shape, _ = shard_extent(like)
-                        return distribute_like(like, files.box(name, each, (offset, shape)))
+                        return distribute_like(like, files.read_shard(name, each, (offset, shape)))
                     return files.read(name, each)
 
             yield read
 
 
-def open_checkpoint(
-    path: Path, *, check: Callable[[Path], Manifest] | None = None
-) -> CheckpointReader:
-    """Verify a checkpoint and read what it holds besides tensors.
+def open_checkpoint(path: Path, *, is_verified: bool = False) -> CheckpointReader:
+    """Verify a checkpoint and read everything that is not a tensor.
 
     Args:
         path: its folder.
-        check: reads its manifest, and compares every byte, as `verify` does where none is given;
-            `read_manifest` where the ranks have just done so together.
+        is_verified: another rank has just verified every byte.
 
     Raises:
-        DamagedError: not what was written.
-        CheckpointError: kept from us, or of a newer surestep.
+        CorruptCheckpointError: a byte is not what was written.
+        CheckpointError: of another format, or not readable.
     """
-    manifest = (check or verify)(path)
+    manifest = read_manifest(path) if is_verified else verify(path)
     found = CheckpointReader(path, manifest, read_record(path, manifest))
     _check_headers(found)
     return found
 
 
 def check_readable(path: Path, record: Mapping[str, Any]) -> None:
-    """Check that a checkpoint whose bytes and record were verified is one that can be opened.
+    """Check that a checkpoint with verified bytes and record can be opened.
 
     Raises:
-        DamagedError: it would be refused.
+        CorruptCheckpointError: it cannot.
     """
     _check_headers(CheckpointReader(path, read_manifest(path), record))
 
 
 def _check_headers(found: CheckpointReader) -> None:
-    """Check that the files of tensors hold what the manifest says, and nothing else.
-
-    Raises:
-        DamagedError: one does not.
-    """
+    """Check that the headers of the files have exactly the tensors of the manifest."""
     expected: dict[str, dict[str, tuple[str, list[int]]]] = {}
     for named in found.manifest.tensors.values():
         for name, stored in named.items():
@@ -142,7 +150,7 @@ def _check_headers(found: CheckpointReader) -> None:
                 within = expected.setdefault(each.file, {})
                 if name in within:
                     raise checkpoint_error(
-                        found.path, MANIFEST, f"{name!r} lies twice in {each.file}"
+                        found.path, MANIFEST, f"{name!r} is twice in {each.file}"
                     )
                 within[name] = (stored.dtype, list(each.shape))
     for file, tensors in expected.items():
@@ -161,23 +169,19 @@ def _check_headers(found: CheckpointReader) -> None:
 
 @contextmanager
 def _reading(path: Path, file: str) -> Iterator[None]:
-    """Tell what is wrong with a file of tensors where it cannot be read within.
-
-    Raises:
-        CheckpointError: it cannot.
-    """
+    """Raise a CheckpointError that names the file if the body cannot read it."""
     try:
         yield
     except (OSError, SafetensorError, ValueError) as error:
         raise checkpoint_error(path, file, error) from error
-    except (RuntimeError, MemoryError) as error:  # torch's, where the file went while it was opened
+    except (RuntimeError, MemoryError) as error:  # torch's, if the file was deleted
         if path.is_dir() and not lacks_memory(error):
             raise
         raise checkpoint_error(path, file, error) from error
 
 
 class _OpenFiles:
-    """The files of tensors, each opened once."""
+    """Files of tensors, each opened once."""
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self.path = path
@@ -185,17 +189,17 @@ class _OpenFiles:
         self.open: dict[str, Any] = {}
 
     def read(self, name: str, stored: TensorEntry) -> Tensor:
-        """Read a tensor; in one piece it is the file itself, of which nothing was copied yet."""
+        """Read a tensor; if it is in one slice, it is mapped from the file and not copied."""
         if len(stored.slices) == 1:
             only: Tensor = self._file(stored.slices[0].file).get_tensor(name)
             return only
-        return self.box(name, stored, (tuple(0 for _ in stored.shape), stored.shape))
+        return self.read_shard(name, stored, (tuple(0 for _ in stored.shape), stored.shape))
 
-    def box(self, name: str, stored: TensorEntry, box: tuple[Sizes, Sizes]) -> Tensor:
-        """Read a box of a tensor, from an offset and of a shape, out of those that it lies in."""
+    def read_shard(self, name: str, stored: TensorEntry, shard: tuple[Sizes, Sizes]) -> Tensor:
+        """Read a shard, given as offset and shape, from the slices that it overlaps."""
         import torch
 
-        offset, shape = box
+        offset, shape = shard
         found = torch.empty(shape, dtype=dtype_of(stored.dtype))
         for each in stored.slices:
             ends = zip(offset, shape, each.offset, each.shape, strict=True)

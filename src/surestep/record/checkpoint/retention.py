@@ -1,30 +1,28 @@
-"""Which checkpoints stay: the last n, the best k, and milestones."""
+"""Decide which checkpoints to keep, the last, the best and milestones, and delete the others."""
 
 import math
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from surestep.base.errors import ConfigError, RunError
 from surestep.config.duration import count_periods, parse_duration
 from surestep.engine.value import number
-from surestep.record.checkpoint.discovery import Looked, remember, scan_checkpoints
+from surestep.record.checkpoint.discovery import scan_checkpoints
 from surestep.record.checkpoint.state_json import CheckpointInfo
 from surestep.record.incident import referenced_checkpoints
-from surestep.record.io import read_json
-from surestep.record.run_schemas import PLAN
-from surestep.record.temp_files import TAKEN, temp_name
+from surestep.record.io import NAME_TAKEN, read_json, temp_name
+from surestep.record.schemas import PLAN
 
 
 def best_first(
     checkpoints: list[CheckpointInfo], metric: str, mode: Literal["min", "max"]
 ) -> list[CheckpointInfo]:
-    """List the checkpoints that were measured by `metric`, best first.
+    """List the checkpoints that were evaluated with `metric`, best first.
 
-    Of equals the earlier stands first; a metric that is not a number is no measurement.
+    Of equal ones the earlier is first; one whose metric is NaN is left out.
     """
     by_step = {each.step: each for each in checkpoints}
     values = {each.step: number(each.metrics.get(metric, math.nan)) for each in checkpoints}
@@ -32,30 +30,25 @@ def best_first(
 
 
 def best_steps(values: Mapping[int, float], mode: Literal["min", "max"]) -> list[int]:
-    """List the steps at which something was measured, best first, by the value of each."""
+    """List steps by their value, best first; those with NaN are left out."""
     sign = 1 if mode == "min" else -1
     known = [(sign * value, step) for step, value in values.items() if not math.isnan(value)]
     return [step for _, step in sorted(known)]
 
 
-def cycle_checkpoints(checkpoints: list[CheckpointInfo]) -> list[CheckpointInfo]:
-    """List the checkpoints that were saved at the end of a cycle of the schedule."""
-    return [each for each in checkpoints if each.cycle is not None]
-
-
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """Which checkpoints of a run stay.
+    """Which checkpoints of a run are kept.
 
     Attributes:
         keep_last: how many of the newest.
         keep_best: how many of the best.
-        metric: by which the best are known, if any is.
-        mode: whether less of it is better, or more.
-        keep_every: so many steps: the first that was saved at or after each multiple stays.
-        cycles: those at the end of a cycle of the schedule stay too.
-        goes_back: the run may go back from the newest, which is deleted then: so what was the best
-            before it stays too.
+        metric: decides which are the best; None keeps no best ones.
+        mode: whether less or more of it is better.
+        keep_every: the first checkpoint at or after each multiple of so many steps.
+        cycles: keep those at the end of a cycle of the schedule.
+        may_roll_back: the run may roll back from the newest and delete it, so the previous best
+            is kept too.
     """
 
     keep_last: int
@@ -64,17 +57,13 @@ class RetentionPolicy:
     mode: Literal["min", "max"]
     keep_every: float | None = None
     cycles: bool = False
-    goes_back: bool = False
+    may_roll_back: bool = False
 
 
 def milestones(checkpoints: list[CheckpointInfo], keep_every: float) -> list[CheckpointInfo]:
-    """List the first checkpoint at or after each multiple of so many steps.
+    """List the first checkpoint at or after each multiple of so many steps, oldest first.
 
-    The first of a stretch is never deleted, so what was deleted after it changes nothing.
-
-    Args:
-        checkpoints: oldest first.
-        keep_every: steps.
+    These are never deleted, so what was deleted after them changes nothing.
     """
     found: dict[int, CheckpointInfo] = {}
     for each in checkpoints:
@@ -84,92 +73,63 @@ def milestones(checkpoints: list[CheckpointInfo], keep_every: float) -> list[Che
 
 
 def retention_reasons(
-    checkpoints: list[CheckpointInfo], retention: RetentionPolicy
+    checkpoints: list[CheckpointInfo], policy: RetentionPolicy
 ) -> dict[Path, list[str]]:
-    """Return what each that stays is kept as: "best", "last", "milestone", "incident".
+    """Return why each checkpoint is kept: "best", "last", "milestone", "incident".
 
     Args:
         checkpoints: oldest first.
-        retention: which stay.
+        policy: which are kept.
     """
     found: dict[Path, list[str]] = {}
-    if retention.metric is not None:
-        best = best_first(checkpoints, retention.metric, retention.mode)[: retention.keep_best]
+    if policy.metric is not None:
+        best = best_first(checkpoints, policy.metric, policy.mode)[: policy.keep_best]
         for rank, each in enumerate(best, 1):
             found.setdefault(each.path, []).append("best" if rank == 1 else f"best {rank}")
-        if retention.goes_back:
-            before = best_first(checkpoints[:-1], retention.metric, retention.mode)
-            for each in before[: retention.keep_best]:
+        if policy.may_roll_back:
+            before = best_first(checkpoints[:-1], policy.metric, policy.mode)
+            for each in before[: policy.keep_best]:
                 found.setdefault(each.path, ["best before"])
-    for rank, each in enumerate(reversed(checkpoints[-retention.keep_last :]), 1):
+    for rank, each in enumerate(reversed(checkpoints[-policy.keep_last :]), 1):
         found.setdefault(each.path, []).append("last" if rank == 1 else f"last {rank}")
-    if retention.keep_every is not None:
-        for each in milestones(checkpoints, retention.keep_every):
+    if policy.keep_every is not None:
+        for each in milestones(checkpoints, policy.keep_every):
             found.setdefault(each.path, []).append("milestone")
-    for each in cycle_checkpoints(checkpoints) if retention.cycles else []:
-        found.setdefault(each.path, []).append(f"cycle {each.cycle}")
     needed = referenced_checkpoints(checkpoints[0].path.parent) if checkpoints else set()
     for each in checkpoints:
+        if policy.cycles and each.cycle is not None:
+            found.setdefault(each.path, []).append(f"cycle {each.cycle}")
         if each.path in needed:
             found.setdefault(each.path, []).append("incident")
     return found
 
 
-def prune(
-    folder: Path,
-    retention: RetentionPolicy,
-    looked: Looked | None = None,
-    written: CheckpointInfo | None = None,
-) -> list[Path]:
-    """Delete the checkpoints that need not stay; return them.
+def prune(folder: Path, policy: RetentionPolicy) -> list[Path]:
+    """Delete the checkpoints that are not kept; return them.
 
-    Those that an incident needs always stay. One that is damaged counts as none, and stays where
-    it is.
-
-    Args:
-        folder: of the checkpoints.
-        retention: which stay.
-        looked: what was found before; see `survey`.
-        written: one that this process just wrote, and need not read.
+    Those that an incident needs are kept, and corrupted ones are left alone.
     """
-    if looked is not None and written is not None:
-        remember(looked, written)
-    checkpoints = scan_checkpoints(folder, looked).good
-    kept = retention_reasons(checkpoints, retention)
-    doomed = [each.path for each in checkpoints if each.path not in kept]
-    delete(doomed)
-    return doomed
+    checkpoints = scan_checkpoints(folder, cached=True).good
+    kept = retention_reasons(checkpoints, policy)
+    deleted = [each.path for each in checkpoints if each.path not in kept]
+    delete(deleted)
+    return deleted
 
 
 def delete(checkpoints: Iterable[Path]) -> None:
-    """Delete checkpoints; a name goes before its files, so that no half of one is under it."""
+    """Delete checkpoints; each loses its name first, so that no incomplete one has it."""
     for path in checkpoints:
         hidden = temp_name(path, "del")
         try:
-            _hide(path, hidden)
-        except FileNotFoundError:  # somebody else took it first
+            path.rename(hidden)
+        except FileNotFoundError:  # another process deleted it
             continue
-        _delete_files(str(hidden))
-
-
-def _hide(path: Path, hidden: Path) -> None:
-    try:
-        path.rename(hidden)
-    except OSError as error:
-        if error.errno not in TAKEN:
-            raise
-        shutil.rmtree(hidden, ignore_errors=True)
-        path.rename(hidden)
-
-
-def _delete_files(folder: str) -> None:
-    """Delete a folder of files; `rmtree`, which takes thrice the time, where it has folders."""
-    try:
-        for name in os.listdir(folder):
-            os.unlink(f"{folder}/{name}")
-        os.rmdir(folder)
-    except (IsADirectoryError, PermissionError):  # what unlink says of a folder
-        shutil.rmtree(folder)
+        except OSError as error:
+            if error.errno not in NAME_TAKEN:
+                raise
+            shutil.rmtree(hidden, ignore_errors=True)
+            path.rename(hidden)
+        shutil.rmtree(hidden)
 
 
 def explain_retention(
@@ -177,30 +137,25 @@ def explain_retention(
     monitor: tuple[str, Literal["min", "max"]] | None,
     checkpoints: list[CheckpointInfo],
 ) -> dict[Path, list[str]]:
-    """Return for each checkpoint what it is kept as, such as "best" and "last".
+    """Return why each checkpoint of a run is kept, by the options in its plan.json.
 
     Raises:
-        RunError: the run's plan or status cannot be read.
+        RunError: the plan cannot be read.
     """
-    decided = read_json(run / "plan.json", PLAN)
-    plan = {each["option"]: each["value"] for each in decided}
+    plan = read_json(run / "plan.json", PLAN)
     metric, mode = monitor or (None, "min")
+    keep_every = plan.get("checkpoint.keep_every")
     try:
-        keep_every = _keep_every(plan)
+        steps = keep_every and parse_duration(keep_every).steps(plan.get("steps_per_epoch"))
     except (ValueError, OverflowError, ConfigError) as error:
         raise RunError(f"{run / 'plan.json'} cannot be read: {error}.") from error
-    retention = RetentionPolicy(
+    policy = RetentionPolicy(
         keep_last=plan.get("checkpoint.keep_last", 1),
         keep_best=plan.get("checkpoint.keep_best", 1),
         metric=metric,
         mode=mode,
-        keep_every=keep_every,
+        keep_every=steps,
         cycles=True,
-        goes_back=plan.get("on_spike") == "rollback",
+        may_roll_back=plan.get("on_spike") == "rollback",
     )
-    return retention_reasons(checkpoints, retention)
-
-
-def _keep_every(plan: dict[str, Any]) -> float | None:
-    said = plan.get("checkpoint.keep_every")
-    return None if said is None else parse_duration(said).steps(plan.get("steps_per_epoch"))
+    return retention_reasons(checkpoints, policy)

@@ -1,94 +1,74 @@
-"""Where the tensors of a checkpoint lie: the same from one to the next, unless the State changes.
+"""Copy a State to host buffers, from which a thread writes it while training continues.
 
-What depends on nothing else is made once: training waits for the time that a save takes of Python.
+Training waits for the copy, so the layout of the files is made once and reused until it changes.
 """
 
-import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from surestep.base.errors import CheckpointError
 from surestep.engine.buffers import changed_buffers
-from surestep.engine.distributed.shards import (
-    Sizes,
-    TensorShard,
-    is_sharded,
-    local_shard,
-)
+from surestep.engine.distributed.shards import Sizes, TensorShard, is_sharded, local_shard
 from surestep.engine.model.frozen_weights import omitted_weights
-from surestep.engine.optim.trial import try_step
 from surestep.engine.state.state import State
 from surestep.record.checkpoint.encoding import (
-    KIND,
-    as_json,
+    CALLBACK_STATES,
     collect_shards,
+    encode,
     encode_states,
-    is_sparse,
-    layout_of,
-    take_apart,
 )
 from surestep.record.checkpoint.manifest import TensorEntry, TensorSlice, tensors_text
-from surestep.record.checkpoint.optimizer_state import encode_optimizer, encode_state
-from surestep.record.checkpoint.options import is_of_torch
+from surestep.record.checkpoint.optimizer_state import encode_optimizer
 from surestep.record.io import dumps
-from surestep.record.safetensors_writer import (
-    TensorFileLayout,
-    allocate_buffer,
-    safetensors_dtype,
-)
+from surestep.record.safetensors_writer import TensorFile, allocate_file, safetensors_dtype
+
+BUFFERS = "buffers"  # those that the model's state_dict leaves out, if training changed them
 
 
 class ShardExtent(NamedTuple):
-    """Where a tensor of this rank's lies in the whole one."""
+    """The position of this rank's shard in the full tensor."""
 
     full_shape: Sizes
     offset: Sizes
 
 
-Found = Mapping[str, Tensor | TensorShard]
-
-
-Extents = Mapping[str, Mapping[str, ShardExtent]]  # by kind, by name
+Named = Mapping[str, Mapping[str, Tensor]]  # by kind ("model", "optimizer", ...) and name
+Extents = Mapping[str, Mapping[str, ShardExtent]]
+_NO_FILES: Mapping[str, TensorFile] = MappingProxyType({})
+_NO_EXTENTS: Extents = MappingProxyType({})
 
 
 def is_shared(state: State) -> bool:
-    """Say whether no rank has all of the state, so that all of them write and read it."""
+    """Return whether no rank has all of the state, so that all ranks write and read it."""
     return state.keeper is not None or any(map(is_sharded, state.model.parameters()))
 
 
 def local_tensors(
-    tensors: Mapping[str, Found], *, is_first: bool
+    tensors: Mapping[str, Mapping[str, Tensor | TensorShard]], *, is_first: bool
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, ShardExtent]]]:
-    """Return what this rank writes, by kind and name, and where each of it lies in the whole.
+    """Return the tensors that this rank writes, and their extents, by kind and name.
 
-    The first rank has every kind, so that one in which there is nothing is there all the same.
+    The first rank has every kind, also an empty one.
     """
     own: dict[str, dict[str, Tensor]] = {}
-    boxes: dict[str, dict[str, ShardExtent]] = {}
+    extents: dict[str, dict[str, ShardExtent]] = {}
     for kind, named in tensors.items():
-        pieces = {
+        shards = {
             name: each if isinstance(each, TensorShard) else local_shard(each, is_first=is_first)
             for name, each in named.items()
         }
-        written = {name: each for name, each in pieces.items() if each.writes}
+        written = {name: each for name, each in shards.items() if each.writes}
         if written or is_first:
             own[kind] = {name: each.local for name, each in written.items()}
-            boxes[kind] = {
+            extents[kind] = {
                 name: ShardExtent(each.full_shape, each.offset) for name, each in written.items()
             }
-    return own, boxes
-
-
-Named = Mapping[str, Mapping[str, Tensor]]  # by kind ("model", "optimizer", ...) and name
-_NO_FILES: Mapping[str, TensorFileLayout] = MappingProxyType({})
-_NO_EXTENTS: Extents = MappingProxyType({})
+    return own, extents
 
 
 class StagingBuffers:
@@ -102,12 +82,11 @@ class StagingBuffers:
 
     Attributes:
         buffers: by kind and name; contiguous.
-        blocks: the content of each file, by file name.
-        checked: the rest of the record, and the manifest's text about tensors, of the last save
-            with this layout that was verified to be loadable.
+        files: the content of each file, by file name.
+        readable: the manifest's text about tensors of the last save that was opened successfully.
 
     Raises:
-        CheckpointError: safetensors has no name for a tensor's type.
+        CheckpointError: safetensors has no name for a dtype.
     """
 
     def __init__(
@@ -115,18 +94,16 @@ class StagingBuffers:
         tensors: Named,
         extents: Extents = _NO_EXTENTS,
         suffix: str = "",
-        old: Mapping[str, TensorFileLayout] = _NO_FILES,
+        old: Mapping[str, TensorFile] = _NO_FILES,
     ) -> None:
         self.extents = extents
-        self._files = {kind: f"{kind}{suffix}.safetensors" for kind in tensors}
-        self.blocks: Mapping[str, TensorFileLayout] = {
-            self._files[kind]: _allocate(named, old.get(self._files[kind]))
+        self._names = {kind: f"{kind}{suffix}.safetensors" for kind in tensors}
+        self.files: Mapping[str, TensorFile] = {
+            self._names[kind]: _allocate(named, old.get(self._names[kind]))
             for kind, named in tensors.items()
         }
-        self.buffers: Named = {
-            kind: self.blocks[file].tensors for kind, file in self._files.items()
-        }
-        self.checked: tuple[str, str] | None = None
+        self.buffers: Named = {kind: self.files[name].tensors for kind, name in self._names.items()}
+        self.readable: str | None = None
         self._described = list(_describe(tensors))
 
     @cached_property
@@ -144,7 +121,7 @@ class StagingBuffers:
         full = ShardExtent(shape, tuple(0 for _ in shape))
         full_shape, offset = self.extents.get(kind, {}).get(name, full)
         dtype = safetensors_dtype(name, tensor.dtype)
-        slices = (TensorSlice(self._files[kind], tuple(offset), shape),)
+        slices = (TensorSlice(self._names[kind], tuple(offset), shape),)
         return TensorEntry(dtype, tuple(full_shape), slices)
 
     def matches(self, tensors: Named, extents: Extents = _NO_EXTENTS) -> bool:
@@ -162,10 +139,10 @@ class StagingBuffers:
                 torch.accelerator.synchronize(device)
 
 
-def _allocate(tensors: Mapping[str, Tensor], old: TensorFileLayout | None) -> TensorFileLayout:
+def _allocate(tensors: Mapping[str, Tensor], old: TensorFile | None) -> TensorFile:
     if old is not None and list(_describe({"": tensors})) == list(_describe({"": old.tensors})):
         return old
-    return allocate_buffer(tensors)
+    return allocate_file(tensors)
 
 
 def _describe(tensors: Named) -> Iterator[tuple[str, str, torch.Size, torch.dtype]]:
@@ -178,30 +155,19 @@ def _flatten(tensors: Named) -> list[Tensor]:
     return [each for named in tensors.values() for each in named.values()]
 
 
-BUFFERS = "buffers"  # those that the model's state_dict leaves out, where training moved them
-
-
 @dataclass(frozen=True)
 class StateSnapshot:
     """A State on the host.
 
     Attributes:
         step: global batches consumed.
-        layout: of its tensors, by kind ("model", "optimizer", "average", "callback_states",
-        "buffers").
-        numbers: of the rest, what the engine itself keeps: the place, the counts and the like.
-        others: of the rest, what the parts of a training put into it, as JSON.
+        layout: its tensors.
+        record: everything that is not a tensor, as JSON.
     """
 
     step: int
     layout: StagingBuffers
-    numbers: Mapping[str, Any]
-    others: str
-
-    @property
-    def record(self) -> bytes:
-        """All that is no tensor, as JSON."""
-        return f"{dumps(self.numbers)[:-1]}, {self.others[1:]}\n".encode()
+    record: bytes
 
 
 class SnapshotStager:
@@ -225,26 +191,27 @@ class SnapshotStager:
             cycle: the cycle of the schedule that ended here, from 1.
 
         Raises:
-            CheckpointError: a part has no plain form.
+            CheckpointError: part of the state cannot be encoded.
         """
         base = omitted_weights(state) if state.base else {}
         model, aliases, extra = _model_tensors(state, base)
         optimizers = {name: encode_optimizer(name, state) for name in state.optimizers}
-        declared, said = encode_states(state.callback_states)
-        others = {
+        callback_tensors, callback_states = encode_states(state.callback_states)
+        record = {
+            **_numbers(state, cycle),
             "metadata": state.metadata,
             "aliases": aliases,
             "extra": extra,
             "base": base,
             "optimizers": {name: each for name, (_, each) in optimizers.items()},
-            KIND: said,
+            CALLBACK_STATES: callback_states,
         }
-        tensors: dict[str, Found] = {
+        tensors: dict[str, Mapping[str, Tensor | TensorShard]] = {
             "model": model,
             "optimizer": {k: each for found, _ in optimizers.values() for k, each in found.items()},
         }
-        if declared:
-            tensors[KIND] = declared
+        if callback_tensors:
+            tensors[CALLBACK_STATES] = callback_tensors
         if buffers := changed_buffers(state.model, state.built):
             tensors[BUFFERS] = buffers
         average = state.average
@@ -255,100 +222,44 @@ class SnapshotStager:
         if is_shared(state):
             local, extents = local_tensors(tensors, is_first=self._is_first)
         layout = self._copy(local, extents)
-        return StateSnapshot(state.progress.step, layout, _numbers(state, cycle), dumps(others))
+        return StateSnapshot(state.progress.step, layout, f"{dumps(record)}\n".encode())
 
     def _copy(self, tensors: Named, extents: Extents) -> StagingBuffers:
         """Copy tensors to the host, reusing the buffers of the last snapshot if they fit."""
         if not self._layout.matches(tensors, extents):
-            old, self._layout = self._layout.blocks, StagingBuffers({})
+            old, self._layout = self._layout.files, StagingBuffers({})
             self._layout = StagingBuffers(tensors, extents, self._suffix, old)
         self._layout.fill(tensors)
         return self._layout
 
 
-def check_can_be_saved(state: State, *, declared: bool = True) -> None:
-    """Check that a checkpoint can hold the model, the optimizers as they are, and the average.
+def check_can_be_saved(state: State, *, with_callbacks: bool = True) -> None:
+    """Check that a checkpoint can hold the state as it is; nothing is copied.
 
-    Nothing is copied. What a way keeps apart of the model is of types that it saves itself.
-
-    Args:
-        state: what is to be saved.
-        declared: check the states that callbacks declare too.
+    A strategy that keeps parameters outside of the model knows how to save them.
 
     Raises:
-        CheckpointError: a tensor of a type or layout, or a value, that has no form there.
+        CheckpointError: a tensor has a dtype or layout, or a value a type, that cannot be saved.
     """
-    tensors: list[Mapping[str, Tensor | TensorShard]] = []
-    if declared:
-        tensors.append(encode_states(state.callback_states)[0])
+    tensors: dict[str, Any] = {}
+    if with_callbacks:
+        tensors |= encode_states(state.callback_states)[0]
     if state.keeper is None:
-        model, _, extra = _model_tensors(state, {})
-        dumps(extra)
-        tensors += [model, *(encode_optimizer(name, state)[0] for name in state.optimizers)]
-        tensors += [{} if state.average is None else state.average.tensors]
-    _check_types(chain.from_iterable(named.items() for named in tensors))
-
-
-def check_before_first_step(state: State) -> None:
-    """Check what a checkpoint must hold after the first step, as far as that is known before it.
-
-    A copy of each optimizer that is not of torch takes a step on small parameters. What cannot be
-    tried is not checked.
-
-    Raises:
-        CheckpointError: as of `check_can_be_saved`.
-    """
-    check_can_be_saved(state, declared=False)
-    for name, owner in state.callback_states.items():
-        # A callback may make its state in on_start: then it is checked after the first step.
-        try:
-            saved = _Fixed(dict(owner.state_dict()))
-        except Exception:
-            continue
-        _check_types(encode_states({name: saved})[0].items())
-    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
-    for called, optimizer in state.optimizers.items():
-        apart = state.keeper is not None or optimizer.state or is_of_torch(optimizer)
-        trial = None if apart else try_step(optimizer)
-        if trial is None:
-            continue
-        after = copy.copy(state)
-        after.optimizers = {**state.optimizers, called: trial.optimizer}
-        stand_ins = {stand_in: names[first] for stand_in, first in trial.originals.items()}
-        _check_types(encode_state(called, trial.optimizer, after, stand_ins)[0].items())
-
-
-@dataclass(frozen=True)
-class _Fixed:
-    """A state that was asked for once."""
-
-    saved: dict[str, Any]
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.saved
-
-    def load_state_dict(self, state: Any, /) -> None:
-        raise AssertionError("nothing is loaded into it")
-
-
-def _check_types(tensors: Iterable[tuple[str, Tensor | TensorShard]]) -> None:
-    for name, each in tensors:
-        if isinstance(each, Tensor):
-            safetensors_dtype(name, each.dtype)
+        tensors |= _model_tensors(state, {})[0]
+        for name in state.optimizers:
+            tensors |= encode_optimizer(name, state)[0]
+        tensors |= {} if state.average is None else state.average.tensors
+    for name, each in tensors.items():
+        safetensors_dtype(name, each.dtype)
 
 
 def _numbers(state: State, cycle: int | None) -> dict[str, Any]:
-    """Return copies of what the engine keeps besides tensors: training goes on with its own."""
     return {
         "progress": state.progress._asdict(),
-        "counts": {**vars(state.counts)},
-        "best": {**vars(state.best), "latest": {**state.best.latest}},
-        "plateau": {**vars(state.plateau)},
-        "spikes": {
-            **vars(state.spikes),
-            "losses": [*state.spikes.losses],
-            "skipped_steps": [[*each] for each in state.spikes.skipped_steps],
-        },
+        "counts": vars(state.counts),
+        "best": vars(state.best),
+        "plateau": vars(state.plateau),
+        "spikes": {**vars(state.spikes), "losses": [*state.spikes.losses]},
         "cycle": cycle,
         "scaler": state.scaler.state_dict(),
     }
@@ -357,29 +268,21 @@ def _numbers(state: State, cycle: int | None) -> dict[str, Any]:
 def _model_tensors(
     state: State, base: Mapping[str, str]
 ) -> tuple[dict[str, Tensor | TensorShard], dict[str, str], dict[str, Any]]:
-    """Return tensors by name, the names of tied ones, and extra state that is not a tensor."""
+    """Return tensors by name, the first name of each tied one, and extra state as JSON."""
     tensors: dict[str, Tensor | TensorShard] = {}
     aliases: dict[str, str] = {}
     extra: dict[str, Any] = {}
+    parts: dict[str, Tensor] = {}
     first: dict[Any, str] = {}
-    kept_apart = {} if state.keeper is None else collect_shards(state.keeper.weights())
-    # What is cut, or kept apart, may have no memory here to be known by.
+    kept = {} if state.keeper is None else collect_shards(state.keeper.weights())
+    # A sharded parameter, or a keeper's, may have no memory here that identifies it.
     ids = {name: id(p) for name, p in state.model.named_parameters(remove_duplicate=False)}
     for name, value in state.model.state_dict().items():
         if name in base:
             continue
-        if not isinstance(value, Tensor):
-            extra[name] = as_json(name, value)
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
+            extra[name] = encode(name, value, parts)
             continue
-        if is_sparse(value):
-            parts, extra[name] = take_apart(name, value)
-            tensors |= parts
-            continue
-        if value.layout is not torch.strided:
-            raise CheckpointError(
-                f"{name} has the layout {layout_of(value)}, which a checkpoint cannot hold. Keep a "
-                "dense or a sparse tensor, or set persistent=False."
-            )
         key: Any = (value.data_ptr(), value.shape, value.stride())
         if state.keeper is not None or is_sharded(value):
             key = ids.get(name, name)
@@ -389,5 +292,5 @@ def _model_tensors(
             aliases[name] = first[key]
             continue
         first[key] = name
-        tensors[name] = kept_apart.get(name, value)
-    return tensors, aliases, extra
+        tensors[name] = kept.get(name, value)
+    return {**tensors, **parts}, aliases, extra

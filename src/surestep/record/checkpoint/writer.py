@@ -4,14 +4,20 @@ The files go into a temporary folder, the manifest last. The folder gets its nam
 byte was synced and read back. One process is a world of one rank.
 Each file is opened once for all three. Every system call of the writing thread interrupts training,
 because both threads share Python's lock.
+
+`AsyncSaver` writes in a thread. Data workers may be forked at any time, so the thread has nothing
+that a forked process could miss or write twice: no buffered file, no lock, no import, no parallel
+region of torch.
 """
 
 import hashlib
 import json
 import os
 import shutil
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +25,16 @@ from surestep.base.errors import CheckpointError, ParallelError
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.state.state import State
 from surestep.record.checkpoint.errors import checkpoint_error, lacks_memory
-from surestep.record.checkpoint.manifest import (
-    MANIFEST,
-    RECORD,
-    manifest_text,
-)
+from surestep.record.checkpoint.manifest import MANIFEST, RECORD, manifest_text
 from surestep.record.checkpoint.reader import check_readable
 from surestep.record.checkpoint.staging import SnapshotStager, StateSnapshot
 from surestep.record.checkpoint.state_json import (
     CheckpointInfo,
-    as_numbers,
-    check_numbers,
     info_from_record,
     parse_state_json,
 )
-from surestep.record.io import dumps, fsync, os_error_hint
+from surestep.record.io import NAME_TAKEN, dumps, fsync, os_error_hint, temp_name
 from surestep.record.safetensors_writer import FileDigest, write_into
-from surestep.record.temp_files import TAKEN, temp_name
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _PIECE = 2**24  # bytes: what is hashed at once
@@ -268,8 +267,8 @@ def _write_shard(folder: Path, snapshot: StateSnapshot, *, record: bool) -> dict
     with CheckpointFiles(folder) as written:
         if record:
             written.write(RECORD, [snapshot.record])
-        for file, block in snapshot.layout.blocks.items():
-            written.write(file, block.parts)
+        for name, file in snapshot.layout.files.items():
+            written.write(name, file.parts)
         written.sync()
         written.verify()
     return {"files": written.files, "tensors": snapshot.layout.text}
@@ -316,23 +315,15 @@ def merge_tensors(texts: Sequence[str]) -> str:
 
 
 def _check_loadable(folder: Path, snapshot: StateSnapshot, tensors: str) -> Mapping[str, Any]:
-    """Return the record as it would be loaded.
-
-    What passed in the save before is not checked again: then only the engine's numbers are new.
+    """Return state.json as it would be loaded; headers are read only if they may have changed.
 
     Raises:
         CorruptCheckpointError: loading would reject it.
     """
-    layout = snapshot.layout
-    if layout.checked == (snapshot.others, tensors):
-        with suppress(ValueError):  # the full check below words the error
-            numbers = as_numbers(snapshot.numbers)
-            check_numbers(numbers)
-            return numbers
     record = parse_state_json(folder, snapshot.record, snapshot.step)
-    if layout.checked is None or layout.checked[1] != tensors:
+    if snapshot.layout.readable != tensors:
         check_readable(folder, record)
-    layout.checked = (snapshot.others, tensors)
+        snapshot.layout.readable = tensors
     return record
 
 
@@ -342,21 +333,114 @@ def publish(temporary: Path, final: Path) -> None:
     try:
         temporary.rename(final)
     except OSError as error:
-        if error.errno not in TAKEN:
+        if error.errno not in NAME_TAKEN:
             raise
-        old = _replace(final, temporary)
+        old = temp_name(final, "old")
+        final.rename(old)
+        try:
+            temporary.rename(final)
+        except OSError:
+            old.rename(final)
+            raise
     fsync(final.parent)
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _replace(final: Path, temporary: Path) -> Path:
-    """Rename a folder to a name that exists; return where the previous one was moved to."""
-    old = temp_name(final, "old")
-    final.rename(old)
-    try:
-        temporary.rename(final)
-    except OSError:
-        old.rename(final)
-        raise
-    return old
+@dataclass(frozen=True)
+class SaveResult:
+    """The result of a save.
+
+    Attributes:
+        step: of the State.
+        path: of the checkpoint; None if it could not be written.
+        error: why it could not be written, or why older ones could not be deleted after it.
+        seconds: how long the save took.
+        blocked_s: how long training waited for it.
+    """
+
+    step: int
+    path: Path | None
+    error: Exception | None
+    seconds: float
+    blocked_s: float
+
+
+class AsyncSaver:
+    """Writes checkpoints one after another.
+
+    Args:
+        folder: of the checkpoints.
+        prune: called with each that was written; deletes older ones.
+        background: write in a thread.
+        world: the ranks that write together, each with its own saver.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        prune: Callable[[CheckpointInfo], object],
+        *,
+        background: bool,
+        world: Communicator = ALONE,
+    ) -> None:
+        self.folder = folder
+        self.prune = prune
+        self.background = background
+        self.world = world
+        self._staging = SnapshotStager(world.rank, world.size)
+        self._thread: threading.Thread | None = None
+        self._done: list[SaveResult] = []
+
+    def save(self, state: State, *, cycle: int | None = None) -> None:
+        """Copy the state and start to write it; waits for the previous save.
+
+        Args:
+            state: what is saved; waits for its device.
+            cycle: the cycle of the schedule that ended here, from 1; such checkpoints are kept.
+
+        Raises:
+            CheckpointError: part of the state cannot be encoded.
+        """
+        start = time.perf_counter()
+        self.wait()  # the previous save is using the buffers
+        snapshot = snapshot_all_ranks(lambda: self._staging.take(state, cycle=cycle), self.world)
+        if not self.background:
+            self._write(snapshot, start, None)
+            return
+        # Not a daemon: an interpreter that exits waits for it.
+        self._thread = threading.Thread(
+            target=self._write, args=(snapshot, start, time.perf_counter()), name="surestep-save"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written."""
+        if self._thread is not None:
+            if self._thread.ident is not None:
+                self._thread.join()
+            self._thread = None
+
+    def outcomes(self) -> list[SaveResult]:
+        """Return the results of the saves that are done, each once."""
+        done = []
+        while self._done:
+            done.append(self._done.pop(0))
+        return done
+
+    def _write(self, snapshot: StateSnapshot, start: float, copied: float | None) -> None:
+        path: Path | None = None
+        failed: Exception | None = None
+        try:
+            saved = write_checkpoint(self.folder, snapshot, self.world.background)
+            path = saved.path
+            self.prune(saved)
+        except OSError as error:
+            failed = CheckpointError(
+                f"{error.filename or self.folder} could not be deleted: {error.strerror or error}."
+            )
+        except Exception as error:
+            failed = error
+        end = time.perf_counter()
+        blocked_s = (copied or end) - start
+        self._done.append(SaveResult(snapshot.step, path, failed, end - start, blocked_s))

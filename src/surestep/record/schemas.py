@@ -1,0 +1,316 @@
+"""The types of the values in JSON files that are read again, and how a value is checked.
+
+Files may come from anyone. A run folder's file may have more keys, and lack those that a later
+version added; a checkpoint's `state.json` has exactly these.
+"""
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    WrapValidator,
+    with_config,
+)
+from typing_extensions import TypedDict
+
+CONFIG_FORMAT = 3
+INCIDENT_FORMAT = 3
+EVENTS_FORMAT = 2
+LARGEST = 2**40  # steps, epochs: more than any run has
+MAX_INT = 2**63 - 1
+# Types made by calls, which mypy cannot follow.
+_typed_dict: Any = TypedDict
+_list: Any = list
+_dict: Any = dict
+_annotated: Any = Annotated
+_adapter: Any = TypeAdapter
+
+
+class NewerFormatError(ValueError):
+    """A file has a format that a newer surestep wrote."""
+
+
+def validate(schema: TypeAdapter[Any], value: Any) -> Any:
+    """Return a value that fits a schema.
+
+    Raises:
+        NewerFormatError: the file has a newer format.
+        ValueError: the value does not fit; the message names the first key that does not.
+    """
+    try:
+        return schema.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, NewerFormatError):
+        raise cause
+    *above, last = first["loc"] or ("",)
+    if first["type"] == "missing":
+        raise ValueError(f"{_path(above)} lacks {last}")
+    if first["type"] == "extra_forbidden":
+        raise ValueError(f"{_path(above)} has {format_value(last)} besides")
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    raise ValueError(f"{_path(first['loc'])} is {format_value(first['input'])}: {message}")
+
+
+def _path(keys: Any) -> str:
+    return "it" + "".join(
+        f"[{key}]" if isinstance(key, int) else f".{format_value(key).strip(chr(39))}"
+        for key in keys
+    )
+
+
+def format_value(value: Any) -> str:
+    """Return a value as a message shows it: without line breaks, and not longer than 60."""
+    text = repr(value[:100] if isinstance(value, (str, list)) else value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _as_number(value: Any) -> Any:
+    if value in ("nan", "inf", "-inf"):
+        return float(value)
+    if type(value) is float or (type(value) is int and abs(value) < 2**1023):
+        return value  # an int stays an int
+    raise ValueError("it should be a number")
+
+
+def _as_numbers(value: Any) -> Any:
+    return [_as_numbers(each) for each in value] if isinstance(value, list) else _as_number(value)
+
+
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Size = Annotated[int, Field(ge=0, le=MAX_INT)]
+Int32 = Annotated[int, Field(ge=0, lt=2**31)]
+Number = Annotated[Any, PlainValidator(_as_number)]
+Numbers = Annotated[Any, PlainValidator(_as_numbers)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=2.0**127, allow_inf_nan=False)]
+Pair = Annotated[list[Size], Field(min_length=2, max_length=2)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def _version(newest: int) -> Any:
+    def check(value: int) -> int:
+        if value > newest:
+            raise NewerFormatError(
+                f"has format {value}, and this surestep reads up to {newest}. Install a newer one: "
+                "pip install -U surestep."
+            )
+        return value
+
+    return Annotated[Size, AfterValidator(check)]
+
+
+def _exact(**types: Any) -> Any:
+    """Return the type of a dict with exactly these keys."""
+    return with_config(ConfigDict(extra="forbid", strict=True))(_typed_dict("Exact", types))
+
+
+def _open(required: dict[str, Any], optional: dict[str, Any] | None = None) -> Any:
+    """Return the type of a dict that may have more keys, which no one reads."""
+    types = {**required, **{key: NotRequired[each] for key, each in (optional or {}).items()}}
+    return with_config(ConfigDict(extra="allow", strict=True))(_typed_dict("Open", types))
+
+
+def _or_empty(kind: Any) -> Any:
+    return Annotated[
+        kind, WrapValidator(lambda value, check: value if value == {} else check(value))
+    ]
+
+
+_PROGRESS = _exact(step=Count, steps_taken=Count, epoch=Count, position=Count, items=Number)
+_STATE = _adapter(
+    _exact(
+        progress=_PROGRESS,
+        counts=_exact(
+            overflow=Count, nonfinite=Count, no_items=Count, clipped=Count, after_spike=Count
+        ),
+        best=_exact(
+            metric=str | None,
+            best=Number | None,
+            best_step=Count | None,
+            since_best=Count,
+            latest_step=Count | None,
+            latest=dict[str, Numbers],
+            measured=Literal["weights", "average"],
+            is_due=bool,
+        ),
+        plateau=_exact(scale=Share, best=Number | None, bad=Count, cooling=Count),
+        spikes=_exact(losses=list[Finite], skipped_steps=list[Pair], rollbacks=Count),
+        cycle=Count | None,
+        scaler=_or_empty(
+            _exact(
+                scale=Positive,
+                growth_factor=Positive,
+                backoff_factor=Positive,
+                growth_interval=Int32,
+                _growth_tracker=Int32,
+            )
+        ),
+        metadata=dict[str, Any],
+        aliases=dict[str, str],
+        extra=dict[str, Any],
+        base=dict[str, str],
+        optimizers=_dict[
+            str,
+            _exact(
+                **{"class": str},
+                values=dict[str, Any],
+                groups=_list[_exact(names=list[str], options=dict[str, Any])],
+            ),
+        ],
+        callback_states=dict[str, Any],
+    )
+)
+
+
+def parse_state(found: Any) -> dict[str, Any]:
+    """Return the content of a checkpoint's `state.json`.
+
+    Raises:
+        ValueError: a value has another type, or the numbers cannot be of one run.
+    """
+    record = validate(_STATE, found)
+    progress, best, step = record["progress"], record["best"], record["progress"]["step"]
+    evaluations = step + 1  # one before the first step, and one after each
+    at_most = {
+        "progress.steps_taken": (progress["steps_taken"], step),
+        "progress.epoch": (progress["epoch"], step),
+        "progress.position": (progress["position"], LARGEST if step else 0),
+        "progress.items": (progress["items"], 2.0**53 if step else 0),
+        "best.best_step": (best["best_step"] or 0, step),
+        "best.latest_step": (best["latest_step"] or 0, step),
+        "best.since_best": (best["since_best"], evaluations),
+        "plateau.bad": (record["plateau"]["bad"], evaluations),
+    }
+    for name, (value, most) in at_most.items():
+        if not 0 <= value <= most:
+            raise ValueError(f"{name} is {value}, and it can be at most {most} at step {step}")
+    for first, last in record["spikes"]["skipped_steps"]:
+        if first > last:
+            raise ValueError(f"spikes.skipped_steps has a range from {first} to {last}")
+    return dict(record)
+
+
+_CONFIG = _open(
+    {
+        "recipe": _or_empty(_open({"name": str, "path": str, "sha256": str})),
+        "task": dict[str, Any],
+        "config": _open({}, {"epochs": Number | None, "max_steps": Count | None}),
+    },
+    {
+        "format": _version(CONFIG_FORMAT),
+        "code": dict[str, str],
+        "decided": _open({}, {"total_steps": Count | None}),
+        "data": _open({}, {"exclude_samples": list[Size]}),
+        "machine": dict[str, Any],
+        "modules": dict[str, dict[str, Any]],
+        "from": _open({"run": str, "which": str, "step": Count}) | None,
+    },
+)
+CONFIG = _adapter(_CONFIG)
+
+_NUMBERS_AT_END = {
+    **dict.fromkeys(("step", "epoch", "steps_taken", "overflow", "nonfinite", "no_items"), Count),
+    **dict.fromkeys(("items", "seconds", "data_wait_s"), Number),
+    "clipped": Count | None,
+    "reason": str,
+}
+_FINDING = _open(dict.fromkeys(("rule", "severity", "message", "fix"), str))
+_MONITOR = _annotated[tuple[str, Literal["min", "max"]], Field(strict=False)] | None
+
+
+def _check_finished(status: Any) -> Any:
+    if status["status"] == "finished" and (lacks := sorted(_NUMBERS_AT_END.keys() - status.keys())):
+        raise ValueError(f"it lacks {', '.join(lacks)}")
+    return status
+
+
+STATUS = _adapter(
+    _annotated[
+        _open(
+            {"status": str},
+            {"monitor": _MONITOR, "findings": _list[_FINDING], **_NUMBERS_AT_END},
+        ),
+        AfterValidator(_check_finished),
+    ]
+)
+_PLAN = _adapter(_list[_open({"option": str, "value": Any})])
+_OPTIONS = _adapter(
+    _open(
+        {},
+        {
+            "checkpoint.keep_last": Count,
+            "checkpoint.keep_best": Count,
+            "checkpoint.keep_every": str | None,
+            "steps_per_epoch": Count | None,
+            "batch_size": Count | None,
+        },
+    )
+)
+
+
+def _as_options(found: Any) -> Any:
+    return validate(_OPTIONS, {each["option"]: each["value"] for each in validate(_PLAN, found)})
+
+
+PLAN = _adapter(_annotated[Any, PlainValidator(_as_options)])  # value by option
+EVENT = _adapter(_open({"event": str}, {"time": Number}))
+_AT_STEP = _adapter(_open({"step": Count}))
+EVENTS: dict[str, TypeAdapter[Any]] = {  # those that are read again
+    "format": _adapter(_open({"version": _version(EVENTS_FORMAT)})),
+    **dict.fromkeys(("resume", "restart", "rollback"), _AT_STEP),
+    "skipped": _adapter(
+        _open(
+            {
+                "step": Count,
+                "epoch": Count,
+                "reason": str,
+                "positions": Pair | None,
+                "samples": list[Size] | None,
+            }
+        )
+    ),
+}
+_DIAGNOSIS = _open(
+    {
+        "cause": _open(dict.fromkeys(("module", "operation", "name"), str | None)) | None,
+        "samples": _open({"samples": _list[_open({"position": Size, "index": Size | None})]}),
+    },
+    {"outputs": str | None},
+)
+_MICRO_BATCH = _open(
+    {
+        **dict.fromkeys(("args", "kwargs", "targets"), Any),
+        "items": Number,
+        "samples": Size,
+        "position": Size,
+        "part_items": list[Number],
+    }
+)
+INCIDENT = _adapter(
+    _open(
+        {
+            "format": _version(INCIDENT_FORMAT),
+            "step": Count,
+            "checkpoint": str,
+            "run_config": _CONFIG,
+            "progress": _PROGRESS,
+            "is_manual": bool,
+            "loss": Number | None,
+            "grad_norm": Number | None,
+            "norms": _list[_annotated[tuple[str, Number], Field(strict=False)]],
+            "text": str,
+            "diagnosis": _DIAGNOSIS | None,
+            "batch": _list[_MICRO_BATCH] | None,
+            "not_saved": list[str],
+            "bytes": Size,
+            "sha256": str,
+        }
+    )
+)
