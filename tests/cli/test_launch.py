@@ -131,11 +131,10 @@ def test_files_named_as_libraries_beside_a_recipe_hide_none_of_several_processes
     assert (answer.code, answer.out.count("Best checkpoint:")) == (0, 1), answer.err
 
 
-def test_an_error_that_all_processes_have_is_printed_once_with_its_exit_code(surestep, recipe):
+def test_an_error_names_the_rank_that_has_it(surestep, recipe):
     answer = surestep("train", recipe(), "--nproc", "2", "--parallel.strategy", "single")
     assert answer.code == 2
-    assert answer.err.startswith("ConfigError: parallel.strategy='single'")
-    assert answer.err.count("\n") == 1
+    assert re.match(r"Rank [01]: ConfigError: parallel\.strategy='single'", answer.err)
 
 
 @pytest.mark.parametrize(

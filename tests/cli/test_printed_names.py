@@ -8,7 +8,6 @@ import pytest
 
 from surestep.base.text import escape_control_chars
 from surestep.base.warn import warn
-from surestep.engine.distributed.rank_logging import print_all
 from surestep.record.progress_display import PlainProgress, TqdmProgress
 from tests import tiny
 from tests.cli.conftest import RECIPE
@@ -193,11 +192,6 @@ def test_lines_of_a_run_are_escaped(capfd, caplog, kind):
     shown.print_line(f"Note: {RAW}")
     assert f"Note: {ESCAPED}" in capfd.readouterr().err
     assert caplog.messages == [f"Note: {ESCAPED}"]
-
-
-def test_a_line_that_is_printed_on_every_rank_is_escaped(capfd):
-    print_all(RAW)
-    assert capfd.readouterr().err == f"{ESCAPED}\n"
 
 
 def test_warnings_are_escaped():

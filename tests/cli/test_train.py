@@ -197,17 +197,3 @@ def test_a_run_can_be_loaded_into_a_model(surestep, recipe, folder):
     surestep("train", recipe(), "--run", "r")
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     assert Run(folder / "r").load_model(model).step == Run(folder / "r").best.step
-
-
-def test_what_is_printed_is_in_a_file_where_each_rank_has_one(surestep, recipe, folder):
-    answer = surestep("train", recipe(TALKING), "--run", "r", "--log-ranks", "all")
-    wrote = (folder / "r" / "log" / "rank-00000.txt").read_text()
-    for text in ("step 3: val/loss", "step 6/6  epoch 2  loss", "I am done\n"):
-        assert wrote.count(text) == 1
-    assert "step 6/6 epoch 2 loss" in answer.err
-    assert "I am done" in answer.out
-
-
-def test_a_rank_has_no_file_unless_asked_for(surestep, recipe, folder):
-    assert surestep("train", recipe(), "--run", "r").code == 0
-    assert not (folder / "r" / "log").exists()

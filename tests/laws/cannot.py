@@ -12,8 +12,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 import surestep
 from surestep.config.option import PROCESSES, VAL_DATA, is_met
 from surestep.engine.allocator import Allocator
-from surestep.engine.distributed.accelerate_env import AccelerateConfig
-from surestep.engine.distributed.launcher_env import LaunchInfo
+from surestep.engine.distributed.launcher_env import AccelerateConfig, LaunchInfo
 from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
 from surestep.engine.plan.system import SystemInfo, read_facts
 from surestep.engine.rules.requirements import requirements_of
@@ -295,11 +294,10 @@ def cards(count: int, *, of: int) -> dict[str, Any]:
 
 
 DYNAMO = {"dynamo": "inductor", "dynamo_mode": "reduce-overhead"}
-OF_FSDP = {"engine": "FSDP", "words": "--parallel.strategy fsdp --parallel.shard full"}
 BARE = {"facts": lambda: replace(read_facts(), extras=())}
 ACCELERATE: list[Case] = [
     ({"parallel.strategy": "accelerate"}, BARE, "surestep[accelerate]"),
-    ({"parallel.strategy": "accelerate"}, by_accelerate(**OF_FSDP), OF_FSDP["words"]),
+    ({"parallel.strategy": "accelerate"}, by_accelerate(engine="FSDP"), "Choose multi-GPU"),
     ({"parallel.strategy": "accelerate"}, by_accelerate(engine="Megatron-LM"), "Choose multi-GPU"),
     ({"precision": "fp16"}, by_accelerate(mixed_precision="bf16"), "has mixed_precision bf16"),
     ({"precision": "bf16"}, by_accelerate(mixed_precision="fp8"), "--mixed_precision bf16"),

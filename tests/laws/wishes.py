@@ -87,14 +87,11 @@ MANY = {"facts": lambda: replace(read_facts(), launched=LaunchInfo(rank=1, size=
 EIGHT = {"facts": lambda: replace(read_facts(), launched=LaunchInfo(rank=1, size=8, local_size=4))}
 FSDP = {"parallel.strategy": "fsdp"}
 ONLY_VALUE = (
-    *(
-        "device",
-        "data.pin_memory",
-        "cudnn_benchmark",
-        "parallel.strategy",
-        "parallel.sync_batchnorm",
-    ),
-    "parallel.nccl_debug",
+    "device",
+    "data.pin_memory",
+    "cudnn_benchmark",
+    "parallel.strategy",
+    "parallel.sync_batchnorm",
 )  # no other is possible on a CPU
 ZERO = {"parallel.strategy": "deepspeed"}
 OTHER_KEY = {"parallel.deepspeed": '{"steps_per_print": 8}'}
@@ -255,11 +252,9 @@ WISHES: dict[str, Wish] = {
     "parallel.deepspeed": Wish(
         '{"steps_per_print": 7}', "parallel_deepspeed.steps_per_print", 7, ZERO, MANY, OTHER_KEY
     ),
-    "parallel.nccl_debug": Wish(False, parts=MANY),
     "parallel.replica_check_every": Wish("2 epochs", planned=Duration(2, "epochs"), parts=MANY),
     "parallel.timeout_s": Wish(30.0),
     "parallel.start_timeout_s": Wish(900.0),
     "logging.every": Wish("5 steps", planned=Duration(5, "steps")),
     "logging.progress": Wish("quiet"),
-    "logging.ranks": Wish("all"),
 }

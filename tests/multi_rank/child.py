@@ -7,7 +7,6 @@ import shutil
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
 from functools import partial
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import surestep
 from surestep.base.errors import Preempted
@@ -27,7 +25,6 @@ from tests.multi_rank.cases import (
     OF_PARTS,
     POISONED,
     half,
-    net,
     own_batches,
     result,
     task,
@@ -95,32 +92,15 @@ def interrupt_and_resume(folder: Path) -> dict[str, Any]:
     return trained(folder, task())
 
 
-class Warns(surestep.Callback):
-    """Warns on all ranks and on the last only, and prints on each."""
-
-    def on_step(self, state, outcome):
-        if outcome.step == 2:
-            warnings.warn("each rank warns", stacklevel=1)
-            print(f"by hand on rank {RANK}", file=sys.stderr)
-        if outcome.step == 2 and RANK == RANKS - 1:
-            warnings.warn("one rank warns", stacklevel=1)
-
-
-def warning_net() -> nn.Module:
-    """Warn before the process group exists."""
-    warnings.warn("each rank warns early", stacklevel=1)
-    return net()
-
-
-def told(folder: Path, **logging: Any) -> dict[str, Any]:
+def told(folder: Path) -> dict[str, Any]:
     """Return what a rank prints on stderr while it trains."""
-    config = surestep.Config(max_steps=4, batch_size=20, logging={"progress": "plain", **logging})
+    config = surestep.Config(max_steps=4, batch_size=20, logging={"progress": "plain"})
     printed = io.StringIO()
-    with redirect_stderr(printed), warnings.catch_warnings():
-        warnings.simplefilter("always")
-        made = task(model=warning_net)
-        with surestep.prepare(made, config, run=folder, callbacks=[Warns()]) as session:
-            list(session.steps())
+    with (
+        redirect_stderr(printed),
+        surestep.prepare(task(), config, run=folder) as session,
+    ):
+        list(session.steps())
     return {**result(session), "printed": printed.getvalue()}
 
 
@@ -141,7 +121,7 @@ LINEAR = torch.nn.functional.linear
 DDPS_OWN = ("static_graph", "find_unused_parameters")
 OTHERS = {
     **{name: partial(with_ddp_option, option=name) for name in DDPS_OWN},
-    **{"told": told, "told to files": lambda folder: told(folder, ranks="all")},
+    "told": told,
     **POISONED,
     **{"stopped": stopped, "half": half},
     "signalled": lambda folder: left_by(SignalOnOne(), folder),

@@ -89,24 +89,10 @@ def test_option_of_ddp_changes_no_number(one, ranks, option):
         assert distance(one["micro-batches"]["weights"], each[option]["weights"]) <= 1e-6
 
 
-def test_warnings_of_all_ranks_are_shown_once(ranks):
+def test_only_rank_0_prints_the_progress(ranks):
     printed = [each["told"]["printed"] for each in ranks]
-    for text in ("each rank warns\n", "each rank warns early\n", "one rank warns\n"):
-        assert sum(each.count(text) for each in printed) == 1
-    assert f"UserWarning: rank {len(ranks) - 1}: one rank warns" in printed[-1]
     assert "step 4/4" in printed[0]
     assert not any("step 4/4" in each for each in printed[1:])
-
-
-@pytest.mark.parametrize("count", [2, 4])
-def test_each_rank_can_have_a_log_file_and_only_rank_0_prints(launch, count):
-    for rank in range(count):
-        found = torch.load(launch(count) / f"rank-{rank}.pt")["told to files"]
-        wrote = (launch(count) / "told to files" / "log" / f"rank-{rank:05d}.txt").read_text()
-        for text in ("step 4/4", "UserWarning: each rank warns", f"by hand on rank {rank}\n"):
-            assert text in wrote
-            assert (text in found["printed"]) == (rank == 0)
-        assert ("one rank warns" in wrote) == (rank == count - 1)
 
 
 def test_run_resumes_with_the_same_ranks_bit_for_bit(ranks):

@@ -59,7 +59,7 @@ def test_hanging_rank_is_named_before_the_timeout(ended, name, rank, step, funct
     case, other = ended[name], 1 - rank
     told, error = (case.wrote[each].partition("ParallelError") for each in (0, other))
     told, error = told[0], error[2]
-    lines = [each for each in told.splitlines() if f"), step {step}: " in each]
+    lines = [each for each in told.splitlines() if f"), in step {step}: " in each]
     assert f"Rank {rank} (node 0 '{os.uname().nodename}', process " in told
     assert f"keeps the others waiting in step {step} for" in told
     (line,) = [each for each in lines if each.startswith(f"  rank {rank} ")]
@@ -86,7 +86,7 @@ def test_hanging_rank_exits_after_the_others(ended, name, rank):
 def test_events_hold_the_position_of_each_rank(folder, name):
     (stall,) = [each for each in Run(folder / name).events() if each["event"] == "stall"]
     assert [each["rank"] for each in stall["ranks"]] == [0, 1]
-    assert all(each["stack"] for each in stall["ranks"])
+    assert all(each["line"] for each in stall["ranks"])
 
 
 def test_silent_rank_is_named_with_its_last_line(ended):
@@ -95,15 +95,15 @@ def test_silent_rank_is_named_with_its_last_line(ended):
     (line,) = [each for each in told.splitlines() if each.startswith("  rank 1")]
     assert "last heard of at" in line
     assert "in stop: time.sleep(1)" in line
-    assert "is not heard of any more; it last stood at" in error
+    assert "no longer answers; it was last at" in error
     assert ended["stopped"].codes == [1, -9]
 
 
 def test_rank_that_cannot_reach_the_store_names_its_host(ended):
     told, _, error = ended["first stopped"].wrote[1].partition("ParallelError")
     for text in (told, error):
-        assert "hears nothing from the store of the launcher at 127.0.0.1:" in text
-        assert "It stands in step 4: " in text
+        assert "gets no answer from the launcher's store at 127.0.0.1:" in text
+        assert "It is in step 4: " in text
     assert ended["first stopped"].codes == [-9, 1]
 
 
@@ -121,7 +121,7 @@ def test_killed_rank_is_named(ended):
     case = ended["killed"]
     assert case.codes == [1, -9]
     assert "ParallelError: Rank 0 cannot go on. Rank 1 (node 0" in case.wrote[0]
-    assert "it last stood at tests/multi_rank/troubles.py:" in case.wrote[0]
+    assert "it was last at tests/multi_rank/troubles.py:" in case.wrote[0]
 
 
 @pytest.mark.parametrize("name", WHILE_SAVING)
@@ -132,7 +132,7 @@ def test_rank_that_exits_during_a_save_ends_the_run_and_preserves_the_previous_c
     assert case.codes == [1, -9]
     assert "ParallelError: Rank 0 " in case.wrote[0]
     assert "Rank 1 (node 0" in case.wrote[0]
-    assert "is not heard of any more; it last stood at" in case.wrote[0]
+    assert "no longer answers; it was last at" in case.wrote[0]
     assert [(each.step, each.good) for each in Run(folder / name).verify()] == [(2, True)]
     with opened(folder / name, task(), **OPTIONS) as session:
         assert session.state.progress.step == 2
@@ -157,7 +157,7 @@ def test_unused_parameter_is_named_with_the_option_that_allows_it(ended, rank):
 def test_graph_that_is_not_static_ends_the_step_on_both_ranks(ended, rank):
     case = ended["not static"]
     assert case.codes == [1, 1]
-    assert "TaskError: torch added up no gradients in this step" in case.wrote[rank]
+    assert "TaskError: torch summed no gradients in this step" in case.wrote[rank]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -13,7 +13,6 @@ import surestep
 from surestep.base.errors import ConfigError, Preempted, RecipeError, SurestepError, suggest_names
 from surestep.base.text import print_escaped
 from surestep.cli.launch import strip_launcher_args
-from surestep.engine.distributed.error_reporting import report_error_once
 from surestep.engine.distributed.launcher_env import LaunchInfo, read_launched
 
 COMMANDS = {
@@ -84,16 +83,13 @@ def _run_guarded(words: list[str]) -> int:
 
 
 def _report(text: str) -> None:
-    """Print an error; if several ranks have the same one, print it once."""
-    report_error_once(text, _launch_info(), lambda text: print_escaped(text, file=sys.stderr))
-
-
-def _launch_info() -> LaunchInfo:
-    """Return the launcher's variables; if they are invalid, a command already raised an error."""
+    """Print an error; if there are several ranks, with the rank."""
     try:
-        return read_launched()
-    except ConfigError:
-        return LaunchInfo()
+        launched = read_launched()
+    except ConfigError:  # the launcher's variables are invalid: a command already raised an error
+        launched = LaunchInfo()
+    prefix = f"Rank {launched.rank}: " if launched.size > 1 else ""
+    print_escaped(f"{prefix}{text}", file=sys.stderr)
 
 
 def _run(command: str, *rest: str) -> int:

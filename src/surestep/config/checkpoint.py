@@ -53,7 +53,3 @@ class Logging(ConfigGroup):
     progress: Literal["auto", "bar", "plain", "quiet"] | NotSet = option(
         "How to show progress: a bar, plain lines, or nothing."
     )
-    ranks: Literal["first", "all"] | NotSet = option(
-        "first: rank 0 prints; all: each rank also writes a file in RUN/log.",
-        default=("first", "the first process prints, the others would print the same"),
-    )

@@ -217,7 +217,6 @@ VALUES: Final[Mapping[str, Mapping[str, object]]] = {
         **dict.fromkeys(("text", "lines", "log"), "plain"),
         **dict.fromkeys(("silent", "0", *_NO), "quiet"),
     },
-    "logging.ranks": {"main": "first", "rank0": "first", "0": "first"},
     "validation.mode": {
         **dict.fromkeys(("lower", "smaller", "minimize", "less"), "min"),
         **dict.fromkeys(("higher", "larger", "greater", "maximize"), "max"),

@@ -8,7 +8,6 @@ from surestep.base.plugins import STRATEGIES, plugin_names
 from surestep.config.group import ConfigGroup
 from surestep.config.not_set import NotSet
 from surestep.config.option import (
-    DISPLAY,
     KERNELS,
     ON,
     PROCESSES,
@@ -93,12 +92,6 @@ class Parallel(ConfigGroup):
     deepspeed: TableOrFile | NotSet = option(
         "deepspeed: additional DeepSpeed options, as JSON or a path to a JSON file.",
         requires={"parallel.strategy": "deepspeed"},
-    )
-    nccl_debug: bool | NotSet = option(
-        "Log NCCL's debug output and record the last collectives (GPUs).",
-        resume=DISPLAY,
-        requires={"parallel.backend": "nccl"},
-        default=(False, "not set: NCCL logs errors only"),
     )
     replica_check_every: StepPeriod | NotSet | None = option(
         "How often to compare the replicas' parameters, at log points: '1 epoch'.",

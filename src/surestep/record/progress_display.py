@@ -5,14 +5,13 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
 from tqdm.auto import tqdm
 
 from surestep.base.text import escape_control_chars
-from surestep.engine.distributed.rank_logging import TeeStream
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback, Request
@@ -76,9 +75,7 @@ EVERY_S = 2.0  # between plain lines, where logging.every was not set
 class PlainProgress(NullProgress):
     """Print a line now and then, where there is no terminal."""
 
-    def __init__(
-        self, plan: Plan, every_s: float | None = None, out: TextIO | TeeStream | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, every_s: float | None = None, out: TextIO | None = None) -> None:
         self.total = plan.total_steps
         if every_s is None:  # every log point of a period that the user set
             every_s = 0.0 if plan.reason("logging.every").startswith("set ") else EVERY_S
@@ -89,18 +86,11 @@ class PlainProgress(NullProgress):
     def print_line(self, text: str) -> None:
         """Print a line."""
         logger.info(escape_control_chars(text))
-        self.line(text)
-
-    def line(self, text: str) -> None:
-        """Print a line that is logged already."""
         with _ignore_hangup():
             print(escape_control_chars(text), file=self._out or sys.stderr, flush=True)
 
     def log(self, point: LogPoint) -> None:
         """Print a line if the last one is old enough, or this is the end."""
-        self._line_of(point, self.print_line)
-
-    def _line_of(self, point: LogPoint, show: Callable[[str], None]) -> None:
         now = time.monotonic()
         step = point.first_step + len(point.loss) - 1
         if now - self._last >= self.every_s or step == self.total:
@@ -109,7 +99,7 @@ class PlainProgress(NullProgress):
             where = f"step {step}/{self.total}  epoch {point.epoch + 1}"
             if step > self.total:  # by train_step(), after the end
                 where = f"step {step}, after the {self.total} of the run"
-            show(f"{where}  {shown}")
+            self.print_line(f"{where}  {shown}")
 
 
 class TqdmProgress(Callback):
@@ -176,34 +166,6 @@ def figures(point: LogPoint) -> Mapping[str, str]:
     text = {name: "not known" if value is None else f"{value:.4g}" for name, value in shown.items()}
     speed = f"{point.items / point.seconds:,.0f}" if point.seconds else "not known"
     return {**text, "items/s": speed}
-
-
-class FileProgress(PlainProgress):
-    """Writes plain lines into a rank's file, beside what is shown."""
-
-    def __init__(
-        self, plan: Plan, shown: NullProgress | PlainProgress | TqdmProgress, out: TeeStream
-    ) -> None:
-        super().__init__(plan, out=out)
-        self.shown = shown
-
-    def print_line(self, text: str) -> None:
-        """Show a line, and write it."""
-        self.shown.print_line(text)
-        self.line(text)
-
-    def log(self, point: LogPoint) -> None:
-        """Show a log point, and write a line of it now and then."""
-        self.shown.log(point)
-        self._line_of(point, self.line)
-
-    def rewind(self, step: int) -> None:
-        """Show that the run went back to a step."""
-        self.shown.rewind(step)
-
-    def close(self) -> None:
-        """Leave the display as it is."""
-        self.shown.close()
 
 
 def open_progress(

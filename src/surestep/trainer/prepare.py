@@ -3,8 +3,8 @@
 import itertools
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,13 +16,9 @@ from surestep.base.errors import ConfigError, RunError, TaskError
 from surestep.base.paths import require_local_path
 from surestep.config.config import Config
 from surestep.engine.distributed.communicator import ALONE, Communicator
-from surestep.engine.distributed.nccl_debug import flight_recorder, nccl_debug_env
+from surestep.engine.distributed.hang_monitor import GroupTimeouts
 from surestep.engine.distributed.process_group import join_process_group
-from surestep.engine.distributed.rank_logging import FOLDER, TeeStream, rank_log
-from surestep.engine.distributed.timeouts import GroupTimeouts
-from surestep.engine.distributed.warning_dedup import WarningDeduplicator, dedupe_warnings
 from surestep.engine.model.precision import torch_settings
-from surestep.engine.plan.plan import Plan
 from surestep.engine.step.callback import Callback, check_hooks
 from surestep.engine.task.init_weights import InitReport
 from surestep.engine.task.task import Task
@@ -99,16 +95,14 @@ def prepare(
     place = None if run is None else require_local_path(run)
     settings, recorder, world = ExitStack(), None, ALONE
     try:
-        warned = settings.enter_context(dedupe_warnings())
         planned = plan_task(task, config, origin=origin)
         _check_restarts(place, planned.system.launched.restarts)
         settings.enter_context(torch_settings(planned.plan))  # the device is NCCL's too
-        world = settings.enter_context(_world(planned))
+        world = settings.enter_context(_join(planned))
         check_same_setup(world, origin, planned)
         recorder = hold = open_run_folder(
             world, lambda: _folder(place, origin, world), plan=planned.plan
         )
-        log = settings.enter_context(_logged(recorder.folder, planned.plan, world, warned))
         going = broadcast_resume_decision(world, lambda: decide_resume(hold, origin, planned, said))
         with world.explain_errors():
             session, started = _open(planned, going, recorder, settings, world, callbacks)
@@ -117,7 +111,7 @@ def prepare(
             run_on_rank_zero(world, begun, tell=lambda _: None, follow=lambda _: None)
         if planned.plan.max_time is not None:
             session.loop.deadline = began + planned.plan.max_time.amount * 60
-        start_session(session, recorder, going, log)
+        start_session(session, recorder, going)
         _say_first(session, planned, started)
         return session
     except BaseException as error:
@@ -128,35 +122,12 @@ def prepare(
         raise
 
 
-@contextmanager
-def _world(planned: PreparedTask) -> Iterator[Communicator]:
+def _join(planned: PreparedTask) -> AbstractContextManager[Communicator]:
+    """Return the context in which the processes of the run are one group."""
     plan = planned.plan
-    patience = GroupTimeouts(plan.parallel_start_timeout_s, plan.parallel_timeout_s)
-    launched, backend = planned.system.launched, plan.parallel_backend
-    with (
-        nccl_debug_env(on=plan.parallel_nccl_debug),
-        join_process_group(launched, backend=backend, patience=patience) as world,
-    ):
-        yield world
-
-
-@contextmanager
-def _logged(
-    folder: Path, plan: Plan, world: Communicator, warned: WarningDeduplicator | None
-) -> Iterator[TeeStream | None]:
-    """Let each rank write a file where it shall, and warn of what waited until there is one."""
-    each_its_own = plan.logging_ranks == "all"
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(flight_recorder(folder, on=plan.parallel_backend == "nccl"))
-            log = stack.enter_context(rank_log(folder, world, on=each_its_own))
-        except OSError as error:
-            raise RunError(
-                f"{folder / FOLDER} cannot be written: {error.strerror}. {os_error_hint(error)}"
-            ) from error
-        if warned is not None:
-            warned.flush(ALONE if each_its_own else world)
-        yield log
+    timeouts = GroupTimeouts(plan.parallel_start_timeout_s, plan.parallel_timeout_s)
+    launched = planned.system.launched
+    return join_process_group(launched, backend=plan.parallel_backend, timeouts=timeouts)
 
 
 def _folder(place: Path | None, origin: TaskOrigin, world: Communicator) -> RunWriter:

@@ -16,7 +16,7 @@ from surestep.engine.data.fingerprint import dataset_fingerprint
 from surestep.engine.data.stream import StreamReader, fingerprint, is_stream
 from surestep.engine.diagnose.rerun import preserve_state
 from surestep.engine.distributed.communicator import Communicator
-from surestep.engine.distributed.hang_report import format_ranks
+from surestep.engine.distributed.rank_status import format_ranks
 from surestep.engine.distributed.replica_check import find_mismatched
 from surestep.engine.metrics.distributed import check_metrics
 from surestep.engine.plan.plan import Plan

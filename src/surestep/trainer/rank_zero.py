@@ -12,7 +12,7 @@ from surestep.engine.batch import Batch
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.diagnose.rerun import preserve_state
 from surestep.engine.distributed.communicator import Communicator
-from surestep.engine.distributed.errors import is_of_network
+from surestep.engine.distributed.hang_monitor import is_network_error
 from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
@@ -107,7 +107,7 @@ def _of_all(world: Communicator, checkpoint: CheckpointReader, act: Callable[[],
     try:
         value = act()
     except Exception as error:
-        if not is_of_network(error):
+        if not is_network_error(error):
             world.all_gather_text(f"{type(error).__name__}: {error}")
         raise
     for rank, text in enumerate(world.all_gather_text("")):

@@ -1,22 +1,16 @@
 """What happens when a session opens: where the run stands, what is watched."""
 
 from dataclasses import asdict
-from typing import Any
 
 from surestep.engine.data.stream_resume import describe_resume
 from surestep.engine.distributed.communicator import Communicator
-from surestep.engine.distributed.launcher_env import (
-    LaunchInfo,
-    missing_ranks_warning,
-    read_launched,
-)
-from surestep.engine.distributed.rank_logging import TeeStream
+from surestep.engine.distributed.launcher_env import LaunchInfo, read_launched
+from surestep.engine.distributed.rank_status import RankStatus
 from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.plan import Plan
 from surestep.engine.profile.profiler import Profile
 from surestep.record.checkpoint.encoding import unmatched_states
 from surestep.record.progress_display import (
-    FileProgress,
     NullProgress,
     PlainProgress,
     TqdmProgress,
@@ -29,18 +23,14 @@ from surestep.trainer.session import Session
 from surestep.trainer.spike_rollback import SpikeWatch
 
 
-def start_session(
-    session: Session, recorder: RunWriter, going: ResumeDecision, log: TeeStream | None = None
-) -> None:
+def start_session(session: Session, recorder: RunWriter, going: ResumeDecision) -> None:
     """Show where a run stands that was just made or loaded, and what differs from before."""
     own = going.checkpoint if going.branch is None else None
-    session.open(_display(session, log), None if own is None else own.path, finished=going.finished)
+    session.open(_display(session), None if own is None else own.path, finished=going.finished)
     session.loop.notices.append(recorder.notice)
     for text in recorder.warnings:
         recorder.event("notice", step=session.state.progress.step, text=text)
         session.print_line(text)
-    if (told := missing_ranks_warning()) is not None:
-        session.print_line(told)
     if (size := session.loop.world.size) > 1:
         session.print_line(describe_ranks(session.plan, size))
     _watch_profile(session)
@@ -65,28 +55,25 @@ def describe_ranks(plan: Plan, size: int) -> str:
     return f"{size} ranks ({plan.parallel_backend}, {plan.device.type}), {way}."
 
 
-def _display(
-    session: Session, log: TeeStream | None
-) -> NullProgress | PlainProgress | TqdmProgress:
-    """Open what is shown: on the first rank, and in the file of each rank that has one."""
-    shown: NullProgress | PlainProgress | TqdmProgress = NullProgress()
-    if session.loop.world.is_first:
-        out = None if log is None else log.terminal
-        shown = open_progress(session.plan, session.state.progress.step, out)
+def _display(session: Session) -> NullProgress | PlainProgress | TqdmProgress:
+    """Open the progress display, on rank 0 only."""
+    if not session.loop.world.is_first:
+        return NullProgress()
+    shown = open_progress(session.plan, session.state.progress.step)
     if isinstance(shown, TqdmProgress):
         session.loop.add_callback(shown)
-    return shown if log is None else FileProgress(session.plan, shown, log.file_stream())
+    return shown
 
 
 def attach_hang_monitor(world: Communicator, session: Session, recorder: RunWriter) -> None:
-    """Let the watch over the ranks know the step, and keep in the events what it tells."""
+    """Tell the hang monitor the step, and record its reports as events."""
 
-    def note(text: str, stands: list[Any]) -> None:
-        ranks = [{**asdict(each), "stack": list(map(str, each.stack))} for each in stands]
+    def note(text: str, statuses: list[RankStatus]) -> None:
+        ranks = [asdict(each) for each in statuses]
         recorder.event("stall", step=session.state.progress.step, text=text, ranks=ranks)
 
-    if world.watch is not None:
-        world.watch.attach(lambda: session.state.progress.step, note)
+    if world.monitor is not None:
+        world.monitor.attach(lambda: session.state.progress.step, note)
 
 
 def _watch_profile(session: Session) -> None:

@@ -7,8 +7,11 @@ import torch
 
 from surestep.base.errors import ConfigError
 from surestep.config.config import Config
-from surestep.engine.distributed.accelerate_env import AccelerateConfig, read_accelerate
-from surestep.engine.distributed.launcher_env import LaunchInfo
+from surestep.engine.distributed.launcher_env import (
+    AccelerateConfig,
+    LaunchInfo,
+    read_accelerate,
+)
 from surestep.engine.plan.plan import Plan
 from surestep.engine.rules.resolve import resolve
 from tests import tiny
@@ -34,23 +37,18 @@ def test_a_plain_config_says_nothing_else():
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("name", "engine"),
     [
-        ({"FSDP_SHARDING_STRATEGY": "SHARD_GRAD_OP"}, "--parallel.shard grad_op"),
-        ({"FSDP_SHARDING_STRATEGY": "4"}, "--parallel.shard hybrid"),
-        ({"FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}, "--parallel.shard full"),
-        ({"FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "false"}, "--parallel.shard grad_op"),
+        ("ACCELERATE_USE_FSDP", "FSDP"),
+        ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed"),
+        ("ACCELERATE_USE_MEGATRON_LM", "Megatron-LM"),
     ],
 )
-def test_its_fsdp_is_told_in_our_words(said, words):
-    found = read_accelerate({**SAID, "ACCELERATE_USE_FSDP": "true", **said})
-    assert (found.engine, found.words) == ("FSDP", f"--parallel.strategy fsdp {words}")
-
-
-def test_its_deepspeed_is_told_in_our_words():
-    on = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
-    found = read_accelerate({**SAID, **on})
-    assert found.words == "--parallel.strategy deepspeed --parallel.zero_stage 3"
+def test_what_shards_the_state_is_read(name, engine):
+    config = read_accelerate({**SAID, name: "true"})
+    assert config.engine == engine
+    with pytest.raises(ConfigError, match=f"shards the state by {engine}"):
+        planned(config)
 
 
 def test_precision_device_and_compiling_are_those_of_the_config():

@@ -22,7 +22,6 @@ SAID = {
     **{"validation.metric": "far/score", "validation.mode": "max", "early_stop.patience": 4},
     **{"early_stop.min_delta": 0.1, "checkpoint.every": "10 minutes", "checkpoint.keep_last": 5},
     **{"checkpoint.keep_best": 0, "logging.every": "5 items", "logging.progress": "bar"},
-    **{"logging.ranks": "all"},
 }
 
 

@@ -28,7 +28,7 @@ from surestep.engine.checks.samples import (
 from surestep.engine.checks.vary import VariedModel, find_last_weights
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.device import sum_dtype
-from surestep.engine.distributed.errors import is_of_network
+from surestep.engine.distributed.hang_monitor import is_network_error
 from surestep.engine.losses.adapt import IGNORED, Loss, loss_targets
 from surestep.engine.losses.base import HALF
 from surestep.engine.losses.multi import LossHead, get_named
@@ -56,7 +56,7 @@ def measuring() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if is_of_network(error):
+        if is_network_error(error):
             raise
         raise UnmeasurableError from error
 

@@ -32,7 +32,7 @@ from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.batch_transforms import MixTransform
 from surestep.engine.data.sources import InMemory
 from surestep.engine.device import ran_out
-from surestep.engine.distributed.errors import is_of_network
+from surestep.engine.distributed.hang_monitor import is_network_error
 from surestep.engine.evaluate.evaluate import eval_mode, metric_weight, positions_of
 from surestep.engine.losses.adapt import IGNORED, loss_targets
 from surestep.engine.losses.model_loss import without_targets
@@ -176,7 +176,7 @@ class _Checks:
         try:
             return self.model(*micro.args, **micro.kwargs)
         except (*FAILURES, MemoryError) as error:
-            if is_of_network(error):  # the model waits for other ranks, as FSDP's does
+            if is_network_error(error):  # the model waits for other ranks, as FSDP's does
                 raise
             shapes = [tuple(t.shape) for t in flatten_tensors((micro.args, dict(micro.kwargs)))]
             if ran_out(error):

@@ -1,317 +1,352 @@
-"""A watch over ranks: who keeps the others waiting is named, with the line where each rank stands.
+"""Hang monitor: names the rank that the others wait for, with its step and its Python line.
 
-Two threads a rank, beside the step, which they cost nothing. One says through the launcher's store,
-over a connection of its own, where the rank stands; the other looks whether the rank gets on, and
-where it does not, what the others say. They are two, because a store that is out of reach lets
-whoever asks it wait for ever.
+Each rank runs two daemon threads, which cost the step nothing. One publishes the rank's status in
+the launcher's store, over a connection of its own; the other checks whether the rank advances, and
+if not, compares the statuses of all ranks. They are two because a call to a store that cannot be
+reached never returns.
 """
 
 import json
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
-from hashlib import sha256
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from traceback import FrameSummary
+from typing import Any
 
-from torch.distributed.distributed_c10d import Store
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store, _set_pg_timeout
 
 from surestep.base.errors import ParallelError
-from surestep.engine.distributed.communicator import Communicator
-from surestep.engine.distributed.errors import is_of_network, timed_out
-from surestep.engine.distributed.hang_report import (
-    blocking_ranks,
-    capitalize_first,
-    describe_lost_rank,
-    hang_summary,
-    lagging_ranks,
-    rank_table,
-)
-from surestep.engine.distributed.rank_logging import print_all
+from surestep.base.text import print_escaped
 from surestep.engine.distributed.rank_status import (
     RankStatus,
-    StackLine,
-    machine_name,
+    blocking_ranks,
+    capitalize_first,
+    current_line,
+    describe_lost_rank,
+    error_stack,
+    hang_summary,
+    is_waiting,
+    lagging_ranks,
+    rank_name,
+    rank_table,
     thread_stack,
-    traceback_stack,
+    user_line,
 )
-from surestep.engine.distributed.timeouts import GroupTimeouts
 
-BEAT_S = 0.5  # between two words; 50 µs of this process each
-QUIET_S = 60.0  # that a rank stands still before it is asked why, or half of the timeout
-_GOODBYE_S = 2.0  # that the process which keeps the store waits for the others to have read it
+PUBLISH_S = 0.5  # between two statuses; 50 us of this process each
+QUIET_S = 60.0  # a rank that does not advance for so long, or half of the timeout, is reported
+_GOODBYE_S = 2.0  # for the others to read the failure before the store's process ends
 _FAILED = "failed"
+_GIVEN_UP = "Application timeout caused pair closure"  # gloo, of what it sends from C++
+_GLOO = ("/gloo/", "gloo::", "Connection closed by peer", "Connection reset by peer", _GIVEN_UP)
+_TIMED_OUT = (
+    "Timed out waiting",
+    "Watchdog caught collective operation timeout",
+    "timed out",
+    _GIVEN_UP,
+)
+
+
+def is_network_error(error: BaseException) -> bool:
+    """Return whether an error of a collective means that another rank did not answer or is gone."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in _GLOO)
+
+
+def has_timed_out(error: BaseException) -> bool:
+    """Return whether a network error is a timeout."""
+    return any(each in str(error) for each in _TIMED_OUT)
+
+
+class GroupTimeouts:
+    """The timeouts of process groups: long until the first step is done, then short.
+
+    Args:
+        start_s: until the first step is done, and while the others wait for one rank to write.
+        later_s: after that.
+    """
+
+    def __init__(self, start_s: float, later_s: float) -> None:
+        self.start_s = start_s
+        self.later_s = later_s
+        self.groups: Sequence[Any] = ()
+        self._is_steady = False
+        self._long_waits = 0
+
+    @property
+    def seconds(self) -> float:
+        """The current timeout."""
+        return self.later_s if self._is_steady and not self._long_waits else self.start_s
+
+    def use_steady_timeout(self) -> None:
+        """Use the short timeout from now on."""
+        if not self._is_steady:
+            self._is_steady = True
+            self._set()
+
+    @contextmanager
+    def long_timeout(self) -> Iterator[None]:
+        """Use the long timeout in this context."""
+        self._long_waits += 1
+        self._set()
+        try:
+            yield
+        finally:
+            self._long_waits -= 1
+            self._set()
+
+    def _set(self) -> None:
+        # torch has no public function for it; torchtitan does the same. Source:
+        # https://github.com/pytorch/torchtitan/blob/main/torchtitan/distributed/utils.py
+        for group in self.groups:
+            _set_pg_timeout(timedelta(seconds=self.seconds), group)
 
 
 class HangMonitor:
-    """Watches one rank, and tells of the others where it waits for them.
+    """Publishes the status of one rank, and reports the rank that it waits for.
 
     Args:
-        world: the ranks.
-        store: of this start alone, as the launcher keeps it.
-        patience: how long is waited.
-        where: the store is, to be told.
-        hosts: this very process keeps the store.
-        local_size: processes of a machine.
+        rank: this rank.
+        size: number of ranks.
+        store: of this start only, as the launcher keeps it.
+        timeouts: of the process groups.
+        address: of the store, for messages.
+        hosts_store: this process keeps the store.
+        local_size: processes on one machine.
+        n_collectives: returns how many exchanges this rank has begun.
 
     Attributes:
-        failure: the rank that failed first, and of what; None where none did.
+        failure: the rank that failed first, and its error; None if none did.
     """
 
     def __init__(
         self,
-        world: Communicator,
+        rank: int,
+        size: int,
         store: Store,
-        patience: GroupTimeouts,
+        timeouts: GroupTimeouts,
         *,
-        where: str,
-        hosts: bool,
+        address: str,
+        hosts_store: bool,
         local_size: int,
+        n_collectives: Callable[[], int],
     ) -> None:
         self.failure: tuple[int, str] | None = None
-        self.patience = patience
-        self._steps: Callable[[], int | None] = lambda: None
-        self._note: Callable[[str, list[RankStatus]], None] = lambda text, stands: None
-        self._first: int | None = None  # that was done before this process took one
-        self._world = world
-        # torch's stubs lack it: the same store over a connection of its own.
+        self.timeouts = timeouts
+        self._rank, self._size, self._node = rank, size, rank // local_size
+        # torch's stubs lack `clone`: the same store over a connection of its own.
         clone: Callable[[], Store] = store.clone  # type: ignore[attr-defined]
-        self._store, self._beating = clone(), clone()
-        self._where = where
-        self._hosts = hosts
-        self._node = world.rank // local_size
+        self._store, self._publishing_store = clone(), clone()
+        self._address = address
+        self._hosts_store = hosts_store
+        self._n_collectives = n_collectives
+        self._steps: Callable[[], int | None] = lambda: None
+        self._note: Callable[[str, list[RankStatus]], None] = lambda text, statuses: None
+        self._first_step: int | None = None  # steps that were done before this process took one
         self._thread = threading.get_ident()
-        self._beat_s = min(BEAT_S, patience.later_s / 20)
-        self._over = threading.Event()
-        self._known = threading.Event()  # that a rank failed
+        self._publish_s = min(PUBLISH_S, timeouts.later_s / 20)
+        self._stopped = threading.Event()
+        self._other_failed = threading.Event()
         self._count = 0
-        self._stack: tuple[StackLine, ...] = ()  # where this rank stood when it gave up
-        self._place: object = None
-        self._since = self._heard = time.monotonic()
-        self._asks = self._told = False
-        self._stands: dict[int, RankStatus] = {}
-        self._seen: dict[int, tuple[float, float]] = {}  # when a rank was last heard; by its clock
+        self._stack: list[FrameSummary] = []  # of the error by which this rank ended
+        self._progress: object = None
+        self._since = self._heard_at = time.monotonic()
+        self._needs_others = self._is_reported = False
+        self._statuses: dict[int, RankStatus] = {}
+        self._seen_at: dict[int, float] = {}
         self._failed_at = 0.0
 
     def start(self) -> None:
-        """Say where this rank stands, and watch from now on."""
-        self._say(self._beating)
-        self._world.all_gather_text("")  # each has said so once
-        self._read(self._beating)
-        for work in (self._beat, self._look):
-            threading.Thread(target=work, daemon=True, name="surestep-watch").start()
+        """Start both threads; every rank has published its status before."""
+        self._read_others()
+        for work in (self._publish_loop, self._check_loop):
+            threading.Thread(target=work, daemon=True, name="surestep-monitor").start()
 
     def stop(self) -> None:
-        """Watch no more; the process that keeps the store waits until the others know."""
-        self._over.set()
+        """Stop; the process that keeps the store waits until the others know of a failure."""
+        self._stopped.set()
         with suppress(RuntimeError):
-            self._store.set(f"knows/{self._world.rank}", "")
+            self._store.set(f"knows/{self._rank}", "")
             end = time.monotonic() + _GOODBYE_S
-            while self._hosts and time.monotonic() < end and not self._all_know():
+            keys = [f"knows/{rank}" for rank in range(self._size)]
+            while self._hosts_store and time.monotonic() < end and not self._store.check(keys):
                 time.sleep(0.01)
 
     def attach(
         self, steps: Callable[[], int], note: Callable[[str, list[RankStatus]], None]
     ) -> None:
-        """Take in what tells how many steps are done, and what keeps what is told."""
-        self._first = steps()
+        """Set what returns the number of steps done, and what records a report."""
+        self._first_step = steps()
         self._steps, self._note = steps, note
 
     def settle(self) -> bool:
-        """Wait the shorter time where a step of this process is done; say whether."""
-        is_done = self._steps() != self._first
-        if is_done:
-            self.patience.use_steady_timeout()
-        return is_done
-
-    def long(self) -> AbstractContextManager[None]:
-        """Return the context of a wait that may take long."""
-        return self.patience.long_timeout()
-
-    def claim_message(self, say: str) -> bool:
-        """Say whether no other rank has said this text before; where that is not known, yes."""
-        try:
-            return int(self._store.add(f"said/{sha256(say.encode()).hexdigest()}", 1)) == 1
-        except RuntimeError:
-            return True
+        """Use the short timeout if this process has taken a step; return whether it has."""
+        has_stepped = self._steps() != self._first_step
+        if has_stepped:
+            self.timeouts.use_steady_timeout()
+        return has_stepped
 
     def failed(self, error: BaseException) -> None:
-        """Let the others know why this rank ends, unless they ended first."""
+        """Publish why this rank ends, unless another rank ended first."""
         if self.failure is None:
-            self.failure = self._world.rank, _sentence(error)
+            text, line = f"{type(error).__name__}: {error}".splitlines()[0], user_line(error)
+            self.failure = self._rank, f"{text} ({line})" if line else text
             with suppress(RuntimeError):
                 self._store.set(_FAILED, json.dumps(self.failure))
 
     def explain_error(self, error: Exception) -> Exception:
-        """Return what to raise for an error of the network: which rank is missing, and why."""
-        if not is_of_network(error):
+        """Return the error to raise for a network error: which rank is missing, and why."""
+        if not is_network_error(error):
             return error
-        own, wait_s = self._world.rank, 4 * self._beat_s
-        self._stack = traceback_stack(error)
-        self._asks = True
-        self._known.wait(wait_s)
-        if self.failure is not None and self.failure[0] != own:
+        wait_s = 4 * self._publish_s
+        self._stack = error_stack(error)
+        self._needs_others = True
+        self._other_failed.wait(wait_s)
+        if self.failure is not None and self.failure[0] != self._rank:
             rank, text = self.failure
-            name = self._stands[rank].name
-            return ParallelError(f"Rank {own} cannot go on: {name} failed. {text}")
-        if timed_out(error):
-            waited = f"Rank {own} gave up after {self.patience.seconds:g} s of waiting."
-            return ParallelError(f"{waited} {self._blame()}")
-        self._over.wait(wait_s)
-        return ParallelError(f"Rank {own} cannot go on. {self._blame()}")
+            name = self._statuses[rank].name
+            return ParallelError(f"Rank {self._rank} cannot go on: {name} failed. {text}")
+        if has_timed_out(error):
+            waited = f"Rank {self._rank} gave up after {self.timeouts.seconds:g} s of waiting."
+            return ParallelError(f"{waited} {self._describe_missing()}")
+        self._stopped.wait(wait_s)
+        return ParallelError(f"Rank {self._rank} cannot go on. {self._describe_missing()}")
 
-    def _beat(self) -> None:
-        """Say again and again where this rank stands, and hear whether one failed."""
-        while not self._over.wait(self._beat_s):
-            try:
-                self._say(self._beating)
-                if self._asks:
-                    self._read(self._beating)
-                if not self._known.is_set() and self._beating.check([_FAILED]):
-                    rank, text = json.loads(self._beating.get(_FAILED))
-                    self.failure = self.failure or (rank, text)
-                    self._failed_at = time.monotonic()
-                    self._known.set()
-                    self._beating.set(f"knows/{self._world.rank}", "")
-            except RuntimeError:  # it is gone; the other thread tells, if that matters
-                return
-            self._heard = time.monotonic()
-
-    def _say(self, store: Store) -> None:
+    def publish(self) -> None:
+        """Publish the status of this rank."""
         self._count += 1
-        store.set(status_key(self._world.rank), self.status().to_json())
+        self._publishing_store.set(status_key(self._rank), self.status().to_json())
 
     def status(self) -> RankStatus:
-        """Return where this rank stands."""
-        done = self._steps()
+        """Return the status of this rank."""
+        steps, stack = self._steps(), self._stack or thread_stack(self._thread)
         return RankStatus(
-            rank=self._world.rank,
+            rank=self._rank,
             node=self._node,
-            machine=machine_name(),
-            process=os.getpid(),
-            step=None if done is None else done + 1,
+            name=rank_name(self._rank, self._node),
+            step=None if steps is None else steps + 1,
+            n_collectives=self._n_collectives(),
+            line=current_line(stack),
+            is_waiting=is_waiting(stack),
             count=self._count,
-            still_s=time.monotonic() - self._since,
-            stack=self._stack or thread_stack(self._thread),
-            talks=self._world.n_collectives,
         )
 
-    def _read(self, store: Store) -> None:
-        """Read where all ranks stand, and note who has said something since the last time."""
-        ranks = range(self._world.size)
-        for text in store.multi_get([status_key(rank) for rank in ranks]):
-            stand = RankStatus.from_json(text.decode())
-            before = self._stands.get(stand.rank)
-            if before is None or before.count != stand.count:
-                self._seen[stand.rank] = time.monotonic(), time.time()
-            self._stands[stand.rank] = stand
+    def _publish_loop(self) -> None:
+        """Publish the status regularly, and learn whether another rank failed."""
+        store = self._publishing_store
+        while not self._stopped.wait(self._publish_s):
+            try:
+                self.publish()
+                if self._needs_others:
+                    self._read_others()
+                if not self._other_failed.is_set() and store.check([_FAILED]):
+                    rank, text = json.loads(store.get(_FAILED))
+                    self.failure = self.failure or (rank, text)
+                    self._failed_at = time.monotonic()
+                    self._other_failed.set()
+                    store.set(f"knows/{self._rank}", "")
+            except RuntimeError:  # the store is gone; the other thread reports it if it matters
+                return
+            self._heard_at = time.monotonic()
 
-    def _all_know(self) -> bool:
-        keys = [f"knows/{rank}" for rank in range(self._world.size)]
-        return bool(self._store.check(keys))
+    def _read_others(self) -> None:
+        """Read the statuses of all ranks, and note which ranks have published a new one."""
+        keys = [status_key(rank) for rank in range(self._size)]
+        for text in self._publishing_store.multi_get(keys):
+            status = RankStatus.from_json(text.decode())
+            before = self._statuses.get(status.rank)
+            if before is None or before.count != status.count:
+                self._seen_at[status.rank] = time.monotonic()
+            self._statuses[status.rank] = status
 
-    def _look(self) -> None:
-        """Look again and again whether this rank gets on."""
-        while not self._over.wait(self._beat_s):
-            now, steps = time.monotonic(), self._steps()
-            place = (steps, self._world.n_collectives)
-            if place != self._place:
-                if self._told:
-                    self._tell(f"The ranks go on after {now - self._since:.3g} s.", [])
-                self._place, self._since, self._asks, self._told = place, now, False, False
+    def _check_loop(self) -> None:
+        """Check regularly whether this rank advances."""
+        while not self._stopped.wait(self._publish_s):
+            now, progress = time.monotonic(), (self._steps(), self._n_collectives())
+            if progress != self._progress:
+                if self._is_reported:
+                    self._report(f"The ranks continue after {now - self._since:.3g} s.", [])
+                self._progress, self._since = progress, now
+                self._needs_others = self._is_reported = False
                 continue
-            if self._known.is_set():
-                self._end_if_stuck(now)
-            quiet_s = min(QUIET_S, self.patience.seconds / 2)
-            self._asks = self._asks or now - self._since >= quiet_s
-            if not self._told and now - self._since >= 1.5 * quiet_s:
-                self._told = self._compare(now, quiet_s / 4)
+            if self._other_failed.is_set():
+                self._exit_if_stuck(now)
+            quiet_s = min(QUIET_S, self.timeouts.seconds / 2)
+            self._needs_others = self._needs_others or now - self._since >= quiet_s
+            if not self._is_reported and now - self._since >= 1.5 * quiet_s:
+                self._is_reported = self._report_hang(now, quiet_s / 4)
 
-    def _silent(self, since: float) -> dict[int, float | None]:
-        """Return the ranks that were not heard of since then, and when they last were."""
-        own = self._world.rank
-        return {
-            rank: clock
-            for rank, (seen, clock) in self._seen.items()
-            if rank != own and seen < since
-        }
+    def _report_hang(self, now: float, late_s: float) -> bool:
+        """Report which ranks the others wait for; return whether that is known.
 
-    def _compare(self, now: float, late_s: float) -> bool:
-        """Tell who keeps the others waiting; say whether that is settled.
-
-        Args:
-            now: by the clock of this process.
-            late_s: after which who was not heard of is silent.
+        A rank is silent if it was not heard of for `late_s`.
         """
-        waited_s = now - self._since
-        ends = f"The run ends with an error after {self.patience.seconds:g} s of that."
-        if now - self._heard > late_s:
-            self._tell(f"{self._cut_off()} {ends}", [self.status()])
+        end = f"The run ends with an error after {self.timeouts.seconds:g} s of that."
+        if now - self._heard_at > late_s:
+            self._report(f"{self._describe_lost_store()} {end}", [self.status()])
             return True
-        silent = self._silent(now - late_s)
-        stands = {**self._stands, self._world.rank: self.status()}
-        is_waited = lagging_ranks(stands) or any(each.is_waiting for each in stands.values())
-        if not silent and not is_waited:
-            return False  # all are at work
-        told_by = min(rank for rank in stands if rank not in silent)
-        if told_by == self._world.rank:
-            lines = [hang_summary(stands, silent, waited_s), "Where each rank stands:"]
-            text = "\n".join([*lines, *rank_table(stands, silent), ends])
-            self._tell(text, [stands[rank] for rank in sorted(stands)])
+        silent, statuses = self._silent(now - late_s), self._current_statuses()
+        waits = lagging_ranks(statuses) or any(each.is_waiting for each in statuses.values())
+        if not silent and not waits:
+            return False  # all are busy
+        if self._rank == min(rank for rank in statuses if rank not in silent):  # one reports
+            lines = [hang_summary(statuses, silent, now - self._since), "What each rank is doing:"]
+            lines += [*rank_table(statuses, silent), end]
+            self._report("\n".join(lines), [statuses[rank] for rank in sorted(statuses)])
         return True
 
-    def _cut_off(self) -> str:
-        """Say that nobody is heard, and who is out of reach."""
+    def _current_statuses(self) -> dict[int, RankStatus]:
+        return {**self._statuses, self._rank: self.status()}
+
+    def _silent(self, since: float) -> list[int]:
+        """Return the other ranks that were not heard of since then."""
+        return [rank for rank, seen in self._seen_at.items() if rank != self._rank and seen < since]
+
+    def _describe_lost_store(self) -> str:
+        """Return which store cannot be reached, and which ranks may be cut off."""
         own = self.status()
-        others = [each.name for rank, each in self._stands.items() if each.node != own.node]
+        others = [each.name for each in self._statuses.values() if each.node != own.node]
         far = f" Out of reach may be {', '.join(others[:8])}." if others else ""
-        step = "before the first step" if own.step is None else f"in step {own.step}"
         return (
-            f"{capitalize_first(own.name)} hears nothing from the store of the launcher at "
-            f"{self._where} any more: the process there is stopped or gone, or the network is "
-            f"down.{far}\nIt stands {step}: {own.line}."
+            f"{capitalize_first(own.name)} gets no answer from the launcher's store at "
+            f"{self._address}: the process there is stopped or gone, or the network is down.{far}\n"
+            f"It is {own.where}: {own.line}."
         )
 
-    def _blame(self) -> str:
-        """Say in a sentence who is missing, for the error that ends this rank."""
-        late = time.monotonic() - 3 * self._beat_s
-        if self._heard < late:
-            return self._cut_off()
-        silent = self._silent(late)
-        stands = {**self._stands, self._world.rank: self.status()}
-        ranks = blocking_ranks(stands, silent)
+    def _describe_missing(self) -> str:
+        """Return which ranks are missing, for the error that ends this rank."""
+        late = time.monotonic() - 3 * self._publish_s
+        if self._heard_at < late:
+            return self._describe_lost_store()
+        silent, statuses = self._silent(late), self._current_statuses()
+        ranks = blocking_ranks(statuses, silent)
         if not ranks:
             return "All ranks waited for each other."
-        return " ".join(
-            describe_lost_rank(stands[rank], is_silent=bool(silent)) for rank in ranks[:8]
-        )
+        lost = [describe_lost_rank(statuses[each], is_silent=bool(silent)) for each in ranks[:8]]
+        return " ".join(lost)
 
-    def _tell(self, text: str, stands: list[RankStatus]) -> None:
-        print_all(text)
-        self._note(text, stands)
+    def _report(self, text: str, statuses: list[RankStatus]) -> None:
+        print_escaped(text, sys.stderr)
+        self._note(text, statuses)
 
-    def _end_if_stuck(self, now: float) -> None:
-        """End this process where another rank failed, and this one does not come to hear of it."""
-        if now - max(self._failed_at, self._since) < self.patience.seconds:
+    def _exit_if_stuck(self, now: float) -> None:
+        """End this process if another rank failed and the training thread does not notice."""
+        if now - max(self._failed_at, self._since) < self.timeouts.seconds:
             return
         assert self.failure is not None
-        stand = self.status()
-        text = (
-            f"{capitalize_first(stand.name)} is ended: rank {self.failure[0]} failed. "
-            f"{self.failure[1]}"
-        )
-        at = "" if stand.line in text else f" It stands at {stand.line}"
-        print_all(f"{text}{at}")
+        rank, text = self.failure
+        own = self.status()
+        text = f"{capitalize_first(own.name)} is ended: rank {rank} failed. {text}"
+        print_escaped(f"{text} It is at {own.line}", sys.stderr)
         os._exit(1)
 
 
 def status_key(rank: int) -> str:
-    """Return the key of where a rank stands, which is another with each beat."""
-    return f"stand/{rank}"
-
-
-def _sentence(error: BaseException) -> str:
-    """Return an error in one line, with the line of the user's where it came from."""
-    name = f"{type(error).__name__}: {error}".splitlines()[0]
-    lines = [each for each in traceback_stack(error) if each.is_of_user]
-    return f"{name} ({lines[0]})" if lines else name
+    """Return the store's key of a rank's status, which changes while the rank lives."""
+    return f"status/{rank}"

@@ -1,15 +1,15 @@
 """The process group of a run: opened so that a start never meets an earlier one, and closed.
 
 torchrun keeps one store for the workers of all its attempts, and gloo finds in it the addresses of
-processes that are dead: of nine restarts three hung. So the processes that are alive first agree on
-a word that no attempt before them had, and find each other under that.
+dead processes: of nine restarts, three hung. So the processes that are alive first agree on a key
+prefix that no earlier attempt had, and find each other under it.
 """
 
 import itertools
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -18,92 +18,179 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from surestep.base.errors import ParallelError
+from surestep.base.text import print_escaped
 from surestep.engine.distributed.communicator import ALONE, Communicator
-from surestep.engine.distributed.hang_monitor import QUIET_S, HangMonitor, status_key
-from surestep.engine.distributed.hang_report import format_ranks
+from surestep.engine.distributed.hang_monitor import QUIET_S, GroupTimeouts, HangMonitor, status_key
 from surestep.engine.distributed.launcher_env import LaunchInfo
-from surestep.engine.distributed.rank_logging import print_all
-from surestep.engine.distributed.store_barrier import StoreBarrier
-from surestep.engine.distributed.timeouts import GroupTimeouts
+from surestep.engine.distributed.rank_status import format_ranks
 
-_GLANCE_S = 0.02  # between two looks into the store
-_WORLDS = itertools.count()  # of this process: a group that is used again keeps its store
+_POLL_S = 0.02  # between two reads of the store
+_PULSE_S = 0.5  # between two checks whether a missing rank lives
+_GROUPS = itertools.count()  # of this process: a group that is used again keeps its store
+_MET, _GAVE_UP = "met", "gave up"
 
 
 @contextmanager
 def join_process_group(
-    launched: LaunchInfo, *, backend: str, patience: GroupTimeouts
+    launched: LaunchInfo, *, backend: str, timeouts: GroupTimeouts
 ) -> Iterator[Communicator]:
-    """Join the processes that were started together; leave them at the end, whatever happens.
+    """Join the processes that were started together; leave them at the end.
 
-    A process group that is there already is used, and left as it is.
+    A process group that is already open is used, and not closed.
 
     Args:
-        launched: what the launcher said.
+        launched: the launcher's variables.
         backend: of the tensors: "gloo" or "nccl".
-        patience: how long one waits for the others.
+        timeouts: how long a rank waits for the others.
 
     Raises:
-        ParallelError: not all of them came.
+        ParallelError: not all of them arrived.
     """
     if launched.size == 1 and not dist.is_initialized():
         yield ALONE
         return
-    timeout = timedelta(seconds=patience.start_s)
-    own = not dist.is_initialized()
-    hook = sys.excepthook  # torch wraps it with each group, and never takes the wrapping away
-    store = _join(launched, backend, patience) if own else _get_default_store()
+    timeout = timedelta(seconds=timeouts.start_s)
+    is_own = not dist.is_initialized()
+    hook = sys.excepthook  # torch wraps it with each group, and never removes the wrapper
+    store = _open_group(launched, backend, timeouts) if is_own else _get_default_store()
     try:
         host = dist.new_group(backend="gloo", timeout=timeout)
-        beside = dist.new_group(backend="gloo", timeout=timeout)
-        patience.groups = [host, dist.group.WORLD]
-        world = Communicator(dist.get_rank(), dist.get_world_size(), host, beside)
-        with _watched(world, store, patience, launched):
+        background = dist.new_group(backend="gloo", timeout=timeout)
+        timeouts.groups = [host, dist.group.WORLD]
+        world = Communicator(dist.get_rank(), dist.get_world_size(), host, background)
+        with _monitored(world, store, timeouts, launched):
             yield world
     finally:
-        if own:
+        if is_own:
             dist.destroy_process_group()
             sys.excepthook = hook
 
 
 @contextmanager
-def _watched(
-    world: Communicator, store: Store, patience: GroupTimeouts, launched: LaunchInfo
+def _monitored(
+    world: Communicator, store: Store, timeouts: GroupTimeouts, launched: LaunchInfo
 ) -> Iterator[None]:
-    number = next(_WORLDS)
-    # torch's stubs lack it: the same store over a connection of its own.
-    own = store.clone()  # type: ignore[attr-defined]
-    stands = PrefixStore(f"surestep/watch/{number}", own)
+    number = next(_GROUPS)
+    # torch's stubs lack `clone`: the same store over a connection of its own.
+    own: Store = store.clone()  # type: ignore[attr-defined]
+    barrier = PrefixStore(f"surestep/background/{number}", own)
+    statuses = PrefixStore(f"surestep/monitor/{number}", own)
     world.store_barrier = StoreBarrier(
-        PrefixStore(f"surestep/beside/{number}", own),
-        rank=world.rank,
-        size=world.size,
-        patience=patience,
-        ends=lambda: world.is_failing,
-        pulse=lambda rank: stands.get(status_key(rank)),
+        barrier,
+        world.rank,
+        world.size,
+        timeouts,
+        is_ending=lambda: world.is_failing,
+        pulse=lambda rank: statuses.get(status_key(rank)),
     ).wait
-    world.watch = watch = HangMonitor(
-        world,
-        PrefixStore(f"surestep/watch/{number}", store),
-        patience,
-        where=f"{launched.address}:{launched.port}",
-        hosts=launched.rank == 0 and not launched.shares_store,
+    world.monitor = monitor = HangMonitor(
+        world.rank,
+        world.size,
+        PrefixStore(f"surestep/monitor/{number}", store),
+        timeouts,
+        address=f"{launched.address}:{launched.port}",
+        hosts_store=launched.rank == 0 and not launched.shares_store,
         local_size=launched.local_size,
+        n_collectives=lambda: world.n_collectives,
     )
-    watch.start()
+    monitor.publish()
+    world.barrier()
+    monitor.start()
     try:
         yield
     except BaseException as error:
         world.failed(error)
         raise
     finally:
-        watch.stop()
+        monitor.stop()
 
 
-def _join(launched: LaunchInfo, backend: str, patience: GroupTimeouts) -> Store:
-    timeout = timedelta(seconds=patience.start_s)
-    tell_s = min(QUIET_S, patience.later_s / 2)
-    where = f"{launched.address}:{launched.port}"
+class StoreBarrier:
+    """Lets one thread of each rank wait until all of them are at the same place.
+
+    A collective that has begun cannot be cancelled, and its process cannot end before the timeout.
+    Writing a checkpoint may take long on the slowest disk, so that wait is here, through the store,
+    and a collective begins when all ranks have arrived. Either all ranks meet, or none: the first
+    decision in the store holds for all.
+
+    Args:
+        store: of these threads only, over a connection of its own.
+        rank: this rank.
+        size: number of ranks.
+        timeouts: after the long one a rank gives up; after half of the current one if the run
+            ends, or a missing rank shows no sign of life.
+        is_ending: whether this rank leaves by an error, or another one failed.
+        pulse: returns what changes as long as a rank lives.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeouts: GroupTimeouts,
+        *,
+        is_ending: Callable[[], bool],
+        pulse: Callable[[int], object],
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._ranks = range(size)
+        self._timeouts = timeouts
+        self._is_ending = is_ending
+        self._pulse = pulse
+        self._count = 0
+        self._end: float | None = None  # of all waits, if the run ends
+
+    def wait(self) -> None:
+        """Wait until all ranks have called this as often as this one.
+
+        Raises:
+            ParallelError: some did not arrive in time.
+        """
+        self._count += 1
+        next_pulse = time.monotonic()
+        latest = next_pulse + self._timeouts.start_s
+        alive_at: dict[int, tuple[object, float]] = {}  # by rank: the last pulse, and since when
+        self._store.set(self._key(self._rank), "")
+        while missing := [each for each in self._ranks if not self._store.check([self._key(each)])]:
+            now = time.monotonic()
+            if self._end is None and self._is_ending():
+                self._end = now + self._timeouts.seconds / 2
+            if now >= next_pulse:
+                next_pulse = now + _PULSE_S
+                for rank in missing:
+                    pulse = self._pulse(rank)
+                    if rank not in alive_at or alive_at[rank][0] != pulse:
+                        alive_at[rank] = pulse, now
+            oldest = min(alive_at[rank][1] for rank in missing)
+            is_dead = now - oldest > self._timeouts.seconds / 2
+            is_late = now > (latest if self._end is None else self._end)
+            if (is_late or is_dead) and self._decide(_GAVE_UP) == _GAVE_UP:
+                raise ParallelError(
+                    f"Rank {self._rank} timed out waiting for ranks {missing} while a checkpoint "
+                    "was written."
+                )
+            if self._store.check([self._key("decision")]):
+                break
+            time.sleep(_POLL_S)
+        if self._decide(_MET) == _GAVE_UP:
+            raise ParallelError("Another rank stopped waiting while a checkpoint was written.")
+        self._store.delete_key(self._key(self._rank, -1))  # every rank has passed that place
+        if self._rank == 0:
+            self._store.delete_key(self._key("decision", -1))
+
+    def _key(self, what: object, back: int = 0) -> str:
+        return f"{self._count + back}/{what}"
+
+    def _decide(self, decision: str) -> str:
+        """Set whether all have met here, unless another rank has; return what holds."""
+        return str(self._store.compare_set(self._key("decision"), "", decision).decode())
+
+
+def _open_group(launched: LaunchInfo, backend: str, timeouts: GroupTimeouts) -> Store:
+    timeout = timedelta(seconds=timeouts.start_s)
+    report_s = min(QUIET_S, timeouts.later_s / 2)
     try:
         store: Store = TCPStore(
             launched.address,
@@ -111,82 +198,70 @@ def _join(launched: LaunchInfo, backend: str, patience: GroupTimeouts) -> Store:
             launched.size,
             is_master=launched.rank == 0 and not launched.shares_store,
             timeout=timeout,
-            wait_for_workers=False,  # the agreement waits, and tells for whom
+            wait_for_workers=False,  # `agree_on_prefix` waits, and reports for whom
         )
-        word = agree_on_prefix(store, launched, timeout.total_seconds(), tell_s=tell_s)
-        own = PrefixStore(f"surestep/{word}", store)
+        prefix = agree_on_prefix(store, launched, timeouts.start_s, report_s=report_s)
+        own = PrefixStore(f"surestep/{prefix}", store)
         dist.init_process_group(
-            backend,
-            store=own,
-            rank=launched.rank,
-            world_size=launched.size,
-            timeout=timeout,
+            backend, store=own, rank=launched.rank, world_size=launched.size, timeout=timeout
         )
     except (RuntimeError, TimeoutError) as error:
         raise ParallelError(
-            f"Rank {launched.rank} of {launched.size} waited {timeout.total_seconds():g} s at "
-            f"{where} for the others: {error}. Look whether all of them were started, and reach "
-            "that address; with several networks say GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME)."
+            f"Rank {launched.rank} of {launched.size} waited {timeouts.start_s:g} s at "
+            f"{launched.address}:{launched.port} for the others: {error}. Check whether all of "
+            "them were started and reach that address; with several networks, set "
+            "GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME)."
         ) from error
     return own
 
 
 def agree_on_prefix(
-    store: Store, launched: LaunchInfo, timeout_s: float, *, tell_s: float = QUIET_S
+    store: Store, launched: LaunchInfo, timeout_s: float, *, report_s: float = QUIET_S
 ) -> str:
-    """Return a word that the processes of this very start share, and no others.
+    """Return a key prefix that the processes of this start share, and no others.
 
-    Each other rank leaves a word of its own, and waits for an answer to just that; what dead
-    processes left there gets answers that nobody reads. The first rank goes on answering until all
-    have thanked it for its word.
+    Each rank but 0 stores a random key and waits for the answer to that key; what dead processes
+    stored gets answers that no one reads. Rank 0 answers until all have confirmed its prefix.
 
     Args:
         store: of the launcher.
-        launched: where this rank stands.
-        timeout_s: how long is waited.
-        tell_s: after which it is told, once, who has not come.
+        launched: the launcher's variables.
+        timeout_s: how long to wait.
+        report_s: rank 0 reports once, after this, which ranks have not arrived.
 
     Raises:
-        TimeoutError: somebody did not come.
+        TimeoutError: a rank did not arrive.
     """
     began, own = time.monotonic(), uuid.uuid4().hex
-    end, late = began + timeout_s, began + tell_s
     if launched.rank == 0:
         missing = set(range(1, launched.size))
+        is_reported = False
         while missing:
             for rank in sorted(missing):
                 if store.check([f"hello/{rank}"]):
                     store.set(f"answer/{store.get(f'hello/{rank}').decode()}", own)
                 if store.check([f"thanks/{own}/{rank}"]):
                     missing.discard(rank)
-            if missing and time.monotonic() > end:
-                raise TimeoutError(f"ranks {sorted(missing)} did not come")
-            if missing and time.monotonic() > late:
-                _tell_late(missing, launched, tell_s, timeout_s)
-                late = end
-            time.sleep(_GLANCE_S if missing else 0)
+            waited_s = time.monotonic() - began
+            if missing and waited_s > timeout_s:
+                raise TimeoutError(f"ranks {sorted(missing)} did not arrive")
+            if missing and waited_s > report_s and not is_reported:
+                is_reported = True
+                nodes = {rank // launched.local_size for rank in missing}
+                print_escaped(
+                    f"Rank 0 has waited {report_s:g} s for ranks {format_ranks(missing)} of "
+                    f"{launched.size} (nodes {format_ranks(nodes)}). Reading the recipe may take "
+                    "long there, or the process hangs. The run ends with an error after "
+                    f"{timeout_s:g} s of that.",
+                    sys.stderr,
+                )
+            time.sleep(_POLL_S if missing else 0)
         return own
     store.set(f"hello/{launched.rank}", own)
     while not store.check([f"answer/{own}"]):
-        if time.monotonic() > end:
-            raise TimeoutError("rank 0 did not come")
-        if time.monotonic() > late:
-            late = end
-            if int(store.add(f"late/{launched.attempt}", 1)) == 1:  # one tells
-                _tell_late({0}, launched, tell_s, timeout_s)
-        time.sleep(_GLANCE_S)
-    word = str(store.get(f"answer/{own}").decode())
-    store.set(f"thanks/{word}/{launched.rank}", "")
-    return word
-
-
-def _tell_late(late: set[int], launched: LaunchInfo, waited_s: float, timeout_s: float) -> None:
-    """Tell which ranks have not come, and on which machines they are to be."""
-    nodes = {rank // launched.local_size for rank in late}
-    who = f"{'rank' if len(late) == 1 else 'ranks'} {format_ranks(late)}"
-    where = f"{'node' if len(nodes) == 1 else 'nodes'} {format_ranks(nodes)}"
-    print_all(
-        f"Rank {launched.rank} has waited {waited_s:g} s for {who} of {launched.size} ({where}) to "
-        "come. A recipe may take long to read there, or its process may hang. The run ends with an "
-        f"error after {timeout_s:g} s of that."
-    )
+        if time.monotonic() - began > timeout_s:
+            raise TimeoutError("rank 0 did not arrive")
+        time.sleep(_POLL_S)
+    prefix = str(store.get(f"answer/{own}").decode())
+    store.set(f"thanks/{prefix}/{launched.rank}", "")
+    return prefix

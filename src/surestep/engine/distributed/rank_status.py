@@ -1,162 +1,215 @@
-"""Where a rank stands: its step, and the Python line that its program is at."""
+"""What each rank is doing, its step and its Python line, and which ranks the others wait for."""
 
 import json
-import linecache
 import os
 import socket
 import sys
 import sysconfig
+import traceback
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
-from types import FrameType
+from traceback import FrameSummary, StackSummary
 
-_OURS = str(Path(__file__).parents[2])
+_PACKAGE = str(Path(__file__).parents[2])
 _STDLIB = sysconfig.get_paths()["stdlib"]
-_OTHERS = "site-packages"
-_WAITING = os.path.join("torch", "distributed", "")
-_OF_DDP = os.path.join("torch", "nn", "parallel", "distributed.py")  # sends buckets and buffers
-_BACKWARD = "_engine_run_backward"  # in which DDP waits for the gradients of the others
-_IMPORT = "<module>"  # of a module of torch.distributed, which waits for nobody
-_ASKING = tuple(
-    str(Path(__file__).with_name(name)) for name in ("rank_status.py", "hang_monitor.py")
-)
-_INNERMOST = 6  # frames in which a rank that waits for others is in torch.distributed
-
-
-@dataclass(frozen=True)
-class StackLine:
-    """A line of a program that is being run."""
-
-    file: str
-    number: int
-    function: str
-    code: str = ""
-
-    def __str__(self) -> str:
-        where = f"{_short(self.file)}:{self.number} in {self.function}"
-        return f"{where}: {self.code}" if self.code else where
-
-    @property
-    def is_of_user(self) -> bool:
-        """Whether the line is the user's: neither ours, nor Python's, nor of an installed one."""
-        return not (self.file.startswith((_OURS, _STDLIB, "<")) or _OTHERS in self.file)
+_INSTALLED = "site-packages"
+_COLLECTIVES = os.path.join("torch", "distributed", "")
+_DDP = os.path.join("torch", "nn", "parallel", "distributed.py")  # sends buckets and buffers
+_BACKWARD = "_engine_run_backward"  # in which DDP waits for the gradients of the other ranks
+_IMPORT = "<module>"  # importing a module of torch.distributed waits for no one
+_MONITOR = (__file__, str(Path(__file__).with_name("hang_monitor.py")))
+_INNERMOST = 6  # a waiting rank is in torch.distributed within so many frames
+_MAX_LINES = 16
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """Where a rank stands.
+    """What a rank is doing.
 
     Attributes:
-        rank: of all processes.
+        rank: its number.
         node: number of its machine.
-        machine: name of that.
-        process: its id there.
-        step: which it is in, from 1; None before the first.
-        count: goes up each time the rank says where it stands.
-        still_s: for how long it has been in the same place of the loop.
-        talks: how often it began to exchange something with the others.
-        stack: the lines it is at, the innermost first.
+        name: the rank with its machine and process, for messages.
+        step: the step that it is in, from 1; None before the first.
+        n_collectives: how many exchanges with the other ranks it has begun.
+        line: the Python line of its training thread.
+        is_waiting: whether that line waits for other ranks, as far as the stack shows.
+        count: increases with every status that the rank publishes.
     """
 
     rank: int
     node: int
-    machine: str
-    process: int
+    name: str
     step: int | None
+    n_collectives: int
+    line: str
+    is_waiting: bool
     count: int
-    still_s: float
-    stack: tuple[StackLine, ...]
-    talks: int = 0
 
     @property
-    def place(self) -> tuple[int, int]:
-        """How far it has come; all ranks go through the same places, in one order."""
-        return self.talks, self.step or 0
+    def progress(self) -> tuple[int, int]:
+        """How far it has come; all ranks make the same exchanges in the same order."""
+        return self.n_collectives, self.step or 0
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether it is waiting for other ranks, as far as its lines tell."""
-        inner = list(takewhile(_is_of_others, self.stack[:_INNERMOST]))
-        if any(each.function == _IMPORT for each in inner):
-            return False
-        return any(_WAITING in each.file for each in inner) or any(
-            each.function == _BACKWARD or _OF_DDP in each.file for each in inner[:1]
-        )
-
-    @property
-    def name(self) -> str:
-        """The rank, and where to find it."""
-        return format_rank(self.rank, self.node, self.machine, self.process)
-
-    @property
-    def line(self) -> str:
-        """The line it is at; where that is no line of the user's or ours, the caller's too."""
-        if not self.stack:
-            return "no Python line is known"
-        inner = self.stack[0]
-        if inner.is_of_user or inner.file.startswith(_OURS):
-            return str(inner)
-        callers = [each for each in self.stack if each.is_of_user or each.file.startswith(_OURS)]
-        return f"{inner}, called at {callers[0]}" if callers else str(inner)
+    def where(self) -> str:
+        """Its step, for a message."""
+        return "before the first step" if self.step is None else f"in step {self.step}"
 
     def to_json(self) -> str:
-        """Return it as text."""
+        """Return it as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "RankStatus":
-        """Read it from text."""
-        found = json.loads(text)
-        return cls(**{**found, "stack": tuple(StackLine(**each) for each in found["stack"])})
+        """Read it from JSON."""
+        return cls(**json.loads(text))
 
 
-def _is_of_others(line: StackLine) -> bool:
-    """Say whether a line is neither the user's nor ours."""
-    return not (line.is_of_user or line.file.startswith(_OURS))
+def rank_name(rank: int, node: int) -> str:
+    """Return a rank of this machine with its machine and process."""
+    return f"rank {rank} (node {node} {socket.gethostname()!r}, process {os.getpid()})"
 
 
-def thread_stack(thread: int) -> tuple[StackLine, ...]:
-    """Return the lines that a thread of this process is at, the innermost first."""
-    frame: FrameType | None = sys._current_frames().get(thread)
-    lines: list[StackLine] = []
-    while frame is not None:
-        if lines or frame.f_code.co_filename not in _ASKING:  # which is not where it stands
-            lines.append(_line(frame, frame.f_lineno))
-        frame = frame.f_back
-    return tuple(lines)
+def thread_stack(thread: int) -> list[FrameSummary]:
+    """Return the frames of a thread of this process, the innermost first."""
+    frame = sys._current_frames().get(thread)
+    stack = StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False) if frame else []
+    return list(dropwhile(lambda each: each.filename in _MONITOR, stack))
 
 
-def traceback_stack(error: BaseException) -> tuple[StackLine, ...]:
-    """Return the lines that led to an error, the innermost first."""
-    trace, lines = error.__traceback__, []
-    while trace is not None:
-        lines.append(_line(trace.tb_frame, trace.tb_lineno))
-        trace = trace.tb_next
-    return tuple(reversed(lines))
+def error_stack(error: BaseException) -> list[FrameSummary]:
+    """Return the frames that led to an error, the innermost first."""
+    return traceback.extract_tb(error.__traceback__)[::-1]
 
 
-def _line(frame: FrameType, number: int | None) -> StackLine:
-    file = frame.f_code.co_filename
-    text = linecache.getline(file, number).strip() if number else ""
-    return StackLine(file, number or 0, frame.f_code.co_name, text)
+def user_line(error: BaseException) -> str:
+    """Return the innermost line of the user's code that led to an error; "" if there is none."""
+    return next((format_frame(each) for each in error_stack(error) if _is_users(each)), "")
 
 
-def format_rank(rank: int, node: int, machine: str, process: int) -> str:
-    """Return what a rank is called: its number, and where to find it."""
-    return f"rank {rank} (node {node} {machine!r}, process {process})"
+def current_line(stack: Sequence[FrameSummary]) -> str:
+    """Return the innermost line; if it is of an installed package, its caller's line too."""
+    if not stack:
+        return "no Python line is known"
+    callers = [each for each in stack if not _is_installed(each)]
+    if not callers or callers[0] is stack[0]:
+        return format_frame(stack[0])
+    return f"{format_frame(stack[0])}, called at {format_frame(callers[0])}"
 
 
-def machine_name() -> str:
-    """Return the name of this machine."""
-    return socket.gethostname()
+def is_waiting(stack: Sequence[FrameSummary]) -> bool:
+    """Return whether a rank with this stack waits for other ranks."""
+    inner = list(takewhile(_is_installed, stack[:_INNERMOST]))
+    if not inner or any(each.name == _IMPORT for each in inner):
+        return False
+    is_ddp = inner[0].name == _BACKWARD or _DDP in inner[0].filename
+    return is_ddp or any(_COLLECTIVES in each.filename for each in inner)
+
+
+def format_frame(frame: FrameSummary) -> str:
+    """Return a frame as "FILE:LINE in FUNCTION: CODE"."""
+    where = f"{_short(frame.filename)}:{frame.lineno} in {frame.name}"
+    return f"{where}: {frame.line}" if frame.line else where
+
+
+def _is_users(frame: FrameSummary) -> bool:
+    return not (frame.filename.startswith(_PACKAGE) or _is_installed(frame))
+
+
+def _is_installed(frame: FrameSummary) -> bool:
+    """Return whether a frame is neither the user's nor surestep's."""
+    if frame.filename.startswith(_PACKAGE):
+        return False
+    return frame.filename.startswith((_STDLIB, "<")) or _INSTALLED in frame.filename
 
 
 def _short(file: str) -> str:
-    """Return a file as short as it can be found by."""
-    if file.startswith(_OURS):
-        return os.path.join("surestep", os.path.relpath(file, _OURS))
-    if _OTHERS in file:
-        return file.partition(_OTHERS + os.sep)[2]
-    here = os.path.relpath(file)
-    return file if here.startswith("..") or file.startswith("<") else here
+    """Return the shortest path by which the file can be found."""
+    if file.startswith(_PACKAGE):
+        return os.path.join("surestep", os.path.relpath(file, _PACKAGE))
+    if _INSTALLED in file:
+        return file.partition(_INSTALLED + os.sep)[2]
+    relative = os.path.relpath(file)
+    return file if relative.startswith("..") or file.startswith("<") else relative
+
+
+def blocking_ranks(statuses: Mapping[int, RankStatus], silent: Collection[int]) -> list[int]:
+    """Return the ranks that the others wait for, as far as is known.
+
+    These are the silent ones; otherwise those that are behind; of these, those that do not wait
+    themselves. The list is empty if all wait for each other, or all are busy.
+    """
+    if silent:
+        return sorted(silent)
+    last = lagging_ranks(statuses) or sorted(statuses)
+    blocking = [rank for rank in last if not statuses[rank].is_waiting] or last
+    return blocking if len(blocking) < len(statuses) else []
+
+
+def lagging_ranks(statuses: Mapping[int, RankStatus]) -> list[int]:
+    """Return the ranks that have not come as far as others."""
+    progress = {rank: each.progress for rank, each in statuses.items()}
+    least, most = min(progress.values()), max(progress.values())
+    return sorted(rank for rank, each in progress.items() if each == least < most)
+
+
+def hang_summary(
+    statuses: Mapping[int, RankStatus], silent: Collection[int], waited_s: float
+) -> str:
+    """Return the sentence that names the ranks that the others wait for."""
+    names = [statuses[rank].name for rank in blocking_ranks(statuses, silent)]
+    where = max(statuses.values(), key=lambda each: each.step or 0).where
+    if not names:
+        return f"All ranks have waited for each other {where} for {waited_s:.3g} s."
+    who, s = capitalize_first(join_words(names)), "s" if len(names) == 1 else ""
+    if silent:
+        verb = "does" if s else "do"
+        return f"{who} {verb} not answer; the others have waited {where} for {waited_s:.3g} s."
+    return f"{who} keep{s} the others waiting {where} for {waited_s:.3g} s."
+
+
+def rank_table(statuses: Mapping[int, RankStatus], silent: Collection[int]) -> list[str]:
+    """Return what each rank is doing, a line a rank; those that the others wait for come first."""
+    first = blocking_ranks(statuses, silent)
+    ranks = [*first, *(rank for rank in sorted(statuses) if rank not in first)]
+    lines = []
+    for rank in ranks[:_MAX_LINES]:
+        status = statuses[rank]
+        note = ", last heard of at" if rank in silent else ":"
+        waits = " (waits for others)" if status.is_waiting else ""
+        lines.append(f"  {status.name}, {status.where}{note} {status.line}{waits}")
+    return [*lines, f"  and {len(ranks) - _MAX_LINES} others"] if ranks[_MAX_LINES:] else lines
+
+
+def describe_lost_rank(status: RankStatus, *, is_silent: bool) -> str:
+    """Return the sentence about a rank without which the others could not continue."""
+    verb = "no longer answers" if is_silent else "did not arrive"
+    if status.step is None:
+        return f"{capitalize_first(status.name)} {verb}; it was starting."
+    stands = "was last" if is_silent else "is"
+    return f"{capitalize_first(status.name)} {verb}; it {stands} at {status.line}."
+
+
+def capitalize_first(text: str) -> str:
+    """Begin a sentence with a text."""
+    return text[:1].upper() + text[1:]
+
+
+def join_words(words: Iterable[str]) -> str:
+    """Join words as in a sentence: "a, b and c"."""
+    *before, last = words
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def format_ranks(ranks: Collection[int]) -> str:
+    """Return ranks as "0, 2-7"."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][-1] == rank - 1:
+            spans[-1][1:] = [rank]
+        else:
+            spans.append([rank])
+    return ", ".join("-".join(map(str, each)) for each in spans)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from surestep.engine.distributed.communicator import Communicator
-from surestep.engine.distributed.hang_report import format_ranks
+from surestep.engine.distributed.rank_status import format_ranks
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -14,7 +14,7 @@ from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.failures import explain_target
 from surestep.engine.device import ran_out, sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
-from surestep.engine.distributed.errors import is_of_network
+from surestep.engine.distributed.hang_monitor import is_network_error
 from surestep.engine.evaluate.nonfinite_inputs import explain_nonfinite, forward_of
 from surestep.engine.losses.adapt import Loss, loss_targets
 from surestep.engine.losses.multi import code_of_losses, error_prefix, split_heads
@@ -169,7 +169,7 @@ def evaluate(
             try:
                 eval_step(model, micro, totals, autocast)
             except FAILURES as error:
-                if is_of_network(error) or ran_out(error):
+                if is_network_error(error) or ran_out(error):
                     raise
                 raise _explained(error, model, micro, feed) from error
         pop_logged()

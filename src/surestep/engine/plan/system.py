@@ -10,8 +10,14 @@ from typing import Literal
 import torch
 
 from surestep.engine.allocator import GLIBC, Allocator, read_allocator
-from surestep.engine.distributed.accelerate_env import AccelerateConfig, read_accelerate
-from surestep.engine.distributed.launcher_env import ALONE, BY_NPROC, LaunchInfo, read_launched
+from surestep.engine.distributed.launcher_env import (
+    ALONE,
+    BY_NPROC,
+    AccelerateConfig,
+    LaunchInfo,
+    read_accelerate,
+    read_launched,
+)
 
 EXTRAS = ("bitsandbytes", "deepspeed", "accelerate")
 

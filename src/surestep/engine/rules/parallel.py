@@ -68,11 +68,8 @@ def ranks(k: PlanContext) -> Decision:
     config = k.system.accelerate
     if config is not None and config.engine and name == "accelerate":
         k.reject(
-            f"accelerate's config shards by {config.engine}, which surestep runs itself. Use "
-            f"surestep's options: {config.words}."
-            if config.words
-            else f"accelerate's config uses {config.engine}, which surestep does not support. "
-            "Choose multi-GPU, FSDP or DeepSpeed in `accelerate config`."
+            f"accelerate's config shards the state by {config.engine}. Choose multi-GPU in "
+            "`accelerate config`, and set --parallel.strategy fsdp or deepspeed here."
         )
     if launched.size == 1:
         return 1, "single process"

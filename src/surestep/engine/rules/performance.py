@@ -1,6 +1,6 @@
 """What can be faster on this machine: compiling, memory layout, products, attention, allocation."""
 
-from surestep.engine.distributed.accelerate_env import AccelerateConfig, compile_mode
+from surestep.engine.distributed.launcher_env import AccelerateConfig
 from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.context import Decision, PlanContext
 from surestep.engine.rules.rule import rule
@@ -17,7 +17,7 @@ def compiling(k: PlanContext) -> Decision:
             f"compile={wanted!r} needs a C++ compiler on a CPU, and none was found. Install g++ "
             "(Debian: apt install g++), or leave it out."
         )
-    theirs = compile_mode(config)
+    theirs = config.compile_mode
     dynamo = f"dynamo_backend {config.dynamo} in the mode {config.dynamo_mode}"
     if theirs is None:
         k.reject(

@@ -2,7 +2,7 @@
 
 import torch
 
-from surestep.engine.distributed.accelerate_env import AccelerateConfig
+from surestep.engine.distributed.launcher_env import AccelerateConfig
 from surestep.engine.plan.context import Decision, PlanContext
 from surestep.engine.rules.rule import rule
 

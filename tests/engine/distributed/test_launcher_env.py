@@ -4,7 +4,6 @@ from surestep.base.errors import ConfigError
 from surestep.engine.distributed.launcher_env import (
     ALONE,
     first_host,
-    missing_ranks_warning,
     read_launched,
 )
 
@@ -115,15 +114,6 @@ def test_one_process_of_mpirun_is_alone():
 def test_srun_that_speaks_to_mpi_is_srun():
     said = {**INTEL_MPI, **IN_A_JOB, "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
     assert read_launched(said).launcher == "srun"
-
-
-@pytest.mark.parametrize("more", [{}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}])
-def test_accelerate_that_starts_fewer_than_it_was_asked_for_is_told_of(more):
-    one = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "True"}
-    several = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    assert missing_ranks_warning(one) is None
-    assert missing_ranks_warning(several) is None
-    assert (missing_ranks_warning({**one, **several, **more}) is None) == bool(more)
 
 
 def test_which_start_of_the_launcher_it_is():

@@ -1,0 +1,157 @@
+"""Processes of one start find each other; threads of ranks wait for each other by the store."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from torch.distributed import HashStore
+
+from surestep.base.errors import ParallelError
+from surestep.engine.distributed import process_group
+from surestep.engine.distributed.communicator import Communicator
+from surestep.engine.distributed.hang_monitor import GroupTimeouts
+from surestep.engine.distributed.launcher_env import ALONE, LaunchInfo
+from surestep.engine.distributed.process_group import (
+    StoreBarrier,
+    agree_on_prefix,
+    join_process_group,
+)
+
+
+def start(store, size, timeout_s=5.0):
+    """Let as many threads as ranks agree; return the prefix of each."""
+
+    def one(rank):
+        return agree_on_prefix(store, LaunchInfo(rank=rank, size=size), timeout_s)
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(one, range(size)))
+
+
+def test_all_ranks_of_a_start_share_a_prefix_that_no_other_start_has():
+    store = HashStore()
+    prefixes = [start(store, size) for size in (3, 3, 2, 4)]
+    assert all(len(set(each)) == 1 for each in prefixes)
+    assert len({each[0] for each in prefixes}) == len(prefixes)
+
+
+def test_the_key_of_a_dead_process_does_not_count_as_a_rank():
+    store = HashStore()
+    store.set("hello/1", "of a process that died")
+    with pytest.raises(TimeoutError, match=r"ranks \[1\] did not arrive"):
+        agree_on_prefix(store, LaunchInfo(rank=0, size=2), 0.2)
+    assert len(set(start(store, 2))) == 1
+
+
+def test_rank_0_reports_once_which_ranks_have_not_arrived(capsys):
+    launched = LaunchInfo(rank=0, size=6, local_size=2)
+    with pytest.raises(TimeoutError):
+        agree_on_prefix(HashStore(), launched, 0.3, report_s=0.05)
+    reported = capsys.readouterr().err
+    assert reported.count("\n") == 1
+    assert reported.startswith("Rank 0 has waited 0.05 s for ranks 1-5 of 6 (nodes 0-2)")
+
+
+def test_a_rank_without_rank_0_times_out():
+    with pytest.raises(TimeoutError, match="rank 0 did not arrive"):
+        agree_on_prefix(HashStore(), LaunchInfo(rank=1, size=2), 0.1)
+
+
+def test_one_process_opens_no_group():
+    with join_process_group(ALONE, backend="gloo", timeouts=GroupTimeouts(1.0, 1.0)) as world:
+        assert world.size == 1
+
+
+def barrier(store, rank, is_ending=lambda: False, start_s=0.2, pulse=lambda _: object()):
+    timeouts = GroupTimeouts(start_s, 0.2)
+    return StoreBarrier(store, rank, 2, timeouts, is_ending=is_ending, pulse=pulse)
+
+
+class Clock:
+    """Advances only while a thread sleeps."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(process_group, "time", clock := Clock())
+    return clock
+
+
+def test_the_first_rank_waits_for_the_others_each_time():
+    store, arrived = HashStore(), []
+
+    def first():
+        waits = barrier(store, 0, start_s=5.0)
+        for _ in range(3):
+            waits.wait()
+            arrived.append(time.monotonic())
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(first)
+        late = barrier(store, 1, start_s=5.0)
+        for count in range(3):
+            time.sleep(0.05)
+            assert len(arrived) == count
+            late.wait()
+            while len(arrived) == count:
+                time.sleep(0.001)
+        done.result()
+
+
+def test_a_failing_run_does_not_wait_long_for_a_missing_rank(clock):
+    world = Communicator(0, 2)
+    alone = barrier(HashStore(), 0, is_ending=lambda: world.is_failing)
+    world.failed(ValueError("here"))
+    with pytest.raises(ParallelError, match=r"timed out waiting for ranks \[1\]"):
+        alone.wait()
+    with pytest.raises(ParallelError):  # all waits together
+        alone.wait()
+    assert 0.1 <= clock.now < 0.2
+
+
+def test_a_missing_rank_is_waited_for_until_the_timeout(clock):
+    with pytest.raises(ParallelError, match=r"Rank 0 timed out waiting for ranks \[1\]"):
+        barrier(HashStore(), 0, start_s=3.0).wait()
+    assert 3.0 <= clock.now < 3.1
+
+
+def test_a_dead_rank_is_not_waited_for_long(monkeypatch, clock):
+    monkeypatch.setattr(process_group, "_PULSE_S", 0.01)
+    with pytest.raises(ParallelError, match=r"timed out waiting for ranks \[1\]"):
+        barrier(HashStore(), 0, start_s=3.0, pulse=lambda _: "the same").wait()
+    assert 1.5 <= clock.now < 1.6
+
+
+def test_a_late_rank_gives_up_too_and_all_meet_at_the_next_place():
+    store, ending = HashStore(), [True]
+    first, late = barrier(store, 0, is_ending=lambda: ending[0]), barrier(store, 1)
+    with pytest.raises(ParallelError, match="timed out waiting"):
+        first.wait()
+    with pytest.raises(ParallelError, match="Another rank stopped waiting"):
+        late.wait()
+    ending[0], first._end = False, None
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(first.wait)
+        late.wait()
+        done.result()
+
+
+def test_only_the_background_thread_waits_at_the_barrier():
+    def never():
+        raise ParallelError("not all arrived")
+
+    world = Communicator(0, 2)
+    world.store_barrier = never
+    with pytest.raises(ParallelError), world.background.explain_errors():
+        pass
+    with world.explain_errors():
+        pass
