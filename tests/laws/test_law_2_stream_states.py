@@ -12,7 +12,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from surestep.base.errors import DataError
 from surestep.engine.data import stream_loader as passes
-from surestep.engine.data import stream_resume as resume
 from surestep.engine.data import stream_state as own_state
 from tests.laws.tasks import Augmented, session_of, train
 from tests.laws.test_law_2_resuming import OPTIONS, check_resume, task_of
@@ -271,8 +270,8 @@ class Locked(Counted):
 
 
 CANNOT = {
-    Lying: "after loading its state of 8 samples, Lying goes on with others",
-    Buffering: "after loading its state of 8 samples, Buffering goes on with others",
+    Lying: "after loading its state of 8 samples, Lying continues with others",
+    Buffering: "after loading its state of 8 samples, Buffering continues with others",
     Odd: "the state of Odd has a set, which has no form in JSON or safetensors",
     Broken: "load_state_dict() of Broken failed: OSError('gone')",
     Locked: "its state would be loaded into a copy, and it cannot be copied: TypeError",
@@ -316,17 +315,17 @@ def test_hugging_face(folder, workers, mixed, capsys):
     check_resume(folder, stream, stop_at=8)
     said, plan = said_of(folder, capsys, stream)
     if mixed:  # "examples from shuffle buffers are lost when resuming", its documentation says
-        assert "goes on with others" in plan.reason("data.resume")
+        assert "continues with others" in plan.reason("data.resume")
     else:
         assert "the stream by its own state.\n" in said
 
 
 def take_state_after_prefetch(patch):
     patch.setattr(
-        resume._StreamCheckpointState,
+        passes._StreamCheckpointState,
         "state_dict",
         lambda self: (
-            self.stream.marks[-1]
+            self.stream.checkpoints[-1]
             ._replace(position=self.state.progress.position, epoch=self.state.progress.epoch)
             .as_json()
         ),
@@ -345,14 +344,16 @@ def restart_numbering(patch):
 
 
 def skip_loading(patch):
-    patch.setattr(own_state.StreamStateTracker, "_load", lambda self: None)
+    patch.setattr(
+        own_state.StreamStateTracker, "_own", lambda self, owner: setattr(self, "owner", owner)
+    )
 
 
 def forget_worker_order(patch):
     def begin(self, epoch, start):
         mark = own(self, epoch, start)
-        if self._pass.mark is not None:
-            self._pass.mark = self._pass.mark._replace(last=-1)
+        if self._pass.checkpoint is not None:
+            self._pass.checkpoint = self._pass.checkpoint._replace(last=-1)
         return mark
 
     own = passes.StreamLoader._begin
@@ -370,7 +371,7 @@ def forget_worker_order(patch):
 )
 def test_check_fails_if_the_law_is_broken(folder, monkeypatch, mutate, workers):
     mutate(monkeypatch)
-    monkeypatch.setattr("surestep.trainer.planning.stream_state_problem", lambda _: "")
+    monkeypatch.setattr("surestep.trainer.planning.find_state_problem", lambda _: "")
     with pytest.raises((AssertionError, DataError)):
         check_own_state(folder, stop_at=6, data={"num_workers": workers})
 
@@ -435,4 +436,4 @@ def test_torchdata_nodes_that_draw_are_read_again(folder, capsys):
 
     check_own_state(folder, make, stop_at=8)
     _, plan = said_of(folder, capsys, make)
-    assert "Loader goes on with others" in plan.reason("data.resume")
+    assert "Loader continues with others" in plan.reason("data.resume")

@@ -152,7 +152,7 @@ def restart_stream(patch):
 
 
 def unseeded(patch):
-    patch.setattr(stream.StreamReader, "seed_place", lambda *_: None)
+    patch.setattr(stream.StreamReader, "seed_position", lambda *_: None)
 
 
 @pytest.mark.parametrize("mutate", [seed_by_clock, restart_stream, unseeded])

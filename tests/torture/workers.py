@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import WorkerError
-from surestep.engine.data.worker_signals import children
+from surestep.engine.data.workers import list_children
 from tests.torture.cases import Case
 from tests.torture.forked import Child
 from tests.torture.outcome import differences
@@ -68,7 +68,7 @@ def _kill_one(part: Part, draw: random.Random) -> tuple[float | None, str]:
     try:
         if child.wait_for(f"step {draw.randint(1, 6)}"):
             time.sleep(draw.uniform(0, 0.02))
-            workers = children(child.pid)
+            workers = list_children(child.pid)
             if workers:
                 with suppress(ProcessLookupError):
                     os.kill(draw.choice(workers), signal.SIGKILL)

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 import surestep
 from surestep.base.errors import Preempted
-from surestep.engine.data import worker_signals as workers
+from surestep.engine.data import workers
 from surestep.record.run import Run
 from surestep.record.run_writer import RunWriter
 from tests import tiny
@@ -199,7 +199,7 @@ def test_a_worker_that_hangs_is_ended_by_sigterm_in_the_end(monkeypatch):
     monkeypatch.setattr(workers, "GRACE_S", 0.01)
     pid = os.fork()
     if pid == 0:
-        workers.ignore_signals_in_worker()
+        workers.begin_worker()
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
         os._exit(9)

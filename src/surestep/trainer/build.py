@@ -13,8 +13,9 @@ from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.task import check_model, check_teacher
 from surestep.engine.data.batch_loader import make_loader
 from surestep.engine.data.bptt import check_stateful_rnn
-from surestep.engine.data.dataset import count_samples, loader_settings
-from surestep.engine.data.stream_resume import checkpoint_state
+from surestep.engine.data.dataloader import loader_settings
+from surestep.engine.data.dataset import count_samples
+from surestep.engine.data.stream_loader import checkpoint_state
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.generators import DatasetRNG
 from surestep.engine.global_rng import GlobalGenerators

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from surestep.engine.data.dataset import count_samples
-from surestep.engine.data.fingerprint import dataset_fingerprint
+from surestep.engine.data.open_source import dataset_fingerprint
 from surestep.engine.data.sources import InMemory
 from surestep.engine.data.stream import is_stream
 from surestep.engine.losses.multi import named_losses

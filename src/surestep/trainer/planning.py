@@ -14,22 +14,14 @@ from surestep.base.errors import ConfigError, suggest_names
 from surestep.config.config import Config
 from surestep.engine.batch import MicroBatch, only_element
 from surestep.engine.checks.task import check_loss
-from surestep.engine.data.apply_order import apply_order
 from surestep.engine.data.apply_transform import name_of
 from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.batched import NoData, with_ready_batches
-from surestep.engine.data.dataset import (
-    check_dtypes,
-    check_no_sampler,
-    count_samples,
-    dataset_of,
-    loader_settings,
-)
-from surestep.engine.data.exclude_samples import excluded_samples, remaining_data
-from surestep.engine.data.loading_seeds import loading_seed_info
-from surestep.engine.data.open_source import is_in_memory
-from surestep.engine.data.stream import is_stream
-from surestep.engine.data.stream_resume import stream_state_problem
+from surestep.engine.data.dataloader import check_no_sampler, loader_settings
+from surestep.engine.data.dataset import check_dtypes, count_samples, dataset_of
+from surestep.engine.data.open_source import is_in_memory, loading_seed_info
+from surestep.engine.data.order import apply_order, excluded_samples, remaining_data
+from surestep.engine.data.stream import find_state_problem, is_stream
 from surestep.engine.data.target_stats import fit_class_weights
 from surestep.engine.device import use_device
 from surestep.engine.losses.adapt import Loss
@@ -223,7 +215,7 @@ def _of_data(task: Task) -> dict[str, Any]:
 
 
 def _why_read_again(task: Task) -> str:
-    return stream_state_problem(dataset_of(task.train, "train")) if is_stream(task.train) else ""
+    return find_state_problem(dataset_of(task.train, "train")) if is_stream(task.train) else ""
 
 
 def train_samples(task: Task, skips: ExcludedSamples | None) -> int | None:

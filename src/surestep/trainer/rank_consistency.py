@@ -12,7 +12,7 @@ from surestep.base.errors import DataError, ParallelError, TaskError
 from surestep.config.duration import Duration, count_periods
 from surestep.engine.batch import Batch
 from surestep.engine.data.dataset import count_samples, dataset_of
-from surestep.engine.data.fingerprint import dataset_fingerprint
+from surestep.engine.data.open_source import dataset_fingerprint
 from surestep.engine.data.stream import StreamReader, fingerprint, is_stream
 from surestep.engine.diagnose.rerun import preserve_state
 from surestep.engine.distributed.communicator import Communicator

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from surestep.base.version import VERSION
 from surestep.engine.data.dataset import dataset_of
-from surestep.engine.data.fingerprint import dataset_fingerprint
+from surestep.engine.data.open_source import dataset_fingerprint
 from surestep.engine.data.stream import StreamReader, digest, fingerprint, is_stream
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.plan.system import device_name

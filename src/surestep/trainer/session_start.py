@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from surestep.engine.data.stream_resume import describe_resume
+from surestep.engine.data.stream_loader import describe_resume
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.distributed.launcher_env import LaunchInfo, read_launched
 from surestep.engine.distributed.rank_status import RankStatus

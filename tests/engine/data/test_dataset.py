@@ -3,15 +3,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from surestep.base.errors import DataError
-from surestep.engine.data.dataset import (
-    as_tensors,
+from surestep.engine.data.dataloader import (
     check_no_sampler,
-    count_samples,
-    dataset_of,
-    is_mixture,
     loader_settings,
     unsupported_loader_options,
 )
+from surestep.engine.data.dataset import count_samples, dataset_of, in_memory, is_mixture
 from tests import tiny
 from tests.engine.data.streams import Unsized
 
@@ -27,7 +24,9 @@ class Squares(Dataset):
 
 
 def test_a_stream_is_not_mixed_with_others():
-    with pytest.raises(DataError, match=r"train\['b'\] is a stream, and datasets are mixed by"):
+    with pytest.raises(
+        DataError, match=r"train\['b'\] is a stream, which has no positions to mix by"
+    ):
         dataset_of({"a": Squares(), "b": Unsized()}, "train")
 
 
@@ -44,13 +43,13 @@ def test_a_subclass_with_its_own_samples_is_not_sliced():
         def __getitems__(self, indices):
             return [self[index] for index in indices]
 
-    assert as_tensors(Doubled(X, Y)) is None
-    assert as_tensors(Negated(TensorDataset(X, Y), [0, 1])) is None
+    assert in_memory(Doubled(X, Y)) is None
+    assert in_memory(Negated(TensorDataset(X, Y), [0, 1])) is None
 
 
 @pytest.mark.parametrize("data", [Squares(), [(X, Y)], (X, "text"), ()])
 def test_what_is_not_tensors_is_not_sliced(data):
-    assert as_tensors(data) is None
+    assert in_memory(data) is None
 
 
 @pytest.mark.parametrize("data", [None, 3])
@@ -82,7 +81,7 @@ def test_a_loader_brings_its_settings():
 def test_a_loader_with_a_sampler_of_its_own_does_not_say_shuffle():
     loader = DataLoader(Squares(), 5, sampler=torch.utils.data.SubsetRandomSampler([1, 2]))
     assert loader_settings(loader)["shuffle"] is None
-    with pytest.raises(DataError, match=r"The DataLoader of the val data has a sampler of its own"):
+    with pytest.raises(DataError, match=r"The DataLoader of the val data has a custom sampler"):
         check_no_sampler(loader, "val")
     check_no_sampler(DataLoader(Squares(), 5, shuffle=True), "val")
 

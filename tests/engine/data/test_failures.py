@@ -125,7 +125,7 @@ def test_samples_with_a_path_are_told_how_to_name_their_parts(tmp_path):
     def load(index):
         return X[index], int(Y[index]), f"image-{index}.png"
 
-    with pytest.raises(DataError, match=r"holds no tensor: 'image-0.png'\. Say which part is"):
+    with pytest.raises(DataError, match=r"holds no tensor: 'image-0.png'\. Set the parts"):
         fit(tmp_path / "run", Samples(load))
 
 

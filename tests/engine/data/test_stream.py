@@ -10,10 +10,10 @@ from surestep import derive_seed
 from surestep.base.errors import DataError
 from surestep.engine.data.dataset import count_samples, dataset_of, first_samples
 from surestep.engine.data.stream import (
-    LOOKED_AT,
+    PROBED,
     StreamReader,
-    check_parts,
     check_repeats,
+    check_shards,
     is_stream,
     length_of,
     peek,
@@ -130,7 +130,9 @@ def test_a_stream_that_begins_otherwise_each_time_is_refused():
         chance = random.Random(os.urandom(8))
         yield from ((chance.random(), "x") for _ in range(3))
 
-    with pytest.raises(DataError, match=r"The train stream begins with other samples .*seed=epoch"):
+    with pytest.raises(
+        DataError, match=r"The train stream begins with different samples .*seed=epoch"
+    ):
         check_repeats(StreamReader(stream, 0), "train")
 
 
@@ -154,7 +156,7 @@ def test_what_differs_is_seen_whatever_it_is_in(kind):
     def stream():
         yield {"a": [SAMPLES[kind](), *([torch.tensor(next(count))])]}
 
-    with pytest.raises(DataError, match="begins with other samples"):
+    with pytest.raises(DataError, match="begins with different samples"):
         check_repeats(StreamReader(stream, 0), "train")
 
 
@@ -169,15 +171,15 @@ def test_looking_leaves_the_generators_as_they_were():
 def test_looking_reads_no_more_than_it_says():
     count = []
     check_repeats(StreamReader(lambda: (count.append(i) for i in range(1000)), 0), "train")
-    assert len(count) == 2 * LOOKED_AT
+    assert len(count) == 2 * PROBED
 
 
 def test_parts_of_workers_must_differ_and_not_be_empty():
-    check_parts([["a", "b"], ["c", "d"]], "train")
+    check_shards([["a", "b"], ["c", "d"]], "train")
     with pytest.raises(DataError, match=r"num_workers=3, but several .* i % info\.num_workers"):
-        check_parts([["a", "b"], ["c"], ["a", "b"]], "train")
-    with pytest.raises(DataError, match=r"only 1 of them have .* Say data\.num_workers=1"):
-        check_parts([["a", "b"], []], "val")
+        check_shards([["a", "b"], ["c"], ["a", "b"]], "train")
+    with pytest.raises(DataError, match=r"only 1 of them have .* Use data\.num_workers=1"):
+        check_shards([["a", "b"], []], "val")
 
 
 def test_the_first_samples_of_a_stream_have_positions():

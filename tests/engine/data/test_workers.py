@@ -11,7 +11,6 @@ import sys
 import textwrap
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 import surestep
 from surestep.base.errors import DataError, WorkerError
-from surestep.engine.data import workers as workers_module
 from surestep.engine.data.workers import Loader
 from surestep.record.run import Run
 from tests import tiny
@@ -263,11 +261,10 @@ def test_no_worker_outlives_its_main_process(tmp_path, start, number):
 
 
 def test_the_workers_of_a_loader_in_a_cycle_end_at_once():
-    made = partial(DataLoader, Rows(), 2, num_workers=2, multiprocessing_context="fork")
-    loader = Loader(made)
+    loader = Loader(Rows(), 2, num_workers=2, multiprocessing_context="fork")
     loader.epoch = iter(loader)  # the cycle: the iterator refers to its loader
     next(loader.epoch)
-    workers = loader._workers
+    workers = loader._pass.workers
     assert all(each.is_alive() for each in workers)
     started = time.monotonic()
     del loader
@@ -278,9 +275,9 @@ def test_the_workers_of_a_loader_in_a_cycle_end_at_once():
 
 
 def test_an_interrupt_while_workers_end_leaves_none(monkeypatch):
-    loader = Loader(lambda: DataLoader(Rows(), num_workers=1))
+    loader = Loader(Rows(), num_workers=1)
     next(iter(loader))
-    (worker,) = loader._workers
+    (worker,) = loader._pass.workers
 
     def join(thread, timeout=None):
         raise KeyboardInterrupt
@@ -288,11 +285,10 @@ def test_an_interrupt_while_workers_end_leaves_none(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "join", join)
         with pytest.raises(KeyboardInterrupt):
-            loader._end()
+            loader.close()
     # Two threads wait for it: the one that was too late learns of it a moment later.
     assert until(lambda: not worker.is_alive(), 2)
-    assert loader._iterator is None
-    assert not workers_module._ending
+    assert loader._pass is None
 
 
 STUCK = textwrap.dedent(

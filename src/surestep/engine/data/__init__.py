@@ -1,1 +1,1 @@
-"""Data by place: what a user may give, its order, and the batches that a step sees."""
+"""Datasets, loaders, streams, sampling orders and seeds of loading."""

@@ -1,7 +1,6 @@
-"""A transform of whole global batches: after the move to the device, seeded by step.
+"""A transform of global training batches: after the move to the device, seeded by step.
 
-It sees the global batch and not a micro-batch, so that how the batch is cut changes nothing: the
-partners and shares of mixup are the same. Evaluations never see it.
+It gets the global batch, so that the size of micro-batches does not change the result.
 """
 
 import inspect
@@ -27,22 +26,21 @@ from surestep.engine.rng import ModelRNG, derive_seed, preserve_rng, seed_loadin
 from surestep.engine.task.task import Task
 
 BatchFunction = Callable[..., tuple[Any, Any]]
-_CUT = "Leave micro_batch_size out, so that the batch is whole"
+_FIX = "Leave micro_batch_size out, so that the batch is not split"
 
 
 class BatchTransform:
     """Changes global batches by a function of (inputs, targets).
 
     Args:
-        function: gets the model's inputs (its one argument, a tuple of several, or a dict of named
-            ones) and the targets, and returns both; `generator`, where it asks for one.
-        loss: counts the items of targets that came back changed.
-        counted: whether `loss` can count them: not where the user counts whole batches.
+        function: of (inputs, targets), and of `generator` if it has such a parameter; the inputs
+            are one argument, a tuple or a dict.
+        loss: counts the items of changed targets.
+        counted: `loss` can count them: `Task(items=)` is not a function of the batch.
         seed: of the run.
-        device: where batches are.
-        rank: of this process among those that share a batch. Each of them is given all of the
-            batch, as micro-batches of one rank after the other, and gets its own back.
-        ranks: how many there are.
+        device: of the batches.
+        rank: each rank gets the micro-batches of all ranks, and returns its own.
+        ranks: number of ranks that share a batch.
     """
 
     def __init__(
@@ -71,44 +69,39 @@ class BatchTransform:
         """Return the batch of `step` (from 0), changed.
 
         Raises:
-            TaskError: micro-batches that cannot be put together, or another number of samples.
+            TaskError: micro-batches that cannot be concatenated, or a different number of samples.
         """
         if not batch.items:
             return batch
-        micros = tuple(each for each in batch.micro_batches if each.samples)
-        inputs = _together([_inputs(each) for each in micros], micros)
-        targets = _together([each.targets for each in micros], micros)
+        full = tuple(micro for micro in batch.micro_batches if micro.samples)
+        inputs = _concatenate([_inputs(micro) for micro in full], full)
+        targets = _concatenate([micro.targets for micro in full], full)
         before = _versions(targets)
         new_inputs, new_targets = self._call(
             inputs, targets, derive_seed("transform", self.seed, step)
         )
-        self._check(new_inputs, micros, "inputs")
+        self._check(new_inputs, full, "inputs")
         if new_targets is not targets:
-            self._check(new_targets, micros, "targets")
+            self._check(new_targets, full, "targets")
         changed_targets = new_targets is not targets or _versions(targets) != before
         recount = self.counted and changed_targets
         changed, row = [], 0
-        first, end = self._share(len(batch.micro_batches))
+        own = len(batch.micro_batches) // self.ranks
         for index, micro in enumerate(batch.micro_batches):
-            start = min(row, batch.samples - 1)  # one without samples goes along with some row
-            rows = slice(start, start + max(micro.samples, 1)) if len(micros) > 1 else None
+            start = min(row, batch.samples - 1)  # one without samples gets a row of another
+            rows = slice(start, start + max(micro.samples, 1)) if len(full) > 1 else None
             row += micro.samples
-            if not first <= index < end:
+            if index // own != self.rank:
                 continue
-            micro = self._cut(micro, _rows(new_inputs, rows), _rows(new_targets, rows))
+            micro = _replace_content(micro, _rows(new_inputs, rows), _rows(new_targets, rows))
             if recount and micro.samples:
                 micro = with_items(micro, self.loss, None)
             changed.append(micro)
         return batch._replace(
             micro_batches=tuple(changed),
-            items=sum((each.items for each in changed), 0.0),
+            items=sum((micro.items for micro in changed), 0.0),
             part_items=sum_part_items(changed),
         )
-
-    def _share(self, micro_batches: int) -> tuple[int, int]:
-        """Return which micro-batches this rank keeps: (first, end)."""
-        own = micro_batches // self.ranks
-        return self.rank * own, (self.rank + 1) * own
 
     def _call(self, inputs: Any, targets: Any, seed: int) -> tuple[Any, Any]:
         with preserve_rng():
@@ -125,8 +118,8 @@ class BatchTransform:
             )
         return found
 
-    def _check(self, value: Any, micros: tuple[MicroBatch, ...], what: str) -> None:
-        samples = sum(each.samples for each in micros)
+    def _check(self, value: Any, full: tuple[MicroBatch, ...], what: str) -> None:
+        samples = sum(micro.samples for micro in full)
         first = next(iter(flatten_tensors(value)), None)
         if first is None or first.dim() == 0 or len(first) != samples:
             found = type(value).__name__ if first is None else f"shape {tuple(first.shape)}"
@@ -135,15 +128,16 @@ class BatchTransform:
                 "(inputs, targets) with a row for each sample."
             )
 
-    def _cut(self, micro: MicroBatch, inputs: Any, targets: Any) -> MicroBatch:
-        if isinstance(inputs, Mapping):
-            return micro._replace(args=(), kwargs=inputs, targets=targets)
-        args = inputs if isinstance(inputs, tuple) else (inputs,)
-        return micro._replace(args=args, kwargs={}, targets=targets)
+
+def _replace_content(micro: MicroBatch, inputs: Any, targets: Any) -> MicroBatch:
+    if isinstance(inputs, Mapping):
+        return micro._replace(args=(), kwargs=inputs, targets=targets)
+    args = inputs if isinstance(inputs, tuple) else (inputs,)
+    return micro._replace(args=args, kwargs={}, targets=targets)
 
 
 def _versions(value: Any) -> list[int]:
-    """Return what tells whether tensors were written into, without reading them."""
+    """Return counters that change if tensors are written to; reads no device."""
     return [tensor._version for tensor in flatten_tensors(value)]
 
 
@@ -153,45 +147,45 @@ def _inputs(micro: MicroBatch) -> Any:
     return micro.args[0] if len(micro.args) == 1 else micro.args
 
 
-def _together(parts: list[Any], micros: tuple[MicroBatch, ...]) -> Any:
-    """Put what the micro-batches hold together again, along the samples."""
+def _concatenate(parts: list[Any], micro_batches: tuple[MicroBatch, ...]) -> Any:
+    """Concatenate the content of micro-batches along the samples."""
     first = parts[0]
     if len(parts) == 1:
         return first
     if isinstance(first, Tensor):
-        for part, micro in zip(parts, micros, strict=True):
+        for part, micro in zip(parts, micro_batches, strict=True):
             if part.dim() == 0 or len(part) != micro.samples:
                 raise TaskError(
                     f"A micro-batch of {micro.samples} samples holds a tensor of shape "
-                    f"{tuple(part.shape)}, and batch_transform sees whole batches. {_CUT}."
+                    f"{tuple(part.shape)}, and batch_transform gets global batches. {_FIX}."
                 )
         if len({part.shape[1:] for part in parts}) > 1:
             shapes = ", ".join(str(tuple(part.shape)) for part in parts[:4])
             raise TaskError(
-                f"Micro-batches of shapes {shapes} cannot be put together, and batch_transform "
-                f"sees whole batches. {_CUT}; or pad to one length in collate_fn."
+                f"Micro-batches of shapes {shapes} cannot be concatenated, and batch_transform "
+                f"gets global batches. {_FIX}; or pad to one length in collate_fn."
             )
         return torch.cat(parts)
     if isinstance(first, Mapping):
-        return {key: _together([part[key] for part in parts], micros) for key in first}
+        return {key: _concatenate([part[key] for part in parts], micro_batches) for key in first}
     if isinstance(first, (tuple, list)):
-        each = [_together(list(part), micros) for part in zip(*parts, strict=True)]
-        return type(first)(*each) if hasattr(first, "_fields") else type(first)(each)
+        found = [_concatenate(list(part), micro_batches) for part in zip(*parts, strict=True)]
+        return type(first)(*found) if hasattr(first, "_fields") else type(first)(found)
     if any(part is not first and part != first for part in parts):
         raise TaskError(
-            f"Micro-batches hold different {type(first).__name__} objects, which cannot be put "
-            f"together for batch_transform. {_CUT}."
+            f"Micro-batches hold different {type(first).__name__} objects, which cannot be "
+            f"concatenated for batch_transform. {_FIX}."
         )
     return first
 
 
 def _rows(value: Any, rows: slice | None) -> Any:
-    """Return these samples, in memory of their own; all, as they are, where `rows` is None."""
+    """Copy these samples; None returns all of them as they are."""
     return value if rows is None else map_tensors(value, lambda tensor: tensor[rows].clone())
 
 
 def make_batch_transform(task: Task, loss: Loss, plan: Plan) -> BatchTransform | None:
-    """Return what changes the Task's global batches, or None."""
+    """Return the transform of the Task's global batches, or None."""
     if task.batch_transform is None:
         return None
     return BatchTransform(
@@ -206,7 +200,7 @@ def make_batch_transform(task: Task, loss: Loss, plan: Plan) -> BatchTransform |
 
 
 def name_of(function: BatchFunction | None) -> str | None:
-    """Return what the Plan calls a transform."""
+    """Return the name of a transform in the Plan."""
     if function is None:
         return None
     if isinstance(function, MixTransform):

@@ -1,4 +1,4 @@
-"""The batches of one part of the data: read, counted, cut and moved to the device."""
+"""Batches of one split of the data: read, counted, split and moved to the device."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from surestep.base.errors import DataError, WorkerError
@@ -27,10 +26,11 @@ from surestep.engine.batch import (
 )
 from surestep.engine.data.apply_transform import BatchTransform, make_batch_transform
 from surestep.engine.data.batched import NoData
-from surestep.engine.data.dataset import check_no_sampler, count_samples, loader_settings
-from surestep.engine.data.exclude_samples import filter_order
+from surestep.engine.data.dataloader import check_no_sampler, loader_settings
+from surestep.engine.data.dataset import count_samples
 from surestep.engine.data.failures import check_targets
 from surestep.engine.data.open_source import make_source
+from surestep.engine.data.order import filter_order
 from surestep.engine.data.sources import InMemory, MapStyleSource, Source
 from surestep.engine.data.stream_loader import StreamLoader
 from surestep.engine.losses.adapt import IGNORED, Loss, items_only_loss
@@ -47,33 +47,34 @@ from surestep.engine.task.task import Task
 
 _NOTHING: Mapping[str, Any] = {}
 FIRST_BATCHES = 16  # that are read at most, to find one with items
+Raw = tuple[Any, int, int]  # a micro-batch as read, its first position, its samples
 
 
 class BatchLoader:
-    """Batches by place, from (epoch, position) on.
+    """Yields batches from a position (epoch, position) on.
 
     Args:
-        source: where the samples are.
-        part: what the data is called: "train", "val", ...
-        cut: how an epoch is cut.
-        task: tells inputs from targets.
-        loss: counts items, on the host, before anything is moved: no device is read for it.
+        source: of the samples.
+        layout: how an epoch is split.
+        part: the name of the data: "train", "val", ...
+        task: splits a batch into inputs and targets.
+        loss: counts items on the host, before a batch is moved, so no device is read.
         plan: device, seed, pinned memory.
-        order: which sample stands at each position of an epoch; None is the plain shuffle, or
-            as stored where `shuffle` is false.
-        transform: what the step does to a batch before anything else; not done here.
-        open_with: opens the same samples with a different cut.
+        shuffle: the plain order is a new one each epoch.
+        order: which sample is at each position of an epoch; None is the plain order.
+        transform: what the step applies to a batch first; it is not applied here.
+        open_with: opens the same samples with a different layout.
 
     Attributes:
         is_ready: each element of the data is a batch already.
-        leave: asked before each batch that is measured, whether to leave off.
-        retry: asked when a data worker died, whether to read on with new ones.
+        leave: called before each measured batch; returns whether to stop.
+        retry: called when a data worker died; returns whether to continue with new workers.
     """
 
     def __init__(
         self,
         source: Source | StreamLoader,
-        cut: BatchLayout,
+        layout: BatchLayout,
         *,
         part: str,
         task: Task,
@@ -87,10 +88,10 @@ class BatchLoader:
         self.source = source
         self.subset = part
         self._open_with = open_with
-        self.layout = cut
+        self.layout = layout
         self.split = channels_last(task.split_batch) if plan.channels_last else task.split_batch
-        plain = task.inputs is None and task.loss is not None and task.loss != "model"
-        self._is_plain = plain and not plan.channels_last
+        is_plain = task.inputs is None and task.loss is not None and task.loss != "model"
+        self._is_plain = is_plain and not plan.channels_last
         self.is_ready = task.collate_fn is only_element
         self.loss = loss
         self.shuffle = shuffle
@@ -101,8 +102,9 @@ class BatchLoader:
         self.pin = plan.data_pin_memory and isinstance(source, InMemory)
         self.leave: Callable[[], bool] | None = None
         self.retry: Callable[[WorkerError], bool] | None = None
-        self.shared = cut.ranks > 1
-        self._uniform = _uniform_items(source, task, loss)
+        self.shared = layout.ranks > 1
+        self._ignored = _ignored_class(loss)
+        self._on_device = _same_items(source, task, loss)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of `epoch` from the one at position `start` on."""
@@ -112,7 +114,7 @@ class BatchLoader:
         return read if self.device.type == "cpu" else map(self.move, read)
 
     def _retried(self, epoch: int, start: int) -> Iterator[Batch]:
-        """Yield the batches; read on where a worker died, with new ones, if that is wanted."""
+        """Yield the batches; continue with new workers after one died, if `retry` allows it."""
         while True:
             try:
                 for batch in self._read(epoch, start):
@@ -128,25 +130,32 @@ class BatchLoader:
         if isinstance(self.source, StreamLoader):
             yield from self._read_stream(self.source, epoch, start)
             return
-        order = self.epoch_order(epoch)
-        cuts, ahead = tee(chain.from_iterable(self.layout.iter_chunks(start)))
-        wanted = chain.from_iterable(map(itemgetter(3), ahead))
-        raw = self.source.read(
-            epoch, order, map(positions_or_dummy, wanted) if self.shared else wanted
-        )
+        spans, ahead = tee(chain.from_iterable(self.layout.iter_chunks(start)))
+        wanted: Iterable[range] = chain.from_iterable(map(itemgetter(3), ahead))
+        if self.shared:
+            wanted = map(positions_or_dummy, wanted)
+        raws = self.source.read(epoch, self.epoch_order(epoch), wanted)
         loaded = self.source if isinstance(self.source, MapStyleSource) else None
-        rows = None if self._uniform is None else self._uniform.rows(order)
-        for first, end, ends_epoch, ranges in cuts:
-            pieces = raw if loaded is None else loaded.take(raw, len(ranges))
+        for first, end, ends_epoch, ranges in spans:
+            found = raws if loaded is None else loaded.take(raws, len(ranges))
             micro_batches = []
             for where in ranges:
-                micro = self.micro_batch(next(pieces), where.start, len(where), rows)
+                micro = self.micro_batch(next(found), where.start, len(where))
                 micro_batches.append(micro if where else as_empty(micro))
             batch = self.batch(micro_batches, (epoch, first, end), ends_epoch=ends_epoch)
             yield batch._replace(samples=end - first) if self.shared else batch
 
+    def _read_stream(self, stream: StreamLoader, epoch: int, start: int) -> Iterator[Batch]:
+        for raws, (first, end), ends_epoch in stream.batches(epoch, start):
+            micro_batches = []
+            for raw, position, samples in raws:
+                micro = self.micro_batch(raw, position, samples)
+                micro_batches.append(micro if samples else as_empty(micro))
+            batch = self.batch(micro_batches, (epoch, first, end), ends_epoch=ends_epoch)
+            yield batch._replace(samples=end - first) if self.shared else batch
+
     def epoch_order(self, epoch: int) -> Tensor | None:
-        """Return the index of the sample at each position of an epoch; None is as stored."""
+        """Return the index of the sample at each position of an epoch; None is the stored order."""
         if self.order is not None:
             return self.order.indices(self.seed, epoch, self.layout.batch_size)
         if not self.shuffle:
@@ -154,45 +163,25 @@ class BatchLoader:
         assert self.layout.samples is not None
         return epoch_permutation(self.layout.samples, self.seed, epoch)
 
-    def _read_stream(self, stream: StreamLoader, epoch: int, start: int) -> Iterator[Batch]:
-        for pieces, (first, end), ends_epoch in stream.batches(epoch, start):
-            micro_batches = []
-            for raw, position, samples in pieces:
-                micro = self.micro_batch(raw, position, samples)
-                micro_batches.append(micro if samples else as_empty(micro))
-            batch = self.batch(micro_batches, (epoch, first, end), ends_epoch=ends_epoch)
-            yield batch._replace(samples=end - first) if self.shared else batch
-
     def batch(
         self,
         micro_batches: list[MicroBatch],
-        place: tuple[int, int, int],
+        span: tuple[int, int, int],
         *,
         ends_epoch: bool = False,
     ) -> Batch:
-        """Put micro-batches together, with the items of the whole, at (epoch, position, end)."""
+        """Return a batch of micro-batches, which is at (epoch, position, end)."""
         items, samples = 0.0, 0
-        for each in micro_batches:
-            items += each.items
-            samples += each.samples
-        whole = Batch(tuple(micro_batches), items, samples, *place, ends_epoch)
-        return (
-            whole._replace(part_items=sum_part_items(micro_batches))
-            if self.loss.components
-            else whole
-        )
+        for micro in micro_batches:
+            items += micro.items
+            samples += micro.samples
+        found = Batch(tuple(micro_batches), items, samples, *span, ends_epoch)
+        if not self.loss.components:
+            return found
+        return found._replace(part_items=sum_part_items(micro_batches))
 
-    def micro_batch(
-        self, raw: Any, position: int, samples: int, rows: NDArray[np.int64] | None = None
-    ) -> MicroBatch:
-        """Tell inputs from targets and count the items.
-
-        Args:
-            raw: the batch as it was read.
-            position: of its first sample.
-            samples: in it.
-            rows: of data in memory, the sample at each position of the epoch.
-        """
+    def micro_batch(self, raw: Any, position: int, samples: int) -> MicroBatch:
+        """Split a micro-batch as read into inputs and targets, and count its items."""
         if self._is_plain and type(raw) is tuple:
             args, targets, kwargs = raw[:-1], raw[-1], _NOTHING
         else:
@@ -200,104 +189,89 @@ class BatchLoader:
         if self.loss.components:
             micro = MicroBatch(args, kwargs, targets, 0, samples, position)
             return with_items(micro._replace(is_ready=self.is_ready), self.loss, raw)
-        uniform = self._uniform
-        if uniform is None or rows is None or not samples:
-            items = self.loss.items(raw, targets)
-        elif uniform.labels is None:
-            is_same = uniform.version == uniform.targets._version
-            items = samples * uniform.items if is_same else self.loss.items(raw, targets)
-        elif (
-            uniform.labels[rows[position : position + samples]].min() >= 0
-            and uniform.address == uniform.targets.data_ptr()
-        ):
-            items = samples * uniform.items
-        else:  # the memory was written to since the data was opened
+        is_classes = self._ignored is not None and isinstance(targets, Tensor)
+        if is_classes and targets.dtype is torch.int64 and targets.device.type == "cpu":
+            items: float = int(np.count_nonzero(targets.numpy() != self._ignored))  # twice as fast
+        elif self._on_device is not None and samples and self._on_device.is_unchanged():
+            items = samples * self._on_device.items
+        else:
             items = self.loss.items(raw, targets)
         micro = MicroBatch(args, kwargs, targets, items, samples, position)
         return micro._replace(is_ready=True) if self.is_ready else micro
 
     def first(self) -> tuple[Any, MicroBatch]:
-        """Return a micro-batch that has items, as read and moved: the first one, if it has some.
+        """Return a micro-batch that has items, as read and as moved: the first one, if it has some.
 
         This rank's share of the first batch is read first; then the first batches of all ranks.
 
         Raises:
             DataError: none of the first batches has items.
         """
-        for read in (self._share_of_first(), self._first_batches()):
-            for raw, position, samples in read:
-                check_targets(self.split(raw)[2], self.loss.kind)
-                micro = self.micro_batch(raw, position, samples)
-                if samples and micro.items:
-                    rows = micro.rows
-                    return raw, self.move_micro(micro._replace(samples=rows, is_ready=False))
+        own_share = self._first_raws(self.source, self.layout, 1)
+        for raw, position, samples in chain(own_share, self._first_of_all_ranks()):
+            check_targets(self.split(raw)[2], self.loss.kind)
+            micro = self.micro_batch(raw, position, samples)
+            if samples and micro.items:
+                rows = micro.rows
+                return raw, self.move_micro(micro._replace(samples=rows, is_ready=False))
         raise DataError(
             f"The first batches have no items (up to {FIRST_BATCHES} were read): every target is "
-            "ignored, or its class weights are 0. Look at ignore_index and the targets."
+            "ignored, or its class weights are 0. Check ignore_index and the targets."
         )
 
     def first_samples(self, count: int) -> tuple[Any, MicroBatch] | None:
-        """Return the first samples of the first epoch in one batch, as read and moved.
+        """Return the first samples of the first epoch in one batch, as read and as moved.
 
-        None where they are not read one by one: of a stream, of data that comes in batches, or
-        shared out among ranks.
+        None if they are not read one by one: of a stream, of ready batches, or with several ranks.
         """
         if isinstance(self.source, StreamLoader) or self.is_ready or self.shared:
             return None
         stop = min(count, len(self.source) if self.layout.samples is None else self.layout.samples)
-        for raw in self.source.read(0, self.epoch_order(0), [range(stop)]):
-            micro = self.micro_batch(raw, 0, stop)
-            return (raw, self.move_micro(micro)) if micro.items else None
-        return None
+        raw = next(self.source.read(0, self.epoch_order(0), [range(stop)]))
+        micro = self.micro_batch(raw, 0, stop)
+        return (raw, self.move_micro(micro)) if micro.items else None
 
-    def _share_of_first(self) -> Iterator[tuple[Any, int, int]]:
-        """Yield the micro-batches of this rank's share of the first batch."""
-        return self._pieces(self.source, self.layout, 1)
-
-    def _first_batches(self) -> Iterator[tuple[Any, int, int]]:
-        """Yield the micro-batches of the first batches, with the shares of all ranks."""
-        cut = self.layout._replace(full=True)
-        source = self.source if self._open_with is None else self._open_with(cut)
+    def _first_of_all_ranks(self) -> Iterator[Raw]:
+        layout = self.layout._replace(full=True)
+        source = self.source if self._open_with is None else self._open_with(layout)
         try:
-            yield from self._pieces(source, cut, FIRST_BATCHES)
+            yield from self._first_raws(source, layout, FIRST_BATCHES)
         finally:
             if source is not self.source:
                 source.close()
 
-    def _pieces(
-        self, source: Source | StreamLoader, cut: BatchLayout, count: int
-    ) -> Iterator[tuple[Any, int, int]]:
-        """Yield (as read, position, samples) of the micro-batches of the first batches."""
+    def _first_raws(
+        self, source: Source | StreamLoader, layout: BatchLayout, count: int
+    ) -> Iterator[Raw]:
+        """Yield the micro-batches of the first batches."""
         if isinstance(source, StreamLoader):
-            for pieces, *_ in islice(source.batches(0, 0), count):
-                yield from pieces
+            for raws, *_ in islice(source.batches(0, 0), count):
+                yield from raws
             return
-        batches = islice(cut.batches(0), count)
-        where = [
-            range(*each) for first, end, _ in batches for each in cut.micro_batches(first, end)
-        ]
-        read = source.read(0, self.epoch_order(0), map(positions_or_dummy, where))
-        for raw, positions in zip(read, where, strict=True):
+        spans = islice(layout.batches(0), count)
+        ranges = [range(*a) for first, end, _ in spans for a in layout.micro_batches(first, end)]
+        read = source.read(0, self.epoch_order(0), map(positions_or_dummy, ranges))
+        for raw, positions in zip(read, ranges, strict=True):
             yield raw, positions.start, len(positions)
 
     def close(self) -> None:
-        """Let the workers go."""
+        """End the workers."""
         self.source.close()
 
     def make_micro_batch(self, raw: Any, position: int) -> MicroBatch:
-        """Take a batch of the user's own, whose items nobody has counted."""
+        """Count the samples and items of a batch that the user made."""
         args, kwargs, targets = self.split(raw)
         in_lists = self.loss.is_in_training_only
         samples = self.loss.count(targets) if in_lists else batch_size_of(raw)
         micro = MicroBatch(args, kwargs, targets, 0, samples, position)
         return with_items(micro, self.loss, raw)
 
-    def make_batch(self, raws: Iterable[Any], place: tuple[int, int, int]) -> Batch:
-        """Take batches of the user's own as the micro-batches of one."""
-        cut: list[MicroBatch] = []
+    def make_batch(self, raws: Iterable[Any], span: tuple[int, int, int]) -> Batch:
+        """Return one batch whose micro-batches are batches that the user made."""
+        found: list[MicroBatch] = []
         for raw in raws:
-            cut.append(self.make_micro_batch(raw, sum(each.samples for each in cut)))
-        return self.batch(cut, place)
+            found.append(self.make_micro_batch(raw, sum(micro.samples for micro in found)))
+        return self.batch(found, span)
 
     def move(self, batch: Batch) -> Batch:
         """Copy a batch to the device."""
@@ -307,17 +281,16 @@ class BatchLoader:
         """Copy a micro-batch to the device."""
         if self.device.type == "cpu":
             return micro
-        whole = (micro.args, dict(micro.kwargs), micro.targets)
+        content = (micro.args, dict(micro.kwargs), micro.targets)
         if self.pin:
-            whole = map_tensors(whole, _pinned)
-        args, kwargs, targets = move(whole, self.device)
+            content = map_tensors(content, _pinned)
+        args, kwargs, targets = move(content, self.device)
         return micro._replace(args=args, kwargs=kwargs, targets=targets)
 
     def _moved_ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Copy the next batch, on a stream of its own, while the step of this one runs.
+        """Copy the next batch, on a separate CUDA stream, while the step of this one runs.
 
-        The caching allocator must not hand a copied tensor's memory out again before the step has
-        used it, hence record_stream.
+        With record_stream, the caching allocator reuses a tensor's memory only after the step.
         Source: https://docs.pytorch.org/docs/stable/generated/torch.Tensor.record_stream.html
         """
         stream = torch.cuda.Stream(self.device)
@@ -343,10 +316,10 @@ class BatchLoader:
 def make_loader(
     data: Any, part: str, *, task: Task, loss: Loss, plan: Plan, training: bool = False
 ) -> BatchLoader:
-    """Make the feed of a part of the data, to train on or to measure: then whole and in order.
+    """Return the loader of a split, to train on, or to measure: then all of it in stored order.
 
     Raises:
-        DataError: of no known kind, or empty, or a DataLoader to measure with a sampler of its own.
+        DataError: of an unknown kind, or empty, or a DataLoader to measure with a custom sampler.
     """
     if isinstance(data, NoData):
         task, loss = replace(task, inputs=lambda _: ((), None)), items_only_loss(lambda _: 1.0)
@@ -361,7 +334,10 @@ def make_loader(
     shuffle = training and plan.data_shuffle
     order = filter_order(task.sampler, plan.exclude_samples, shuffle=shuffle) if training else None
     transform = make_batch_transform(task, loss, plan) if training else None
-    cut = BatchLayout(
+    limit = plan.limit_train_batches if training else None
+    if not training and part in task.val_sets():  # train and test data are measured on all of it
+        limit = plan.limit_val_batches
+    layout = BatchLayout(
         samples=count_samples(data, part) if order is None else len(order),
         batch_size=size if training else size * plan.parallel_ranks,
         micro_batch_size=plan.micro_batch_size if training else size,
@@ -369,12 +345,12 @@ def make_loader(
         rank=plan.parallel_rank,
         ranks=plan.parallel_ranks,
         full=transform is not None,
-        limit=_limit_of(plan, training=training, is_val=part in task.val_sets()),
+        limit=limit,
     )
-    opened = partial(make_source, data, part, task=task, plan=plan, training=training)
+    open_with = partial(make_source, data, part, task=task, plan=plan, training=training)
     return BatchLoader(
-        opened(cut),
-        cut,
+        open_with(layout),
+        layout,
         part=part,
         task=task,
         loss=loss,
@@ -382,69 +358,39 @@ def make_loader(
         shuffle=shuffle,
         order=order,
         transform=transform,
-        open_with=opened,
+        open_with=open_with,
     )
 
 
-def _limit_of(plan: Plan, *, training: bool, is_val: bool) -> int | None:
-    """Return how many batches of a part are used; None is all.
+def _ignored_class(loss: Loss) -> int | None:
+    """Return the ignored class of a loss whose items are all other targets, else None."""
+    weights = (getattr(loss.module, name, None) for name in ("weight", "host_weight"))
+    if loss.kind != "classes" or any(weight is not None for weight in weights):
+        return None
+    return int(getattr(loss.module, "ignore_index", IGNORED))
 
-    What is measured of the training or test data on request is measured on all of it.
-    """
-    limit: int | None = plan.limit_train_batches if training else plan.limit_val_batches
-    return limit if training or is_val else None
 
-
-class _Uniform(NamedTuple):
-    """Targets in memory of which each sample has as many items as any other.
-
-    Attributes:
-        items: of each sample.
-        targets: all of them.
-        labels: the same memory as an array: numpy may write to it too, which changes no version of
-            a tensor. None where targets are probabilities, or not on the host.
-        version: of the targets when they were looked at.
-        address: of their memory then.
-        chosen: the samples that are used; None for all.
-    """
+class _SameItems(NamedTuple):
+    """Class targets on the device, of which each sample has as many items."""
 
     items: float
     targets: Tensor
-    labels: NDArray[Any] | None
     version: int
-    address: int
-    chosen: Tensor | None
 
-    def rows(self, order: Tensor | None) -> NDArray[np.int64]:
-        """Return the row of the targets at each position of an epoch."""
-        if order is None:
-            found = torch.arange(len(self.targets)) if self.chosen is None else self.chosen
-        else:
-            found = order if self.chosen is None else self.chosen[order]
-        return found.cpu().numpy()
+    def is_unchanged(self) -> bool:
+        return self.targets._version == self.version
 
 
-def _uniform_items(source: Source | StreamLoader, task: Task, loss: Loss) -> _Uniform | None:
-    """Return the items of each sample, where a look at all targets in memory shows them equal.
-
-    Counting unmasked targets costs two small operations a batch; one look before the start saves
-    them all where nothing is masked, but for the lowest label of each batch.
-    """
-    if not isinstance(source, InMemory) or task.inputs is not None or loss.kind != "classes":
-        return None
-    if getattr(loss.module, "weight", None) is not None:
+def _same_items(source: Source | StreamLoader, task: Task, loss: Loss) -> _SameItems | None:
+    """Count the items of targets in the device's memory once: each count waits for the device."""
+    if not isinstance(source, InMemory) or task.inputs is not None or _ignored_class(loss) is None:
         return None
     targets = task.split_batch(source.tensors)[2]
-    if not isinstance(targets, Tensor) or loss.items(source.tensors, targets) != targets.numel():
+    if not isinstance(targets, Tensor) or targets.device.type == "cpu":
         return None
-    labels = None
-    if not targets.is_floating_point() and targets.device.type == "cpu":
-        if getattr(loss.module, "ignore_index", IGNORED) >= 0:  # the lowest label tells nothing
-            return None
-        labels = targets.numpy()
-    each = targets.numel() / len(targets)
-    version, address = targets._version, targets.data_ptr()
-    return _Uniform(each, targets, labels, version, address, source.index)
+    if loss.items(source.tensors, targets) != targets.numel():
+        return None
+    return _SameItems(targets.numel() / len(targets), targets, targets._version)
 
 
 def _pinned(tensor: Tensor) -> Tensor:

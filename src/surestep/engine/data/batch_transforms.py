@@ -1,12 +1,12 @@
-"""Transforms of whole batches for `Task(batch_transform=...)`: `surestep.batch_transforms`.
+"""Transforms of global batches for `Task(batch_transform=...)`: `surestep.batch_transforms`.
 
 Each is a function of (inputs, targets) that draws from Python's and torch's default generators,
-which stand seeded by the step. Any function of yours can be one.
+which are seeded by the step. You can write your own in the same way.
 
 | transform | what it does |
 |---|---|
 | `mixup(alpha)` | blends each sample, and its target, with another of the batch |
-| `cutmix(alpha)` | puts a box of another image into each, and mixes the targets by area |
+| `cutmix(alpha)` | pastes a rectangle of another image into each, and mixes the targets by area |
 """
 
 import math
@@ -28,9 +28,8 @@ __all__ = ["cutmix", "mixup"]
 class MixTransform:
     """What mixup and cutmix share: a partner for each sample, and targets mixed by share.
 
-    Attributes:
-        alpha: shares are drawn from Beta(alpha, alpha), one for the batch.
-        classes: how many there are, where targets are class indices.
+    The share of a batch is drawn from Beta(alpha, alpha). `classes` is the number of classes, if
+    targets are class indices.
     """
 
     alpha: float
@@ -40,7 +39,7 @@ class MixTransform:
     def __post_init__(self) -> None:
         if not (self.alpha > 0 and math.isfinite(self.alpha)):
             raise TaskError(
-                f"{self.name}(alpha={self.alpha}) has no shares to draw. Say an alpha above 0, "
+                f"{self.name}(alpha={self.alpha}) has no shares to draw. Use an alpha above 0, "
                 "such as 0.2."
             )
 
@@ -49,10 +48,10 @@ class MixTransform:
         return f"{self.name}({self.alpha:g}{more})"
 
     def check(self, loss: Loss, targets: Any) -> None:
-        """Check that the loss takes mixed targets, and that the first ones can be mixed; reads.
+        """Check that the loss takes mixed targets, and that the first ones can be mixed.
 
         Raises:
-            TaskError: it takes class indices only, or none at all; or a target is no class.
+            TaskError: the loss takes class indices only, or a target is not a class.
         """
         if isinstance(targets, Tensor) and not targets.is_floating_point():
             low, high = int(targets.min()), int(targets.max())
@@ -60,12 +59,12 @@ class MixTransform:
                 raise TaskError(
                     f"{self.name} makes probabilities of class indices, and the targets run from "
                     f"{low} to {high}, with classes={self.classes}. Ignored targets cannot be "
-                    "mixed; leave such samples out, or say as many classes as there are."
+                    "mixed; leave such samples out, or set the number of classes."
                 )
         if isinstance(loss.module, nn.NLLLoss):
             raise TaskError(
                 f"{self.name} mixes targets into probabilities, which NLLLoss does not take. Use "
-                "nn.CrossEntropyLoss(), and let the model return what is before log_softmax."
+                "nn.CrossEntropyLoss(), and let the model return its values before log_softmax."
             )
         if loss.kind == "model":
             raise TaskError(
@@ -74,7 +73,7 @@ class MixTransform:
             )
 
     def partners(self, inputs: Any, targets: Any) -> Tensor:
-        """Draw another sample for each; the same for every device."""
+        """Draw another sample for each, on the host: the same for every device."""
         for tensor in flatten_tensors(inputs):
             if not tensor.is_floating_point():
                 raise TaskError(
@@ -84,7 +83,7 @@ class MixTransform:
         if not isinstance(targets, Tensor):
             raise TaskError(
                 f"{self.name} mixes targets that are a tensor, and these are a "
-                f"{type(targets).__name__}. Write a batch_transform of your own."
+                f"{type(targets).__name__}. Write a custom batch_transform."
             )
         drawn = torch.randperm(len(targets))
         return drawn.to(targets.device, non_blocking=True)
@@ -97,8 +96,8 @@ class MixTransform:
         if not targets.is_floating_point():
             if self.classes is None:
                 raise TaskError(
-                    f"{self.name} makes probabilities of class indices, and how many classes there "
-                    f"are is not said. Say {self.name}({self.alpha:g}, classes=10)."
+                    f"{self.name} makes probabilities of class indices, and the number of classes "
+                    f"is not set. Use {self.name}({self.alpha:g}, classes=10)."
                 )
             shape = (len(targets), self.classes, *targets.shape[1:])
             row = torch.zeros(shape, dtype=flatten_tensors(inputs)[0].dtype, device=targets.device)
@@ -120,12 +119,12 @@ class Mixup(MixTransform):
 
 
 class Cutmix(MixTransform):
-    """Put a box of another image into each, and mix the targets by area."""
+    """Paste a rectangle of another image into each, and mix the targets by area."""
 
     name = "cutmix"
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
-        """Return images with a box of their partners', and targets mixed by the rest's area."""
+        """Return the pasted images, and targets mixed by the area that is left."""
         share = random.betavariate(self.alpha, self.alpha)
         sizes = {tuple(tensor.shape[-2:]) for tensor in flatten_tensors(inputs) if tensor.dim() > 3}
         flat = [tuple(tensor.shape) for tensor in flatten_tensors(inputs) if tensor.dim() < 4]
@@ -133,13 +132,13 @@ class Cutmix(MixTransform):
             shapes = [tuple(tensor.shape) for tensor in flatten_tensors(inputs)]
             raise TaskError(
                 f"cutmix takes images of (samples, channels, height, width), and the inputs have "
-                f"shapes {shapes}. Use mixup, or a batch_transform of your own."
+                f"shapes {shapes}. Use mixup, or a custom batch_transform."
             )
         (height, width), partner = sizes.pop(), self.partners(inputs, targets)
         if targets.dim() > 2 or (targets.dim() > 1 and not targets.is_floating_point()):
             raise TaskError(
                 f"cutmix mixes one target for each image, and the targets have shape "
-                f"{tuple(targets.shape)}. Use mixup, or a batch_transform of your own."
+                f"{tuple(targets.shape)}. Use mixup, or a custom batch_transform."
             )
         top, bottom, left, right = _box(height, width, share)
 
@@ -149,8 +148,8 @@ class Cutmix(MixTransform):
             pasted[box] = images[box].index_select(0, partner)
             return pasted
 
-        kept = 1 - (bottom - top) * (right - left) / (height * width)
-        return map_tensors(inputs, paste), self.mix_targets(inputs, targets, partner, kept)
+        share = 1 - (bottom - top) * (right - left) / (height * width)
+        return map_tensors(inputs, paste), self.mix_targets(inputs, targets, partner, share)
 
 
 def mixup(alpha: float = 0.2, *, classes: int | None = None) -> MixTransform:

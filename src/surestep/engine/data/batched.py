@@ -1,4 +1,4 @@
-"""Data whose elements are batches already: groups of samples by index, and no data at all."""
+"""Data whose elements are batches already: groups of samples by index, and no data."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from surestep.base.errors import DataError
 from surestep.engine.batch import only_element
-from surestep.engine.data.dataset import check_batched
+from surestep.engine.data.dataloader import check_batched
 from surestep.engine.plan.batching import order_generator
 from surestep.engine.task.task import Task
 
@@ -42,20 +42,20 @@ class BatchedDataset(Dataset[Any]):
         self.collate_fn = collate_fn or default_collate
         if not self.batches:
             raise DataError("batches holds no batch. Pass a list of lists of indices.")
-        for place, batch in enumerate(self.batches):
+        for number, batch in enumerate(self.batches):
             if not batch:
-                raise DataError(f"Batch {place} of batches is empty. Leave it out.")
+                raise DataError(f"Batch {number} of batches is empty. Leave it out.")
             if min(batch) < 0 or max(batch) >= len(dataset):
                 raise DataError(
-                    f"Batch {place} of batches holds indices from {min(batch)} to {max(batch)}, "
+                    f"Batch {number} of batches holds indices from {min(batch)} to {max(batch)}, "
                     f"and the dataset has {len(dataset)} samples."
                 )
 
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __getitem__(self, place: int) -> Any:
-        return self.collate_fn([self.dataset[index] for index in self.batches[place]])
+    def __getitem__(self, number: int) -> Any:
+        return self.collate_fn([self.dataset[index] for index in self.batches[number]])
 
 
 def batch_by_tokens(
@@ -88,7 +88,7 @@ def batch_by_tokens(
         if length < 1 or length > max_tokens:
             raise DataError(
                 f"Sample {int(index)} has {length} tokens, which is {reason} for "
-                f"max_tokens={max_tokens}. Leave it out, cut it, or set a larger max_tokens."
+                f"max_tokens={max_tokens}. Leave it out, truncate it, or set a larger max_tokens."
             )
     shuffled = torch.randperm(len(found), generator=order_generator(seed, 0))
     in_order = shuffled[torch.argsort(found[shuffled], stable=True)].tolist()
@@ -109,10 +109,10 @@ class NoData(IterableDataset[Any]):
 
 
 def with_ready_batches(task: Task) -> Task:
-    """Return the task with its batches taken as they are, and no data as endless empty batches.
+    """Return the task with ready batches as elements, and no data as endless empty batches.
 
     Raises:
-        DataError: a DataLoader that makes batches and should not, or the other way round.
+        DataError: a DataLoader that makes batches and should not, or the reverse.
     """
     if task.train is None:
         task = replace(task, train=NoData())

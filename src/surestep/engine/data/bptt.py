@@ -1,4 +1,4 @@
-"""Sequences cut for truncated back-propagation: lanes side by side, in windows, in time order."""
+"""Sequences for truncated back-propagation: parallel lanes of windows in time order."""
 
 from typing import Any
 
@@ -58,32 +58,32 @@ class BPTTDataset(Dataset[Any]):
 
 
 def check_stateful_rnn(task: Task, model: nn.Module, plan: Plan) -> None:
-    """Check that what is carried meets data in time order, one window of each lane at a time.
+    """Check that a model with recurrent state gets windows in time order, one of each lane.
 
     Raises:
-        ConfigError: batches hold several windows of a lane, or the order is not time's.
+        ConfigError: batches hold several windows of a lane, or are shuffled.
         TaskError: data has more lanes than the model.
     """
-    carried = next((each for each in model.modules() if isinstance(each, StatefulRNN)), None)
-    if carried is None:
+    rnn = next((module for module in model.modules() if isinstance(module, StatefulRNN)), None)
+    if rnn is None:
         return
     if plan.data_shuffle:
         raise ConfigError(
             "The model carries its state from batch to batch, and data.shuffle mixes the windows. "
-            "Give surestep.BPTTDataset(...) as data, or say data.shuffle=False for your own."
+            "Give surestep.BPTTDataset(...) as data, or set data.shuffle=False for custom data."
         )
     parts = {"train": task.train, **task.val_sets()}
     for name, data in (parts if task.test is None else {**parts, "test": task.test}).items():
-        lanes = data.lanes if isinstance(data, BPTTDataset) else carried.lanes
-        if lanes > carried.lanes:
+        lanes = data.lanes if isinstance(data, BPTTDataset) else rnn.lanes
+        if lanes > rnn.lanes:
             raise TaskError(
-                f"The {name} data has {lanes} lanes, and the model carries {carried.lanes}. Say "
-                f"surestep.StatefulRNN(..., lanes={lanes}), or cut the data into fewer."
+                f"The {name} data has {lanes} lanes, and the model {rnn.lanes}. Use "
+                f"surestep.StatefulRNN(..., lanes={lanes}), or split the data into fewer."
             )
         option = "batch_size" if name == "train" else "validation.batch_size"
         size = getattr(plan, option.replace(".", "_"))
         if size > lanes:
             raise ConfigError(
                 f"{option}={size} holds several windows of each of the {lanes} lanes of the {name} "
-                f"data, which follow on each other. Say {option}={lanes}."
+                f"data, which follow each other. Set {option}={lanes}."
             )

@@ -1,11 +1,10 @@
-"""Errors of data that say which sample failed, where in the run, and what to do about it."""
+"""Errors of data that name the sample, its position in the run, and what to do."""
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -16,39 +15,24 @@ from surestep.engine.device import ran_out
 
 _OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")
 _Kind = TypeVar("_Kind")
-_NAMED = 8  # samples that an error lists
+_LISTED = 8  # samples of an error
 
 
 class Failed(NamedTuple):
-    """What a worker returns for a micro-batch that it could not load.
-
-    An exception that crosses processes arrives as text with the worker's traceback in it.
-    """
+    """An error of a worker as text; torch would add a traceback."""
 
     text: str
 
 
 def checked(batch: Any) -> Any:
-    """Return a batch that was loaded.
-
-    Raises:
-        DataError: a worker could not load it.
-    """
+    """Return a loaded batch; raise DataError for one that a worker could not load."""
     if type(batch) is Failed:
         raise DataError(batch.text)
     return batch
 
 
 def name_sample(error: Exception, part: str, index: int, epoch: int, position: int) -> Exception:
-    """Return an error of loading a sample as one that names the sample.
-
-    Args:
-        error: of the user's dataset.
-        part: of the data: "train", "val".
-        index: of the sample in the dataset.
-        epoch: from 0.
-        position: of the sample in the order of the epoch.
-    """
+    """Return an error of loading sample `index` at a position of an epoch, with its name."""
     if _is_ours(error):
         return error
     leave = f" or leave it out: exclude_samples=[{index}]" if part == "train" else ""
@@ -61,39 +45,35 @@ def name_sample(error: Exception, part: str, index: int, epoch: int, position: i
 def name_samples(
     error: Exception,
     part: str,
-    place: tuple[int, int, Sequence[int]],
+    span: tuple[int, int, Sequence[int]],
     samples: Sequence[Any] = (),
     collate: Callable[..., Any] | None = None,
 ) -> Exception:
-    """Return an error of loading or collating several samples as one that names them.
+    """Return an error of `__getitems__` or `collate_fn` with the names of the samples.
 
-    Args:
-        error: of the user's `__getitems__` or `collate_fn`.
-        part: of the data.
-        place: epoch from 0, first position, and the samples' indices in the dataset.
-        samples: as they were loaded; empty if loading them together failed.
-        collate: what failed on them. Only torch's own needs samples of one shape.
+    `span` is (epoch, first position, indices); `samples` is empty if loading them failed.
     """
     if _is_ours(error):
         return error
-    epoch, first, wanted = place
+    epoch, first, wanted = span
     where = f"(epoch {epoch + 1}, positions {first} to {first + len(wanted) - 1})"
     odd = _odd_sample(wanted, samples, part) if collate is default_collate else None
     if odd is not None:
         return DataError(f"{odd[0]} {where}: {_shown(error)}. {odd[1]}")
-    named = ", ".join(map(str, wanted[:_NAMED])) + (", ..." if len(wanted) > _NAMED else "")
+    names = ", ".join(map(str, wanted[:_LISTED])) + (", ..." if len(wanted) > _LISTED else "")
     did = "put together" if samples else "loaded"
     return DataError(
-        f"Samples {named} of the {part} data could not be {did} {where}: {_shown(error)}."
+        f"Samples {names} of the {part} data could not be {did} {where}: {_shown(error)}."
     )
 
 
-def name_stream(error: Exception, epoch: int, place: int) -> Exception:
-    """Return an error of a stream as one that says how far it was read."""
+def name_stream(error: Exception, epoch: int, position: int) -> Exception:
+    """Return an error of a stream with how far it was read."""
     if _is_ours(error):
         return error
     return DataError(
-        f"The stream failed at its sample {place} (from 0) of epoch {epoch + 1}: {_shown(error)}."
+        f"The stream failed at its sample {position} (from 0) of epoch {epoch + 1}: "
+        f"{_shown(error)}."
     )
 
 
@@ -108,7 +88,7 @@ def _shown(error: Exception) -> str:
 
 
 def _odd_sample(wanted: Sequence[int], samples: Sequence[Any], part: str) -> tuple[str, str] | None:
-    """Name the first sample unlike most of its batch, and say what to do; None if all are alike."""
+    """Describe the first sample that differs from most of its batch, and the fix."""
     whose = f"of the {part} data"
     kinds = [_kind(sample) for sample in samples]
     if of_kind := _first_odd(wanted, kinds):
@@ -119,7 +99,8 @@ def _odd_sample(wanted: Sequence[int], samples: Sequence[Any], part: str) -> tup
         )
     sorted_samples = map(_sort_keys, samples)
     shapes = [
-        tuple(tuple(each.shape) for each in flatten_tensors(sample)) for sample in sorted_samples
+        tuple(tuple(tensor.shape) for tensor in flatten_tensors(sample))
+        for sample in sorted_samples
     ]
     if of_shape := _first_odd(wanted, shapes):
         index, odd, usual = of_shape
@@ -133,7 +114,7 @@ def _odd_sample(wanted: Sequence[int], samples: Sequence[Any], part: str) -> tup
 
 
 def _first_odd(wanted: Sequence[int], kinds: Sequence[_Kind]) -> tuple[int, _Kind, _Kind] | None:
-    """Return the first sample that is not of the most common kind, its kind, and that one."""
+    """Return the first sample of an uncommon kind, its kind, and the most common one."""
     if len(set(kinds)) < 2:
         return None
     usual = Counter(kinds).most_common(1)[0][0]
@@ -143,7 +124,7 @@ def _first_odd(wanted: Sequence[int], kinds: Sequence[_Kind]) -> tuple[int, _Kin
 
 
 def _kind(sample: Any) -> str:
-    """Describe a sample in words: its class, and how many parts it has or which."""
+    """Describe a sample: its type, and its number of parts or their names."""
     name = type(sample).__name__
     if isinstance(sample, Mapping):
         return f"a {name} of {', '.join(map(repr, _sort_keys(sample)))}"
@@ -154,7 +135,7 @@ def _sort_keys(sample: Any) -> Any:
     """Sort the keys of dicts, whose order torch's `default_collate` ignores."""
     if isinstance(sample, Mapping):
         return {key: _sort_keys(sample[key]) for key in sorted(sample, key=repr)}
-    return [_sort_keys(each) for each in sample] if isinstance(sample, (tuple, list)) else sample
+    return [_sort_keys(part) for part in sample] if isinstance(sample, (tuple, list)) else sample
 
 
 def _listed(shapes: Iterable[tuple[int, ...]]) -> str:
@@ -164,44 +145,50 @@ def _listed(shapes: Iterable[tuple[int, ...]]) -> str:
 def explain_target(
     error: IndexError, micro_batches: Iterable[MicroBatch], order: Tensor | None, where: str
 ) -> DataError | None:
-    """Return torch's error for a class that there is not as one that names the sample.
+    """Return torch's error for a class out of range with the name of the sample; None for others.
 
     Args:
         error: of cross-entropy on a CPU.
         micro_batches: one of them has the target.
         order: index of the sample at each position; None is the stored order.
-        where: the step and epoch, or the part that is measured.
+        where: the step and epoch, or the split that is measured.
     """
     match = _OUT_OF_BOUNDS.search(str(error))
     if match is None:
         return None
     target = int(match[1])
-    for micro in micro_batches:
-        for tensor in flatten_tensors(micro.targets):
-            rows = (tensor == target).flatten(1).any(1) if tensor.dim() > 1 else tensor == target
-            one_each = tensor.dim() > 0 and len(tensor) == micro.samples and not micro.is_ready
-            if (one_each or (tensor.dim() and micro.is_ready)) and bool(rows.any()):
-                row = int(torch.nonzero(rows)[0])
-                position = micro.position + (row if one_each else 0)
-                known = order is None or position < len(order)
-                index = position if order is None else int(order[position]) if known else None
-                named = f"sample {index} (position {position})" if known else f"row {position}"
-                if not one_each:  # a ready-made batch: it counts as one sample of the data
-                    named = f"row {row} of batch {index}" if known else f"row {row} of its batch"
-                what_to_do = (
-                    "Correct the target, or mark what to ignore by the loss's ignore_index (-100)."
-                    if target < 0
-                    else "Correct the target, or give the model more outputs."
-                )
-                return DataError(
-                    f"The target {target} of {named} is out of range, at {where}: the model has "
-                    f"no output for that class. {what_to_do}"
-                )
-    return DataError(f"The target {target} is out of range, at {where}.")
+    name = next(filter(None, (_find_target(one, target, order) for one in micro_batches)), None)
+    if name is None:
+        return DataError(f"The target {target} is out of range, at {where}.")
+    what_to_do = (
+        "Correct the target, or mark what to ignore by the loss's ignore_index (-100)."
+        if target < 0
+        else "Correct the target, or give the model more outputs."
+    )
+    return DataError(
+        f"The target {target} of {name} is out of range, at {where}: the model has no output for "
+        f"that class. {what_to_do}"
+    )
+
+
+def _find_target(micro: MicroBatch, target: int, order: Tensor | None) -> str | None:
+    """Return the name of the sample of a micro-batch that has a target, or None."""
+    for tensor in flatten_tensors(micro.targets):
+        has_rows = tensor.dim() > 0 and (micro.is_ready or len(tensor) == micro.samples)
+        if not has_rows or not bool((tensor == target).any()):
+            continue
+        row = int((tensor == target).nonzero()[0, 0])
+        position = micro.position + (0 if micro.is_ready else row)
+        is_known = order is None or position < len(order)
+        index = position if order is None or not is_known else int(order[position])
+        if micro.is_ready:  # a ready batch is one sample of the data
+            return f"row {row} of batch {index}" if is_known else f"row {row} of its batch"
+        return f"sample {index} (position {position})" if is_known else f"row {position}"
+    return None
 
 
 def check_targets(targets: Any, kind: str) -> None:
-    """Check that the targets of the first batch hold a tensor, for a loss that compares tensors.
+    """Check that the targets of the first batch hold a tensor, for a loss of classes.
 
     Raises:
         DataError: they hold none, such as the paths of `(image, label, path)` samples.
@@ -216,5 +203,5 @@ def check_targets(targets: Any, kind: str) -> None:
     shown = repr(targets if not isinstance(targets, (tuple, list)) else targets[0])
     raise DataError(
         f"The last part of a batch is taken as the targets, and it holds no tensor: {shown:.60}. "
-        "Say which part is which: Task(inputs=lambda batch: (batch[0], batch[1]))."
+        "Set the parts: Task(inputs=lambda batch: (batch[0], batch[1]))."
     )

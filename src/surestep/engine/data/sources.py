@@ -1,7 +1,7 @@
-"""Where samples are, read by position, each loaded under the seed of its place.
+"""Sources of samples by position, each sample loaded under the seed of its position.
 
-What a sample's loading draws is seeded from (seed, epoch, position). So a place is enough to go
-on from: nothing before it is loaded again.
+What the loading of a sample draws is seeded from (seed, epoch, position). So a run resumes at a
+position without loading what comes before it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,13 +11,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    Subset,
-    default_collate,
-    get_worker_info,
-)
+from torch.utils.data import Dataset, Subset, default_collate, get_worker_info
 
 from surestep.base.errors import DataError
 from surestep.engine.data.failures import Failed, checked, name_sample, name_samples
@@ -33,7 +27,7 @@ from surestep.engine.rng import (
 
 
 class Source(Protocol):
-    """Where micro-batches come from, in order."""
+    """Yields micro-batches in order."""
 
     def __len__(self) -> int: ...
 
@@ -42,37 +36,31 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Let the workers go."""
+        """End the workers."""
         ...
 
 
 class InMemory:
-    """Tensors that are sliced a batch at a time."""
+    """Tensors that are sliced a batch at a time; `index` selects samples, as a Subset does."""
 
     def __init__(self, tensors: Any, index: Tensor | None = None) -> None:
         self.tensors = tensors
         self.index = index
-        values = tensors.values() if isinstance(tensors, dict) else tensors
-        lengths = {len(tensor) for tensor in values}
-        if len(lengths) > 1:
-            raise DataError(
-                f"The tensors of the data have different lengths: {sorted(lengths)}. Inputs and "
-                "targets need one row for each sample."
-            )
-        self.samples = len(index) if index is not None else lengths.pop()
+        first = next(iter(tensors.values() if isinstance(tensors, dict) else tensors))
+        self.samples = len(first if index is None else index)
 
     def __len__(self) -> int:
         return self.samples
 
     def __getitems__(self, rows: list[int]) -> Any:
-        """Return the batch of these rows of the tensors, for workers that slice."""
+        """Return the batch of these rows of the tensors, for workers."""
         return next(self.read(0, torch.as_tensor(rows), [range(len(rows))]))
 
     def read(self, epoch: int, order: Tensor | None, ranges: Iterable[range]) -> Iterator[Any]:
         """Yield the batch at each range, copied.
 
-        Always into memory of its own: a model may write into its inputs, and a view that starts
-        somewhere within a larger tensor changes the last bits, since kernels ask for alignment.
+        A model may write into its inputs. A view that starts within a larger tensor would also
+        change the last bits, because kernels depend on alignment.
         """
         names = list(self.tensors) if isinstance(self.tensors, dict) else None
         tensors = list(self.tensors.values()) if names else self.tensors
@@ -93,7 +81,7 @@ class InMemory:
 
 
 class TensorRows(Dataset[Any]):
-    """Tensors in memory as samples, for a collate function of the user's own."""
+    """Tensors in memory as samples, for a custom collate function."""
 
     def __init__(self, memory: InMemory) -> None:
         self.memory = memory
@@ -109,7 +97,7 @@ class TensorRows(Dataset[Any]):
 
 
 class MicroBatchRequest(NamedTuple):
-    """A micro-batch that a worker is asked for: its first position, and its samples in order."""
+    """A micro-batch to load: its first position, and the indices of its samples."""
 
     epoch: int
     position: int
@@ -117,7 +105,7 @@ class MicroBatchRequest(NamedTuple):
 
 
 class SeededDataset(Dataset[Any]):
-    """A dataset whose every sample is loaded under the seed of its place, and then collated."""
+    """A dataset that loads each sample under the seed of its position, then collates."""
 
     def __init__(
         self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int, part: str
@@ -125,10 +113,9 @@ class SeededDataset(Dataset[Any]):
         self.dataset = dataset
         self.part = part
         self.collate = collate
-        self.collate_draws = collate is not default_collate
         self.seed = seed
-        self._own: DatasetRNGs | None = None  # found in the process that loads
-        self.may_draw = False  # this process's generators are handed over already
+        self.preserves = True  # False while the caller preserves this process's generators
+        self._own: DatasetRNGs | None = None  # searched for in the process that loads
 
     def __getitem__(self, batch: MicroBatchRequest) -> Any:
         return self.__getitems__(batch)
@@ -142,7 +129,7 @@ class SeededDataset(Dataset[Any]):
                 return self._load(batch)
             except DataError as error:
                 return Failed(str(error))
-        if self.may_draw:
+        if not self.preserves:
             return self._load(batch)
         with preserve_rng():
             return self._load(batch)
@@ -151,29 +138,29 @@ class SeededDataset(Dataset[Any]):
         own = self._own
         if own is None:
             own = self._own = DatasetRNGs(dataset=self.dataset, collate_fn=self.collate)
-        loaded = self._collated(batch)
-        # What the load itself has made was not seeded for it.
-        return self._collated(batch) if own.has_new() else loaded
+        loaded = self._load_once(batch)
+        # A generator that this load created was not seeded for it.
+        return self._load_once(batch) if own.has_new() else loaded
 
-    def _collated(self, batch: MicroBatchRequest) -> Any:
+    def _load_once(self, batch: MicroBatchRequest) -> Any:
         epoch, first, wanted = batch
-        many = batched_getter(self.dataset)
-        if many is None:
+        get_many = batched_getter(self.dataset)
+        if get_many is None:
             samples, dataset, seed = [], self.dataset, self._seed
             try:
                 for position, sample in enumerate(wanted, first):
                     seed(epoch, position)
                     samples.append(dataset[sample])
             except Exception as error:
-                place = first + len(samples)
-                raise name_sample(error, self.part, wanted[len(samples)], epoch, place) from error
+                at = len(samples)
+                raise name_sample(error, self.part, wanted[at], epoch, first + at) from error
         else:
             self._seed(epoch, first)
             try:
-                samples = many(list(wanted))
+                samples = get_many(list(wanted))
             except Exception as error:
                 raise name_samples(error, self.part, batch) from error
-        if self.collate_draws:
+        if self.collate is not default_collate:
             self._seed(epoch, first)
         try:
             return self.collate(samples)
@@ -185,15 +172,15 @@ class SeededDataset(Dataset[Any]):
         seed_loading(seed)
         info = get_worker_info()
         if info is not None:
-            # Else it hangs on the worker, and on how often loading began in this process.
+            # torch's depends on the worker, and on how often loading began in this process.
             object.__setattr__(info, "seed", seed)
         if self._own is not None and self._own.found:
             self._own.reseed(seed)
 
 
 def batched_getter(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
-    """Return what loads several samples at once, where a dataset has it."""
-    # A Subset has __getitems__ only to hand on its dataset's, which may have none.
+    """Return what loads several samples at once, if a dataset has it."""
+    # A Subset has __getitems__ only to forward to its dataset's, which may have none.
     holder = dataset.dataset if type(dataset) is Subset else dataset
     many: Callable[[list[int]], list[Any]] | None = getattr(dataset, "__getitems__", None)
     return many if hasattr(holder, "__getitems__") else None
@@ -202,24 +189,21 @@ def batched_getter(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
 class _RequestSampler:
     """The micro-batches to load next, as a DataLoader's batch sampler."""
 
-    def __init__(self) -> None:
-        self.epoch, self.order, self.ranges = 0, None, ()  # type: int, Tensor | None, Iterable[range]
+    epoch = 0
+    order: Tensor | None = None
+    ranges: Iterable[range] = ()
 
     def __iter__(self) -> Iterator[Any]:
         # To slice an array takes a tenth of what a tensor's slice takes.
         order = None if self.order is None else self.order.numpy()
         for where in self.ranges:
             rows = where if order is None else order[where.start : where.stop].tolist()
-            # Torch hands it on as it is, to workers too: less than a tuple for each sample.
             yield MicroBatchRequest(self.epoch, where.start, list(rows))
 
 
 @dataclass(frozen=True)
 class WorkerInit:
-    """Prepare a worker; then the user's own function does.
-
-    A worker leaves signals to the main process, and loads as that would.
-    """
+    """Prepare a worker, then call the user's `worker_init_fn`."""
 
     own: Callable[[int], None] | None
 
@@ -228,26 +212,32 @@ class WorkerInit:
         begin_worker()
         reset_numpy_bit_generator()
         info = get_worker_info()
-        # So that a function which sets `get_worker_info().dataset` up finds the user's own.
+        # So that a function which changes `get_worker_info().dataset` gets the user's dataset.
         object.__setattr__(info, "dataset", cast(Any, info).dataset.dataset)
         if self.own is not None:
             self.own(worker)
 
 
-def _forgetting(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield batches, and let workers leave this process as loading here would."""
-    for batch in batches:
-        clear_numpy_gauss_cache()
-        yield checked(batch)
-
-
 def identity_collate(batch: Any) -> Any:
-    """Collate what is a batch already."""
+    """Return what is a batch already."""
     return batch
 
 
+def make_torch_loader(dataset: Dataset[Any], options: Mapping[str, Any], **more: Any) -> Loader:
+    """Return a loader of ready batches; `options` are those of a DataLoader."""
+    options = dict(options)
+    start = WorkerInit(options.pop("worker_init_fn", None))
+    return Loader(
+        dataset,
+        collate_fn=identity_collate,
+        worker_init_fn=start,
+        generator=torch.Generator(),  # else iter() draws from the global generator
+        **options | more,
+    )
+
+
 class MapStyleSource:
-    """A map-style dataset behind a DataLoader of our own."""
+    """A map-style dataset, read by a DataLoader if there are workers."""
 
     def __init__(
         self,
@@ -259,46 +249,43 @@ class MapStyleSource:
         part: str = "train",
     ) -> None:
         self.dataset = dataset
-        self._places = _RequestSampler()
-        options = dict(options)
-        start = WorkerInit(options.pop("worker_init_fn", None))
+        self._requests = _RequestSampler()
         self._seeded = SeededDataset(dataset, collate or default_collate, seed, part)
         self._draws = not isinstance(dataset, InMemory)
         self._has_workers = bool(options.get("num_workers"))
         self._by_torch = self._has_workers or bool(options.get("pin_memory"))
-        self._loader = Loader(
-            lambda: DataLoader(
-                self._seeded,
-                batch_sampler=self._places,
-                collate_fn=identity_collate,
-                worker_init_fn=start,
-                generator=torch.Generator(),  # else iter() draws from the global generator
-                **options,
-            )
-        )
+        self._loader = make_torch_loader(self._seeded, options, batch_sampler=self._requests)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def read(self, epoch: int, order: Tensor | None, ranges: Iterable[range]) -> Iterator[Any]:
-        """Yield collated micro-batches, loaded ahead by the workers."""
-        self._places.epoch, self._places.order, self._places.ranges = epoch, order, ranges
-        if not self._by_torch:  # a DataLoader's own work takes 14 µs a micro-batch
-            return map(self._seeded.__getitems__, self._places)
+        """Yield collated micro-batches, which workers load ahead."""
+        self._requests.epoch, self._requests.order = epoch, order
+        self._requests.ranges = ranges
+        if not self._by_torch:  # a DataLoader's own work takes 14 us a micro-batch
+            return map(self._seeded.__getitems__, self._requests)
         found = iter(self._loader)
-        return _forgetting(found) if self._draws and self._has_workers else found
+        return _check_loaded(found) if self._draws and self._has_workers else found
 
     def take(self, found: Iterator[Any], count: int) -> Iterator[Any]:
-        """Take the micro-batches of one batch: the generators take 16 µs to change hands."""
+        """Take the micro-batches of one batch: to preserve the generators takes 16 us."""
         if count == 1 or self._has_workers or not self._draws:
             return islice(found, count)
         with preserve_rng():
-            self._seeded.may_draw = True
+            self._seeded.preserves = False
             try:
                 return iter(list(islice(found, count)))
             finally:
-                self._seeded.may_draw = False
+                self._seeded.preserves = True
 
     def close(self) -> None:
-        """End the workers: persistent ones live as long as their DataLoader."""
+        """End the workers."""
         self._loader.close()
+
+
+def _check_loaded(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield what workers loaded, and leave this process as loading here would."""
+    for batch in batches:
+        clear_numpy_gauss_cache()
+        yield checked(batch)

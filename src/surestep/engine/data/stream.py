@@ -1,7 +1,7 @@
 """Streams: data that is read in order and has no positions.
 
-A stream is a torch `IterableDataset`, any other object whose `__iter__` starts anew, or a function
-that returns what to iterate, of nothing or of the epoch. One pass over it is an epoch.
+A stream is a torch `IterableDataset`, any other object whose `__iter__` starts from the beginning,
+or a function that returns an iterable; it takes no argument or the epoch. One pass is an epoch.
 """
 
 import inspect
@@ -17,61 +17,62 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from surestep.base.errors import DataError
 from surestep.engine.data.failures import name_stream
-from surestep.engine.data.stream_state import StreamStateTracker
+from surestep.engine.data.stream_state import (
+    StreamStateTracker,
+    WorkerProgress,
+    copy_sharing_arrays,
+    encode_state,
+    has_state,
+)
 from surestep.engine.rng import derive_load_seed, derive_seed, preserve_rng, seed_loading
 
-LOOKED_AT = 16  # samples: two reads, or two workers, that agree on so many agree
+PROBED = 16  # samples: two reads, or two workers, that agree on so many agree
 
 
 def is_stream(data: Any) -> bool:
-    """Say whether data, or what a DataLoader is over, is read in order and has no positions."""
+    """Return whether data, or the dataset of a DataLoader, is read in order without positions."""
     dataset = data.dataset if isinstance(data, DataLoader) else data
     if isinstance(dataset, IterableDataset):
         return True
-    placed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    return not placed and (hasattr(dataset, "__iter__") or inspect.isroutine(dataset))
+    has_positions = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    return not has_positions and (hasattr(dataset, "__iter__") or inspect.isroutine(dataset))
 
 
-def stream_in(data: Any, part: str) -> Any:
-    """Return the stream in `data`, which may be a DataLoader.
+def check_restarts(stream: Any, part: str) -> None:
+    """Check that a stream can be read more than once.
 
     Raises:
-        DataError: it can be read only once.
+        DataError: it has one iterator; a second reader would take its samples from the first.
     """
-    dataset = data.dataset if isinstance(data, DataLoader) else data
-    if not hasattr(dataset, "__iter__"):
-        return dataset
-    kind = type(dataset).__name__
-    # The second of two readers of one iterator would take samples away from the first.
-    if hasattr(dataset, "__next__") or iter(dataset) is iter(dataset):
+    if not hasattr(stream, "__iter__"):
+        return
+    if hasattr(stream, "__next__") or iter(stream) is iter(stream):
         raise DataError(
-            f"The {part} data is a {kind}, which has one iterator and so can be read only once at "
-            f"a time. Give a function that makes it anew: {part}=lambda: make_samples()."
+            f"The {part} data is a {type(stream).__name__}, which has one iterator and so can be "
+            "read only once at a time. Give a function that makes it again: "
+            f"{part}=lambda: make_samples()."
         )
-    return dataset
 
 
 def length_of(stream: Any) -> int | None:
-    """Return how many samples a stream says it has, or None."""
-    if not hasattr(stream, "__len__"):
-        return None
+    """Return the length that a stream reports, or None."""
     try:
         return len(stream)
-    except (TypeError, NotImplementedError):  # inherited, for others to fill in
+    except (TypeError, NotImplementedError):  # no __len__, or one for subclasses to implement
         return None
 
 
 @dataclass(frozen=True)
 class StreamReader:
-    """Reads a stream from its start, under seeds of place.
+    """Reads a stream from its start, each sample under the seed of its position.
 
-    Before a sample is asked for, what it may draw is seeded from (seed, epoch, place); its place
-    is its number in the stream, or with several workers in the worker's part, interleaved.
+    The position is the sample's number in the stream; with several workers, the numbers of their
+    shards are interleaved.
 
     Attributes:
         stream: what is read.
         seed: of the run.
-        buffer: samples that wait in a shuffle buffer; None keeps the order.
+        buffer: samples in the shuffle buffer; None keeps the order.
     """
 
     stream: Any
@@ -81,43 +82,39 @@ class StreamReader:
     def samples(
         self, epoch: int, worker: int = 0, workers: int = 1, own: StreamStateTracker | None = None
     ) -> Iterator[Any]:
-        """Yield the samples that this process gets; to be read under LoadingRandomness.
+        """Yield the samples that this process gets; use it within `preserve_rng`.
 
-        Args:
-            epoch: of the pass.
-            worker: which of them this process is.
-            workers: how many there are.
-            own: the stream's state in this pass, for who wants to take it or go on from one.
+        `own` tracks the stream's state in this pass.
         """
         found = self._in_order(epoch, worker, workers, own or StreamStateTracker())
         if self.buffer is None:
             return found
         return _shuffled(found, self.buffer, derive_seed("buffer", self.seed, epoch, worker))
 
-    def seed_place(self, epoch: int, place: int) -> None:
-        """Seed what the sample at a place may draw."""
-        seed_loading(derive_load_seed(self.seed, epoch, place))
+    def seed_position(self, epoch: int, position: int) -> None:
+        """Seed what the sample at a position may draw."""
+        seed_loading(derive_load_seed(self.seed, epoch, position))
 
     def _in_order(
         self, epoch: int, worker: int, workers: int, own: StreamStateTracker
     ) -> Iterator[Any]:
         seed_loading(derive_seed("stream", self.seed, epoch, worker))
         samples = own.start(self.stream, epoch)
-        place = worker + own.read * workers  # a sample's number stays its own
+        position = worker + own.read * workers
         while True:
-            self.seed_place(epoch, place)
+            self.seed_position(epoch, position)
             try:
                 sample = next(samples)
             except StopIteration:
                 return
             except Exception as error:
-                raise name_stream(error, epoch, place) from error
+                raise name_stream(error, epoch, position) from error
             yield sample
-            place += workers
+            position += workers
 
 
 def _shuffled(samples: Iterator[Any], size: int, seed: int) -> Iterator[Any]:
-    """Yield samples drawn from a buffer that is filled up from behind; a function of the seed."""
+    """Yield samples drawn from a buffer that is refilled; a function of the seed."""
     generator = torch.Generator().manual_seed(seed)
     buffer: list[Any] = []
     for sample in samples:
@@ -132,7 +129,7 @@ def _shuffled(samples: Iterator[Any], size: int, seed: int) -> Iterator[Any]:
 
 
 def peek(stream: Any, samples: int) -> list[Any]:
-    """Return the first samples of the first epoch; fewer if there are fewer."""
+    """Return at most the first samples of the first epoch."""
     with preserve_rng():
         return list(islice(StreamReader(stream, seed=0).samples(0), samples))
 
@@ -143,54 +140,54 @@ def empty_stream_error(part: str) -> DataError:
 
 
 def check_repeats(reader: StreamReader, part: str) -> None:
-    """Read the first samples twice and compare: a run could not go on exactly otherwise.
+    """Read the first samples twice and compare: otherwise a run could not resume exactly.
 
     Raises:
         DataError: they differ, or there are none.
     """
     with preserve_rng():
-        first, again = (_digests(reader) for _ in range(2))
+        first, again = _digests(reader), _digests(reader)
     if not first:
         raise empty_stream_error(part)
     if first != again:
         raise DataError(
-            f"The {part} stream begins with other samples each time it is read, though torch, "
-            "numpy and random were seeded alike, so a run could not go on exactly where it "
-            f"stopped. Give a function that makes it with seeds from the epoch ({part}=lambda "
-            "epoch: make_stream(seed=epoch)), or let data.shuffle_buffer=1000 do its shuffling."
+            f"The {part} stream begins with different samples each time it is read, with torch, "
+            "numpy and random seeded the same, so a run could not resume exactly. Give a function "
+            f"that makes it with seeds from the epoch ({part}=lambda epoch: "
+            "make_stream(seed=epoch)), or use data.shuffle_buffer=1000 to shuffle."
         )
 
 
-def check_parts(parts: list[list[str]], part: str) -> None:
-    """Compare the digests of what each worker reads first: each must have its own part.
+def check_shards(shards: list[list[str]], part: str) -> None:
+    """Compare the digests of what each worker reads first: each must have its own shard.
 
     Raises:
-        DataError: two read the same, or one has nothing to read.
+        DataError: two read the same samples, or one has nothing to read.
     """
-    workers = len(parts)
-    if len({tuple(each) for each in parts if each}) < sum(map(bool, parts)):
+    workers, used = len(shards), sum(map(bool, shards))
+    if len({tuple(shard) for shard in shards if shard}) < used:
         raise DataError(
             f"data.num_workers={workers}, but several of these workers read the same samples of "
             f"the {part} stream, which would train on each more than once. Let each take its own "
-            "part in __iter__: info = torch.utils.data.get_worker_info(), and yield sample i only "
-            "where i % info.num_workers == info.id. Or say data.num_workers=1."
+            "shard in __iter__: info = torch.utils.data.get_worker_info(), and yield sample i only "
+            "if i % info.num_workers == info.id. Or use data.num_workers=1."
         )
-    if not all(parts):
+    if used < workers:
         raise DataError(
-            f"data.num_workers={workers}, but only {sum(map(bool, parts))} of them have anything "
-            f"to read in the {part} stream: it has too few shards. Say data.num_workers="
-            f"{max(1, sum(map(bool, parts)))}, or cut it into more."
+            f"data.num_workers={workers}, but only {used} of them have anything to read in the "
+            f"{part} stream: it has too few shards. Use data.num_workers={max(1, used)}, or split "
+            "it into more."
         )
 
 
 def fingerprint(reader: StreamReader) -> str:
-    """Return a digest of the first samples, by which a process knows the stream of another."""
+    """Return a digest of the first samples, by which processes compare their streams."""
     with preserve_rng():
         return digest(_digests(reader))
 
 
 class StreamProbe(IterableDataset[Any]):
-    """What a worker reads first, as digests; each under the same seeds."""
+    """Yields the digests of what a worker reads first."""
 
     def __init__(self, reader: StreamReader) -> None:
         self.reader = reader
@@ -201,33 +198,81 @@ class StreamProbe(IterableDataset[Any]):
 
 
 def _digests(reader: StreamReader) -> list[str]:
-    return [digest(sample) for sample in islice(reader.samples(0), LOOKED_AT)]
+    return [digest(sample) for sample in islice(reader.samples(0), PROBED)]
 
 
 def digest(sample: Any) -> str:
-    """Return a digest of a nested sample; of an object of an unknown kind, of its kind."""
+    """Return a digest of a nested sample; of an object of an unknown type, only its type."""
     state = blake2b(digest_size=16)
     _update(state.update, sample)
     return state.hexdigest()
 
 
 def _update(update: Callable[[bytes], object], value: Any) -> None:
-    """Feed a nested sample to a hash; of an object of an unknown kind only the kind."""
     update(f"{type(value).__name__} ".encode())
     if isinstance(value, Tensor) and value.layout is torch.strided:
         update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, Mapping):
-        for key, each in value.items():
-            if str(key).startswith("__"):  # where WebDataset says which file a sample is from
+        for key, member in value.items():
+            if str(key).startswith("__"):  # WebDataset's name of the file of a sample
                 continue
             _update(update, key)
-            _update(update, each)
+            _update(update, member)
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            _update(update, each)
+        for member in value:
+            _update(update, member)
     elif isinstance(value, bytes):
         update(value)
     elif isinstance(value, (str, int, float, complex)):
         update(repr(value).encode())
     elif hasattr(value, "tobytes"):  # arrays of numpy, images
         update(value.tobytes())
+
+
+def find_state_problem(stream: Any) -> str:
+    """Return why a stream cannot resume by its own state; "" if none is found.
+
+    What follows some samples is compared with what follows after loading the state there.
+    """
+    with preserve_rng():
+        try:
+            return _owner_problem(stream) or _state_problem(stream)
+        except Exception as error:  # of the user's code; the next reader reports it
+            return f"reading its first samples failed: {error!r}"
+
+
+def _owner_problem(stream: Any) -> str:
+    own = StreamStateTracker()
+    seed_loading(0)
+    own.start(stream, 0)
+    if own.owner is None:
+        return "it has no state_dict() and load_state_dict()"
+    try:
+        if has_state(stream):
+            copy_sharing_arrays(stream)
+    except Exception as error:  # of the user's classes, which may raise anything
+        return f"its state would be loaded into a copy, and it cannot be copied: {error!r}"
+    return ""
+
+
+def _state_problem(stream: Any) -> str:
+    half = PROBED // 2
+    reader, own = StreamReader(stream, seed=0), StreamStateTracker()
+    samples = reader.samples(0, own=own)
+    before = list(islice(samples, half))
+    name = type(own.owner).__name__
+    try:
+        state = encode_state(own.owner.state_dict())
+    except TypeError as error:
+        return f"the state of {name} has a {error}, which has no form in JSON or safetensors"
+    except Exception as error:
+        return f"state_dict() of {name} failed: {error!r}"
+    after = [digest(sample) for sample in islice(samples, half)]
+    again = StreamStateTracker(WorkerProgress(len(before), len(before), state))
+    try:
+        found = [digest(sample) for sample in islice(reader.samples(0, own=again), half)]
+    except Exception as error:
+        return f"load_state_dict() of {name} failed: {error!r}"
+    if found == after:
+        return ""
+    return f"after loading its state of {len(before)} samples, {name} continues with others"

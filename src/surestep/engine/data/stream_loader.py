@@ -1,7 +1,7 @@
-"""A stream read pass by pass: cut into batches, by workers or without.
+"""A stream read in passes and split into batches, with or without workers.
 
-Each worker reads its own part and cuts it into whole batches, which come in turn. What is left of
-the parts is put together and cut here, so that only the last batch of an epoch may be smaller.
+Each worker reads its shard and splits it into full batches, which alternate. The main process puts
+the remainders of the shards together, so that only the last batch of an epoch may be smaller.
 """
 
 from collections import deque
@@ -12,24 +12,32 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from surestep.base.errors import DataError
 from surestep.engine.data.failures import Failed, checked, name_samples
-from surestep.engine.data.sources import WorkerInit, identity_collate
-from surestep.engine.data.stream import StreamProbe, StreamReader, check_parts, empty_stream_error
-from surestep.engine.data.stream_state import StreamCheckpoint, StreamStateTracker, WorkerProgress
-from surestep.engine.data.workers import Loader
+from surestep.engine.data.sources import make_torch_loader
+from surestep.engine.data.stream import StreamProbe, StreamReader, check_shards, empty_stream_error
+from surestep.engine.data.stream_state import (
+    BY_STATE,
+    STREAM,
+    StreamCheckpoint,
+    StreamStateTracker,
+    WorkerProgress,
+    parse_stream_checkpoint,
+)
 from surestep.engine.plan.batching import BatchLayout, positions_or_dummy
+from surestep.engine.plan.plan import Plan
 from surestep.engine.rng import clear_numpy_gauss_cache, preserve_rng
+from surestep.engine.state.state import Progress, State, Stateful
 
 Collate = Callable[[list[Any]], Any]
 Span = tuple[int, int]  # the first position and the end
-_KEPT = 64  # marks
+_CHECKPOINTS = 64  # a rollback resumes from the nearest of the last so many
 
 
 class RawMicroBatch(NamedTuple):
-    """A micro-batch as read: collated, with its first position and its samples."""
+    """A collated micro-batch, with its first position and its number of samples."""
 
     raw: Any
     position: int
@@ -37,10 +45,7 @@ class RawMicroBatch(NamedTuple):
 
 
 class _WorkerBatch(NamedTuple):
-    """The micro-batches of a whole batch, collated; empty where a run has seen them already.
-
-    With what a run can go on from after it: the worker, and what it has read and its state.
-    """
+    """The collated micro-batches of a full batch (none if it was consumed), and the progress."""
 
     raws: list[Any]
     worker: int
@@ -48,40 +53,30 @@ class _WorkerBatch(NamedTuple):
     state: Any
 
 
-class _SkippedBatch(NamedTuple):
-    """The turn of a worker whose batch was consumed before the run went on."""
-
-    worker: int
-
-
 class _Remainder(NamedTuple):
-    """The samples that are left of a worker's part, less than a batch."""
+    """The last samples of a worker's shard, less than a batch."""
 
     worker: int
     samples: list[Any]
 
 
 class _StreamWorker(IterableDataset[Any]):
-    """A pass over a stream as one worker makes it.
-
-    Attributes:
-        place: epoch, start, and whether to go on from the mark.
-        mark: where a run goes on by the stream's own state.
-    """
+    """A pass over a stream as one worker makes it."""
 
     def __init__(
-        self, reader: StreamReader, cut: BatchLayout, collate: Collate, *, marks: bool
+        self, reader: StreamReader, layout: BatchLayout, collate: Collate, *, saves_state: bool
     ) -> None:
         self.reader = reader
         self.dataset = reader.stream
-        self.cut = cut
+        self.layout = layout
         self.collate = collate
-        # In shared memory, since workers that stay alive would not see an attribute change.
-        self.place = torch.zeros(3, dtype=torch.int64).share_memory_()
-        self.mark: StreamCheckpoint | None = None
-        self.marks = marks
+        self.saves_state = saves_state
+        # (epoch, start, whether to use the checkpoint), in shared memory: persistent workers would
+        # not see a new attribute.
+        self.request = torch.zeros(3, dtype=torch.int64).share_memory_()
+        self.checkpoint: StreamCheckpoint | None = None
 
-    def __iter__(self) -> Iterator[_WorkerBatch | _SkippedBatch | _Remainder | Failed]:
+    def __iter__(self) -> Iterator[_WorkerBatch | _Remainder | Failed | None]:
         try:
             yield from self._read()
         except DataError as error:
@@ -89,29 +84,29 @@ class _StreamWorker(IterableDataset[Any]):
                 raise
             yield Failed(str(error))
 
-    def _read(self) -> Iterator[_WorkerBatch | _SkippedBatch | _Remainder]:
+    def _read(self) -> Iterator[_WorkerBatch | _Remainder | None]:
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        epoch, start, goes_on = self.place.tolist()
-        size, part = self.cut.batch_size, WorkerProgress()
-        if goes_on and self.mark is not None:
-            part = self.mark.parts[worker]
-            if worker <= self.mark.last:  # the loader begins with the first: keep the turns
-                yield _SkippedBatch(worker)
+        epoch, start, resumes = self.request.tolist()
+        size, part = self.layout.batch_size, WorkerProgress()
+        if resumes and self.checkpoint is not None:
+            part = self.checkpoint.parts[worker]
+            if worker <= self.checkpoint.last:  # its batch of this round was consumed before
+                yield None
         own = StreamStateTracker(part)
         samples, read = self.reader.samples(epoch, worker, workers, own), part.read
         while True:
-            with _guard():
+            with _preserve_in_main():
                 batch = list(islice(samples, size))
                 if len(batch) < size:
                     break
-                # At the latest in this turn; it comes earlier where other workers have ended.
-                turn = read // size * workers + worker
-                seen = (turn + 1) * size <= start or read < part.given
+                # The batch's number at the latest; it is smaller if other workers have ended.
+                number = read // size * workers + worker
+                consumed = (number + 1) * size <= start or read < part.given
                 first = read * workers + worker
-                raws = [] if seen else self.collate_batch(batch, epoch, first, workers)
+                raws = [] if consumed else self.collate_batch(batch, epoch, first, workers)
                 read += size
-                state = own.maybe_state_dict() if self.marks else None
+                state = own.maybe_state_dict() if self.saves_state else None
             if read > part.given:
                 yield _WorkerBatch(raws, worker, read, state)
         yield _Remainder(worker, batch)
@@ -119,168 +114,160 @@ class _StreamWorker(IterableDataset[Any]):
     def collate_batch(
         self, samples: list[Any], epoch: int, first: int, workers: int = 1
     ) -> list[Any]:
-        """Cut a batch into micro-batches, each collated under the seed of its first place."""
+        """Split a batch into micro-batches, each collated under the seed of its first position."""
         raws = []
-        for start, end in self.cut.micro_batches(0, len(samples)):
-            self.reader.seed_place(epoch, first + start * workers)
-            there = positions_or_dummy(range(start, end))
-            there_samples = samples[there.start : there.stop]
+        for start, end in self.layout.micro_batches(0, len(samples)):
+            self.reader.seed_position(epoch, first + start * workers)
+            where = positions_or_dummy(range(start, end))
+            chosen = samples[where.start : where.stop]
             try:
-                raws.append(self.collate(there_samples))
+                raws.append(self.collate(chosen))
             except Exception as error:
-                places = [first + each * workers for each in there]
-                place = (epoch, places[0], places)
-                raise name_samples(error, "stream", place, there_samples, self.collate) from error
+                positions = [first + index * workers for index in where]
+                found = (epoch, positions[0], positions)
+                raise name_samples(error, "stream", found, chosen, self.collate) from error
         return raws
 
 
 class StreamLoader:
-    """A stream behind a DataLoader of our own.
+    """Reads the batches of a stream, with or without workers.
 
     Args:
-        reader: reads it.
-        cut: how an epoch is cut; its samples are None where the stream does not say.
-        part: what the data is called in messages.
-        collate: how samples become a batch; torch's `default_collate` where None.
+        reader: reads the samples.
+        layout: the split of an epoch; its samples are None if the stream has no length.
+        part: the name of the data in messages.
+        collate: makes a batch of samples; None is torch's `default_collate`.
         options: of the DataLoader.
-        marks: take the stream's own state along, so that a run can go on by it.
+        saves_state: keep the stream's own state, so that a run can resume by it.
 
     Attributes:
-        marks: the places that a run can go on from, the newest last.
+        checkpoints: the positions that a run can resume from, the newest last.
 
     Raises:
-        DataError: several workers would read the same, or one nothing.
+        DataError: several workers would read the same samples, or one none.
     """
 
     def __init__(
         self,
         reader: StreamReader,
-        cut: BatchLayout,
+        layout: BatchLayout,
         *,
         part: str,
         collate: Collate | None,
         options: Mapping[str, Any],
-        marks: bool = False,
+        saves_state: bool = False,
     ) -> None:
-        self.cut = cut
+        self.layout = layout
         self.part = part
-        # A run that is not finite goes back to its last log point, or as near as is kept.
-        self.marks: deque[StreamCheckpoint] = deque(maxlen=_KEPT)
+        self.checkpoints: deque[StreamCheckpoint] = deque(maxlen=_CHECKPOINTS)
         self.workers = max(1, options["num_workers"])
-        self._pass = _StreamWorker(reader, cut, collate or default_collate, marks=marks)
-        options = dict(options)
-        start = WorkerInit(options.pop("worker_init_fn", None))
-
-        def load(dataset: IterableDataset[Any], **others: Any) -> "DataLoader[Any]":
-            return DataLoader(
-                dataset,
-                batch_size=None,
-                collate_fn=identity_collate,
-                worker_init_fn=start,
-                generator=torch.Generator(),  # else iter() draws from the global generator
-                **options | others,
-            )
-
         if options["num_workers"] > 1:
-            others = {"persistent_workers": False, "pin_memory": False}
-            look = Loader(lambda: load(StreamProbe(reader), **others))
-            check_parts(list(look), part)
-            look.close()
-        self._loader = Loader(lambda: load(self._pass))
+            once = {"batch_size": None, "persistent_workers": False, "pin_memory": False}
+            probe = make_torch_loader(StreamProbe(reader), options, **once)
+            check_shards(list(probe), part)
+            probe.close()
+        self._pass = _StreamWorker(
+            reader, layout, collate or default_collate, saves_state=saves_state
+        )
+        self._loader = make_torch_loader(self._pass, options, batch_size=None)
 
     def batches(self, epoch: int, start: int) -> Iterator[tuple[list[RawMicroBatch], Span, bool]]:
-        """Yield the micro-batches of each batch from `start` on, where it is, and if it is last.
+        """Yield (micro-batches, span, is the last) of each batch from position `start` on.
 
-        Of several ranks each reads all of the stream, and collates its own share of each batch.
+        Each of several ranks reads all of the stream, and collates its share of each batch.
 
         Raises:
-            DataError: there is nothing in it, or not what it said, or less than was read before.
+            DataError: it is empty, differs from its length, or ends before `start`.
         """
         waiting: tuple[list[RawMicroBatch], Span] | None = None
         for batch in self._batches(epoch, start):
             if waiting is not None:
                 yield *waiting, False
             waiting = batch
-            if batch[1][1] == self.cut.most:  # the end of the last batch that is used
+            if batch[1][1] == self.layout.most:  # the end of the last batch that is used
                 break
         if waiting is not None:
             yield *waiting, True
 
     def _batches(self, epoch: int, start: int) -> Iterator[tuple[list[RawMicroBatch], Span]]:
-        size, rests = self.cut.batch_size, []  # type: int, list[_Remainder]
-        mark = self._begin(epoch, start)
-        position, parts = mark.position, list(mark.parts)
+        size, remainders = self.layout.batch_size, list[_Remainder]()
+        begun = self._begin(epoch, start)
+        position, parts = begun.position, list(begun.parts)
         for item in self._loader:
             clear_numpy_gauss_cache()  # as reading without workers does
             checked(item)
             if isinstance(item, _Remainder):
-                rests.append(item)
+                remainders.append(item)
             if not isinstance(item, _WorkerBatch):
                 continue
-            self._check_longer(position + size)
-            if self._pass.marks:
-                parts[item.worker] = _after(parts[item.worker], item)
-                end = position + size
-                self.marks.append(StreamCheckpoint(epoch, end, size, item.worker, tuple(parts)))
+            end = position + size
+            self._check_longer(end)
+            if self._pass.saves_state:
+                part = parts[item.worker]._replace(given=item.read)
+                if item.state is not None:
+                    part = WorkerProgress(item.read, item.read, item.state)
+                parts[item.worker] = part
+                checkpoint = StreamCheckpoint(epoch, end, size, item.worker, tuple(parts))
+                self.checkpoints.append(checkpoint)
             if position >= start:
-                yield self._pieces(item.raws, position, size)
-            position += size
-        rest = [sample for each in sorted(rests, key=_worker_of) for sample in each.samples]
+                yield self._micro_batches(item.raws, position, size)
+            position = end
+        remainders.sort(key=attrgetter("worker"))
+        rest = [sample for remainder in remainders for sample in remainder.samples]
         end = position + len(rest)
         self._check_longer(end)
         self._check_end(end, start)
         for first in range(position, end, size):
             batch = rest[first - position : first - position + size]
-            if first >= start and not (self.cut.drop_last and len(batch) < size):
+            if first >= start and not (self.layout.drop_last and len(batch) < size):
                 with preserve_rng():
                     raws = self._pass.collate_batch(batch, epoch, first)
-                yield self._pieces(raws, first, len(batch))
+                yield self._micro_batches(raws, first, len(batch))
 
     def checkpoint_at(self, epoch: int, position: int) -> StreamCheckpoint | None:
-        """Return the last mark up to a place of which something need not be read again."""
-        fits = [
-            each
-            for each in self.marks
-            if each.epoch == epoch
-            and each.position <= position
-            and each.size == self.cut.batch_size
-            and len(each.parts) == self.workers
-            and any(part.read for part in each.parts)
+        """Return the last checkpoint up to a position that saves reading something again."""
+        usable = [
+            one
+            for one in self.checkpoints
+            if one.epoch == epoch
+            and one.position <= position
+            and one.size == self.layout.batch_size
+            and len(one.parts) == self.workers
+            and any(part.read for part in one.parts)
         ]
-        return max(fits, key=attrgetter("position"), default=None)
+        return max(usable, key=attrgetter("position"), default=None)
 
     def _begin(self, epoch: int, start: int) -> StreamCheckpoint:
-        """Tell the workers where to begin; return where that is."""
-        mark = self.checkpoint_at(epoch, start)
-        self._pass.place.copy_(torch.tensor([epoch, start, mark is not None]))
-        if mark is None:
-            return StreamCheckpoint(
-                epoch, 0, self.cut.batch_size, -1, (WorkerProgress(),) * self.workers
-            )
-        self._pass.mark = mark
+        """Set where the workers begin, and return it."""
+        found = self.checkpoint_at(epoch, start)
+        self._pass.request.copy_(torch.tensor([epoch, start, found is not None]))
+        if found is None:
+            parts = (WorkerProgress(),) * self.workers
+            return StreamCheckpoint(epoch, 0, self.layout.batch_size, -1, parts)
+        self._pass.checkpoint = found
         self.close()  # workers that are alive do not see it
-        return mark
+        return found
 
-    def _pieces(
+    def _micro_batches(
         self, raws: list[Any], first: int, samples: int
     ) -> tuple[list[RawMicroBatch], Span]:
         span = (first, first + samples)
-        cuts = self.cut.micro_batches(*span)
-        return [RawMicroBatch(raw, a, b - a) for raw, (a, b) in zip(raws, cuts, strict=True)], span
+        spans = self.layout.micro_batches(*span)
+        return [RawMicroBatch(raw, a, b - a) for raw, (a, b) in zip(raws, spans, strict=True)], span
 
     def _check_longer(self, read: int) -> None:
-        if self.cut.samples is not None and read > self.cut.samples:
+        if self.layout.samples is not None and read > self.layout.samples:
             raise DataError(
-                f"The {self.part} stream says that it has {self.cut.samples} samples, and gives "
+                f"The {self.part} stream has a __len__ of {self.layout.samples} samples, and gives "
                 f"more: {read} so far. {_LENGTH}"
             )
 
     def _check_end(self, end: int, start: int) -> None:
         if end == 0:
             raise empty_stream_error(self.part)
-        if self.cut.samples is not None and end < self.cut.samples:
+        if self.layout.samples is not None and end < self.layout.samples:
             raise DataError(
-                f"The {self.part} stream says that it has {self.cut.samples} samples, and ended "
+                f"The {self.part} stream has a __len__ of {self.layout.samples} samples, and ended "
                 f"after {end}. {_LENGTH}"
             )
         if end < start:
@@ -288,31 +275,63 @@ class StreamLoader:
                 f"The {self.part} stream ended after {end} samples, and this run has read {start} "
                 "of this epoch before. Give it the same data."
             )
-        if self.cut.drop_last and end < self.cut.batch_size:
+        if self.layout.drop_last and end < self.layout.batch_size:
             raise DataError(
                 f"data.drop_last drops every batch: {end} samples are less than "
-                f"batch_size={self.cut.batch_size}. Use a smaller batch_size or drop_last=False."
+                f"batch_size={self.layout.batch_size}. Use a smaller batch_size or drop_last=False."
             )
 
     def close(self) -> None:
-        """Let the workers go: persistent ones live as long as their DataLoader."""
+        """End the workers."""
         self._loader.close()
 
 
-_LENGTH = "Correct its __len__; or take it away and say max_steps instead of epochs."
+_LENGTH = "Correct its __len__; or remove it and set max_steps instead of epochs."
 
 
-def _after(part: WorkerProgress, item: _WorkerBatch) -> WorkerProgress:
-    """Return how far a worker is after a batch; it may have no newer state."""
-    if item.state is None:
-        return part._replace(given=item.read)
-    return WorkerProgress(item.read, item.read, item.state)
-
-
-def _worker_of(rest: _Remainder) -> int:
-    return rest.worker
-
-
-def _guard() -> AbstractContextManager[object]:
-    """Keep this process's generators; in a worker nobody else draws."""
+def _preserve_in_main() -> AbstractContextManager[object]:
+    """Preserve this process's generators; in a worker nothing else draws."""
     return preserve_rng() if get_worker_info() is None else nullcontext()
+
+
+class _StreamCheckpointState:
+    """What a checkpoint holds of a stream: its state at what was consumed, not at what was read."""
+
+    def __init__(self, stream: StreamLoader, state: State) -> None:
+        self.stream = stream
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the stream's checkpoint; nothing at the beginning of an epoch."""
+        progress = self.state.progress
+        found = self.stream.checkpoint_at(progress.epoch, progress.position)
+        return {} if found is None else found.as_json()
+
+    def load_state_dict(self, saved: Any) -> None:
+        """Have the stream resume from a saved checkpoint."""
+        found = parse_stream_checkpoint(saved)
+        self.stream.checkpoints.clear()
+        if found is not None:
+            self.stream.checkpoints.append(found)
+
+
+def checkpoint_state(source: object, plan: Plan, state: State) -> dict[str, Stateful]:
+    """Return what a checkpoint holds of the training data, by name."""
+    if not isinstance(source, StreamLoader) or plan.data_resume != BY_STATE:
+        return {}
+    return {STREAM: _StreamCheckpointState(source, state)}
+
+
+def describe_resume(source: object, plan: Plan, progress: Progress) -> str:
+    """Return how a stream resumes, and what it reads again; "" for data with positions."""
+    if not isinstance(source, StreamLoader) or not progress.position:
+        return ""
+    found = source.checkpoint_at(progress.epoch, progress.position)
+    if found is None:
+        why = plan.reason("data.resume")
+        if plan.data_resume == BY_STATE:
+            why = "the checkpoint has no state of it that fits"
+        return f", reading {progress.position:,} samples of the stream again: {why}"
+    again = found.again + progress.position - found.position
+    also = f", reading {again:,} samples again" if again else ""
+    return f", the stream by its own state{also}"

@@ -1,7 +1,7 @@
-"""A stream's own state, by which a run goes on without reading again what it has read.
+"""A stream's own state, by which a run resumes without reading again what it has read.
 
-What has `state_dict()` and `load_state_dict()` may be the stream, what its function returns, or the
-iterator of either. States are loaded into copies only, so the stream stays as it was given.
+The object with `state_dict()` and `load_state_dict()` may be the stream, what its function returns,
+or the iterator of either. States are loaded into copies, so the stream stays as it was given.
 """
 
 import copy
@@ -12,24 +12,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from surestep.engine.data.state_encoding import decode_state, encode_state
-
 BY_STATE = "by its own state"
-CHEAP_S = 1e-3  # a state that takes no longer is taken with every batch
-SHARE = 100  # a dearer one takes at most one part in so many of the time
-SHARED_BYTES = 2**20  # arrays from here on are data and not state: copies share them
-_WALKED = 2000  # objects, as in the search for generators
+STREAM = "the training stream"  # the name of its state in a checkpoint
+CHEAP_S = 1e-3  # a state that takes no longer is saved with every batch
+SHARE = 100  # a slower one takes at most 1 / SHARE of the time
+SHARED_BYTES = 2**20  # arrays from this size on are data and not state: copies share them
+_SEARCHED = 2000  # objects
+# How a saved state holds what JSON does not have: {"$tuple": [1, 2]}.
+TUPLE, PAIRS, ARRAY = "$tuple", "$pairs", "$array"
 
 
 class WorkerProgress(NamedTuple):
-    """How far a worker is in its part of a stream.
+    """The progress of a worker in its shard of a stream.
 
     Attributes:
-        given: samples in the whole batches that were consumed.
-        read: samples that were read when the state was taken.
-        state: packed; None is the beginning.
+        given: samples in the full batches that were consumed.
+        read: samples that were read when the state was saved.
+        state: the encoded state; None is the beginning.
     """
 
     given: int = 0
@@ -38,14 +40,14 @@ class WorkerProgress(NamedTuple):
 
 
 class StreamCheckpoint(NamedTuple):
-    """A place in a pass over a stream, with the states to go on from.
+    """A position in a pass over a stream, with the states to resume from.
 
     Attributes:
         epoch: of the pass.
-        position: samples consumed; the end of a whole batch.
+        position: samples consumed; the end of a full batch.
         size: of a batch.
-        last: the worker whose batch came last.
-        parts: how far each worker is.
+        last: the worker whose batch was the last.
+        parts: the progress of each worker.
     """
 
     epoch: int
@@ -56,7 +58,7 @@ class StreamCheckpoint(NamedTuple):
 
     @property
     def again(self) -> int:
-        """Count the samples that were consumed after the states were taken."""
+        """Count the samples that were consumed after the states were saved."""
         return sum(part.given - part.read for part in self.parts)
 
     def as_json(self) -> dict[str, Any]:
@@ -65,20 +67,19 @@ class StreamCheckpoint(NamedTuple):
 
 
 def parse_stream_checkpoint(saved: Any) -> StreamCheckpoint | None:
-    """Return the mark that a checkpoint holds; None where it has none, or none of this form."""
+    """Return the stream's position in a checkpoint; None if it has none, or not in this form."""
     try:
-        mark = StreamCheckpoint(
-            **{**saved, "parts": tuple(WorkerProgress(**each) for each in saved["parts"])}
-        )
+        parts = tuple(WorkerProgress(**part) for part in saved["parts"])
+        found = StreamCheckpoint(**{**saved, "parts": parts})
     except (KeyError, TypeError):
         return None
-    numbers = [*mark[:4], *(number for part in mark.parts for number in part[:2])]
-    counts = all(type(each) is int and each >= 0 for each in numbers)
-    return mark if counts and mark.last < len(mark.parts) else None
+    numbers = [*found[:4], *(number for part in parts for number in part[:2])]
+    are_counts = all(type(number) is int and number >= 0 for number in numbers)
+    return found if are_counts and found.last < len(parts) else None
 
 
 def iterate_epoch(stream: Any, epoch: int) -> Iterable[Any]:
-    """Return what to iterate in an epoch, which knows the epoch where it wants to."""
+    """Return what to iterate in an epoch: the stream after `set_epoch`, or what it returns."""
     if not hasattr(stream, "__iter__"):
         wants_epoch = bool(inspect.signature(stream).parameters)
         made: Iterable[Any] = stream(epoch) if wants_epoch else stream()
@@ -91,90 +92,134 @@ def iterate_epoch(stream: Any, epoch: int) -> Iterable[Any]:
 
 
 def has_state(owner: Any) -> bool:
-    """Say whether something can tell its state and take up another."""
+    """Return whether an object can save and load its state."""
     methods = (getattr(owner, name, None) for name in ("state_dict", "load_state_dict"))
     return not isinstance(owner, type) and all(map(callable, methods))
 
 
 class StreamStateTracker:
-    """The state of a stream in one pass over it; it goes on from a part."""
+    """The state of a stream in one pass over it, which may start from a worker's progress."""
 
     def __init__(self, part: WorkerProgress | None = None) -> None:
-        self.read = 0 if part is None else part.read
-        self._state: Any = None if part is None else part.state
+        part = part or WorkerProgress()
+        self.read, self._state = part.read, part.state
         self.owner: Any = None
-        self._took: deque[float] = deque(maxlen=4)
+        self._took_s: deque[float] = deque(maxlen=4)
         self._next_s = 0.0
 
     def start(self, stream: Any, epoch: int) -> Iterator[Any]:
-        """Return the samples of an epoch from the part on."""
+        """Return the remaining samples of an epoch."""
         found = iterate_epoch(copy_stream(stream), epoch)
         if has_state(found):
-            self.owner = found
-            self._load()
+            self._own(found)
             return iter(found)
         samples = iter(found)
         if has_state(samples):
-            self.owner = samples
-            self._load()
+            self._own(samples)
         return samples
 
-    def _load(self) -> None:
+    def _own(self, owner: Any) -> None:
+        self.owner = owner
         if self._state is not None:
-            self.owner.load_state_dict(decode_state(self._state))
+            owner.load_state_dict(decode_state(self._state))
 
     def maybe_state_dict(self) -> Any:
-        """Return the state after the last sample, packed; None where it costs too much now.
+        """Return the encoded state after the last sample; None if saving takes too long now.
 
-        What a stream takes at best is judged, since other processes may be in the way of one.
+        The shortest of the last four times decides, since other processes can slow one down.
         """
         start = time.perf_counter()
         if self.owner is None or start < self._next_s:
             return None
         try:
             state = encode_state(self.owner.state_dict())
-        except TypeError:  # it has become something that cannot be saved: the last one stays
+        except TypeError:  # it now holds something that cannot be saved: the last one stays
             state = None
         end = time.perf_counter()
-        self._took.append(end - start)
-        if len(self._took) == self._took.maxlen and min(self._took) > CHEAP_S:
-            self._next_s = end + SHARE * min(self._took)
+        self._took_s.append(end - start)
+        if len(self._took_s) == self._took_s.maxlen and min(self._took_s) > CHEAP_S:
+            self._next_s = end + SHARE * min(self._took_s)
         return state
 
 
 def copy_stream(stream: Any) -> Any:
-    """Return a copy of a stream that has a state, large arrays shared; of others, itself.
+    """Return a copy of a stream that has a state; one that cannot be copied, as it is.
 
-    So each pass begins with the stream as it was given, without workers as with them, and whoever
-    else reads it is not in the way. What cannot be copied is returned itself.
+    So each pass begins with the stream as it was given, and no other reader changes it.
     """
     if not has_state(stream):
         return stream
     try:
         return copy_sharing_arrays(stream)
-    except Exception:  # of the user's own classes; `trial` tells it
+    except Exception:  # of the user's classes; `find_state_problem` reports it
         return stream
 
 
 def copy_sharing_arrays(stream: Any) -> Any:
-    """Return a copy that shares the large arrays."""
-    return copy.deepcopy(stream, {id(each): each for each in _large_arrays(stream)})
+    """Return a deep copy that shares the large arrays."""
+    return copy.deepcopy(stream, {id(array): array for array in _large_arrays(stream)})
 
 
 def _large_arrays(root: Any) -> Iterable[Any]:
-    waiting, seen = deque([root]), {id(root)}
-    while waiting and len(seen) < _WALKED:
+    waiting, visited = deque([root]), {id(root)}
+    while waiting and len(visited) < _SEARCHED:
         value = waiting.popleft()
         if isinstance(value, (Tensor, np.ndarray)):
             if value.nbytes >= SHARED_BYTES:
                 yield value
             continue
-        members = getattr(value, "__dict__", {}).values()
+        members = list(getattr(value, "__dict__", {}).values())
         if isinstance(value, Mapping):
-            members = [*members, *value.values()]
+            members += value.values()
         elif isinstance(value, (list, tuple)):
-            members = [*members, *value[:_WALKED]]
-        for each in members:
-            if id(each) not in seen and not isinstance(each, (str, bytes, int, float, type)):
-                seen.add(id(each))
-                waiting.append(each)
+            members += value[:_SEARCHED]
+        for member in members:
+            if id(member) not in visited and not isinstance(member, (str, bytes, int, float, type)):
+                visited.add(id(member))
+                waiting.append(member)
+
+
+def encode_state(value: Any) -> Any:
+    """Copy a state as JSON values and tensors.
+
+    Raises:
+        TypeError: with the name of a type that has no such form.
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, np.ndarray):
+        return {ARRAY: torch.from_numpy(value.copy())}
+    if isinstance(value, np.generic):
+        return encode_state(value.item())
+    if isinstance(value, Mapping):
+        if all(type(name) is str and not name.startswith("$") for name in value):
+            return {name: encode_state(member) for name, member in value.items()}
+        return {PAIRS: [[encode_state(name), encode_state(value[name])] for name in value]}
+    if type(value) is tuple:  # random.setstate needs one
+        return {TUPLE: [encode_state(member) for member in value]}
+    if isinstance(value, list):
+        return [encode_state(member) for member in value]
+    raise TypeError(type(value).__name__)
+
+
+def decode_state(value: Any) -> Any:
+    """Return a copy of what was encoded.
+
+    Raises:
+        TypeError, ValueError: it has a different form.
+    """
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, list):
+        return [decode_state(member) for member in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {TUPLE}:
+        return tuple(decode_state(member) for member in value[TUPLE])
+    if value.keys() == {ARRAY}:
+        return torch.as_tensor(value[ARRAY]).numpy().copy()
+    if value.keys() == {PAIRS}:
+        return {decode_state(name): decode_state(member) for name, member in value[PAIRS]}
+    return {name: decode_state(member) for name, member in value.items()}

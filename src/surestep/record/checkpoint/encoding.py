@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.data.stream_resume import STREAM
+from surestep.engine.data.stream_state import STREAM
 from surestep.engine.distributed.shards import TensorShard
 from surestep.engine.state.state import State, Stateful
 from surestep.record.checkpoint.errors import checkpoint_error

@@ -65,7 +65,7 @@ def test_a_length_that_is_said_is_a_length(urls):
 
 
 def test_shuffling_by_the_clock_is_refused(urls):
-    with pytest.raises(DataError, match=r"begins with other samples .*seed=epoch"):
+    with pytest.raises(DataError, match=r"begins with different samples .*seed=epoch"):
         inputs_of(stream(urls).shuffle(20))
 
 

@@ -1,24 +1,23 @@
-"""Orders of the training data, each a function of place: `surestep.samplers`.
+"""Sampling orders of the training data, each a function of (seed, epoch): `surestep.samplers`.
 
-Each gives the index of the sample at every position of an epoch from (seed, epoch) alone. So a run
-goes on in the middle of an epoch, and the number of workers does not matter.
+A run can resume in the middle of an epoch, and the number of workers does not change the order.
 
-| order | each epoch |
+| sampler | each epoch |
 |---|---|
-| `shuffled()` | every sample once, in a new order: the default |
-| `sequential()` | every sample once, as stored |
+| `shuffled()` | every sample once, in a new random order: the default |
+| `sequential()` | every sample once, in stored order |
 | `weighted(weights)` | samples drawn by weight, as torch's WeightedRandomSampler draws them |
-| `balanced()` | samples drawn so that each class comes equally often |
+| `balanced()` | samples drawn so that all classes are equally frequent |
 | `by_length(lengths)` | every sample once, in batches of similar length |
-| `mixed(shares)` | several datasets, each by its share |
-| `own(function)` | what a function of (seed, epoch) says |
+| `mixture(shares)` | several datasets, each with its share |
+| `custom(function)` | the indices that a function of (seed, epoch) returns |
 """
 
+from surestep.engine.data.samplers.basic import custom as custom
 from surestep.engine.data.samplers.basic import sequential as sequential
 from surestep.engine.data.samplers.basic import shuffled as shuffled
 from surestep.engine.data.samplers.length import by_length as by_length
 from surestep.engine.data.samplers.mixtures import mixture as mixture
-from surestep.engine.data.samplers.user_function import custom as custom
 from surestep.engine.data.samplers.weights import balanced as balanced
 from surestep.engine.data.samplers.weights import weighted as weighted
 

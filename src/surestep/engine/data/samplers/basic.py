@@ -1,15 +1,19 @@
-"""Every sample once: shuffled, or as stored."""
+"""Every sample once, shuffled or as stored; and the indices that a custom function returns."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
+from surestep.base.errors import DataError
 from surestep.engine.plan.batching import BatchLayout, DatasetView, SampleOrder, epoch_permutation
+from surestep.engine.rng import derive_seed, preserve_rng, seed_loading
 
 
 @dataclass(frozen=True)
 class BasicOrder:
-    """Every sample once; in a new order each epoch where `shuffle` is true."""
+    """Every sample once, shuffled or as stored."""
 
     shuffle: bool
     count: int = 0
@@ -30,9 +34,87 @@ class BasicOrder:
         """Return a permutation, or None for the stored order."""
         return epoch_permutation(self.count, seed, epoch) if self.shuffle else None
 
-    def explain(self, cut: BatchLayout, seed: int) -> str:
-        """Say what comes of it."""
+    def explain(self, layout: BatchLayout, seed: int) -> str:
+        """Describe the order."""
         return "each sample once, " + ("in a new order each epoch" if self.shuffle else "as stored")
+
+
+@dataclass(frozen=True, eq=False)
+class CustomOrder:
+    """Indices from `read(seed, epoch)`, which is checked to repeat.
+
+    Attributes:
+        read: returns the indices of an epoch.
+        what: its name in errors.
+        instead: what to do if it cannot be used.
+        length: positions of an epoch; None until the first epoch was read.
+        count: number of samples.
+        name: its name in the Plan.
+    """
+
+    read: Callable[[int, int], Iterable[int]]
+    what: str
+    instead: str
+    length: int | None = None
+    count: int = 0
+    name: str = "own"
+
+    def bind(self, samples: DatasetView) -> "CustomOrder":
+        """Return the order over this data, after reading two epochs and one of them again.
+
+        Raises:
+            DataError: an epoch does not repeat, differs in length, or holds an invalid index.
+        """
+        found = replace(self, count=samples.count)
+        first = found._read(0, 0)
+        found = replace(found, length=len(first) if self.length is None else self.length)
+        found.indices(0, 1, 1)
+        if not torch.equal(first, found.indices(0, 0, 1)):
+            raise DataError(
+                f"{self.what} gave two orders for the same seed and epoch, so a run could not "
+                f"resume in the middle of an epoch. {self.instead}"
+            )
+        return found
+
+    def __len__(self) -> int:
+        assert self.length is not None, "bind() is called first"
+        return self.length
+
+    def indices(self, seed: int, epoch: int, batch_size: int) -> Tensor:
+        """Return the indices of an epoch.
+
+        Raises:
+            DataError: they are not as many as in the first epoch, or one is invalid.
+        """
+        found = self._read(seed, epoch)
+        if len(found) != len(self):
+            raise DataError(
+                f"{self.what} gave {len(found)} indices for epoch {epoch + 1}, and its length is "
+                f"{len(self)}. Each epoch needs as many. {self.instead}"
+            )
+        return found
+
+    def _read(self, seed: int, epoch: int) -> Tensor:
+        with preserve_rng():
+            seed_loading(derive_seed("order", seed, epoch))
+            found = self.read(seed, epoch)
+            if not isinstance(found, Tensor):
+                found = torch.tensor([int(index) for index in found], dtype=torch.int64)
+        if found.dim() != 1 or not len(found) or found.is_floating_point():
+            raise DataError(
+                f"{self.what} gave {found.dtype} of shape {tuple(found.shape)} for epoch "
+                f"{epoch + 1}. Give one index for each position. {self.instead}"
+            )
+        if int(found.min()) < 0 or int(found.max()) >= self.count:
+            raise DataError(
+                f"{self.what} gave indices from {int(found.min())} to {int(found.max())}, and "
+                f"there are {self.count} training samples. {self.instead}"
+            )
+        return found.long().cpu()
+
+    def explain(self, layout: BatchLayout, seed: int) -> str:
+        """Describe the check."""
+        return f"{self.what}: {len(self)} positions; an epoch was read twice and was the same"
 
 
 def shuffled() -> SampleOrder:
@@ -43,3 +125,14 @@ def shuffled() -> SampleOrder:
 def sequential() -> SampleOrder:
     """Return a sampler that reads every sample once, in stored order."""
     return BasicOrder(shuffle=False)
+
+
+def custom(function: Callable[[int, int], Iterable[int]]) -> SampleOrder:
+    """Return a sampler that calls a function of (seed, epoch), which returns sample indices.
+
+    The generators of Python, numpy and torch are seeded while it runs, so it may draw random
+    numbers. It is called twice for one epoch before the run, to check that it repeats.
+    """
+    what = getattr(function, "__name__", type(function).__name__)
+    instead = "Make it depend on (seed, epoch) alone, and return indices of samples."
+    return CustomOrder(function, f"The order function {what}", instead)

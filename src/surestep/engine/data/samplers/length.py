@@ -24,11 +24,9 @@ WINDOW = 50
 
 @dataclass(frozen=True, eq=False)
 class ByLength:
-    """Every sample once an epoch; shuffled, then sorted by length within windows of batches.
+    """Every sample once; shuffled, then sorted by length within windows of batches.
 
-    Attributes:
-        lengths: of each sample, (samples,) int64, or a function of a sample.
-        window: how many batches are sorted together.
+    `lengths` is of each sample, (samples,) int64, or a function of a sample.
     """
 
     lengths: Tensor | Callable[[Any], int]
@@ -36,14 +34,14 @@ class ByLength:
     name: str = "by length"
 
     def bind(self, samples: DatasetView) -> "ByLength":
-        """Return the order over this data; a function of a sample is asked of each, once.
+        """Return the order over this data; a function is called on each sample.
 
         Raises:
-            DataError: there are more or fewer lengths than samples, or one is negative.
+            DataError: the lengths do not fit the samples, or one is negative.
         """
         found = self.lengths
         if not isinstance(found, Tensor):
-            found = torch.tensor([int(found(each)) for each in samples.each()])
+            found = torch.tensor([int(found(sample)) for sample in samples.each()])
         if found.dim() != 1 or len(found) != samples.count:
             raise DataError(
                 f"There are lengths of shape {tuple(found.shape)} and {samples.count} training "
@@ -61,40 +59,40 @@ class ByLength:
 
     @property
     def _lengths(self) -> Tensor:
-        assert isinstance(self.lengths, Tensor), "by_length() is not over any data yet"
+        assert isinstance(self.lengths, Tensor), "bind() is called first"
         return self.lengths
 
     def indices(self, seed: int, epoch: int, batch_size: int) -> Tensor:
-        """Return the order: batches of similar length, themselves shuffled; a smaller one is last.
+        """Return batches of similar length, shuffled.
 
-        The smaller last batch is taken off before anything is sorted, so that dropping it drops no
-        particular length.
+        The smaller last batch is split off before sorting, so dropping it drops no particular
+        length.
         """
         generator = order_generator(seed, epoch)
         shuffled = torch.randperm(len(self), generator=generator)
-        whole = len(self) - len(self) % batch_size
-        windows = torch.arange(whole) // (self.window * batch_size)
-        by_length = torch.argsort(self._lengths[shuffled[:whole]], stable=True)
+        full = len(self) - len(self) % batch_size
+        windows = torch.arange(full) // (self.window * batch_size)
+        by_length = torch.argsort(self._lengths[shuffled[:full]], stable=True)
         # Stable, so that within a window the rows stay sorted by length.
         by_window = by_length[torch.argsort(windows[by_length], stable=True)]
         batches = shuffled[by_window].view(-1, batch_size)
         batches = batches[torch.randperm(len(batches), generator=generator)]
-        rest = shuffled[whole:]
+        rest = shuffled[full:]
         return torch.cat([batches.flatten(), rest[torch.argsort(self._lengths[rest])]])
 
-    def explain(self, cut: BatchLayout, seed: int) -> str:
-        """Say how much of the first epoch is padding, and how much would be in a plain shuffle."""
-        ours = padding_fraction(self._lengths, self.indices(seed, 0, cut.batch_size), cut)
-        plain = padding_fraction(self._lengths, epoch_permutation(len(self), seed, 0), cut)
+    def explain(self, layout: BatchLayout, seed: int) -> str:
+        """Compare the padding of the first epoch with that of a plain shuffle."""
+        ours = padding_fraction(self._lengths, self.indices(seed, 0, layout.batch_size), layout)
+        plain = padding_fraction(self._lengths, epoch_permutation(len(self), seed, 0), layout)
         return f"padding {ours:.1%} instead of {plain:.1%}; windows of {self.window} batches"
 
 
-def padding_fraction(lengths: Tensor, order: Tensor, cut: BatchLayout) -> float:
-    """Return which part of an epoch is padding where each micro-batch is as wide as its longest."""
-    whole = len(order) - len(order) % cut.batch_size if cut.drop_last else len(order)
-    ordered, place = lengths[order[:whole]], torch.arange(whole)
-    parts = math.ceil(cut.batch_size / cut.micro_batch_size)
-    micro = place // cut.batch_size * parts + place % cut.batch_size // cut.micro_batch_size
+def padding_fraction(lengths: Tensor, order: Tensor, layout: BatchLayout) -> float:
+    """Return the share of padding if each micro-batch is padded to its longest sample."""
+    size, micro_size = layout.batch_size, layout.micro_batch_size
+    used = len(order) - len(order) % size if layout.drop_last else len(order)
+    ordered, position = lengths[order[:used]], torch.arange(used)
+    micro = position // size * math.ceil(size / micro_size) + position % size // micro_size
     longest = torch.zeros(int(micro.max()) + 1, dtype=torch.int64)
     padded = int(longest.scatter_reduce_(0, micro, ordered, "amax")[micro].sum())
     return 1 - int(ordered.sum()) / padded if padded else 0.0
@@ -114,5 +112,5 @@ def by_length(
         DataError: the window is below 1.
     """
     if window < 1:
-        raise DataError(f"by_length(window={window}) sorts nothing. Say at least 1.")
+        raise DataError(f"by_length(window={window}) sorts nothing. Use at least 1.")
     return ByLength(lengths if callable(lengths) else torch.as_tensor(lengths).cpu(), window)

@@ -1,6 +1,6 @@
-"""Samples drawn by weight, or so that each class comes equally often."""
+"""Samples drawn by weight, or so that all classes are equally frequent."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,14 +17,13 @@ class Weighted:
     """Samples drawn by weight.
 
     Attributes:
-        weights: of each sample, (samples,) float64.
-        draws: positions of an epoch; None is as many as there are samples.
-        replacement: whether a sample may come more than once in an epoch.
-        name: what the Plan calls it.
-        note: what is told beside the number of draws.
+        weights: of each sample, (samples,) float64; or a function that returns them for the data,
+            with a note for the Plan.
+        draws: positions of an epoch; None is the number of samples.
+        replacement: a sample may be drawn more than once in an epoch.
     """
 
-    weights: Tensor
+    weights: Tensor | Callable[[DatasetView], tuple[Tensor, str]]
     draws: int | None
     replacement: bool = True
     name: str = "weighted"
@@ -34,36 +33,41 @@ class Weighted:
         """Return the order over this data.
 
         Raises:
-            DataError: there are more or fewer weights than samples.
+            DataError: the weights do not fit the samples.
         """
-        if len(self.weights) != samples.count:
+        weights, note = self.weights, self.note
+        if not isinstance(weights, Tensor):
+            weights, note = weights(samples)
+        if len(weights) != samples.count:
             raise DataError(
-                f"There are {len(self.weights)} weights and {samples.count} training samples. "
-                "Give weighted() one weight for each sample."
+                f"There are {len(weights)} weights and {samples.count} training samples. Give "
+                "weighted() one weight for each sample."
             )
         draws = samples.count if self.draws is None else self.draws
-        able = int((self.weights > 0).sum())
-        if not self.replacement and draws > able:
+        positive = int((weights > 0).sum())
+        if not self.replacement and draws > positive:
             raise DataError(
-                f"{draws} samples cannot be drawn without replacement from the {able} whose weight "
-                f"is not 0. Say weighted(weights, samples={able}, replacement=False), or leave "
-                "replacement out."
+                f"{draws} samples cannot be drawn without replacement from the {positive} whose "
+                f"weight is not 0. Use weighted(weights, samples={positive}, replacement=False), "
+                "or leave replacement out."
             )
-        return replace(self, draws=draws)
+        return replace(self, weights=weights, draws=draws, note=note)
 
     def __len__(self) -> int:
-        assert self.draws is not None
+        assert self.draws is not None, "bind() is called first"
         return self.draws
 
     def indices(self, seed: int, epoch: int, batch_size: int) -> Tensor:
         """Draw an epoch, as torch.utils.data.WeightedRandomSampler does under this generator."""
+        assert isinstance(self.weights, Tensor), "bind() is called first"
         generator = order_generator(seed, epoch)
         if len(self.weights) <= MULTINOMIAL_LIMIT:
             return torch.multinomial(self.weights, len(self), self.replacement, generator=generator)
         return _draw_many(self.weights, len(self), self.replacement, generator)
 
-    def explain(self, cut: BatchLayout, seed: int) -> str:
-        """Say how many are drawn from how many."""
+    def explain(self, layout: BatchLayout, seed: int) -> str:
+        """Describe how many samples are drawn from how many."""
+        assert isinstance(self.weights, Tensor), "bind() is called first"
         how = "with" if self.replacement else "without"
         drawn = f"{len(self)} drawn {how} replacement from {len(self.weights)} samples"
         return f"{drawn}; {self.note}" if self.note else drawn
@@ -83,67 +87,6 @@ def _draw_many(
     sums = weights.cumsum(0)
     drawn = torch.rand(draws, dtype=torch.float64, generator=generator) * sums[-1]
     return torch.searchsorted(sums, drawn, right=True).clamp_(max=len(weights) - 1)
-
-
-@dataclass(frozen=True, eq=False)
-class Balanced:
-    """Samples drawn so that each class comes equally often in expectation."""
-
-    labels: Tensor | None
-    draws: int | None
-    classes: int | None
-    name: str = "balanced"
-
-    def bind(self, samples: DatasetView) -> SampleOrder:
-        """Return the weighted order over this data: each sample weighs one over its class's size.
-
-        Raises:
-            DataError: there is not one class index for each sample, or a class has no sample.
-        """
-        labels = samples.targets() if self.labels is None else self.labels
-        if labels is None:
-            raise DataError(
-                "balanced() finds no targets without loading every sample. Give it the classes: "
-                "balanced(labels), one class index for each sample."
-            )
-        if labels.dim() != 1 or labels.is_floating_point() or len(labels) != samples.count:
-            raise DataError(
-                f"balanced() takes one class index for each of the {samples.count} samples, and "
-                f"got {labels.dtype} of shape {tuple(labels.shape)}. Give balanced(labels), or "
-                "weighted(weights)."
-            )
-        return self._weigh(labels.long())
-
-    def _weigh(self, labels: Tensor) -> Weighted:
-        if int(labels.min()) < 0:
-            raise DataError(
-                f"balanced() takes class indices from 0 on, and the smallest label is "
-                f"{int(labels.min())}. Give balanced(labels) without ignored ones."
-            )
-        sizes = torch.bincount(labels, minlength=self.classes or 0)
-        if self.classes is not None and (len(sizes) > self.classes or not bool(sizes.all())):
-            empty = (sizes == 0).nonzero().flatten().tolist()
-            what = f"has no sample of class {empty[0]}" if empty else f"goes to {len(sizes) - 1}"
-            raise DataError(
-                f"balanced(classes={self.classes}) takes samples of each class from 0 to "
-                f"{self.classes - 1}, and the data {what}. Look at the labels, or leave classes "
-                "out."
-            )
-        there = sizes[sizes > 0]
-        note = f"each of {len(there)} classes equally often, of {there.min()} to {there.max()}"
-        draws = len(labels) if self.draws is None else self.draws
-        return Weighted(1 / sizes.double()[labels], draws, name=self.name, note=note)
-
-    def __len__(self) -> int:
-        raise AssertionError("balanced() is not over any data yet")
-
-    def indices(self, seed: int, epoch: int, batch_size: int) -> Tensor:
-        """Fail: over() gives the order that is drawn."""
-        raise AssertionError("balanced() is not over any data yet")
-
-    def explain(self, cut: BatchLayout, seed: int) -> str:
-        """Fail: over() gives the order that is drawn."""
-        raise AssertionError("balanced() is not over any data yet")
 
 
 def weighted(
@@ -172,7 +115,7 @@ def weighted(
         )
     if not bool(found.any()):
         raise DataError("All weights are 0, so there is nothing to draw. Give some samples more.")
-    return Weighted(found, _positive(samples, "weighted"), replacement)
+    return Weighted(found, _check_draws(samples, "weighted"), replacement)
 
 
 def balanced(
@@ -188,11 +131,47 @@ def balanced(
         samples: number of samples to draw per epoch; the default is the size of the dataset.
         classes: number of classes; if it is set, a class without samples is an error.
     """
-    found = None if labels is None else torch.as_tensor(labels).cpu()
-    return Balanced(found, _positive(samples, "balanced"), classes)
+    given = None if labels is None else torch.as_tensor(labels).cpu()
+
+    def weigh(view: DatasetView) -> tuple[Tensor, str]:
+        return _class_weights(view.targets() if given is None else given, view.count, classes)
+
+    return Weighted(weigh, _check_draws(samples, "balanced"), name="balanced")
 
 
-def _positive(samples: int | None, name: str) -> int | None:
+def _class_weights(labels: Tensor | None, samples: int, classes: int | None) -> tuple[Tensor, str]:
+    """Return one over the size of each sample's class, and a note."""
+    if labels is None:
+        raise DataError(
+            "balanced() finds no targets without loading every sample. Give it the classes: "
+            "balanced(labels), one class index for each sample."
+        )
+    if labels.dim() != 1 or labels.is_floating_point() or len(labels) != samples:
+        raise DataError(
+            f"balanced() takes one class index for each of the {samples} samples, and got "
+            f"{labels.dtype} of shape {tuple(labels.shape)}. Give balanced(labels), or "
+            "weighted(weights)."
+        )
+    labels = labels.long()
+    if int(labels.min()) < 0:
+        raise DataError(
+            f"balanced() takes class indices from 0 on, and the smallest label is "
+            f"{int(labels.min())}. Give balanced(labels) without ignored ones."
+        )
+    sizes = torch.bincount(labels, minlength=classes or 0)
+    if classes is not None and (len(sizes) > classes or not bool(sizes.all())):
+        empty = (sizes == 0).nonzero().flatten().tolist()
+        what = f"has no sample of class {empty[0]}" if empty else f"goes to {len(sizes) - 1}"
+        raise DataError(
+            f"balanced(classes={classes}) takes samples of each class from 0 to {classes - 1}, and "
+            f"the data {what}. Check the labels, or leave classes out."
+        )
+    there = sizes[sizes > 0]
+    note = f"each of {len(there)} classes equally often, of {there.min()} to {there.max()}"
+    return 1 / sizes.double()[labels], note
+
+
+def _check_draws(samples: int | None, name: str) -> int | None:
     if samples is not None and samples < 1:
-        raise DataError(f"{name}(samples={samples}) draws nothing. Say at least 1.")
+        raise DataError(f"{name}(samples={samples}) draws nothing. Use at least 1.")
     return samples

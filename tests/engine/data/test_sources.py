@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from surestep.base.errors import DataError
-from surestep.engine.data.dataset import as_tensors
+from surestep.engine.data.dataset import in_memory
 from surestep.engine.data.sources import InMemory, MapStyleSource
 from surestep.engine.plan.batching import BatchLayout, epoch_permutation
 from tests import tiny
@@ -145,7 +144,7 @@ def test_from_a_place_on_come_the_same_batches(drop_last):
     ids=["tuple", "TensorDataset", "numpy", "Subset", "Subset of a range", "Subset of a Subset"],
 )
 def test_tensors_in_memory_are_sliced(data, expected):
-    source = InMemory(*as_tensors(data))
+    source = in_memory(data)
     assert len(source) == len(expected[1])
     (batch,) = source.read(0, None, [range(len(source))])
     assert all(torch.equal(a, b) for a, b in zip(batch, expected, strict=True))
@@ -155,14 +154,9 @@ def test_tensors_in_memory_are_sliced(data, expected):
 
 
 def test_a_dict_of_tensors_is_sliced_by_name():
-    (batch,) = InMemory(*as_tensors({"x": X, "y": Y.numpy()})).read(0, None, [range(2, 4)])
+    (batch,) = in_memory({"x": X, "y": Y.numpy()}).read(0, None, [range(2, 4)])
     assert torch.equal(batch["x"], X[2:4])
     assert torch.equal(batch["y"], Y[2:4])
-
-
-def test_tensors_of_different_lengths_are_refused():
-    with pytest.raises(DataError, match=r"different lengths: \[5, 11\].*one row for each sample"):
-        InMemory((X, Y[:5]))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

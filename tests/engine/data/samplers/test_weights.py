@@ -77,7 +77,7 @@ def test_labels_may_leave_numbers_out_where_nobody_says_how_many_classes_there_a
         (lambda: samplers.weighted([1.0] * 4).bind(FIVE), "4 weights and 5 training samples"),
         (
             lambda: samplers.weighted(WEIGHTS, 5, replacement=False).bind(FIVE),
-            r"5 samples cannot be drawn .* from the 4 .* Say weighted\(weights, samples=4",
+            r"5 samples cannot be drawn .* from the 4 .* Use weighted\(weights, samples=4",
         ),
         (lambda: samplers.balanced().bind(FIVE), "finds no targets .* Give it the classes"),
         (lambda: samplers.balanced([0, 1]).bind(FIVE), r"each of the 5 samples, .* shape \(2,\)"),

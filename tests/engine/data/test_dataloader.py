@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from surestep import derive_seed
 from surestep.base.errors import DataError
-from surestep.engine.data.sampler import has_default_sampler, loader_batching, sampler_order
+from surestep.engine.data.dataloader import has_default_sampler, loader_batching, sampler_order
 from surestep.engine.plan.batching import DatasetView
 
 DATA = DatasetView(20, lambda: iter(range(20)))
@@ -166,7 +166,7 @@ class WeightedByHistory(OfHistory):
         ({"sampler": Endless()}, "Endless gave 21 indices for epoch 2, and its length is 20"),
         ({"sampler": Unsized()}, "Unsized has no __len__"),
         ({"sampler": [1, 2, 20]}, "list gave indices from 1 to 20, and there are 20"),
-        ({"sampler": DistributedSampler(ROWS, 2, 0)}, "one of 2 ranks its part"),
+        ({"sampler": DistributedSampler(ROWS, 2, 0)}, "one of 2 ranks its shard"),
         ({"batch_sampler": [[0, 1], [2], [3, 4]]}, r"a batch of 2 after one of 1, .*by_length"),
         ({"batch_sampler": [[0, 1], [2, 3, 4]]}, r"a batch of 3 after one of 2"),
     ],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from surestep.engine.data.state_encoding import decode_state, encode_state
+from surestep.engine.data.stream_state import decode_state, encode_state
 from surestep.record.io import dumps, parse_json
 
 VALUES = [

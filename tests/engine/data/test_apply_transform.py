@@ -157,7 +157,7 @@ NAMES = [((X[:4], "a"), Y[:4]), ((X[4:], "b"), Y[4:])]
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (WIDE, r"shapes \(4, 4\), \(3, 9\) cannot be put together, .*pad to one length"),
+        (WIDE, r"shapes \(4, 4\), \(3, 9\) cannot be concatenated, .*pad to one length"),
         (SHARED, r"4 samples holds a tensor of shape \(2,\)"),
         (NAMES, "hold different str objects"),
     ],

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, Subset, WeightedRandomSampler
 
 import surestep
 from surestep.base.errors import ConfigError, DataError
-from surestep.engine.data.exclude_samples import FilteredOrder, excluded_samples
+from surestep.engine.data.order import FilteredOrder, excluded_samples
 from surestep.engine.losses.base import LossModule
 from surestep.engine.plan.batching import epoch_permutation
 from surestep.engine.plan.specs import ExcludedSamples
@@ -115,7 +115,7 @@ def test_drawn_orders_are_refused(folder, order):
     if order == "sampler":
         sampler = WeightedRandomSampler(weights.tolist(), 55)
         task = task_of(DataLoader(Augmented(55), batch_size=9, sampler=sampler))
-    with pytest.raises(ConfigError, match="draws its samples anew"):
+    with pytest.raises(ConfigError, match="draws its samples again"):
         session_of(task, folder(), exclude_samples=SKIPPED, max_steps=2)
 
 

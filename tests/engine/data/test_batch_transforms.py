@@ -65,7 +65,7 @@ def test_the_batch_itself_is_not_written_into():
 @pytest.mark.parametrize("alpha", [0, -1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("make", [batch_transforms.mixup, batch_transforms.cutmix])
 def test_a_share_that_cannot_be_drawn_is_refused(make, alpha):
-    with pytest.raises(TaskError, match=r"has no shares to draw\. Say an alpha above 0"):
+    with pytest.raises(TaskError, match=r"has no shares to draw\. Use an alpha above 0"):
         make(alpha)
 
 
@@ -77,7 +77,7 @@ MIXUP = batch_transforms.mixup(classes=3)
     [
         (
             {"batch_transform": batch_transforms.mixup()},
-            r"is not said\. Say mixup\(0\.2, classes=10\)",
+            r"is not set\. Use mixup\(0\.2, classes=10\)",
         ),
         (
             {"batch_transform": batch_transforms.mixup(classes=2)},

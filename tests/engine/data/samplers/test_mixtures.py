@@ -62,7 +62,7 @@ def test_shares_become_whole_numbers_that_add_up(samples):
     [
         (
             lambda: samplers.mixture({"a": 7, "b": 3}),
-            r"add up to 10, .* mixed\(\{'a': 0.7, 'b': 0.3",
+            r"add up to 10, .* mixture\(\{'a': 0.7, 'b': 0.3",
         ),
         (lambda: samplers.mixture({"a": 1.0, "b": 0.0}), "share of 'b' is 0.0"),
         (lambda: samplers.mixture({"a": 1.5, "b": -0.5}), "share of 'b' is -0.5"),

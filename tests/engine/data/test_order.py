@@ -11,7 +11,7 @@ from torch.utils.data import (
 
 from surestep import samplers
 from surestep.base.errors import ConfigError, DataError, TaskError
-from surestep.engine.data.apply_order import dataset_view
+from surestep.engine.data.order import dataset_view
 from tests import tiny
 
 X, Y = tiny.data()
@@ -129,8 +129,7 @@ def decision(parts, **said):
             {},
             (
                 "sampler: range",
-                "The DataLoader's range: 20 positions; an epoch was read twice and came back "
-                "the same",
+                "The DataLoader's range: 20 positions; an epoch was read twice and was the same",
                 True,
             ),
         ),
@@ -147,7 +146,7 @@ def test_the_plan_says_what_the_order_is_and_why(parts, said, expected):
         (
             {"train": DataLoader(Rows(), 8, shuffle=True), "sampler": samplers.sequential()},
             DataError,
-            "order 'sequential', and its DataLoader a RandomSampler. Say it in one place",
+            "order 'sequential', and its DataLoader a RandomSampler. Use one of them",
         ),
         (
             {"train": DataLoader(Rows(), 8, sampler=[1, 2]), "sampler": samplers.shuffled()},
@@ -157,7 +156,7 @@ def test_the_plan_says_what_the_order_is_and_why(parts, said, expected):
         (
             {"train": {"a": (X, Y), "b": Rows()}},
             DataError,
-            r"2 datasets, and nothing says .*mixture\(\{'a': 0.5, 'b': 0.5\}\)\)",
+            r"2 datasets, and their shares are not set.*mixture\(\{'a': 0.5, 'b': 0.5\}\)\)",
         ),
         (
             {"sampler": lambda seed, epoch: range(20)},

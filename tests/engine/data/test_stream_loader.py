@@ -150,7 +150,7 @@ def test_a_stream_that_does_not_keep_its_length_is_refused(says, message):
         def __len__(self):
             return says
 
-    with pytest.raises(DataError, match=rf"says that it has {says} samples, and .*{message}"):
+    with pytest.raises(DataError, match=rf"has a __len__ of {says} samples, and .*{message}"):
         batches(Wrong())
 
 

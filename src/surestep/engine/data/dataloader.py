@@ -1,0 +1,192 @@
+"""A given DataLoader: its settings, and its sampler as an order of the samples."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, cast
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from surestep.base.errors import DataError
+from surestep.engine.data.samplers.basic import CustomOrder
+from surestep.engine.data.stream import is_stream
+from surestep.engine.plan.batching import SampleOrder, order_generator
+from surestep.engine.rng import preserve_rng, seed_loading
+
+_INSTEAD = {
+    "weight": "weighted(weights)",
+    "balance": "balanced(labels)",
+    "class": "balanced(labels)",
+    "length": "by_length(lengths)",
+    "bucket": "by_length(lengths)",
+    "size": "by_length(lengths)",
+}
+
+
+def loader_settings(data: Any) -> dict[str, Any] | None:
+    """Return the settings of a DataLoader by the names of the Plan; None for other data.
+
+    `shuffle` is None if it has a custom sampler, `batch_size` if it makes no batches.
+    """
+    if not isinstance(data, DataLoader):
+        return None
+    shuffle: bool | None = False
+    if not is_stream(data):
+        shuffle = isinstance(sampler_of(data), RandomSampler) if has_default_sampler(data) else None
+    return {
+        **loader_batching(data),
+        "shuffle": shuffle,
+        "num_workers": data.num_workers,
+        "pin_memory": data.pin_memory,
+        "persistent_workers": data.persistent_workers,
+        "prefetch_factor": data.prefetch_factor,
+    }
+
+
+def unsupported_loader_options(data: Any) -> dict[str, Any]:
+    """Return the options of a DataLoader that are not options of the Plan."""
+    if not isinstance(data, DataLoader):
+        return {}
+    names = ("timeout", "worker_init_fn", "multiprocessing_context")
+    return {name: getattr(data, name) for name in names}
+
+
+def loader_batching(loader: "DataLoader[Any]") -> dict[str, Any]:
+    """Return the batch size of a DataLoader (None without batches), and whether it drops the last.
+
+    A custom batch sampler is asked for its first batch.
+    """
+    batches: Any = loader.batch_sampler
+    if batches is None:
+        return {"batch_size": None, "drop_last": False}
+    if type(batches) is BatchSampler:
+        return {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
+    with preserve_rng():
+        seed_loading(0)
+        _set_position(batches, 0, 0)
+        first = next(iter(batches), ())
+    return {"batch_size": max(1, len(first)), "drop_last": False}
+
+
+def check_batched(data: Any, part: str, *, batched: bool) -> None:
+    """Check that a DataLoader makes batches, unless its elements are batches already.
+
+    Raises:
+        DataError: it makes none and its elements are samples, or the reverse.
+    """
+    if not isinstance(data, DataLoader):
+        return
+    makes_none = data.batch_size is None and data.batch_sampler is None
+    if makes_none and not batched:
+        raise DataError(
+            f"The DataLoader of the {part} data has batch_size=None, so it makes no batches. If "
+            "its dataset yields batches, pass Task(batched=True); if it yields samples, pass the "
+            "dataset and set batch_size."
+        )
+    if batched and not makes_none:
+        raise DataError(
+            f"The DataLoader of the {part} data makes batches, and Task(batched=True) is for a "
+            "dataset whose elements are batches already. Leave batched out, or pass "
+            "DataLoader(dataset, batch_size=None)."
+        )
+
+
+def check_no_sampler(data: Any, part: str) -> None:
+    """Check that data to measure on has no custom sampler: all of it is read in stored order.
+
+    Raises:
+        DataError: a DataLoader with a sampler.
+    """
+    if isinstance(data, DataLoader) and not is_stream(data) and not has_default_sampler(data):
+        raise DataError(
+            f"The DataLoader of the {part} data has a custom sampler, and all of this data is "
+            "read in stored order. Give the dataset, or a Subset of it."
+        )
+
+
+def sampler_of(loader: "DataLoader[Any]") -> Any:
+    """Return the sampler of a DataLoader, or its custom batch sampler."""
+    batches = loader.batch_sampler
+    if batches is None:
+        return loader.sampler
+    return batches.sampler if type(batches) is BatchSampler else batches
+
+
+def has_default_sampler(loader: "DataLoader[Any]") -> bool:
+    """Return whether a DataLoader reads every sample once: shuffled, or as stored."""
+    sampler = sampler_of(loader)
+    if type(sampler) not in (RandomSampler, SequentialSampler):
+        return False
+    draws_again = type(sampler) is RandomSampler and sampler.replacement
+    return not draws_again and len(sampler) == len(cast(Any, loader.dataset))
+
+
+def sampler_order(loader: "DataLoader[Any]") -> SampleOrder | None:
+    """Return the order of a DataLoader's custom sampler; None for a default one.
+
+    Raises:
+        DataError: the sampler has no length, or is one rank's shard of several.
+    """
+    if has_default_sampler(loader):
+        return None
+    sampler = sampler_of(loader)
+    kind = type(sampler).__name__
+    matches = [order for word, order in _INSTEAD.items() if word in kind.lower()]
+    instead = (
+        "Give the dataset and Task(sampler=surestep.samplers."
+        f"{matches[0] if matches else 'custom(function)'}) instead: an order is a function of "
+        "(seed, epoch)."
+    )
+    if not hasattr(sampler, "__len__"):
+        raise DataError(
+            f"The DataLoader's {kind} has no __len__, so the end of an epoch is not known. "
+            f"{instead}"
+        )
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+        raise DataError(
+            f"The DataLoader's {kind} gives one of {sampler.num_replicas} ranks its shard, and "
+            "surestep splits a batch over ranks itself. Give the dataset, or shuffle=True."
+        )
+    makes_batches = sampler is loader.batch_sampler
+    length = None if makes_batches else len(sampler)
+
+    def read(seed: int, epoch: int) -> Iterable[int]:
+        generators = _set_position(sampler, seed, epoch)
+        try:
+            indices = _in_batches(sampler, kind) if makes_batches else sampler
+            return list(islice(indices, None if length is None else length + 1))
+        finally:
+            for holder, own in generators:
+                holder.generator = own
+
+    return CustomOrder(read, f"The DataLoader's {kind}", instead, length, name=f"sampler: {kind}")
+
+
+def _set_position(sampler: Any, seed: int, epoch: int) -> list[tuple[Any, Any]]:
+    """Put a sampler, and one within it, at an epoch; return the generators that they had."""
+    before = []
+    for holder in (sampler, getattr(sampler, "sampler", None)):
+        if callable(getattr(holder, "set_epoch", None)):
+            cast(Any, holder).set_epoch(epoch)
+        if isinstance(getattr(holder, "generator", 0), torch.Generator | None):
+            before.append((holder, cast(Any, holder).generator))
+            cast(Any, holder).generator = order_generator(seed, epoch)
+    return before
+
+
+def _in_batches(sampler: Iterable[list[int]], kind: str) -> Iterator[int]:
+    """Yield the indices of batches, which must have one size, except a smaller last one."""
+    size = before = 0
+    for batch in sampler:
+        size = size or len(batch)
+        before = before or size
+        if before < size or len(batch) > size:
+            raise DataError(
+                f"The DataLoader's {kind} makes a batch of {len(batch)} after one of {before}, and "
+                "global batches have one size, except a smaller last one. Use Task(train="
+                "surestep.BatchedDataset(dataset, batch_sampler), batched=True) to take the "
+                "batches as they are, or Task(sampler=surestep.samplers.by_length(lengths))."
+            )
+        before = len(batch)
+        yield from batch

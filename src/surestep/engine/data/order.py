@@ -1,0 +1,214 @@
+"""The order of the training data: the Task's, or its DataLoader's, without excluded samples."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, Subset
+
+from surestep.base.errors import ConfigError, DataError
+from surestep.engine.data.bptt import BPTTDataset
+from surestep.engine.data.dataloader import sampler_of, sampler_order
+from surestep.engine.data.dataset import (
+    as_samples,
+    count_samples,
+    dataset_of,
+    in_memory,
+    is_mixture,
+)
+from surestep.engine.data.samplers.basic import BasicOrder
+from surestep.engine.data.stream import is_stream
+from surestep.engine.plan.batching import BatchLayout, DatasetView, SampleOrder
+from surestep.engine.plan.specs import ExcludedSamples
+from surestep.engine.rng import preserve_rng, seed_loading
+from surestep.engine.task.task import Task
+
+
+def dataset_view(task: Task) -> DatasetView:
+    """Return what an order may read of the training data.
+
+    Raises:
+        DataError: it is not map-style, or empty.
+    """
+    dataset = dataset_of(task.train, "train")
+    memory = in_memory(dataset)
+    count = len(dataset if memory is None else memory)
+
+    def load_all() -> Iterator[Any]:
+        samples = as_samples(dataset)
+        with preserve_rng():
+            seed_loading(0)
+            yield from (samples[index] for index in range(count))
+
+    def targets() -> Tensor | None:
+        if memory is not None:
+            batch = next(memory.read(0, None, [range(count)]))
+            return cast("Tensor | None", task.split_batch(batch)[2])
+        found = getattr(dataset, "targets", None)  # as torchvision's datasets have
+        return None if found is None else torch.as_tensor(found)
+
+    sizes = {}
+    if is_mixture(task.train):
+        sizes = {name: count_samples(one, name) or 0 for name, one in task.train.items()}
+    return DatasetView(count, load_all, targets, sizes)
+
+
+def apply_order(task: Task, skips: ExcludedSamples | None = None) -> Task:
+    """Return the task with the order of its training data, without the excluded samples.
+
+    A plain order is made later, when data.shuffle is known.
+
+    Raises:
+        DataError: the order does not fit the data, or two are given, or none for several datasets.
+    """
+    order, train = task.sampler, task.train
+    if is_stream(train):
+        if order is not None:
+            raise DataError(
+                f"The Task has the order {order.name!r}, which needs positions, and its training "
+                "data is a stream. Leave the order out; data.shuffle_buffer=1000 mixes."
+            )
+        return task
+    if isinstance(train, BPTTDataset):
+        if order is not None and order.name != "sequential":
+            raise DataError(
+                "The training data is in lanes, whose windows follow each other, and the order is "
+                f"{order.name!r}. Leave the order out."
+            )
+        return replace(task, sampler=BasicOrder(shuffle=False).bind(dataset_view(task)))
+    if isinstance(train, DataLoader):
+        sampled = sampler_order(train)
+        shuffles = isinstance(sampler_of(train), RandomSampler)
+        if order is not None and (sampled is not None or shuffles):
+            raise DataError(
+                f"The Task has the order {order.name!r}, and its DataLoader a "
+                f"{type(sampler_of(train)).__name__}. Use one of them: give a DataLoader without "
+                "shuffle and sampler, or leave the order out."
+            )
+        order = sampled if order is None else order
+    if order is None:
+        if is_mixture(train):
+            names = ", ".join(f"{name!r}: {1 / len(train):.2g}" for name in train)
+            raise DataError(
+                f"train is {len(train)} datasets, and their shares are not set. Set "
+                f"Task(sampler=surestep.samplers.mixture({{{names}}})), or give a ConcatDataset "
+                "to read each sample once."
+            )
+        return task
+    order = order if skips is None else FilteredOrder(order, skips)
+    return replace(task, sampler=order.bind(dataset_view(task)))
+
+
+def excluded_samples(task: Task, indices: Iterable[int], source: str) -> ExcludedSamples:
+    """Return which samples of the task's training data are excluded.
+
+    Raises:
+        ConfigError: a sample does not exist, or none is left, or the data is in lanes.
+    """
+    count = count_samples(task.train, "train")
+    assert count is not None, "a stream has no indices"
+    samples = tuple(sorted(set(indices)))
+    of = f" of {source}" if source else ""
+    if samples and samples[-1] >= count:
+        beyond = sum(index >= count for index in samples)
+        raise ConfigError(
+            f"exclude_samples{of} names sample {samples[-1]}, and the {count} training samples "
+            f"have the indices 0 to {count - 1}: {beyond} of {len(samples)} do not exist. Was it "
+            "written for different data?"
+        )
+    if len(samples) == count:
+        raise ConfigError(
+            f"exclude_samples{of} leaves out all {count} training samples. Name fewer of them."
+        )
+    if isinstance(task.train, BPTTDataset):
+        raise ConfigError(
+            "exclude_samples is set, and the training data is in lanes, whose windows follow each "
+            "other: none can be left out. Split the sequence before BPTTDataset(...)."
+        )
+    return ExcludedSamples(samples, count, source)
+
+
+@dataclass(frozen=True, eq=False)
+class FilteredOrder:
+    """An order without some samples; the positions of the others close up."""
+
+    order: SampleOrder
+    skips: ExcludedSamples
+    length: int = 0
+
+    @property
+    def name(self) -> str:
+        """Return the name of the full order."""
+        return self.order.name
+
+    def bind(self, samples: DatasetView) -> "FilteredOrder":
+        """Return the order over this data.
+
+        Raises:
+            ConfigError: its epochs do not have the same samples, each once, so their lengths
+                without the excluded samples would differ.
+        """
+        found = replace(self, order=self.order.bind(samples))
+        first, second = (found._full_epoch(epoch).sort().values for epoch in (0, 1))
+        if len(first.unique()) < len(first) or not torch.equal(first, second):
+            raise ConfigError(
+                f"exclude_samples is set, and the order {self.name!r} draws its samples again each "
+                "epoch, so the lengths of the epochs would differ. Give those samples the weight 0 "
+                "in surestep.samplers.weighted(weights), or a torch.utils.data.Subset of the data "
+                "as train."
+            )
+        return replace(found, length=len(found._remaining(0, 0, 1)))
+
+    def _full_epoch(self, epoch: int) -> Tensor:
+        order = self.order.indices(0, epoch, 1)
+        return torch.arange(self.skips.count) if order is None else order
+
+    def __len__(self) -> int:
+        return self.length
+
+    def indices(self, seed: int, epoch: int, batch_size: int) -> Tensor:
+        """Return the indices that are left of an epoch.
+
+        Raises:
+            DataError: they are not as many as in the first epoch.
+        """
+        rest = self._remaining(seed, epoch, batch_size)
+        if len(rest) != self.length:
+            raise DataError(
+                f"The order {self.name!r} without exclude_samples has {len(rest)} samples in epoch "
+                f"{epoch + 1} and {self.length} in the first. Each epoch needs as many: leave "
+                "those samples out of the order itself."
+            )
+        return rest
+
+    def _remaining(self, seed: int, epoch: int, batch_size: int) -> Tensor:
+        kept = self.skips.kept()
+        order = self.order.indices(seed, epoch, batch_size)
+        return kept.nonzero().flatten() if order is None else order[kept[order]]
+
+    def explain(self, layout: BatchLayout, seed: int) -> str:
+        """Describe the full order, and how many samples are excluded."""
+        return f"{self.order.explain(layout, seed)}; without {self.skips}"
+
+
+def filter_order(
+    order: SampleOrder | None, skips: ExcludedSamples | None, *, shuffle: bool
+) -> SampleOrder | None:
+    """Return the order of the remaining samples; None is the plain one of all samples.
+
+    An order of the Task excludes samples already, by `apply_order`.
+    """
+    if skips is None or order is not None:
+        return order
+    return FilteredOrder(BasicOrder(shuffle, skips.count), skips, skips.left)
+
+
+def remaining_data(task: Task, skips: ExcludedSamples | None) -> Task:
+    """Return the task with its remaining training data, in stored order."""
+    if skips is None:
+        return task
+    collate: Any = task.collate_fn or getattr(task.train, "collate_fn", None)
+    rest = Subset(dataset_of(task.train, "train"), skips.kept().nonzero().flatten().tolist())
+    return replace(task, train=rest, collate_fn=collate, sampler=None)
