@@ -32,7 +32,5 @@ def test_a_stream_to_measure_by_that_begins_otherwise_on_a_rank_is_refused(part)
     check_shared(world, planned.task, planned.plan)
     other = json.dumps({part: "other"})
     assert json.loads(said[0]).keys() == {part}
-    with pytest.raises(
-        DataError, match=f"The {part} stream begins with different samples on rank 1"
-    ):
+    with pytest.raises(DataError, match=f"The {part} stream begins with other samples on rank 1"):
         check_shared(world, planned.task, planned.plan)
