@@ -66,13 +66,13 @@ def test_there_are_few_images_and_none_is_in_two_parts():
     assert task.train[1].bincount().tolist() == [3, 3, 3, 3, 3]
     assert [len(part[0]) for part in (task.val, task.test)] == [200, 896 - 15 - 200]
     rows = torch.cat([part[0].flatten(1) for part in (task.train, task.val, task.test)])
-    x, _ = finetune.images(5, 9)
+    x, _ = finetune.images_of(5, 9)
     assert torch.equal(rows.unique(dim=0), x.flatten(1).unique(dim=0))
 
 
 @pytest.mark.parametrize(("first", "last", "count"), [(0, 4, 901), (5, 9, 896)])
 def test_classes_count_from_the_first_of_the_digits(first, last, count):
-    x, y = finetune.images(first, last)
+    x, y = finetune.images_of(first, last)
     assert (len(x), y.unique().tolist()) == (count, [0, 1, 2, 3, 4])
 
 

@@ -5,7 +5,7 @@ import surestep
 from surestep.recipes import gan
 from surestep.recipes.load import load
 
-REAL = gan.images()
+REAL = gan.images()[0].flatten(1)
 
 
 def train(folder, callbacks=(), **said):

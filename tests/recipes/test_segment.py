@@ -36,7 +36,7 @@ def test_no_image_is_in_two_parts(monkeypatch):
     task = segment.task()
     parts = [task.train, task.val, task.test]
     assert [len(part) for part in parts] == [1200, 300, 297]
-    assert torch.equal(torch.cat(parts), segment.images())
+    assert torch.equal(torch.cat(parts), segment.images()[0].squeeze(1))
 
 
 def test_a_mask_is_the_ink_of_digits_and_not_of_scraps():

@@ -10,7 +10,7 @@ import tyro
 
 from surestep.base.text import print_escaped, print_json
 from surestep.cli import output as show
-from surestep.cli.load_run import describe_which, load_task_and_config, parse_run_ref
+from surestep.cli.load_run import describe_which, load_run_recipe, parse_run_ref
 from surestep.cli.parse import parse
 from surestep.record.io import dumps
 
@@ -42,13 +42,14 @@ def run(words: list[str]) -> int:
     """Evaluate a checkpoint of a run on one split of its data."""
     parsed = parse(Options, words, "surestep evaluate")
     folder, which = parse_run_ref(parsed.run, parsed.which)
-    task, config = load_task_and_config(folder, allow_changed=parsed.allow == "recipe")
+    loaded = load_run_recipe(folder, allow_changed=parsed.allow == "recipe")
+    task = loaded.task()
     from surestep.engine.metrics.base import is_confusion
     from surestep.trainer.closed_run import measure_run
 
     reasons: list[str] = []
     saved, metrics = measure_run(
-        folder, task, config, split=parsed.split, which=which, warn=reasons.append
+        folder, task, loaded.config, split=parsed.split, which=which, warn=reasons.append
     )
     for reason in reasons:
         print_escaped(reason, file=sys.stderr)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surestep.base.errors import ConfigError, RecipeError, RunError
 from surestep.base.text import print_escaped
 from surestep.config.config import Config
-from surestep.config.not_set import NOT_SET
 from surestep.engine.distributed.launcher_env import read_launched
 from surestep.engine.step.gc import import_without_collecting
 from surestep.recipes.find import SHIPPED, sha256
@@ -21,11 +19,13 @@ from surestep.record.run import Run, Which
 if TYPE_CHECKING:  # torch is imported with the recipe
     from surestep.engine.task.task import Task
     from surestep.recipes.load import Recipe
+    from surestep.trainer.planning import TaskOrigin
 
 
 class RunRecipe(NamedTuple):
     """The recipe of a run as it is now, with the run's parameters and options."""
 
+    folder: Run
     recipe: Recipe
     parameters: dict[str, Any]
     config: Config
@@ -33,6 +33,12 @@ class RunRecipe(NamedTuple):
     def task(self) -> Task:
         """Call the recipe's function."""
         return self.recipe.build(self.parameters, self.config)
+
+    @property
+    def origin(self) -> TaskOrigin:
+        """Where the Task comes from."""
+        place = f"{self.folder.path}/config.json"
+        return self.recipe.origin(self.parameters, dict.fromkeys(self.config.set_options(), place))
 
 
 def parse_run_ref(text: str, which: Which) -> tuple[Run, Which | int]:
@@ -53,16 +59,6 @@ def describe_which(which: Which | int) -> str:
     return "" if isinstance(which, int) else f"{which} checkpoint, "
 
 
-def load_task_and_config(folder: Run, *, allow_changed: bool) -> tuple[Task, Config]:
-    """Return the task and the config of a run, from the recipe's file as it is now.
-
-    Raises:
-        RunError, RecipeError: as `load_run_recipe()`.
-    """
-    found = load_run_recipe(folder, allow_changed=allow_changed)
-    return found.task(), found.config
-
-
 def load_run_recipe(folder: Run, *, allow_changed: bool) -> RunRecipe:
     """Load the recipe's file as it is now, with the run's parameters and options.
 
@@ -70,11 +66,11 @@ def load_run_recipe(folder: Run, *, allow_changed: bool) -> RunRecipe:
         RunError: the run has no recipe.
         RecipeError: its file is missing, or has changed and `allow_changed` is False.
     """
-    asked = folder.config
-    recipe = _recipe(folder, asked["recipe"], allow_changed=allow_changed)
-    config = Config.from_options(asked["config"])
-    places = {f"task.{name}": str(folder.path / "config.json") for name in asked["task"]}
-    return RunRecipe(recipe, recipe.typed(asked["task"], places), config)
+    recorded = folder.config
+    recipe = _recipe(folder, recorded["recipe"], allow_changed=allow_changed)
+    config = Config.from_options(recorded["config"])
+    places = {f"task.{name}": str(folder.path / "config.json") for name in recorded["task"]}
+    return RunRecipe(folder, recipe, recipe.typed(recorded["task"], places), config)
 
 
 def _recipe(folder: Run, known: dict[str, str], *, allow_changed: bool) -> Recipe:
@@ -107,37 +103,3 @@ def _recipe(folder: Run, known: dict[str, str], *, allow_changed: bool) -> Recip
 def recipe_argument(known: dict[str, str]) -> str:
     """Return a recorded recipe as it is typed: the name of a built-in one, else its path."""
     return known["name"] if Path(known["path"]).parent == SHIPPED else known["path"]
-
-
-def original_options(folder: Run, *, without: Sequence[str]) -> list[str]:
-    """Return the command-line options of a run that differ from its recipe's defaults.
-
-    Args:
-        folder: of the run.
-        without: options that are typed again, and so are left out.
-
-    Raises:
-        RecipeError: its recipe cannot be read.
-    """
-    from surestep.recipes.load import load
-
-    recipe = load(recipe_argument(folder.config["recipe"]))
-    defaults = recipe.config.set_options()
-    recorded = Config.from_options(folder.config["config"]).set_options()
-    options = {k: value for k, value in recorded.items() if defaults.get(k, NOT_SET) != value}
-    for name, parameter in recipe.parameters.items():
-        value = folder.config["task"].get(name, parameter.default)
-        options |= {f"task.{name}": value} if value != parameter.default else {}
-    replaced = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in without}
-    replaced |= {"epochs", "max_steps"} if replaced & {"epochs", "max_steps"} else set()
-    return [
-        word
-        for name, value in options.items()
-        if name not in replaced and not isinstance(value, dict)
-        for word in (f"--{name.replace('_', '-')}", *_words(value))
-    ]
-
-
-def _words(value: Any) -> list[str]:
-    values = value if isinstance(value, list | tuple) else [value]
-    return ["off" if value is None else str(value) for value in values]

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from surestep.base.paths import require_local_path
 from surestep.base.text import print_escaped, print_json
-from surestep.cli.load_run import describe_which, load_task_and_config, parse_run_ref
+from surestep.cli.load_run import describe_which, load_run_recipe, parse_run_ref
 from surestep.cli.parse import parse
 from surestep.record.io import dumps
 
@@ -61,14 +61,14 @@ def run(words: list[str]) -> int:
     )
 
     with open_predictions(out, overwrite=parsed.overwrite) as write:
-        task, config = load_task_and_config(folder, allow_changed=parsed.allow == "recipe")
+        loaded = load_run_recipe(folder, allow_changed=parsed.allow == "recipe")
         from surestep.trainer.closed_run import predict_run
 
         with _bar() as watch:
             saved, found = predict_run(
                 folder,
-                task,
-                config,
+                loaded.task(),
+                loaded.config,
                 split=parsed.split,
                 which=which,
                 mc_dropout=parsed.mc_dropout,

@@ -11,7 +11,7 @@ from surestep.base.errors import ConfigError, RunError
 from surestep.base.paths import require_local_path
 from surestep.base.text import print_escaped, print_json
 from surestep.cli import output as show
-from surestep.cli.load_run import load_task_and_config
+from surestep.cli.load_run import load_run_recipe
 from surestep.cli.parse import parse
 from surestep.record.incident import read_incident
 from surestep.record.io import dumps
@@ -51,10 +51,10 @@ def run(words: list[str]) -> int:
             f"{folder.path} was started from Python, not from a recipe. Replay the step in Python: "
             f"surestep.replay({str(incident.path)!r}, task)."
         )
-    task, _ = load_task_and_config(folder, allow_changed=parsed.allow == "recipe")
+    loaded = load_run_recipe(folder, allow_changed=parsed.allow == "recipe")
     from surestep.trainer.replay import replay
 
-    done = replay(incident.path, task, precision=parsed.precision, without=without)
+    done = replay(incident.path, loaded.task(), precision=parsed.precision, without=without)
     if parsed.json:
         print_json(dumps(asdict(done)))
         return 0

@@ -11,7 +11,7 @@ import tyro
 from surestep.base.errors import ConfigError
 from surestep.base.paths import require_local_path
 from surestep.cli.launch import launch, original_argv, parse_nproc
-from surestep.cli.load_run import load_run_recipe, original_options, recipe_argument
+from surestep.cli.load_run import load_run_recipe, recipe_argument
 from surestep.cli.parse import parse_known
 from surestep.cli.train import report, split_names, train
 from surestep.engine.distributed.launcher_env import NPROC
@@ -52,10 +52,7 @@ def run(words: list[str]) -> int:
             run=folder.path,
             allow=allow,
             callbacks=found.recipe.callbacks,
-            origin=found.recipe.origin(
-                found.parameters,
-                dict.fromkeys(found.config.set_options(), f"{folder.path}/config.json"),
-            ),
+            origin=found.origin,
             again=shlex.join(["surestep", "resume", *original_argv(words)]),
         )
     return report(done, test, as_json=parsed.json)
@@ -71,8 +68,8 @@ def _options_stay(parsed: Options, unknown: list[str]) -> ConfigError:
         words = ["surestep", "train", recipe_argument(recipe), "--run", str(folder.path)]
         words += [NPROC, parsed.nproc] if parsed.nproc else []
         words += ["--allow", parsed.allow] if parsed.allow else []
-        instead = shlex.join([*words, *original_options(folder, without=unknown), *unknown])
+        instead = shlex.join([*words, *unknown])
     return ConfigError(
         f"surestep resume does not take {options}: it resumes a run with its own options. To "
-        f"change them: {instead}"
+        f"change them, type those that started the run again, and the new ones: {instead}"
     )

@@ -14,9 +14,10 @@ import tempfile
 from functools import cache
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import surestep
+from surestep.recipes.digits import accuracy, images
 
 config = surestep.Config(
     epochs=40,
@@ -26,21 +27,6 @@ config = surestep.Config(
     schedule=surestep.Schedule(name="cosine", warmup="5%"),
     validation=surestep.Validation(every="10 epochs", metric="accuracy", mode="max"),
 )
-
-
-def images() -> tuple[Tensor, Tensor]:
-    """Return images (1797, 1, 8, 8) in [0, 1] and digits (1797,), shuffled once for all."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    x = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    return x[order], torch.tensor(bunch.target)[order]
-
-
-def accuracy(logits: Tensor, digit: Tensor) -> Tensor:
-    """Return the share of images whose digit is named rightly."""
-    return (logits.argmax(dim=1) == digit).float().mean()
 
 
 def network(width: int) -> nn.Sequential:

@@ -15,10 +15,10 @@ core, pretraining included.
 import tempfile
 from functools import cache
 
-import torch
 from torch import Tensor, nn
 
 import surestep
+from surestep.recipes.digits import accuracy, images
 
 config = surestep.Config(
     epochs=60,
@@ -39,21 +39,11 @@ config = surestep.Config(
 )
 
 
-def images(first: int, last: int) -> tuple[Tensor, Tensor]:
-    """Return images (images, 1, 8, 8) of these digits and their classes from 0, shuffled once."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    x = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
-    y = torch.tensor(bunch.target)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    order = order[(y[order] >= first) & (y[order] <= last)]
-    return x[order], y[order] - first
-
-
-def accuracy(logits: Tensor, digit: Tensor) -> Tensor:
-    """Return the share of images whose digit is named rightly."""
-    return (logits.argmax(dim=1) == digit).float().mean()
+def images_of(first: int, last: int) -> tuple[Tensor, Tensor]:
+    """Return images (images, 1, 8, 8) of these digits, and their classes from 0."""
+    x, y = images()
+    chosen = (y >= first) & (y <= last)
+    return x[chosen], y[chosen] - first
 
 
 def block(inputs: int, outputs: int) -> nn.Sequential:
@@ -85,7 +75,7 @@ class Network(nn.Module):
 @cache
 def pretrain(width: int, steps: int) -> dict[str, Tensor]:
     """Return the weights of a network trained on the digits 0 to 4, by a run of its own."""
-    task = surestep.Task(lambda: Network(width), nn.CrossEntropyLoss(), train=images(0, 4))
+    task = surestep.Task(lambda: Network(width), nn.CrossEntropyLoss(), train=images_of(0, 4))
     asked = surestep.Config(
         max_steps=steps,
         batch_size=64,
@@ -107,7 +97,7 @@ def task(width: int = 32, pretrain_steps: int = 300, per_digit: int = 5) -> sure
         pretrain_steps: steps on the digits 0 to 4 before; with 0 the network starts from nothing.
         per_digit: images of each digit that are trained on.
     """
-    x, y = images(5, 9)
+    x, y = images_of(5, 9)
     rank = nn.functional.one_hot(y).cumsum(dim=0).gather(1, y.unsqueeze(1)).squeeze(1)
     few, rest = rank <= per_digit, (rank > per_digit).nonzero().flatten()
     start = None

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import surestep
+from surestep.recipes.digits import images
 
 CRITIC_TURNS = 5  # of the critic, for one of the generator
 PENALTY = 10.0
@@ -37,14 +38,6 @@ config = surestep.Config(
     checkpoint=surestep.Checkpoint(every="500 steps"),
     logging=surestep.Logging(every="100 steps"),
 )
-
-
-def images() -> Tensor:
-    """Return the images as vectors (1797, 64) in [0, 1], shuffled once for all."""
-    from sklearn.datasets import load_digits
-
-    order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
-    return torch.tensor(load_digits().data, dtype=torch.float32)[order] / 16
 
 
 class WGAN(nn.Module):
@@ -124,7 +117,7 @@ def task(width: int = 256) -> surestep.Task:
     Args:
         width: of the hidden layers of both networks.
     """
-    real = images()
+    real = images()[0].flatten(1)
     train, val, test = real[:1200], real[1200:1500], real[1500:]
     return surestep.Task(
         model=lambda: WGAN(width),

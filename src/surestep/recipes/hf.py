@@ -13,7 +13,6 @@ About 50 seconds of one CPU core.
 
 import ast
 import math
-import sysconfig
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 import surestep
+from surestep.recipes.chars import source_files
 
 END, PADDING, WORDS = 128, -100, 129  # ASCII characters, and one word for the end of a function
 
@@ -35,11 +35,6 @@ config = surestep.Config(
     checkpoint=surestep.Checkpoint(every="100 steps"),
     logging=surestep.Logging(every="20 steps"),
 )
-
-
-def source_files() -> list[Path]:
-    """List the modules of the standard library, without packages' folders and tests."""
-    return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 
 
 def functions(files: list[Path], length: int) -> list[Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import surestep
+from surestep.recipes.digits import images
 
 config = surestep.Config(
     epochs=10,
@@ -24,14 +25,6 @@ config = surestep.Config(
     schedule=surestep.Schedule(name="cosine", warmup="5%"),
     validation=surestep.Validation(every="2 epochs", metric="dice", mode="max"),
 )
-
-
-def images() -> Tensor:
-    """Return the digits' images (1797, 8, 8) in [0, 1], shuffled once for all."""
-    from sklearn.datasets import load_digits
-
-    order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
-    return torch.tensor(load_digits().images, dtype=torch.float32)[order] / 16
 
 
 def scenes(digits: Tensor, count: int, size: int, noise: float) -> tuple[Tensor, Tensor]:
@@ -113,7 +106,7 @@ def task(width: int = 8, samples: int = 1000, size: int = 24, noise: float = 0.1
         size: pixels of a scene's side, a multiple of 4.
         noise: standard deviation of what is added to each pixel; ink is 0.25 to 1.
     """
-    digits = images()
+    digits = images()[0].squeeze(1)
     return surestep.Task(
         model=UNet(width),
         loss=surestep.losses.dice_bce(),

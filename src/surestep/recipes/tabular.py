@@ -37,29 +37,10 @@ def patients() -> tuple[Tensor, Tensor]:
     return x[order], y[order]
 
 
-class R2:
-    """The share of the targets' variance that is predicted, which is no mean over samples."""
-
-    higher_is_better = True
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[Tensor, Tensor]] = []
-
-    def reset(self) -> None:
-        """Forget what was seen."""
-        self.seen.clear()
-
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Add a batch."""
-        self.seen.append((outputs, targets))
-
-    def compute(self) -> Tensor:
-        """Return one minus the squared errors over the squares of predicting the mean."""
-        outputs, targets = (torch.cat(each) for each in zip(*self.seen, strict=True))
-        errors = (outputs - targets).square().sum()
-        return 1 - errors / (targets - targets.mean()).square().sum()
-
-    __call__ = update
+def r2(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of the targets' variance that is predicted, which is not a mean."""
+    errors = (outputs - targets).square().sum()
+    return 1 - errors / (targets - targets.mean()).square().sum()
 
 
 def task(hidden: int = 64, dropout: float = 0.2, delta: float = 1.0) -> surestep.Task:
@@ -90,5 +71,5 @@ def task(hidden: int = 64, dropout: float = 0.2, delta: float = 1.0) -> surestep
         train=(x[:266], y[:266]),
         val=(x[266:354], y[266:354]),
         test=(x[354:], y[354:]),
-        metrics={"mae": mae, "r2": R2()},
+        metrics={"mae": mae, "r2": surestep.whole_set(r2)},
     )

@@ -10,7 +10,7 @@ from tests import tiny
 
 def test_the_same_is_0(surestep, run):
     answer = surestep("ckpt", "diff", "r@3", "r/checkpoints/step-00000003")
-    assert (answer.code, answer.out) == (0, "16 tensors are bit for bit the same, 0 changed.\n")
+    assert (answer.code, answer.out) == (0, "16 tensors are bitwise identical, 0 changed.\n")
 
 
 def test_what_changed_is_1_and_named(surestep, run):
@@ -21,7 +21,7 @@ def test_what_changed_is_1_and_named(surestep, run):
     model, optimizer = answer.out.split("Changed in the optimizer")
     assert "0.weight 32 of 32" in model
     assert "model/0.weight/exp_avg 32 of 32" in optimizer
-    assert "0 tensors are bit for bit the same, 16 changed." in answer.out
+    assert "0 tensors are bitwise identical, 16 changed." in answer.out
 
 
 class Counting(nn.Linear):
@@ -76,7 +76,7 @@ def test_as_json_by_the_largest_relative_change(surestep, run):
 
 
 def test_only_the_most_changed_are_shown_unasked(surestep, run, monkeypatch):
-    monkeypatch.setattr("surestep.cli.ckpt.diff.ROWS", 1)
+    monkeypatch.setattr("surestep.cli.ckpt.ROWS", 1)
     answer = surestep("ckpt", "diff", "r@3", "r@9")
     assert "and 3 more: --all shows them" in answer.err
     assert "more" not in surestep("ckpt", "diff", "r@3", "r@9", "--all").err

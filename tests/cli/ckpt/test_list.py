@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from surestep.cli.ckpt import list as command
+from surestep.cli import ckpt as command
 from surestep.record.checkpoint import discovery as examine
 from surestep.record.checkpoint.discovery import quarantine
 from surestep.record.checkpoint.manifest import add_self_hash
@@ -100,7 +100,7 @@ def test_more_bytes_than_are_read_in_a_second_are_read_when_asked(surestep, run,
     flip(6)
     monkeypatch.setattr(command, "READ_AT_ONCE", 1000)
     answer = surestep("ckpt", "list", "r")
-    assert answer.out.count("not looked at") == 3
+    assert answer.out.count("not read") == 3
     assert "were not read" in answer.err
     assert [each["verified"] for each in rows(surestep)] == [None] * 3
     assert [each["verified"] for each in rows(surestep, "--verify")] == [True, False, True]

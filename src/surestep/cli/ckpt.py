@@ -1,0 +1,355 @@
+"""`surestep ckpt COMMAND`: inspect checkpoints. No code of the run is executed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from surestep.base.errors import CheckpointError, RunError, suggest_names
+from surestep.base.paths import require_local_path
+from surestep.base.text import format_bytes, print_escaped, print_json
+from surestep.cli import output as show
+from surestep.cli.parse import parse
+from surestep.engine.value import shown
+from surestep.record.checkpoint.discovery import (
+    InspectionResult,
+    examine,
+    examine_all,
+    list_all_folders,
+    no_checkpoint_message,
+    size_on_disk,
+)
+from surestep.record.checkpoint.reader import open_checkpoint
+from surestep.record.checkpoint.retention import explain_retention
+from surestep.record.checkpoint_ref import find_folder, is_run, resolve_checkpoint, split_name
+from surestep.record.export import ENDINGS, ExportResult, export
+from surestep.record.io import check_output, dumps
+from surestep.record.run import Run
+
+if TYPE_CHECKING:  # torch is imported to compare tensors
+    from surestep.record.checkpoint.diff import ChangedTensor, CheckpointDiff
+
+READ_AT_ONCE = 2 * 2**30  # bytes: what is read within about a second
+ROWS = 20  # tensors of a kind that a diff shows without --all
+WIDTH = 60  # characters of a value that a diff shows
+
+_Positional = tyro.conf.Positional
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """List the checkpoints of a run: step, metrics, verification, and why each is kept.
+
+    Attributes:
+        run: Run folder.
+        verify: Read every byte, whatever the size; the default reads up to 2 GiB.
+        json: Print the list as JSON.
+    """
+
+    run: Annotated[str, _Positional, tyro.conf.arg(metavar="RUN")]
+    verify: bool = False
+    json: bool = False
+
+
+def list_run(words: list[str]) -> int:
+    """List the checkpoints of a run, corrupted ones too."""
+    parsed = parse(ListOptions, words, "surestep ckpt list")
+    run = Run(require_local_path(parsed.run))
+    size = sum(map(size_on_disk, list_all_folders(run.checkpoints)))
+    every_byte = parsed.verify or size <= READ_AT_ONCE
+    found = examine_all(run.checkpoints, every_byte=every_byte)
+    kept = _explain_retention(run, found)
+    if parsed.json:
+        print_json(dumps([_list_json(each, kept.get(each.path, [])) for each in found], indent=1))
+    elif not found:
+        print_escaped(no_checkpoint_message(run.path), file=sys.stderr)
+    else:
+        names = ("step", "epochs + samples", "metrics", "size", "age", "verified", "kept as")
+        rows = [_list_row(each, kept.get(each.path, [])) for each in found]
+        show.print_table(str(run.path), names, rows)
+    for each in found:
+        for problem in each.problems:
+            print_escaped(f"{each.path}: {problem}", file=sys.stderr)
+    if not every_byte and found:
+        print_escaped(
+            f"The {format_bytes(size)} were not read, only sizes, manifests and records. "
+            "--verify reads them.",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _explain_retention(run: Run, found: list[InspectionResult]) -> dict[Path, list[str]]:
+    """Return why each is kept; if the plan cannot be read, print that and list the rest."""
+    try:
+        saved = [each.saved for each in found if each.saved and each.good]
+        return explain_retention(run.path, run.monitor, saved)
+    except RunError as error:
+        print_escaped(str(error), file=sys.stderr)
+        return {}
+
+
+def _list_row(found: InspectionResult, kept: list[str]) -> tuple[str, ...]:
+    verified = "yes" if found.verified else "not read"
+    if found.verified is False:
+        verified = f"damaged: {', '.join(each.partition(':')[0] for each in found.problems)}"
+    elif found.problems:
+        verified = "cannot be read"
+    epochs = "not known"
+    if (saved := found.saved) is not None:
+        epochs = f"{saved.epoch} + {saved.position:,}" if saved.position else str(saved.epoch)
+    return (
+        "not known" if found.step is None else str(found.step),
+        epochs,
+        shown(saved.metrics) if saved else "not known",
+        format_bytes(found.bytes),
+        "not known" if found.written is None else show.format_age(time.time() - found.written),
+        verified,
+        ", ".join(kept),
+    )
+
+
+def _list_json(found: InspectionResult, kept: list[str]) -> dict[str, Any]:
+    saved = found.saved
+    return {
+        "step": found.step,
+        "epoch": saved.epoch if saved else None,
+        "position": saved.position if saved else None,
+        "metrics": saved.metrics if saved else None,
+        "measured": saved.evaluated if saved else None,
+        "bytes": found.bytes,
+        "written": found.written,
+        "verified": found.verified,
+        "problems": found.problems,
+        "kept": kept,
+        "path": str(found.path),
+    }
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Read every byte of one or all checkpoints of a run; exit code 1 if one is corrupted.
+
+    Attributes:
+        name: A run, RUN@STEP, RUN@best, RUN@last, or a checkpoint folder.
+        json: Print the result as JSON.
+    """
+
+    name: Annotated[str, _Positional, tyro.conf.arg(metavar="RUN|CHECKPOINT")]
+    json: bool = False
+
+
+def verify(words: list[str]) -> int:
+    """Read every byte of one or all checkpoints of a run."""
+    parsed = parse(VerifyOptions, words, "surestep ckpt verify")
+    found = []
+    for folder in _named_folders(parsed.name):
+        each = examine(folder, every_byte=True)
+        if each is None:
+            continue
+        found.append(each)
+        if not parsed.json:
+            for problem in each.problems or (f"good, {each.bytes:,} bytes",):
+                print_escaped(f"{each.path}: {problem}")
+    if parsed.json:
+        rows = [
+            {
+                "path": str(each.path),
+                "bytes": each.bytes,
+                "verified": each.verified,
+                "problems": each.problems,
+            }
+            for each in found
+        ]
+        print_json(dumps(rows, indent=1))
+    return 0 if all(each.good for each in found) else 1
+
+
+def _named_folders(name: str) -> list[Path]:
+    path, which = split_name(name)
+    if which is not None or not is_run(path):
+        return [find_folder(name)]
+    folders = list_all_folders(Run(path).checkpoints)
+    if not folders:
+        raise CheckpointError(no_checkpoint_message(path))
+    return folders
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Write the weights and buffers of a checkpoint to one file for plain PyTorch.
+
+    Attributes:
+        checkpoint: RUN@STEP, RUN@best, RUN@last or a checkpoint folder; RUN means RUN@best,
+            which exports what was evaluated: the weights or their average.
+        out: File to write: .safetensors, or .pt for torch.load with weights_only=True.
+        average: Export the averaged weights.
+        overwrite: Replace an existing file.
+        json: Print the result as JSON.
+    """
+
+    checkpoint: Annotated[str, _Positional, tyro.conf.arg(metavar="CHECKPOINT")]
+    out: Annotated[str, _Positional, tyro.conf.arg(metavar="OUT")]
+    average: bool = False
+    overwrite: bool = False
+    json: bool = False
+
+
+def export_weights(words: list[str]) -> int:
+    """Write the weights of a checkpoint to one file."""
+    parsed = parse(ExportOptions, words, "surestep ckpt export")
+    out = require_local_path(parsed.out)
+    check_output(out, ENDINGS, overwrite=parsed.overwrite)
+    chosen, folder = resolve_checkpoint(parsed.checkpoint)
+    exported = export(
+        chosen.opened,
+        out,
+        run=None if folder is None else folder.name,
+        average=parsed.average or chosen.average,
+        overwrite=parsed.overwrite,
+    )
+    if exported.lacks:
+        print_escaped(_explain_missing(exported), file=sys.stderr)
+    if parsed.json:
+        paths = {"path": str(exported.path), "checkpoint": str(exported.checkpoint)}
+        print_json(dumps({**asdict(exported), **paths}))
+        return 0
+    what = "averaged weights" if exported.average else "weights"
+    tied = f", {exported.tied} of them tied" if exported.tied else ""
+    print_escaped(
+        f"The {what} of step {exported.step}: {exported.tensors} tensors{tied}, "
+        f"{format_bytes(exported.bytes)}",
+        file=sys.stderr,
+    )
+    print_escaped(str(out))
+    return 0
+
+
+def _explain_missing(exported: ExportResult) -> str:
+    some, more = exported.lacks[:3], len(exported.lacks) - 3
+    names = ", ".join(some) + (f" and {more} more" if more > 0 else "")
+    return (
+        f"This is what was trained. {len(exported.lacks)} tensors of the frozen base are not in "
+        f"the checkpoint, and not in this file: {names}. Build the model with its base, then "
+        "model.load_state_dict(weights, strict=False)."
+    )
+
+
+@dataclass(frozen=True)
+class DiffOptions:
+    """Show what changed between two checkpoints.
+
+    The exit code is 0 if nothing changed, 1 if something did, 2 if one is corrupted or missing.
+
+    Attributes:
+        a: RUN@STEP, RUN@best, RUN@last or a checkpoint folder; RUN means RUN@best.
+        b: The other checkpoint.
+        all: Show every tensor, instead of the 20 of each kind that changed most.
+        json: Print the differences as JSON.
+    """
+
+    a: Annotated[str, _Positional, tyro.conf.arg(metavar="A")]
+    b: Annotated[str, _Positional, tyro.conf.arg(metavar="B")]
+    all: bool = False
+    json: bool = False
+
+
+def diff(words: list[str]) -> int:
+    """Show what changed between two checkpoints."""
+    parsed = parse(DiffOptions, words, "surestep ckpt diff")
+    a, b = find_folder(parsed.a), find_folder(parsed.b)
+    from surestep.record.checkpoint.diff import differences
+
+    found = differences(open_checkpoint(a), open_checkpoint(b))
+    if parsed.json:
+        print_json(dumps({"a": str(a), "b": str(b), **_diff_json(found)}, indent=1))
+        return 0 if found.same else 1
+    print_escaped(f"A is {a}\nB is {b}", file=sys.stderr)
+    if found.values:
+        values = [(each.name, _shorten(each.before), _shorten(each.now)) for each in found.values]
+        show.print_table("Values that are not tensors", ("what", "A", "B"), values)
+    apart = [(each.kind, each.name, f"only in {each.side}", "") for each in found.only]
+    apart += [(each.kind, each.name, each.before, each.now) for each in found.reshaped]
+    if apart:
+        title = "Tensors in one only, or of another shape or type"
+        show.print_table(title, ("kind", "tensor", "A", "B"), apart)
+    kinds = {each.kind for each in found.moved}
+    for kind in sorted(kinds, key=lambda kind: (kind != "model", kind)):
+        moved = [each for each in found.moved if each.kind == kind]
+        _print_changed(kind, moved, len(moved) if parsed.all else ROWS)
+    print_escaped(f"{found.equal} tensors are bitwise identical, {len(found.moved)} changed.")
+    return 0 if found.same else 1
+
+
+def _print_changed(kind: str, moved: list[ChangedTensor], limit: int) -> None:
+    rows = [
+        (
+            *(each.name, f"{each.changed:,} of {each.elements:,}"),
+            *(f"{each.largest:.3g}", f"{each.relative:.3g}"),
+        )
+        for each in moved[:limit]
+    ]
+    called = "buffers that the state_dict leaves out" if kind == "buffers" else kind
+    title = f"Changed in the {called}: |B - A|, and its norm over that of A"
+    show.print_table(title, ("tensor", "elements changed", "largest", "relative"), rows)
+    if limit < len(moved):
+        print_escaped(f"and {len(moved) - limit} more: --all shows them", file=sys.stderr)
+
+
+def _shorten(value: Any) -> str:
+    text = "none" if value is None else value if isinstance(value, str) else dumps(value)
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 4]} ..."
+
+
+def _diff_json(found: CheckpointDiff) -> dict[str, Any]:
+    parts = ("values", "only", "reshaped", "moved")
+    lists = {part: [each._asdict() for each in getattr(found, part)] for part in parts}
+    return {"same": found.same, "equal_tensors": found.equal, **lists}
+
+
+_COMMANDS: Mapping[str, tuple[Callable[[list[str]], int], str, str]] = {
+    "list": (
+        list_run,
+        "list RUN",
+        "list checkpoints with metrics, verification, and why each is kept",
+    ),
+    "verify": (
+        verify,
+        "verify RUN|CHECKPOINT",
+        "read every byte; exit code 1 if one is corrupted",
+    ),
+    "export": (
+        export_weights,
+        "export CHECKPOINT OUT",
+        "write the weights to a .safetensors or .pt file",
+    ),
+    "diff": (
+        diff,
+        "diff A B",
+        "show what changed; exit code 0 if nothing did, 1 if something did",
+    ),
+}
+
+
+def run(words: list[str]) -> int:
+    """Run one of the commands."""
+    command, *rest = words or ["--help"]
+    if command in ("-h", "--help"):
+        width = max(len(call) for _, call, _ in _COMMANDS.values())
+        rows = "\n".join(f"  {call:<{width}}  {text}" for _, call, text in _COMMANDS.values())
+        print(f"usage: surestep ckpt COMMAND ...\n\n{rows}\n")
+        print(
+            "CHECKPOINT is RUN@STEP, RUN@best, RUN@last or a checkpoint folder; RUN means RUN@best."
+        )
+        return 0
+    if command not in _COMMANDS:
+        message = f"surestep ckpt: no command {command!r}. {suggest_names(command, _COMMANDS)}"
+        print_escaped(message, file=sys.stderr)
+        return 2
+    return _COMMANDS[command][0](rest)
