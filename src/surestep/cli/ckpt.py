@@ -39,8 +39,6 @@ READ_AT_ONCE = 2 * 2**30  # bytes: what is read within about a second
 ROWS = 20  # tensors of a kind that a diff shows without --all
 WIDTH = 60  # characters of a value that a diff shows
 
-_Positional = tyro.conf.Positional
-
 
 @dataclass(frozen=True)
 class ListOptions:
@@ -52,7 +50,7 @@ class ListOptions:
         json: Print the list as JSON.
     """
 
-    run: Annotated[str, _Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     verify: bool = False
     json: bool = False
 
@@ -141,7 +139,7 @@ class VerifyOptions:
         json: Print the result as JSON.
     """
 
-    name: Annotated[str, _Positional, tyro.conf.arg(metavar="RUN|CHECKPOINT")]
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINT")]
     json: bool = False
 
 
@@ -194,8 +192,8 @@ class ExportOptions:
         json: Print the result as JSON.
     """
 
-    checkpoint: Annotated[str, _Positional, tyro.conf.arg(metavar="CHECKPOINT")]
-    out: Annotated[str, _Positional, tyro.conf.arg(metavar="OUT")]
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
+    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     average: bool = False
     overwrite: bool = False
     json: bool = False
@@ -254,8 +252,8 @@ class DiffOptions:
         json: Print the differences as JSON.
     """
 
-    a: Annotated[str, _Positional, tyro.conf.arg(metavar="A")]
-    b: Annotated[str, _Positional, tyro.conf.arg(metavar="B")]
+    a: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
+    b: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
     all: bool = False
     json: bool = False
 
