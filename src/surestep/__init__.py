@@ -7,19 +7,19 @@ from surestep.base.version import VERSION
 
 if TYPE_CHECKING:
     from surestep.base.errors import SurestepError as SurestepError
-    from surestep.config.average import Average as Average
-    from surestep.config.checkpoint import Checkpoint as Checkpoint
-    from surestep.config.checkpoint import Logging as Logging
     from surestep.config.config import Config as Config
-    from surestep.config.data import Data as Data
+    from surestep.config.groups import Average as Average
+    from surestep.config.groups import Checkpoint as Checkpoint
+    from surestep.config.groups import Data as Data
+    from surestep.config.groups import EarlyStop as EarlyStop
+    from surestep.config.groups import Logging as Logging
+    from surestep.config.groups import Scaler as Scaler
+    from surestep.config.groups import Validation as Validation
     from surestep.config.not_set import NOT_SET as NOT_SET
     from surestep.config.optim import Optim as Optim
     from surestep.config.parallel import Parallel as Parallel
     from surestep.config.param_groups import ParamGroup as ParamGroup
-    from surestep.config.scaler import Scaler as Scaler
     from surestep.config.schedule import Schedule as Schedule
-    from surestep.config.validation import EarlyStop as EarlyStop
-    from surestep.config.validation import Validation as Validation
     from surestep.engine import losses as losses
     from surestep.engine import metrics as metrics
     from surestep.engine.data import batch_transforms as batch_transforms
@@ -47,17 +47,17 @@ if TYPE_CHECKING:
     from surestep.trainer.trainer import Trainer as Trainer
 
 _HOMES = {
-    "Average": "surestep.config.average",
+    "Average": "surestep.config.groups",
     "BPTTDataset": "surestep.engine.data.bptt",
     "BatchedDataset": "surestep.engine.data.batched",
     "Callback": "surestep.engine.step.callback",
-    "Checkpoint": "surestep.config.checkpoint",
+    "Checkpoint": "surestep.config.groups",
     "Config": "surestep.config.config",
-    "Data": "surestep.config.data",
-    "EarlyStop": "surestep.config.validation",
+    "Data": "surestep.config.groups",
+    "EarlyStop": "surestep.config.groups",
     "InitWeights": "surestep.engine.task.init_weights",
     "InputMetric": "surestep.engine.metrics.base",
-    "Logging": "surestep.config.checkpoint",
+    "Logging": "surestep.config.groups",
     "ManualStep": "surestep.engine.step.manual_step",
     "NOT_SET": "surestep.config.not_set",
     "Optim": "surestep.config.optim",
@@ -66,14 +66,14 @@ _HOMES = {
     "ParamGroup": "surestep.config.param_groups",
     "Request": "surestep.engine.step.callback",
     "Run": "surestep.record.run",
-    "Scaler": "surestep.config.scaler",
+    "Scaler": "surestep.config.groups",
     "Schedule": "surestep.config.schedule",
     "State": "surestep.engine.state.state",
     "StatefulRNN": "surestep.engine.model.stateful_rnn",
     "SurestepError": "surestep.base.errors",
     "Task": "surestep.engine.task.task",
     "Trainer": "surestep.trainer.trainer",
-    "Validation": "surestep.config.validation",
+    "Validation": "surestep.config.groups",
     "batch_by_tokens": "surestep.engine.data.batched",
     "batch_transforms": "surestep.engine.data",
     "derive_seed": "surestep.engine.rng",

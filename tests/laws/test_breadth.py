@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import surestep
-from surestep.config.average import Average
+from surestep.config.groups import Average
 from surestep.config.optim import Optim
 from surestep.engine.losses.registry import BUILT_IN as LOSSES
 from surestep.engine.schedule.registry import BUILT_IN as SCHEDULES

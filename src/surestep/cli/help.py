@@ -9,8 +9,8 @@ from textwrap import wrap
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from surestep.base.errors import SurestepError
+from surestep.base.places import flag
 from surestep.base.text import print_escaped
-from surestep.base.written import flag
 from surestep.cli.relevant_options import applies
 from surestep.config.config import iter_options
 from surestep.config.not_set import NotSet

@@ -6,6 +6,7 @@ that messages are the same wherever an option was set. tyro parses the command's
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -13,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from surestep.base.errors import ConfigError, RecipeError, suggest_names
-from surestep.base.written import COMMAND_LINE, flag
+from surestep.base.places import COMMAND_LINE, flag
 from surestep.cli.config_file import ConfigFile, read_config_file
 from surestep.cli.help import ALIASES, asks_for_help, help_page
 from surestep.cli.parse import parse
-from surestep.config.choices import MAIN
 from surestep.config.config import LENGTHS, Config, iter_options
-from surestep.config.foreign_names import describe
+from surestep.config.group import MAIN
+from surestep.config.spellings import what_to_use
 from surestep.engine.step.gc import import_without_collecting
 from surestep.recipes.find import BUILT_IN, Outline, RecipeFile, find
 
@@ -138,7 +139,6 @@ def split_words(words: list[str], options: type[Any], parameters: Iterable[str])
     on_or_off = {name for name, field in of_config.items() if "bool" in str(field.annotation)}
     result = SplitWords([], {}, [])
     entries = _entries(words)
-    typed = {name: " ".join(values) for name, _, values in entries}
     for name, has_equals, values in entries:
         if not name:  # a word without an option before it
             result.own.extend(values)
@@ -150,7 +150,7 @@ def split_words(words: list[str], options: type[Any], parameters: Iterable[str])
         if not values and (name in on_or_off or name in _BARE):
             values = [_BARE.get(name, "True")]
         if name not in known:
-            result.faults.append(_unknown(name, " ".join(values), typed, known))
+            result.faults.append(_unknown(name, " ".join(values), known))
         elif name in own:
             result.own.extend([f"{flag(name)}={values[0]}"] if has_equals else [flag(name)])
             result.own.extend([] if has_equals else values)
@@ -178,11 +178,13 @@ def _entries(words: list[str]) -> list[tuple[str, bool, list[str]]]:
     return entries
 
 
-def _unknown(name: str, value: str, typed: Mapping[str, str], known: Iterable[str]) -> str:
+def _unknown(name: str, value: str, known: Iterable[str]) -> str:
     """Return that there is no such option, and which one may be meant."""
-    group, _, own = name.rpartition(".")
-    meant = describe(own, value, typed, "cli", group)
-    if meant is None:
+    instead = what_to_use(name.rpartition(".")[2], value)
+    if instead is not None:
+        option = re.match(r"[a-z_.]+=", instead)
+        meant = f"Use {'--' if option else ''}{instead}."
+    else:
         meant = _similar(name.replace("_", "-"), [each.replace("_", "-") for each in known])
     return f"There is no option {flag(name)!r}. {meant}"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from surestep.base.places import set_where
 from surestep.base.text import format_bytes, print_escaped, print_json
-from surestep.base.written import set_where
 from surestep.cli import output as show
 from surestep.cli.options import ParsedCommand
 from surestep.cli.plot_schedule import plot_schedule

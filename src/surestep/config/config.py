@@ -12,11 +12,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from surestep.base.errors import ConfigError, suggest_names
-from surestep.config.average import Average
-from surestep.config.checkpoint import Checkpoint, Logging
-from surestep.config.choices import MAIN
-from surestep.config.data import Data
-from surestep.config.group import ConfigGroup, Locations, placed
+from surestep.config.group import MAIN, ConfigGroup, Locations, placed
+from surestep.config.groups import Average, Checkpoint, Data, EarlyStop, Logging, Scaler, Validation
 from surestep.config.not_set import NOT_SET, NotSet
 from surestep.config.optim import Optim
 from surestep.config.option import (
@@ -37,7 +34,6 @@ from surestep.config.option import (
 )
 from surestep.config.parallel import Parallel
 from surestep.config.plugin_options import PLUGINS, PluginOptions, describe_plugin
-from surestep.config.scaler import Scaler
 from surestep.config.schedule import Schedule
 from surestep.config.types import (
     Clock,
@@ -49,7 +45,6 @@ from surestep.config.types import (
     Steps,
     Whole,
 )
-from surestep.config.validation import EarlyStop, Validation
 
 LENGTH = blocked("the schedule would differ from the one so far")
 NONFINITE = safe("it affects only a step that is not finite")

@@ -17,11 +17,17 @@ from pydantic import (
 )
 
 from surestep.base.errors import ConfigError, suggest_names
-from surestep.base.written import form_of, shown_place, user_line, written
-from surestep.config.choices import MAIN, OFF, Choice, plain_value, read_word
-from surestep.config.foreign_names import describe
+from surestep.base.places import shown_place, user_line
 from surestep.config.not_set import NOT_SET, NotSet
 from surestep.config.option import UNKNOWN, ResumeEffect
+from surestep.config.spellings import OFF, plain_value, read_word, what_to_use
+
+# The main option of each group: `optim="adamw"` means `optim.name="adamw"`.
+MAIN: Mapping[str, str] = {
+    **{"optim": "name", "schedule": "name", "average": "kind", "parallel": "strategy"},
+    **{"validation": "every", "checkpoint": "every", "logging": "every"},
+    "early_stop": "patience",
+}
 
 _LOCATIONS = "_locations"
 Locations = Mapping[str, str]  # where each option was set, by its full name
@@ -49,7 +55,10 @@ class ConfigGroup(BaseModel):
             ConfigError: an option is passed by position.
         """
         if values:
-            raise ConfigError(_by_name(cls, values))
+            name = MAIN.get(cls.prefix.rstrip("."), next(iter(cls.model_fields)))
+            raise ConfigError(
+                f"{cls.__name__} takes options by name: {cls.__name__}({name}={values[0]!r})."
+            )
         return super().__new__(cls)
 
     @model_validator(mode="wrap")
@@ -69,11 +78,10 @@ class ConfigGroup(BaseModel):
             except ConfigError as error:  # of a group, whose message has its location
                 faults.append(str(error))
             except ValueError as error:
-                what = _what(cls.prefix + name, error, cls, locations)
-                sentence = not_allowed(cls.prefix + name, value, what)
+                sentence = not_allowed(cls.prefix + name, value, str(error))
                 faults.append(placed(cls.prefix + name, sentence, locations))
         for name in [name for name in options if name not in cls.model_fields]:
-            faults.append(_unknown(cls, name, data, locations))
+            faults.append(_unknown(cls, name, data[name], locations))
             del options[name]
         try:
             made = handler({name: value for name, value in options.items() if value is not NOT_SET})
@@ -172,11 +180,11 @@ def _group(group: type[ConfigGroup], name: str, value: Any, context: Any) -> Any
     if not isinstance(value, Mapping):
         if hasattr(value, "param_groups"):
             raise ValueError(
-                "it is an optimizer object, which needs the Task's model: write "
+                "it is an optimizer object, which needs the Task's model. Use "
                 "Task(optimizer=lambda params: torch.optim.AdamW(params))"
             )
         if name not in MAIN or isinstance(value, ConfigGroup):
-            raise ValueError(f"it takes options by name: write {name}={group.__name__}(...)")
+            raise ValueError(f"it takes options by name. Use {name}={group.__name__}(...)")
         value = {MAIN[name]: value}
     return group.model_validate(value, context=context)
 
@@ -217,37 +225,23 @@ def _sentences(
     for detail in error.errors():
         name = str(detail["loc"][0]) if detail["loc"] else ""
         if detail["type"] != "is_instance_of":  # NOT_SET, which every option may be
-            sentence = _sentence(group, name, detail, data, locations)
+            sentence = _sentence(group, name, detail, data)
             found.setdefault((name, sentence), placed(group.prefix + name, sentence, locations))
     return list(found.values())
 
 
-def _sentence(
-    group: type[ConfigGroup],
-    name: str,
-    detail: Mapping[str, Any],
-    data: Mapping[str, Any],
-    locations: Locations,
-) -> str:
-    """Return a sentence for one of pydantic's errors, with what to type."""
-    full = (group.prefix + name).rstrip(".")
-    typed = data.get(name)
-    whole = len(detail["loc"]) == 1 or not isinstance(typed, (list, tuple))
-    value = plain_value(typed if whole and name in data else detail["input"])
+def _sentence(group: type[ConfigGroup], name: str, detail: Any, data: Mapping[str, Any]) -> str:
+    """Return a sentence for one of pydantic's errors."""
+    full, typed = (group.prefix + name).rstrip("."), data.get(name)
+    of_item = len(detail["loc"]) > 1 and isinstance(typed, (list, tuple))
+    value = plain_value(detail["input"] if of_item or name not in data else typed)
     what = detail["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
-    if isinstance(error := detail.get("ctx", {}).get("error"), Choice):
-        what = _what(full, error, group, locations)
     length = _kind(group, name).length if name in group.model_fields else None
     if detail["type"] in ("tuple_type", "missing", "too_long") and length:
-        example = written(
-            full, _PAIRS[full], form_of(_place(full, locations)), group.prefix.rstrip(".")
-        )
-        what = f"it takes {_HOW_MANY[length]} numbers, such as {example}"
+        what = f"it takes {length} numbers"
     elif detail["type"] == "tuple_type":
         what = f"it must be a list, such as [{value!r}]"
-    if detail["type"] == "too_short":
-        what = f"it takes at least {detail['ctx']['min_length']} values"
-    if full in OFF and "rite " not in what and "'off'" not in what:
+    if full in OFF and ". Use " not in what and "'off'" not in what:
         what += ", or 'off'"
     meant = ""
     if detail["type"] == "literal_error" and isinstance(value, str):
@@ -257,55 +251,23 @@ def _sentence(
     return f"{not_allowed(full, value, what)}{meant}"
 
 
-def _what(option: str, error: ValueError, group: type[ConfigGroup], locations: Locations) -> str:
-    """Return what is wrong with a value; if it has two meanings, how to type each of them."""
-    if not isinstance(error, Choice):
-        return str(error)
-    form, own = form_of(_place(option, locations)), group.prefix.rstrip(".")
-    between = {"python": ", ", "cli": " ", "toml": " and "}[form]
-    texts = [
-        text
-        if isinstance(text, str)
-        else between.join(written(n or option, value, form, own) for n, value in text.items())
-        for text in error.texts
-    ]
-    verb = "Write" if error.question[-1] in ".?" else "write"
-    return f"{error.question} {verb} {' or '.join(texts)}"
-
-
 def not_allowed(option: str, value: Any, what: str) -> str:
     """Return a sentence that a value is not allowed, and what is."""
-    end = "" if "rite " in what or what.endswith((".", "?")) else "."  # text to type ends as it is
-    return f"{option}={value!r} is not allowed: {what}{end}"
+    return f"{option}={value!r} is not allowed: {what}."
 
 
-_PAIRS: Mapping[str, tuple[float | None, ...]] = {
-    "optim.betas": (0.9, 0.999),
-    "optim.eps": (None, 1e-3),
-    "optim.etas": (0.5, 1.2),
-    "optim.step_sizes": (1e-6, 50.0),
-    "optim.ns_coefficients": (3.4445, -4.775, 2.0315),
-}
-_HOW_MANY = {2: "two", 3: "three"}
-
-
-def _unknown(
-    group: type[ConfigGroup], name: str, data: Mapping[str, Any], locations: Locations
-) -> str:
+def _unknown(group: type[ConfigGroup], name: str, value: Any, locations: Locations) -> str:
     """Return a sentence that there is no such option, and which one may be meant."""
-    full, value = group.prefix + name, data[name]
-    form, own = form_of(_place(full, locations)), group.prefix.rstrip(".")
-    meant = describe(name, value, data, form, own)
+    full = group.prefix + name
+    instead = what_to_use(name, value)
     groups = [kind for kind in ConfigGroup.__subclasses__() if name in kind.model_fields]
-    groups.sort(
-        key=lambda kind: (kind.prefix != "optim.", kind.prefix)
-    )  # optim.lr before average.lr
-    if meant is None and groups:
-        options = " or ".join(repr(kind.prefix + name) for kind in groups)
-        example = written(groups[0].prefix + name, value, form, own)
-        meant = f"Did you mean {options}? Write {example}"
-    # Compared without the group, which all of them share.
-    meant = meant or suggest_names(name, group.model_fields, group.prefix)
+    if instead is not None:
+        meant = f"Use {instead}."
+    elif groups:
+        groups.sort(key=lambda kind: (kind.prefix != "optim.", kind.prefix))  # before average.lr
+        meant = f"Did you mean {' or '.join(repr(kind.prefix + name) for kind in groups)}?"
+    else:  # compared without the group, which all of them share
+        meant = suggest_names(name, group.model_fields, group.prefix)
     return placed(full, f"There is no option {full!r}. {meant}", locations)
 
 
@@ -318,13 +280,3 @@ def placed(option: str, sentence: str, locations: Locations) -> str:
 def _place(option: str, locations: Locations) -> str | None:
     """Return where an option, or else its group, was set."""
     return locations.get(option) or locations.get(option.rpartition(".")[0])
-
-
-def _by_name(group: type[ConfigGroup], values: tuple[Any, ...]) -> str:
-    """Return a sentence that options are passed by name, with the values that were passed."""
-    names = ["name", "lr"] if group.prefix == "optim." else []
-    main = MAIN.get(group.prefix.rstrip("."), next(iter(group.model_fields)))
-    names = names or [main]
-    typed = ", ".join(f"{name}={value!r}" for name, value in zip(names, values, strict=False))
-    rest = ", ..." if len(values) > len(names) else ""
-    return f"{group.__name__} takes options by name: write {group.__name__}({typed}{rest})"

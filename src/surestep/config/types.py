@@ -10,25 +10,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from surestep.config.choices import Choice
 from surestep.config.duration import Unit, format_number, parse_duration
 
 _BARE = re.compile(r"\s*([0-9._]+(?:e[+-]?[0-9]+)?)\s*(k?)\s*", re.IGNORECASE)
 
 
 def _text(value: Any) -> Any:
-    """Convert a number to text, in steps if it has no unit; leave anything else to pydantic.
-
-    Raises:
-        Choice: the number is above 1 and not an integer.
-    """
+    """Convert a number to text, in steps if it has no unit; leave anything else to pydantic."""
     if isinstance(value, (int, float)):
         value = str(value) if isinstance(value, bool) else format_number(float(value))
     number = _bare_number(value) if isinstance(value, str) else None
     if number is None:
         return value
     if number > 1 and not number.is_integer():
-        raise Choice("only whole numbers are steps.", {"": f"{format_number(number)} epochs"})
+        raise ValueError(f"only whole numbers are steps. Use '{format_number(number)} epochs'")
     return f"{format_number(number)} steps" if number >= 1 else format_number(number)
 
 
@@ -85,35 +80,15 @@ def _fraction_of_epoch(text: str) -> str:
 
 
 def _time(value: Any) -> Any:
-    """Parse a time such as "2 hours"; leave anything but text and numbers to pydantic.
-
-    Raises:
-        Choice: a number without a unit.
-    """
+    """Parse a time such as "2 hours"; leave anything but text and numbers to pydantic."""
     text = str(value) if isinstance(value, (int, float)) else value
     if not isinstance(text, str):
         return value
     if _bare_number(text) is not None:
-        raise Choice(
-            "it has no unit.", *({"": f"{text} {unit}"} for unit in ("seconds", "minutes", "hours"))
+        raise ValueError(
+            f"it has no unit. Use '{text} seconds', '{text} minutes' or '{text} hours'"
         )
     return str(parse_duration(text, ("minutes",)))
-
-
-def _point(text: str) -> str:
-    """Parse a point in the run, in epochs or steps.
-
-    Raises:
-        Choice: a number below 1.
-    """
-    share = _share(text)
-    if share is not None and not text.strip().endswith("%"):
-        raise Choice(
-            "a share of an epoch or of the run? A share of the run has to be set in steps.",
-            {"": f"{format_number(share)} epochs"},
-            {"": "1000 steps"},
-        )
-    return str(parse_duration(text, ("epochs", "steps")))
 
 
 def _warmup(text: str) -> str:
@@ -165,19 +140,11 @@ def _block_choice(text: str) -> str:
 
 
 def _milestones(value: Any) -> Any:
-    """Return points in the run; integers without a unit could be steps or epochs.
-
-    Raises:
-        Choice: an integer has no unit.
-    """
+    """Return points in the run; integers without a unit could be steps or epochs."""
     points = [value] if isinstance(value, (str, int, float)) else list(value)
-    bare = [str(point).strip() for point in points]
-    if any(point.replace("_", "").isdigit() for point in bare):
-        spelled = (
-            {"": [f"{point} {unit}" if point.isdigit() else point for point in bare]}
-            for unit in ("epochs", "steps")
-        )
-        raise Choice("steps or epochs (which is torch's habit)?", *spelled)
+    bare = next((str(each) for each in points if str(each).strip().isdigit()), None)
+    if bare is not None:
+        raise ValueError(f"steps or epochs? Use '{bare} epochs', as in torch's examples, or steps")
     return tuple(points)
 
 
@@ -248,7 +215,6 @@ Period = Annotated[str, _period("epochs", "steps", "items"), Number, DURATION]
 ClockPeriod = Annotated[str, _period("epochs", "steps", "items", "minutes"), Number, DURATION]
 Clock = Annotated[str, BeforeValidator(_time), DURATION]
 StepPeriod = Annotated[str, _duration("epochs", "steps"), Number, DURATION]
-StepPoint = Annotated[str, AfterValidator(_point), Number, DURATION]
 Warmup = Annotated[str, AfterValidator(_warmup), Number]
 Length = Annotated[str, AfterValidator(parse_length), Number]
 Milestones = Annotated[tuple[Length, ...], BeforeValidator(_milestones)]

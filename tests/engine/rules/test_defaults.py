@@ -127,7 +127,7 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         ),
         ("optim.weight_decay", {}, FACTS, SPARSE, 0.01, "torch's default"),
         ("optim.weight_decay", {"optim.name": "lbfgs"}, FACTS, GIVEN, None, "lbfgs has none"),
-        ("optim.lr", {"optim.name": "adadelta"}, FACTS, GIVEN, 1.0, "torch's default for adadelta"),
+        ("optim.lr", {"optim.name": "adadelta"}, FACTS, GIVEN, 1.0, "torch's default"),
         (
             *("optim.implementation", OWN_ADAM, replace(GPUS, extras=("deepspeed",)), GIVEN),
             *("deepspeed", "parallel.deepspeed has torch_adam=false"),
@@ -149,7 +149,7 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
             *(FACTS, GIVEN, "reading", "with dampening"),
         ),
         ("max_grad_norm", {"optim.name": "lbfgs"}, FACTS, GIVEN, None, "L-BFGS learns from"),
-        ("optim.weight_decay", {"optim.name": "sgd"}, FACTS, GIVEN, 0.0, "torch's default for sgd"),
+        ("optim.weight_decay", {"optim.name": "sgd"}, FACTS, GIVEN, 0.0, "torch's default"),
         ("max_grad_norm", {}, FACTS, GIVEN, 1.0, "limits the effect of one bad batch"),
         ("max_grad_norm", {"max_grad_norm": "off"}, FACTS, GIVEN, None, "off, set in Python"),
         ("max_grad_norm", {"clip_value": 1.0}, FACTS, GIVEN, None, "clip_value clips instead"),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from surestep.base.written import set_where
+from surestep.base.places import set_where
 from surestep.config.config import Config, option_info
 from surestep.config.duration import Duration, parse_duration
 from surestep.config.not_set import NOT_SET

@@ -116,8 +116,7 @@ def own_option(k: PlanContext) -> Decision | None:
 def _default_reason(chosen: str) -> str:
     if optimizer_info(chosen).plugin is not None:
         return f"the default of {chosen}"
-    package = optimizer_info(chosen).path.partition(".")[0]
-    return f"{package}'s default for {chosen}"
+    return f"{optimizer_info(chosen).path.partition('.')[0]}'s default"
 
 
 def _check_own_option(k: PlanContext) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 
 from surestep.base.errors import ConfigError
-from surestep.base.written import COMMAND_LINE, flag
+from surestep.base.places import COMMAND_LINE, flag
 from surestep.config.config import Config, iter_options, option_info
 from surestep.config.not_set import NOT_SET, NotSet
 from surestep.engine.parallel.deepspeed.config import keys_of

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from surestep.config.choices import key
 from surestep.config.optim import BUILT_IN, Optim
+from surestep.config.spellings import key
 
 _SCHEDULES = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
 _OFFLOADS = {

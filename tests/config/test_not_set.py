@@ -6,9 +6,9 @@ import pickle
 
 import pytest
 
-from surestep.config.choices import OFF
 from surestep.config.config import Config, iter_options
 from surestep.config.not_set import NOT_SET, NotSet
+from surestep.config.spellings import OFF
 
 
 def test_there_is_one_object_which_is_false_and_survives_copies():

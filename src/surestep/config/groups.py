@@ -1,0 +1,222 @@
+"""Options of loading, loss scaling, evaluation, averages, checkpoints and logging."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from surestep.config.group import ConfigGroup
+from surestep.config.not_set import NotSet
+from surestep.config.option import (
+    BATCHES,
+    DISPLAY,
+    ENDING,
+    INITIAL,
+    LOADING,
+    ON,
+    VAL_DATA,
+    ResumeEffect,
+    blocked,
+    incompatible,
+    not_bitwise,
+    option,
+    safe,
+)
+from surestep.config.types import (
+    ClockPeriod,
+    Count,
+    NotNegative,
+    Period,
+    Positive,
+    Share,
+    StepPeriod,
+    Warmup,
+    Whole,
+)
+
+
+class Data(ConfigGroup):
+    """How data is loaded."""
+
+    prefix: ClassVar[str] = "data."
+    num_workers: Whole | NotSet = option("Number of processes that load data.", resume=LOADING)
+    pin_memory: bool | NotSet = option(
+        "Load batches into page-locked host memory, for faster copies to the GPU.",
+        resume=LOADING,
+        requires={"device": "cuda"},
+    )
+    persistent_workers: bool | NotSet = option(
+        "Keep workers alive between epochs.", resume=LOADING, requires={"data.num_workers": ON}
+    )
+    prefetch_factor: Count | NotSet = option(
+        "Micro-batches that each worker loads ahead.",
+        resume=LOADING,
+        requires={"data.num_workers": ON},
+    )
+    drop_last: bool | NotSet = option(
+        "Drop the last batch of an epoch if it is smaller.", resume=BATCHES
+    )
+    shuffle: bool | NotSet = option(
+        "Read the samples in a new random order each epoch.", resume=BATCHES
+    )
+    shuffle_buffer: Count | NotSet = option(
+        "Number of samples in the buffer from which a stream is shuffled.", resume=BATCHES
+    )
+
+
+class Scaler(ConfigGroup):
+    """Loss scaling under fp16, with the option names of torch.amp.GradScaler."""
+
+    prefix: ClassVar[str] = "scaler."
+    requires: ClassVar[Mapping[str, Any]] = {"precision": "fp16"}
+    resume: ClassVar[ResumeEffect] = blocked("the loss scale would change differently than so far")
+    init_scale: Annotated[float, Field(ge=1)] | NotSet = option(
+        "fp16: initial loss scale.", default=(65536.0, "torch's default"), resume=INITIAL
+    )
+    growth_factor: Annotated[float, Field(gt=1)] | NotSet = option(
+        "fp16: factor on the scale after growth_interval steps without overflow.",
+        default=(2.0, "torch's default"),
+    )
+    growth_interval: Count | NotSet = option(
+        "fp16: steps in a row without overflow before the scale grows.",
+        default=(2000, "torch's default"),
+    )
+    backoff_factor: Annotated[float, Field(gt=0, lt=1)] | NotSet = option(
+        "fp16: factor on the scale after an overflow.", default=(0.5, "torch's default")
+    )
+
+
+EVALUATION = safe("evaluations change no weight")
+
+
+class Validation(ConfigGroup):
+    """When to evaluate, and which metric decides what is best."""
+
+    prefix: ClassVar[str] = "validation."
+    requires: ClassVar[Mapping[str, Any]] = {VAL_DATA: ON}
+    every: Period | NotSet | None = option(
+        "How often to evaluate: '1 epoch', '500 steps'.",
+        resume=EVALUATION,
+        default=("1 epoch", "once through the data"),
+    )
+    on_start: bool | NotSet = option(
+        "Also evaluate before the first step.",
+        resume=EVALUATION,
+        default=(False, "the first evaluation is after validation.every"),
+    )
+    batch_size: Count | NotSet = option(
+        "Samples per forward pass of an evaluation.",
+        resume=not_bitwise("metrics are summed in different batches"),
+    )
+    weights: Literal["average", "raw", "both"] | NotSet = option(
+        "Which weights to evaluate if average.kind is set; both reports the "
+        "average as 'val/...' and the raw weights as 'val_raw/...'.",
+        resume=blocked("the best metric so far was measured on other weights"),
+    )
+    metric: str | NotSet = option(
+        "Metric that decides which checkpoint is best: 'loss', a metric's name, or 'set/metric'.",
+        resume=blocked("the best checkpoint so far was chosen by another metric"),
+    )
+    mode: Literal["min", "max"] | NotSet = option(
+        "Whether a smaller or a larger metric is better.",
+        resume=blocked("the best checkpoint so far was chosen in the other direction"),
+    )
+
+
+class EarlyStop(ConfigGroup):
+    """When to stop because the metric no longer improves."""
+
+    prefix: ClassVar[str] = "early_stop."
+    resume: ClassVar[ResumeEffect] = ENDING
+    patience: Count | NotSet | None = option(
+        "Stop after this many evaluations in a row without improvement.",
+        requires={VAL_DATA: ON},
+        default=(None, "not set: no early stopping"),
+    )
+    start: StepPeriod | NotSet | None = option(
+        "Ignore evaluations before this point: '5 epochs', '1000 steps'.",
+        requires={"early_stop.patience": ON},
+        default=(None, "every evaluation counts"),
+    )
+    min_delta: NotNegative | NotSet = option(
+        "Smallest change that counts as an improvement.",
+        requires={"early_stop.patience": ON},
+        default=(0.0, "any improvement counts"),
+    )
+
+
+class Average(ConfigGroup):
+    """An average of the weights, which is evaluated instead of the weights."""
+
+    prefix: ClassVar[str] = "average."
+    requires: ClassVar[Mapping[str, Any]] = {"average.kind": ("ema", "swa")}
+    resume: ClassVar[ResumeEffect] = blocked("the average so far was computed differently")
+    kind: Literal["none", "ema", "swa"] | NotSet = option(
+        "ema: exponential moving average; swa: stochastic weight averaging; none.",
+        default=("none", "not set: the last weights are the model"),
+    )
+    decay: Share | NotSet = option(
+        "EMA: share of the average that remains at each update.", requires={"average.kind": "ema"}
+    )
+    warmup: bool | NotSet = option(
+        "EMA: start with a smaller decay, so that the initial weights fade quickly.",
+        requires={"average.kind": "ema"},
+    )
+    start: Warmup | NotSet = option("When averaging starts: '1000 steps', '2 epochs' or '75%'.")
+    every: StepPeriod | NotSet = option("How often the average is updated: '1 step', '1 epoch'.")
+    buffers: Literal["copy", "average", "recompute"] | NotSet = option(
+        "Buffers of the averaged model: copy those of the model, average them, or "
+        "recompute BatchNorm statistics from the training data.",
+        resume=incompatible("the average so far holds other buffers"),
+    )
+    lr: Positive | NotSet = option(
+        "SWA: constant learning rate from average.start on.",
+        requires={"average.kind": "swa"},
+        default=(None, "not set: the schedule's learning rate"),
+    )
+    anneal: Warmup | NotSet = option(
+        "SWA: how long the learning rate takes to reach average.lr, along a cosine.",
+        requires={"average.kind": "swa", "average.lr": ON},
+    )
+
+
+class Checkpoint(ConfigGroup):
+    """When to save, and which checkpoints to keep."""
+
+    prefix: ClassVar[str] = "checkpoint."
+    resume: ClassVar[ResumeEffect] = DISPLAY
+    every: ClockPeriod | NotSet | None = option(
+        "How often to save: '1 epoch', '500 steps', '10 minutes'.",
+        default=("1 epoch", "no more than an epoch is lost"),
+    )
+    keep_last: Count | NotSet = option(
+        "Number of newest checkpoints to keep.", default=(2, "the newest, and one before it")
+    )
+    keep_best: Whole | NotSet = option(
+        "Number of best checkpoints to keep, by validation.metric.",
+        default=(1, "the best by validation.metric"),
+    )
+    keep_every: StepPeriod | NotSet | None = option(
+        "Interval of milestone checkpoints that are never deleted: '10 epochs', '1000 steps'.",
+        default=(None, "not set: no milestones are kept"),
+    )
+    async_save: bool | NotSet = option(
+        "Write checkpoints in a background thread while training continues."
+    )
+    weights: Literal["all", "trained"] | NotSet = option(
+        "all: save all weights; trained: leave out frozen parameters."
+    )
+
+
+class Logging(ConfigGroup):
+    """When to log, and what to show."""
+
+    prefix: ClassVar[str] = "logging."
+    resume: ClassVar[ResumeEffect] = DISPLAY
+    every: ClockPeriod | NotSet | None = option(
+        "How often the host reads losses from the device and writes events.",
+        default=("50 steps", "each read waits for the device; 50 steps hide it"),
+    )
+    progress: Literal["auto", "bar", "plain", "quiet"] | NotSet = option(
+        "How to show progress: a bar, plain lines, or nothing."
+    )
