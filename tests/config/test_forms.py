@@ -16,7 +16,7 @@ from surestep.cli.options import read_command_line
 from surestep.cli.train import Options
 from surestep.config.config import Config
 from surestep.config.group import ConfigGroup
-from tests.base.forms import ROWS
+from tests.config.forms import ROWS
 
 NAMES = {
     **{name: getattr(surestep, name) for name in surestep.__all__},
