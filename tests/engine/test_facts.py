@@ -65,7 +65,7 @@ def test_whether_the_one_gpu_that_is_seen_may_be_this_processs_own(monkeypatch, 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for name, value in said.items():
         monkeypatch.setenv(name, value)
-    assert gpus(monkeypatch, *[9] * count).one_gpu_each is own
+    assert gpus(monkeypatch, *[9] * count).has_own_gpu is own
 
 
 def test_the_display_is_what_stderr_is(monkeypatch):

@@ -149,7 +149,7 @@ def check_beside(monkeypatch, gpu):
     """Compare a rank on the GPU "a", the one that it sees, with a rank on another."""
     monkeypatch.setattr("surestep.trainer.rank_consistency.check_shared", lambda *_: None)
     launched = LaunchInfo(size=2, local_size=2, launcher="srun")
-    facts = replace(tiny.GPU, launched=launched, cuda_ids=("a",), one_gpu_each=True)
+    facts = replace(tiny.GPU, launched=launched, cuda_ids=("a",), has_own_gpu=True)
     planned = plan_task(tiny.task(), tiny.config(), facts=facts)
     check_same_setup(Others(gpu), TaskOrigin(), planned)
 

@@ -6,7 +6,7 @@ from types import FrameType
 
 COMMAND_LINE = "command line"
 _PACKAGE = str(Path(__file__).parents[1])
-_RECIPES = str(Path(_PACKAGE) / "recipes")  # treated like the user's own recipes
+_RECIPES = str(Path(_PACKAGE) / "recipes")  # treated like those of users
 
 
 def shown_place(option: str, place: str | None) -> str:

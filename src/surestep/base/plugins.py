@@ -57,4 +57,4 @@ def load_plugin(
 
 @cache
 def _plugins(group: str) -> dict[str, EntryPoint]:
-    return {each.name: each for each in entry_points(group=group)}
+    return {entry.name: entry for entry in entry_points(group=group)}

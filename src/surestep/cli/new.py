@@ -136,7 +136,7 @@ def _facts_of_job(parsed: Options, *, on_gpus: bool) -> SystemInfo:
     return replace(
         read_facts(),
         launched=LaunchInfo(size=size, local_size=parsed.nproc, launcher="srun", is_simulated=True),
-        one_gpu_each=False,
+        has_own_gpu=False,
         cuda_devices=("a GPU",) * gpus,
         cuda_memory=(0,) * gpus,
         cuda_ids=(),

@@ -28,7 +28,7 @@ def load_option(name: str) -> PluginOption:
 
 
 def describe_plugin(name: str) -> tuple[FieldInfo, OptionInfo]:
-    """Return field and declaration of an option; of a broken plug-in they say what is wrong."""
+    """Return field and declaration of an option; those of a broken plug-in show what is wrong."""
     try:
         loaded = load_option(name)
     except ConfigError as error:

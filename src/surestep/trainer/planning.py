@@ -45,7 +45,7 @@ from surestep.engine.profile.memory_estimate import (
     estimate_rank_memory,
 )
 from surestep.engine.rng import preserve_torch_rng, set_seed
-from surestep.engine.rules.optimizers import plan_learners
+from surestep.engine.rules.optimizers import plan_optimizers
 from surestep.engine.rules.resolve import resolve, resolve_device, resolve_seed
 from surestep.engine.state.average import BATCH_NORM
 from surestep.engine.task.init_weights import InitReport
@@ -115,7 +115,7 @@ def plan_task(
         initialize_lazy(model, _first_batch(task, config, loss, facts, skips))
     given = _given(task, config, model, loss, skips)
     said = origin.set_options if origin is not None else {}
-    one = partial(plan_learners, task, model) if task.optimizers else resolve
+    one = partial(plan_optimizers, task, model) if task.optimizers else resolve
     decide = partial(one, facts=facts, given=given, origins=said)
     return PreparedTask(task, config, facts, decide(config), model, loss, decide)
 

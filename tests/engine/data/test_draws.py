@@ -35,9 +35,9 @@ def collate(samples):
     ("parts", "value", "reason"),
     [
         ({"train": (X, Y)}, "none", "nothing is drawn"),
-        ({"train": Sized()}, "by place", "its place in the stream"),
-        ({"train": Rows()}, "by position", "the same for any workers and any cut"),
-        ({"train": DataLoader(Rows(), 8)}, "by position", "any cut"),
+        ({"train": Sized()}, "by position in the stream", "its position in the stream"),
+        ({"train": Rows()}, "by position", "the same for any number of workers and any split"),
+        ({"train": DataLoader(Rows(), 8)}, "by position", "any split"),
         ({"train": Many()}, "by first position", "__getitems__ draws by the first position"),
         (
             {"train": DataLoader(Many(), 8, collate_fn=collate)},

@@ -108,7 +108,7 @@ def decision(parts, **said):
             *({"train": Stream()}, {"max_steps": 3}),
             (
                 "the stream's",
-                "samples come as the stream gives them; data.shuffle_buffer mixes",
+                "samples come as the stream yields them; data.shuffle_buffer shuffles",
                 False,
             ),
         ),
@@ -173,7 +173,9 @@ def test_an_order_that_does_not_fit_is_refused(parts, error, message):
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_an_order_and_data_shuffle_are_refused(shuffle):
-    with pytest.raises(ConfigError, match=rf"data\.shuffle={shuffle} .* order 'shuffled'\. Leave"):
+    with pytest.raises(
+        ConfigError, match=rf"data\.shuffle={shuffle} .* sampler 'shuffled'\. Leave"
+    ):
         tiny.plan({"sampler": samplers.shuffled()}, data={"shuffle": shuffle})
 
 

@@ -188,11 +188,11 @@ def test_lbfgs_moves_all_in_one_group_in_the_order_of_the_model():
         ({"name": "lbfgs", "groups": ("0.* lr=0.5x",)}, "moves all parameters as one"),
         (
             {"name": "lbfgs", "groups": ("0.* decay=0.1",)},
-            "says a decay, and lbfgs has no weight decay",
+            "sets a weight decay, and lbfgs has none",
         ),
         (
             {"name": "rprop", "groups": ("0.* decay=0.1",)},
-            "says a decay, and rprop has no weight decay",
+            "sets a weight decay, and rprop has none",
         ),
     ],
 )

@@ -8,7 +8,7 @@ from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, TWO_GPUS, VALIDATED, 
 
 GPUS = replace(TWO_GPUS, launched=LaunchInfo(rank=0, size=2, local_size=2))
 SECOND = replace(GPUS, launched=LaunchInfo(rank=1, size=2, local_rank=1, local_size=2))
-BOUND = replace(SECOND, cuda_devices=("H200",), cuda_memory=(1,), one_gpu_each=True)
+BOUND = replace(SECOND, cuda_devices=("H200",), cuda_memory=(1,), has_own_gpu=True)
 SPARSE = replace(GIVEN, sparse=("table",))
 HIDDEN = replace(GIVEN, hidden=("a", "b"))
 OWN_ADAM = {

@@ -1,7 +1,7 @@
-"""The order of an epoch as a function of place, and how it is cut into batches.
+"""The order of an epoch, and how it is split into batches.
 
-The plain order is `torch.randperm` under a generator seeded from (seed, epoch); it is cut into
-global batches and those into micro-batches. `surestep.samplers` has others.
+The plain order is `torch.randperm` with a generator seeded by (seed, epoch). It is split into
+global batches, and those into micro-batches. `surestep.samplers` has other orders.
 """
 
 import math
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from surestep.engine.rng import derive_seed
 
-LISTED = 256  # batches that are cut at a time
+LISTED = 256  # batches that are split at a time
 
 
 def order_generator(*place: str | int) -> torch.Generator:
-    """Return a generator seeded by a place of the order."""
+    """Return a generator seeded by a position in the order."""
     return torch.Generator().manual_seed(derive_seed("order", *place))
 
 
@@ -29,12 +29,15 @@ def epoch_permutation(samples: int, seed: int, epoch: int) -> Tensor:
 
 
 class BatchLayout(NamedTuple):
-    """How an epoch is cut: batches of `batch_size`, each in micro-batches.
+    """How an epoch is split into batches and micro-batches.
 
-    `samples` is None for a stream that does not say its length, which is cut as it is read. Each of
-    several ranks has its share of every batch, in as many micro-batches as the others; one may be
-    empty. Where each of them needs the whole batch, `whole`, it has the shares of all, in order.
-    `limit` is how many batches of an epoch are used; None is all.
+    Each rank has its share of every batch, in as many micro-batches as the others; some may be
+    empty.
+
+    Attributes:
+        samples: of an epoch; None for a stream without a length, which is split as it is read.
+        full: a rank has the shares of all ranks, in order.
+        limit: the number of batches of an epoch that are used; None is all.
     """
 
     samples: int | None
@@ -48,7 +51,7 @@ class BatchLayout(NamedTuple):
 
     @property
     def most(self) -> int | None:
-        """Return the samples of the batches that `limit` allows; None for no limit."""
+        """The samples of the batches that `limit` allows; None for no limit."""
         return None if self.limit is None else self.limit * self.batch_size
 
     def batches(self, start: int) -> Iterator[tuple[int, int, bool]]:
@@ -73,19 +76,19 @@ class BatchLayout(NamedTuple):
     def iter_chunks(self, start: int) -> Iterator[list[tuple[int, int, bool, list[range]]]]:
         """Yield lists of (first position, end, is the last, micro-batches) from `start` on.
 
-        A list at a time: of an epoch of millions a whole one takes a second, and with none each
-        step would make calls of its own.
+        One list holds LISTED batches: all of a large epoch would take a second, and one batch at a
+        time would cost calls in each step.
         """
         batches = self.batches(start)
         while found := [
-            (first, end, is_last, [range(*each) for each in self.micro_batches(first, end)])
+            (first, end, is_last, [range(*span) for span in self.micro_batches(first, end)])
             for first, end, is_last in islice(batches, LISTED)
         ]:
             yield found
 
 
 def positions_or_dummy(where: range) -> range:
-    """Return the positions to read; for a rank that has none some other, which is not counted."""
+    """Return the positions to read; for a rank without samples one that does not count."""
     return where or range(max(where.start - 1, 0), max(where.start, 1))
 
 
@@ -104,12 +107,12 @@ class Single(NamedTuple):
 
 
 def find_single(cut: BatchLayout, total_steps: int | None) -> Single | None:
-    """Return where a forward gets a single sample, by arithmetic alone; None where none does.
+    """Return which forward gets a single sample; None if none does.
 
-    A rank without samples takes one that does not count.
+    A rank without samples reads one that does not count.
 
     Args:
-        cut: of an epoch.
+        cut: the layout of an epoch.
         total_steps: of the run; None if every batch is reached.
     """
     size, samples = cut.batch_size, cut.samples
@@ -129,13 +132,13 @@ def find_single(cut: BatchLayout, total_steps: int | None) -> Single | None:
 
 @dataclass(frozen=True)
 class DatasetView:
-    """What an order may ask of the training data.
+    """What an order can read of the training data.
 
     Attributes:
         count: how many samples there are.
-        each: loads every sample, once, in the stored order.
-        targets: one for each sample, or None where they are not at hand.
-        parts: where several datasets are mixed, how many samples each has, by name.
+        each: loads every sample once, in the stored order.
+        targets: the target of every sample; None if they cannot be read without loading.
+        parts: the number of samples of each dataset in a mixture, by name.
     """
 
     count: int
@@ -145,15 +148,15 @@ class DatasetView:
 
 
 class SampleOrder(Protocol):
-    """Which sample stands at each position of an epoch: a pure function of (seed, epoch)."""
+    """Which sample is at each position of an epoch: a pure function of (seed, epoch)."""
 
     @property
     def name(self) -> str:
-        """What the Plan calls it."""
+        """Its name in the Plan."""
         ...
 
     def bind(self, samples: DatasetView) -> "SampleOrder":
-        """Return the order over this very data, checked.
+        """Check the data, and return the order for it.
 
         Raises:
             DataError: it does not fit the data.
@@ -169,5 +172,5 @@ class SampleOrder(Protocol):
         ...
 
     def explain(self, cut: BatchLayout, seed: int) -> str:
-        """Say what comes of it, for the Plan."""
+        """Return what it does, for the Plan."""
         ...

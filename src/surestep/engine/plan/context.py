@@ -67,7 +67,7 @@ class PlanContext:
         return "in Python" if place is None else set_where(place)
 
     def reject(self, message: str) -> None:
-        """Reject what is set, with what to type instead; the rule goes on to find more."""
+        """Reject what is set, with what to type instead; the rule may find more."""
         self.rejections.append(message)
 
     def set_value(self) -> Decision:

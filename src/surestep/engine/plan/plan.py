@@ -147,4 +147,4 @@ class Plan:
 
     def reason(self, option: str) -> str:
         """Return why `option` ("optim.lr") was decided as it was."""
-        return next(each.reason for each in self.decisions if each.option == option)
+        return next(found.reason for found in self.decisions if found.option == option)

@@ -22,7 +22,7 @@ class AveragingSpec:
 
 
 def raw_name(part: str) -> str:
-    """Return what a set is called when it is measured by the raw weights beside their average."""
+    """Return the name of a validation set that is evaluated with the raw weights."""
     return f"{part}_raw"
 
 
@@ -31,8 +31,8 @@ class WrapUnits(NamedTuple):
 
     Attributes:
         names: of the modules, outer ones before those inside them.
-        text: what they are, in words.
-        problem: why they cannot be, with what to type instead; empty where they can.
+        text: a description of them.
+        problem: why they cannot be used, with what to type instead; empty if they can.
     """
 
     names: tuple[str, ...] = ()
@@ -41,18 +41,18 @@ class WrapUnits(NamedTuple):
 
 
 def no_blocks(_: str) -> WrapUnits:
-    """Choose nothing, where there is no model."""
+    """Choose nothing: there is no model."""
     return WrapUnits()
 
 
 @dataclass(frozen=True)
 class ExcludedSamples:
-    """Which samples are left out.
+    """The samples that are excluded.
 
     Attributes:
         samples: their indices, sorted, each once.
-        count: how many samples the data has, with those.
-        source: the file that names them; empty where they were said one by one.
+        count: the number of samples, with those.
+        source: the file that names them; empty if they were set one by one.
     """
 
     samples: tuple[int, ...]
@@ -64,11 +64,11 @@ class ExcludedSamples:
 
     @property
     def left(self) -> int:
-        """How many samples stay."""
+        """The number of samples that stay."""
         return self.count - len(self.samples)
 
     def kept(self) -> Tensor:
-        """Say of each sample whether it stays, (count,) bool."""
+        """Return which samples stay, (count,) bool."""
         kept = torch.ones(self.count, dtype=torch.bool)
         kept[list(self.samples)] = False
         return kept

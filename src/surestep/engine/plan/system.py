@@ -1,4 +1,4 @@
-"""What this machine is, read once."""
+"""What a Plan depends on of this machine."""
 
 import os
 import shutil
@@ -27,14 +27,14 @@ class SystemInfo:
     """The machine, as far as a Plan depends on it. Memory is in bytes.
 
     Attributes:
-        cuda_ids: of the GPUs; no two in the world have the same, whatever a process calls them.
-        one_gpu_each: one GPU is seen here, and others that were started may each see another.
-        launched: where this process stands among those that were started with it.
-        accelerate: what `accelerate launch` said; None where it started nothing.
-        allocator: what gives this process its memory on the host.
-        mps: whether torch can compute on an Apple GPU here.
-        compiler: whether there is one for C++, which torch.compile needs on a CPU.
-        extras: packages that are here and that only some options need.
+        cuda_ids: UUIDs of the GPUs, unique among all processes.
+        has_own_gpu: this process sees one GPU, and every other process may see a different one.
+        launched: the processes that were started together, and which of them this is.
+        accelerate: the config of `accelerate launch`; None if it did not start this process.
+        allocator: the memory allocator of this process on the host.
+        mps: torch can compute on an Apple GPU.
+        compiler: there is a C++ compiler, which torch.compile needs on a CPU.
+        extras: installed packages that only some options need.
     """
 
     torch_version: str
@@ -46,7 +46,7 @@ class SystemInfo:
     threads: int
     display: Literal["terminal", "notebook", "none"]
     cuda_ids: tuple[str, ...] = ()
-    one_gpu_each: bool = False
+    has_own_gpu: bool = False
     extras: tuple[str, ...] = ()
     compiler: bool = True
     launched: LaunchInfo = ALONE
@@ -56,18 +56,18 @@ class SystemInfo:
 
 
 def read_facts() -> SystemInfo:
-    """Read the machine; the CUDA context is made only where there is a CUDA device."""
+    """Read the machine; a CUDA context is created only if there is a CUDA device."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     properties = [torch.cuda.get_device_properties(index) for index in range(count)]
     launched = read_launched()
     # Ampere (8.0) is the first generation with TF32 and bf16 units; older ones emulate bf16.
-    ampere = bool(properties) and all(each.major >= 8 for each in properties)
+    ampere = bool(properties) and all(gpu.major >= 8 for gpu in properties)
     return SystemInfo(
         torch_version=torch.__version__,
-        cuda_devices=tuple(each.name for each in properties),
-        cuda_memory=tuple(each.total_memory for each in properties),
-        cuda_ids=tuple(str(each.uuid) for each in properties),
-        one_gpu_each=count == 1 and _may_be_its_own(launched),
+        cuda_devices=tuple(gpu.name for gpu in properties),
+        cuda_memory=tuple(gpu.total_memory for gpu in properties),
+        cuda_ids=tuple(str(gpu.uuid) for gpu in properties),
+        has_own_gpu=count == 1 and _may_be_its_own(launched),
         bf16_native=ampere,
         tf32=ampere,
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
@@ -83,20 +83,20 @@ def read_facts() -> SystemInfo:
 
 
 def device_name(facts: SystemInfo, device: torch.device) -> str:
-    """Return what computes, as far as its kernels differ: the GPU, or the CPU's instructions."""
+    """Return what decides which kernels run: the GPU, or the instruction set of the CPU."""
     if device.type == "cuda":
         return facts.cuda_devices[device.index or 0]
     return f"{device.type} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def _may_be_its_own(launched: LaunchInfo) -> bool:
-    """Say whether the one GPU that is seen may be this process's alone.
+    """Return whether the visible GPU may belong to this process alone.
 
-    As by `srun --gpus-per-task=1`, or where CUDA_VISIBLE_DEVICES is set for each process.
+    `srun --gpus-per-task=1` does this, or CUDA_VISIBLE_DEVICES set in each process.
     """
     if launched.local_size == 1:
         return False
-    visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+    visible = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
     return launched.launcher in ("srun", "mpirun") or (
         launched.launcher != BY_NPROC and len(visible) == 1
     )

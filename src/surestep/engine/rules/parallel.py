@@ -19,55 +19,55 @@ NEEDS_FULL_TENSORS = {
 
 
 @rule("parallel.strategy")
-def strategy(k: PlanContext) -> Decision:
+def strategy(ctx: PlanContext) -> Decision:
     """Use the strategy that is set, or the one of the launcher."""
-    wanted, launched = k.get("parallel.strategy", "auto"), k.system.launched
+    wanted, launched = ctx.get("parallel.strategy", "auto"), ctx.system.launched
     if wanted != "auto":
         if launched.size == 1 and strategy_class(wanted).needs_ranks:
-            k.reject(
+            ctx.reject(
                 f"parallel.strategy={wanted!r} needs several processes, and this is one. Start "
                 f"them with {SEVERAL}, or leave it out."
             )
         if launched.size > 1 and wanted == "single":
-            k.reject(
+            ctx.reject(
                 f"parallel.strategy='single', but {launched.size} processes were started: each "
                 "would train the full run. Start one, or leave it out."
             )
-        if wanted == "accelerate" and "accelerate" not in k.system.extras:
-            k.reject(
+        if wanted == "accelerate" and "accelerate" not in ctx.system.extras:
+            ctx.reject(
                 "parallel.strategy='accelerate' needs a package that is not installed. Install it "
                 "with: pip install 'surestep[accelerate]'."
             )
-        return k.set_value()
+        return ctx.set_value()
     if launched.size == 1:
         return "single", "auto: one process"
-    if k.is_set("parallel.shard"):
-        return "fsdp", f"auto: parallel.shard is set {k.origin('parallel.shard')}"
+    if ctx.is_set("parallel.shard"):
+        return "fsdp", f"auto: parallel.shard is set {ctx.origin('parallel.shard')}"
     started = f"{launched.size} processes, started by {launched.launcher}; each has the full model"
-    if k.task_info.own_step:
+    if ctx.task_info.own_step:
         return "ddp", f"auto: {started}, and turn.step sums the gradients"
-    if k.system.accelerate is not None:
+    if ctx.system.accelerate is not None:
         return "accelerate", f"auto: accelerate launch started {launched.size} processes"
     return "ddp", f"auto: {started}"
 
 
 @rule("parallel.ranks")
-def ranks(k: PlanContext) -> Decision:
+def ranks(ctx: PlanContext) -> Decision:
     """Count the processes, and check that the strategy can take the steps of this Task."""
-    name, launched = k["parallel.strategy"], k.system.launched
+    name, launched = ctx["parallel.strategy"], ctx.system.launched
     if not strategy_class(name).runs_manual_steps:
         for cause, holds in (
-            ("The Task brings its own step", k.task_info.own_step),
-            ("optim.name='lbfgs' takes steps by itself", k.get("optim.name") == "lbfgs"),
+            ("The Task brings its own step", ctx.task_info.own_step),
+            ("optim.name='lbfgs' takes steps by itself", ctx.get("optim.name") == "lbfgs"),
         ):
             if holds:
-                k.reject(
+                ctx.reject(
                     f"{cause}, which needs the full model in each process, and parallel.strategy="
                     f"{name!r} does not keep it there. Use parallel.strategy='ddp'."
                 )
-    config = k.system.accelerate
+    config = ctx.system.accelerate
     if config is not None and config.engine and name == "accelerate":
-        k.reject(
+        ctx.reject(
             f"accelerate's config shards the state by {config.engine}. Choose multi-GPU in "
             "`accelerate config`, and set --parallel.strategy fsdp or deepspeed here."
         )
@@ -77,9 +77,9 @@ def ranks(k: PlanContext) -> Decision:
 
 
 @rule("parallel.rank")
-def rank(k: PlanContext) -> Decision:
+def rank(ctx: PlanContext) -> Decision:
     """Return which of the processes this one is."""
-    launched = k.system.launched
+    launched = ctx.system.launched
     if launched.size == 1:
         return 0, "the only one"
     if launched.is_simulated:
@@ -88,145 +88,145 @@ def rank(k: PlanContext) -> Decision:
 
 
 @rule("parallel.backend")
-def backend(k: PlanContext) -> Decision:
+def backend(ctx: PlanContext) -> Decision:
     """Use NCCL on GPUs."""
-    if k.system.launched.size == 1:
+    if ctx.system.launched.size == 1:
         return "none", "one process needs no backend"
-    return ("nccl", "the device is a GPU") if k.on_gpu else ("gloo", "the device is the CPU")
+    return ("nccl", "the device is a GPU") if ctx.on_gpu else ("gloo", "the device is the CPU")
 
 
 @rule("parallel.find_unused_parameters", "parallel.static_graph")
-def reducer(k: PlanContext) -> Decision:
+def reducer(ctx: PlanContext) -> Decision:
     """Check that DDP reduces the gradients."""
-    if k.get(k.option) and k.task_info.own_step:
-        k.reject(
-            f"{k.option}=True tells DDP which gradients to wait for, and the Task brings its own "
-            "step, in which turn.step sums those of its optimizer. Leave it out."
+    if ctx.get(ctx.option) and ctx.task_info.own_step:
+        ctx.reject(
+            f"{ctx.option}=True declares which gradients DDP waits for, and the Task brings its "
+            "own step, in which turn.step sums those of its optimizer. Leave it out."
         )
-    return k.declared()
+    return ctx.declared()
 
 
 @rule("parallel.replica_check_every")
-def replica_check_every(k: PlanContext) -> Decision:
+def replica_check_every(ctx: PlanContext) -> Decision:
     """Compare replicas, if there are any."""
-    wanted = k.get("parallel.replica_check_every")
-    if k["parallel.shard"] in ("full", "grad_op") or k["parallel.zero_stage"] == 3:
-        instead = "zero_stage=2" if k["parallel.zero_stage"] == 3 else "shard='hybrid'"
+    wanted = ctx.get("parallel.replica_check_every")
+    if ctx["parallel.shard"] in ("full", "grad_op") or ctx["parallel.zero_stage"] == 3:
+        instead = "zero_stage=2" if ctx["parallel.zero_stage"] == 3 else "shard='hybrid'"
         if wanted is not None:
-            k.reject(
+            ctx.reject(
                 f"parallel.replica_check_every={wanted!r} compares replicas of the parameters, and "
                 "here they are sharded over all ranks. Leave it out, or use "
                 f"parallel.{instead}."
             )
-        return k.set_or(None, "parameters are sharded over all ranks: there are no replicas")
-    if k.system.launched.size == 1:
-        return k.set_or(None, "one process has no replicas to compare")
-    return k.set_or("1000 steps", "one pass over the parameters, at the log point after")
+        return ctx.set_or(None, "parameters are sharded over all ranks: there are no replicas")
+    if ctx.system.launched.size == 1:
+        return ctx.set_or(None, "one process has no replicas to compare")
+    return ctx.set_or("1000 steps", "one pass over the parameters, at the log point after")
 
 
 @rule("parallel.start_timeout_s")
-def start_timeout_s(k: PlanContext) -> Decision:
+def start_timeout_s(ctx: PlanContext) -> Decision:
     """Wait longer for the first step than for the others."""
-    timeout = k["parallel.timeout_s"]
-    if k.get("parallel.start_timeout_s", timeout) < timeout:
-        k.reject(
-            f"parallel.start_timeout_s={k.get('parallel.start_timeout_s'):g} is shorter than "
+    timeout = ctx["parallel.timeout_s"]
+    if ctx.get("parallel.start_timeout_s", timeout) < timeout:
+        ctx.reject(
+            f"parallel.start_timeout_s={ctx.get('parallel.start_timeout_s'):g} is shorter than "
             f"parallel.timeout_s={timeout:g}, and the first step takes the longest. Set at least "
             "as much, or leave it out."
         )
     if timeout > 1800:
-        return k.set_or(timeout, "not shorter than parallel.timeout_s")
-    return k.set_or(1800.0, "the first step compiles and reads data; saving may take long")
+        return ctx.set_or(timeout, "not shorter than parallel.timeout_s")
+    return ctx.set_or(1800.0, "the first step compiles and reads data; saving may take long")
 
 
-def _is_sharded(k: PlanContext) -> bool:
+def _is_sharded(ctx: PlanContext) -> bool:
     """Return whether the strategy is FSDP, or a plug-in that shards as it does."""
-    return strategy_class(k["parallel.strategy"]).gathers_blocks
+    return strategy_class(ctx["parallel.strategy"]).gathers_blocks
 
 
 @rule("parallel.shard")
-def shard(k: PlanContext) -> Decision:
+def shard(ctx: PlanContext) -> Decision:
     """Shard everything, if the strategy shards."""
-    if not _is_sharded(k):
+    if not _is_sharded(ctx):
         return None, "each process holds the full model"
-    name, instead = k.get("optim.name"), "or use parallel.strategy='ddp'."
+    name, instead = ctx.get("optim.name"), "or use parallel.strategy='ddp'."
     if name in NEEDS_FULL_TENSORS:
-        k.reject(
+        ctx.reject(
             f"optim.name={name!r} {NEEDS_FULL_TENSORS[name]}, and with parallel.strategy='fsdp' a "
             f"rank has shards. Set optim.name='adamw', {instead}"
         )
-    if k.task_info.sparse:
-        k.reject(
+    if ctx.task_info.sparse:
+        ctx.reject(
             "parallel.strategy='fsdp' cannot reduce the sparse gradient of "
-            f"{k.task_info.sparse[0]}. Build the table with sparse=False, {instead}"
+            f"{ctx.task_info.sparse[0]}. Build the table with sparse=False, {instead}"
         )
-    if k.get("channels_last"):
-        k.reject(
+    if ctx.get("channels_last"):
+        ctx.reject(
             "channels_last=True changes the memory layout of parameters, and torch shards only "
             f"those in the default layout. Leave it out, {instead}"
         )
-    value = k.get("parallel.shard")
+    value = ctx.get("parallel.shard")
     if value is not None:
-        return value, f"{_SHARDS[value]}; set {k.origin('parallel.shard')}"
+        return value, f"{_SHARDS[value]}; set {ctx.origin('parallel.shard')}"
     return "full", _SHARDS["full"]
 
 
 @rule("parallel.shard_size")
-def shard_size(k: PlanContext) -> Decision:
+def shard_size(ctx: PlanContext) -> Decision:
     """Shard within a machine if sharding is hybrid, and else over all ranks."""
-    if not _is_sharded(k):
-        return k.set_or(1, "nothing is sharded")
-    count = k["parallel.ranks"]
-    if k["parallel.shard"] != "hybrid":
+    if not _is_sharded(ctx):
+        return ctx.set_or(1, "nothing is sharded")
+    count = ctx["parallel.ranks"]
+    if ctx["parallel.shard"] != "hybrid":
         return count, "sharded over all ranks"
-    size = k.get("parallel.shard_size", k.system.launched.local_size)
+    size = ctx.get("parallel.shard_size", ctx.system.launched.local_size)
     if count % size or not 1 < size < count:
         full = "parallel.shard='full'"
-        sizes = [f"parallel.shard_size={each}" for each in range(2, count) if not count % each]
-        k.reject(
+        sizes = [f"parallel.shard_size={n}" for n in range(2, count) if not count % n]
+        ctx.reject(
             f"parallel.shard='hybrid' shards over groups of {size} ranks, and there are {count}: "
             "there must be several equal groups, each of more than one rank. Set "
             f"{' or '.join([*sizes, full])}."
         )
-    return k.set_or(size, "hybrid: sharded within a machine, replicated across machines")
+    return ctx.set_or(size, "hybrid: sharded within a machine, replicated across machines")
 
 
 @rule("parallel.wrap_policy")
-def wrap_policy(k: PlanContext) -> Decision:
+def wrap_policy(ctx: PlanContext) -> Decision:
     """Choose the modules that are gathered one at a time."""
-    if not _is_sharded(k):
+    if not _is_sharded(ctx):
         return (), "nothing is gathered"
-    units = k.task_info.blocks_by(str(k.get("parallel.wrap_policy", "auto")))
+    units = ctx.task_info.blocks_by(str(ctx.get("parallel.wrap_policy", "auto")))
     if units.problem:
-        k.reject(units.problem)
-    if k.is_set("parallel.wrap_policy"):
-        return units.names, f"{units.text}; set {k.origin('parallel.wrap_policy')}"
+        ctx.reject(units.problem)
+    if ctx.is_set("parallel.wrap_policy"):
+        return units.names, f"{units.text}; set {ctx.origin('parallel.wrap_policy')}"
     return units.names, f"auto: {units.text}"
 
 
 @rule("parallel.meta_init")
-def meta_init(k: PlanContext) -> Decision:
+def meta_init(ctx: PlanContext) -> Decision:
     """Check that the model is not built yet."""
-    if k.get("parallel.meta_init") and k.task_info.is_built:
-        k.reject(
+    if ctx.get("parallel.meta_init") and ctx.task_info.is_built:
+        ctx.reject(
             "parallel.meta_init=True is for a model that is not built yet, and Task(model=...) is "
             "a module. Pass a function that builds it: model=lambda: Net()."
         )
-    return k.declared()
+    return ctx.declared()
 
 
 @rule("parallel.offload")
-def offload(k: PlanContext) -> Decision:
+def offload(ctx: PlanContext) -> Decision:
     """Check what FSDP can offload."""
-    wanted = k.get("parallel.offload", "off")
-    if _is_sharded(k) and wanted == "optimizer":
-        k.reject(
+    wanted = ctx.get("parallel.offload", "off")
+    if _is_sharded(ctx) and wanted == "optimizer":
+        ctx.reject(
             "parallel.offload='optimizer' is not available with parallel.strategy='fsdp', which "
             "keeps parameters, gradients and optimizer state together. Use parallel.offload='all'."
         )
-    if _is_sharded(k) and wanted == "all" and k.on_gpu and k.get("precision") == "fp16":
-        k.reject(
+    if _is_sharded(ctx) and wanted == "all" and ctx.on_gpu and ctx.get("precision") == "fp16":
+        ctx.reject(
             "parallel.offload='all' leaves gradients on the host, and the loss scale of "
             "precision='fp16' is on the GPU. Use precision='bf16', or leave one out."
         )
-    return k.declared()
+    return ctx.declared()

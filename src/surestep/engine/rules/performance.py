@@ -9,125 +9,127 @@ _SDPA_ON_CPU = ("auto", "flash", "math")
 
 
 @rule("compile")
-def compiling(k: PlanContext) -> Decision:
+def compiling(ctx: PlanContext) -> Decision:
     """Compile if it is set, here or in accelerate's config."""
-    wanted, config = k.get("compile", "off"), k.system.accelerate or AccelerateConfig()
-    if wanted != "off" and not k.on_gpu and not k.system.compiler:
-        k.reject(
+    wanted, config = ctx.get("compile", "off"), ctx.system.accelerate or AccelerateConfig()
+    if wanted != "off" and not ctx.on_gpu and not ctx.system.compiler:
+        ctx.reject(
             f"compile={wanted!r} needs a C++ compiler on a CPU, and none was found. Install g++ "
             "(Debian: apt install g++), or leave it out."
         )
     theirs = config.compile_mode
     dynamo = f"dynamo_backend {config.dynamo} in the mode {config.dynamo_mode}"
     if theirs is None:
-        k.reject(
+        ctx.reject(
             f"accelerate's config has {dynamo}, which surestep does not support. Use inductor "
             "there, or accelerate launch --dynamo_backend no and --compile."
         )
-    elif config.dynamo != "no" and k.get("compile", theirs) != theirs:
-        k.reject(f"compile={wanted!r}, but accelerate's config has {dynamo}. Set only one of them.")
-    if wanted not in ("off", "default") and _gathers_blocks(k):
-        k.reject(
+    elif config.dynamo != "no" and ctx.get("compile", theirs) != theirs:
+        ctx.reject(
+            f"compile={wanted!r}, but accelerate's config has {dynamo}. Set only one of them."
+        )
+    if wanted not in ("off", "default") and _gathers_blocks(ctx):
+        ctx.reject(
             f"compile={wanted!r} records GPU work at fixed addresses, and parallel.strategy="
-            f"{k['parallel.strategy']!r} gathers parameters at new ones. Use compile='default'."
+            f"{ctx['parallel.strategy']!r} gathers parameters at new ones. Use compile='default'."
         )
     if config.dynamo != "no":
-        return k.set_or(theirs, f"accelerate's config: dynamo_backend {config.dynamo}")
-    return k.declared()
+        return ctx.set_or(theirs, f"accelerate's config: dynamo_backend {config.dynamo}")
+    return ctx.declared()
 
 
 @rule("compile_blocks")
-def compile_blocks(k: PlanContext) -> Decision:
+def compile_blocks(ctx: PlanContext) -> Decision:
     """Compile blocks separately if they are gathered separately."""
-    by_block = k["compile"] != "off" and _gathers_blocks(k)
-    if by_block and k.get("compile_blocks") is False:
-        k.reject(
+    by_block = ctx["compile"] != "off" and _gathers_blocks(ctx)
+    if by_block and ctx.get("compile_blocks") is False:
+        ctx.reject(
             "compile_blocks=False compiles the full model, and parallel.strategy="
-            f"{k['parallel.strategy']!r} gathers one block at a time. Leave it out."
+            f"{ctx['parallel.strategy']!r} gathers one block at a time. Leave it out."
         )
-    if k.get("compile_blocks") and not k.task_info.blocks:
-        k.reject(
+    if ctx.get("compile_blocks") and not ctx.task_info.blocks:
+        ctx.reject(
             "compile_blocks=True needs a model with blocks, in a ModuleList or Sequential, and "
             "this one has none. Leave it out."
         )
     if by_block:
-        return k.set_or(True, "each block is gathered separately, and a graph ends there")
-    return k.declared()
+        return ctx.set_or(True, "each block is gathered separately, and a graph ends there")
+    return ctx.declared()
 
 
-def _gathers_blocks(k: PlanContext) -> bool:
-    return strategy_class(k["parallel.strategy"]).gathers_blocks
+def _gathers_blocks(ctx: PlanContext) -> bool:
+    return strategy_class(ctx["parallel.strategy"]).gathers_blocks
 
 
 @rule("channels_last")
-def channels_last(k: PlanContext) -> Decision:
+def channels_last(ctx: PlanContext) -> Decision:
     """Check that there are convolutions."""
-    if k.get("channels_last") and not k.task_info.convolutions:
-        k.reject("channels_last=True is for convolutions, and the model has none. Leave it out.")
-    return k.declared()
+    if ctx.get("channels_last") and not ctx.task_info.convolutions:
+        ctx.reject("channels_last=True is for convolutions, and the model has none. Leave it out.")
+    return ctx.declared()
 
 
 @rule("matmul_precision")
-def matmul_precision(k: PlanContext) -> Decision:
+def matmul_precision(ctx: PlanContext) -> Decision:
     """Follow the precision."""
-    allowed = {"tf32": ("high", "medium"), "fp32": ("highest",)}.get(k["precision"])
-    wanted = k.get("matmul_precision")
-    if k.on_gpu and wanted is not None and allowed is not None and wanted not in allowed:
-        k.reject(
-            f"matmul_precision={wanted!r}, and precision is {k['precision']}. Set precision='tf32' "
-            "for 'high', 'fp32' for 'highest', or leave one out."
+    allowed = {"tf32": ("high", "medium"), "fp32": ("highest",)}.get(ctx["precision"])
+    wanted = ctx.get("matmul_precision")
+    if ctx.on_gpu and wanted is not None and allowed is not None and wanted not in allowed:
+        ctx.reject(
+            f"matmul_precision={wanted!r}, and precision is {ctx['precision']}. Set "
+            "precision='tf32' for 'high', 'fp32' for 'highest', or leave one out."
         )
-    if k["precision"] == "tf32":
-        return k.set_or("high", "precision is tf32")
-    return k.set_or("highest", "fp32 products keep all their digits")
+    if ctx["precision"] == "tf32":
+        return ctx.set_or("high", "precision is tf32")
+    return ctx.set_or("highest", "fp32 products keep all their digits")
 
 
 @rule("cudnn_benchmark")
-def cudnn_benchmark(k: PlanContext) -> Decision:
+def cudnn_benchmark(ctx: PlanContext) -> Decision:
     """Check that algorithms may differ."""
-    if k.get("cudnn_benchmark") and k["deterministic"]:
-        k.reject(
+    if ctx.get("cudnn_benchmark") and ctx["deterministic"]:
+        ctx.reject(
             "cudnn_benchmark=True may choose other algorithms in each run, and deterministic=True "
             "forbids it. Set one of them."
         )
-    return k.declared()
+    return ctx.declared()
 
 
 @rule("sdpa_backend")
-def sdpa_backend(k: PlanContext) -> Decision:
+def sdpa_backend(ctx: PlanContext) -> Decision:
     """Check that the device has the backend."""
-    wanted = k.get("sdpa_backend", "auto")
-    if not k.on_gpu and wanted not in _SDPA_ON_CPU:
-        k.reject(
-            f"sdpa_backend={wanted!r} is for a GPU, and the device is {k['device']}, which has: "
+    wanted = ctx.get("sdpa_backend", "auto")
+    if not ctx.on_gpu and wanted not in _SDPA_ON_CPU:
+        ctx.reject(
+            f"sdpa_backend={wanted!r} is for a GPU, and the device is {ctx['device']}, which has: "
             f"{', '.join(_SDPA_ON_CPU[1:])}."
         )
-    return k.declared()
+    return ctx.declared()
 
 
 @rule("cpu_allocator")
-def cpu_allocator(k: PlanContext) -> Decision:
+def cpu_allocator(ctx: PlanContext) -> Decision:
     """Retain freed memory on a CPU, on huge pages if the system has them."""
-    wanted, allocator = k.get("cpu_allocator", "auto"), k.system.allocator
+    wanted, allocator = ctx.get("cpu_allocator", "auto"), ctx.system.allocator
     if wanted in ("retain", "huge_pages") and allocator.name != "glibc":
-        k.reject(
+        ctx.reject(
             f"cpu_allocator={wanted!r} configures glibc's malloc, and this process uses "
             f"{allocator.name}. Leave it out, or use cpu_allocator='default'."
         )
     if wanted in ("retain", "huge_pages") and allocator.settings:
-        k.reject(
+        ctx.reject(
             f"cpu_allocator={wanted!r} would override the environment variable "
             f"{allocator.settings[0]}. Unset the variable, or use cpu_allocator='default'."
         )
     if wanted == "huge_pages" and not allocator.huge_pages:
-        k.reject(
+        ctx.reject(
             "cpu_allocator='huge_pages' needs Linux with 'madvise' in "
             "/sys/kernel/mm/transparent_hugepage/enabled, overcommitted memory and no limit on "
             "address space (ulimit -v, -d). Use cpu_allocator='retain'."
         )
     if wanted != "auto":
-        return k.set_value()
-    if k.on_gpu:
+        return ctx.set_value()
+    if ctx.on_gpu:
         return "default", "auto: the device is not the CPU"
     if allocator.name != "glibc":
         return "default", f"auto: malloc is not glibc's ({allocator.name})"

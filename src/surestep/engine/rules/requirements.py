@@ -30,19 +30,19 @@ def requirements_of(option: str) -> Mapping[str, Any]:
     return {name: allowed for name, allowed in required.items() if name != option}
 
 
-def find_unmet(k: PlanContext, option: str) -> str | None:
+def find_unmet(ctx: PlanContext, option: str) -> str | None:
     """Return what is wrong if an option lacks what it requires, or is set with what it excludes."""
-    value = k.get(option)
-    if not k.is_set(option) or _requests_nothing(option, value):
+    value = ctx.get(option)
+    if not ctx.is_set(option) or _requests_nothing(option, value):
         return None
-    return next(_unmet(k, option, value), None) or next(_excluded(k, option, value), None)
+    return next(_unmet(ctx, option, value), None) or next(_excluded(ctx, option, value), None)
 
 
-def _excluded(k: PlanContext, option: str, value: Any) -> Iterator[str]:
+def _excluded(ctx: PlanContext, option: str, value: Any) -> Iterator[str]:
     info = option_info(option)
     for name in info.excludes if info is not None else ():
-        other = k.get(name)
-        if k.is_set(name) and not _requests_nothing(name, other):
+        other = ctx.get(name)
+        if ctx.is_set(name) and not _requests_nothing(name, other):
             yield f"{option}={value!r} and {name}={other!r} exclude each other. Set one of them."
 
 
@@ -52,9 +52,9 @@ def _requests_nothing(option: str, value: Any) -> bool:
     return is_off(value)
 
 
-def _unmet(k: PlanContext, option: str, value: Any) -> Iterator[str]:
+def _unmet(ctx: PlanContext, option: str, value: Any) -> Iterator[str]:
     for name, allowed in requirements_of(option).items():
-        chosen = _chosen(k, name)
+        chosen = _chosen(ctx, name)
         if is_met(allowed, chosen) or _plugin_has(option, name, chosen):
             continue
         start = f"{option}={value!r} requires"
@@ -76,12 +76,12 @@ def _plugin_has(option: str, choice: str, chosen: Any) -> bool:
     return choice == "schedule.name" and own in schedule_info(chosen).takes
 
 
-def _chosen(k: PlanContext, name: str) -> Any:
+def _chosen(ctx: PlanContext, name: str) -> Any:
     if name == VAL_DATA:
-        return bool(k.task_info.val_sets)
+        return bool(ctx.task_info.val_sets)
     if name == PROCESSES:
-        return k["parallel.strategy"] != "single"
-    return k.device if name == "device" else k[name]  # the type: "cuda", not "cuda:0"
+        return ctx["parallel.strategy"] != "single"
+    return ctx.device if name == "device" else ctx[name]  # the type: "cuda", not "cuda:0"
 
 
 def _example(name: str, allowed: Any) -> Any:

@@ -88,9 +88,9 @@ class _Resolver(PlanContext):
         for option in plan_options():
             if option not in self._reasons:
                 self.decide(option)
-        reasons = [each for each in plan_options() if each in self._reasons]
+        reasons = [option for option in plan_options() if option in self._reasons]
         return Plan(
-            tuple(ResolvedOption(each, self.chosen[each], self._reasons[each]) for each in reasons),
+            tuple(ResolvedOption(name, self.chosen[name], self._reasons[name]) for name in reasons),
             optim_options=own_options(self),
             schedule=make_schedule_spec(self),
             average=make_averaging_spec(self),

@@ -1,8 +1,8 @@
 """How a rule is written: a function that decides one option.
 
-A rule returns a value and its reason. It calls `k.reject` if the option that is set cannot be used
-here, with what to type instead. `k[...]` is what was decided for another option. Options without a
-rule have the default of their declaration.
+A rule returns a value and its reason. It calls `ctx.reject` if the option that is set cannot be
+used here, with what to type instead. `ctx[...]` is what was decided for another option. Options
+without a rule have the default of their declaration.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ SEVERAL = (
 
 
 def rule(*options: str) -> Callable[[_R], _R]:
-    """Register a function as the rule of options, which `k.option` tells apart."""
+    """Register a function as the rule of options, by the name in `ctx.option`."""
 
     def register(function: _R) -> _R:
         RULES.update(dict.fromkeys(options, function))

@@ -19,158 +19,158 @@ _TIMESCALE = 10_000.0  # Source: transformers.get_inverse_sqrt_schedule, without
 
 
 @rule("schedule.name")
-def name(k: PlanContext) -> Decision:
+def name(ctx: PlanContext) -> Decision:
     """Keep the learning rate constant, unless a schedule is set."""
-    if k.task_info.own_schedule:
-        foreign = [each for each in k.set_options if each.startswith("schedule.")]
+    if ctx.task_info.own_schedule:
+        foreign = [option for option in ctx.set_options if option.startswith("schedule.")]
         if foreign:
-            k.reject(
+            ctx.reject(
                 f"{foreign[0]} is set, but the Task brings its own schedule. Change that function, "
                 "or leave Task(schedule=...) out."
             )
         return OWN, "the Task brings its schedule"
-    if k.get("schedule.name") == "reduce_on_plateau" and not k.task_info.val_sets:
-        k.reject(
+    if ctx.get("schedule.name") == "reduce_on_plateau" and not ctx.task_info.val_sets:
+        ctx.reject(
             "schedule.name='reduce_on_plateau' needs evaluations. Pass Task(val=...), or use "
             "schedule.name='cosine'."
         )
-    return k.set_or("constant", "not set: the learning rate is constant")
+    return ctx.set_or("constant", "not set: the learning rate is constant")
 
 
 @rule(*(f"schedule.{option}" for option in Schedule.model_fields if option != "name"))
-def own_option(k: PlanContext) -> Decision:
+def own_option(ctx: PlanContext) -> Decision:
     """Use the default of the schedule."""
-    chosen, option = k["schedule.name"], k.option.removeprefix("schedule.")
+    chosen, option = ctx["schedule.name"], ctx.option.removeprefix("schedule.")
     info = schedule_info(chosen)
-    if option in info.needs and not k.is_set(k.option):
-        k.reject(
+    if option in info.needs and not ctx.is_set(ctx.option):
+        ctx.reject(
             f"schedule.name={chosen!r} needs a {option}: set schedule.{option}="
             f"{info.needs[option]}."
         )
     if option in _CHECKS:
-        _CHECKS[option](k)
-    if option == "min_lr_ratio" and k.is_set("schedule.min_lr") and k["optim.lr"]:
-        return k["schedule.min_lr"] / k["optim.lr"], "schedule.min_lr / optim.lr"
-    if option == "min_lr_ratio" and chosen == "one_cycle" and not k.is_set(k.option):
-        ratio = 1 / (k["schedule.div_factor"] * k["schedule.final_div_factor"])
+        _CHECKS[option](ctx)
+    if option == "min_lr_ratio" and ctx.is_set("schedule.min_lr") and ctx["optim.lr"]:
+        return ctx["schedule.min_lr"] / ctx["optim.lr"], "schedule.min_lr / optim.lr"
+    if option == "min_lr_ratio" and chosen == "one_cycle" and not ctx.is_set(ctx.option):
+        ratio = 1 / (ctx["schedule.div_factor"] * ctx["schedule.final_div_factor"])
         return ratio, "1 / (schedule.div_factor * schedule.final_div_factor)"
     if option not in info.takes:
-        return k.set_or(None, f"not an option of {chosen}")
-    return k.set_or(*info.takes[option])
+        return ctx.set_or(None, f"not an option of {chosen}")
+    return ctx.set_or(*info.takes[option])
 
 
-def _check_warmup(k: PlanContext) -> None:
-    if k.is_set("schedule.warmup_start") and not warmup_steps(k):
-        k.reject("schedule.warmup_start needs a warm-up: set schedule.warmup='5%' too.")
-    if warmup_steps(k) > k["total_steps"]:
-        k.reject(
-            f"schedule.warmup={k['schedule.warmup']!r} is {warmup_steps(k):g} steps, longer than "
-            f"the run of {k['total_steps']} steps. Use a shorter warm-up or a longer run."
+def _check_warmup(ctx: PlanContext) -> None:
+    if ctx.is_set("schedule.warmup_start") and not warmup_steps(ctx):
+        ctx.reject("schedule.warmup_start needs a warm-up: set schedule.warmup='5%' too.")
+    if warmup_steps(ctx) > ctx["total_steps"]:
+        ctx.reject(
+            f"schedule.warmup={ctx['schedule.warmup']!r} is {warmup_steps(ctx):g} steps, longer "
+            f"than the run of {ctx['total_steps']} steps. Use a shorter warm-up or a longer run."
         )
 
 
-def _check_min_lr(k: PlanContext) -> None:
-    value, peak = k.get("schedule.min_lr"), k["optim.lr"]
+def _check_min_lr(ctx: PlanContext) -> None:
+    value, peak = ctx.get("schedule.min_lr"), ctx["optim.lr"]
     if value is not None and peak is None:
-        k.reject(
+        ctx.reject(
             "schedule.min_lr is a learning rate, and that of the Task's optimizer is not known. "
             "Set schedule.min_lr_ratio."
         )
     elif value is not None and value > peak:
-        k.reject(
+        ctx.reject(
             f"schedule.min_lr={value} is above the peak, optim.lr={peak}. Use a lower minimum or a "
             "higher peak."
         )
 
 
-def _check_cycles(k: PlanContext) -> None:
-    if k["schedule.name"] == "cosine_restarts" and not (
-        k.is_set("schedule.T_0") or k.is_set("schedule.cycles")
+def _check_cycles(ctx: PlanContext) -> None:
+    if ctx["schedule.name"] == "cosine_restarts" and not (
+        ctx.is_set("schedule.T_0") or ctx.is_set("schedule.cycles")
     ):
-        k.reject(
+        ctx.reject(
             "schedule.name='cosine_restarts' needs the length of a cycle: set schedule.cycles=5 or "
             "schedule.T_0='10 epochs'."
         )
 
 
-def _check_saved_cycles(k: PlanContext) -> None:
-    if not k.get("schedule.save_cycles"):
+def _check_saved_cycles(ctx: PlanContext) -> None:
+    if not ctx.get("schedule.save_cycles"):
         return
-    if k["schedule.name"] == "cosine_restarts":
-        first = k["schedule.T_0"]
-        length = k.length_in_steps(first) if first else 0.0
+    if ctx["schedule.name"] == "cosine_restarts":
+        first = ctx["schedule.T_0"]
+        length = ctx.length_in_steps(first) if first else 0.0
     else:
-        up = k["schedule.step_size_up"]
-        length = k.length_in_steps(up) + k.length_in_steps(k["schedule.step_size_down"] or up)
-    if warmup_steps(k) + length > k["total_steps"]:
-        k.reject(
+        up = ctx["schedule.step_size_up"]
+        length = ctx.length_in_steps(up) + ctx.length_in_steps(ctx["schedule.step_size_down"] or up)
+    if warmup_steps(ctx) + length > ctx["total_steps"]:
+        ctx.reject(
             "schedule.save_cycles=True saves at the end of each cycle, and the first one, of "
-            f"{length:g} steps, does not end within the run of {k['total_steps']} steps. Use "
+            f"{length:g} steps, does not end within the run of {ctx['total_steps']} steps. Use "
             "shorter cycles or a longer run."
         )
 
 
-def _check_milestones(k: PlanContext) -> None:
-    milestones = k.get("schedule.milestones", ())
-    steps = [k.length_in_steps(each) for each in milestones]
-    if steps != sorted(set(steps)) or any(step >= k["total_steps"] for step in steps):
-        k.reject(
+def _check_milestones(ctx: PlanContext) -> None:
+    milestones = ctx.get("schedule.milestones", ())
+    steps = [ctx.length_in_steps(point) for point in milestones]
+    if steps != sorted(set(steps)) or any(step >= ctx["total_steps"] for step in steps):
+        ctx.reject(
             f"schedule.milestones={milestones!r} are at steps "
             f"{', '.join(f'{step:g}' for step in steps)}; they must increase, and be within the "
-            f"run of {k['total_steps']} steps. Set them in order, such as ('50%', '75%')."
+            f"run of {ctx['total_steps']} steps. Set them in order, such as ('50%', '75%')."
         )
 
 
-def _check_gamma(k: PlanContext) -> None:
-    is_set = k.is_set("schedule.gamma") and k["schedule.name"] == "cyclic"
-    if is_set and k.get("schedule.mode") != "exp_range":
-        k.reject("schedule.gamma is for one mode of cyclic: set schedule.mode='exp_range'.")
+def _check_gamma(ctx: PlanContext) -> None:
+    is_set = ctx.is_set("schedule.gamma") and ctx["schedule.name"] == "cyclic"
+    if is_set and ctx.get("schedule.mode") != "exp_range":
+        ctx.reject("schedule.gamma is for one mode of cyclic: set schedule.mode='exp_range'.")
 
 
-def _check_decay(k: PlanContext) -> None:
-    if k["schedule.name"] != "warmup_stable_decay":
+def _check_decay(ctx: PlanContext) -> None:
+    if ctx["schedule.name"] != "warmup_stable_decay":
         return
-    decay = k.get("schedule.decay", schedule_info("warmup_stable_decay").takes["decay"].value)
-    if warmup_steps(k) + k.length_in_steps(decay) > k["total_steps"]:
-        k.reject(
-            f"schedule.warmup={k['schedule.warmup']!r} and schedule.decay={decay!r} together are "
-            f"longer than the run of {k['total_steps']} steps. Use shorter ones or a longer run."
+    decay = ctx.get("schedule.decay", schedule_info("warmup_stable_decay").takes["decay"].value)
+    if warmup_steps(ctx) + ctx.length_in_steps(decay) > ctx["total_steps"]:
+        ctx.reject(
+            f"schedule.warmup={ctx['schedule.warmup']!r} and schedule.decay={decay!r} together are "
+            f"longer than the run of {ctx['total_steps']} steps. Use shorter ones or a longer run."
         )
 
 
-def _check_phases(k: PlanContext) -> None:
-    if k.get("schedule.three_phase") and k.get("schedule.pct_start", 0.0) > 0.5:
-        k.reject(
-            f"schedule.pct_start={k.get('schedule.pct_start')} with schedule.three_phase=True "
+def _check_phases(ctx: PlanContext) -> None:
+    if ctx.get("schedule.three_phase") and ctx.get("schedule.pct_start", 0.0) > 0.5:
+        ctx.reject(
+            f"schedule.pct_start={ctx.get('schedule.pct_start')} with schedule.three_phase=True "
             "leaves no time for the last phase: the learning rate falls as long as it rises. Use "
             "at most 0.5."
         )
 
 
-def _check_cycled_momentum(k: PlanContext) -> None:
+def _check_cycled_momentum(ctx: PlanContext) -> None:
     """Check that there is a momentum to cycle; that of the Task's optimizer is not known yet."""
-    default = schedule_info(k["schedule.name"]).takes.get("cycle_momentum")
-    cycles = k.get("schedule.cycle_momentum", default is not None and default.value)
-    known = k.task_info.own_optimizer or k["optim.momentum"] or k["optim.betas"]
+    default = schedule_info(ctx["schedule.name"]).takes.get("cycle_momentum")
+    cycles = ctx.get("schedule.cycle_momentum", default is not None and default.value)
+    known = ctx.task_info.own_optimizer or ctx["optim.momentum"] or ctx["optim.betas"]
     if cycles and not known:
-        k.reject(no_momentum_message(k["schedule.name"]))
+        ctx.reject(no_momentum_message(ctx["schedule.name"]))
 
 
-def _check_momentum_range(k: PlanContext) -> None:
-    limits = [k.get(f"schedule.{each}_momentum") for each in ("base", "max")]
-    if any(limits) and not k["schedule.cycle_momentum"]:
-        k.reject(
+def _check_momentum_range(ctx: PlanContext) -> None:
+    limits = [ctx.get(f"schedule.{end}_momentum") for end in ("base", "max")]
+    if any(limits) and not ctx["schedule.cycle_momentum"]:
+        ctx.reject(
             "schedule.base_momentum and max_momentum are for a momentum that is cycled: set "
             "schedule.cycle_momentum=True."
         )
     elif any(limits):
-        takes = schedule_info(k["schedule.name"]).takes
+        takes = schedule_info(ctx["schedule.name"]).takes
         low, high = (
             limits[0] or takes["base_momentum"].value,
             limits[1] or takes["max_momentum"].value,
         )
         if low > high:
-            k.reject(
+            ctx.reject(
                 f"schedule.base_momentum={low} is above schedule.max_momentum={high}. Use a lower "
                 "base_momentum."
             )
@@ -190,40 +190,40 @@ _CHECKS = {
 }
 
 
-def warmup_steps(k: PlanContext) -> float:
+def warmup_steps(ctx: PlanContext) -> float:
     """Return the length of the warm-up in optimizer steps."""
-    text: str | None = k["schedule.warmup"]
-    return k.length_in_steps(text) if text is not None else 0.0
+    text: str | None = ctx["schedule.warmup"]
+    return ctx.length_in_steps(text) if text is not None else 0.0
 
 
-def make_schedule_spec(k: PlanContext) -> ScheduleSpec:
+def make_schedule_spec(ctx: PlanContext) -> ScheduleSpec:
     """Return the schedule that was decided, lengths in optimizer steps."""
-    chosen: str = k["schedule.name"]
-    values = {option: k[f"schedule.{option}"] for option in schedule_info(chosen).takes}
-    warmup = warmup_steps(k)
+    chosen: str = ctx["schedule.name"]
+    values = {option: ctx[f"schedule.{option}"] for option in schedule_info(chosen).takes}
+    warmup = warmup_steps(ctx)
     cycled = values.get("cycle_momentum")
     return ScheduleSpec(
         name=chosen,
-        total=k["total_steps"],
+        total=ctx["total_steps"],
         warmup=warmup,
         warmup_start=values.get("warmup_start"),
         min_lr_ratio=values.get("min_lr_ratio") or 0.0,
         min_lr_mode=values.get("min_lr_mode", "scale"),
-        interval=k.steps(values["interval"]) if "interval" in values else 1.0,
-        curve_options=_curve_options(k, values, warmup),
+        interval=ctx.steps(values["interval"]) if "interval" in values else 1.0,
+        curve_options=_curve_options(ctx, values, warmup),
         momentum=(values["base_momentum"], values["max_momentum"]) if cycled else None,
         save_cycles=bool(values.get("save_cycles")),
     )
 
 
-def _curve_options(k: PlanContext, values: Mapping[str, Any], warmup: float) -> dict[str, Any]:
+def _curve_options(ctx: PlanContext, values: Mapping[str, Any], warmup: float) -> dict[str, Any]:
     """Return the options of the curve alone; lengths that are not set follow from others."""
     own = {option: value for option, value in values.items() if option not in _NOT_OF_CURVE}
     for option in LENGTHS:
         if own.get(option) is not None:
-            own[option] = k.length_in_steps(own[option])
+            own[option] = ctx.length_in_steps(own[option])
     if "milestones" in own:
-        own["milestones"] = tuple(map(k.length_in_steps, own["milestones"]))
+        own["milestones"] = tuple(map(ctx.length_in_steps, own["milestones"]))
     if "timescale" in own and own["timescale"] is None:
         own["timescale"] = warmup or _TIMESCALE
     if "step_size_down" in own and own["step_size_down"] is None:
