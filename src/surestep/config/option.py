@@ -180,7 +180,7 @@ def _is_duration(annotation: Any) -> bool:
 
 def is_off(value: Any) -> bool:
     """Return whether an option with this value does nothing, so that it requires nothing."""
-    return value is False or any(value is each or value == each for each in _OFF)
+    return value is False or any(value is off or value == off for off in _OFF)
 
 
 def is_met(allowed: Any, value: Any) -> bool:

@@ -142,7 +142,7 @@ def _block_choice(text: str) -> str:
 def _milestones(value: Any) -> Any:
     """Return points in the run; integers without a unit could be steps or epochs."""
     points = [value] if isinstance(value, (str, int, float)) else list(value)
-    bare = next((str(each) for each in points if str(each).strip().isdigit()), None)
+    bare = next((str(point) for point in points if str(point).strip().isdigit()), None)
     if bare is not None:
         raise ValueError(f"steps or epochs? Use '{bare} epochs', as in torch's examples, or steps")
     return tuple(points)

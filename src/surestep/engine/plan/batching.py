@@ -106,27 +106,27 @@ class Single(NamedTuple):
     rank: int | None
 
 
-def find_single(cut: BatchLayout, total_steps: int | None) -> Single | None:
+def find_single(layout: BatchLayout, total_steps: int | None) -> Single | None:
     """Return which forward gets a single sample; None if none does.
 
     A rank without samples reads one that does not count.
 
     Args:
-        cut: the layout of an epoch.
+        layout: the layout of an epoch.
         total_steps: of the run; None if every batch is reached.
     """
-    size, samples = cut.batch_size, cut.samples
+    size, samples = layout.batch_size, layout.samples
     whole = samples is None or samples >= size
     spans: list[tuple[int | None, int, int]] = [(None, 0, size)] if whole else []
-    rest = 0 if samples is None or cut.drop_last else samples % size
-    batches = math.inf if cut.limit is None else cut.limit
+    rest = 0 if samples is None or layout.drop_last else samples % size
+    batches = math.inf if layout.limit is None else layout.limit
     if samples is not None and rest and min(batches, total_steps or math.inf) > samples // size:
         spans.append((rest, samples - rest, samples))
     for left, first, end in spans:
-        for rank in range(1 if cut.full else cut.ranks):
-            sizes = [b - a for a, b in cut._replace(rank=rank).micro_batches(first, end)]
+        for rank in range(1 if layout.full else layout.ranks):
+            sizes = [b - a for a, b in layout._replace(rank=rank).micro_batches(first, end)]
             if min(sizes) <= 1:
-                return Single(left, len(sizes) > 1, rank if cut.ranks > 1 else None)
+                return Single(left, len(sizes) > 1, rank if layout.ranks > 1 else None)
     return None
 
 
