@@ -71,7 +71,7 @@ def test_ctrl_c_exits_with_130_and_the_same_command_goes_on(surestep, recipe, fo
     assert surestep("evaluate", "r").code == 0
     went_on = surestep(*words)
     assert went_on.code == 0
-    assert "Going on in r from step 4" in went_on.err
+    assert "Resuming r from step 4" in went_on.err
     status = Run(folder / "r").status
     speed = f"{status['items_per_s']:,.0f} items/s"
     assert re.search(rf" steps 6, since step 4 in \d\S* m?s, {speed} ", went_on.out)

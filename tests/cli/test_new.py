@@ -83,7 +83,7 @@ def test_a_job_that_is_warned_is_queued_again_until_its_run_is_done(
     assert (first.returncode, calls(folder)) == (75, ["show", "requeue"])
     assert "r can go on: job" in first.stdout
     second = slurm("mine.sbatch")
-    assert "Going on in r from step" in second.stderr
+    assert "Resuming r from step" in second.stderr
     assert Run(folder / "r").status["status"] == "finished", second.stderr
     assert (second.returncode, calls(folder)) == (0, ["show", "requeue", "show"])
 

@@ -29,7 +29,7 @@ def test_a_run_goes_on_by_the_recipe_in_it(surestep, stopped, folder):
     answer = surestep("resume", "r")
     assert answer.code == 0
     assert f"Running {folder / 'mine.py'}" in answer.err
-    assert "Going on in r from step 3" in answer.err
+    assert "Resuming r from step 3" in answer.err
     assert Run(folder / "r").status["status"] == "finished"
     assert surestep("train", "mine.py", "--run", "whole", "--task.hidden", "5").code == 0
     assert Run(folder / "r").last.metrics == Run(folder / "whole").last.metrics
@@ -99,7 +99,7 @@ def test_train_goes_on_with_what_is_allowed(surestep, recipe, folder):
     words = ("train", "mine.py", "--run", "r", "--epochs", "3", "--optim.lr", "0.5")
     refused = surestep(*words)
     assert refused.code == 1
-    assert "\n epochs 2 epochs, 6 steps -> 3 epochs, 9 steps safe: until here" in refused.err
+    assert "\n epochs 2 epochs, 6 steps -> 3 epochs, 9 steps safe: so far" in refused.err
     assert "--allow optim.lr (" in refused.err
     assert surestep(*words, "--allow", "optim.lr").code == 0
     assert Run(folder / "r").last.step == 9

@@ -113,12 +113,12 @@ def test_another_config_is_refused_with_a_table(surestep, recipe, folder):
     words = ("--optim.lr", "0.5", "--task.hidden", "9", "--logging.every", "2 steps")
     answer = surestep("train", "mine.py", "--run", "r", *words)
     assert (answer.code, answer.out) == (1, "")
-    assert "r holds a run with another config:" in answer.err
+    assert "r has a run with a different config:" in answer.err
     assert "\n --task.hidden not set -> 9 blocked: the recipe would be called" in answer.err
     assert "\n optim.lr 0.01 -> 0.5 blocked: each update would differ" in answer.err
     assert "\n logging.every 50 steps -> 2 steps safe: " in answer.err
     assert "--allow optim.lr,task.hidden,model" not in answer.err  # no checkpoint fits
-    assert "Choose another folder with --run" in answer.err
+    assert "Choose a different folder with --run" in answer.err
     assert files(folder / "r") == before
 
 
@@ -132,8 +132,8 @@ def test_another_recipe_is_refused(surestep, recipe):
 @pytest.mark.parametrize(
     ("ran", "resume", "code", "message"),
     [
-        (True, "never", 1, "r holds a run already, and resume is 'never'"),
-        (False, "must", 1, "r has no checkpoint to go on from, and resume is 'must'"),
+        (True, "never", 1, "r has a run already, and resume is 'never'"),
+        (False, "must", 1, "r has no checkpoint to resume from, and resume is 'must'"),
         (True, "must", 0, "r is finished"),
         (False, "never", 0, "step 6/6"),
     ],

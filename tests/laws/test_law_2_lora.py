@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 import surestep
 from surestep.base.errors import CheckpointError
-from surestep.trainer.closed_run import measure_run
 from surestep.trainer.dry_run import dry_run
+from surestep.trainer.evaluator import evaluate_run
 from tests import tiny
 from tests.laws import plain
 from tests.laws.hugging_face import SAMPLES, bert, gpt2, masked
@@ -164,7 +164,7 @@ def test_closed_run_is_evaluated_on_its_base(tmp_path):
         expected = session.evaluate()["val/loss"]
         session.save()
     run = surestep.Run(tmp_path / "run")
-    _, metrics = measure_run(run, task(**parts), config, split="val", which="last")
+    _, metrics = evaluate_run(run, task(**parts), config, split="val", which="last")
     assert metrics["val/loss"] == pytest.approx(expected)
 
 

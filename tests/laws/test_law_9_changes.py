@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import surestep
 from surestep.base.errors import RunError
 from surestep.config.config import Config, iter_options
-from surestep.trainer.resume_effects import resume_effect
+from surestep.trainer.config_diff import resume_effect
 from surestep.trainer.session import Session
 from tests import tiny
 from tests.laws.tasks import snapshot, with_batchnorm

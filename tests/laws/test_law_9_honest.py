@@ -167,5 +167,5 @@ def test_workers_of_the_plan_are_those_of_the_loader(folder):
     data = {"num_workers": 2, "prefetch_factor": 3, "persistent_workers": False}
     task = surestep.Task(mlp(), nn.CrossEntropyLoss(), Augmented())
     with session_of(task, folder(), epochs=1, data=data) as session:
-        loader = session._gauge.loaders["train"].source._loader
+        loader = session._evaluator.loaders["train"].source._loader
     assert {name: getattr(loader, name) for name in data} == data

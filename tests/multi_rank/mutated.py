@@ -236,7 +236,7 @@ def from_the_start(tensor: Any, own: Callable = opened.shard_extent) -> Any:
 
 
 def blind_to(field: str, own: Callable = alike._known) -> Callable[..., Any]:
-    return lambda *args: ((name, value) for name, value in own(*args) if name != field)
+    return lambda *args: {name: v for name, v in own(*args).items() if not name.endswith(field)}
 
 
 MUTATIONS: dict[str, Mutation] = {

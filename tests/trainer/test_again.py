@@ -142,7 +142,7 @@ def test_a_folder_is_free_when_nobody_holds_its_session_any_more(tmp_path):
     [
         (lambda: tiny.task(loss=nn.CrossEntropyLoss), r"a class. Write CrossEntropyLoss\(\)"),
         (lambda: tiny.task(metrics=[len]), "metrics is a list, not a dict"),
-        (lambda: surestep.Trainer(tiny.task(), {"epochs": 1}), "config is a dict. Give surestep"),
+        (lambda: surestep.Trainer(tiny.task(), {"epochs": 1}), "config is a dict. Pass surestep"),
     ],
 )
 def test_what_is_of_the_wrong_kind_is_refused_in_words(wrong, sentence):

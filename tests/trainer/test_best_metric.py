@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from surestep.engine.distributed.communicator import ALONE
-from surestep.trainer.top_k import TopK
+from surestep.trainer.best_metric import TopK
 from tests import tiny
 from tests.record.checkpoint.test_keep import saved_with
 
@@ -15,32 +15,31 @@ from tests.record.checkpoint.test_keep import saved_with
 def ranked(tmp_path):
     """Rank by val/a, the best two of which stay; less is better."""
     plan = SimpleNamespace(validation_metric="val/a", validation_mode="min", checkpoint_keep_best=2)
-    parts = {"loop": SimpleNamespace(world=ALONE), "run": SimpleNamespace(checkpoints=tmp_path)}
-    return SimpleNamespace(plan=plan, state=tiny.state_of(), **parts)
+    return SimpleNamespace(plan=plan, state=tiny.state_of(), world=ALONE)
 
 
 def taken(ranking, values):
     """Take in values by step; return the steps that are among the best."""
-    state, found = ranking.session.state, []
+    state, found = ranking._loop.state, []
     for step, value in values.items():
         state.progress, state.best.latest = state.progress._replace(step=step), {"val/a": value}
         found += [step] if ranking.is_top_k() else []
     return found
 
 
-def test_what_is_no_better_than_the_best_two_is_not_among_them(ranked):
+def test_what_is_no_better_than_the_best_two_is_not_among_them(tmp_path, ranked):
     values = {1: 5.0, 2: math.nan, 3: 3.0, 4: 5.0, 5: 6.0, 6: 4.0, 7: 1.0}
-    assert taken(TopK(ranked), values) == [1, 3, 6, 7]
+    assert taken(TopK(ranked, tmp_path), values) == [1, 3, 6, 7]
 
 
 def test_what_is_there_already_counts(tmp_path, ranked):
     saved_with(tmp_path, [3.0, math.nan, 4.0])
-    assert taken(TopK(ranked), {4: 5.0, 5: 3.5}) == [5]
+    assert taken(TopK(ranked, tmp_path), {4: 5.0, 5: 3.5}) == [5]
 
 
 @pytest.mark.parametrize("again", [6, 8], ids=["before the spike", "after it"])
-def test_what_is_undone_does_not_count(ranked, again):
-    ranking = TopK(ranked)
+def test_what_is_undone_does_not_count(tmp_path, ranked, again):
+    ranking = TopK(ranked, tmp_path)
     assert taken(ranking, {3: 3.0, 7: 1.0}) == [3, 7]
     ranked.state.spikes.skipped_steps.append((7, 14))  # the checkpoint of step 7 is deleted
     assert taken(ranking, {again: 5.0, 9: 4.0}) == [again, 9]

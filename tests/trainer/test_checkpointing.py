@@ -42,7 +42,7 @@ def test_a_save_that_fails_is_told_and_the_next_one_tries_again(
     assert saved(tmp_path) == [1, 4, 5, 6]
     told = [event for event in run.events() if event["event"] == "notice"]
     assert [event["step"] for event in told] == [2, 3]
-    assert "No space left on device. The run goes on" in told[0]["text"]
+    assert "No space left on device. The run continues" in told[0]["text"]
     steps = [event["step"] for event in run.events() if event["event"] == "checkpoint"]
     assert steps == [1, 4, 5, 6]
 
@@ -63,7 +63,7 @@ def test_a_disk_that_stays_full_is_told_in_full_once_until_a_save_succeeds(tmp_p
     again, full = "Again: step {} could not be saved: No space left on device.", "step {}: No space"
     assert [told[1], told[2]] == [again.format(2), again.format(3)]
     assert [told[0][:16], told[3][:16]] == [full.format(1), full.format(5)]
-    assert told[4].startswith("step 6: Input/output error. Long. The run goes on")
+    assert told[4].startswith("step 6: Input/output error. Long. The run continues")
 
 
 def test_what_failed_in_the_thread_is_told_at_the_next_log_point(tmp_path, monkeypatch):
@@ -115,9 +115,9 @@ def test_an_end_that_cannot_be_written_loses_only_its_telling(tmp_path, monkeypa
     newest = tmp_path / "checkpoints" / "step-00000006"
     assert str(caught.value) == (
         f"{tmp_path / 'status.json'} could not be written: No space left on device. The run "
-        f"finished at step 6, and its newest checkpoint is {newest}; only how it ended is not "
-        "told. Make the folder writable again (a full disk: free some space), and type the same "
-        "again: it goes on from that checkpoint."
+        f"finished at step 6, and its newest checkpoint is {newest}; only its end is not "
+        "recorded. Make the folder writable again (free space if the disk is full), and run the "
+        "same command again: it resumes from that checkpoint."
     )
     assert Run(tmp_path).status["status"] == "running"
     before = [each["event"] for each in Run(tmp_path).events()]
@@ -152,7 +152,7 @@ def test_an_end_without_a_checkpoint_says_from_where_it_goes_on(tmp_path, monkey
         with monkeypatch.context() as patch:
             patch.setattr(Path, "replace", lambda self, target: os.stat(tmp_path / "none"))
             with pytest.raises(
-                StatusWriteError, match=r"it has no checkpoint; .* again: it starts anew\."
+                StatusWriteError, match=r"it has no checkpoint; .* again: it starts from scratch\."
             ):
                 session.end("failed")
 
@@ -164,7 +164,7 @@ def test_an_end_in_a_folder_that_is_gone_says_to_bring_it_back(tmp_path):
         session.save()
         run.rename(tmp_path / "away")
         with pytest.raises(
-            StatusWriteError, match=r"its folder is gone; .* the newest checkpoint in it"
+            StatusWriteError, match=r"its folder is gone; .* resumes from its newest checkpoint"
         ):
             session.end("failed")
 

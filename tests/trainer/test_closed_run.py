@@ -5,7 +5,7 @@ from torch import nn
 import surestep
 from surestep.base.errors import CheckpointError, ConfigError
 from surestep.record.run import Run
-from surestep.trainer.closed_run import measure_run
+from surestep.trainer.evaluator import evaluate_run
 from tests import tiny
 
 X, Y = tiny.data()
@@ -56,7 +56,7 @@ def test_a_closed_run_is_measured_as_an_open_one(tmp_path, which):
     run = Run(tmp_path)
     assert run.best.step != run.last.step
     for split in ("near", "far", "test", "train"):
-        saved, metrics = measure_run(run, task, config, split=split, which=which)
+        saved, metrics = evaluate_run(run, task, config, split=split, which=which)
         assert metrics == sessions_words(tmp_path, task, config, split, which)
         assert saved == getattr(run, which)
 
@@ -64,8 +64,8 @@ def test_a_closed_run_is_measured_as_an_open_one(tmp_path, which):
 def test_a_run_of_ranks_that_shared_the_model_is_measured_in_one_process(tmp_path):
     task, config = trained(tmp_path)
     ranked = config.replace_options({"parallel.strategy": "fsdp", "parallel.shard": "grad_op"})
-    of_one = measure_run(Run(tmp_path), task, config, split="test", which="last")
-    assert measure_run(Run(tmp_path), task, ranked, split="test", which="last") == of_one
+    of_one = evaluate_run(Run(tmp_path), task, config, split="test", which="last")
+    assert evaluate_run(Run(tmp_path), task, ranked, split="test", which="last") == of_one
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_a_run_of_ranks_that_shared_the_model_is_measured_in_one_process(tmp_pat
 )
 def test_it_is_so_whatever_the_run_is_made_of(tmp_path, said):
     task, config = trained(tmp_path, **said)
-    _, metrics = measure_run(Run(tmp_path), task, config, split="test", which="last")
+    _, metrics = evaluate_run(Run(tmp_path), task, config, split="test", which="last")
     assert metrics == sessions_words(tmp_path, task, config, "test", "last")
 
 
 def test_val_means_every_validation_set(tmp_path):
     task, config = trained(tmp_path)
-    saved, metrics = measure_run(Run(tmp_path), task, config, split="val", which="best")
+    saved, metrics = evaluate_run(Run(tmp_path), task, config, split="val", which="best")
     assert set(metrics) == {"near/loss", "near/accuracy", "far/loss", "far/accuracy"}
     assert metrics == saved.metrics
 
@@ -95,7 +95,7 @@ def test_val_means_every_validation_set(tmp_path):
 def test_plain_torch_gives_the_same_numbers(tmp_path):
     task, config = trained(tmp_path)
     run, model = Run(tmp_path), tiny.model(seed=9)
-    _, metrics = measure_run(run, task, config, split="test", which="best")
+    _, metrics = evaluate_run(run, task, config, split="test", which="best")
     run.load_model(model, "best")
     with torch.no_grad():
         outputs = model.eval()(X[16:])
@@ -108,7 +108,7 @@ def test_plain_torch_gives_the_same_numbers(tmp_path):
 def test_no_sample_of_the_training_data_is_left_out(tmp_path):
     task, config = trained(tmp_path, data={"drop_last": True})
     run, model = Run(tmp_path), tiny.model(seed=9)
-    _, metrics = measure_run(run, task, config, split="train", which="last")
+    _, metrics = evaluate_run(run, task, config, split="train", which="last")
     run.load_model(model, "last")
     with torch.no_grad():
         expected = float(nn.functional.cross_entropy(model.eval()(X[:10]), Y[:10]))
@@ -121,7 +121,7 @@ def test_a_run_that_is_going_on_can_be_measured_and_nothing_is_written(tmp_path)
         session.save()
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
         task, config = tiny.task(**{**SPLIT, "model": tiny.model(seed=7)}), tiny.config()
-        saved, metrics = measure_run(session.run, task, config, split="test", which="last")
+        saved, metrics = evaluate_run(session.run, task, config, split="test", which="last")
         assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
         assert (saved.step, metrics) == (1, session.evaluate("test"))
 
@@ -136,11 +136,11 @@ def test_a_run_that_is_going_on_can_be_measured_and_nothing_is_written(tmp_path)
 def test_a_split_that_is_not_there_is_rejected(tmp_path, parts, split, message):
     run = tiny.fit(tmp_path, parts)
     with pytest.raises(ConfigError, match=message):
-        measure_run(run, tiny.task(**parts), tiny.config(), split=split, which="last")
+        evaluate_run(run, tiny.task(**parts), tiny.config(), split=split, which="last")
 
 
 def test_another_model_is_refused_with_the_name_that_does_not_fit(tmp_path):
     run = tiny.fit(tmp_path, SPLIT)
     other = tiny.task(**{**SPLIT, "model": nn.Linear(4, 3)})
     with pytest.raises(CheckpointError, match="weight"):
-        measure_run(run, other, tiny.config(), split="test", which="last")
+        evaluate_run(run, other, tiny.config(), split="test", which="last")

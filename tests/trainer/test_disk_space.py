@@ -58,7 +58,7 @@ def test_a_disk_without_room_for_all_is_told_before_the_first_step(disk):
     with tiny.prepare(folder, wide(), max_steps=20, checkpoint=keep):
         assert any("THE DISK MAY FILL UP" in text for text in notices(folder))
         (told,) = [text for text in notices(folder) if "FILL UP" in text]
-    assert "up to 10 at once (9 last, 1 being written)" in told
+    assert "up to 10 checkpoints of about" in told
     assert "smaller checkpoint.keep_last" in told
 
 
@@ -81,7 +81,7 @@ class Hoarding(torch.optim.SGD):
 def test_what_an_optimizer_of_the_users_own_keeps_is_told_after_the_first_save(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(room, "_free", lambda folder: 2**20)
+    monkeypatch.setattr(room, "_free_bytes", lambda folder: 2**20)
     own = {**wide(), "optimizer": lambda groups: Hoarding(groups, lr=0.01)}
     said = {"max_steps": 4, "checkpoint": {"every": "1 step"}}
     with tiny.prepare(tmp_path, own, **said) as session:

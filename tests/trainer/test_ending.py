@@ -11,7 +11,7 @@ def test_speed_is_of_the_items_that_the_seconds_were_for():
     timed = ThroughputCounter()
     timed.add(point(201, 100.0, 2.0))
     timed.add(point(211, 100.0, 3.0))
-    assert timed.figures() == {
+    assert timed.as_json() == {
         "since_step": 200,
         "seconds": 5.0,
         "data_wait_s": 1.0,
@@ -20,4 +20,4 @@ def test_speed_is_of_the_items_that_the_seconds_were_for():
 
 
 def test_nothing_timed_has_no_speed():
-    assert ThroughputCounter().figures()["items_per_s"] is None
+    assert ThroughputCounter().as_json()["items_per_s"] is None

@@ -8,7 +8,7 @@ import surestep
 from surestep import Run
 from surestep.base.errors import CheckpointError, CorruptCheckpointError, RunError
 from surestep.record.checkpoint.discovery import list_checkpoints
-from surestep.trainer.closed_run import measure_run
+from surestep.trainer.evaluator import evaluate_run
 from tests import tiny
 from tests.record.checkpoint.forge import forge_record
 
@@ -49,7 +49,7 @@ def test_a_finished_run_whose_end_is_damaged_ends_once_more(run, capsys):
     again = fit(run.path, logging={"progress": "plain"})
     said = capsys.readouterr().err
     assert "step-00000006 is damaged: model.safetensors" in said
-    assert "Going back to the newest that is good: step 4." in said
+    assert "Going back to the newest good one: step 4." in said
     assert [path.name for path in checkpoints(again)][-1] == "step-00000006"
     once_more = tiny.model()
     again.load_model(once_more, "last")
@@ -82,7 +82,7 @@ def test_numbers_with_hashes_made_to_fit_are_named_and_not_believed(run, capsys,
     again = fit(run.path, logging={"progress": "plain"})
     said = capsys.readouterr().err
     assert f"step-00000006 is damaged: state.json: {named}" in said
-    assert "Going back to the newest that is good: step 4." in said
+    assert "Going back to the newest good one: step 4." in said
     once_more = tiny.model()
     again.load_model(once_more, "last")
     assert torch.equal(tiny.weights(once_more), tiny.weights(end))
@@ -94,7 +94,7 @@ def test_two_that_are_damaged_are_told_and_the_good_one_once(run, capsys):
     fit(run.path, logging={"progress": "plain"})
     said = capsys.readouterr().err
     assert said.count("is damaged: model.safetensors") == 2
-    assert said.count("Going back to the newest that is good: step 2.") == 1
+    assert said.count("Going back to the newest good one: step 2.") == 1
 
 
 def test_what_was_damaged_is_put_aside_and_told(run):
@@ -160,7 +160,7 @@ def test_a_damaged_best_is_replaced_by_none(run, file, how):
         run.load_model(model)
     assert torch.equal(tiny.weights(model), before)
     with pytest.raises(CorruptCheckpointError, match=file):
-        measure_run(run, tiny.task(**parts()), tiny.config(**SAID), split="val", which="best")
+        evaluate_run(run, tiny.task(**parts()), tiny.config(**SAID), split="val", which="best")
 
 
 def test_where_none_is_good_nothing_is_loaded(run):

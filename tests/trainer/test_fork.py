@@ -68,9 +68,9 @@ def test_a_branch_goes_on_in_its_own_folder(tmp_path, first):
 
 def test_a_folder_that_holds_another_run_is_no_branch(tmp_path, first):
     branch(tmp_path, 3, epochs=3).close()
-    with pytest.raises(RunError, match=r"comes from .*first@3, not from .*first@6"):
+    with pytest.raises(RunError, match=r"starts from .*first@3, not from .*first@6"):
         branch(tmp_path, 6, epochs=3)
-    with pytest.raises(RunError, match="was started anew, not from"):
+    with pytest.raises(RunError, match="started from scratch, not from"):
         branch(tmp_path, 3, name="first", epochs=2)
 
 
@@ -92,7 +92,7 @@ def test_a_run_without_a_step_is_no_checkpoint(tmp_path, first):
 
 
 def test_a_branch_must_have_something_left_to_do(tmp_path, first):
-    with pytest.raises(RunError, match=r"the run would be over at step 6\. Say more: --epochs"):
+    with pytest.raises(RunError, match=r"the run would end at step 6\. Set more: --epochs"):
         branch(tmp_path, 6, epochs=2)
 
 

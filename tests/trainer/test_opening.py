@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from surestep.trainer.session_start import describe_ranks
+from surestep.trainer.prepare import describe_ranks
 from tests.trainer.test_prepare import PLAIN, prepare, spoken, unfinished
 
 
@@ -30,4 +30,4 @@ def test_a_restart_says_that_it_is_one_and_where_it_goes_on(tmp_path, monkeypatc
         monkeypatch.setenv(name, value)
     with prepare(tmp_path, **PLAIN):
         pass
-    assert f"Restart 1 of 3: going on in {tmp_path} from step 2" in spoken(capsys)
+    assert f"Restart 1 of 3: Resuming {tmp_path} from step 2" in spoken(capsys)

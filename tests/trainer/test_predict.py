@@ -5,7 +5,7 @@ import torch
 import surestep
 from surestep.base.errors import CheckpointError, ConfigError
 from surestep.record.run import Run
-from surestep.trainer.closed_run import predict_run
+from surestep.trainer.evaluator import predict_run
 from tests import tiny
 
 X, Y = tiny.data()

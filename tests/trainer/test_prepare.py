@@ -13,7 +13,7 @@ from surestep.base.errors import CheckpointError, RunError
 from surestep.engine.distributed.communicator import ALONE
 from surestep.record.run import Run
 from surestep.trainer.planning import TaskOrigin, plan_task
-from surestep.trainer.prepare import _logged, default_folder
+from surestep.trainer.prepare import _rank_logs, default_folder
 from tests import tiny
 
 X, Y = tiny.data()
@@ -50,7 +50,7 @@ def test_an_unfinished_run_goes_on_and_says_so(tmp_path, capsys):
     with prepare(tmp_path, **PLAIN) as session:
         assert session.state.progress.step == 2
         assert [result.step for result in session.steps()] == [3, 4, 5, 6]
-    assert f"Going on in {tmp_path} from step 2, epoch 1." in spoken(capsys)
+    assert f"Resuming {tmp_path} from step 2, epoch 1." in spoken(capsys)
     assert "resume" in [event["event"] for event in Run(tmp_path).events()]
 
 
@@ -72,7 +72,7 @@ def test_another_config_is_refused_with_a_table_of_differences(tmp_path):
     with pytest.raises(RunError) as caught:
         prepare(tmp_path, optim={"lr": 0.2}, seed=3)
     lines = str(caught.value).splitlines()
-    assert lines[0] == f"{tmp_path} holds a run with another config:"
+    assert lines[0] == f"{tmp_path} has a run with a different config:"
     assert lines[1].startswith("  optim.lr  0.1  ->  0.2  blocked: each update would differ")
     assert lines[2].startswith("  seed      0    ->  3    blocked: data order, augmentation")
     assert "--run" in lines[3]
@@ -90,13 +90,13 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path):
 
 def test_never_refuses_a_folder_that_holds_a_run(tmp_path):
     unfinished(tmp_path)
-    with pytest.raises(RunError, match="holds a run already, and resume is 'never'"):
+    with pytest.raises(RunError, match="has a run already, and resume is 'never'"):
         prepare(tmp_path, resume="never")
     prepare(tmp_path / "other", resume="never").close()
 
 
 def test_must_refuses_to_begin(tmp_path):
-    with pytest.raises(CheckpointError, match="no checkpoint to go on from, and resume is 'must'"):
+    with pytest.raises(CheckpointError, match="no checkpoint to resume from, and resume is 'must'"):
         prepare(tmp_path / "run", resume="must")
     assert not (tmp_path / "run").exists()
 
@@ -180,7 +180,7 @@ def test_a_dropout_of_zero_changes_nothing():
 def test_what_torch_records_of_nccl_is_kept_with_the_run(tmp_path, monkeypatch, backend):
     monkeypatch.delenv("TORCH_FR_DUMP_TEMP_FILE", raising=False)
     plan = replace(tiny.plan().plan, parallel_backend=backend)
-    with _logged(tmp_path, plan, ALONE, None):
+    with _rank_logs(tmp_path, plan, ALONE, None):
         place = os.environ.get("TORCH_FR_DUMP_TEMP_FILE")
     assert place == (f"{tmp_path}/log/nccl-rank-" if backend == "nccl" else None)
     assert "TORCH_FR_DUMP_TEMP_FILE" not in os.environ

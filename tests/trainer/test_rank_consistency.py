@@ -12,7 +12,7 @@ import surestep
 from surestep.base.errors import ParallelError
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.trainer.planning import TaskOrigin, plan_task
-from surestep.trainer.rank_consistency import _known, _text, check_same_setup, describe_differences
+from surestep.trainer.rank_consistency import _known, check_same_setup, describe_differences
 from tests import tiny
 
 
@@ -22,9 +22,7 @@ def planned(shift=0.0, parts=None, **said):
 
 
 def known(shift=0.0, parts=None, **said):
-    return {
-        name: _text(value) for name, value in _known(TaskOrigin(), planned(shift, parts, **said))
-    }
+    return _known(TaskOrigin(), planned(shift, parts, **said))
 
 
 def two(other):
@@ -73,24 +71,25 @@ class Counted(Endless):
         return 12
 
 
-def test_other_data_is_told_in_words_with_what_to_type():
-    said = describe_differences([known(), known(1.0), known(1.0)])
-    assert "\n  training data: other values on rank 1-2 than on rank 0\n" in said
-    assert "call torch.manual_seed(0) before it is made" in said
-    assert "data.some samples" not in said
+def test_other_training_data_is_named_with_a_hint_about_seeds():
+    text = describe_differences([known(), known(1.0), known(1.0)])
+    assert "\n  data.some samples: " in text
+    assert " on rank 1-2\n" in text
+    assert "call torch.manual_seed(0) before it is made" in text
 
 
-def test_a_stream_that_begins_otherwise_is_told_so_too():
-    said = describe_differences([{"data.first samples": "a"}, {"data.first samples": "b"}])
-    assert "training data: other values on rank 1 than on rank 0" in said
+def test_a_stream_that_starts_differently_is_named_with_a_hint_about_splitting():
+    text = describe_differences([{"data.first samples": "a"}, {"data.first samples": "b"}])
+    assert "data.first samples: a on rank 0; b on rank 1" in text
+    assert "split_by_node" in text
 
 
-def test_other_options_are_told_with_their_values_and_no_word_of_data():
-    said = describe_differences(
+def test_a_different_option_is_named_with_its_values_and_no_hint_about_data():
+    text = describe_differences(
         [known(optim=surestep.Optim(lr=0.1)), known(optim=surestep.Optim(lr=0.2))]
     )
-    assert "  optim.lr: 0.1 on rank 0; 0.2 on rank 1\n" in said
-    assert "manual_seed" not in said
+    assert "  optim.lr: 0.1 on rank 0; 0.2 on rank 1\n" in text
+    assert "manual_seed" not in text
 
 
 def moved(samples=12, shift=0.0):
@@ -103,28 +102,28 @@ def moved(samples=12, shift=0.0):
     ("part", "given"),
     [("val", lambda data: data), ("far", lambda data: {"far": data}), ("test", lambda data: data)],
 )
-def test_other_data_to_measure_by_is_told(part, given, kind):
+def test_other_evaluation_data_is_named(part, given, kind):
     name = "test" if part == "test" else "val"
     same, fewer, other = (
         known(parts={name: given(kind(data))}) for data in (moved(), moved(9), moved(shift=1.0))
     )
     assert same == known(parts={name: given(kind(moved()))})
-    assert f"  data.{part} samples: 12 on rank 0; 9 on rank 1\n" in describe_differences(
-        [same, fewer]
-    )
-    said = describe_differences([same, other])
-    assert f"\n  {part} data: other values on rank 1 than on rank 0\n" in said
-    assert f"data.{part} samples" not in said
+    text = describe_differences([same, fewer])
+    assert f"  data.{part} samples: 12 on rank 0; 9 on rank 1\n" in text
+    text = describe_differences([same, other])
+    assert f"\n  data.{part} some samples: " in text
+    assert f"data.{part} samples" not in text
 
 
-def test_data_that_one_rank_alone_measures_by_is_told():
-    said = describe_differences([known(), known(parts={"val": moved()})])
-    assert "  data.val samples: not set on rank 0; 12 on rank 1\n" in said
+def test_evaluation_data_of_one_rank_alone_is_named():
+    text = describe_differences([known(), known(parts={"val": moved()})])
+    assert "  data.val samples: not set on rank 0; 12 on rank 1\n" in text
 
 
-def test_a_stream_to_measure_by_is_known_by_its_length_or_as_a_stream():
-    assert known(parts={"test": Endless()})["data.test samples"] == '"a stream"'
-    assert known(parts={"val": Counted()})["data.val samples"] == "12"
+def test_a_stream_is_known_by_its_length_and_its_first_samples():
+    endless, counted = known(parts={"test": Endless()}), known(parts={"test": Counted()})
+    assert (endless["data.test samples"], counted["data.test samples"]) == ("null", "12")
+    assert endless["data.test first samples"] == counted["data.test first samples"]
 
 
 def test_no_rank_reads_the_measured_data_where_there_is_one_process(tmp_path):
@@ -147,7 +146,6 @@ class Others:
 
 def check_beside(monkeypatch, gpu):
     """Compare a rank on the GPU "a", the one that it sees, with a rank on another."""
-    monkeypatch.setattr("surestep.trainer.rank_consistency.check_shared", lambda *_: None)
     launched = LaunchInfo(size=2, local_size=2, launcher="srun")
     facts = replace(tiny.GPU, launched=launched, cuda_ids=("a",), has_own_gpu=True)
     planned = plan_task(tiny.task(), tiny.config(), facts=facts)
@@ -164,13 +162,13 @@ def test_ranks_that_see_a_gpu_of_their_own_each_may_train(monkeypatch):
 
 
 def test_another_file_of_a_module_is_told():
-    one, other = (known() | {"code of mymodel": text} for text in "ab")
-    said = describe_differences([one, other, other])
-    assert "\n  code of mymodel: another file on rank 1-2 than on rank 0\n" in said
+    one, other = (known() | {"code.mymodel": text} for text in "ab")
+    text = describe_differences([one, other, other])
+    assert "\n  code.mymodel: a on rank 0; b on rank 1-2\n" in text
 
 
 def test_a_rank_may_have_imported_more_than_another():
-    mine = {"code of tracker": "a"}
+    mine = {"code.tracker": "a"}
     check_same_setup(two(known() | mine), TaskOrigin(), planned())
     with pytest.raises(ParallelError, match=r"optim\.lr: 0\.\d+ on rank 0; 0\.1 on rank 1"):
         check_same_setup(two(known(optim=surestep.Optim(lr=0.1)) | mine), TaskOrigin(), planned())
@@ -179,20 +177,20 @@ def test_a_rank_may_have_imported_more_than_another():
 @pytest.mark.parametrize(
     ("other", "line"),
     [
-        (nn.ReLU(), 'module 1: "Tanh()" on rank 0; "ReLU()" on rank 1'),
-        (Own(), 'module 1: "Tanh()" on rank 0; "Own()" on rank 1'),
+        (nn.ReLU(), 'modules.1.type: "torch.nn.modules.activation.Tanh" on rank 0; '),
+        (Own(), f'modules.1.type: "torch.nn.modules.activation.Tanh" on rank 0; "{__name__}.Own"'),
     ],
 )
-def test_a_model_of_the_same_parameters_and_other_code_is_told(other, line):
+def test_a_module_of_another_type_is_named(other, line):
     model = tiny.model()
     model[1] = other
-    assert f"  {line}\n" in describe_differences([known(), known(parts={"model": model})])
+    assert f"  {line}" in describe_differences([known(), known(parts={"model": model})])
 
 
-def test_other_options_of_a_layer_are_told():
-    said = describe_differences([known(), known(parts={"model": tiny.model(dropout=0.5)})])
-    assert '  module 2: "Dropout(p=0.0, inplace=False)" on rank 0; "Dropout(p=0.5' in said
+def test_other_settings_of_a_module_are_named():
+    text = describe_differences([known(), known(parts={"model": tiny.model(dropout=0.5)})])
+    assert "  modules.2.p: 0.0 on rank 0; 0.5 on rank 1" in text
 
 
 def test_code_of_the_user_is_compared():
-    assert f"code of {__name__}" in known()
+    assert f"code.{__name__}" in known()

@@ -16,7 +16,7 @@ def test_a_rank_sees_the_folder_that_the_first_one_holds(tmp_path):
 
 
 def test_a_folder_of_the_same_name_on_another_machine_is_not_the_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(together, "_LATE_S", 0.06)
+    monkeypatch.setattr(together, "_NETWORK_DELAY_S", 0.06)
     (tmp_path / "lock").write_text('{"host": "another", "pid": 1}')
     assert not is_same_folder(tmp_path, '{"host": "this", "pid": 1}')
     assert not is_same_folder(tmp_path / "none", '{"host": "this", "pid": 1}')

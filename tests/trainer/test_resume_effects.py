@@ -5,7 +5,7 @@ import pytest
 from surestep.config.config import iter_options, option_info
 from surestep.config.optim import Optim
 from surestep.config.option import UNKNOWN
-from surestep.trainer.resume_effects import NOT_OPTIONS, resume_effect
+from surestep.trainer.config_diff import NOT_OPTIONS, resume_effect
 from surestep.trainer.run_identity import DERIVED
 from tests import tiny
 

@@ -70,9 +70,9 @@ def test_train_step_without_a_batch_is_refused(tmp_path):
 
 def test_an_unknown_part_lists_the_near_ones(tmp_path):
     with tiny.prepare(tmp_path, {"val": {"near": (X, Y)}}) as session:
-        with pytest.raises(ConfigError, match=r"no data called 'nera'\. Did you mean 'near'"):
+        with pytest.raises(ConfigError, match=r"The task has no nera data\. Did you mean 'near'"):
             session.evaluate("nera")
-        with pytest.raises(ConfigError, match=r"no data called 'test'"):
+        with pytest.raises(ConfigError, match=r"The task has no test data"):
             session.evaluate("test")
 
 
@@ -157,7 +157,7 @@ def test_a_session_that_is_closed_twice_is_closed(tmp_path):
 def test_a_closed_session_does_nothing_and_says_so(tmp_path, use):
     session = tiny.prepare(tmp_path, {"val": (X, Y)})
     session.close()
-    with pytest.raises(RunError, match=r"is closed: .* Go on with another: prepare\(.*fit\(\)"):
+    with pytest.raises(RunError, match=r"is closed: .* Open a new one with prepare\(.*fit\(\)"):
         use(session)
     assert session.state.progress.step == 0
     assert not list(tmp_path.glob("checkpoints/*"))

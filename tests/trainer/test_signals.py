@@ -127,7 +127,7 @@ def test_where_torchrun_sends_sigterm_it_is_said_when(tmp_path, monkeypatch, cap
         monkeypatch.setenv(name, value)
     with pytest.raises(Preempted):
         fit(tmp_path, at("on_step", signal.SIGTERM), **SEEN)
-    assert "SIGTERM (torchrun sends it to all where a process has died): stopping" in (
+    assert "SIGTERM (torchrun sends it to all ranks if a process has died): stopping" in (
         capsys.readouterr().err
     )
 

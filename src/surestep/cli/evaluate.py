@@ -45,10 +45,10 @@ def run(words: list[str]) -> int:
     loaded = load_run_recipe(folder, allow_changed=parsed.allow == "recipe")
     task = loaded.task()
     from surestep.engine.metrics.base import is_confusion
-    from surestep.trainer.closed_run import measure_run
+    from surestep.trainer.evaluator import evaluate_run
 
     reasons: list[str] = []
-    saved, metrics = measure_run(
+    saved, metrics = evaluate_run(
         folder, task, loaded.config, split=parsed.split, which=which, warn=reasons.append
     )
     for reason in reasons:

@@ -18,7 +18,7 @@ from surestep.cli.parse import parse
 from surestep.record.io import dumps
 
 if TYPE_CHECKING:  # torch is imported once the command line is checked
-    from surestep.trainer.closed_run import Watch
+    from surestep.trainer.evaluator import Watch
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def run(words: list[str]) -> int:
 
     with open_predictions(out, overwrite=parsed.overwrite) as write:
         loaded = load_run_recipe(folder, allow_changed=parsed.allow == "recipe")
-        from surestep.trainer.closed_run import predict_run
+        from surestep.trainer.evaluator import predict_run
 
         with _bar() as watch:
             saved, found = predict_run(

@@ -1,27 +1,33 @@
-"""What an evaluation changes: how the run stands, and the rate that goes by it."""
+"""What an evaluation changes: the best metric, the plateau schedule, and which weights stay."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from surestep.base.errors import CheckpointError
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import Progress, State
+from surestep.engine.step.loop import Loop
 from surestep.engine.value import Value, number
+from surestep.record.checkpoint.discovery import scan_checkpoints
+from surestep.record.checkpoint.retention import best_first, best_steps
+from surestep.trainer.rank_zero import run_on_rank_zero
 
 
 def update_best(plan: Plan, state: State, metrics: dict[str, Value], lr: float) -> Iterator[str]:
-    """Take in the metrics of an evaluation; yield what there is to say about them.
+    """Update the best metric and the plateau schedule; yield lines to print.
 
     Args:
-        plan: by which metric, and whether the rate falls on a plateau.
-        state: whose standing and plateau move.
-        metrics: by "set/metric".
-        lr: the peak rate.
+        plan: has the metric to monitor.
+        state: is updated.
+        metrics: of the evaluation, by "set/metric".
+        lr: the peak learning rate.
     """
-    metric, shape = plan.validation_metric, plan.schedule
+    metric, schedule = plan.validation_metric, plan.schedule
     if metric is None:
         return
     state.best.metric, value = metric, number(metrics[metric])
     if value != value:
-        yield f"{metric} is not a number; look at the validation data and the loss."
+        yield f"{metric} is NaN: check the validation data and the loss."
     state.best.update(
         value,
         state.progress.step,
@@ -29,38 +35,80 @@ def update_best(plan: Plan, state: State, metrics: dict[str, Value], lr: float) 
         delta=plan.early_stop_min_delta,
         counts=_is_after_start(plan, state.progress),
     )
-    if shape.name == "reduce_on_plateau" and state.plateau.update(
+    if schedule.name == "reduce_on_plateau" and state.plateau.update(
         value,
-        shape.curve_options,
+        schedule.curve_options,
         mode=plan.validation_mode,
-        min_lr_ratio=shape.min_lr_ratio,
+        min_lr_ratio=schedule.min_lr_ratio,
         lr=lr,
     ):
-        left = state.plateau.scale
-        yield f"{metric} is on a plateau: the rate falls to {left:.4g} of its peak."
+        scale = state.plateau.scale
+        yield f"{metric} is on a plateau: the learning rate falls to {scale:.4g} of its peak."
 
 
-def _is_after_start(plan: Plan, place: Progress) -> bool:
-    """Return whether an evaluation at this place counts for early stopping."""
+def _is_after_start(plan: Plan, progress: Progress) -> bool:
+    """Return whether an evaluation counts for early stopping."""
     start = plan.early_stop_start
     if start is None:
         return True
     if start.unit == "epochs" and plan.steps_per_epoch is None:
-        return bool(place.epoch > start.amount)
-    return bool(place.step > start.steps(plan.steps_per_epoch))
+        return bool(progress.epoch > start.amount)
+    return bool(progress.step > start.steps(plan.steps_per_epoch))
 
 
 def reset_best(plan: Plan, state: State) -> None:
-    """Let the best so far be what this very step measured, where it did.
+    """Forget the best metric, except what the current step measured.
 
     Args:
-        plan: by which metric.
-        state: loaded, with a standing that another metric or another folder told.
+        plan: has the metric to monitor.
+        state: loaded from a checkpoint with a best of another metric or another run.
     """
-    metric, standing, step = plan.validation_metric, state.best, state.progress.step
-    standing.reset()
-    if metric is None or standing.latest_step != step or metric not in standing.latest:
+    metric, best, step = plan.validation_metric, state.best, state.progress.step
+    best.reset()
+    if metric is None or best.latest_step != step or metric not in best.latest:
         return
-    standing.metric, value = metric, number(standing.latest[metric])
-    standing.update(value, step, mode=plan.validation_mode, delta=0.0)
-    standing.since_best = 0
+    best.metric, value = metric, number(best.latest[metric])
+    best.update(value, step, mode=plan.validation_mode, delta=0.0)
+    best.since_best = 0
+
+
+class TopK:
+    """The monitored metric of each evaluation: in the checkpoints on disk, and since then.
+
+    All ranks get the same, since they start with what rank 0 finds.
+    """
+
+    def __init__(self, loop: Loop, checkpoints: Path) -> None:
+        self.values: dict[int, float] = {}  # by step
+        self._loop = loop
+        self._checkpoints = checkpoints
+        self._n_rollbacks = len(loop.state.spikes.skipped_steps)
+        if loop.plan.validation_metric is not None and loop.plan.checkpoint_keep_best:
+            self.values = run_on_rank_zero(
+                loop.world,
+                self._on_disk,
+                encode=lambda values: list(values.items()),
+                decode=lambda pairs: {int(step): float(value) for step, value in pairs},
+            )
+
+    def is_top_k(self) -> bool:
+        """Add the evaluation of the current step; return if it is among the `keep_best`."""
+        state, plan = self._loop.state, self._loop.plan
+        step, metric = state.progress.step, plan.validation_metric
+        if metric is None or not plan.checkpoint_keep_best:
+            return False
+        skipped = state.spikes.skipped_steps
+        undone = min([step, *(first for first, _ in skipped[self._n_rollbacks :])])
+        self._n_rollbacks = len(skipped)
+        self.values = {at: value for at, value in self.values.items() if at < undone}
+        self.values[step] = number(state.best.latest[metric])
+        return step in best_steps(self.values, plan.validation_mode)[: plan.checkpoint_keep_best]
+
+    def _on_disk(self) -> dict[int, float]:
+        plan, metric = self._loop.plan, str(self._loop.plan.validation_metric)
+        try:
+            good = scan_checkpoints(self._checkpoints).good
+        except CheckpointError:  # a save reports it; until then one checkpoint too many is saved
+            return {}
+        ranked = best_first(good, metric, plan.validation_mode)
+        return {each.step: number(each.metrics[metric]) for each in ranked}

@@ -1,4 +1,4 @@
-"""From what was planned to the parts of a step."""
+"""From a planned task to the training loop and the parts of a step."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,7 +11,7 @@ from surestep.engine.buffers import initial_values
 from surestep.engine.checks.batch_norm import check_training, check_validation
 from surestep.engine.checks.first_batch import check_first_batch
 from surestep.engine.checks.task import check_model, check_teacher
-from surestep.engine.data.batch_loader import make_loader
+from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.bptt import check_stateful_rnn
 from surestep.engine.data.dataloader import loader_settings
 from surestep.engine.data.dataset import count_samples
@@ -59,54 +59,125 @@ from surestep.engine.step.multi_optimizer import OptimizerHandle, OptimizerSet, 
 from surestep.engine.step.train_step import StepContext
 from surestep.engine.task.task import Task
 from surestep.trainer.planning import PreparedTask
-from surestep.trainer.rank_consistency import ReplicaDriftCheck
-from surestep.trainer.rank_zero import warm_up_ddp
+from surestep.trainer.rank_consistency import ReplicaDriftCheck, warm_up_ddp
 
 
-def make_step_context(
-    plan: Plan, task: Task, model: nn.Module, loss: Loss, settings: ExitStack, world: Communicator
-) -> tuple[StepContext, Sequence[ParameterGroup]]:
-    """Wire a step: the usual one, or the Task's own over its optimizers.
-
-    Returns the groups too, of which some may be frozen until later.
+def build(
+    planned: PreparedTask,
+    settings: ExitStack,
+    callbacks: Sequence[Callback],
+    *,
+    fresh: bool,
+    world: Communicator = ALONE,
+) -> Loop:
+    """Put the model on its device, check the first batch, and build the training loop.
 
     Args:
-        plan: what was decided.
-        task: what is trained.
-        model: on its device.
-        loss: with its denominator.
-        settings: puts back, when the session closes, what is frozen here.
-        world: the processes that make a step together.
+        planned: the task and its Plan.
+        settings: restores what is changed here when the session closes.
+        callbacks: of the run.
+        fresh: whether the weights are new.
+        world: the ranks.
+
+    Raises:
+        TaskError, DataError: the parts do not fit together.
+    """
+    plan, task, loss = planned.plan, planned.task, planned.loss
+    check_model(planned.model)
+    check_stateful_rnn(task, planned.model, plan)
+    check_teacher(loss.teacher, planned.model)
+    teacher = () if loss.teacher is None else loss.teacher.modules()
+    modes = [(module, module.training) for module in (*planned.model.modules(), *teacher)]
+    compiles, dataset_rngs = plan.compile != "off", list[DatasetRNG]()
+    recompute = activation_checkpointing(
+        planned.model, plan.activation_checkpointing, compiles=compiles, watched=dataset_rngs
+    )
+    settings.enter_context(recompute)  # before FSDP wraps the blocks
+    strategy = strategy_class(plan.parallel_strategy)
+    model = strategy.prepare_model(_convert_sync_batchnorm(planned.model, plan), plan)
+    loss.to(plan.device)
+    loader = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
+    settings.callback(loader.close)
+    with disable_compile(model):
+        narrow = check_first_batch(
+            model,
+            loader,
+            task,
+            autocast=autocast(plan),
+            fresh=fresh,
+            judged_by=plan.validation_metric,
+        )
+    settings.enter_context(compile_model(model, plan, in_blocks=strategy.gathers_blocks))
+    parts, groups = _make_step_context(plan, task, model, loss, settings, world)
+    _check_batch_norm(
+        planned, model, trained_modules(parts.train_modes, model, plan, groups), narrow, loader
+    )
+    parts.state.base, parts.state.built = frozen_hashes(model, plan), initial_values(model)
+    parts.state.callback_states = (
+        stateful_callbacks(callbacks)
+        | checkpoint_state(loader.source, plan, parts.state)
+        | state_of_loss(loss)
+    )
+    found = own_generators(model, {**code_of_losses(loss), "step": task.step})
+    dataset_rngs += check_own_generators(found, plan.activation_checkpointing, compiles)
+    parts.randomness.generators += map(Seeded, found.found)
+    parts.transform = loader.transform
+    for module, mode in modes:
+        settings.callback(setattr, module, "training", mode)
+    if world.size > 1 and task.step is None and strategy.allows_warm_up:
+        warm_up_ddp(parts, loader, plan)
+    loop = Loop(parts, loader, plan, callbacks=list(callbacks), on_log=[UnfreezeDetector(model)])
+    loop.after_first.append(find_late(found, parts.randomness.generators))
+    if world.size > 1 and plan.parallel_replica_check_every is not None:
+        loop.check_replicas = ReplicaDriftCheck(
+            world, parts.state, plan, every=plan.parallel_replica_check_every
+        )
+    if compiles:
+        loop.notices.append(RecompileCounter().notice)
+    parts.freeze = make_unfreeze_schedule(model, plan, groups, parts.train_modes)
+    return loop
+
+
+def _convert_sync_batchnorm(model: nn.Module, plan: Plan) -> nn.Module:
+    convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+    converted: nn.Module = convert(model) if plan.parallel_sync_batchnorm else model
+    return converted
+
+
+def _make_step_context(
+    plan: Plan, task: Task, model: nn.Module, loss: Loss, settings: ExitStack, world: Communicator
+) -> tuple[StepContext, Sequence[ParameterGroup]]:
+    """Build the optimizers and the parts of a step; return also the parameter groups.
 
     Raises:
         TaskError: the optimizers do not fit the model.
-        ConfigError: they do not fit a step of the user's own.
+        ConfigError: they do not fit a manual step.
     """
-    chosen = strategy_class(plan.parallel_strategy)
+    strategy = strategy_class(plan.parallel_strategy)
     groups: Sequence[ParameterGroup] = ()
     keep_eval = list(task.keep_eval)
     if task.optimizers:
         before = list(trainable_parameters(model).values())
-        optimizers = build_learners(plan, task, model, settings, chosen.make_optimizer)
+        optimizers = build_learners(plan, task, model, settings, strategy.make_optimizer)
         keep_eval += frozen_norm_modules(model, before)
     else:
         groups = make_param_groups(model, plan)
         settings.enter_context(freeze_permanent(model, groups))
-        optimizers = {WHOLE: build_optimizer(plan, task, model, groups, chosen.make_optimizer)}
+        optimizers = {WHOLE: build_optimizer(plan, task, model, groups, strategy.make_optimizer)}
     state = State(model, optimizers, grad_scaler(plan))
     if plan.average.kind != "none":
-        trained = [each for optimizer in optimizers.values() for each in parameters_of(optimizer)]
+        trained = [p for optimizer in optimizers.values() for p in parameters_of(optimizer)]
         state.average = AveragedWeights(plan.average, model, trained)
     plans = plan.optimizers or {WHOLE: plan}
-    optimizer_set = OptimizerSet(
-        {name: _make_handle(plans[name], task, state, name, world) for name in optimizers},
+    handles = OptimizerSet(
+        {name: _optimizer_handle(plans[name], task, state, name, world) for name in optimizers},
         state.scaler,
     )
     if task.step is not None and world.size > 1:
         broadcast_module(model, weights=True)
-    first = next(iter(optimizer_set.by_name.values()))
+    first = next(iter(handles.by_name.values()))
     settings.callback(first.strategy.leave)
-    # Only the usual update, in one process, can be computed again where something draws late.
+    # Only the usual update, in one process, can be computed again if something draws late.
     lazy = world.size == 1 and task.step is None and plan.guard != "searching"
     generators = GlobalGenerators(lazy=lazy)
     parts = StepContext(
@@ -122,155 +193,66 @@ def make_step_context(
         peak_rates=first.peak_rates,
         momentum=first.momentum,
     )
-    _set_update(parts, plan, task, optimizer_set)
+    if task.step is not None and plan.guard == "searching":
+        raise ConfigError(
+            "optim.name='lbfgs' evaluates the batch by itself, and the Task has a manual step. Set "
+            "a different optim.name."
+        )
+    if task.step is not None:
+        parts.custom_update = ManualUpdate(task.step, handles)
+    elif plan.guard == "searching":
+        parts.custom_update = lbfgs_update
     return parts, groups
 
 
-def _set_update(parts: StepContext, plan: Plan, task: Task, optimizer_set: OptimizerSet) -> None:
-    """Replace what moves the parameters, where the optimizer or the Task does so itself."""
-    if task.step is not None:
-        if plan.guard == "searching":
-            raise ConfigError(
-                "optim.name='lbfgs' evaluates the batch by itself, and the Task's own step says "
-                "when to. Say another optim.name."
-            )
-        parts.custom_update = ManualUpdate(task.step, optimizer_set)
-    elif plan.guard == "searching":
-        parts.custom_update = lbfgs_update
-
-
-def _make_handle(
+def _optimizer_handle(
     plan: Plan, task: Task, state: State, name: str, world: Communicator
 ) -> OptimizerHandle:
     optimizer = state.optimizers[name]
-    peaks = [float(group["lr"]) for group in optimizer.param_groups]
-    rate = with_swa_lr(
-        make_lr_factor(plan.schedule, state.plateau, task.schedule), plan.average, peaks[0]
-    )
-    kind = strategy_class(plan.parallel_strategy)
+    peak_lrs = [float(group["lr"]) for group in optimizer.param_groups]
+    factor = make_lr_factor(plan.schedule, state.plateau, task.schedule)
+    strategy = strategy_class(plan.parallel_strategy)
     if task.step is not None and world.size > 1:
-        kind = ManualAllReduceStrategy
+        strategy = ManualAllReduceStrategy
     momentum = momentum_writer(plan.schedule, optimizer)
     if momentum is not None:
         state.scheduled[name] = ("betas", "momentum")
     return OptimizerHandle(
-        kind(plan, state, world, name),
-        rate,
-        peaks,
+        strategy(plan, state, world, name),
+        with_swa_lr(factor, plan.average, peak_lrs[0]),
+        peak_lrs,
         OptimizerSnapshot(optimizer),
         momentum,
     )
 
 
-def build(
-    planned: PreparedTask,
-    settings: ExitStack,
-    callbacks: Sequence[Callback],
-    *,
-    fresh: bool,
-    world: Communicator = ALONE,
-) -> Loop:
-    """Lay the model out on its device and wire the parts around it.
-
-    Args:
-        planned: what was decided.
-        settings: takes in what is to be put back when the session closes.
-        callbacks: watchers.
-        fresh: the weights are new.
-        world: the processes that make a step together.
-
-    Raises:
-        TaskError, DataError: the parts do not fit each other.
-    """
-    plan, task, loss = planned.plan, planned.task, planned.loss
-    check_model(planned.model)
-    check_stateful_rnn(task, planned.model, plan)
-    check_teacher(loss.teacher, planned.model)
-    of_teacher = () if loss.teacher is None else loss.teacher.modules()
-    of_both = (*planned.model.modules(), *of_teacher)
-    modes = [(module, module.training) for module in of_both]
-    compiles, watched = plan.compile != "off", list[DatasetRNG]()
-    rematerialised = activation_checkpointing(
-        planned.model, plan.activation_checkpointing, compiles=compiles, watched=watched
-    )
-    settings.enter_context(rematerialised)  # within what gathers a block
-    strategy = strategy_class(plan.parallel_strategy)
-    model = strategy.prepare_model(_convert_sync_batchnorm(planned.model, plan), plan)
-    loss.to(plan.device)
-    training = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
-    settings.callback(training.close)
-    judged_by, casting = plan.validation_metric, autocast(plan)
-    with disable_compile(model):
-        narrow = check_first_batch(
-            model, training, task, autocast=casting, fresh=fresh, judged_by=judged_by
-        )
-    settings.enter_context(compile_model(model, plan, in_blocks=strategy.gathers_blocks))
-    parts, groups = make_step_context(plan, task, model, loss, settings, world)
-    trained = trained_modules(parts.train_modes, model, plan, groups)
-    check_norms(planned, model, trained, narrow, training.layout)
-    parts.state.base, parts.state.built = frozen_hashes(model, plan), initial_values(model)
-    parts.state.callback_states = (
-        stateful_callbacks(callbacks)
-        | checkpoint_state(training.source, plan, parts.state)
-        | state_of_loss(loss)
-    )
-    found = own_generators(model, {**code_of_losses(loss), "step": task.step})
-    watched += check_own_generators(found, plan.activation_checkpointing, compiles)
-    parts.randomness.generators += map(Seeded, found.found)
-    parts.transform = training.transform
-    for module, mode in modes:
-        settings.callback(setattr, module, "training", mode)
-    if world.size > 1 and task.step is None and strategy.allows_warm_up:
-        warm_up_ddp(parts, training, plan)
-    loop = Loop(parts, training, plan, callbacks=list(callbacks), on_log=[UnfreezeDetector(model)])
-    loop.after_first.append(find_late(found, parts.randomness.generators))
-    if world.size > 1 and plan.parallel_replica_check_every is not None:
-        loop.check_replicas = ReplicaDriftCheck(
-            world, parts.state, plan, every=plan.parallel_replica_check_every
-        )
-    if plan.compile != "off":
-        loop.notices.append(RecompileCounter().notice)
-    parts.freeze = make_unfreeze_schedule(model, plan, groups, parts.train_modes)
-    return loop
-
-
-def _convert_sync_batchnorm(model: nn.Module, plan: Plan) -> nn.Module:
-    """Let BatchNorms compute their statistics over the samples of all ranks, if the Plan says so.
-
-    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
-    """
-    convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
-    converted: nn.Module = convert(model) if plan.parallel_sync_batchnorm else model
-    return converted
-
-
-def check_norms(
+def _check_batch_norm(
     planned: PreparedTask,
     model: nn.Module,
     trained: set[nn.Module],
     narrow: set[nn.Module],
-    cut: BatchLayout,
+    loader: BatchLoader,
 ) -> None:
     """Check that BatchNorm gets more than one value per channel in training and validation.
 
     Args:
-        planned: what was decided.
+        planned: the task and its Plan.
         model: on its device.
         trained: modules that are in training mode at some step.
-        narrow: layers that see one value per sample and channel.
-        cut: of the training data.
+        narrow: layers that get one value per sample and channel.
+        loader: of the training data.
 
     Raises:
-        DataError: it gets one in some batch; which one, and the ways out.
+        DataError: it gets one in some batch; the message names the batch and what to set.
     """
     if not narrow:
         return
     plan = planned.plan
-    check_training(model, narrow & trained, cut, plan.total_steps)
+    check_training(model, narrow & trained, loader.layout, plan.total_steps)
     for split, data in planned.task.val_sets().items():
         own = loader_settings(data)
         size = (own or {}).get("batch_size") or plan.validation_batch_size
-        ranks = plan.parallel_ranks
-        samples, limit = count_samples(data, split), plan.limit_val_batches
-        cut = BatchLayout(samples, size * ranks, size, ranks=ranks, limit=limit)
-        check_validation(model, narrow, split, cut)
+        ranks, limit = plan.parallel_ranks, plan.limit_val_batches
+        samples = count_samples(data, split)
+        layout = BatchLayout(samples, size * ranks, size, ranks=ranks, limit=limit)
+        check_validation(model, narrow, split, layout)

@@ -1,35 +1,60 @@
-"""What differs between a run and the config it resumes with: name, before, now, effect."""
+"""What differs between a run and the setup it resumes with: name, before, now, effect."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from surestep.base.errors import ConfigError, suggest_names
-from surestep.config.config import LENGTHS, iter_options
-from surestep.config.option import INITIAL, ResumeEffect
-from surestep.trainer.modules import changed_modules
-from surestep.trainer.resume_effects import (
-    EVALUATIONS_COUNT,
-    NOT_OPTIONS,
-    WORKERS_SPLIT,
-    resume_effect,
+from surestep.config.config import LENGTHS, iter_options, option_info
+from surestep.config.option import (
+    BATCHES,
+    INITIAL,
+    UNKNOWN,
+    ResumeEffect,
+    blocked,
+    incompatible,
+    not_bitwise,
+    safe,
 )
 
-NOT_SAID = "not set"
-COUNT, LOOKED_AT, SKIPPED = "train samples", "some samples", "exclude_samples"  # of map-style data
-CODE = "code of "  # a module
-MODULES = 8  # whose code changed: so many lines tell of it
-WORKERS, FIRST = "data.num_workers", "first samples"  # of a stream
+NOT_SET = "not set"
+COUNT, SOME_SAMPLES, EXCLUDED = "train samples", "some samples", "exclude_samples"  # of a dataset
+WORKERS, FIRST_SAMPLES = "data.num_workers", "first samples"  # of a stream
+_LISTED = 24  # rows of a table
+_WORKERS_SPLIT = blocked("each worker reads a share of the stream, so the batches would differ")
+_EVALUATIONS_COUNT = not_bitwise(
+    "early stopping or the learning rate depends on the number of evaluations"
+)
+_RESHARDED = not_bitwise("sums and dropout are computed over other shards of the batch")
+NOT_OPTIONS: Mapping[str, ResumeEffect] = {  # an option declares its own effect in `config/`
+    "data.sampler": BATCHES,
+    "batch_transform": BATCHES,
+    "parallel.ranks": _RESHARDED,
+    "parallel.rank": _RESHARDED,
+    "parallel.backend": not_bitwise("another backend may sum in a different order"),
+    "task.": blocked("the recipe would be called with another value"),
+    "recipe": blocked("the run would resume with different code"),
+    "recipe.path": safe("the same file in another folder"),
+    "code": not_bitwise("it may compute differently than so far"),
+    "data": blocked("it would train on other samples"),
+    "loss": blocked("another function would be minimized"),
+    "model": incompatible("a checkpoint of one does not fit the other"),
+    "modules": blocked("another function would be trained than so far"),
+    "settings": not_bitwise("how your module uses it is not known"),
+    "torch": not_bitwise("another build of torch may round differently"),
+    "surestep": not_bitwise("another version may compute differently"),
+    "threads": not_bitwise("another number of threads sums in a different order"),
+}
 
 
 class ConfigChange(NamedTuple):
     """One thing that differs.
 
     Attributes:
-        name: what it is allowed by.
-        before: what the run was last gone on with.
-        now: what is asked.
-        resume: its effect when the run resumes.
-        shown: what the table calls it.
+        name: what to allow it by.
+        before: the value in the run.
+        now: the value it would resume with.
+        resume: the effect when the run resumes.
+        shown: its name in tables and events.
     """
 
     name: str
@@ -39,99 +64,115 @@ class ConfigChange(NamedTuple):
     shown: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for the events."""
-        of = {"name": self.shown, "before": self.before, "now": self.now}
-        return {**of, "effect": self.resume.effect, "reason": self.resume.reason}
+        """Return it as events record it."""
+        return {
+            "name": self.shown,
+            "before": self.before,
+            "now": self.now,
+            "effect": self.resume.effect,
+            "reason": self.resume.reason,
+        }
+
+
+def resume_effect(name: str) -> ResumeEffect:
+    """Return the effect of a change of `name` when a run resumes.
+
+    Args:
+        name: an option by its full name, one of several optimizers' options
+            ("optimizers.critic.optim.lr"), or another part of a run ("data", "task.hidden").
+    """
+    if name.startswith("optimizers."):
+        name = name.split(".", 2)[2]
+    declared = option_info(name)
+    if declared is not None and declared.resume is not None:
+        return declared.resume
+    return NOT_OPTIONS.get(name) or NOT_OPTIONS.get(name.partition(".")[0] + ".") or UNKNOWN
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[ConfigChange]:
-    """List what differs between two identities, except for the length of the run."""
+    """List what differs between two identities (`run_identity`), except the length of the run."""
     return [
         *_recipe(before.get("recipe") or {}, now["recipe"]),
         *_code(before.get("code") or {}, now["code"]),
-        *_values("task", before.get("task") or {}, now["task"], prefix="task."),
+        *_task_parameters(before.get("task") or {}, now["task"]),
         *_options(before, now),
         *_data(before.get("data") or {}, now["data"]),
-        *_whole("loss", before.get("loss"), now["loss"]),
-        *_whole("model", before.get("model"), now["model"]),
+        *_single("loss", before.get("loss"), now["loss"]),
+        *_single("model", before.get("model"), now["model"]),
         *_modules(before, now),
-        *_values("machine", before.get("machine") or {}, now["machine"], both=True),
+        *_machine(before.get("machine") or {}, now["machine"]),
     ]
+
+
+def _change(name: str, before: Any, now: Any, *, shown: str | None = None) -> ConfigChange:
+    return ConfigChange(name, before, now, resume_effect(name), shown or name)
 
 
 def _recipe(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigChange]:
     if before.get("sha256") != now.get("sha256"):
-        old, new = before.get("name", "Python"), now.get("name", "Python")
-        changed = "as it was", "changed"
-        yield _change("recipe", *(changed if old == new else (old, new)), shown="recipe file")
+        names = before.get("name", "Python"), now.get("name", "Python")
+        if names[0] == names[1]:
+            names = "as it was", "changed"
+        yield _change("recipe", *names, shown="recipe file")
     elif before.get("path") != now.get("path"):
         yield _change("recipe.path", before.get("path"), now.get("path"))
 
 
 def _code(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigChange]:
-    """List modules whose files are others; what only one of them imported is nothing."""
-    differ = [name for name in now if name in before and before[name] != now[name]]
-    named = [f"{CODE}{name}" for name in differ[:MODULES]]
-    if len(differ) > MODULES:
-        named[-1] = f"{CODE}{len(differ) - MODULES + 1} more"
-    for shown in named:
-        yield _change("code", "as it was", "changed", shown=shown)
+    """List modules whose files changed; a module that only one of them imported is ignored."""
+    for name in now:
+        if name in before and before[name] != now[name]:
+            yield _change("code", "as it was", "changed", shown=f"code of {name}")
 
 
-def _values(
-    part: str,
-    before: Mapping[str, Any],
-    now: Mapping[str, Any],
-    *,
-    prefix: str = "",
-    both: bool = False,
-) -> Iterator[ConfigChange]:
-    """List the names of a part that differ; with `both`, of those that stand in both."""
-    names = before.keys() & now.keys() if both else before.keys() | now.keys()
-    for name in sorted(names):
-        old, new = before.get(name, NOT_SAID), now.get(name, NOT_SAID)
+def _task_parameters(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigChange]:
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name, NOT_SET), now.get(name, NOT_SET)
         if old != new:
-            shown = f"--task.{name}" if part == "task" else name
-            yield _change(prefix + name, old, new, shown=shown)
+            yield _change(f"task.{name}", old, new, shown=f"--task.{name}")
+
+
+def _machine(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigChange]:
+    for name in sorted(before.keys() & now.keys()):
+        if before[name] != now[name]:
+            yield _change(name, before[name], now[name])
 
 
 def _options(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigChange]:
-    """List the options that were decided differently.
+    """List the options with another value.
 
-    An option that is not set is listed if no option that is set explains its change, as on another
-    machine.
+    One that is not set is listed if no option of its group that is set explains its change, as on
+    another machine.
     """
     old, new = before.get("decided") or {}, now["decided"]
+    if not old:
+        return
+    set_before, set_now = before["config"], now["config"]
     changed = {
         name
-        for name in before["config"].keys() | now["config"].keys()
-        if before["config"].get(name, NOT_SAID) != now["config"].get(name, NOT_SAID)
+        for name in set_before.keys() | set_now.keys()
+        if set_before.get(name, NOT_SET) != set_now.get(name, NOT_SET)
     }
     groups = {name.partition(".")[0] for name in changed if "." in name}
-    for name in sorted(old.keys() | new.keys() if old else ()):
-        a, b = old.get(name), new.get(name)
-        if a == b or name == "total_steps" or name in LENGTHS or _of_stream(name, now):
+    for name in sorted(old.keys() | new.keys()):
+        is_other_part = name == "total_steps" or name in LENGTHS or name in now["data"]
+        if old.get(name) == new.get(name) or is_other_part:
             continue
-        effect = _option_effect(name, now)
+        effect = _option_effect(name, new)
         follows = "." in name and name.partition(".")[0] in groups
         if name in changed or not (follows or effect.effect == "safe"):
-            yield ConfigChange(name, a, b, effect, name)
+            yield ConfigChange(name, old.get(name), new.get(name), effect, name)
 
 
-def _of_stream(name: str, now: Mapping[str, Any]) -> bool:
-    return name in now["data"]
-
-
-def _option_effect(name: str, now: Mapping[str, Any]) -> ResumeEffect:
-    decided = now["decided"]
-    counted = decided.get("early_stop.patience") is not None
+def _option_effect(name: str, decided: Mapping[str, Any]) -> ResumeEffect:
     if name == "validation.every" and (
-        counted or decided.get("schedule.name") == "reduce_on_plateau"
+        decided.get("early_stop.patience") is not None
+        or decided.get("schedule.name") == "reduce_on_plateau"
     ):
-        return EVALUATIONS_COUNT
-    optimizer, dot, option = name.rpartition("optim.lr")
-    if dot and not option and decided.get(f"{optimizer}optim.name") == "rprop":
-        return INITIAL
+        return _EVALUATIONS_COUNT
+    if name.endswith("optim.lr"):
+        optimizer = name.removesuffix("lr") + "name"
+        return INITIAL if decided.get(optimizer) == "rprop" else resume_effect(name)
     return resume_effect(name)
 
 
@@ -140,80 +181,71 @@ def _data(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigC
         kinds = ("a stream", "samples with positions")
         yield _change("data", kinds[COUNT in before], kinds[COUNT in now])
         return
-    differ = {name for name in now if before.get(name) not in (None, now[name])}
-    if SKIPPED in differ:
-        old, new = (f"{len(each[SKIPPED])} left out" for each in (before, now))
-        yield _change(SKIPPED, old, new)
-        differ.discard(COUNT)  # there are fewer for that reason
-    if COUNT in differ:
-        differ.discard(LOOKED_AT)
-    for name in sorted(differ - {SKIPPED}):
+    differing = {name for name in now if before.get(name) not in (None, now[name])}
+    if EXCLUDED in differing:
+        old, new = (f"{len(known[EXCLUDED])} excluded" for known in (before, now))
+        yield _change(EXCLUDED, old, new)
+        differing -= {EXCLUDED, COUNT}  # which is why the count differs
+    if COUNT in differing:
+        differing.discard(SOME_SAMPLES)
+    for name in sorted(differing):
+        old, new = before[name], now[name]
         if name == WORKERS:
-            yield ConfigChange(name, before[name], now[name], WORKERS_SPLIT, name)
-        elif now[name] is not None:
-            old, new = _short(before[name]), _short(now[name])
-            yield _change("data", old, new, shown=name)
+            yield ConfigChange(name, old, new, _WORKERS_SPLIT, name)
+        elif new is not None:
+            short = [known[:8] if isinstance(known, str) else known for known in (old, new)]
+            yield _change("data", *short, shown=name)
 
 
-def _short(known: Any) -> Any:
-    """Cut a digest; a number stays."""
-    return known[:8] if isinstance(known, str) else known
-
-
-def _whole(name: str, before: Any, now: Any) -> Iterator[ConfigChange]:
-    """Compare a part as one; where it is not known, nothing is said of it."""
+def _single(name: str, before: Any, now: Any) -> Iterator[ConfigChange]:
+    """Compare a part in one row; a part that is not known is ignored."""
     if before is None or now is None or before == now:
         return
     if isinstance(before, dict) and isinstance(now, dict):
-        names = [each for each in before.keys() | now.keys() if before.get(each) != now.get(each)]
-        before = ", ".join(f"{each}={before.get(each)}" for each in sorted(names))
-        now = ", ".join(f"{each}={now.get(each)}" for each in sorted(names))
+        names = sorted(n for n in before.keys() | now.keys() if before.get(n) != now.get(n))
+        before, now = (", ".join(f"{n}={part.get(n)}" for n in names) for part in (before, now))
     yield _change(name, before, now)
 
 
 def _modules(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigChange]:
-    """List modules of other types or settings; nothing where the shapes differ as well."""
-    if before.get("model") != now["model"] or not before.get("modules"):
+    """List modules of another type or with other settings, if the shapes are the same.
+
+    The meaning of torch's settings is known: they change the function. That of your classes is not.
+    """
+    old, new = before.get("modules"), now["modules"]
+    if before.get("model") != now["model"] or not old:
         return
-    for is_torchs in (True, False):
-        differ = [
-            found[:3]
-            for found in changed_modules(before["modules"], now["modules"])
-            if found[3] is is_torchs
-        ]
-        if len(differ) > MODULES:
-            more = len(differ) - MODULES + 1
-            differ[MODULES - 1 :] = [(f"{more} more", "as it was", "changed")]
-        for name, old, new in differ:
-            yield _change("modules" if is_torchs else "settings", old, new, shown=f"model: {name}")
-
-
-def _change(name: str, before: Any, now: Any, *, shown: str | None = None) -> ConfigChange:
-    return ConfigChange(name, before, now, resume_effect(name), shown or name)
+    for name in {**old, **new}:
+        one, other = old.get(name, {}), new.get(name, {})
+        types = [str(known.get("type", "none")) for known in (one, other)]
+        is_torch = any(kind.startswith("torch.nn.") for kind in types)
+        effect = "modules" if is_torch else "settings"
+        if types[0] != types[1]:
+            short = [kind.rpartition(".")[2] for kind in types]
+            yield _change(effect, *short, shown=f"model: {name}")
+            continue
+        for key in sorted({*one, *other}):
+            if one.get(key) != other.get(key):
+                values = str(one.get(key)), str(other.get(key))
+                yield _change(effect, *values, shown=f"model: {name}.{key}")
 
 
 def table(changes: Iterable[ConfigChange]) -> list[str]:
     """Return the lines of a table: name, before, now, effect."""
-    rows = [(each.shown, _shown(each.before), _shown(each.now), each.resume) for each in changes]
-    widths = [max(len(str(row[column])) for row in rows) for column in range(3)] if rows else []
-    return [
-        "  {:<{}}  {:<{}}  ->  {:<{}}  {}".format(
-            *(part for pair in zip(row[:3], widths, strict=True) for part in pair), row[3]
-        )
-        for row in rows
-    ]
+    rows = [(c.shown, _shown(c.before), _shown(c.now), str(c.resume)) for c in changes]
+    left_out = rows[_LISTED:]
+    rows = rows[:_LISTED]
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:3]]
+    lines = []
+    for name, before, now, effect in rows:
+        names = f"{name:<{widths[0]}}  {before:<{widths[1]}}  ->  {now:<{widths[2]}}"
+        lines.append(f"  {names}  {effect}")
+    return [*lines, f"  and {len(left_out)} more"] if left_out else lines
 
 
 def _shown(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def allowed_names() -> list[str]:
-    """List what may be allowed by name: options, groups of them, and parts of a run."""
-    options = [name for name, _ in iter_options()]
-    names = [*options, *(name.partition(".")[0] for name in options if "." in name), "task"]
-    return list(dict.fromkeys([*names, *(name for name in NOT_OPTIONS if "." not in name)]))
 
 
 def check_allow(allow: Iterable[str]) -> None:
@@ -226,7 +258,10 @@ def check_allow(allow: Iterable[str]) -> None:
         raise ConfigError(
             f"allow={allow!r} is a string. Pass the names as a tuple: allow=({allow!r},)."
         )
-    known = allowed_names()
+    options = [name for name, _ in iter_options()]
+    groups = {name.partition(".")[0] for name in options if "." in name}
+    parts = [name for name in NOT_OPTIONS if "." not in name]
+    known = [*options, *sorted(groups), "task", *parts]
     for name in allow:
         if name not in known and not name.startswith(("task.", "optimizers.")):
             raise ConfigError(
@@ -238,16 +273,16 @@ def check_allow(allow: Iterable[str]) -> None:
 def apply_allow(
     changes: Iterable[ConfigChange], allow: Collection[str] | None
 ) -> list[ConfigChange]:
-    """Mark the changes that are allowed by name; None allows all that can be."""
+    """Mark blocked changes that are allowed by their name or group; None allows all."""
     return [
-        each._replace(resume=ResumeEffect("allowed", each.resume.reason))
-        if each.resume.effect == "blocked" and (allow is None or _is_named(each.name, allow))
-        else each
-        for each in changes
+        change._replace(resume=ResumeEffect("allowed", change.resume.reason))
+        if change.resume.effect == "blocked" and (allow is None or _is_allowed(change.name, allow))
+        else change
+        for change in changes
     ]
 
 
-def _is_named(name: str, allow: Collection[str]) -> bool:
-    """Return whether a name or its group is allowed; `data` is the data, not how it is loaded."""
+def _is_allowed(name: str, allow: Collection[str]) -> bool:
+    """Return whether a name or its group is allowed; "data" is the data, not how it is loaded."""
     group = name.partition(".")[0]
     return name in allow or (group in allow and group not in NOT_OPTIONS)

@@ -1,20 +1,27 @@
-"""What measures an open run: its splits of the data, by the weights or their average."""
+"""Evaluations and predictions: of an open run, and of a checkpoint of a closed one."""
 
 import copy
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from surestep.base.errors import ConfigError, suggest_names
+from surestep.base.errors import ConfigError
+from surestep.config.config import Config
 from surestep.engine.data.batch_loader import BatchLoader
+from surestep.engine.data.dataset import count_samples
+from surestep.engine.device import ran_out
 from surestep.engine.evaluate.evaluate import eval_mode, evaluate_parts
+from surestep.engine.evaluate.mc_dropout import check_passes
 from surestep.engine.evaluate.nonfinite_inputs import check_in_memory, forward_of
-from surestep.engine.evaluate.predict import Predictions, predict
+from surestep.engine.evaluate.predict import Predictions, make_predict_loader, predict
 from surestep.engine.evaluate.update_bn import recompute_statistics
 from surestep.engine.metrics.base import pop_logged
+from surestep.engine.model.precision import autocast, place_model, torch_settings
 from surestep.engine.parallel.manual_allreduce import broadcast_module
 from surestep.engine.plan.plan import Plan
 from surestep.engine.rng import preserve_torch_rng
@@ -24,64 +31,70 @@ from surestep.engine.task.task import Task
 from surestep.engine.value import Value
 from surestep.record.checkpoint.state_json import CheckpointInfo
 from surestep.record.run import Run, Which
-from surestep.trainer.closed_run import open_feed
-from surestep.trainer.incidents import evaluation_oom
+from surestep.trainer.planning import (
+    PreparedTask,
+    apply_init_weights,
+    check_split,
+    data_splits,
+    make_eval_loaders,
+    plan_task,
+)
 from surestep.trainer.rank_zero import choose_checkpoint
 
-_EVERY = 16  # batches between two exchanges of the ranks; a judgement: their price was not measured
+_AGREE_EVERY = 16  # batches between two exchanges of the ranks
+Warn = Callable[[str], object]
+Watch = Callable[[int, int | None], object]
 
 
 def make_interrupt_check(loop: Loop) -> Callable[[], bool]:
-    """Return what says before each batch that is measured whether a signal came to some rank.
+    """Return a check, before each batch of an evaluation, if a signal came to some rank.
 
-    All ranks measure equally many batches, so they ask each other at the same ones.
+    All ranks evaluate equally many batches, so they exchange what they know at the same ones.
     """
     count = itertools.count(1)
 
-    def leave() -> bool:
+    def is_interrupted() -> bool:
         loop.check_time()
-        if loop.world.size > 1 and next(count) % _EVERY == 0:
+        if loop.world.size > 1 and next(count) % _AGREE_EVERY == 0:
             before = loop.world.agreed
             loop.world.exchange([])
             loop.world.agreed |= before
             loop.apply_agreed_requests()
         return bool(loop.interrupted)
 
-    return leave
+    return is_interrupted
 
 
 class Evaluator:
-    """Measures the loss and the metrics on splits of the data, with what the model holds.
+    """Evaluates and predicts with the current weights of an open run.
 
     Args:
-        plan: what was decided.
-        task: its metrics and validation sets.
-        loop: its model and loss.
-        feeds: of each split that can be measured.
+        plan: the resolved options.
+        task: has the metrics and the data.
+        loop: has the model and the loss.
+        loaders: of each split, by name.
     """
 
-    def __init__(self, plan: Plan, task: Task, loop: Loop, feeds: dict[str, BatchLoader]) -> None:
+    def __init__(self, plan: Plan, task: Task, loop: Loop, loaders: dict[str, BatchLoader]) -> None:
         self.plan = plan
         self.task = task
         self.loop = loop
-        self.loaders = feeds
-        for each in feeds.values():
-            each.leave = make_interrupt_check(loop)
-        for each in (loop.loader, *feeds.values()) if loop.world.size > 1 else ():
-            each.retry = loop.stop_together
+        self.loaders = loaders
+        for loader in loaders.values():
+            loader.leave = make_interrupt_check(loop)
+        for loader in (loop.loader, *loaders.values()) if loop.world.size > 1 else ():
+            loader.retry = loop.stop_together
 
     def check(self, split: str | None) -> None:
-        """Check that there is such a split; None is all validation sets.
+        """Check that a split can be evaluated; None is all validation sets.
 
         Raises:
-            ConfigError: there is not.
+            ConfigError: there is no such split, or the task has no loss.
         """
-        if split is not None and split not in self.loaders:
-            raise ConfigError(
-                f"There is no data called {split!r}. {suggest_names(split, self.loaders)}"
-            )
-        if split is not None and self.task.loss is None:
-            raise ConfigError("The Task has no loss to measure. Say Task(loss=...).")
+        if split is not None:
+            check_split(split, self.loaders)
+            if self.task.loss is None:
+                raise ConfigError("The Task has no loss to evaluate. Set Task(loss=...).")
 
     def check_in_memory(self) -> None:
         """Check validation sets in memory for values that make their loss NaN.
@@ -90,90 +103,211 @@ class Evaluator:
             DataError: a set has such a sample.
         """
         model, parts = self.loop.state.model, self.loop.parts
-        forward = forward_of(model, parts.autocast)
         if parts.loss.kind in ("none", "in training"):
             return
+        forward = forward_of(model, parts.autocast)
         with eval_mode(model), torch.no_grad(), preserve_torch_rng(self.plan.device):
             for name in self.task.val_sets():
                 check_in_memory(name, self.loaders[name], parts.loss, forward)
             pop_logged()
 
-    def measure(self, split: str | None, warn: Callable[[str], object]) -> dict[str, Value]:
+    def evaluate(self, split: str | None, warn: Warn) -> dict[str, Value]:
         """Return the metrics of a split, or of all validation sets, by "split/metric".
 
         Args:
             split: its name; None is all validation sets.
-            warn: told why a loss is not finite.
+            warn: called with the reason if a loss is not finite.
+
+        Raises:
+            OutOfMemoryError: the memory ran out.
         """
         self.sync_buffers()
         names = list(self.task.val_sets()) if split is None else [split]
-        feeds = {name: self.loaders[name] for name in names}
-        with evaluation_oom(
-            self.loop, max((each.layout.batch_size for each in feeds.values()), default=0)
-        ):
+        loaders = {name: self.loaders[name] for name in names}
+        loop = self.loop
+        try:
             return evaluate_parts(
-                self.loop.state.model,
-                feeds,
-                self.loop.parts.loss,
+                loop.state.model,
+                loaders,
+                loop.parts.loss,
                 self.task.metrics,
-                autocast=self.loop.parts.autocast,
-                world=self.loop.world,
+                autocast=loop.parts.autocast,
+                world=loop.world,
                 warn=warn,
             )
+        except (RuntimeError, MemoryError) as error:
+            if loop.out_of_memory is None or not ran_out(error):
+                raise
+            size = max(loader.layout.batch_size for loader in loaders.values())
+            raise loop.out_of_memory(error, eval_batch_size=size) from error
 
     def predict(self, split: str, mc_dropout: int | None) -> Predictions:
-        """Return what the model says of each sample of a split."""
+        """Predict each sample of a split."""
         self.sync_buffers()
-        feed = open_feed(self.task, self.plan, split)
-        parts = self.loop.parts
+        loader, parts = _predict_loader(self.task, self.plan, split), self.loop.parts
         try:
-            return predict(
-                self.loop.state.model,
-                feed,
-                parts.loss,
-                autocast=parts.autocast,
-                passes=mc_dropout,
-            )
+            model = self.loop.state.model
+            return predict(model, loader, parts.loss, autocast=parts.autocast, passes=mc_dropout)
         finally:
-            feed.close()
+            loader.close()
 
     def sync_buffers(self) -> None:
-        """Hold the buffers of the first rank, which are saved and which DDP goes on with."""
+        """Copy the buffers of rank 0, which DDP keeps, to all ranks."""
         if self.loop.world.size > 1:
             broadcast_module(self.loop.state.model, weights=False)
 
     @contextmanager
     def using_checkpoint(self, run: Run, which: Which) -> Iterator[CheckpointInfo]:
-        """Let the model hold the weights of a checkpoint, and give its own back.
+        """Load the weights of a checkpoint, and restore the model's own at the end.
 
-        What a keeper has and the model lacks is kept whole on each rank's host meanwhile.
+        Weights that DeepSpeed holds outside of the model are copied to the host meanwhile.
         """
         model, keeper = self.loop.state.model, self.loop.state.keeper
         kept, apart = copy.deepcopy(model.state_dict()), {}
         if keeper is not None and any(not each.numel() for each in model.parameters()):
             apart = {name: each.local.to("cpu", copy=True) for name, each in keeper.weights()}
-        found = choose_checkpoint(self.loop.world, run, which)
-        found.load(model, keeper if apart else None)
+        chosen = choose_checkpoint(self.loop.world, run, which)
+        chosen.load(model, keeper if apart else None)
         try:
-            yield found.saved
+            yield chosen.saved
         finally:
-            tensors = {name: each for name, each in kept.items() if isinstance(each, Tensor)}
-            lacking = {name for name, each in tensors.items() if apart and not each.numel()}
-            here = {name: each for name, each in kept.items() if name not in lacking}
-            model.load_state_dict(here, strict=not lacking)
-            for name, whole in apart.items():
+            empty = {
+                name
+                for name, value in kept.items()
+                if apart and isinstance(value, Tensor) and not value.numel()
+            }
+            own = {name: value for name, value in kept.items() if name not in empty}
+            model.load_state_dict(own, strict=not empty)
+            for name, weight in apart.items():
                 assert keeper is not None
-                keeper.put_weight(name, whole)
+                keeper.put_weight(name, weight)
 
     def average(self) -> AveragedWeights | None:
-        """Return the average of the weights, ready to be used; None where there is none yet."""
-        average, place = self.loop.state.average, self.loop.state.progress
-        if average is None or not average.n_updates(place.steps_taken):
+        """Return the average of the weights, ready to be used; None if there is none yet."""
+        average, progress = self.loop.state.average, self.loop.state.progress
+        if average is None or not average.n_updates(progress.steps_taken):
             return None
         recompute_statistics(average, self.loop.parts, self.task, self.plan)
         return average
 
     def close(self) -> None:
-        """Let the workers go."""
-        for feed in self.loaders.values():
-            feed.close()
+        """Stop the data workers."""
+        for loader in self.loaders.values():
+            loader.close()
+
+
+def evaluate_run(
+    run: Run,
+    task: Task,
+    config: Config,
+    *,
+    split: str,
+    which: Which | int,
+    warn: Warn | None = None,
+) -> tuple[CheckpointInfo, dict[str, Value]]:
+    """Return the checkpoint that was evaluated, and its metrics by "split/metric".
+
+    Nothing is written, and the folder is not locked.
+
+    Args:
+        run: has the weights.
+        task: built as it was trained.
+        config: as it was trained with.
+        split: "train", "test", a validation set's name, or "val" for all of those.
+        which: the best checkpoint, the last, or that of a step.
+        warn: called with the reason if a loss is not finite.
+
+    Raises:
+        ConfigError: there is no such split.
+        CheckpointError: there is no checkpoint, or it does not fit.
+    """
+    planned = plan_task(task, config.single_process())
+    planned = replace(planned, plan=planned.plan.single_process())  # in a process of torchrun too
+    loaders = make_eval_loaders(planned)
+    names = list(task.val_sets()) if split == "val" else [split]
+    for name in names or [split]:
+        check_split(name, loaders)
+    model, saved = load_checkpoint_model(run, planned, which)
+    planned.loss.to(planned.plan.device)
+    with torch_settings(planned.plan):
+        metrics = evaluate_parts(
+            model,
+            {name: loaders[name] for name in names},
+            planned.loss,
+            task.metrics,
+            autocast=autocast(planned.plan),
+            grad_off=torch.inference_mode,
+            warn=warn,
+        )
+    return saved, metrics
+
+
+def predict_run(
+    run: Run,
+    task: Task,
+    config: Config,
+    *,
+    split: str = "test",
+    which: Which | int = "best",
+    mc_dropout: int | None = None,
+    watch: Watch | None = None,
+    folder: Path | None = None,
+) -> tuple[CheckpointInfo, Predictions]:
+    """Return the checkpoint that predicted, and its predictions for a split, in stored order.
+
+    Nothing is written, and the folder is not locked.
+
+    Args:
+        run: has the weights.
+        task: built as it was trained.
+        config: as it was trained with.
+        split: "train", "test", or a validation set's name.
+        which: the best checkpoint, the last, the newest average, or that of a step.
+        mc_dropout: number of passes with dropout on; None is one pass without dropout.
+        watch: called after each batch with the samples done, and how many there are if known.
+        folder: for temporary files of what does not fit in memory.
+
+    Raises:
+        ConfigError: there is no such split, or fewer than two passes.
+        TaskError: the model has no dropout, or the outputs do not have one row per sample.
+        CheckpointError: there is no checkpoint, or it does not fit.
+    """
+    check_passes(mc_dropout)
+    planned = plan_task(task, config.single_process())
+    loader = _predict_loader(planned.task, planned.plan, split)
+    model, saved = load_checkpoint_model(run, planned, which)
+    total = count_samples(data_splits(planned.task)[split], split) if watch is not None else None
+    with torch_settings(planned.plan):
+        predictions = predict(
+            model,
+            loader,
+            planned.loss,
+            autocast=autocast(planned.plan),
+            passes=mc_dropout,
+            grad_off=torch.inference_mode,
+            watch=None if watch is None else lambda done: watch(done, total),
+            folder=folder,
+        )
+    return saved, predictions
+
+
+def load_checkpoint_model(
+    run: Run, planned: PreparedTask, which: Which | int
+) -> tuple[nn.Module, CheckpointInfo]:
+    """Return the model on its device with the weights of a checkpoint, and the checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or it does not fit.
+    """
+    chosen = run.choose(which)
+    if chosen.needs_base:
+        apply_init_weights(planned)
+    model = place_model(planned.model, planned.plan)
+    chosen.load(model)
+    return model, chosen.saved
+
+
+def _predict_loader(task: Task, plan: Plan, split: str) -> BatchLoader:
+    splits = data_splits(task)
+    check_split(split, splits)
+    return make_predict_loader(splits[split], split, task=task, plan=plan)

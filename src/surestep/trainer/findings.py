@@ -1,10 +1,11 @@
-"""What was measured in a run and deserves a line at its end: a number, and what to do.
+"""Findings: what a run measured that is probably not meant, each with a number and a fix.
 
-Each rule is a function of a `Case` that returns a Finding or None. They use what the log points
-have read already; those of the data read a few samples once, when the run has finished.
+Each rule is a function of a `Case` that returns a Finding or None. The rules use what log points
+have read already; those about the data read a few samples when the run has finished.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
@@ -26,29 +27,28 @@ from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
 from surestep.engine.task.task import Task
 
-WAITS = 0.2  # of the time, above which waiting for data is reported
-HANDED_OVER_S = 2e-3  # a batch from a worker costs about 1 ms: loading below this gains nothing
-CLIPS = 0.5  # of the steps, above which clipping is reported
-FEW = 20  # steps, below which a share says nothing
-FLAT_STEPS = 100  # below which a loss may still be about to fall
-FLAT = 0.01  # of the first loss: a smaller fall is none
-SOLVED = 1e-6  # a first loss below it has nowhere to fall
-NOISE = 3.0  # standard errors of a difference of means
-_MOST = 6  # names in a message
-GROUPS = 64  # of consecutive losses; twice as many are merged in pairs
-RATIOS = 4096  # gradient norms over the limit that are kept
+_WAIT_SHARE = 0.2  # of the time, above which waiting for data is reported
+_HANDOVER_S = 2e-3  # a batch from a worker costs about 1 ms, so faster loading needs none
+_CLIPPED_SHARE = 0.5  # of the steps, above which clipping is reported
+_MIN_STEPS = 20  # below which a share is not reported
+_FLAT_STEPS = 100  # below which a loss may still start to fall
+_FLAT = 0.01  # of the first loss: a smaller fall is none
+_SOLVED = 1e-6  # a first loss below it cannot fall
+_STANDARD_ERRORS = 3.0  # of a difference of means
+_LISTED = 6  # names in a message
+_BINS = 40  # of the steps of a run, whose losses are summed
 
 
 @dataclass
-class Group:
-    """Consecutive losses: how many, their sum, and the sum of their squares."""
+class LossSum:
+    """The number, sum and sum of squares of consecutive losses."""
 
     count: int = 0
     total: float = 0.0
     squares: float = 0.0
 
-    def add(self, other: "Group") -> None:
-        """Take in other losses."""
+    def add(self, other: "LossSum") -> None:
+        """Add other losses."""
         self.count += other.count
         self.total += other.total
         self.squares += other.squares
@@ -66,17 +66,17 @@ class Group:
 
 @dataclass
 class Observed:
-    """What this process has seen at its log points; called with each.
+    """What this process read at its log points; called with each.
 
     Attributes:
-        model: that is trained.
-        plan: of the run.
-        steps: in all; timed_steps, seconds and waited_s leave the first log point out, in which
-            workers start and kernels are chosen.
-        first_step: the first that was seen; 0 before there is one.
-        clipped: steps whose norm was above the limit; ratios: of norm to limit, of those.
-        losses: in groups of consecutive steps.
-        no_gradient: parameters that were trained and had no gradient at any log point.
+        model: the model.
+        plan: the resolved options.
+        steps: all of them; timed_steps, seconds and data_wait_s are without the first log point,
+            during which workers start and kernels are chosen.
+        first_step: the first step; 0 before there is one.
+        clipped: steps with a norm above the limit; ratios has norm / limit of the last of them.
+        losses: by consecutive bins of steps.
+        no_gradient: trained parameters that had no gradient at any log point.
         items_per_step: of the last log point.
     """
 
@@ -88,13 +88,13 @@ class Observed:
     data_wait_s: float = 0.0
     first_step: int = 0
     clipped: int = 0
-    ratios: list[float] = field(default_factory=list)
-    losses: list[Group] = field(default_factory=list)
+    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=4096))
+    losses: list[LossSum] = field(default_factory=lambda: [LossSum() for _ in range(_BINS)])
     no_gradient: dict[str, nn.Parameter] = field(default_factory=dict)
     items_per_step: float = 0.0
 
     def __call__(self, point: LogPoint) -> None:
-        """Take in a log point."""
+        """Add a log point."""
         count = len(point.loss)
         if not self.steps:
             self.first_step = point.first_step
@@ -105,36 +105,20 @@ class Observed:
             self.data_wait_s += point.data_wait_s
         self.steps += count
         self.items_per_step = point.items / count
-        self._take_norms(point)
-        self._take_losses(point)
+        if (limit := self.plan.max_grad_norm) is not None:
+            ratios = [norm / limit for norm in point.grad_norm if norm is not None]
+            above = [ratio for ratio in ratios if 1 < ratio < math.inf]
+            self.clipped += len(above)
+            self.ratios.extend(above)
+        for step, loss in enumerate(point.loss, start=point.first_step):
+            if loss is not None and math.isfinite(loss):
+                bin_ = (step - 1) * _BINS // max(self.plan.total_steps, step)
+                self.losses[bin_].add(LossSum(1, loss, loss * loss))
         self.no_gradient = {
-            name: each
-            for name, each in self.no_gradient.items()
-            if each.requires_grad and each.grad is None
+            name: parameter
+            for name, parameter in self.no_gradient.items()
+            if parameter.requires_grad and parameter.grad is None
         }
-
-    def _take_norms(self, point: LogPoint) -> None:
-        limit = self.plan.max_grad_norm
-        if limit is None:
-            return
-        ratios = [norm / limit for norm in point.grad_norm if norm is not None]
-        above = [each for each in ratios if 1 < each < math.inf]
-        self.clipped += len(above)
-        self.ratios = (self.ratios + above)[-RATIOS:]
-
-    def _take_losses(self, point: LogPoint) -> None:
-        size = 1 if not self.losses else max(each.count for each in self.losses)
-        for loss in point.loss:
-            if loss is None or not math.isfinite(loss):
-                continue
-            if not self.losses or self.losses[-1].count >= size:
-                self.losses.append(Group())
-            self.losses[-1].add(Group(1, loss, loss * loss))
-            if len(self.losses) == 2 * GROUPS:
-                for first, second in zip(self.losses[::2], self.losses[1::2], strict=True):
-                    first.add(second)
-                del self.losses[1::2]
-                size *= 2
 
 
 @dataclass(frozen=True)
@@ -145,7 +129,7 @@ class Finding:
         rule: its name, such as "waits-for-data".
         severity: "warning" if the result may be wrong, "speed" or "info" otherwise.
         message: what was measured, with the number, in one sentence.
-        evidence: the numbers, as JSON can hold them.
+        evidence: the numbers, as JSON values.
         fix: what to do.
     """
 
@@ -164,63 +148,60 @@ class Case:
     """A run at its end.
 
     Attributes:
-        loop: its feed, plan and state.
+        loop: has the loader, the plan and the state.
         task: what was trained.
-        observed: what its log points showed.
-        facts: of the machine.
-        is_finished: all is done, so that data may be read.
+        observed: what the log points read.
+        system: of the machine.
+        is_finished: all steps are done, so data may be read.
     """
 
     loop: Loop
     task: Task
     observed: Observed
-    facts: SystemInfo
+    system: SystemInfo
     is_finished: bool
 
 
 def find(case: Case) -> list[Finding]:
-    """Return what the rules find, in their order.
-
-    They look at the user's objects, which may raise anything; the run's end must be written.
-    """
-    every: list[Finding] = []
+    """Return what the rules find. Their errors are caught, since the end must be written."""
+    findings: list[Finding] = []
     for rule in RULES:
         try:
-            found = rule(case)
-        except Exception as error:
+            finding = rule(case)
+        except Exception as error:  # of the user's objects
             name, text = rule.__name__.replace("_", "-"), f"{type(error).__name__}: {error}"
-            found = Finding(name, "info", f"This could not be checked: {text}.", {}, "")
-        every += [] if found is None else [found]
-    return every
+            finding = Finding(name, "info", f"This could not be checked: {text}.", {}, "")
+        findings += [] if finding is None else [finding]
+    return findings
 
 
 def waits_for_data(case: Case) -> Finding | None:
     """Report a run that waits for its data, with the number of workers that would keep up.
 
-    Without workers the wait is the loading itself; n workers load n batches at a time, and what
-    remains visible is the wait. So loading takes `workers * (step + wait)` a batch, or the wait.
+    Without workers the wait is the loading itself. With n workers, which load n batches at a time,
+    loading a batch takes n * (step + wait).
     """
     seen, plan = case.observed, case.loop.plan
-    sliced = isinstance(case.loop.loader.source, InMemory)
-    if seen.timed_steps < FEW or sliced or not seen.seconds:
+    is_in_memory = isinstance(case.loop.loader.source, InMemory)
+    if seen.timed_steps < _MIN_STEPS or is_in_memory or not seen.seconds:
         return None
     share = seen.data_wait_s / seen.seconds
-    if share <= WAITS:
+    if share <= _WAIT_SHARE:
         return None
     wait_s = seen.data_wait_s / seen.timed_steps
     step_s = (seen.seconds - seen.data_wait_s) / seen.timed_steps
     workers = plan.data_num_workers
     load_s = workers * (step_s + wait_s) if workers else wait_s
-    if load_s < HANDED_OVER_S:
+    if load_s < _HANDOVER_S:
         return None
     needed = max(workers + 1, math.ceil(load_s / max(step_s, 1e-9) - 1e-6))
-    cores = max(1, case.facts.cpus // max(1, case.facts.launched.local_size))
+    cores = max(1, case.system.cpus // max(1, case.system.launched.local_size))
     fix = f"Set data.num_workers={needed}, which would load as fast as the step trains."
     if needed > cores:
         fix = (
-            f"{needed} workers would keep up and a process has {cores} "
-            f"core{'s' if cores > 1 else ''} here: make loading cheaper (decode and resize once, "
-            f"keep data in memory), and set data.num_workers={cores}."
+            f"{needed} workers would keep up, and a process has {cores} cores here: make loading "
+            "cheaper (decode and resize once, load data into memory), and set "
+            f"data.num_workers={cores}."
         )
     return Finding(
         "waits-for-data",
@@ -242,7 +223,7 @@ def waits_for_data(case: Case) -> Finding | None:
 def clips_most_steps(case: Case) -> Finding | None:
     """Report gradients that are clipped in most steps."""
     seen, limit = case.observed, case.loop.plan.max_grad_norm
-    if limit is None or seen.steps < FEW or seen.clipped <= CLIPS * seen.steps:
+    if limit is None or seen.steps < _MIN_STEPS or seen.clipped <= _CLIPPED_SHARE * seen.steps:
         return None
     ratio = median(seen.ratios)
     return Finding(
@@ -251,28 +232,28 @@ def clips_most_steps(case: Case) -> Finding | None:
         f"{seen.clipped} of {seen.steps} steps ({seen.clipped / seen.steps:.0%}) were clipped: "
         f"their gradient norm was {ratio:.3g} times max_grad_norm={limit:g} (median).",
         {"clipped": seen.clipped, "steps": seen.steps, "ratio": ratio, "limit": limit},
-        "The length of the gradient then hardly counts, and optim.lr alone sets how far a step "
-        f"goes. If that is not meant, set max_grad_norm={_rounded_up(2 * ratio * limit):g}, or "
-        "'off' to only measure it.",
+        "The length of the gradient then hardly matters, and optim.lr alone sets the length of a "
+        f"step. If that is not meant, set max_grad_norm={_round_up(2 * ratio * limit):g}, or 'off' "
+        "to only measure it.",
     )
 
 
 def loss_is_flat(case: Case) -> Finding | None:
     """Report a training loss that never fell, measured against its own noise."""
-    groups, plan = case.observed.losses, case.loop.plan
-    steps = sum(each.count for each in groups)
-    whole_run = case.observed.first_step == 1 and case.task.step is None
-    if not whole_run or steps < FLAT_STEPS or len(groups) < 4 or abs(groups[0].mean) < SOLVED:
+    losses = [loss for loss in case.observed.losses if loss.count]
+    steps, n_bins = sum(loss.count for loss in losses), len(losses)
+    saw_all = case.observed.first_step == 1 and case.task.step is None
+    if not saw_all or steps < _FLAT_STEPS or n_bins < 4 or abs(losses[0].mean) < _SOLVED:
         return None
-    quarters = [
-        _merged(groups[len(groups) * i // 4 : len(groups) * (i + 1) // 4]) for i in range(4)
-    ]
-    first = quarters[0]
-    lowest = min(quarters[1:], key=lambda each: each.mean)
+    lr = case.loop.plan.optim_lr
+    quarters = [LossSum() for _ in range(4)]
+    for number, loss in enumerate(losses):
+        quarters[number * 4 // n_bins].add(loss)
+    first, *rest = quarters
+    lowest = min(rest, key=lambda quarter: quarter.mean)
     noise = math.sqrt(first.variance / first.count + lowest.variance / lowest.count)
-    start = groups[0].mean
-    fell = max(first.mean, start) - lowest.mean
-    if fell > max(NOISE * noise, FLAT * abs(first.mean)):
+    fell = max(first.mean, losses[0].mean) - lowest.mean
+    if fell > max(_STANDARD_ERRORS * noise, _FLAT * abs(first.mean)):
         return None
     return Finding(
         "loss-is-flat",
@@ -281,13 +262,13 @@ def loss_is_flat(case: Case) -> Finding | None:
         f"{lowest.mean:.4g} at best after it (noise {noise:.2g}).",
         {"first": first.mean, "lowest": lowest.mean, "noise": noise, "steps": steps},
         "Check that the model can learn 32 samples (`surestep train RECIPE --overfit 32`), and "
-        f"look at the learning rate{f' ({plan.optim_lr:g})' if plan.optim_lr else ''}, the "
-        "targets, and whether the loss reaches every layer.",
+        f"check the learning rate{f' ({lr:g})' if lr else ''}, the targets, and whether the loss "
+        "reaches every layer.",
     )
 
 
 def validates_on_training_data(case: Case) -> Finding | None:
-    """Report a validation set whose samples are those of training, by a digest of some of them."""
+    """Report a validation set with the samples of training, by a digest of some of them."""
     task, plan = case.task, case.loop.plan
     if not case.is_finished or is_stream(task.train):
         return None
@@ -308,20 +289,19 @@ def validates_on_training_data(case: Case) -> Finding | None:
 
 
 def _same_samples(case: Case, data: Any, name: str) -> bool:
-    """Compare a part with the training data; a dataset that draws at random is never the same."""
+    """Compare a set with the training data; a dataset that draws at random is never the same."""
     task, plan = case.task, case.loop.plan
     if data is task.train:
         return True
     if is_stream(data) or count_samples(data, name) != count_samples(task.train, "train"):
         return False
-    here = dataset_fingerprint(data, name, task=task, plan=plan)
-    return here is not None and here == dataset_fingerprint(
-        task.train, "train", task=task, plan=plan
-    )
+    digest = dataset_fingerprint(data, name, task=task, plan=plan)
+    train = dataset_fingerprint(task.train, "train", task=task, plan=plan)
+    return digest is not None and digest == train
 
 
 def classes_come_sorted(case: Case) -> Finding | None:
-    """Report classes that come one after the other, since nothing shuffles them."""
+    """Report data that is sorted by class and not shuffled."""
     plan, feed = case.loop.plan, case.loop.loader
     if plan.data_shuffle or feed.order is not None or not case.is_finished:
         return None
@@ -361,14 +341,14 @@ def _are_integers(value: Any) -> bool:
 
 
 def trains_without_gradient(case: Case) -> Finding | None:
-    """Report parameters that never had a gradient: no step has moved them."""
-    if case.observed.steps < FEW or not case.loop.parts.strategy.has_param_grads:
+    """Report parameters that never had a gradient, so that no step updated them."""
+    if case.observed.steps < _MIN_STEPS or not case.loop.parts.strategy.has_param_grads:
         return None
     state = case.loop.state
     if case.task.step is not None and not any(each.state for each in state.optimizers.values()):
-        return None  # an own step may clear gradients, and nothing else tells of them
-    moved = {id(each) for optimizer in state.optimizers.values() for each in optimizer.state}
-    names = [name for name, each in case.observed.no_gradient.items() if id(each) not in moved]
+        return None  # a manual step may clear the gradients before the log point
+    updated = {id(p) for optimizer in state.optimizers.values() for p in optimizer.state}
+    names = [name for name, p in case.observed.no_gradient.items() if id(p) not in updated]
     if not names:
         return None
     layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
@@ -376,9 +356,9 @@ def trains_without_gradient(case: Case) -> Finding | None:
         "trains-without-gradient",
         "warning",
         f"{len(names)} trained parameter{'s' if len(names) > 1 else ''} of {_listed(layers)} never "
-        f"had a gradient in {case.observed.steps} steps, so they are as they were at the start.",
+        f"had a gradient in {case.observed.steps} steps, so they have their initial values.",
         {"parameters": names, "layers": layers, "steps": case.observed.steps},
-        "Use them in the forward pass, look for a detach() or no_grad() before them, or remove or "
+        "Use them in the forward pass, check for a detach() or no_grad() before them, or remove or "
         "freeze them.",
     )
 
@@ -386,15 +366,15 @@ def trains_without_gradient(case: Case) -> Finding | None:
 def hides_modules(case: Case) -> Finding | None:
     """Report modules in a plain list, tuple or dict, which the model does not register."""
     model = case.loop.state.model
-    registered = {id(each) for each in model.parameters()}
+    registered = {id(parameter) for parameter in model.parameters()}
     for optimizer in case.loop.state.optimizers.values():
-        registered |= {id(each) for group in optimizer.param_groups for each in group["params"]}
+        registered |= {id(p) for group in optimizer.param_groups for p in group["params"]}
     hidden = [
         f"{plain_name(name)}.{attribute}".lstrip(".")
         for name, module in model.named_modules()
         for attribute, value in vars(module).items()
         if isinstance(value, (list, tuple, dict))
-        and any(each.requires_grad and id(each) not in registered for each in _parameters(value))
+        and any(p.requires_grad and id(p) not in registered for p in _parameters(value))
     ]
     if not hidden:
         return None
@@ -438,28 +418,8 @@ def loss_is_a_sum(case: Case) -> Finding | None:
         f"a batch_size other than {plan.batch_size} changes the effective learning rate.",
         {"losses": names, "items_per_step": items, "batch_size": plan.batch_size},
         "If that is not meant, use the mean (reduction='mean'); else set optim.lr for this batch "
-        "size, and look at max_grad_norm, which clips the sum's gradient.",
+        "size, and check max_grad_norm, which clips the sum's gradient.",
     )
-
-
-def threads_fight(case: Case) -> Finding | None:
-    """Report more threads that compute at once than there are cores."""
-    facts, plan = case.facts, case.loop.plan
-    ranks, workers = max(1, facts.launched.local_size), plan.data_num_workers
-    threads = torch.get_num_threads() if plan.device.type == "cpu" else 1
-    computing, loading = ranks * threads, ranks * workers  # a worker of torch's has one thread
-    cores = f"{facts.cpus} core{'s' if facts.cpus > 1 else ''}"
-    each = f"{ranks} rank{'s' if ranks > 1 else ''} x "
-    if computing > max(facts.cpus, ranks):
-        said = f"{computing} threads compute at once on {cores}: {each}{threads} threads."
-        fix = f"Set OMP_NUM_THREADS={max(1, facts.cpus // ranks)}."
-    elif loading > facts.cpus:
-        said = f"{loading} data workers load at once on {cores}: {each}{workers} workers."
-        fix = f"Set data.num_workers={facts.cpus // ranks}."
-    else:
-        return None
-    evidence = {"ranks": ranks, "threads": threads, "workers": workers, "cores": facts.cpus}
-    return Finding("threads-fight", "speed", said, evidence, fix)
 
 
 RULES: tuple[Callable[[Case], Finding | None], ...] = (
@@ -471,27 +431,19 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     clips_most_steps,
     loss_is_a_sum,
     waits_for_data,
-    threads_fight,
 )
 
 
-def _merged(groups: list[Group]) -> Group:
-    found = Group()
-    for each in groups:
-        found.add(each)
-    return found
-
-
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return ", ".join(map(repr, names[:_MOST])) + more
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(map(repr, names[:_LISTED])) + more
 
 
 def _seconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def _rounded_up(value: float) -> float:
+def _round_up(value: float) -> float:
     """Round up to one digit."""
     scale = 10.0 ** math.floor(math.log10(value))
     return math.ceil(value / scale) * scale

@@ -1,9 +1,15 @@
-"""The whole run: steps with evaluations, checkpoints and early stopping."""
+"""The training loop of a run: steps with evaluations, checkpoints and early stopping."""
 
+import os
 import shlex
-from collections.abc import Callable
+import signal
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from surestep.base.errors import (
@@ -14,8 +20,11 @@ from surestep.base.errors import (
     SurestepError,
     WorkerError,
 )
+from surestep.base.text import escape_control_chars
 from surestep.config.duration import Duration, PeriodicTrigger
 from surestep.engine.device import ran_out
+from surestep.engine.distributed.communicator import SIGNALS
+from surestep.engine.distributed.launcher_env import BY_NPROC, read_launched
 from surestep.engine.distributed.shards import is_model_sharded
 from surestep.engine.evaluate.evaluate import EvaluationInterrupted
 from surestep.engine.schedule.lr import cycle_ends
@@ -23,44 +32,47 @@ from surestep.engine.step.callback import Request
 from surestep.engine.step.train_step import StepResult
 from surestep.record.checkpoint.discovery import list_checkpoints, step_of
 from surestep.record.run import Run
+from surestep.trainer.best_metric import TopK
 from surestep.trainer.session import Session
-from surestep.trainer.signals import interruptible
 from surestep.trainer.summary import ALL_DONE
-from surestep.trainer.top_k import TopK
+
+_SIGNAL_NAMES = dict(
+    zip((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), SIGNALS, strict=True)
+)
+_POLL_S = 0.5  # between two checks that the launcher is alive
 
 
 def fit(session: Session) -> Run:
-    """Run a session to its end; evaluate, save and stop early as its Plan says.
+    """Train a session to its end; evaluate, save and stop early as its Plan says.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; the step is saved, but for a second Ctrl-C.
-        Stopped: SIGTERM, SIGUSR1 or SIGHUP; the step is saved.
+        KeyboardInterrupt: Ctrl-C; the step is saved, except after a second Ctrl-C.
+        Preempted: SIGTERM, SIGUSR1 or SIGHUP; the step is saved.
         WorkerError: a data worker died; the last step is saved.
-        UntoldError: how the run ended cannot be written; what it saved is there.
+        StatusWriteError: the end of the run cannot be written; its checkpoints are unchanged.
     """
     if session.finished:
         return session.run
-    with interruptible(session) as came:
+    with handle_signals(session) as received:
         try:
             is_done = _train(session)
-            if not is_done and not came:  # the signal came to another rank
-                came.append(session.loop.interrupted)
-            where = _end(session, came) if is_done else _stop(session, came[0])
+            if not is_done and not received:  # another rank received the signal
+                received.append(session.loop.interrupted)
+            message = _finish(session, received) if is_done else _stop(session, received[0])
         except KeyboardInterrupt as error:
-            session.loop.world.failed(error)  # what is still written waits for no rank for ever
+            session.loop.world.failed(error)  # so that no pending save waits for another rank
             if session.run.status["status"] == "running":
-                _stop_at_once(session, came[0] if came else "Ctrl-C")
+                _stop_at_once(session, received[0] if received else "Ctrl-C")
             raise
-        except StatusWriteError:  # to write another end would fail, or be none of this run
+        except StatusWriteError:
             raise
-        except NonFiniteError as error:
-            error.add_note(_saved_before(session))
-            _fail(session, error, str(error))
-            raise
-        except WorkerError as error:
-            session.print_line(str(error))  # at once, since to save may take long
-            error.add_note(_saved_before(session))
-            _fail(session, error, f"{type(error).__name__}: {error}", resumable=True)
+        except (NonFiniteError, WorkerError) as error:
+            is_worker = isinstance(error, WorkerError)
+            if is_worker:
+                session.print_line(str(error))  # now, since saving may take long
+            error.add_note(_save_before(session))
+            reason = f"{type(error).__name__}: {error}" if is_worker else str(error)
+            _fail(session, error, reason, **({"resumable": True} if is_worker else {}))
             raise
         except Exception as error:
             _fail(session, error, f"{type(error).__name__}: {error}")
@@ -68,46 +80,49 @@ def fit(session: Session) -> Run:
                 assert session.loop.out_of_memory is not None
                 raise session.loop.out_of_memory(error) from error
             raise
-    if came:
+    if received:
         session.close()
-        raise KeyboardInterrupt if came[0] == "Ctrl-C" else Preempted(where)
+        raise KeyboardInterrupt if received[0] == "Ctrl-C" else Preempted(message)
     return session.run
 
 
 @dataclass
-class _LastHandled:
-    """The step that was last seen to, and whether a callback asked to save the one after it."""
+class _LastStep:
+    """The last step that the loop below has handled."""
 
     step: int
-    asked: bool = False
+    save_requested: bool = False  # by a callback within the step after it
 
 
 def _train(session: Session) -> bool:
-    """Train, evaluate and save; say whether the run came to its end."""
+    """Train, evaluate and save; return whether all steps are done."""
     plan, loop = session.plan, session.loop
     has_val = bool(session.task.val_sets())
     if has_val:
-        evaluate = partial(_evaluate, session, TopK(session))
+        evaluate = partial(_evaluate, session, TopK(loop, session.run.checkpoints))
         loop.handlers[Request.EVALUATE] = evaluate
-        _take_up(session, evaluate)
-    evaluating = _cadence(session, plan.validation_every)
-    saving = _cadence(session, plan.checkpoint_every)
+        if session.state.best.is_due:
+            evaluate()
+        elif session.is_evaluated:
+            _stop_early(session)
+    eval_trigger = _make_trigger(session, plan.validation_every)
+    save_trigger = _make_trigger(session, plan.checkpoint_every)
     cycles = frozenset(cycle_ends(plan.schedule))
-    seen = _LastHandled(session.state.progress.step)
-    loop.handlers[Request.SAVE] = partial(_save_as_asked, session, seen)
+    last = _LastStep(session.state.progress.step)
+    loop.handlers[Request.SAVE] = partial(_save_on_request, session, last)
     if has_val and plan.validation_on_start and not session.state.progress.step:
         loop.start()
         evaluate()
     for result in session.steps():
         items, now = session.state.progress.items, loop.world.seconds
-        if result.step <= seen.step:  # the run went back
-            evaluating.start(result.progress_before.items, now)
-            saving.start(result.progress_before.items, now)
-        seen.step, ended = result.step, result.epoch + 1 if loop.ends_epoch else 0
-        evaluates = has_val and evaluating.is_due(result.step, items, now, ended)
-        saves = saving.is_due(result.step, items, now, ended) or _ends_cycle(result, cycles)
-        saves, seen.asked = saves or seen.asked, False
-        if (evaluates or saves) and not _stays(session):
+        if result.step <= last.step:  # the run was rolled back
+            eval_trigger.start(result.progress_before.items, now)
+            save_trigger.start(result.progress_before.items, now)
+        last.step, epochs = result.step, result.epoch + 1 if loop.ends_epoch else 0
+        evaluates = has_val and eval_trigger.is_due(result.step, items, now, epochs)
+        saves = save_trigger.is_due(result.step, items, now, epochs) or last.save_requested
+        saves, last.save_requested = saves or _ends_cycle(result, cycles), False
+        if (evaluates or saves) and _log_rolls_back(session):
             continue
         if evaluates:
             evaluate()
@@ -122,35 +137,27 @@ def _train(session: Session) -> bool:
     return True
 
 
-def _save_as_asked(session: Session, seen: _LastHandled) -> None:
-    """Save; within a step only after the evaluation that may be due there, which it then holds."""
-    if session.state.progress.step == seen.step:
+def _save_on_request(session: Session, last: _LastStep) -> None:
+    """Save; within a step only after its evaluation, so that the checkpoint has the metrics."""
+    if session.state.progress.step == last.step:
         session.saving.save_async()
     else:
-        seen.asked = True
+        last.save_requested = True
 
 
-def _take_up(session: Session, evaluate: Callable[[], None]) -> None:
-    """Do first what was due when the run was stopped."""
-    if session.state.best.is_due:
-        evaluate()
-    elif session.is_evaluated:
-        _stop_early(session)
-
-
-def _stays(session: Session) -> bool:
-    """Read what the steps left; say whether the run did not go back for it."""
-    place = session.state.progress
+def _log_rolls_back(session: Session) -> bool:
+    """Take a log point; return whether it triggered a rollback."""
+    progress = session.state.progress
     session.loop.log_point()
-    return session.state.progress is place
+    return session.state.progress is not progress
 
 
 def _ends_cycle(result: StepResult, cycles: frozenset[int]) -> bool:
-    """Say whether a cycle of the schedule ended with this step; one that was skipped ends none."""
+    """Return whether a cycle of the schedule ended with this step; a skipped step ends none."""
     return result.outcome.took_step and result.progress_before.steps_taken + 1 in cycles
 
 
-def _cadence(session: Session, duration: Duration | None) -> PeriodicTrigger:
+def _make_trigger(session: Session, duration: Duration | None) -> PeriodicTrigger:
     return PeriodicTrigger(
         duration,
         session.plan.steps_per_epoch,
@@ -159,91 +166,172 @@ def _cadence(session: Session, duration: Duration | None) -> PeriodicTrigger:
     )
 
 
-def _evaluate(session: Session, ranking: TopK) -> None:
-    """Evaluate, once a step; save what is among the best; stop early where that is due."""
+def _evaluate(session: Session, top_k: TopK) -> None:
+    """Evaluate a step once; save it if it is among the best; stop early if that is due."""
     if session.is_evaluated:
         return
     session.state.best.is_due = True
     try:
         session.evaluate()
     except EvaluationInterrupted:
-        session.print_line("The evaluation was left; the run does it first when it goes on.")
+        session.print_line("Evaluation interrupted; it runs first after resume.")
         return
-    if ranking.is_top_k():
+    if top_k.is_top_k():
         session.saving.save_async()
     _stop_early(session)
 
 
 def _stop_early(session: Session) -> None:
-    plan, standing = session.plan, session.state.best
+    plan, best = session.plan, session.state.best
     patience = plan.early_stop_patience
-    if patience is not None and standing.since_best >= patience:
-        best = "not a number"
-        if standing.best is not None:
-            best = f"no better than {standing.best:.4g} (step {standing.best_step})"
+    if patience is not None and best.since_best >= patience:
+        compared = "NaN"
+        if best.best is not None:
+            compared = f"no better than {best.best:.4g} (step {best.best_step})"
         session.loop.stopping = (
-            f"early stop: {plan.validation_metric} is {best} after {patience} "
+            f"early stop: {plan.validation_metric} is {compared} after {patience} "
             f"evaluation{'s' if patience > 1 else ''}"
         )
         session.print_line(session.loop.stopping)
 
 
-def _end(session: Session, came: list[str]) -> str:
+def _finish(session: Session, received: list[str]) -> str:
     reason = session.loop.stopping
-    if reason is None or reason in came:
+    if reason is None or reason in received:
         reason = ALL_DONE
     session.end("finished", reason=reason)
-    session.loop.world.barrier()  # what the first rank wrote is what the others read next
+    session.loop.world.barrier()  # the other ranks read next what rank 0 has written
     if is_model_sharded(session.model) and not session.run.config["recipe"]:
         path = str(session.run.path)
         session.print_line(
-            "The model that was given holds parts of its parameters now. Load the whole weights "
-            f"into a new one: surestep.Run({path!r}).load_model(model). Or write them as one file: "
+            "Your model object has only a shard of its parameters now. Load the full weights into "
+            f"a new one: surestep.Run({path!r}).load_model(model). Or write them to one file: "
             f"surestep ckpt export {shlex.quote(path)} weights.safetensors"
         )
-    if not came:
+    if not received:
         return ""
-    late = f"{session.run.path} was finished when {came[0]} came."
-    session.print_line(late)
-    return late
+    message = f"{session.run.path} was finished when {received[0]} arrived."
+    session.print_line(message)
+    return message
 
 
 def _stop(session: Session, name: str) -> str:
-    """Save, and write that the run can go on; launchers swallow exit codes."""
+    """Save, and write that the run can be resumed, since launchers swallow exit codes."""
     session.saving.flush()
     path = session.saving.path
     session.end("stopped", reason=name, resumable=True)
     session.loop.world.barrier()
-    where = f"Stopped after step {session.state.progress.step}; saved as {path}."
-    session.print_line(where)
-    return f"{name}: {where} The same call goes on from there."
+    message = f"Stopped after step {session.state.progress.step}; saved as {path}."
+    session.print_line(message)
+    return f"{name}: {message} Run the same command again to resume."
 
 
 def _stop_at_once(session: Session, name: str) -> None:
-    """Write whether the last step was saved, and say which checkpoint is the newest.
-
-    That is looked for in the folder: what told of it may have been cut off by the second signal.
-    """
+    """Write whether the last step was saved, and print the newest checkpoint in the folder."""
     session.saving.wait()
-    step, there = session.state.progress.step, list_checkpoints(session.run.checkpoints)
-    was = "was" if there and step_of(there[-1]) == step else "was not"
+    step, existing = session.state.progress.step, list_checkpoints(session.run.checkpoints)
+    was = "was" if existing and step_of(existing[-1]) == step else "was not"
     session.end("stopped", reason=f"{name}, then Ctrl-C: this step {was} saved", resumable=True)
-    saved = f"the newest checkpoint is {there[-1]}" if there else "no checkpoint was written yet"
-    session.print_line(f"Stopped at once after step {step}; {saved}.")
+    newest = "no checkpoint was written yet"
+    if existing:
+        newest = f"the newest checkpoint is {existing[-1]}"
+    session.print_line(f"Stopped at once after step {step}; {newest}.")
 
 
 def _fail(session: Session, error: Exception, reason: str, **more: Any) -> None:
-    """Write how the run ended; where that fails too, the error that ended it is what is told."""
-    session.loop.world.failed(error)  # first: the end waits for what all ranks are writing
+    """Write that the run failed; if that fails too, the first error stays the one to raise."""
+    session.loop.world.failed(error)  # first, since the end waits for what all ranks write
     try:
         session.end("failed", reason=reason, **more)
     except SurestepError as late:
         error.add_note(str(late))
 
 
-def _saved_before(session: Session) -> str:
-    """Save the state, which is that before a step that failed; return where, or why not."""
+def _save_before(session: Session) -> str:
+    """Save the state, which is the one before the failed step; return a note about it."""
     try:
         return f"Saved as {session.ensure_saved()}."
     except CheckpointError as error:
         return f"The state before it could not be saved: {error}"
+
+
+@contextmanager
+def handle_signals(session: Session) -> Iterator[list[str]]:
+    """Stop after the step on the first signal, and at once on Ctrl-C after it.
+
+    Yields the name of the signal when one has arrived. Other signals after it are ignored, since
+    launchers send several. A handler of the user stays. Only the main thread handles signals.
+    """
+    received: list[str] = []
+    launcher = read_launched().launcher
+    has_agent = launcher in ("torchrun", "accelerate launch", BY_NPROC)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        name = _SIGNAL_NAMES[signal.Signals(number)]
+        if name == "SIGHUP":
+            _detach_terminal()
+        if received and name == "Ctrl-C":
+            raise KeyboardInterrupt
+        if received:
+            return
+        received.append(name)
+        session.loop.interrupt(name)
+        if has_agent and name == "SIGTERM":
+            name = f"{name} (torchrun sends it to all ranks if a process has died)"
+        again = "Once more" if name == "Ctrl-C" else "Ctrl-C"
+        _print_in_handler(session, f"{name}: stopping after this step. {again} stops at once.")
+
+    with ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNAL_NAMES:
+                if not _has_handler(number):
+                    stack.callback(signal.signal, number, signal.signal(number, on_signal))
+            if has_agent:
+                stack.callback(_watch_launcher().set)
+        yield received
+
+
+def _watch_launcher() -> threading.Event:
+    """Send this rank SIGTERM when its launcher is gone, until the event is set.
+
+    torchrun ends its ranks when it ends, unless it was killed by SIGKILL. Then the ranks would keep
+    the run folder and their devices.
+    """
+    is_over, launcher = threading.Event(), os.getppid()
+
+    def wait() -> None:
+        while not is_over.wait(_POLL_S):
+            if os.getppid() != launcher:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    threading.Thread(target=wait, name="surestep-launcher", daemon=True).start()
+    return is_over
+
+
+def _has_handler(number: signal.Signals) -> bool:
+    """Return whether a signal is handled or ignored on purpose.
+
+    Shells let background processes ignore Ctrl-C; `kill -INT` must stop them all the same.
+    """
+    handler = signal.getsignal(number)
+    if number == signal.SIGINT:
+        return handler not in (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN)
+    return handler is not signal.SIG_DFL
+
+
+def _detach_terminal() -> None:
+    """Redirect stdout and stderr to nowhere if their terminal is gone, since writing would fail."""
+    for number in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+
+
+def _print_in_handler(session: Session, text: str) -> None:
+    try:
+        session.print_line(text)
+    except RuntimeError:  # the signal interrupted a print, which cannot be reentered
+        os.write(2, f"{escape_control_chars(text)}\n".encode())

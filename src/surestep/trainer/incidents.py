@@ -1,8 +1,7 @@
 """Non-finite steps and memory errors: their cause, and what the run folder keeps of them."""
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from surestep.base.text import format_bytes
 from surestep.engine.batch import Batch
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.stream_loader import StreamLoader
-from surestep.engine.device import ran_out
 from surestep.engine.diagnose.diagnose import (
     Diagnosis,
     StepHistory,
@@ -275,18 +273,3 @@ def out_of_memory(
     return OutOfMemoryError(
         f"Memory ran out {where}: {first} In memory: {sizes}; more in {path}. {hint}"
     )
-
-
-@contextmanager
-def evaluation_oom(loop: Loop, batch_size: int) -> Iterator[None]:
-    """Report memory that runs out in an evaluation.
-
-    Raises:
-        OutOfMemoryError: it did.
-    """
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if loop.out_of_memory is None or not ran_out(error):
-            raise
-        raise loop.out_of_memory(error, eval_batch_size=batch_size) from error

@@ -59,10 +59,10 @@ class TaskOrigin:
     """Where a Task came from, for the records.
 
     Attributes:
-        name: what a default run folder is called after.
-        recipe: name, path and hash of the recipe's file; empty where there is none.
-        parameters: what the recipe's function was called with.
-        said: where each option was said, by full name.
+        name: the start of a default run folder's name.
+        recipe: name, path and hash of the recipe's file; empty if there is none.
+        parameters: the arguments of the recipe's function.
+        set_options: where each option was set, by full name.
     """
 
     name: str = "run"
@@ -81,43 +81,43 @@ class PreparedTask:
     plan: Plan
     model: nn.Module
     loss: Loss
-    decide: Callable[[Config], Plan]  # what another Config would have led to here
+    decide: Callable[[Config], Plan]  # makes the Plan of another Config here
 
 
 def plan_task(
     task: Task, config: Config, *, origin: TaskOrigin | None = None, facts: SystemInfo | None = None
 ) -> PreparedTask:
-    """Build the model after seeding, and decide every option.
+    """Build the model after seeding, and resolve every option.
 
     Args:
-        task: what is trained.
-        config: what is asked.
+        task: what to train.
+        config: the options.
         origin: where the Task came from.
-        facts: of the machine; of this one where not said.
+        facts: of the machine; of this one by default.
 
     Raises:
-        ConfigError, TaskError, DataError: a wish that cannot be kept, or parts that do not fit.
+        ConfigError, TaskError, DataError: an option is invalid, or the task does not fit together.
     """
-    facts = facts or read_facts()
+    system = facts or read_facts()
     task = with_ready_batches(task)
-    skips = _excluded(task, config)
-    task = apply_order(task, skips)
+    excluded = _excluded(task, config)
+    task = apply_order(task, excluded)
     for name, data in task.val_sets().items():
         check_no_sampler(data, name)
         check_dtypes(task.train, data, name)
     if not isinstance(task.model, nn.Module):
         set_seed(resolve_seed(config))
-    with use_device(resolve_device(config, facts)), _on_meta(task, config, facts):
+    with use_device(resolve_device(config, system)), _meta_init(task, config, system):
         model = unwrap_compiled(task.build_model())
     loss = task.build_loss(model)
     check_loss(task.loss)
     if lazy_names(model):
-        initialize_lazy(model, _first_batch(task, config, loss, facts, skips))
-    given = _given(task, config, model, loss, skips)
-    said = origin.set_options if origin is not None else {}
-    one = partial(plan_optimizers, task, model) if task.optimizers else resolve
-    decide = partial(one, facts=facts, given=given, origins=said)
-    return PreparedTask(task, config, facts, decide(config), model, loss, decide)
+        initialize_lazy(model, _first_batch(task, config, loss, system, excluded))
+    info = _task_info(task, config, model, loss, excluded)
+    origins = origin.set_options if origin is not None else {}
+    resolver = partial(plan_optimizers, task, model) if task.optimizers else resolve
+    decide = partial(resolver, facts=system, given=info, origins=origins)
+    return PreparedTask(task, config, system, decide(config), model, loss, decide)
 
 
 def _excluded(task: Task, config: Config) -> ExcludedSamples | None:
@@ -135,48 +135,60 @@ def _excluded(task: Task, config: Config) -> ExcludedSamples | None:
 
 
 def _first_batch(
-    task: Task, config: Config, loss: Loss, facts: SystemInfo, skips: ExcludedSamples | None
+    task: Task, config: Config, loss: Loss, system: SystemInfo, excluded: ExcludedSamples | None
 ) -> MicroBatch:
-    """Read the first batch of a Task whose model has no shapes yet, for a Plan of another model.
+    """Read the first batch of a Task whose model has lazy modules, with the Plan of another model.
 
-    The generators are put back: the weights are drawn next, as if nothing had been read.
+    The generators are restored, since the weights are drawn next.
     """
-    said = {k: v for k, v in config.set_options().items() if k.partition(".")[0] not in _OF_MODEL}
+    options = {
+        name: value
+        for name, value in config.set_options().items()
+        if name.partition(".")[0] not in _MODEL_GROUPS
+    }
     with preserve_torch_rng(torch.device("cpu")):
-        given = replace(_given(task, config, nn.Linear(1, 1), loss, skips), own_optimizer=True)
-        plan = resolve(Config.from_options(said), facts, given).single_process()
-        training = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
+        info = _task_info(task, config, nn.Linear(1, 1), loss, excluded)
+        info = replace(info, own_optimizer=True)
+        plan = resolve(Config.from_options(options), system, info).single_process()
+        loader = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
         try:
-            return training.first()[1]
+            return loader.first()[1]
         finally:
-            training.close()
+            loader.close()
 
 
-_OF_MODEL = ("optim", "schedule", "average", "parallel", "activation_checkpointing", "compile")
+_MODEL_GROUPS = ("optim", "schedule", "average", "parallel", "activation_checkpointing", "compile")
 
 
-def _given(
-    task: Task, config: Config, model: nn.Module, loss: Loss, skips: ExcludedSamples | None
+def _task_info(
+    task: Task, config: Config, model: nn.Module, loss: Loss, excluded: ExcludedSamples | None
 ) -> TaskInfo:
-    """Say of the Task what a Plan depends on."""
-    reason = fit_class_weights(loss, remaining_data(task, skips), resolve_seed(config))
+    """Collect what a Plan depends on in the Task."""
+    reason = fit_class_weights(loss, remaining_data(task, excluded), resolve_seed(config))
+    stream = is_stream(task.train)
     return TaskInfo(
-        train_samples=train_samples(task, skips),
-        skips=skips,
-        **_of_data(task),
+        train_samples=train_samples(task, excluded),
+        skips=excluded,
+        order=task.sampler,
+        batch_transform=name_of(task.batch_transform),
+        in_memory=is_in_memory(task.train, task),
+        is_stream=stream,
+        why_read_again=find_state_problem(dataset_of(task.train, "train")) if stream else "",
+        draws=loading_seed_info(task),
+        loader=loader_settings(task.train),
         val_sets=tuple(task.val_sets()),
         val_batch_sizes=tuple(
             own["batch_size"]
             for data in task.val_sets().values()
             if (own := loader_settings(data)) and own["batch_size"]
         ),
-        metrics=_directions(task),
+        metrics=_metric_modes(task),
         tables=table_metric_names(task.metrics),
         objects=tuple(n for n, each in task.metrics.items() if hasattr(each, "compute")),
         own_optimizer=task.optimizer is not None,
         own_schedule=task.schedule is not None,
         **param_info(model),
-        not_splitting=_not_splitting(task, model, loss),
+        not_splitting=_why_not_separable(task, model, loss),
         adapters=has_adapters(model),
         blocks=bool(blocks_of(model)),
         convolutions=any(each.dim() == 4 for each in model.parameters()),
@@ -193,52 +205,35 @@ def _given(
     )
 
 
-def _on_meta(task: Task, config: Config, facts: SystemInfo) -> AbstractContextManager[Any]:
-    """Return a context for building shapes alone, where the values come from the first rank."""
-    parallel = config.parallel
-    others = facts.launched.rank > 0 or facts.launched.is_simulated
-    meta = others and not isinstance(task.model, nn.Module) and bool(parallel.meta_init)
-    return torch.device("meta") if meta else nullcontext()
+def _meta_init(task: Task, config: Config, system: SystemInfo) -> AbstractContextManager[Any]:
+    """Return a context that builds only shapes, if the values come from rank 0."""
+    is_other = system.launched.rank > 0 or system.launched.is_simulated
+    is_built = isinstance(task.model, nn.Module)
+    is_meta = is_other and not is_built and bool(config.parallel.meta_init)
+    return torch.device("meta") if is_meta else nullcontext()
 
 
-def _of_data(task: Task) -> dict[str, Any]:
-    """Say how the training data comes, in the words of Given."""
-    return {
-        "order": task.sampler,
-        "batch_transform": name_of(task.batch_transform),
-        "in_memory": is_in_memory(task.train, task),
-        "is_stream": is_stream(task.train),
-        "why_read_again": _why_read_again(task),
-        "draws": loading_seed_info(task),
-        "loader": loader_settings(task.train),
-    }
-
-
-def _why_read_again(task: Task) -> str:
-    return find_state_problem(dataset_of(task.train, "train")) if is_stream(task.train) else ""
-
-
-def train_samples(task: Task, skips: ExcludedSamples | None) -> int | None:
-    """Count the samples of an epoch of training; None where a stream does not say."""
+def train_samples(task: Task, excluded: ExcludedSamples | None) -> int | None:
+    """Count the samples of an epoch of training; None for a stream without a length."""
     if task.sampler is not None:
         return len(task.sampler)
-    return count_samples(task.train, "train") if skips is None else skips.left
+    return count_samples(task.train, "train") if excluded is None else excluded.left
 
 
-def _directions(task: Task) -> dict[str, Literal["min", "max"] | None]:
-    """Say of each metric by its name whether smaller or larger is better, if it says."""
+def _metric_modes(task: Task) -> dict[str, Literal["min", "max"] | None]:
+    """Return for each metric whether smaller or larger is better, if it says."""
     losses: dict[str, Literal["min", "max"] | None] = dict.fromkeys(task.loss_names(), "min")
     return losses | {
-        known: better
+        key: mode
         for name, metric in task.metrics.items()
-        for known, better in metric_modes(name, metric).items()
+        for key, mode in metric_modes(name, metric).items()
         if name not in table_metric_names(task.metrics)
     }
 
 
-def _not_splitting(task: Task, model: nn.Module, loss: Loss) -> tuple[str, ...]:
-    """Name what makes a cut batch give other numbers than the whole one."""
-    kinds = {_why_not(each): not each.is_separable for _, each in named_losses(loss)} | {
+def _why_not_separable(task: Task, model: nn.Module, loss: Loss) -> tuple[str, ...]:
+    """Return the reasons why micro-batches give other numbers than the full batch."""
+    reasons = {_why_loss_is_not(part): not part.is_separable for _, part in named_losses(loss)} | {
         "the Task says its loss does not split": not task.loss_is_separable,
         "batch statistics are the micro-batch's": _has(model, BATCH_NORM),
         "dropout draws for each micro-batch": any(
@@ -246,11 +241,10 @@ def _not_splitting(task: Task, model: nn.Module, loss: Loss) -> tuple[str, ...]:
             for module in model.modules()
         ),
     }
-    return tuple(reason for reason, holds in kinds.items() if holds)
+    return tuple(reason for reason, applies in reasons.items() if applies)
 
 
-def _why_not(loss: Loss) -> str:
-    """Say why a loss of a batch is not the mean over its parts, for one that does not split."""
+def _why_loss_is_not(loss: Loss) -> str:
     if loss.is_in_training_only:
         return "the model itself averages its losses over each micro-batch"
     return f"{loss.label} compares samples of a micro-batch with each other"
@@ -261,9 +255,9 @@ def _has(model: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def apply_init_weights(planned: PreparedTask) -> InitReport | None:
-    """Load the weights that the Task starts from into its model; None where it names none.
+    """Load `Task(init=...)` into its model; None if it is not set.
 
-    A checkpoint that leaves frozen parameters out needs them too: they may come from there.
+    A checkpoint without frozen weights needs them too.
 
     Raises:
         CheckpointError: they cannot be read, or do not fit the model.
@@ -272,27 +266,26 @@ def apply_init_weights(planned: PreparedTask) -> InitReport | None:
 
 
 def measure_task_activations(planned: PreparedTask) -> ActivationMemory | str:
-    """Measure what the forward of one micro-batch keeps for its backward, or say why not."""
+    """Measure what the forward of a micro-batch stores for its backward, or return why not."""
     task, plan, loss = planned.task, planned.plan, planned.loss
     if task.step is not None:
-        return "the Task's own step decides what is run"
+        return "the Task has a manual step"
     if any(each.is_meta for each in planned.model.parameters()):
         return "parallel.meta_init built the shapes of the model, and a forward needs its values"
-    of_teacher = () if loss.teacher is None else tuple(loss.teacher.modules())
-    with preserve_modes(of_teacher):
+    with preserve_modes(() if loss.teacher is None else tuple(loss.teacher.modules())):
         loss.to(plan.device)
-        training = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
+        loader = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
         try:
             with torch_settings(plan):
-                return measure_activations(planned.model, training, plan, tuple(task.keep_eval))
-        except Exception as error:  # of a forward, which may raise anything; a plan needs no run
+                return measure_activations(planned.model, loader, plan, tuple(task.keep_eval))
+        except Exception as error:  # of the user's forward
             return f"the first batch fails: {type(error).__name__}: {error}"
         finally:
-            training.close()
+            loader.close()
 
 
 def estimate_memory_per_rank(planned: PreparedTask, takes: MemoryEstimate) -> list[RankMemory]:
-    """Return what each rank would hold of the model's state, for every way to share it."""
+    """Return the memory of each rank for the model's state, by strategy."""
     model, plan = planned.model, planned.plan
     names = plan.parallel_wrap_policy or select_wrap_units(model, "auto").names
     hybrid = plan.parallel_shard_size if plan.parallel_shard == "hybrid" else 0
@@ -312,18 +305,18 @@ def data_splits(task: Task) -> dict[str, Any]:
     return splits if task.test is None else {**splits, "test": task.test}
 
 
-def check_split(split: str, known: Mapping[str, Any]) -> None:
+def check_split(split: str, splits: Mapping[str, Any]) -> None:
     """Check that the task has such a split of data.
 
     Raises:
-        ConfigError: it has not.
+        ConfigError: it does not.
     """
-    if split not in known:
-        raise ConfigError(f"The task has no {split} data. {suggest_names(split, known)}")
+    if split not in splits:
+        raise ConfigError(f"The task has no {split} data. {suggest_names(split, splits)}")
 
 
 def make_eval_loaders(planned: PreparedTask) -> dict[str, BatchLoader]:
-    """Return the feed that measures each split of the data."""
+    """Return the loader that evaluates each split of the data."""
     task = planned.task
     return {
         split: make_loader(data, split, task=task, loss=planned.loss, plan=planned.plan)

@@ -1,4 +1,4 @@
-"""From a Task and a Config to a Session that is ready to take its first step."""
+"""From a Task and a Config to a Session that is ready for its first step."""
 
 import itertools
 import os
@@ -15,19 +15,32 @@ from torch import nn
 from surestep.base.errors import ConfigError, RunError, TaskError
 from surestep.base.paths import require_local_path
 from surestep.config.config import Config
+from surestep.engine.data.stream_loader import describe_resume
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.distributed.hang_monitor import GroupTimeouts
 from surestep.engine.distributed.process_group import join_process_group
+from surestep.engine.distributed.rank_status import RankStatus
 from surestep.engine.model.precision import torch_settings
+from surestep.engine.parallel.strategy import strategy_class
+from surestep.engine.plan.plan import Plan
+from surestep.engine.profile.profiler import Profile
 from surestep.engine.step.callback import Callback, check_hooks
 from surestep.engine.task.init_weights import InitReport
 from surestep.engine.task.task import Task
+from surestep.record.checkpoint.encoding import unmatched_states
 from surestep.record.checkpoint.staging import check_can_be_saved
 from surestep.record.io import os_error_hint
+from surestep.record.progress_display import (
+    NullProgress,
+    PlainProgress,
+    TqdmProgress,
+    open_progress,
+)
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.best_metric import reset_best
 from surestep.trainer.build import build
 from surestep.trainer.checkpointing import check_disk_space
+from surestep.trainer.config_diff import table
 from surestep.trainer.evaluator import Evaluator
 from surestep.trainer.planning import (
     PreparedTask,
@@ -46,7 +59,7 @@ from surestep.trainer.rank_zero import (
 )
 from surestep.trainer.resume import Resume, ResumeDecision, decide_resume, parse_resume_request
 from surestep.trainer.session import Session
-from surestep.trainer.session_start import attach_hang_monitor, start_session
+from surestep.trainer.spike_rollback import SpikeWatch
 
 
 def prepare(
@@ -89,30 +102,39 @@ def prepare(
         >>> steps
         [1, 2, 3]
     """
-    began, origin = time.monotonic(), origin or TaskOrigin()
+    start_time, origin = time.monotonic(), origin or TaskOrigin()
     check_arguments(task, config, run, callbacks)
-    said = parse_resume_request(resume, allow, from_)
-    place = None if run is None else require_local_path(run)
+    request = parse_resume_request(resume, allow, from_)
+    folder = None if run is None else require_local_path(run)
     settings, recorder, world = ExitStack(), None, ALONE
     try:
         planned = plan_task(task, config, origin=origin)
-        _check_restarts(place, planned.system.launched.restarts)
-        settings.enter_context(torch_settings(planned.plan))  # the device is NCCL's too
-        world = settings.enter_context(_join(planned))
+        if folder is None and (restarts := planned.system.launched.restarts):
+            raise ConfigError(
+                "No run folder is set, and the launcher restarts the processes up to "
+                f"{restarts} times: each restart would begin a new run. Set --run-folder runs/NAME "
+                "(run= in Python)."
+            )
+        settings.enter_context(torch_settings(planned.plan))  # sets the device, which NCCL uses
+        world = settings.enter_context(_join_ranks(planned))
         check_same_setup(world, origin, planned)
-        recorder = hold = open_run_folder(
-            world, lambda: _folder(place, origin, world), plan=planned.plan
+        open_folder = partial(_open_folder, folder, origin, world)
+        recorder = writer = open_run_folder(world, open_folder, plan=planned.plan)
+        decision = broadcast_resume_decision(
+            world, lambda: decide_resume(writer, origin, planned, request)
         )
-        going = broadcast_resume_decision(world, lambda: decide_resume(hold, origin, planned, said))
         with world.explain_errors():
-            session, started = _open(planned, going, recorder, settings, world, callbacks)
-        if not going.finished:
-            begun = partial(_record_start, recorder, going, planned, session, started)
-            run_on_rank_zero(world, begun, tell=lambda _: None, follow=lambda _: None)
+            session, init = _open_session(planned, decision, writer, settings, world, callbacks)
+        if not decision.finished:
+            record = partial(_record_start, writer, decision, planned, session, init)
+            run_on_rank_zero(world, record, encode=lambda _: None, decode=lambda _: None)
         if planned.plan.max_time is not None:
-            session.loop.deadline = began + planned.plan.max_time.amount * 60
-        start_session(session, recorder, going)
-        _say_first(session, planned, started)
+            session.loop.deadline = start_time + planned.plan.max_time.amount * 60
+        _start_session(session, writer, decision)
+        if init is not None:
+            session.print_line(init.sentence())
+        if "balanced" in planned.loss.label:
+            session.print_line(f"{planned.loss.label}: {planned.plan.reason('loss')}")
         return session
     except BaseException as error:
         world.failed(error)
@@ -122,94 +144,58 @@ def prepare(
         raise
 
 
-def _join(planned: PreparedTask) -> AbstractContextManager[Communicator]:
-    """Return the context in which the processes of the run are one group."""
-    plan = planned.plan
+def check_arguments(task: Any, config: Any, run: Any, callbacks: Any) -> None:
+    """Check the types of the arguments, and that each hook of a callback exists.
+
+    Raises:
+        TaskError: `task` is not a Task.
+        ConfigError: another argument has the wrong type.
+    """
+    if not isinstance(task, Task):
+        hint = "Pass surestep.Task(model=net, loss=..., train=(x, y))."
+        if callable(task) and not isinstance(task, nn.Module | type):
+            hint = "Call it, and pass the Task that it returns."
+        raise TaskError(f"task is {_shown(task)}, not a Task. {hint}")
+    if not isinstance(config, Config):
+        raise ConfigError(f"config is {_shown(config)}. Pass surestep.Config(epochs=10, ...).")
+    if run is not None and not isinstance(run, str | os.PathLike):
+        raise ConfigError(f"run={run!r} is not a path. Pass the run folder: run='runs/mine'.")
+    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
+        raise ConfigError(
+            f"callbacks is {_shown(callbacks)}, not a list. Pass objects: callbacks=[MyCallback()]."
+        )
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ConfigError(
+                f"callbacks has {_shown(callback)}, not an object of a surestep.Callback. Derive "
+                "your class from it, and pass an object: callbacks=[MyCallback()]."
+            )
+        check_hooks(callback)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if callable(value) and hasattr(value, "__name__"):
+        return f"the function {value.__name__}"
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+def _join_ranks(planned: PreparedTask) -> AbstractContextManager[Communicator]:
+    plan, launched = planned.plan, planned.system.launched
     timeouts = GroupTimeouts(plan.parallel_start_timeout_s, plan.parallel_timeout_s)
-    launched = planned.system.launched
     return join_process_group(launched, backend=plan.parallel_backend, timeouts=timeouts)
 
 
-def _folder(place: Path | None, origin: TaskOrigin, world: Communicator) -> RunWriter:
-    folder = default_folder(origin.name) if place is None else place
-    return RunWriter(folder, made=place is None, world=world)
-
-
-def _open(
-    planned: PreparedTask,
-    going: ResumeDecision,
-    recorder: RunWriter,
-    settings: ExitStack,
-    world: Communicator,
-    callbacks: Sequence[Callback],
-) -> tuple[Session, InitReport | None]:
-    """Make the session and load its state; return too what the first weights were read from."""
-    checkpoint = going.checkpoint
-    leaves_out = checkpoint is not None and bool(checkpoint.record.get("base"))
-    started = apply_init_weights(planned) if checkpoint is None or leaves_out else None
-    fresh = checkpoint is None and started is None
-    if checkpoint is None:
-        check_same_weights(world, planned.model)
-    loop = build(planned, settings, callbacks, fresh=fresh, world=world)
-    plan, task = planned.plan, planned.task
-    gauge = Evaluator(plan, task, loop, make_eval_loaders(planned))
-    gauge.check_in_memory()
-    session = Session(plan, task, loop, gauge, recorder, settings, planned.system)
-    if checkpoint is not None:
-        load_checkpoint(world, checkpoint, session.state)
-    check_can_be_saved(session.state, with_callbacks=False)
-    if going.other_metric:
-        session.state.plateau.forget()
-    if going.judges_anew:
-        reset_best(plan, session.state)
-    attach_hang_monitor(world, session, recorder)
-    return session, started
-
-
-def _check_restarts(place: Path | None, restarts: int) -> None:
-    if place is None and restarts:
-        raise ConfigError(
-            f"No run folder is said, and the launcher starts the processes up to {restarts} times "
-            "again: each time would begin a new run. Say --run-folder runs/NAME (run= in Python)."
-        )
-
-
-def _record_start(
-    recorder: RunWriter,
-    going: ResumeDecision,
-    planned: PreparedTask,
-    session: Session,
-    started: InitReport | None,
-) -> None:
-    told = check_disk_space(recorder.folder, planned.plan, session.state)
-    recorder.warnings += [each for each in (told, _note_large_batch(planned)) if each]
-    recorder.start(going.asked, planned.plan, planned.system, Path.cwd(), events=going.events())
-    if started is not None:
-        recorder.event("init", **asdict(started))
-
-
-def _note_large_batch(planned: PreparedTask) -> str | None:
-    """Return what to say if the batch size that was set is larger than the training data."""
-    size = planned.config.set_options().get("batch_size")
-    samples = train_samples(planned.task, planned.plan.exclude_samples)
-    if size is None or samples is None or size <= samples:
-        return None
-    return (
-        f"batch_size={size} is larger than the {samples} training samples: every step takes all of "
-        f"them. Use batch_size={samples} or less."
-    )
-
-
-def _say_first(session: Session, planned: PreparedTask, started: InitReport | None) -> None:
-    """Say what became of the first weights, and what was read from all of the data."""
-    if started is not None:
-        session.print_line(started.sentence())
-    if "balanced" in planned.loss.label:
-        session.print_line(f"{planned.loss.label}: {planned.plan.reason('loss')}")
+def _open_folder(folder: Path | None, origin: TaskOrigin, world: Communicator) -> RunWriter:
+    path = default_folder(origin.name) if folder is None else folder
+    return RunWriter(path, made=folder is None, world=world)
 
 
 def default_folder(name: str) -> Path:
-    """Make `runs/<name>-<time>`, with a number behind it where somebody was faster.
+    """Make `runs/<name>-<time>`, with a number after it if that exists.
 
     Raises:
         RunError: the current folder cannot be written.
@@ -223,81 +209,145 @@ def default_folder(name: str) -> Path:
             continue
         except OSError as error:
             raise RunError(
-                f"{folder} cannot be made: {error.strerror}. {os_error_hint(error)}"
+                f"{folder} cannot be created: {error.strerror}. {os_error_hint(error)}"
             ) from error
         return folder
     raise AssertionError("count() has no end")
 
 
-def check_arguments(task: Any, config: Any, run: Any, callbacks: Any) -> None:
-    """Check that each argument is of its kind.
+def _open_session(
+    planned: PreparedTask,
+    decision: ResumeDecision,
+    recorder: RunWriter,
+    settings: ExitStack,
+    world: Communicator,
+    callbacks: Sequence[Callback],
+) -> tuple[Session, InitReport | None]:
+    """Make the session and load its state; return also what the initial weights were read from."""
+    checkpoint, plan, task = decision.checkpoint, planned.plan, planned.task
+    init = None
+    if checkpoint is None or checkpoint.record.get("base"):  # it leaves out frozen weights
+        init = apply_init_weights(planned)
+    if checkpoint is None:
+        check_same_weights(world, planned.model)
+    is_fresh = checkpoint is None and init is None
+    loop = build(planned, settings, callbacks, fresh=is_fresh, world=world)
+    evaluator = Evaluator(plan, task, loop, make_eval_loaders(planned))
+    evaluator.check_in_memory()
+    session = Session(plan, task, loop, evaluator, recorder, settings, planned.system)
+    if checkpoint is not None:
+        load_checkpoint(world, checkpoint, session.state)
+    check_can_be_saved(session.state, with_callbacks=False)
+    if decision.is_other_metric:
+        session.state.plateau.forget()
+    if decision.resets_best:
+        reset_best(plan, session.state)
 
-    Raises:
-        TaskError: `task` is not a Task.
-        ConfigError: another one is not what it must be.
-    """
-    if not isinstance(task, Task):
-        raise TaskError(f"task is {_shown(task)}. {_task_instead(task)}")
-    if not isinstance(config, Config):
-        raise ConfigError(
-            f"config is a {type(config).__name__}. Give surestep.Config(epochs=10, ...)."
+    def record_stall(text: str, statuses: list[RankStatus]) -> None:
+        ranks = [asdict(status) for status in statuses]
+        recorder.event("stall", step=session.state.progress.step, text=text, ranks=ranks)
+
+    if world.monitor is not None:
+        world.monitor.attach(lambda: session.state.progress.step, record_stall)
+    return session, init
+
+
+def _record_start(
+    recorder: RunWriter,
+    decision: ResumeDecision,
+    planned: PreparedTask,
+    session: Session,
+    init: InitReport | None,
+) -> None:
+    plan = planned.plan
+    notes = [check_disk_space(recorder.folder, plan, session.state)]
+    size = planned.config.set_options().get("batch_size")
+    samples = train_samples(planned.task, plan.exclude_samples)
+    if size is not None and samples is not None and size > samples:
+        notes.append(
+            f"batch_size={size} is larger than the {samples} training samples, so every step "
+            f"takes all of them. Use batch_size={samples} or less."
         )
-    if run is not None and not isinstance(run, str | os.PathLike):
-        raise ConfigError(f"run={run!r} is not a path. Pass the run folder: run='runs/mine'.")
-    check_callbacks(callbacks)
+    recorder.warnings += filter(None, notes)
+    recorder.start(decision.identity, plan, planned.system, Path.cwd(), events=decision.events())
+    if init is not None:
+        recorder.event("init", **asdict(init))
 
 
-def check_callbacks(callbacks: Any) -> None:
-    """Check that `callbacks` is a list of callbacks whose hooks exist.
-
-    Raises:
-        ConfigError: it is not, and what to write instead.
-    """
-    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
-        raise ConfigError(f"callbacks is {_shown(callbacks)}, not a list. {_list_of(callbacks)}")
-    for each in callbacks:
-        name = each.__name__ if isinstance(each, type) else type(each).__name__
-        if isinstance(each, type) and issubclass(each, Callback):
-            raise ConfigError(f"callbacks has the class {name}. Pass an object: {name}().")
-        if not isinstance(each, Callback):
-            raise ConfigError(
-                f"callbacks has {_shown(each)}, which is not a surestep.Callback. {_derived(each)}"
-            )
-        check_hooks(each)
-
-
-def _task_instead(value: Any) -> str:
-    if isinstance(value, nn.Module) or (isinstance(value, type) and issubclass(value, nn.Module)):
-        return "A model goes into a Task: surestep.Task(model=net, loss=..., train=(x, y))."
-    if callable(value):
-        return "Call it, and pass the Task that it returns."
-    return "Pass surestep.Task(model=net, loss=..., train=(x, y))."
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    if callable(value) and hasattr(value, "__name__"):
-        return f"the function {value.__name__}"
-    if value is None or isinstance(value, str | int | float):
-        return repr(value)
-    return f"a {type(value).__name__}"
+def _start_session(session: Session, recorder: RunWriter, decision: ResumeDecision) -> None:
+    """Open the progress display, report where the run is and what differs, and watch it."""
+    checkpoint, parent, plan = decision.checkpoint, decision.parent, session.plan
+    own = checkpoint.path if checkpoint is not None and parent is None else None
+    session.open(_open_display(session), own, finished=decision.finished)
+    session.loop.notices.append(recorder.notice)
+    for text in recorder.warnings:
+        recorder.event("notice", step=session.state.progress.step, text=text)
+        session.print_line(text)
+    if (size := session.loop.world.size) > 1:
+        session.print_line(describe_ranks(plan, size))
+    if plan.profile is not None and not session.finished:
+        _add_profiler(session, plan.profile)
+    if parent is None:
+        _report_progress(session, recorder)
+    else:
+        step = session.state.progress.step
+        session.print_line(f"{session.run.path} starts from step {step} of {parent.run.path}.")
+    if not decision.finished:
+        if decision.resets_best:
+            session.save()  # with the new best; and the other run may delete its checkpoint
+        if checkpoint is not None:
+            for line in unmatched_states(checkpoint.record, session.state):
+                session.print_line(line)
+    if decision.changes:
+        session.print_line("\n".join(["What differs from before:", *table(decision.changes)]))
+    if plan.on_spike != "off" and not session.finished:
+        session.loop.on_log.append(SpikeWatch(session, recorder))
+        if plan.on_spike == "rollback" and not session.state.progress.step:
+            session.saving.save_async()  # the first checkpoint to go back to
 
 
-def _list_of(value: Any) -> str:
-    """Say which list to write instead of a value."""
-    if isinstance(value, Callback):
-        return "Write callbacks=[that one]."
-    if isinstance(value, type) and issubclass(value, Callback):
-        return f"Write callbacks=[{value.__name__}()]."
-    if not value:
-        return "Leave it out, or write callbacks=[]."
-    return f"It takes objects: callbacks=[MyCallback()]. {_derived(value)}"
+def describe_ranks(plan: Plan, size: int) -> str:
+    """Return how many ranks train together, over what, and by which strategy."""
+    strategy = strategy_class(plan.parallel_strategy).label(plan)
+    return f"{size} ranks ({plan.parallel_backend}, {plan.device.type}), {strategy}."
 
 
-def _derived(value: Any) -> str:
-    """Say how a callback is made of what was given."""
-    if type(value).__module__ == "builtins" and not isinstance(value, type):
-        return "Derive a class from it: class MyCallback(surestep.Callback)."
-    name = value.__name__ if isinstance(value, type) else type(value).__name__
-    return f"Derive its class from it: class {name}(surestep.Callback)."
+def _open_display(session: Session) -> NullProgress | PlainProgress | TqdmProgress:
+    """Open the progress display, on rank 0 only."""
+    if not session.loop.world.is_first:
+        return NullProgress()
+    display = open_progress(session.plan, session.state.progress.step)
+    if isinstance(display, TqdmProgress):
+        session.loop.add_callback(display)
+    return display
+
+
+def _add_profiler(session: Session, steps: str) -> None:
+    first, last = map(int, steps.split(":"))
+    step = session.state.progress.step
+    if step >= last:
+        session.print_line(f"profile={steps!r} is over: the run is at step {step}.")
+    profile = Profile(first, last, session.run.path / "profile", session.loop)
+    session.loop.add_callback(profile)
+    session.loop.notices.append(profile.notice)
+
+
+def _report_progress(session: Session, recorder: RunWriter) -> None:
+    progress, folder = session.state.progress, session.run.path
+    launched = session.system.launched
+    restart = f"Restart {launched.attempt} of {launched.restarts}: " if launched.attempt else ""
+    if recorder.passed_over:
+        reasons = "\n".join(corrupt.reason for corrupt in recorder.passed_over)
+        session.print_line(f"{reasons} Going back to the newest good one: step {progress.step}.")
+    if session.finished:
+        session.print_line(f"{folder} is finished: {progress.step} steps are done.")
+    elif progress.step:
+        recorder.event("resume", step=progress.step)
+        how = describe_resume(session.loop.loader.source, session.plan, progress)
+        session.print_line(
+            f"{restart}Resuming {folder} from step {progress.step}, epoch {progress.epoch + 1}"
+            f"{how}."
+        )
+    elif recorder.published:
+        recorder.event("restart", step=0)
+        session.print_line(f"{restart}Starting from scratch: {folder} has no checkpoint yet.")

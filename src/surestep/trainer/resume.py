@@ -1,283 +1,278 @@
-"""Whether the run in a folder goes on, from which checkpoint, and with which changes."""
+"""Whether the run in a folder resumes, from which checkpoint, and with which changes."""
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from surestep.base.errors import CheckpointError, ConfigError, RunError, suggest_names
+from surestep.base.errors import CheckpointError, ConfigError, RunError
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import Progress, StepCounts
 from surestep.record.checkpoint.errors import checkpoint_error
 from surestep.record.checkpoint.manifest import RECORD
 from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
+from surestep.record.checkpoint.state_json import CheckpointInfo
+from surestep.record.checkpoint_ref import find_checkpoint, is_checkpoint, split_name
 from surestep.record.io import read_json
+from surestep.record.run import Run
 from surestep.record.run_writer import RunWriter
 from surestep.record.schemas import PLAN
 from surestep.trainer.config_diff import ConfigChange, apply_allow, check_allow, compare, table
 from surestep.trainer.extend import compare_length
-from surestep.trainer.fork import RunParent, check_branch, find_branch, is_fork_of
 from surestep.trainer.planning import PreparedTask, TaskOrigin
 from surestep.trainer.run_identity import run_identity
 
 Resume = Literal["auto", "never", "must"]
 
 
-@dataclass(frozen=True)
-class ResumeRequest:
-    """What was said about a run that is there already.
-
-    Attributes:
-        resume: whether to go on.
-        allow: names of what may differ.
-        from_: a checkpoint of another run that a new one starts from.
-    """
+class ResumeRequest(NamedTuple):
+    """The arguments of `prepare()` that say what to do with a run in the folder."""
 
     resume: Resume = "auto"
     allow: tuple[str, ...] = ()
     from_: str | None = None
 
 
-@dataclass(frozen=True)
-class ResumeDecision:
-    """How a run goes on.
+class RunParent(NamedTuple):
+    """The checkpoint of another run that a run starts from.
 
     Attributes:
-        asked: what the run is asked to be, for its folder.
-        checkpoint: where it goes on; None starts anew.
-        finished: there is nothing left to do.
-        changes: what differs from before.
-        branch: the other run that it starts from now.
-        other_metric: the best so far was told by another metric, or the other way round.
+        run: the other run.
+        which: the checkpoint as it was named: a step, "best" or "last".
+        saved: the checkpoint.
     """
 
-    asked: dict[str, Any]
+    run: Run
+    which: str
+    saved: CheckpointInfo
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for the records."""
+        return {"run": str(self.run.path.resolve()), "which": self.which, "step": self.saved.step}
+
+
+@dataclass(frozen=True)
+class ResumeDecision:
+    """How a run starts or resumes.
+
+    Attributes:
+        identity: of the run from now on, for its folder.
+        checkpoint: the checkpoint to load; None starts from scratch.
+        finished: there are no steps left.
+        changes: what differs from before.
+        parent: the checkpoint of another run that it starts from now.
+        is_other_metric: the best so far is by a different metric or mode.
+    """
+
+    identity: dict[str, Any]
     checkpoint: CheckpointReader | None = None
     finished: bool = False
     changes: list[ConfigChange] = field(default_factory=list)
-    branch: RunParent | None = None
-    other_metric: bool = False
+    parent: RunParent | None = None
+    is_other_metric: bool = False
 
     @property
-    def judges_anew(self) -> bool:
-        """Whether the best so far counts no more: it lies elsewhere, or is another metric's."""
-        return self.branch is not None or self.other_metric
+    def resets_best(self) -> bool:
+        """Whether the best so far no longer counts."""
+        return self.parent is not None or self.is_other_metric
 
     def events(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return what the events are to say of it, before the first step."""
-        found: list[tuple[str, dict[str, Any]]] = []
-        if self.branch is not None:
-            found.append(("branch", self.branch.as_json()))
+        """Return the events to write before the first step."""
+        events: list[tuple[str, dict[str, Any]]] = []
+        if self.parent is not None:
+            events.append(("branch", self.parent.as_json()))
         if self.changes:
-            rows = [each.as_json() for each in self.changes]
-            found.append(("changes", {"changes": rows}))
-        return found
-
-
-_RESUME = (
-    "'auto', the default, resumes the run in the folder if there is one; 'must' raises an error if "
-    "there is none, 'never' if there is one."
-)
-
-
-def _resume_instead(resume: Any) -> str:
-    """Say what to write instead of a value that is not one of the words."""
-    if resume is None:
-        return "Leave it out: the default, 'auto', resumes the run in the folder if there is one."
-    if resume is False:
-        return f"Write resume='never'. {_RESUME}"
-    if isinstance(resume, os.PathLike) or (isinstance(resume, str) and os.sep in resume):
-        return f"A run is resumed by its folder: write run={os.fspath(resume)!r}."
-    return suggest_names(resume, get_args(Resume)) if isinstance(resume, str) else _RESUME
+            events.append(("changes", {"changes": [change.as_json() for change in self.changes]}))
+        return events
 
 
 def parse_resume_request(resume: Resume, allow: Sequence[str], from_: str | None) -> ResumeRequest:
-    """Check what was said.
+    """Check the arguments.
 
     Raises:
-        ConfigError: a word that is not known.
+        ConfigError: one has an unknown value.
     """
     if resume not in get_args(Resume):
-        raise ConfigError(f"resume={resume!r} is not known. {_resume_instead(resume)}")
+        raise ConfigError(
+            f"resume={resume!r} is not 'auto', 'must' or 'never'. 'auto', the default, resumes the "
+            "run in the folder if there is one; 'must' raises an error if there is none, 'never' "
+            "if there is one. Pass the folder of the run as run='runs/mine'."
+        )
     check_allow(allow)
     if from_ is not None:
-        check_branch(from_)
+        path, which = split_name(str(from_))
+        if which is None and not is_checkpoint(path):
+            raise ConfigError(
+                f"{str(from_)!r} does not name a checkpoint. Pass RUN@STEP, RUN@best or RUN@last, "
+                f"such as {path}@last."
+            )
     return ResumeRequest(resume, tuple(allow), from_)
 
 
 def decide_resume(
-    recorder: RunWriter, origin: TaskOrigin, planned: PreparedTask, said: ResumeRequest
+    recorder: RunWriter, origin: TaskOrigin, planned: PreparedTask, request: ResumeRequest
 ) -> ResumeDecision:
-    """Decide how the run in the folder goes on.
+    """Decide how the run in the folder resumes, or that a new one starts.
 
     Raises:
-        RunError: it may not: the folder holds another run, or one that differs too much.
-        CheckpointError: there is none to go on from, and there must be.
+        RunError: the folder has a different run, or one that differs too much.
+        CheckpointError: there is no checkpoint to resume from, and there must be.
     """
-    if recorder.published and said.resume == "never":
+    folder = recorder.folder
+    if recorder.published and request.resume == "never":
         raise RunError(
-            f"{recorder.folder} holds a run already, and resume is 'never'. Choose another "
-            "folder with --run (run= in Python)."
+            f"{folder} has a run already, and resume is 'never'. Choose a different folder with "
+            "--run (run= in Python)."
         )
-    asked = run_identity(origin, planned)
-    checkpoint = (
-        recorder.newest_valid(fits_run(recorder, planned.plan)) if recorder.published else None
-    )
-    if said.resume == "must" and checkpoint is None:
-        raise CheckpointError(
-            f"{recorder.folder} has no checkpoint to go on from, and resume is 'must'."
-        )
+    identity = run_identity(origin, planned)
+    checkpoint = None
+    if recorder.published:
+        checkpoint = recorder.newest_valid(_plausibility_check(recorder, planned.plan))
+    if request.resume == "must" and checkpoint is None:
+        raise CheckpointError(f"{folder} has no checkpoint to resume from, and resume is 'must'.")
     before = recorder.run.config if recorder.published else {}
-    _check_origin(recorder, before, said)
-    asked["from"] = before.get("from")
+    if recorder.published and request.from_ is not None:
+        _check_parent(recorder, before.get("from"), request.from_)
+    identity["from"] = before.get("from")
     if checkpoint is not None:
-        return _again(recorder, before, asked, planned, said)
-    return _started(recorder, asked, planned, said)
+        return _resume(recorder, checkpoint, before, identity, planned, request.allow)
+    return _start(recorder, identity, planned, request.from_)
 
 
-def fits_run(recorder: RunWriter, plan: Plan) -> Callable[[CheckpointReader], None]:
-    """Return what checks that a checkpoint's place can be one of this run.
+def _plausibility_check(recorder: RunWriter, plan: Plan) -> Callable[[CheckpointReader], None]:
+    """Return a check that the progress of a checkpoint can be one of this run.
 
-    What is returned raises a DamagedError: for a position beyond an epoch of this plan and of the
-    last, for steps that were taken without items, which are not taken, and for steps that are
-    neither taken nor counted as skipped.
+    It raises a CorruptCheckpointError for a position beyond an epoch of this plan and of the last
+    one, and for counts of steps that contradict each other.
     """
     lengths = [_samples(plan.steps_per_epoch, plan.batch_size)]
-    with suppress(RunError):  # it was killed before it had one
+    with suppress(RunError):  # a run that was killed early has no plan
         before = read_json(recorder.folder / "plan.json", PLAN)
         lengths.append(_samples(before.get("steps_per_epoch"), before.get("batch_size")))
 
-    def check(found: CheckpointReader) -> None:
-        place, skipped = (
-            Progress(**found.record["progress"]),
-            StepCounts(**found.record["counts"]).skipped,
-        )
-        position = place.position
-        if skipped != place.step - place.steps_taken:
-            what = (
-                f"counts has {skipped} skipped steps, and progress has {place.step} steps of which "
-                f"{place.steps_taken} were taken"
+    def check(checkpoint: CheckpointReader) -> None:
+        progress = Progress(**checkpoint.record["progress"])
+        skipped, problem = StepCounts(**checkpoint.record["counts"]).skipped, ""
+        if skipped != progress.step - progress.steps_taken:
+            problem = (
+                f"counts has {skipped} skipped steps, and progress has {progress.step} steps of "
+                f"which {progress.steps_taken} were taken"
             )
-            raise checkpoint_error(found.path, RECORD, what)
-        if place.steps_taken and not place.items:
-            what = f"progress.items is 0 after {place.steps_taken} steps that were taken"
-            raise checkpoint_error(found.path, RECORD, what)
-        if all(length is not None and position > length for length in lengths):
-            what = (
-                f"progress.position is {position}, and an epoch has at most {lengths[-1]} samples"
+        elif progress.steps_taken and not progress.items:
+            problem = f"progress.items is 0 after {progress.steps_taken} steps that were taken"
+        elif all(length is not None and progress.position > length for length in lengths):
+            problem = (
+                f"progress.position is {progress.position}, and an epoch has at most "
+                f"{lengths[-1]} samples"
             )
-            raise checkpoint_error(found.path, RECORD, what)
+        if problem:
+            raise checkpoint_error(checkpoint.path, RECORD, problem)
 
     return check
 
 
 def _samples(steps_per_epoch: int | None, batch_size: int | None) -> int | None:
-    """Return more samples than an epoch has; None where that is not known."""
+    """Return an upper bound of the samples of an epoch; None if it is not known."""
     if steps_per_epoch is None or batch_size is None:
         return None
     return (steps_per_epoch + 1) * batch_size  # the last batch may have been dropped
 
 
-def newest(recorder: RunWriter) -> CheckpointReader | None:
-    """Return the newest good checkpoint of the folder's run; None before the first was saved."""
-    return recorder.newest_valid() if recorder.published else None
-
-
-def is_finished(recorder: RunWriter) -> bool:
-    """Say whether the folder holds a run that is done, and its last checkpoint is good.
-
-    A run that never saved is not finished here: the model would keep its first weights.
-    """
-    if not recorder.published or recorder.run.status.get("status") != "finished":
-        return False
-    found = recorder.newest_valid()
-    return found is not None and found.manifest.step >= recorder.run.status.get("step", 0)
-
-
-def _check_origin(recorder: RunWriter, before: dict[str, Any], said: ResumeRequest) -> None:
-    """Check that a run that is there comes from where it is said to come from."""
-    if said.from_ is None or not recorder.published or is_fork_of(before.get("from"), said.from_):
+def _check_parent(recorder: RunWriter, parent: dict[str, Any] | None, from_: str) -> None:
+    """Check that the run in the folder started from the checkpoint that `from_` names."""
+    path, which = split_name(from_)
+    if which is None:  # the folder of a checkpoint
+        path, which = path.resolve().parent.parent, int(path.name.removeprefix("step-"))
+    names = (parent["which"], str(parent["step"])) if parent is not None else ()
+    if parent is not None and parent["run"] == str(path.resolve()) and str(which) in names:
         return
-    known = before.get("from")
-    really = f"comes from {known['run']}@{known['step']}" if known else "was started anew"
+    actual = f"starts from {parent['run']}@{parent['step']}" if parent else "started from scratch"
     raise RunError(
-        f"{recorder.folder} holds a run already, which {really}, not from {said.from_}. Choose "
-        "another folder with --run (run= in Python), or leave --from out to go on with it."
+        f"{recorder.folder} has a run already, which {actual}, not from {from_}. Choose a "
+        "different folder with --run (run= in Python), or omit --from to resume it."
     )
 
 
-def _again(
+def _resume(
     recorder: RunWriter,
+    checkpoint: CheckpointReader,
     before: dict[str, Any],
-    asked: dict[str, Any],
+    identity: dict[str, Any],
     planned: PreparedTask,
-    said: ResumeRequest,
+    allow: tuple[str, ...],
 ) -> ResumeDecision:
-    """Go on with the run that is there."""
-    checkpoint, finished = newest(recorder), is_finished(recorder)
-    place = _place(checkpoint)
-    length = compare_length(before, planned, place)
-    changes = [*([] if length is None else [length]), *compare(before, asked)]
-    changes = apply_allow(changes, said.allow)
-    bad = [each for each in changes if each.resume.effect in ("blocked", "incompatible")]
+    progress = Progress(**checkpoint.record["progress"])
+    length = compare_length(before, planned, progress)
+    changes = _changes(length, before, identity, allow)
+    bad = [change for change in changes if change.resume.effect in ("blocked", "incompatible")]
     if bad:
+        names = tuple(dict.fromkeys(change.name for change in bad))
+        hint = ""
+        if all(change.resume.effect == "blocked" for change in bad):
+            hint = f" To resume anyway: --allow {','.join(names)} (allow={names!r} in Python)."
         raise RunError(
-            f"{recorder.folder} holds a run with another config:\n"
+            f"{recorder.folder} has a run with a different config:\n"
             + "\n".join(table(changes))
-            + f"\n{_what_to_type(bad)}"
+            + "\nChoose a different folder with --run (run= in Python), or use the config that the "
+            f"run was started with.{hint}"
         )
-    if finished:  # nothing but another end makes it go on
-        longer = length is not None and place.step < planned.plan.total_steps
-        finished = not longer and not any(c.name.startswith("early_stop.") for c in changes)
+    status = recorder.run.status
+    is_longer = length is not None and progress.step < planned.plan.total_steps
+    finished = (
+        status.get("status") == "finished"
+        and progress.step >= status.get("step", 0)
+        and not is_longer
+        and not any(change.name.startswith("early_stop.") for change in changes)
+    )
     return ResumeDecision(
-        asked, checkpoint, finished, changes, other_metric=_has_other_metric(changes)
+        identity, checkpoint, finished, changes, is_other_metric=_is_other_metric(changes)
     )
 
 
-def _place(checkpoint: CheckpointReader | None) -> Progress:
-    return Progress() if checkpoint is None else Progress(**checkpoint.record["progress"])
-
-
-def _what_to_type(bad: list[ConfigChange]) -> str:
-    folder = (
-        "Choose another folder with --run (run= in Python), or go back to the config it was "
-        "started with."
-    )
-    if any(each.resume.effect == "incompatible" for each in bad):
-        return folder
-    names = list(dict.fromkeys(each.name for each in bad))
-    return (
-        f"{folder} To go on all the same: --allow {','.join(names)} (allow={tuple(names)!r} in "
-        "Python)."
-    )
-
-
-def _started(
-    recorder: RunWriter, asked: dict[str, Any], planned: PreparedTask, said: ResumeRequest
+def _start(
+    recorder: RunWriter, identity: dict[str, Any], planned: PreparedTask, from_: str | None
 ) -> ResumeDecision:
-    """Start a run: anew, or from a checkpoint of another."""
-    known = asked["from"]
-    text = said.from_ or (f"{known['run']}@{known['step']}" if known else None)
+    """Start a run: from scratch, or from a checkpoint of another run."""
+    known = identity["from"]  # of a run that was killed before its first checkpoint
+    text = from_ or (f"{known['run']}@{known['step']}" if known else None)
     if text is None:
-        return ResumeDecision(asked)
-    branch = find_branch(text)
-    checkpoint = open_checkpoint(branch.saved.path)
-    before, place = branch.run.config, _place(checkpoint)
-    length = compare_length(before, planned, place)
-    changes = [*([] if length is None else [length]), *compare(before, asked)]
-    changes = apply_allow(changes, None)  # a folder of its own: nothing that is there is lost
-    if any(each.resume.effect == "incompatible" for each in changes):
-        raise RunError(f"{recorder.folder} cannot start from {text}:\n" + "\n".join(table(changes)))
-    if place.step >= planned.plan.total_steps:
-        raise RunError(
-            f"{text} stands at step {place.step}, and the run would be over at step "
-            f"{planned.plan.total_steps}. Say more: --epochs or --max-steps."
+        return ResumeDecision(identity)
+    found = find_checkpoint(text)
+    if found.run is None:
+        raise ConfigError(
+            f"{text} is not in a run, so its config is not known. Pass RUN@STEP, or load only its "
+            "weights with Task(init=...)."
         )
-    asked["from"] = branch.as_json()
-    other = _has_other_metric(changes)
-    return ResumeDecision(asked, checkpoint, changes=changes, branch=branch, other_metric=other)
+    parent = RunParent(found.run, str(found.which), found.saved)
+    checkpoint = open_checkpoint(found.saved.path)
+    before, progress = found.run.config, Progress(**checkpoint.record["progress"])
+    changes = _changes(compare_length(before, planned, progress), before, identity, None)
+    if any(change.resume.effect == "incompatible" for change in changes):
+        raise RunError(f"{recorder.folder} cannot start from {text}:\n" + "\n".join(table(changes)))
+    if progress.step >= planned.plan.total_steps:
+        raise RunError(
+            f"{text} is at step {progress.step}, and the run would end at step "
+            f"{planned.plan.total_steps}. Set more: --epochs or --max-steps."
+        )
+    identity["from"] = parent.as_json()
+    return ResumeDecision(
+        identity,
+        checkpoint,
+        changes=changes,
+        parent=parent,
+        is_other_metric=_is_other_metric(changes),
+    )
 
 
-def _has_other_metric(changes: list[ConfigChange]) -> bool:
-    return any(each.name in ("validation.metric", "validation.mode") for each in changes)
+def _changes(
+    length: ConfigChange | None,
+    before: dict[str, Any],
+    identity: dict[str, Any],
+    allow: tuple[str, ...] | None,
+) -> list[ConfigChange]:
+    changes = [] if length is None else [length]
+    return apply_allow([*changes, *compare(before, identity)], allow)
+
+
+def _is_other_metric(changes: list[ConfigChange]) -> bool:
+    return any(change.name in ("validation.metric", "validation.mode") for change in changes)

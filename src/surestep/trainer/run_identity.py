@@ -1,16 +1,17 @@
-"""What a process is made of beside installed packages: the user's own modules, by their content."""
+"""The identity of a run: its config, code, data, loss and model, compared when it resumes."""
 
 import os
 import sys
 import sysconfig
 from collections.abc import Mapping
 from hashlib import blake2b
+from inspect import isroutine
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from surestep.base.version import VERSION
@@ -21,57 +22,12 @@ from surestep.engine.losses.adapt import Loss
 from surestep.engine.plan.system import device_name
 from surestep.record.io import to_jsonable
 from surestep.record.schemas import CONFIG_FORMAT
-from surestep.trainer.config_diff import COUNT, FIRST, LOOKED_AT, SKIPPED, WORKERS
-from surestep.trainer.modules import describe_modules
+from surestep.trainer.config_diff import COUNT, EXCLUDED, FIRST_SAMPLES, SOME_SAMPLES, WORKERS
 from surestep.trainer.planning import PreparedTask, TaskOrigin, train_samples
 
-_INSTALLED = tuple(f"{os.sep}{each}{os.sep}" for each in ("site-packages", "dist-packages"))
-_SHIPPED = Path(__file__).parents[1]
-
-
-def hash_user_modules(recipe: Any = None) -> dict[str, str]:
-    """Return a hash of the file of each module that is the user's own, by the module's name.
-
-    They are neither of the standard library nor installed nor ours. The script is `__main__`. A
-    file that bears several names stands under the first.
-
-    Args:
-        recipe: the path of a recipe's file, which is known by itself.
-    """
-    where = sysconfig.get_paths()
-    other = (where["stdlib"], where["platstdlib"], where["scripts"], str(_SHIPPED))
-    folders = tuple(f"{each}{os.sep}" for each in other)
-    files = _files()
-    seen, found = {recipe}, {}
-    for name, file in sorted(files.items()):
-        top = files.get(name.partition(".")[0], file)  # torch puts what it compiles elsewhere
-        if file in seen or _is_others(file, folders) or _is_others(top, folders):
-            continue
-        seen.add(file)
-        try:
-            found[name] = blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
-        except (OSError, ValueError):  # gone since it was imported, or no name of a file
-            continue
-    return found
-
-
-def _files() -> dict[str, str]:
-    """Return the source files of all modules; one that is loaded when it is used stays unloaded."""
-    found = {}
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and isinstance(name, str) and name.isprintable():
-            file = object.__getattribute__(module, "__dict__").get("__file__")
-            if isinstance(file, str) and file.endswith(".py"):
-                found[name] = file
-    return found
-
-
-def _is_others(file: str, folders: tuple[str, ...]) -> bool:
-    return file.startswith(folders) or any(each in file for each in _INSTALLED)
-
-
-# Decisions that follow from others, or that another part says better.
-DERIVED = (
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_SURESTEP = Path(__file__).parents[1]
+DERIVED = (  # decisions that follow from others, or that another part describes better
     "device",
     "loss",
     "batch_layout",
@@ -83,7 +39,7 @@ DERIVED = (
 
 
 def run_identity(origin: TaskOrigin, planned: PreparedTask) -> dict[str, Any]:
-    """Return what a run was asked to be, and what it is known by when it is gone on with."""
+    """Return what config.json holds: the setup of a run, to compare when it resumes."""
     decisions = planned.plan.decisions
     return {
         "format": CONFIG_FORMAT,
@@ -92,12 +48,17 @@ def run_identity(origin: TaskOrigin, planned: PreparedTask) -> dict[str, Any]:
         "task": to_jsonable(dict(origin.parameters)),
         "config": to_jsonable(planned.config.set_options()),
         "decided": {
-            each.option: to_jsonable(each.value) for each in decisions if each.option not in DERIVED
+            decision.option: to_jsonable(decision.value)
+            for decision in decisions
+            if decision.option not in DERIVED
         },
         "data": _data(planned),
         "loss": _loss(planned.loss),
         "model": _model(planned.model),
-        "modules": describe_modules(planned.model),
+        "modules": {
+            name or "(the model)": {"type": _name_of(type(module)), **_settings(module)}
+            for name, module in planned.model.named_modules()
+        },
         "machine": {
             "torch": planned.system.torch_version,
             "surestep": VERSION,
@@ -107,38 +68,76 @@ def run_identity(origin: TaskOrigin, planned: PreparedTask) -> dict[str, Any]:
     }
 
 
+def hash_user_modules(recipe: Any = None) -> dict[str, str]:
+    """Return a hash of the file of each imported module of the user, by the module's name.
+
+    Modules of the standard library, of installed packages and of surestep are left out. The script
+    is `__main__`. A file with several names has the first.
+
+    Args:
+        recipe: the path of the recipe's file, which the identity has already.
+    """
+    paths = sysconfig.get_paths()
+    others = (paths["stdlib"], paths["platstdlib"], paths["scripts"], str(_SURESTEP))
+    folders = tuple(f"{path}{os.sep}" for path in others)
+
+    def is_of_others(file: str) -> bool:
+        return file.startswith(folders) or any(name in file for name in _INSTALLED)
+
+    files = _source_files()
+    seen, hashes = {recipe}, {}
+    for name, file in sorted(files.items()):
+        top = files.get(name.partition(".")[0], file)  # torch writes compiled modules elsewhere
+        if file in seen or is_of_others(file) or is_of_others(top):
+            continue
+        seen.add(file)
+        try:
+            hashes[name] = blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
+        except (OSError, ValueError):  # deleted since the import, or not a file name
+            continue
+    return hashes
+
+
+def _source_files() -> dict[str, str]:
+    """Return the source files of all modules, without loading lazy ones."""
+    files = {}
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType) and isinstance(name, str) and name.isprintable():
+            file = object.__getattribute__(module, "__dict__").get("__file__")
+            if isinstance(file, str) and file.endswith(".py"):
+                files[name] = file
+    return files
+
+
 def _data(planned: PreparedTask) -> dict[str, Any]:
-    """Return what the training data is known by: some of its samples, or how a stream begins."""
+    """Return the number and a digest of training samples, or how a stream starts."""
     task, plan = planned.task, planned.plan
     if not is_stream(task.train):
-        skips = plan.exclude_samples
+        excluded = plan.exclude_samples
         return {
-            COUNT: train_samples(task, skips),
-            LOOKED_AT: dataset_fingerprint(task.train, "train", task=task, plan=plan),
-            SKIPPED: [] if skips is None else list(skips.samples),
+            COUNT: train_samples(task, excluded),
+            SOME_SAMPLES: dataset_fingerprint(task.train, "train", task=task, plan=plan),
+            EXCLUDED: [] if excluded is None else list(excluded.samples),
         }
     reader = StreamReader(dataset_of(task.train, "train"), plan.seed)
-    workers = max(1, plan.data_num_workers)  # one gives the same order as none
-    return {WORKERS: workers, FIRST: fingerprint(reader)}
+    workers = max(1, plan.data_num_workers)  # one worker gives the same order as none
+    return {WORKERS: workers, FIRST_SAMPLES: fingerprint(reader)}
 
 
 def _loss(loss: Loss) -> dict[str, Any]:
-    """Return what losses are called, with their options as far as JSON can hold them."""
+    """Return the name of each loss, with its options and digests of its tensors."""
     if loss.components:
-        return {each.name: {"weight": each.weight, **_loss(each.loss)} for each in loss.components}
-    found = {"called": loss.label, "divides_by": loss.divides_by}
-    return found if loss.module is None else {**found, **_options(loss.module)}
-
-
-def _options(module: nn.Module) -> dict[str, Any]:
-    """Return a module's own numbers and words, and digests of its tensors."""
-    own = {
+        return {part.name: {"weight": part.weight, **_loss(part.loss)} for part in loss.components}
+    known = {"called": loss.label, "divides_by": loss.divides_by}
+    if loss.module is None:
+        return known
+    options = {
         name: to_jsonable(value)
-        for name, value in vars(module).items()
+        for name, value in vars(loss.module).items()
         if not name.startswith("_") and name != "training" and _is_plain(value)
     }
-    tensors = chain(module.named_parameters(), module.named_buffers())
-    return own | {name: digest(each) for name, each in tensors if not is_lazy(each)}
+    tensors = chain(loss.module.named_parameters(), loss.module.named_buffers())
+    return known | options | {name: digest(value) for name, value in tensors if not is_lazy(value)}
 
 
 def _is_plain(value: Any) -> bool:
@@ -150,11 +149,39 @@ def _is_plain(value: Any) -> bool:
 
 
 def _model(model: nn.Module) -> str | None:
-    """Return how many parameters in how many tensors, and a digest of their names and shapes."""
-    tensors: dict[str, Tensor] = dict(chain(model.named_parameters(), model.named_buffers()))
+    """Return the number of parameters and tensors, and a digest of their names and shapes."""
+    tensors = dict(chain(model.named_parameters(), model.named_buffers()))
     if any(map(is_lazy, tensors.values())):
         return None
-    shapes = sorted((name, tuple(each.shape)) for name, each in tensors.items())
-    known = blake2b(repr(shapes).encode(), digest_size=4).hexdigest()
-    count = sum(each.numel() for each in model.parameters())
-    return f"{count:,} parameters in {len(shapes)} tensors, {known}"
+    shapes = sorted((name, tuple(tensor.shape)) for name, tensor in tensors.items())
+    shape_digest = blake2b(repr(shapes).encode(), digest_size=4).hexdigest()
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return f"{count:,} parameters in {len(shapes)} tensors, {shape_digest}"
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """Return the public numbers, strings and functions of a module, by name."""
+    settings = {}
+    for name, value in vars(module).items():
+        if name.startswith("_") or name in ("training", "forward"):
+            continue
+        if isroutine(value):
+            settings[name] = _name_of(value)
+        elif (plain := _as_json(value)) is not None:
+            settings[name] = plain
+    return settings
+
+
+def _as_json(value: Any) -> Any:
+    """Return a number, a string or a tuple of those as JSON has it; None for anything else."""
+    if isinstance(value, (tuple, list)):
+        parts = [_as_json(part) for part in value]
+        return None if None in parts else parts
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else str(value)
+    return value if type(value) in (bool, int, str) else None
+
+
+def _name_of(value: Any) -> str:
+    name = getattr(value, "__qualname__", type(value).__name__)
+    return f"{getattr(value, '__module__', None) or 'builtins'}.{name}"

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from surestep.base.errors import ConfigError, RunError, SurestepError
+from surestep.engine.batch import Batch
+from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.specs import raw_name
@@ -34,7 +36,7 @@ from surestep.trainer.checkpointing import CheckpointManager
 from surestep.trainer.evaluator import Evaluator
 from surestep.trainer.findings import Case, Finding, Observed, find
 from surestep.trainer.incidents import NonFiniteHandler, out_of_memory, sample_indices
-from surestep.trainer.rank_zero import load_checkpoint, offset_positions
+from surestep.trainer.rank_zero import load_checkpoint
 from surestep.trainer.summary import ThroughputCounter, end_of_loop, summarize_run, write_summary
 
 
@@ -45,6 +47,7 @@ class Session:
         plan: the resolved options, each with its reason.
         task: the task.
         loop: generates the steps.
+        system: of the machine.
         finished: whether the run in the folder is finished; there are no steps left then.
         closed: whether `close()` was called; steps, evaluations and saves are rejected then.
         incidents: handles steps that are not finite.
@@ -56,27 +59,27 @@ class Session:
         plan: Plan,
         task: Task,
         loop: Loop,
-        gauge: Evaluator,
+        evaluator: Evaluator,
         recorder: RunWriter,
         settings: ExitStack,
-        facts: SystemInfo,
+        system: SystemInfo,
     ) -> None:
         self.plan = plan
         self.task = task
         self.loop = loop
+        self.system = system
         self.finished = self.closed = False
-        self._has_end = self._has_own_steps = False
+        self._has_end = self._has_manual_steps = False
         self._error: BaseException | None = None  # the error that left the `with` block
         self.timed = ThroughputCounter()
         self.observed = Observed(loop.state.model, plan)
-        self._facts = facts
-        self._gauge = gauge
+        self._evaluator = evaluator
         self._recorder = recorder
         self._settings = settings
-        self._open: WeakSet[Generator[StepResult, None, None]] = WeakSet()
+        self._open_steps: WeakSet[Generator[StepResult, None, None]] = WeakSet()
         self._noticed: set[str] = set()
         self._progress: NullProgress | PlainProgress | TqdmProgress = NullProgress()
-        self.saving = CheckpointManager(recorder, loop, gauge, self.print_line)
+        self.saving = CheckpointManager(recorder, loop, evaluator, self.print_line)
         loop.on_log.append(self._log)
         loop.after_first.append(partial(check_can_be_saved, loop.state))
         loop.handlers = {Request.SAVE: self.saving.save_async, Request.EVALUATE: self.evaluate}
@@ -130,10 +133,10 @@ class Session:
             NonFiniteError: the loss or a gradient is not finite; the state is the one before.
             RunError: the session is closed.
         """
-        check_open(self._recorder.folder, closed=self.closed)
+        self._check_open()
         if self.finished:
             return iter(())
-        self._open.add(steps := self.loop.steps())
+        self._open_steps.add(steps := self.loop.steps())
         return steps
 
     def train_step(self, micro_batches: Sequence[Any]) -> StepResult:
@@ -146,18 +149,19 @@ class Session:
             micro_batches: batches like those of the Task's data, of any sizes.
 
         Raises:
-            ConfigError: there are no batches.
+            ConfigError: there are no batches, or an option needs those of the training data.
             RunError: the session is closed.
         """
-        check_open(self._recorder.folder, closed=self.closed)
+        self._check_open()
         check_train_step(self.plan, micro_batches)
-        feed, place = self.loop.loader, self.state.progress
-        batch = feed.make_batch(micro_batches, (place.epoch, place.position, place.position))
+        loader, progress = self.loop.loader, self.state.progress
+        position = (progress.epoch, progress.position, progress.position)
+        batch = loader.make_batch(micro_batches, position)
         if self.loop.world.size > 1:
-            batch = offset_positions(self.loop.world, batch)
-        self.loop.manual_batches[place.step] = batch
-        self._has_own_steps = True
-        result = self.loop.step(feed.move(batch))
+            batch = _offset_positions(self.loop.world, batch)
+        self.loop.manual_batches[progress.step] = batch
+        self._has_manual_steps = True
+        result = self.loop.step(loader.move(batch))
         self.loop.maybe_log()
         return result
 
@@ -175,61 +179,61 @@ class Session:
             ConfigError: there is no such split.
             RunError: the session is closed.
         """
-        check_open(self._recorder.folder, closed=self.closed)
+        self._check_open()
         self.loop.log_point()
-        self._gauge.check(split)
+        self._evaluator.check(split)
         step, average = self.state.progress.step, self._average()
-        metrics = self._measure_both(split, average)
-        measured: Literal["weights", "average"] = "average"
-        if average is None or self._is_judged_by_raw():
-            measured = "weights"
+        metrics = self._evaluate_weights(split, average)
+        is_raw = average is None or self._monitors_raw()
+        measured: Literal["weights", "average"] = "weights" if is_raw else "average"
         self._recorder.event("evaluation", step=step, metrics=metrics, measured=measured)
         if split is None and not self.is_evaluated:
-            standing = self.state.best
-            standing.latest, standing.latest_step, standing.measured = metrics, step, measured
-            standing.is_due = False
-            self.saving.step = None  # a checkpoint of this step has not got that
-            for said in update_best(self.plan, self.state, metrics, self.loop.parts.peak_rates[0]):
-                self.print_line(said)
+            best = self.state.best
+            best.latest, best.latest_step, best.measured = metrics, step, measured
+            best.is_due = False
+            self.saving.step = None  # a checkpoint of this step does not have the metrics
+            for line in update_best(self.plan, self.state, metrics, self.loop.parts.peak_rates[0]):
+                self.print_line(line)
             for callback in self.loop.callbacks:
                 self.loop.queue_request(callback.on_evaluate(self.state, metrics))
         if metrics:
-            of = " of the average" if average is not None else ""
             limit = self.plan.limit_val_batches
-            parts = (
-                f" on {limit} batches" if limit and split in (None, *self.task.val_sets()) else ""
-            )
-            self.print_line(f"step {step}{of}{parts}: {shown(metrics)}")
+            of = " of the average" if average is not None else ""
+            if limit and split in (None, *self.task.val_sets()):
+                of += f" on {limit} batches"
+            self.print_line(f"step {step}{of}: {shown(metrics)}")
         self.loop.run_requests()
         return metrics
 
     def _average(self) -> AveragedWeights | None:
-        """Return the average that evaluations measure; None for the weights themselves."""
-        return None if self.plan.validation_weights == "raw" else self._gauge.average()
+        """Return the average that evaluations use; None if they use the weights."""
+        return None if self.plan.validation_weights == "raw" else self._evaluator.average()
 
-    def _measure_both(self, split: str | None, average: AveragedWeights | None) -> dict[str, Value]:
-        """Measure the average, and the raw weights beside it if the Plan says so."""
+    def _evaluate_weights(
+        self, split: str | None, average: AveragedWeights | None
+    ) -> dict[str, Value]:
+        """Evaluate the average, and also the weights if the Plan says so."""
         with nullcontext() if average is None else average.swapped_in():
-            metrics = self._gauge.measure(split, self._notice_once)
+            metrics = self._evaluator.evaluate(split, self._notice_once)
         if self.plan.validation_weights != "both":
             return metrics
         raw = metrics
         if average is not None:
-            raw = self._gauge.measure(split, self._notice_once)
-        named = (name.split("/", 1) for name in raw)
-        keys = [f"{raw_name(own)}/{metric}" for own, metric in named]
+            raw = self._evaluator.evaluate(split, self._notice_once)
+        names = (name.split("/", 1) for name in raw)
+        keys = [f"{raw_name(own)}/{metric}" for own, metric in names]
         return metrics | dict(zip(keys, raw.values(), strict=True))
 
-    def _is_judged_by_raw(self) -> bool:
-        judged = (self.plan.validation_metric or "").split("/")[0]
+    def _monitors_raw(self) -> bool:
+        monitored = (self.plan.validation_metric or "").split("/")[0]
         raw = map(raw_name, self.task.val_sets())
-        return self.plan.validation_weights == "both" and judged in raw
+        return self.plan.validation_weights == "both" and monitored in raw
 
     def evaluate_checkpoint(self, split: str, which: Which) -> dict[str, Value]:
         """Evaluate a split with the weights of a checkpoint; the model's weights are restored."""
-        self._gauge.check(split)
-        with self._gauge.using_checkpoint(self.run, which) as saved:
-            metrics = self._gauge.measure(split, self._notice_once)
+        self._evaluator.check(split)
+        with self._evaluator.using_checkpoint(self.run, which) as saved:
+            metrics = self._evaluator.evaluate(split, self._notice_once)
         self._recorder.event("evaluation", step=saved.step, metrics=metrics, which=which)
         self.print_line(f"{which} checkpoint, step {saved.step}: {shown(metrics)}")
         return metrics
@@ -252,10 +256,12 @@ class Session:
             ConfigError: there is no such split.
             TaskError: the model has no dropout, or the outputs do not have one row per sample.
         """
-        average = self._average() if which is None else None
-        now = nullcontext() if average is None else average.swapped_in()
-        with now if which is None else self._gauge.using_checkpoint(self.run, which):
-            return self._gauge.predict(split, mc_dropout)
+        if which is not None:
+            with self._evaluator.using_checkpoint(self.run, which):
+                return self._evaluator.predict(split, mc_dropout)
+        average = self._average()
+        with nullcontext() if average is None else average.swapped_in():
+            return self._evaluator.predict(split, mc_dropout)
 
     def save(self) -> Path:
         """Save a checkpoint, and wait until it is on disk.
@@ -266,7 +272,7 @@ class Session:
         Raises:
             CheckpointError: the disk is full or read-only; older checkpoints are unchanged.
         """
-        check_open(self._recorder.folder, closed=self.closed)
+        self._check_open()
         return self.saving.save()
 
     def ensure_saved(self) -> Path:
@@ -307,20 +313,19 @@ class Session:
         """
         self._has_end = True
         self.saving.wait()
-        figures = {**summarize_run(self.plan, self.state, self.timed, status), **more}
-        found = self._findings(status)
-        write_summary(
-            self._recorder, status, {**figures, "findings": [asdict(each) for each in found]}
-        )
-        for each in found:
-            self.print_line(f"Note ({each.rule}): {each}")
-
-    def _findings(self, status: str) -> list[Finding]:
-        """Return findings to print; rank 0 returns those of all ranks."""
-        if not self.loop.world.is_first:
-            return []
-        finished = status == "finished"
-        return find(Case(self.loop, self.task, self.observed, self._facts, is_finished=finished))
+        findings: list[Finding] = []
+        if self.loop.world.is_first:
+            finished = status == "finished"
+            case = Case(self.loop, self.task, self.observed, self.system, is_finished=finished)
+            findings = find(case)
+        summary = {
+            **summarize_run(self.plan, self.state, self.timed, status),
+            **more,
+            "findings": [asdict(finding) for finding in findings],
+        }
+        write_summary(self._recorder, status, summary)
+        for finding in findings:
+            self.print_line(f"Note ({finding.rule}): {finding}")
 
     def close(self) -> None:
         """Unlock the run folder and restore every module's mode; a second call does nothing.
@@ -331,15 +336,15 @@ class Session:
         if self.closed:
             return
         self.closed = True
-        with ExitStack() as stack:  # each of these, even if others fail
+        with ExitStack() as stack:  # runs each of these last to first, even if others fail
             stack.callback(self._recorder.close)
             stack.callback(self._settings.close)
-            for steps in self._open:  # the traceback of an error may still reference one
+            for steps in self._open_steps:  # the traceback of an error may still reference one
                 stack.callback(steps.close)
             stack.callback(self.loop.loader.close)
-            stack.callback(self._gauge.close)
+            stack.callback(self._evaluator.close)
             stack.callback(self._progress.close)
-            stack.push(self._end_once)
+            stack.push(self._write_end)
             stack.callback(self.saving.wait)
             for callback in self.loop.callbacks:
                 stack.callback(callback.on_end, self.state)
@@ -361,13 +366,14 @@ class Session:
         except SurestepError as late:
             if error is None:
                 raise
-            error.add_note(f"While closing: {late}")  # what ended the run is what to be told
+            error.add_note(f"While closing: {late}")
 
-    def _end_once(self, kind: object, late: BaseException | None, traceback: object) -> None:
-        """Write how the run ended, if it was not written; `late` was raised while closing."""
+    def _write_end(self, kind: object, late: BaseException | None, traceback: object) -> None:
+        """Write how the run ended, if `end()` did not; `late` was raised while closing."""
         if self._has_end or self.finished:
             return
-        status, reason = end_of_loop(self.loop, self._error or late, own=self._has_own_steps)
+        error = self._error or late
+        status, reason = end_of_loop(self.loop, error, is_manual=self._has_manual_steps)
         self.end(status, reason=reason, **({"resumable": True} if status == "stopped" else {}))
 
     def _call_on_exception(self, error: BaseException) -> None:
@@ -382,52 +388,57 @@ class Session:
         self.timed.add(point)
         self.observed(point)
         self._recorder.steps(point)
-        self.saving.collect(together=not self.closed)
+        if self.loop.world.size == 1 or not self.closed:  # while closing, ranks do not meet
+            self.saving.collect()
         self._progress.log(point)
         for skip in point.skips:
             self._recorder.skipped(skip, sample_indices(self.loop.loader, skip))
         for notice in self.loop.notices:
             if (text := notice()) is not None:
-                self._recorder.event("notice", step=point.progress.step, text=text)
-                self.print_line(text)
+                self._notice(text)
+
+    def _notice(self, text: str) -> None:
+        self._recorder.event("notice", step=self.state.progress.step, text=text)
+        self.print_line(text)
 
     def _notice_once(self, text: str) -> None:
-        """Record and print a text, once."""
         if text not in self._noticed:
             self._noticed.add(text)
-            self._recorder.event("notice", step=self.state.progress.step, text=text)
-            self.print_line(text)
+            self._notice(text)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise RunError(
+                f"The session of {self._recorder.folder} is closed: it takes no step, and "
+                "evaluates and saves nothing. Open a new one with prepare(task, config, run=...), "
+                "or call trainer.fit(); trainer.evaluate('val') evaluates its checkpoints."
+            )
 
 
-def check_open(folder: Path, *, closed: bool) -> None:
-    """Check that the run folder is still held.
-
-    Raises:
-        RunError: the session is closed.
-    """
-    if closed:
-        raise RunError(
-            f"The session of {folder} is closed: it takes no step, measures nothing and saves "
-            "nothing. Go on with another: prepare(task, config, run=...), or trainer.fit(). Its "
-            "checkpoints are measured by trainer.evaluate('val')."
-        )
+def _offset_positions(world: Communicator, batch: Batch) -> Batch:
+    """Shift the positions of a rank's share, as if one process had the shares concatenated."""
+    counts = [0.0] * world.size
+    counts[world.rank] = batch.samples
+    before = int(sum(world.all_reduce_sum(counts)[: world.rank]))
+    shifted = [each._replace(position=each.position + before) for each in batch.micro_batches]
+    return batch._replace(micro_batches=tuple(shifted))
 
 
 def check_train_step(plan: Plan, micro_batches: Sequence[Any]) -> None:
-    """Check that a step can be taken on batches of the user's own.
+    """Check that a step can be taken on the user's own batches.
 
     Raises:
         ConfigError: there are none, or the run needs those of the training data.
     """
     if not micro_batches:
-        raise ConfigError("train_step() got no micro-batches. Give a list of at least one.")
+        raise ConfigError("train_step() got no micro-batches. Pass a list of at least one.")
     if plan.batch_transform is not None and plan.parallel_ranks > 1:
         raise ConfigError(
             f"batch_transform={plan.batch_transform} mixes the batch of all {plan.parallel_ranks} "
-            "ranks, and train_step() is given that of one. Train by steps(), or start one process."
+            "ranks, and train_step() gets that of one. Train with steps(), or in one process."
         )
     if plan.on_spike == "rollback":
         raise ConfigError(
-            "on_spike='rollback' leaves out batches of the training data, and train_step() is "
-            "given its own. Say on_spike='warn', or train by steps()."
+            "on_spike='rollback' skips batches of the training data, and train_step() gets your "
+            "own. Set on_spike='warn', or train with steps()."
         )

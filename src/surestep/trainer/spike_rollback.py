@@ -1,4 +1,4 @@
-"""Loss spikes in a run: told, and where it is asked the run goes back and leaves a stretch out."""
+"""Loss spikes: reported, and if set the run goes back and skips a range of steps."""
 
 import sys
 from typing import Any
@@ -15,12 +15,11 @@ from surestep.trainer.session import Session
 
 
 class SpikeWatch:
-    """Looks at the losses of each log point.
+    """Checks the losses of each log point for spikes.
 
-    A run that goes back is a function of its losses alone, wherever the log points and checkpoints
-    are: the stretch that is left out begins at the spike, and what is done again up to there comes
-    out the same. So a run that is killed after it went back, and goes on from before, goes back
-    again.
+    A rollback is a function of the losses alone, not of where log points and checkpoints are: the
+    skipped range starts at the spike, and the steps before it come out the same again. So a run
+    that is killed after a rollback and resumes from before it rolls back again.
     """
 
     def __init__(self, session: Session, recorder: RunWriter) -> None:
@@ -28,88 +27,86 @@ class SpikeWatch:
         self.recorder = recorder
 
     def __call__(self, point: LogPoint) -> None:
-        """Look at the losses; tell of the first spike, and go back where that is asked."""
+        """Report the first spike of a log point; roll back if that is set."""
         spikes = self.session.state.spikes.find(point.first_step, point.loss)
         if not spikes:
             return
-        spike, plan = spikes[0], self.session.plan
+        spike = spikes[0]
         self.recorder.event(
-            "spike", **spike._asdict(), spikes=len(spikes), **self._suspects(point, spikes)
+            "spike", **spike._asdict(), spikes=len(spikes), **self._batches(point, spikes)
         )
-        after = len(spikes) - 1
-        more = f" ({after} more after it)" if after else ""
-        said = (
+        more = f" ({len(spikes) - 1} more after it)" if len(spikes) > 1 else ""
+        text = (
             f"Loss spike: {spike.loss:.4g} in step {spike.step}{more} is {spike.z:.0f} deviations "
             f"above {spike.median:.4g}, the median of the last {spike.n_losses} losses."
         )
-        if plan.on_spike == "rollback":
-            said = f"{said} {self._go_back(spike)}"
-        self.session.print_line(said)
+        if self.session.plan.on_spike == "rollback":
+            text = f"{text} {self._roll_back(spike)}"
+        self.session.print_line(text)
 
-    def _suspects(self, point: LogPoint, spikes: list[LossSpike]) -> dict[str, Any]:
-        """Return where the batches are of the spikes that follow on one another.
+    def _batches(self, point: LogPoint, spikes: list[LossSpike]) -> dict[str, Any]:
+        """Return where the batches of consecutive spikes are, with the one before, in one epoch.
 
-        And that of the step before them, whose update may have done it; all of one epoch.
+        The update of the step before may have caused the spike.
         """
-        feed, size = self.session.loop.loader, self.session.plan.batch_size
-        places = [*point.progress_before, point.progress]
-        index = spikes[0].step - point.first_step
-        place, positions = places[index], None
-        for each, spike in zip(range(index, len(places)), spikes, strict=False):
-            here, after = places[each], places[each + 1]
-            if spike.step != point.first_step + each or here.epoch != place.epoch:
+        loader, size = self.session.loop.loader, self.session.plan.batch_size
+        progress = [*point.progress_before, point.progress]
+        first = spikes[0].step - point.first_step
+        start, positions = progress[first], None
+        for index, spike in zip(range(first, len(progress)), spikes, strict=False):
+            here, after = progress[index], progress[index + 1]
+            if spike.step != point.first_step + index or here.epoch != start.epoch:
                 break
             end = after.position
             if after.epoch != here.epoch:
-                end = min(here.position + size, feed.layout.samples or sys.maxsize)
-            if end > here.position:  # a batch of the user's own has no place
-                positions = (max(0, place.position - size), end)
-        skip = SkippedStep(spikes[0].step, place.epoch, positions, "spike")
-        return {"epoch": place.epoch, "positions": positions, "samples": sample_indices(feed, skip)}
+                end = min(here.position + size, loader.layout.samples or sys.maxsize)
+            if end > here.position:  # not a batch passed to train_step()
+                positions = (max(0, start.position - size), end)
+        skip = SkippedStep(spikes[0].step, start.epoch, positions, "spike")
+        samples = sample_indices(loader, skip)
+        return {"epoch": start.epoch, "positions": positions, "samples": samples}
 
-    def _go_back(self, spike: LossSpike) -> str:
-        """Go back to the newest good checkpoint before a spike; say so, or why not."""
-        session, most = self.session, self.session.plan.max_rollbacks
-        known = session.state.spikes
-        if known.rollbacks >= most:
-            return f"max_rollbacks={most} is used up: the run goes on."
+    def _roll_back(self, spike: LossSpike) -> str:
+        """Load the newest good checkpoint before a spike; return a sentence about it."""
+        session, limit = self.session, self.session.plan.max_rollbacks
+        before = session.state.spikes
+        if before.rollbacks >= limit:
+            return f"max_rollbacks={limit} is used up: the run continues."
         session.saving.collect(wait=True)  # the newest checkpoint may still be written
-        found, skipped = self._newest_before(spike)
-        if found is None:
-            return " ".join([*skipped, "No checkpoint is from before it: the run goes on."])
-        session.rollback(found)
+        checkpoint, problems = self._newest_before(spike)
+        if checkpoint is None:
+            return " ".join([*problems, "No checkpoint is from before it: the run continues."])
+        session.rollback(checkpoint)
         now = session.state.spikes
-        now.skipped_steps, now.rollbacks = known.skipped_steps, known.rollbacks
-        begin, end = now.skip_after(spike)
-        session.loop.world.all_reduce_sum([0])  # none is deleted before all ranks have read theirs
-        self.recorder.delete_from_step(begin)
-        step = session.state.progress.step
-        self.recorder.event(
-            "rollback", step=step, skipped_steps=[begin, end], rollback=now.rollbacks
-        )
-        told = f"Going back to step {step}; steps {begin} to {end} are left out"
-        return " ".join([*skipped, f"{told} (rollback {now.rollbacks} of {most})."])
+        now.skipped_steps, now.rollbacks = before.skipped_steps, before.rollbacks
+        first, last = now.skip_after(spike)
+        session.loop.world.all_reduce_sum([0])  # all ranks have read before any is deleted
+        self.recorder.delete_from_step(first)
+        step, count = session.state.progress.step, now.rollbacks
+        self.recorder.event("rollback", step=step, skipped_steps=[first, last], rollback=count)
+        text = f"Going back to step {step}; steps {first} to {last} are skipped"
+        return " ".join([*problems, f"{text} (rollback {count} of {limit})."])
 
     def _newest_before(self, spike: LossSpike) -> tuple[CheckpointReader | None, list[str]]:
-        """Return the newest good checkpoint before a spike, and why newer ones are passed over.
+        """Return the newest good checkpoint before a spike, and why newer ones are not good.
 
-        The first rank looks for it; all of them verify it, and open the one that it found.
+        Rank 0 finds and verifies it; all ranks open it.
         """
         world = self.session.loop.world
 
-        def look() -> tuple[CheckpointReader | None, list[str]]:
-            skipped: list[str] = []
+        def search() -> tuple[CheckpointReader | None, list[str]]:
+            problems: list[str] = []
             for path in reversed(list_checkpoints(self.recorder.checkpoints)):
                 if step_of(path) < spike.step - 1:
                     try:
-                        return open_checkpoint(path), skipped
+                        return open_checkpoint(path), problems
                     except CheckpointError as error:
-                        skipped.append(str(error))
-            return None, skipped
+                        problems.append(str(error))
+            return None, problems
 
         return run_on_rank_zero(
             world,
-            look,
-            tell=lambda found: (None if found[0] is None else str(found[0].path), found[1]),
-            follow=lambda said: (said[0] and open_verified(said[0]), said[1]),
+            search,
+            encode=lambda found: (None if found[0] is None else str(found[0].path), found[1]),
+            decode=lambda values: (values[0] and open_verified(values[0]), values[1]),
         )

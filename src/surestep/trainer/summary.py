@@ -1,4 +1,4 @@
-"""What a run came to, in figures."""
+"""The summary of a run at its end: status, reason and counts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,10 +17,7 @@ ALL_DONE = "all steps are done"
 
 @dataclass
 class ThroughputCounter:
-    """What this process took its time for; a run that goes on was trained by others before.
-
-    `since_step` is the step before the first one that it took, None where it took none.
-    """
+    """The time of the steps that this process took; `since_step` is the step before the first."""
 
     since_step: int | None = None
     seconds: float = 0.0
@@ -28,15 +25,15 @@ class ThroughputCounter:
     items: float = 0.0
 
     def add(self, point: LogPoint) -> None:
-        """Count the steps of a log point."""
+        """Add the steps of a log point."""
         if self.since_step is None:
             self.since_step = point.first_step - 1
         self.seconds += point.seconds
         self.data_wait_s += point.data_wait_s
         self.items += point.items
 
-    def figures(self) -> dict[str, Any]:
-        """Return it as status and events tell it."""
+    def as_json(self) -> dict[str, Any]:
+        """Return it for status.json and the events."""
         return {
             "since_step": self.since_step,
             "seconds": round(self.seconds, 3),
@@ -48,27 +45,27 @@ class ThroughputCounter:
 def summarize_run(
     plan: Plan, state: State, timed: ThroughputCounter, status: str
 ) -> dict[str, Any]:
-    """Return how far a run came and how often it moved nothing, for its last event and status."""
-    place, counts = state.progress, state.counts
+    """Return the progress and the counts of a run, for its last event and status."""
+    progress, counts = state.progress, state.counts
     return {
-        "reason": f"session.end({status!r})",  # where nobody gives a better one
-        "step": place.step,
-        "epoch": place.epoch,
-        "steps_taken": place.steps_taken,
-        "items": place.items,
-        **timed.figures(),
+        "reason": f"session.end({status!r})",  # unless the caller gives one
+        "step": progress.step,
+        "epoch": progress.epoch,
+        "steps_taken": progress.steps_taken,
+        "items": progress.items,
+        **timed.as_json(),
         **vars(counts),
         "clipped": None if plan.max_grad_norm is None else counts.clipped,
     }
 
 
-def end_of_loop(loop: Loop, error: BaseException | None, *, own: bool) -> tuple[str, str]:
-    """Return status and reason of a run whose session closes and whose loop wrote no end.
+def end_of_loop(loop: Loop, error: BaseException | None, *, is_manual: bool) -> tuple[str, str]:
+    """Return status and reason of a run whose session closes without `end()`.
 
     Args:
         loop: of the session.
         error: what left the session's block; None if it was left normally.
-        own: the caller gave batches to `train_step()`, so only the caller knows the last one.
+        is_manual: `train_step()` was used, so only the caller knows the last step.
     """
     step, total = loop.state.progress.step, loop.plan.total_steps
     if isinstance(error, NonFiniteError):
@@ -79,41 +76,32 @@ def end_of_loop(loop: Loop, error: BaseException | None, *, own: bool) -> tuple[
         return "stopped", f"{type(error).__name__} after step {step} of {total}"
     if loop.interrupted:
         return "stopped", loop.interrupted
-    if not own and (step >= total or loop.stopping):
+    if not is_manual and (step >= total or loop.stopping):
         return "finished", loop.stopping or ALL_DONE
     return "stopped", f"the session was closed after step {step} of {total}"
 
 
-def write_summary(recorder: RunWriter, status: str, figures: Mapping[str, Any]) -> None:
+def write_summary(recorder: RunWriter, status: str, summary: Mapping[str, Any]) -> None:
     """Write how a run ended.
 
     Raises:
-        UntoldError: status.json cannot be written.
+        StatusWriteError: status.json cannot be written.
     """
-    recorder.event("end", status=status, **figures)
+    recorder.event("end", status=status, **summary)
     try:
-        recorder.status(status, **figures)
+        recorder.status(status, **summary)
     except RunError as error:
-        why = error.__cause__
-        said = why.strerror if isinstance(why, OSError) else None
-        saved, hint = _left(recorder)
+        cause, folder = error.__cause__, recorder.folder
+        reason = cause.strerror if isinstance(cause, OSError) else None
+        existing = list_checkpoints(recorder.checkpoints) if folder.is_dir() else []
+        kept = f"its newest checkpoint is {existing[-1]}" if existing else "it has no checkpoint"
+        again = "resumes from that checkpoint" if existing else "starts from scratch"
+        hint = "Make the folder writable again (free space if the disk is full)"
+        if not folder.is_dir():
+            kept, hint = "its folder is gone", "Restore the folder (mount its disk again)"
+            again = "resumes from its newest checkpoint"
         raise StatusWriteError(
-            f"{recorder.folder / 'status.json'} could not be written: {said or error}. The run "
-            f"{status} at step {figures['step']}, and {saved}; only how it ended is not told. "
-            f"{hint}."
+            f"{folder / 'status.json'} could not be written: {reason or error}. The run {status} "
+            f"at step {summary['step']}, and {kept}; only its end is not recorded. {hint}, and run "
+            f"the same command again: it {again}."
         ) from error
-
-
-def _left(recorder: RunWriter) -> tuple[str, str]:
-    """Say what is left of a run whose end could not be written, and how it goes on."""
-    if not recorder.folder.is_dir():
-        return "its folder is gone", (
-            "Bring the folder back (a disk: mount it again), and type the same again: it goes on "
-            "from the newest checkpoint in it"
-        )
-    there = list_checkpoints(recorder.checkpoints)
-    saved = f"its newest checkpoint is {there[-1]}" if there else "it has no checkpoint"
-    return saved, (
-        "Make the folder writable again (a full disk: free some space), and type the same again: "
-        f"it {'goes on from that checkpoint' if there else 'starts anew'}"
-    )
