@@ -80,7 +80,7 @@ def seen(steps, step_s, wait_s):
 def test_the_workers_needed_are_loading_over_step(tmp_path, workers, step_s, wait_s, needed):
     """With n workers a batch is loaded in n x (step + wait)."""
     with tiny.prepare(tmp_path, {"train": Rows()}) as session:
-        session.loop.plan = replace(session.plan, data_num_workers=workers)
+        session.loop.plan = session.plan.replace(data_num_workers=workers)
         system = replace(session.system, cpus=16)
         case = Case(session.loop, session.task, seen(100, step_s, wait_s), system, is_finished=True)
         each = waits_for_data(case)

@@ -103,7 +103,7 @@ def test_log_points_that_are_off_come_at_the_end_of_epochs(tmp_path):
     ("options", "sentence"),
     [
         ({"early_stop": 3, "validation": {"every": "off"}}, "counts evaluations, and validation"),
-        ({"on_spike": "rollback", "checkpoint": {"every": "off"}}, "needs a checkpoint to go back"),
+        ({"on_spike": "rollback", "checkpoint": {"every": "off"}}, "needs a checkpoint to return"),
     ],
 )
 def test_what_needs_an_option_that_is_off_is_an_error(options, sentence):

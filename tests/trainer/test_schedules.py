@@ -87,13 +87,13 @@ def test_reduce_on_plateau_is_torchs_on_the_same_evaluations_and_resumes(tmp_pat
 
 
 def test_reduce_on_plateau_needs_evaluations(tmp_path):
-    with pytest.raises(ConfigError, match="goes by evaluations: give the Task val data"):
+    with pytest.raises(ConfigError, match="needs evaluations"):
         prepare(tmp_path, schedule={"name": "reduce_on_plateau"})
 
 
 def test_an_average_cannot_go_over_from_a_rate_that_is_not_known(tmp_path):
     said = {"schedule": {"name": "reduce_on_plateau"}, "average": {"kind": "swa", "lr": 0.01}}
-    with pytest.raises(ConfigError, match=r"average\.lr=0\.01 goes over from a rate"):
+    with pytest.raises(ConfigError, match=r"average\.lr=0\.01 anneals from a learning rate"):
         prepare(tmp_path, {"val": tiny.data(8)}, **said)
 
 

@@ -48,7 +48,7 @@ def test_a_stream_with_a_length_runs_for_epochs(tmp_path):
 
 
 def test_epochs_over_a_stream_without_a_length_are_refused():
-    with pytest.raises(ConfigError, match="epochs=2 needs max_steps"):
+    with pytest.raises(ConfigError, match="epochs=2 needs a length"):
         tiny.plan({"train": Unsized()})
 
 

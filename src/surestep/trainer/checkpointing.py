@@ -255,12 +255,12 @@ def disk_space_warning(folder: Path, plan: Plan, size: int) -> str | None:
 def _max_checkpoints(plan: Plan) -> int:
     """Return how many checkpoints are on the disk at once at most, with the one being written."""
     best = plan.checkpoint_keep_best if plan.validation_metric else 0
-    count = plan.checkpoint_keep_last + best + len(cycle_ends(plan.schedule)) + 1
+    count: int = plan.checkpoint_keep_last + best + len(cycle_ends(plan.schedule)) + 1
     if best and plan.on_spike == "rollback":
         count += 1
     if plan.checkpoint_keep_every is not None:
         count += int(plan.total_steps / plan.checkpoint_keep_every.steps(plan.steps_per_epoch))
-    return min(count, plan.total_steps)
+    return min(count, int(plan.total_steps))
 
 
 def estimate_checkpoint_bytes(plan: Plan, state: State) -> int:
