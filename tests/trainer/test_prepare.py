@@ -1,7 +1,5 @@
-import os
 import re
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +8,9 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import CheckpointError, RunError
-from surestep.engine.distributed.communicator import ALONE
 from surestep.record.run import Run
 from surestep.trainer.planning import TaskOrigin, plan_task
-from surestep.trainer.prepare import _rank_logs, default_folder
+from surestep.trainer.prepare import default_folder
 from tests import tiny
 
 X, Y = tiny.data()
@@ -162,7 +159,7 @@ def test_where_options_were_said_is_in_the_plan(tmp_path):
         (lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), {}, "batch statistics"),
         (lambda: tiny.model(dropout=0.1), {}, "dropout draws"),
         (lambda: nn.Linear(4, 3), {"loss_is_separable": False}, "the Task says"),
-        (lambda: nn.Linear(4, 3), {}, "the same update as uncut"),
+        (lambda: nn.Linear(4, 3), {}, "the same update as without"),
     ],
     ids=["BatchNorm", "dropout", "declared", "nothing"],
 )
@@ -173,14 +170,4 @@ def test_what_changes_the_numbers_of_a_cut_batch_is_said(build, parts, reason):
 
 def test_a_dropout_of_zero_changes_nothing():
     planned = plan_task(tiny.task(model=tiny.model(dropout=0.0)), tiny.config(micro_batch_size=4))
-    assert planned.plan.reason("batch_layout") == "the same update as uncut"
-
-
-@pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_what_torch_records_of_nccl_is_kept_with_the_run(tmp_path, monkeypatch, backend):
-    monkeypatch.delenv("TORCH_FR_DUMP_TEMP_FILE", raising=False)
-    plan = replace(tiny.plan().plan, parallel_backend=backend)
-    with _rank_logs(tmp_path, plan, ALONE, None):
-        place = os.environ.get("TORCH_FR_DUMP_TEMP_FILE")
-    assert place == (f"{tmp_path}/log/nccl-rank-" if backend == "nccl" else None)
-    assert "TORCH_FR_DUMP_TEMP_FILE" not in os.environ
+    assert planned.plan.reason("batch_layout") == "the same update as without"
