@@ -99,25 +99,19 @@ def build(
     loader = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     settings.callback(loader.close)
     with disable_compile(model):
+        casting, monitor = autocast(plan), plan.validation_metric
         narrow = check_first_batch(
-            model,
-            loader,
-            task,
-            autocast=autocast(plan),
-            fresh=fresh,
-            judged_by=plan.validation_metric,
+            model, loader, task, autocast=casting, fresh=fresh, judged_by=monitor
         )
     settings.enter_context(compile_model(model, plan, in_blocks=strategy.gathers_blocks))
     parts, groups = _make_step_context(plan, task, model, loss, settings, world)
     _check_batch_norm(
         planned, model, trained_modules(parts.train_modes, model, plan, groups), narrow, loader
     )
-    parts.state.base, parts.state.built = frozen_hashes(model, plan), initial_values(model)
-    parts.state.callback_states = (
-        stateful_callbacks(callbacks)
-        | checkpoint_state(loader.source, plan, parts.state)
-        | state_of_loss(loss)
-    )
+    state = parts.state
+    state.base, state.built = frozen_hashes(model, plan), initial_values(model)
+    stream_states = checkpoint_state(loader.source, plan, state)
+    state.callback_states = stateful_callbacks(callbacks) | stream_states | state_of_loss(loss)
     found = own_generators(model, {**code_of_losses(loss), "step": task.step})
     dataset_rngs += check_own_generators(found, plan.activation_checkpointing, compiles)
     parts.randomness.generators += map(Seeded, found.found)
@@ -128,10 +122,8 @@ def build(
         warm_up_ddp(parts, loader, plan)
     loop = Loop(parts, loader, plan, callbacks=list(callbacks), on_log=[UnfreezeDetector(model)])
     loop.after_first.append(find_late(found, parts.randomness.generators))
-    if world.size > 1 and plan.parallel_replica_check_every is not None:
-        loop.check_replicas = ReplicaDriftCheck(
-            world, parts.state, plan, every=plan.parallel_replica_check_every
-        )
+    if world.size > 1 and (every := plan.parallel_replica_check_every) is not None:
+        loop.check_replicas = ReplicaDriftCheck(world, parts.state, plan, every=every)
     if compiles:
         loop.notices.append(RecompileCounter().notice)
     parts.freeze = make_unfreeze_schedule(model, plan, groups, parts.train_modes)
