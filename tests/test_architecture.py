@@ -89,8 +89,10 @@ def test_the_source_files_are_found():
     assert len(FILES) > 40
 
 
-# A recipe's manual step calls turn.backward, which is a method of the step.
-UPDATES = re.compile(r"(?<!^turn)(^|\.)backward$|(^|\.|_)optim(izer)?\.step$|autograd\.grad$")
+# A recipe's manual step calls manual_step.backward, which is a method of the step.
+UPDATES = re.compile(
+    r"(?<!^manual_step)(^|\.)backward$|(^|\.|_)optim(izer)?\.step$|autograd\.grad$"
+)
 MAY_UPDATE = ("engine/step/", "engine/parallel/")
 INPUT_GRADIENTS = "engine/evaluate/input_gradients.py"  # gradients of inputs: no update
 
@@ -108,7 +110,7 @@ def test_only_the_step_and_the_strategies_update_parameters():
 def test_a_backward_or_step_elsewhere_is_reported():
     text = "loss.backward(); torch.autograd.backward(x); self.optimizer.step(); optim.step()"
     assert updating_calls(ast.parse(text)) == calls(ast.parse(text))
-    assert updating_calls(ast.parse("turn.backward(loss)")) == []
+    assert updating_calls(ast.parse("manual_step.backward(loss)")) == []
 
 
 def statements_that_run(tree):

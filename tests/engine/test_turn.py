@@ -108,21 +108,24 @@ def clips_twice(turn):
 @pytest.mark.parametrize(
     ("step", "sentence"),
     [
-        (forgets_to_step, r"gradients of 'a' unused. Call turn\.step\('a'\)"),
+        (forgets_to_step, r"gradients of 'a' unused. Call manual_step\.step\('a'\)"),
         (does_nothing, r"updated nothing.*Known: a, b"),
         (steps_without_gradients, r"no gradients of 'a' to step by"),
         (misspells, r"no optimizer called 'aa'.*'a'"),
-        (asks_for_the_model, r"no 'model'\. .*: 'a', 'b'\. The model itself is turn\.model\."),
+        (
+            asks_for_the_model,
+            r"no 'model'\. .*: 'a', 'b'\. The model itself is manual_step\.model\.",
+        ),
         (leaves_early, r"gradients of 1 of the 3 micro-batches"),
         (forgets_a_backward, r"gradients of 2 of the 3 micro-batches"),
         (goes_backward_outside, r"Call it within that loop"),
         (takes_another_micro_batch, r"the current micro-batch of the loop"),
-        (clears_unused, r"not used yet. Call turn\.step\('a'\) before"),
+        (clears_unused, r"not used yet. Call manual_step\.step\('a'\) before"),
         (gives_a_row, r"one number, and got shape \(3, 1\).*loss\.mean\(\)"),
         (gives_a_number, r"one number, and got float"),
         (detaches, r"does not depend on any trained parameter"),
         (trains_the_other, r"No parameter got a gradient"),
-        (clips_twice, r"turn\.clip\('a'\) was called before"),
+        (clips_twice, r"manual_step\.clip\('a'\) was called before"),
     ],
 )
 def test_a_turn_that_is_not_whole_is_refused(tmp_path, step, sentence):
@@ -262,7 +265,9 @@ def test_an_optimizer_that_is_never_stepped_is_named(tmp_path, monkeypatch):
         walk(turn, "a")
         turn.step("a")
 
-    with pytest.warns(UserWarning, match=r"In 1 steps .* never called turn\.step\(\) for: b\."):
+    with pytest.warns(
+        UserWarning, match=r"In 1 steps .* never called manual_step\.step\(\) for: b\."
+    ):
         take(tmp_path / "run", step)
 
 

@@ -65,7 +65,7 @@ def test_stream_that_splits_itself_by_rank_is_rejected_on_all_ranks(ranks):
 
 def test_ranks_that_step_different_optimizers_get_an_error(ranks):
     for each in ranks:
-        assert "Decide by turn.index" in each["another step"]
+        assert "Decide by manual_step.index" in each["another step"]
 
 
 def test_run_over_a_stream_resumes_with_the_same_ranks_bit_for_bit(ranks):

@@ -52,7 +52,7 @@ SPIKE = safe("it affects only a step after a loss spike")
 
 
 class Config(PluginOptions):
-    """The options of a run. The Plan decides each option that is not set.
+    """The options of a run. surestep chooses each option that is not set.
 
     A group of options, such as `optim`, takes an object (`Optim(lr=0.01)`), a dict, or the value of
     its main option (`optim="adamw"`).

@@ -7,7 +7,7 @@ from pydantic_core import CoreSchema, core_schema
 
 
 class NotSet:
-    """Type of NOT_SET, the value of an option that is not set; the Plan decides such options."""
+    """Type of NOT_SET, the value of an option that is not set. surestep then chooses it."""
 
     __slots__ = ()
     _one: "NotSet | None" = None

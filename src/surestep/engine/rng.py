@@ -1,18 +1,18 @@
-"""All randomness is a function of place, not of history.
+"""Seeds: random numbers depend on the position in the run, not on earlier draws.
 
-Four things are random, and each is seeded from where it happens:
+Four things are random. Before each of them, the generators are seeded from its position:
 
-- the order of an epoch: `seed_at("order", seed, epoch)`
-- the loading of a sample: `seed_at("load", seed, epoch, position)`
-- a transform of a global batch: `seed_at("transform", seed, step)`
-- the model and the loss (dropout and the like): `seed_at("model", seed, step, first_position)`
+- the order of an epoch: `derive_seed("order", seed, epoch)`
+- loading a sample: `derive_seed("load", seed, epoch, position)`
+- a transform of a global batch: `derive_seed("transform", seed, step)`
+- the model and the loss, such as dropout: `derive_seed("model", seed, step, first_position)`
 
-A step of the user's own walks over a batch several times: `walk` counts them in
-`seed_at("model", seed, step, first_position, walk)`, and `turn.randn` draws the noise of a whole
-batch from `seed_at("noise", seed, step, walk, call)`.
+A manual step may iterate over a batch several times. Its seeds are
+`derive_seed("model", seed, step, first_position, pass_index)`, and those of `manual_step.randn`
+`derive_seed("noise", seed, step, pass_index, call)`.
 
-So there is no generator state to save, evaluating or watching cannot disturb training, the number
-of workers does not matter, and any step can be run again.
+So no generator state is saved, evaluations and callbacks do not change the training, the number of
+workers does not matter, and any step can be repeated.
 """
 
 import os
@@ -55,7 +55,7 @@ def _hash_of_epoch(seed: int, epoch: int) -> blake2b:
 
 
 def derive_load_seed(seed: int, epoch: int, position: int) -> int:
-    """Return `seed_at("load", seed, epoch, position)` in half the time: it is asked each sample."""
+    """Return `derive_seed("load", seed, epoch, position)` in half the time, once per sample."""
     hashed = _hash_of_epoch(seed, epoch).copy()
     hashed.update(str(position).encode())
     return int.from_bytes(hashed.digest(), "little") >> 1

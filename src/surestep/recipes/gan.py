@@ -1,8 +1,9 @@
 """Draw handwritten digits: a generator against a critic, by the Wasserstein loss (WGAN-GP).
 
-A step of its own over two optimizers: in each turn the critic learns to tell drawn digits from real
-ones, with a penalty on its slope; once in five turns the generator learns to pass. Evaluations
-measure a moving average of the weights, which draws better than the last weights do.
+A manual step with two optimizers. In each step, the critic learns to distinguish drawn digits from
+real ones, with a gradient penalty. In every fifth step, the generator learns to draw digits that
+the critic takes for real. Evaluations measure a moving average of the weights, which draws better
+than the last weights do.
 
 Judged by the energy distance to real digits that were not trained on: twice the mean distance of a
 drawn and a real image, without the mean distances within both. It is zero for one distribution only
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 import surestep
 from surestep.recipes.digits import images
 
-CRITIC_TURNS = 5  # of the critic, for one of the generator
+CRITIC_STEPS = 5  # of the critic, for one of the generator
 PENALTY = 10.0
 NOISE = 16  # numbers that an image is drawn from
 SHADES = " .:-=+*#%@"
@@ -62,24 +63,25 @@ class WGAN(nn.Module):
         return drawn
 
 
-def step(turn: surestep.ManualStep) -> None:
+def step(manual_step: surestep.ManualStep) -> None:
     """Move the critic, and once in a few turns the generator."""
-    generator, critic = turn.models["generator"], turn.models["critic"]
-    for micro in turn.micro_batches("critic"):
-        (real,) = micro.args
-        drawn = generator(turn.randn(micro, NOISE)).detach()
-        share = turn.rand(micro, 1)
+    generator, critic = manual_step.models["generator"], manual_step.models["critic"]
+    for micro_batch in manual_step.micro_batches("critic"):
+        (real,) = micro_batch.args
+        drawn = generator(manual_step.randn(micro_batch, NOISE)).detach()
+        share = manual_step.rand(micro_batch, 1)
         between = (share * real + (1 - share) * drawn).requires_grad_()
-        slope = turn.grad(critic(between), between, create_graph=True).norm(dim=1)
+        slope = manual_step.grad(critic(between), between, create_graph=True).norm(dim=1)
         distance = critic(real).mean() - critic(drawn).mean()
-        turn.log("distance", distance)
-        turn.backward(PENALTY * (slope - 1).square().mean() - distance, micro)
-    turn.step("critic")
+        manual_step.log("distance", distance)
+        manual_step.backward(PENALTY * (slope - 1).square().mean() - distance, micro_batch)
+    manual_step.step("critic")
 
-    if turn.index % CRITIC_TURNS == CRITIC_TURNS - 1:
-        for micro in turn.micro_batches("generator"):
-            turn.backward(-critic(generator(turn.randn(micro, NOISE))).mean(), micro)
-        turn.step("generator")
+    if manual_step.index % CRITIC_STEPS == CRITIC_STEPS - 1:
+        for micro_batch in manual_step.micro_batches("generator"):
+            drawn = generator(manual_step.randn(micro_batch, NOISE))
+            manual_step.backward(-critic(drawn).mean(), micro_batch)
+        manual_step.step("generator")
 
 
 def energy_distance(drawn: Tensor, real: Tensor) -> Tensor:

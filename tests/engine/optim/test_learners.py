@@ -140,5 +140,5 @@ def test_groups_are_of_the_part_alone():
 
 
 def test_freezing_for_a_time_is_the_steps_own_affair():
-    with pytest.raises(ConfigError, match=r"optimizer 'shared' freeze .* ask turn\.index"):
+    with pytest.raises(ConfigError, match=r"optimizer 'shared' freeze .* ask manual_step\.index"):
         made(shared=surestep.Optim(groups=["head.* freeze='1 epoch'"]), critic=surestep.Optim())

@@ -64,7 +64,7 @@ def test_what_each_rank_reads_whole_has_its_price_said(option, given):
 def test_a_step_of_the_tasks_own_says_when_gradients_are_added_up():
     ranks = replace(FACTS, launched=LaunchInfo(rank=1, size=2, local_size=2))
     found = decide({}, ranks, replace(GIVEN, own_step=True))
-    assert found.reason("parallel.strategy").endswith("turn.step sums the gradients")
+    assert found.reason("parallel.strategy").endswith("manual_step.step sums the gradients")
 
 
 def test_every_option_has_a_declared_default_or_a_rule():

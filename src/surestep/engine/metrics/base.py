@@ -23,8 +23,8 @@ logged: list[tuple[str, Tensor]] = []
 def log(name: str, value: Tensor) -> None:
     """Log a scalar tensor from inside a loss or a model, without waiting for the device.
 
-    The events have it under `name`, as the mean over the step: the mean of the calls in a
-    micro-batch, and over micro-batches weighted by their items.
+    The events have its mean over the step, under `name`. Several calls in one micro-batch are
+    averaged; micro-batches are weighted by their items.
 
     Args:
         name: its name in the events.

@@ -55,7 +55,7 @@ def build_learners(
         if any(group.trained_from for group in groups):
             raise ConfigError(
                 f"The groups of the optimizer {name!r} freeze a part until a given time. A step of "
-                "your own says itself when it trains what: ask turn.index there."
+                "your own says itself when it trains what: ask manual_step.index there."
             )
         settings.enter_context(freeze_permanent(part, groups))
         made[name] = build_optimizer(plan.optimizers[name], bare, part, groups, make_own)

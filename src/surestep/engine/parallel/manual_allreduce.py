@@ -56,8 +56,9 @@ class ManualAllReduceStrategy(DistributedStrategy):
         sums = self.world.all_reduce_sum(flags)
         if sums[self._own] != self.world.size:
             raise ParallelError(
-                f"turn.step({self.name!r}) is called on {sums[self._own]:g} of {self.world.size} "
-                "ranks, and the others step another optimizer. Decide by turn.index, or by what "
+                f"manual_step.step({self.name!r}) is called on {sums[self._own]:g} of "
+                f"{self.world.size} ranks, and the others step a different optimizer. Decide by "
+                "manual_step.index, or by what "
                 "is the same on all ranks."
             )
         return [there > 0 for there in sums[self._first : end]]

@@ -45,7 +45,7 @@ def strategy(ctx: PlanContext) -> Decision:
         return "fsdp", f"auto: parallel.shard is set {ctx.origin('parallel.shard')}"
     started = f"{launched.size} processes, started by {launched.launcher}; each has the full model"
     if ctx.task_info.own_step:
-        return "ddp", f"auto: {started}, and turn.step sums the gradients"
+        return "ddp", f"auto: {started}, and manual_step.step sums the gradients"
     if ctx.system.accelerate is not None:
         return "accelerate", f"auto: accelerate launch started {launched.size} processes"
     return "ddp", f"auto: {started}"
@@ -101,7 +101,7 @@ def reducer(ctx: PlanContext) -> Decision:
     if ctx.get(ctx.option) and ctx.task_info.own_step:
         ctx.reject(
             f"{ctx.option}=True declares which gradients DDP waits for, and the Task brings its "
-            "own step, in which turn.step sums those of its optimizer. Leave it out."
+            "own step, in which manual_step.step sums them. Leave it out."
         )
     return ctx.declared()
 

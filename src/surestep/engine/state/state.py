@@ -111,18 +111,27 @@ class Stateful(Protocol):
 
 @dataclass
 class State:
-    """Everything that changes during training, and that a checkpoint holds.
+    """Everything that changes during training and is saved in a checkpoint.
 
-    It has the model, the optimizers by name, the loss scale, the average, and the progress of the
-    run. The optimizer of a task with only one is called "model".
-
-    `base` has fingerprints of frozen parameters that checkpoints leave out; it is empty if they
-    hold all. `declared` are the callbacks that save state, by name. `built` are the buffers that
-    the model's state_dict leaves out, as they were before the first step: those that have changed
-    are saved too. `keeper` has the parameters and optimizer state of a strategy that holds them
-    outside of model and optimizers. `built_options` are the options of each optimizer's groups
-    before the first step: they show which options the optimizer changed itself. `scheduled` names
-    the options, by optimizer, that the schedule sets before each step.
+    Attributes:
+        model: the model.
+        optimizers: by name; the optimizer of a task with only one is called "model".
+        scaler: the loss scale.
+        progress: step, epoch and position in the data.
+        counts: number of skipped and clipped steps, by reason.
+        best: the best metric so far.
+        plateau: state of `reduce_on_plateau`.
+        metadata: numbers and text to save with the run.
+        average: the average of the weights, if there is one.
+        base: fingerprints of frozen parameters that checkpoints leave out.
+        built: buffers that the model's state_dict leaves out, before the first step; those that
+            have changed since are saved.
+        callback_states: the callbacks and other objects that save a state, by name.
+        spikes: recent losses and skipped ranges of the spike detection.
+        keeper: provides the full tensors of a strategy that stores parameters and optimizer state
+            outside of `model` and `optimizers`.
+        scheduled: the options that the schedule sets before each step, by optimizer.
+        built_options: the options of each optimizer's groups before the first step.
     """
 
     model: nn.Module

@@ -42,8 +42,8 @@ class Children(dict[str, nn.Module]):
         """
         there = ", ".join(map(repr, self)) or "none"
         raise TaskError(
-            f"turn.models has no {name!r}. It has the children of the model: {there}. The model "
-            "itself is turn.model."
+            f"manual_step.models has no {name!r}. It has the children of the model: {there}. The "
+            "model itself is manual_step.model."
         )
 
 
@@ -201,7 +201,9 @@ class ManualStep:
             TaskError: there are no gradients, or micro-batches are missing.
         """
         if name in self._clipped:
-            raise TaskError(f"turn.clip({name!r}) was called before, for the same gradients.")
+            raise TaskError(
+                f"manual_step.clip({name!r}) was called before, for the same gradients."
+            )
         self._clipped[name] = self._clip(name, max_norm)
         return self._clipped[name].total
 
@@ -251,12 +253,13 @@ class ManualStep:
         if self._ready:
             name = next(iter(self._ready))
             raise TaskError(
-                f"The step left the gradients of {name!r} unused. Call turn.step({name!r}) after "
-                f"the loop over turn.micro_batches({name!r})."
+                f"The step left the gradients of {name!r} unused. Call "
+                f"manual_step.step({name!r}) after the loop over "
+                f"manual_step.micro_batches({name!r})."
             )
         if not self.norms:
             raise TaskError(
-                "The step updated nothing: it called turn.step() for no optimizer. Known: "
+                "The step updated nothing: it called manual_step.step() for no optimizer. Known: "
                 f"{', '.join(self._optimizers.by_name)}."
             )
         self._take_logged(-1, 1 / self._world.size)
@@ -266,7 +269,8 @@ class ManualStep:
             handle = self._handle(name)
             if name in self._ready:
                 raise TaskError(
-                    f"The gradients of {name!r} are not used yet. Call turn.step({name!r}) before "
+                    f"The gradients of {name!r} are not used yet. Call "
+                    f"manual_step.step({name!r}) before "
                     "the next loop over its micro-batches."
                 )
             for parameter in handle.strategy.parameters:
@@ -286,14 +290,14 @@ class ManualStep:
         """Return the current pass; check that the loss is a scalar of the current micro-batch."""
         if self._pass is None or micro is not self._micro_batch:
             raise TaskError(
-                "turn.backward(loss, micro) takes the current micro-batch of the loop over "
-                "turn.micro_batches(...). Call it within that loop."
+                "manual_step.backward(loss, micro_batch) takes the current micro-batch of the loop "
+                "over manual_step.micro_batches(...). Call it within that loop."
             )
         if not isinstance(loss, Tensor) or loss.dim():
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise TaskError(
-                f"turn.backward takes a loss of one number, and got {got}. Pass its mean over the "
-                "micro-batch: loss.mean()."
+                f"manual_step.backward takes a loss of one number, and got {got}. Pass its mean "
+                "over the micro-batch: loss.mean()."
             )
         if not loss.requires_grad:
             raise TaskError(NO_GRADIENT)
@@ -305,13 +309,14 @@ class ManualStep:
         if current is None:
             raise TaskError(
                 f"There are no gradients of {name!r} to step by. Loop over "
-                f"turn.micro_batches({name!r}) and call turn.backward(loss, micro) for each."
+                f"manual_step.micro_batches({name!r}) and call "
+                "manual_step.backward(loss, micro_batch) for each."
             )
         if len(current.seen) < len(self._micro_batches):
             raise TaskError(
                 f"{name!r} has gradients of {len(current.seen)} of the "
                 f"{len(self._micro_batches)} micro-batches of this batch. Loop over all of "
-                "turn.micro_batches(...), with a turn.backward for each."
+                "manual_step.micro_batches(...), with a manual_step.backward for each."
             )
         assert current.loss is not None
         if not current.is_summed:

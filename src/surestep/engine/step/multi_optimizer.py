@@ -219,6 +219,7 @@ class OptimizerSet:
         if self.manual_steps == self.STEPS_UNTIL_WARNING and self.never_stepped:
             names = ", ".join(sorted(self.never_stepped))
             warn(
-                f"In {self.manual_steps} steps the Task's step function never called turn.step() "
+                f"In {self.manual_steps} steps the Task's step function never called "
+                "manual_step.step() "
                 f"for: {names}. Its parameters are not trained."
             )
