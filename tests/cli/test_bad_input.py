@@ -167,7 +167,7 @@ def test_a_run_that_is_held_names_who_holds_it(surestep, recipe, folder):
     finally:
         hold.release()
     assert (answer.code, answer.out) == (1, "")
-    assert "r is held by" in answer.err
+    assert "r is in use by" in answer.err
     assert "choose another folder" in answer.err
 
 

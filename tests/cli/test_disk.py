@@ -7,9 +7,9 @@ import subprocess
 import pytest
 
 from surestep.record.checkpoint.discovery import list_checkpoints
-from surestep.record.checkpoint.load import load_model
 from tests import tiny
 from tests.cli.conftest import HEAD
+from tests.record.checkpoint.on_disk import load_model
 
 BIG = f"""{HEAD}
 config = surestep.Config(epochs=3, batch_size=8, checkpoint=surestep.Checkpoint(keep_last=9))

@@ -13,9 +13,9 @@ from torch import nn
 
 from surestep.base.errors import CheckpointError, ConfigError, CorruptCheckpointError
 from surestep.record.checkpoint.reader import open_checkpoint
-from surestep.record.checkpoint.writer import save_checkpoint
 from surestep.record.export import export
 from tests import tiny
+from tests.record.checkpoint.on_disk import save_checkpoint
 
 PLAIN = """
 import sys

@@ -54,7 +54,7 @@ def test_a_start_that_the_disk_refuses_leaves_nothing_behind(tmp_path):
 
 
 def test_a_second_process_is_refused_and_told_who_holds(tmp_path, holder):
-    expected = f"is held by process {holder[0].pid} on {socket.gethostname()}"
+    expected = f"is in use by process {holder[0].pid} on {socket.gethostname()}"
     with pytest.raises(RunError, match=expected):
         RunLock(tmp_path)
 
@@ -69,7 +69,7 @@ def test_a_killed_holder_holds_no_more_although_its_child_lives(tmp_path, holder
 
 def test_the_same_process_is_refused_too(tmp_path):
     hold = RunLock(tmp_path)
-    with pytest.raises(RunError, match="held by another session of this process"):
+    with pytest.raises(RunError, match="in use by another session of this process"):
         RunLock(tmp_path / ".." / tmp_path.name)
     hold.release()
 
@@ -86,7 +86,7 @@ def test_a_refused_second_holder_does_not_open_the_folder_to_others(tmp_path):
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
     )
     hold.release()
-    assert f"held by process {os.getpid()}" in done.stderr
+    assert f"in use by process {os.getpid()}" in done.stderr
 
 
 def test_released_it_can_be_held_again(tmp_path):
@@ -98,5 +98,5 @@ def test_released_it_can_be_held_again(tmp_path):
 
 def test_a_lock_file_that_nobody_can_read_still_names_somebody(tmp_path, holder):
     (tmp_path / "lock").write_text("")
-    with pytest.raises(RunError, match="is held by somebody"):
+    with pytest.raises(RunError, match="is in use by another process"):
         RunLock(tmp_path)

@@ -30,8 +30,8 @@ def test_a_checkpoint_is_named_by_run_and_step(run, which, step):
     assert found.run == run
 
 
-def test_a_run_alone_means_what_the_caller_says(run):
-    assert find_checkpoint(str(run.path), otherwise="last").saved == run.last
+def test_a_run_alone_means_its_best_checkpoint(run):
+    assert find_checkpoint(str(run.path)).saved == run.best
 
 
 def test_a_checkpoint_is_named_by_its_folder(run):
@@ -55,11 +55,13 @@ def test_a_run_may_have_an_at_in_its_name(run, tmp_path, name):
 def test_what_is_not_there_is_told_with_what_is(run, tmp_path):
     with pytest.raises(CheckpointError, match=r"no checkpoint of step 7\. It has: 3, 6, 9\."):
         find_checkpoint(f"{run.path}@7")
-    with pytest.raises(ConfigError, match=r"'.*@bset' names no checkpoint.*Did you mean 'best'"):
+    with pytest.raises(
+        ConfigError, match=r"'.*@bset' does not name a checkpoint.*Did you mean 'best'"
+    ):
         find_checkpoint(f"{run.path}@bset")
-    with pytest.raises(ConfigError, match="'@5' names no checkpoint"):
+    with pytest.raises(ConfigError, match="'@5' does not name a checkpoint"):
         find_checkpoint("@5")
     with pytest.raises(RunError, match=r"There is no .*gone"):
         find_checkpoint(str(tmp_path / "gone@last"))
-    with pytest.raises(RunError, match="is no run folder and no checkpoint"):
+    with pytest.raises(RunError, match="is not a run folder or a checkpoint"):
         find_checkpoint(str(tmp_path))

@@ -8,7 +8,7 @@ from surestep.record.progress_display import (
     NullProgress,
     PlainProgress,
     TqdmProgress,
-    figures,
+    format_numbers,
     open_progress,
 )
 from tests import tiny
@@ -104,10 +104,10 @@ def test_a_bar_that_is_closed_shows_every_step(capsys):
 
 
 def test_a_number_that_is_not_known_is_said_to_be_not_known():
-    shown = figures(point(losses=[None, None], norms=[None, None]))
+    shown = format_numbers(point(losses=[None, None], norms=[None, None]))
     assert (shown["loss"], shown["grad_norm"]) == ("not known", "not known")
-    assert figures(point(losses=[None, 3.0]))["loss"] == "3"
+    assert format_numbers(point(losses=[None, 3.0]))["loss"] == "3"
 
 
 def test_a_speed_that_is_not_known_is_not_zero():
-    assert figures(point(seconds=0.0))["items/s"] == "not known"
+    assert format_numbers(point(seconds=0.0))["items/s"] == "not known"

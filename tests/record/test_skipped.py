@@ -134,14 +134,14 @@ def test_indices_are_read_from_lines_lists_and_the_file_of_a_run(tmp_path, text)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("5\nx\n", "holds 'x', which is no index"),
-        ("[5, -1]", "holds -1, which is no index"),
-        ("[5, 1.5]", "holds 1.5, which is no index"),
-        ("[5, true]", "holds True, which is no index"),
+        ("5\nx\n", "has 'x', which is not an index"),
+        ("[5, -1]", "has -1, which is not an index"),
+        ("[5, 1.5]", "has 1.5, which is not an index"),
+        ("[5, true]", "has True, which is not an index"),
         ('{"sample": [5]}', "has no list of samples"),
-        ("[5", "is no JSON"),
+        ("[5", "Expecting"),
         ("", "names no sample"),
-        (b"\xff\xfe", "it is no text"),
+        (b"\xff\xfe", "it is not text"),
     ],
 )
 def test_files_without_indices_are_refused(tmp_path, text, message):

@@ -85,7 +85,7 @@ def test_folders_of_hugging_face_models_are_read(tmp_path):
     assert len(loaded(parts).files) == 2
     loaded(index)
     index.write_text(json.dumps({"weight_map": {"a": "../whole/model.safetensors"}}))
-    with pytest.raises(CheckpointError, match="no file beside it"):
+    with pytest.raises(CheckpointError, match="not a file beside it"):
         loaded(parts)
     index.write_text("{}")
     with pytest.raises(CheckpointError, match=r"cannot be read: KeyError\('weight_map'\)"):
@@ -122,7 +122,7 @@ def test_a_cut_file_is_refused(name, size, tmp_path):
     path = write(tmp_path, name)
     data = path.read_bytes()
     path.write_bytes(data[: int(size * len(data)) if isinstance(size, float) else size])
-    with pytest.raises(CheckpointError, match=r"damaged or no .* again"):
+    with pytest.raises(CheckpointError, match=r"damaged or not a .* again"):
         loaded(path)
 
 
@@ -131,10 +131,10 @@ def test_a_cut_file_is_refused(name, size, tmp_path):
     [
         (lambda folder: folder / "none.pt", "is not there. Check the path"),
         (lambda folder: folder, "is a folder without weights: it has none of model.safetensors"),
-        (lambda folder: write(folder, "w.npz"), "kind that is not known. Known: .safetensors"),
-        (lambda folder: write(folder, "w.pt", {}), "no tensors by name: it holds a dict"),
-        (lambda folder: write(folder, "w.pt", [1]), "no tensors by name: it holds a list"),
-        (lambda folder: write(folder, "w.pt", {"epoch": 3}), "it holds epoch. A state dict is"),
+        (lambda folder: write(folder, "w.npz"), "has an unknown format. Known: .safetensors"),
+        (lambda folder: write(folder, "w.pt", {}), "no tensors by name: it has a dict"),
+        (lambda folder: write(folder, "w.pt", [1]), "no tensors by name: it has a list"),
+        (lambda folder: write(folder, "w.pt", {"epoch": 3}), "it has epoch. Use a state dict"),
         (lambda folder: {"epoch": 3}, "The state dict|the state dict has no tensors"),
     ],
 )

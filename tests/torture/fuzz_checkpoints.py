@@ -29,11 +29,10 @@ import torch
 from surestep.base.errors import CheckpointError
 from surestep.engine.state.state import State
 from surestep.record.checkpoint.discovery import find_newest_valid, scan_checkpoints
-from surestep.record.checkpoint.load import load_checkpoint, load_model
 from surestep.record.checkpoint.manifest import MANIFEST, RECORD, add_self_hash
-from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
 from tests.record.checkpoint.forge import state_of
+from tests.record.checkpoint.on_disk import load_checkpoint, load_model, save_checkpoint
 
 Files = dict[str, bytes]
 DEPTHS = (1_000, 10_000, 100_000)  # of JSON; Python's reader fails at about 1,000

@@ -117,7 +117,7 @@ def test_another_word_for_resume_is_refused(tmp_path):
 
 
 def test_a_folder_is_held_while_its_session_is_open(tmp_path):
-    with prepare(tmp_path), pytest.raises(RunError, match="held by another session"):
+    with prepare(tmp_path), pytest.raises(RunError, match="in use by another session"):
         prepare(tmp_path)
     prepare(tmp_path).close()
 

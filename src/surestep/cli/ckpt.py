@@ -272,16 +272,15 @@ def diff(words: list[str]) -> int:
     if found.values:
         values = [(each.name, _shorten(each.before), _shorten(each.now)) for each in found.values]
         show.print_table("Values that are not tensors", ("what", "A", "B"), values)
-    apart = [(each.kind, each.name, f"only in {each.side}", "") for each in found.only]
-    apart += [(each.kind, each.name, each.before, each.now) for each in found.reshaped]
+    apart = [(t.kind, t.name, t.before or "", t.now or "") for t in found.unmatched]
     if apart:
         title = "Tensors in one only, or of another shape or type"
         show.print_table(title, ("kind", "tensor", "A", "B"), apart)
-    kinds = {each.kind for each in found.moved}
+    kinds = {each.kind for each in found.changed}
     for kind in sorted(kinds, key=lambda kind: (kind != "model", kind)):
-        moved = [each for each in found.moved if each.kind == kind]
+        moved = [each for each in found.changed if each.kind == kind]
         _print_changed(kind, moved, len(moved) if parsed.all else ROWS)
-    print_escaped(f"{found.equal} tensors are bitwise identical, {len(found.moved)} changed.")
+    print_escaped(f"{found.equal} tensors are bitwise identical, {len(found.changed)} changed.")
     return 0 if found.same else 1
 
 
@@ -306,7 +305,7 @@ def _shorten(value: Any) -> str:
 
 
 def _diff_json(found: CheckpointDiff) -> dict[str, Any]:
-    parts = ("values", "only", "reshaped", "moved")
+    parts = ("values", "unmatched", "changed")
     lists = {part: [each._asdict() for each in getattr(found, part)] for part in parts}
     return {"same": found.same, "equal_tensors": found.equal, **lists}
 

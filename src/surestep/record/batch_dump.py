@@ -1,12 +1,9 @@
 """Micro-batches as JSON and tensors, and back; values that are neither are listed as lost."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from safetensors.torch import load, save
 from torch import Tensor
 
 from surestep.base.errors import RunError
@@ -26,7 +23,7 @@ class BatchDump:
     Attributes:
         record: as JSON holds it.
         tensors: by name; on the host and contiguous.
-        lost: the place and type of each value that is not kept.
+        lost: the key and type of each value that is not kept.
     """
 
     def __init__(self, micro_batches: tuple[MicroBatch, ...], *, prefix: str = "") -> None:
@@ -67,15 +64,15 @@ def decode_batch(record: Any, tensors: Mapping[str, Tensor]) -> tuple[MicroBatch
     try:
         return tuple(
             MicroBatch(
-                args=tuple(decode_value(each["args"], left)),
-                kwargs=dict(decode_value(each["kwargs"], left)),
-                targets=decode_value(each["targets"], left),
-                items=each["items"],
-                samples=int(each["samples"]),
-                position=int(each["position"]),
-                part_items=tuple(each["part_items"]),
+                args=tuple(decode_value(micro["args"], left)),
+                kwargs=dict(decode_value(micro["kwargs"], left)),
+                targets=decode_value(micro["targets"], left),
+                items=micro["items"],
+                samples=int(micro["samples"]),
+                position=int(micro["position"]),
+                part_items=tuple(micro["part_items"]),
             )
-            for each in record
+            for micro in record
         )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise RunError(f"The batch of the incident cannot be read: {error!r}.") from error
@@ -86,21 +83,12 @@ def gather_batch(world: Communicator, micro_batches: tuple[MicroBatch, ...]) -> 
     packed = BatchDump(micro_batches, prefix=f"rank-{world.rank}.")
     if world.size == 1:
         return packed
-    # clone(): safetensors rejects tensors that share memory.
-    data = save({name: each.clone() for name, each in packed.tensors.items()})
-    described = {"record": packed.record, "lost": packed.lost, "bytes": len(data)}
-    forms = [json.loads(each) for each in world.all_gather_text(json.dumps(described))]
-    longest = max(form["bytes"] for form in forms)
-    own = torch.zeros(longest, dtype=torch.uint8)
-    own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    each = [torch.empty_like(own) for _ in forms] if world.is_first else None
+    gathered: list[Any] = [None] * world.size
+    own = (packed.record, packed.lost, packed.tensors)
     with world.explain_errors():
-        dist.gather(own, each, dst=0, group=world.group)
-    if each is None:
-        return packed
-    packed.record = [micro for form in forms for micro in form["record"]]
-    packed.lost = [lost for form in forms for lost in form["lost"]]
-    packed.tensors = {}
-    for form, sent in zip(forms, each, strict=True):
-        packed.tensors |= load(sent[: form["bytes"]].numpy().tobytes())
+        dist.gather_object(own, gathered if world.is_first else None, dst=0, group=world.group)
+    if world.is_first:
+        packed.record = [micro for record, _, _ in gathered for micro in record]
+        packed.lost = [name for _, lost, _ in gathered for name in lost]
+        packed.tensors = {n: t for _, _, tensors in gathered for n, t in tensors.items()}
     return packed

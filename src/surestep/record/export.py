@@ -90,7 +90,7 @@ def export(
                         f"cannot hold: {', '.join(found.record['extra'])}. Export it to a file "
                         "that ends in .pt."
                     )
-                described = {name: each.described for name, each in locations.items()}
+                described = {name: tensor.described for name, tensor in locations.items()}
                 about = _header(found, run, average=average)
                 with temporary.open("xb") as file:
                     stream_tensors(file, described, read, about)
@@ -110,8 +110,8 @@ def export(
 def _locate(found: CheckpointReader, *, average: bool) -> dict[str, _Location]:
     """Return where the tensors of a model are, tied ones under each of their names."""
     locations = {
-        name: _Location("model", name, each.described)
-        for name, each in found.entries("model").items()
+        name: _Location("model", name, tensor.described)
+        for name, tensor in found.entries("model").items()
     }
     if average:
         if "average" not in found.manifest.tensors:
@@ -119,10 +119,10 @@ def _locate(found: CheckpointReader, *, average: bool) -> dict[str, _Location]:
                 f"{found.path} has no averaged weights. Train with average.kind='ema' or 'swa', "
                 "or leave out --average (average=True in Python)."
             )
-        for name, each in found.entries("average").items():
+        for name, tensor in found.entries("average").items():
             # The average of half-precision weights is in fp32; export the dtype of the model.
-            dtype = getattr(locations.get(name), "described", each.described).dtype
-            locations[name] = _Location("average", name, TensorMeta(each.shape, dtype))
+            dtype = getattr(locations.get(name), "described", tensor.described).dtype
+            locations[name] = _Location("average", name, TensorMeta(tensor.shape, dtype))
     return found.with_aliases(locations)
 
 
@@ -132,7 +132,7 @@ def _open_tensors(
 ) -> Iterator[Callable[[str], Tensor]]:
     """Yield a function that reads the tensor of a name."""
     with ExitStack() as stack:
-        kinds = sorted({each.kind for each in locations.values()})
+        kinds = sorted({tensor.kind for tensor in locations.values()})
         reads = {kind: stack.enter_context(found.open_tensors(kind)) for kind in kinds}
 
         def read(name: str) -> Tensor:
@@ -169,8 +169,8 @@ def _write_state_dict(
     from surestep.record.checkpoint.encoding import decode
 
     # clone(): torch writes all the memory that a tensor is a view of, which is the whole file.
-    once = {each: read(name).clone() for name, each in locations.items()}
-    tensors = {name: once[each] for name, each in locations.items()}
+    once = {tensor: read(name).clone() for name, tensor in locations.items()}
+    tensors = {name: once[tensor] for name, tensor in locations.items()}
     extra = decode(found.path, found.record["extra"], tensors)
     with path.open("xb") as file:
         try:

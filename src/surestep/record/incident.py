@@ -139,7 +139,7 @@ def read_incident(path: Path) -> Incident:
         RunError: it is not an incident, or cannot be read.
     """
     if not (path / RECORD).is_file():
-        existing = [str(each.path) for each in incidents_of(path)]
+        existing = [str(incident.path) for incident in incidents_of(path)]
         hint = (
             f"Its incidents: {', '.join(existing)}."
             if existing
@@ -163,4 +163,4 @@ def incidents_of(run: Path) -> Iterator[Incident]:
 
 def referenced_checkpoints(checkpoints: Path) -> set[Path]:
     """Return the checkpoints that incidents of their run need."""
-    return {checkpoints / each.checkpoint.name for each in incidents_of(checkpoints.parent)}
+    return {checkpoints / incident.checkpoint.name for incident in incidents_of(checkpoints.parent)}

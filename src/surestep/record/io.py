@@ -48,9 +48,9 @@ def to_jsonable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {str(key): to_jsonable(each) for key, each in value.items()}
+        return {str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_jsonable(each) for each in value]
+        return [to_jsonable(item) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return str(value)
@@ -160,9 +160,9 @@ def unreadable_error(path: Path, error: OSError | ValueError, hint: str = COPY_H
     """Return the error for a file of a run that cannot be read."""
     if isinstance(error, NewerFormatError):
         return RunError(f"{path} {error}")
-    said = str(getattr(error, "strerror", None) or error)
-    said = said if len(said) <= MOST_SHOWN else f"{said[:MOST_SHOWN]}..."
-    return RunError(f"{path} cannot be read: {escape_control_chars(said)}. {hint}")
+    text = str(getattr(error, "strerror", None) or error)
+    text = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+    return RunError(f"{path} cannot be read: {escape_control_chars(text)}. {hint}")
 
 
 def open_regular(path: Path | str) -> IO[bytes]:
@@ -233,8 +233,8 @@ def parse_json(data: bytes) -> Any:
         raise ValueError("it is nested too deep") from None
     level = [found] if isinstance(found, (dict, list)) else []
     for _ in range(DEEPEST):
-        parts = [each.values() if isinstance(each, dict) else each for each in level if each]
-        level = [each for part in parts for each in part if isinstance(each, (dict, list))]
+        parts = [item.values() if isinstance(item, dict) else item for item in level if item]
+        level = [item for part in parts for item in part if isinstance(item, (dict, list))]
         if not level:
             break
     else:

@@ -1,7 +1,7 @@
-"""One holder of a run folder at a time.
+"""Lock a run folder for one process.
 
-`lockf`, because a `flock` is inherited by forked data workers and outlives a killed parent.
-A lock of `lockf` belongs to the process, so folders held by this process are remembered as well.
+`lockf`, because forked data workers inherit a `flock`, which outlives a killed parent. A lock of
+`lockf` belongs to the process, so the folders that this process holds are remembered as well.
 """
 
 import errno
@@ -12,15 +12,15 @@ import socket
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO
 
 from surestep.base.errors import RunError
 from surestep.base.text import escape_control_chars
 from surestep.record.io import read_regular
 
 LOCK = "lock"
-_SHORT = 200  # characters: who holds it
-_HELD = (errno.EACCES, errno.EAGAIN)
+_MAX_SHOWN = 200  # characters of the lock file
+_IN_USE = (errno.EACCES, errno.EAGAIN)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _held: set[Path] = set()
 
@@ -29,75 +29,73 @@ class RunLock:
     """The lock on a run folder.
 
     Attributes:
-        locked: whether the file system has locks; where it has none, nobody else is kept out.
-        said: what the file says of this holder.
+        locked: whether the file system has locks; without them, no other process is kept out.
+        text: what the lock file says about this process.
 
     Raises:
-        RunError: somebody else holds it; the message names them.
-        OSError: the folder cannot be written.
+        RunError: another session or process holds it; the message names the process.
+        OSError: the folder is not writable.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         if self.folder in _held:
             raise RunError(
-                f"{folder} is held by another session of this process. Call its close(), or "
+                f"{folder} is in use by another session of this process. Call its close(), or "
                 "choose another folder with run=."
             )
         path = self.folder / LOCK
         is_new = not os.path.lexists(path)
         self._file: IO[str] = open(  # noqa: SIM115  # closed by release()
-            path, "a+", errors="replace", opener=_opened
+            path, "a+", errors="replace", opener=_open_regular
         )
         try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.locked = True
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                self.locked = False
-            elif error.errno in _HELD:
-                self._refuse(folder)
-            else:
-                self._file.close()
-                raise
-        self.text = json.dumps({"host": socket.gethostname(), "pid": os.getpid()})
-        try:
+            self.locked = _lock(self._file, folder)
+            self.text = json.dumps({"host": socket.gethostname(), "pid": os.getpid()})
             self._file.truncate(0)
             self._file.write(self.text)
             self._file.flush()
-        except OSError:
+        except (OSError, RunError) as error:
             with suppress(OSError):
                 self._file.close()
-            if is_new:
+            if is_new and isinstance(error, OSError):
                 path.unlink(missing_ok=True)
             raise
         _held.add(self.folder)
 
-    def _refuse(self, folder: Path) -> NoReturn:
-        self._file.seek(0)
-        holder = self._file.read(_SHORT).strip() or "somebody"
-        self._file.close()
-        raise RunError(
-            f"{folder} is held by {_named(holder)}. Wait for it, stop it, or choose another "
-            "folder with --run (run= in Python)."
-        ) from None
-
     def __del__(self) -> None:
-        """Let the folder go with a session that nobody holds any more."""
+        """Release the folder of a session that no one refers to."""
         if hasattr(self, "_file"):
             self.release()
 
     def release(self) -> None:
-        """Let the folder go; a second call does nothing."""
+        """Release the folder; a second call does nothing."""
         if self.folder in _held and not self._file.closed:
             _held.discard(self.folder)
             self._file.close()
 
 
-def lock_owner(folder: Path) -> str:
-    """Return what the lock of a folder says of who holds it, or held it; "" where there is none.
+def _lock(file: IO[str], folder: Path) -> bool:
+    """Lock a file; return False if the file system has no locks."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        if error.errno not in _IN_USE:
+            raise
+        file.seek(0)
+        raise RunError(
+            f"{folder} is in use by {_describe_holder(file)}. Wait for it, "
+            "stop it, or choose another folder with --run (run= in Python)."
+        ) from None
+    return True
 
-    The process that holds it must not ask: to close the file would let the lock go.
+
+def lock_owner(folder: Path) -> str:
+    """Return the text of a folder's lock file; "" if there is none.
+
+    Not for the process that holds it: closing the file would release the lock.
     """
     try:
         return read_regular(folder / LOCK).decode(errors="replace")
@@ -105,23 +103,19 @@ def lock_owner(folder: Path) -> str:
         return ""
 
 
-def _opened(path: str, flags: int) -> int:
-    """Open what is a file.
-
-    Raises:
-        RunError: it is a link, or a pipe, which may wait for ever.
-    """
+def _open_regular(path: str, flags: int) -> int:
     if not os.path.islink(path) and not os.path.isdir(path):
         found = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         if stat.S_ISREG(os.fstat(found).st_mode):
             return found
         os.close(found)
-    raise RunError(f"{path} is a link or no file. Move it away.")
+    raise RunError(f"{path} is a link or not a file. Move it away.")
 
 
-def _named(holder: str) -> str:
+def _describe_holder(file: IO[str]) -> str:
+    text = file.read(_MAX_SHOWN).strip()
     try:
-        known = json.loads(holder)
+        known = json.loads(text)
         return f"process {known['pid']} on {known['host']}"
     except (ValueError, KeyError, TypeError, RecursionError):
-        return escape_control_chars(holder)
+        return escape_control_chars(text) or "another process"

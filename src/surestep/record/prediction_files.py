@@ -78,7 +78,7 @@ def _npz(file: IO[bytes], arrays: Arrays) -> None:
 
 def _safetensors(file: IO[bytes], arrays: Arrays) -> None:
     """Write arrays by name, each of which can be read in parts."""
-    tensors = {name: torch.from_numpy(each) for name, each in arrays.items()}
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     described = {name: TensorMeta(tuple(t.shape), t.dtype) for name, t in tensors.items()}
     stream_tensors(file, described, tensors.__getitem__)
 
@@ -95,7 +95,7 @@ def _csv(file: IO[bytes], arrays: Arrays) -> None:
         )
     _line(file, names)
     for rows in _row_ranges(arrays):
-        flat = [_listed(each.values[rows]) for each in columns]
+        flat = [_listed(column.values[rows]) for column in columns]
         for row in zip(*flat, strict=True):
             _line(file, row)
 
@@ -129,7 +129,7 @@ def columns_of(arrays: Arrays) -> Iterator[Column]:
 def _jsonl(file: IO[bytes], arrays: Arrays) -> None:
     """Write an object for each sample; NaN and infinity become text."""
     for rows in _row_ranges(arrays):
-        listed = [_listed(each[rows]) for each in arrays.values()]
+        listed = [_listed(array[rows]) for array in arrays.values()]
         for row in zip(*listed, strict=True):
             sample = to_jsonable(dict(zip(arrays, row, strict=True)))
             file.write((json.dumps(sample, allow_nan=False) + "\n").encode())
@@ -138,7 +138,7 @@ def _jsonl(file: IO[bytes], arrays: Arrays) -> None:
 def _row_ranges(arrays: Arrays) -> Iterator[slice]:
     """Return the ranges of rows that are converted to text at once, in order."""
     samples = len(arrays["index"])
-    numbers = sum(math.prod(each.shape[1:]) for each in arrays.values())
+    numbers = sum(math.prod(array.shape[1:]) for array in arrays.values())
     rows = max(1, _AT_ONCE // numbers)
     return (slice(first, first + rows) for first in range(0, samples, rows))
 

@@ -140,8 +140,8 @@ class Run:
     def last(self) -> CheckpointInfo | None:
         """The newest checkpoint, or None; corrupted ones are skipped with a warning."""
         found = scan_checkpoints(self.checkpoints)
-        for each in found.newer_damaged():
-            logger.warning("%s", each.reason)
+        for checkpoint in found.newer_damaged():
+            logger.warning("%s", checkpoint.reason)
         return found.good[-1] if found.good else None
 
     @property
@@ -156,16 +156,16 @@ class Run:
             return self.last
         found = scan_checkpoints(self.checkpoints)
         ranked = best_first(found.good, *monitor)
-        for each in found.damaged if found.good else []:
-            if each.step == found.good[-1].best_step or each in found.newer_damaged():
-                raise CorruptCheckpointError(f"{each.reason} {_NO_SECOND}")
+        for checkpoint in found.damaged if found.good else []:
+            if checkpoint.step == found.good[-1].best_step or checkpoint in found.newer_damaged():
+                raise CorruptCheckpointError(f"{checkpoint.reason} {_NO_SECOND}")
         return ranked[0] if ranked else self.last
 
     @property
     def cycles(self) -> list[CheckpointInfo]:
         """The checkpoints at the ends of the schedule's cycles, for a snapshot ensemble."""
         found = scan_checkpoints(self.checkpoints).good
-        return [each for each in found if each.cycle is not None]
+        return [checkpoint for checkpoint in found if checkpoint.cycle is not None]
 
     @property
     def skipped(self) -> SkippedSteps:
@@ -210,8 +210,8 @@ class Run:
             return self._choose(which)
         self.saved(which)
         newest = find_newest_valid(self.checkpoints)
-        for each in newest.passed_over:
-            logger.warning("%s", each.reason)
+        for checkpoint in newest.passed_over:
+            logger.warning("%s", checkpoint.reason)
         if newest.opened is None:
             raise CheckpointError(no_checkpoint_message(self.path))
         return SelectedWeights(newest.opened.saved, newest.opened, average=which == "average")

@@ -77,8 +77,8 @@ class RunWriter:
             if isinstance(error, (FileExistsError, NotADirectoryError)):
                 hint = "It is a file: choose a folder with --run (run= in Python)."
             raise RunError(f"{folder} cannot be a run folder: {error.strerror}. {hint}") from error
-        for each in (folder, folder / INCIDENTS):  # other processes may write predictions there
-            remove_stale(each)
+        for parent in (folder, folder / INCIDENTS):  # other processes may write predictions there
+            remove_stale(parent)
         remove_stale(self.checkpoints, locked=lock.locked)
         return lock
 
@@ -131,7 +131,9 @@ class RunWriter:
             self.warnings += probe_filesystem(
                 self.folder, locked=bool(self._lock and self._lock.locked)
             )
-            write_json(self.folder / "plan.json", [each._asdict() for each in plan.decisions])
+            write_json(
+                self.folder / "plan.json", [decision._asdict() for decision in plan.decisions]
+            )
             if plan.parallel_deepspeed:
                 write_json(self.folder / "ds_config.json", dict(plan.parallel_deepspeed))
             write_json(self.folder / "environment.json", collect_environment(facts, cwd))
@@ -243,14 +245,14 @@ class RunWriter:
         if wait:
             self._saver.wait()
         results = self._saver.outcomes()
-        for each in results:
-            if each.path is not None:
+        for result in results:
+            if result.path is not None:
                 self.event(
                     "checkpoint",
-                    step=each.step,
-                    path=f"checkpoints/{each.path.name}",
-                    seconds=round(each.seconds, 4),
-                    blocked_s=round(each.blocked_s, 4),
+                    step=result.step,
+                    path=f"checkpoints/{result.path.name}",
+                    seconds=round(result.seconds, 4),
+                    blocked_s=round(result.blocked_s, 4),
                 )
         return [] if self._lock is None else results
 

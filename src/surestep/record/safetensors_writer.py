@@ -74,8 +74,8 @@ def allocate_file(tensors: Mapping[str, Tensor]) -> TensorFile:
 
     described = {name: TensorMeta(tuple(t.shape), t.dtype) for name, t in tensors.items()}
     header, ordered = _header(described, None)
-    size = sum(each.nbytes for each in tensors.values())
-    pinned = any(each.device.type == "cuda" for each in tensors.values())
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    pinned = any(tensor.device.type == "cuda" for tensor in tensors.values())
     memory, end = torch.empty(size, dtype=torch.uint8, pin_memory=pinned), 0
     views: dict[str, Tensor] = {}
     for name in ordered:

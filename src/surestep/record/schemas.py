@@ -80,7 +80,7 @@ def _as_number(value: Any) -> Any:
 
 
 def _as_numbers(value: Any) -> Any:
-    return [_as_numbers(each) for each in value] if isinstance(value, list) else _as_number(value)
+    return [_as_numbers(item) for item in value] if isinstance(value, list) else _as_number(value)
 
 
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -113,7 +113,7 @@ def _exact(**types: Any) -> Any:
 
 def _open(required: dict[str, Any], optional: dict[str, Any] | None = None) -> Any:
     """Return the type of a dict that may have more keys, which no one reads."""
-    types = {**required, **{key: NotRequired[each] for key, each in (optional or {}).items()}}
+    types = {**required, **{key: NotRequired[item] for key, item in (optional or {}).items()}}
     return with_config(ConfigDict(extra="allow", strict=True))(_typed_dict("Open", types))
 
 
@@ -256,7 +256,7 @@ _OPTIONS = _adapter(
 
 
 def _as_options(found: Any) -> Any:
-    return validate(_OPTIONS, {each["option"]: each["value"] for each in validate(_PLAN, found)})
+    return validate(_OPTIONS, {item["option"]: item["value"] for item in validate(_PLAN, found)})
 
 
 PLAN = _adapter(_annotated[Any, PlainValidator(_as_options)])  # value by option

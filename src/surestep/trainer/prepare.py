@@ -32,7 +32,6 @@ from surestep.record.checkpoint.staging import check_can_be_saved
 from surestep.record.io import os_error_hint
 from surestep.record.progress_display import (
     NullProgress,
-    PlainProgress,
     TqdmProgress,
     open_progress,
 )
@@ -312,7 +311,7 @@ def describe_ranks(plan: Plan, size: int) -> str:
     return f"{size} ranks ({plan.parallel_backend}, {plan.device.type}), {strategy}."
 
 
-def _open_display(session: Session) -> NullProgress | PlainProgress | TqdmProgress:
+def _open_display(session: Session) -> NullProgress:
     """Open the progress display, on rank 0 only."""
     if not session.loop.world.is_first:
         return NullProgress()

@@ -28,7 +28,7 @@ from surestep.engine.task.task import Task
 from surestep.engine.value import Value, shown
 from surestep.record.checkpoint.reader import CheckpointReader
 from surestep.record.checkpoint.staging import check_can_be_saved
-from surestep.record.progress_display import NullProgress, PlainProgress, TqdmProgress
+from surestep.record.progress_display import NullProgress
 from surestep.record.run import Run, Which
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.best_metric import update_best
@@ -78,7 +78,7 @@ class Session:
         self._settings = settings
         self._open_steps: WeakSet[Generator[StepResult, None, None]] = WeakSet()
         self._noticed: set[str] = set()
-        self._progress: NullProgress | PlainProgress | TqdmProgress = NullProgress()
+        self._progress: NullProgress = NullProgress()
         self.saving = CheckpointManager(recorder, loop, evaluator, self.print_line)
         loop.on_log.append(self._log)
         loop.after_first.append(partial(check_can_be_saved, loop.state))
@@ -88,7 +88,7 @@ class Session:
 
     def open(
         self,
-        progress: NullProgress | PlainProgress | TqdmProgress,
+        progress: NullProgress,
         checkpoint: Path | None,
         *,
         finished: bool,

@@ -71,7 +71,7 @@ def test_as_json_by_the_largest_relative_change(surestep, run):
     told = json.loads(answer.out)
     assert (answer.code, told["same"], told["equal_tensors"]) == (1, False, 0)
     assert {"name": "progress.step", "before": 3, "now": 9} in told["values"]
-    relative = [each["relative"] for each in told["moved"]]
+    relative = [each["relative"] for each in told["changed"]]
     assert relative == sorted(relative, reverse=True)
 
 

@@ -11,9 +11,8 @@ from surestep.engine.schedule.lr import PlateauState
 from surestep.engine.state.average import AveragedWeights
 from surestep.engine.state.loss_spikes import SpikeDetector
 from surestep.engine.state.state import WHOLE, BestMetric, Progress, State, StepCounts
-from surestep.record.checkpoint.load import load_checkpoint
-from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
+from tests.record.checkpoint.on_disk import load_checkpoint, save_checkpoint
 
 EMA = AveragingSpec(
     "ema", decay=0.9, warmup=False, start=0, interval=1, buffers="live", lr=None, anneal=0

@@ -7,10 +7,9 @@ import torch
 
 from surestep.base.errors import CheckpointError
 from surestep.record.checkpoint.encoding import unmatched_states
-from surestep.record.checkpoint.load import load_checkpoint
 from surestep.record.checkpoint.state_json import read_record
-from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
+from tests.record.checkpoint.on_disk import load_checkpoint, save_checkpoint
 
 
 class Memory:

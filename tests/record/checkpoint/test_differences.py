@@ -6,8 +6,8 @@ from torch import nn
 
 from surestep.record.checkpoint.diff import differences
 from surestep.record.checkpoint.reader import open_checkpoint
-from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
+from tests.record.checkpoint.on_disk import save_checkpoint
 
 
 def compared(tmp_path, one, other):
@@ -33,7 +33,7 @@ def test_the_same_differ_in_nothing(tmp_path):
 def test_a_tensor_is_told_with_its_largest_and_its_relative_change(tmp_path):
     before, now = torch.tensor([3.0, 4.0, 0.0]), torch.tensor([3.0, 4.0, 0.5])
     found = compared(tmp_path, Buffers(x=before, y=now), Buffers(x=now, y=now))
-    (moved,) = found.moved
+    (moved,) = found.changed
     assert moved == ("model", "x", 3, 1, 0.5, 0.1)
     assert (found.equal, found.same, found.values) == (2, False, [])
 
@@ -42,14 +42,14 @@ def test_most_changed_comes_first_and_not_a_number_before_all(tmp_path):
     one = torch.ones(2)
     names = {"a": one * 2, "b": one * 9, "c": one * math.nan, "d": one, "e": -one * 3}
     found = compared(tmp_path, Buffers(**dict.fromkeys(names, one)), Buffers(**names))
-    assert [each.name for each in found.moved] == ["c", "b", "e", "a"]
+    assert [each.name for each in found.changed] == ["c", "b", "e", "a"]
 
 
 def test_equal_is_bit_for_bit(tmp_path):
     nan, zero = torch.tensor([math.nan]), torch.zeros(1)
     found = compared(tmp_path, Buffers(x=nan, y=zero), Buffers(x=nan.clone(), y=-zero))
-    assert [each.name for each in found.moved] == ["y"]
-    assert found.moved[0].largest == 0
+    assert [each.name for each in found.changed] == ["y"]
+    assert found.changed[0].largest == 0
 
 
 def test_every_type_is_compared(tmp_path):
@@ -58,15 +58,17 @@ def test_every_type_is_compared(tmp_path):
     zeros = {f"x{n}": torch.zeros(2, 2).to(each) for n, each in enumerate(types)}
     ones = {f"x{n}": torch.ones(2, 2).to(each) for n, each in enumerate(types)}
     found = compared(tmp_path, Buffers(**zeros), Buffers(**ones))
-    assert {(each.changed, each.largest) for each in found.moved} == {(4, 1.0)}
-    assert len(found.moved) == len(types)
+    assert {(each.changed, each.largest) for each in found.changed} == {(4, 1.0)}
+    assert len(found.changed) == len(types)
 
 
 def test_tensors_that_have_no_equal(tmp_path):
     one, other = Buffers(x=torch.zeros(2), old=torch.zeros(0)), Buffers(x=torch.zeros(3))
     found = compared(tmp_path, one, other)
-    assert found.only == [("model", "old", "A")]
-    assert found.reshaped == [("model", "x", "float32 (2,)", "float32 (3,)")]
+    assert found.unmatched == [
+        ("model", "old", "float32 (0,)", None),
+        ("model", "x", "float32 (2,)", "float32 (3,)"),
+    ]
 
 
 def test_options_that_the_optimizer_changed_are_listed_by_name(tmp_path):

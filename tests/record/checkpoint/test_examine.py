@@ -1,6 +1,6 @@
 from surestep.record.checkpoint.discovery import examine, examine_all, size_on_disk
-from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
+from tests.record.checkpoint.on_disk import save_checkpoint
 
 
 def test_a_good_one(tmp_path):

@@ -13,15 +13,14 @@ import pytest
 import torch
 
 from surestep.base.errors import CheckpointError, RunError
-from surestep.record.checkpoint.load import load_checkpoint
 from surestep.record.checkpoint.manifest import FORMAT, MANIFEST, RECORD
-from surestep.record.checkpoint.writer import save_checkpoint
 from surestep.record.events import read_events
 from surestep.record.schemas import EVENTS_FORMAT
 from surestep.record.skipped_samples import summarize_skips
 from tests.record.checkpoint.fixtures import stream as own_state
 from tests.record.checkpoint.fixtures.make import HERE, fresh, moved, seen, write_events
 from tests.record.checkpoint.forge import manifest_of, seal
+from tests.record.checkpoint.on_disk import load_checkpoint, save_checkpoint
 
 CHECKPOINTS = sorted(HERE.glob("format-*/step-*"))
 STREAMS = sorted(HERE.glob("stream-*/step-*"))

@@ -13,8 +13,8 @@ from surestep.record.checkpoint.discovery import (
 )
 from surestep.record.checkpoint.errors import CheckpointVanishedError
 from surestep.record.checkpoint.manifest import FORMAT
-from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
+from tests.record.checkpoint.on_disk import save_checkpoint
 from tests.record.checkpoint.test_manifest import rewritten
 
 

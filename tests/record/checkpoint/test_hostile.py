@@ -13,10 +13,8 @@ import torch
 
 from surestep.base.errors import CheckpointError
 from surestep.record.checkpoint.discovery import find_newest_valid, scan_checkpoints
-from surestep.record.checkpoint.load import load_checkpoint, load_model
 from surestep.record.checkpoint.manifest import MANIFEST, RECORD
 from surestep.record.checkpoint.state_json import read_record
-from surestep.record.checkpoint.writer import save_checkpoint
 from surestep.record.safetensors_writer import write_tensors
 from tests import tiny
 from tests.record.checkpoint.forge import (
@@ -26,6 +24,7 @@ from tests.record.checkpoint.forge import (
     seal,
     state_of,
 )
+from tests.record.checkpoint.on_disk import load_checkpoint, load_model, save_checkpoint
 
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizers__model"

@@ -6,9 +6,9 @@ import pytest
 
 from surestep.record.checkpoint.discovery import scan_checkpoints
 from surestep.record.checkpoint.retention import RetentionPolicy, best_first, prune
-from surestep.record.checkpoint.writer import save_checkpoint
 from surestep.record.io import remove_stale, temp_name
 from tests import tiny
+from tests.record.checkpoint.on_disk import save_checkpoint
 
 
 def saved_with(folder, metrics):

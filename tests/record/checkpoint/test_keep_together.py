@@ -22,7 +22,7 @@ CHILD = textwrap.dedent(
     from pathlib import Path
     import torch
     from surestep.record.checkpoint.retention import RetentionPolicy, prune
-    from surestep.record.checkpoint.writer import save_checkpoint
+    from tests.record.checkpoint.on_disk import save_checkpoint
     from tests import tiny
 
     torch.set_num_threads(1)

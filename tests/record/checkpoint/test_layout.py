@@ -5,11 +5,11 @@ import torch
 
 from surestep.base.errors import CorruptCheckpointError
 from surestep.record.checkpoint import writer as write
-from surestep.record.checkpoint.load import load_checkpoint
 from surestep.record.checkpoint.reader import open_checkpoint
 from surestep.record.checkpoint.staging import SnapshotStager, StagingBuffers
-from surestep.record.checkpoint.writer import CheckpointFiles, save_checkpoint, write_checkpoint
+from surestep.record.checkpoint.writer import CheckpointFiles, write_checkpoint
 from tests import tiny
+from tests.record.checkpoint.on_disk import load_checkpoint, save_checkpoint
 
 
 def later(state):

@@ -1,7 +1,7 @@
 from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.checkpoint.state_json import CheckpointInfo, read_info
-from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
+from tests.record.checkpoint.on_disk import save_checkpoint
 
 
 def test_checkpoints_are_listed_by_step(tmp_path):

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from surestep.base.errors import CheckpointError, CorruptCheckpointError
-from surestep.record.checkpoint.load import load_checkpoint
 from surestep.record.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
@@ -13,8 +12,8 @@ from surestep.record.checkpoint.manifest import (
     verify,
 )
 from surestep.record.checkpoint.reader import open_checkpoint
-from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
+from tests.record.checkpoint.on_disk import load_checkpoint, save_checkpoint
 
 FILES = [MANIFEST, "state.json", "model.safetensors", "optimizer.safetensors"]
 

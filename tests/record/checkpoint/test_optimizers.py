@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from surestep.base.errors import CheckpointError
-from surestep.record.checkpoint.load import load_checkpoint
-from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
+from tests.record.checkpoint.on_disk import load_checkpoint, save_checkpoint
 
 
 class Counting(torch.optim.SGD):

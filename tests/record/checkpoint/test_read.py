@@ -3,12 +3,8 @@ import torch
 from torch import nn
 
 from surestep.base.errors import CheckpointError
-from surestep.record.checkpoint.load import (
-    load_checkpoint,
-    load_model,
-)
-from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
+from tests.record.checkpoint.on_disk import load_checkpoint, load_model, save_checkpoint
 
 
 @pytest.fixture

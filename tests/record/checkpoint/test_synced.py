@@ -2,8 +2,8 @@
 
 import os
 
-from surestep.record.checkpoint.writer import save_checkpoint
 from tests import tiny
+from tests.record.checkpoint.on_disk import save_checkpoint
 
 
 def test_files_and_folders_are_synced_before_and_after_the_name_is_given(tmp_path, monkeypatch):

@@ -5,10 +5,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from surestep.base.errors import CheckpointError
-from surestep.record.checkpoint import writer as write
 from surestep.record.checkpoint.writer import CheckpointFiles
 from surestep.record.safetensors_writer import DTYPES, dtype_of, write_tensors
 from tests import tiny
+from tests.record.checkpoint.on_disk import save_checkpoint
 
 
 def every_type():
@@ -62,7 +62,7 @@ def test_the_hash_is_of_what_was_in_memory(tmp_path, monkeypatch):
 
     monkeypatch.setattr(CheckpointFiles, "write", forgetful)
     with pytest.raises(CheckpointError, match=r"damaged: model\.safetensors: it has other bytes"):
-        write.save_checkpoint(tmp_path, tiny.state_of())
+        save_checkpoint(tmp_path, tiny.state_of())
     assert list(tmp_path.iterdir()) == []
 
 

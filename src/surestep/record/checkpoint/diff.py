@@ -1,8 +1,8 @@
-"""What changed between two checkpoints: how far they are, their options, and each tensor."""
+"""Compare two checkpoints: values in state.json, and each tensor bit for bit."""
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.distributed.shards import TensorMeta
-from surestep.record.checkpoint.manifest import RECORD, TensorEntry
+from surestep.record.checkpoint.manifest import RECORD
 from surestep.record.checkpoint.reader import CheckpointReader
 
 
 class ChangedValue(NamedTuple):
-    """A value of the record that differs; None where there is none."""
+    """A value of state.json that differs; None if one side lacks it."""
 
     name: str
     before: Any
@@ -26,12 +26,12 @@ class ChangedTensor(NamedTuple):
     """A tensor whose elements differ.
 
     Attributes:
-        kind: of the tensor, as the manifests have it: model, optimizer, declared and so on.
+        kind: model, optimizer, callback_states and so on.
         name: of the tensor.
-        elements: how many there are.
-        changed: how many of them are not bit for bit the same.
-        largest: the largest difference; nan where a value is not a number.
-        relative: the norm of the difference as a share of the norm before.
+        elements: how many it has.
+        changed: how many of them are not bitwise identical.
+        largest: the largest difference; NaN if a value is NaN.
+        relative: the norm of the difference divided by the norm before.
     """
 
     kind: str
@@ -42,141 +42,123 @@ class ChangedTensor(NamedTuple):
     relative: float
 
 
-class ReshapedTensor(NamedTuple):
-    """A tensor that has another shape or type."""
-
-    kind: str
-    name: str
-    before: str
-    now: str
-
-
-class MissingTensor(NamedTuple):
-    """A tensor that only one of the two has."""
-
-    kind: str
-    name: str
-    side: str
-
-
-@dataclass(frozen=True)
-class CheckpointDiff:
-    """What changed between two checkpoints; tensors with the largest relative change first.
+class UnmatchedTensor(NamedTuple):
+    """A tensor that has another shape or dtype, or that only one side has.
 
     Attributes:
-        values: of the record.
-        only: tensors that one of them lacks.
-        reshaped: tensors of another shape or type.
-        moved: tensors with other elements.
-        equal: how many tensors are bit for bit the same.
+        kind: model, optimizer, callback_states and so on.
+        name: of the tensor.
+        before: dtype and shape in the first checkpoint; None if only the second has it.
+        now: dtype and shape in the second checkpoint; None if only the first has it.
+    """
+
+    kind: str
+    name: str
+    before: str | None
+    now: str | None
+
+
+@dataclass
+class CheckpointDiff:
+    """What changed between two checkpoints.
+
+    Attributes:
+        values: of state.json.
+        unmatched: tensors that cannot be compared.
+        changed: tensors with other elements, those with the largest relative change first.
+        equal: how many tensors are bitwise identical.
     """
 
     values: list[ChangedValue]
-    only: list[MissingTensor] = field(default_factory=list)
-    reshaped: list[ReshapedTensor] = field(default_factory=list)
-    moved: list[ChangedTensor] = field(default_factory=list)
+    unmatched: list[UnmatchedTensor] = field(default_factory=list)
+    changed: list[ChangedTensor] = field(default_factory=list)
     equal: int = 0
 
     @property
     def same(self) -> bool:
         """Whether nothing differs."""
-        return not (self.values or self.only or self.reshaped or self.moved)
+        return not (self.values or self.unmatched or self.changed)
 
 
 def differences(before: CheckpointReader, now: CheckpointReader) -> CheckpointDiff:
-    """Compare two checkpoints that were verified, each tensor by name and bit for bit.
+    """Compare two verified checkpoints.
 
     Raises:
-        CheckpointError: a tensor is not what the manifest says, or a record no record.
+        CheckpointError: a tensor contradicts the manifest, or the values cannot be compared.
     """
     try:
-        found = CheckpointDiff(list(_values(before.record, now.record)))
-    except (AttributeError, TypeError, RecursionError) as error:
+        found = CheckpointDiff(list(_changed_values(before.record, now.record)))
+    except RecursionError as error:
         raise CheckpointError(
             f"{before.path} and {now.path} cannot be compared: {RECORD}: {error!r}."
         ) from error
-    equal = 0
     for kind in sorted(before.manifest.tensors.keys() | now.manifest.tensors.keys()):
-        old, new = _stored(before, kind), _stored(now, kind)
-        found.only.extend(
-            MissingTensor(kind, name, "A") for name in sorted(old.keys() - new.keys())
-        )
-        found.only.extend(
-            MissingTensor(kind, name, "B") for name in sorted(new.keys() - old.keys())
-        )
-        both = sorted(old.keys() & new.keys())
-        if not both:
+        old, new = (side.manifest.tensors.get(kind, {}) for side in (before, now))
+        comparable = []
+        for name in sorted(old.keys() | new.keys()):
+            a, b = (side[name].described if name in side else None for side in (old, new))
+            if a == b:
+                comparable.append(name)
+            else:
+                found.unmatched.append(UnmatchedTensor(kind, name, _shown(a), _shown(b)))
+        if not comparable:
             continue
         with before.open_tensors(kind) as read_old, now.open_tensors(kind) as read_new:
-            for name in both:
-                a, b = old[name].described, new[name].described
-                if a != b:
-                    found.reshaped.append(ReshapedTensor(kind, name, _shown(a), _shown(b)))
-                elif moved := _moved(kind, name, read_old(name, None), read_new(name, None)):
-                    found.moved.append(moved)
+            for name in comparable:
+                changed = _compare(kind, name, read_old(name, None), read_new(name, None))
+                if changed is None:
+                    found.equal += 1
                 else:
-                    equal += 1
-    found.moved.sort(key=lambda each: -_rank(each.relative))
-    return replace(found, equal=equal)
+                    found.changed.append(changed)
+    found.changed.sort(key=lambda tensor: (not math.isnan(tensor.relative), -tensor.relative))
+    return found
 
 
-def _stored(opened: CheckpointReader, kind: str) -> Mapping[str, TensorEntry]:
-    return opened.manifest.tensors.get(kind, {})
-
-
-def _shown(tensor: TensorMeta) -> str:
+def _shown(tensor: TensorMeta | None) -> str | None:
+    if tensor is None:
+        return None
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def _rank(value: float) -> float:
-    return math.inf if math.isnan(value) else value
-
-
-def _moved(kind: str, name: str, a: Tensor, b: Tensor) -> ChangedTensor | None:
-    """Return how far a tensor moved; None where every bit is the same, of nan and -0 too."""
-    changed = int((_bytes(a) != _bytes(b)).any(dim=1).sum())
+def _compare(kind: str, name: str, a: Tensor, b: Tensor) -> ChangedTensor | None:
+    """Return how far a tensor changed; None if it is bitwise identical, NaN and -0 included."""
+    bytes_a, bytes_b = (tensor.reshape(-1, 1).view(torch.uint8) for tensor in (a, b))
+    changed = int((bytes_a != bytes_b).any(dim=1).sum())
     if not changed:
         return None
     wide = torch.complex128 if a.is_complex() else torch.float64
     old, new = a.to(wide), b.to(wide)
-    moved = (new - old).abs()
-    norm, whole = float(moved.norm()), float(old.norm())
-    relative = norm / whole if whole else math.inf if norm else 0.0
-    return ChangedTensor(kind, name, a.numel(), changed, float(moved.max()), relative)
+    difference = (new - old).abs()
+    norm, full = float(difference.norm()), float(old.norm())
+    relative = norm / full if full else math.inf if norm else 0.0
+    return ChangedTensor(kind, name, a.numel(), changed, float(difference.max()), relative)
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    """Return the bytes of each element as a row."""
-    return tensor.reshape(-1, 1).view(torch.uint8)
-
-
-def _values(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ChangedValue]:
-    """Yield what differs in the records, by the path to it."""
-    for part in {**before, **now}:
+def _changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ChangedValue]:
+    for part in before:
         if part != "optimizers":
-            yield from _within(part, before.get(part), now.get(part))
-    yield from _within("optimizer", _optimizers(before), _optimizers(now))
+            yield from _compare_values(part, before[part], now[part])
+    yield from _compare_values("optimizer", _by_group(before), _by_group(now))
 
 
-def _optimizers(record: Mapping[str, Any]) -> dict[str, Any]:
+def _by_group(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the optimizers with their groups by name or number."""
     found = {}
-    for called, each in record["optimizers"].items():
+    for called, optimizer in record["optimizers"].items():
         groups = {
-            str(group.get("options", {}).get("name", number)): {
-                **group.get("options", {}),
-                "built": group.get("built"),
-                "parameters": group.get("names"),
+            str(group["options"].get("name", number)): {
+                **group["options"],
+                "parameters": group["names"],
             }
-            for number, group in enumerate(each.get("groups", []))
+            for number, group in enumerate(optimizer["groups"])
         }
-        found[called] = {"class": each.get("class"), "groups": groups, "values": each.get("values")}
+        found[called] = {**optimizer, "groups": groups}
     return found
 
 
-def _within(name: str, before: Any, now: Any) -> Iterator[ChangedValue]:
+def _compare_values(name: str, before: Any, now: Any) -> Iterator[ChangedValue]:
     if isinstance(before, dict) and isinstance(now, dict):
-        for key in [*before, *(key for key in now if key not in before)]:
-            yield from _within(f"{name}.{key}", before.get(key), now.get(key))
+        for key in {**before, **now}:
+            yield from _compare_values(f"{name}.{key}", before.get(key), now.get(key))
     elif before != now or type(before) is not type(now):
         yield ChangedValue(name, before, now)

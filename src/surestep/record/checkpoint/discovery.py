@@ -31,7 +31,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """
     try:
         with os.scandir(folder) as entries:
-            names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -80,7 +80,7 @@ class CheckpointScan(NamedTuple):
     def newer_damaged(self) -> list[CorruptCheckpoint]:
         """Return the damaged ones that are newer than all good ones."""
         newest = self.good[-1].step if self.good else -1
-        return [each for each in self.damaged if each.step > newest]
+        return [found for found in self.damaged if found.step > newest]
 
 
 def find_newest_valid(
@@ -185,7 +185,7 @@ def no_valid_checkpoint_message(folder: Path, passed_over: list[CorruptCheckpoin
     """Return a message that a folder has no checkpoint, or no valid one, and what to do."""
     if not passed_over:
         return no_checkpoint_message(folder.parent)
-    reasons = "\n".join(f"  {each.reason}" for each in passed_over)
+    reasons = "\n".join(f"  {found.reason}" for found in passed_over)
     return (
         f"{folder} has no valid checkpoint:\n{reasons}\nPut a copy of one back, or start again in "
         "another folder with --run (run= in Python)."
@@ -245,7 +245,7 @@ def examine_all(folder: Path, *, every_byte: bool) -> list[InspectionResult]:
         CheckpointError: the folder cannot be listed.
     """
     found = (examine(path, every_byte=every_byte) for path in list_all_folders(folder))
-    return [each for each in found if each is not None]
+    return [result for result in found if result is not None]
 
 
 def examine(path: Path, *, every_byte: bool) -> InspectionResult | None:
@@ -270,10 +270,10 @@ def examine(path: Path, *, every_byte: bool) -> InspectionResult | None:
         return None
     if problems and _identity(path) != before:  # replaced by a new one of that step
         return examine(path, every_byte=every_byte)
-    damaged = any(isinstance(each, CorruptCheckpointError) for each in problems)
+    damaged = any(isinstance(error, CorruptCheckpointError) for error in problems)
     verified = False if damaged else True if every_byte and not problems else None
     texts = tuple(
-        str(each).removeprefix(f"{path} ").removeprefix("is damaged: ") for each in problems
+        str(error).removeprefix(f"{path} ").removeprefix("is damaged: ") for error in problems
     )
     return InspectionResult(path, size, written, saved, texts, verified)
 

@@ -1,6 +1,6 @@
 """Encode what JSON and safetensors cannot hold directly, for `state.json` and the tensor files.
 
-A dict with one of these keys stands for a value: `{"$tensor": NAME}`, `{"$numpy": NAME}`,
+A dict with one of these keys represents a value: `{"$tensor": NAME}`, `{"$numpy": NAME}`,
 `{"$float": "inf"}`, `{"$tuple": [...]}`, `{"$sparse": LAYOUT, "size": [...], "parts": [NAMES]}`.
 """
 
@@ -39,7 +39,7 @@ def encode(key: str, value: Any, tensors: dict[str, Tensor], lost: list[str] | N
         value: numbers, text, None, tensors, NumPy numbers and arrays, lists, tuples, and dicts
             with text as keys.
         tensors: receives the tensors, not copied; NumPy arrays are copied.
-        lost: receives the place and type of what has no form; None raises an error.
+        lost: receives the key and type of what has no form; None raises an error.
 
     Raises:
         CheckpointError: something has no form in JSON or safetensors.
@@ -151,7 +151,9 @@ def decode_states(found: CheckpointReader) -> dict[str, Any]:
 
 def unmatched_states(record: Mapping[str, Any], state: State) -> list[str]:
     """Describe states that only the checkpoint has, or only the callbacks of this run."""
-    saved, here = ({*each} - {STREAM} for each in (record[CALLBACK_STATES], state.callback_states))
+    saved, here = (
+        {*shard} - {STREAM} for shard in (record[CALLBACK_STATES], state.callback_states)
+    )
     return [
         *(
             f"The checkpoint has a state of {name}, which is not here now; the next one will not."

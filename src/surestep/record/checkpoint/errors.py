@@ -7,7 +7,7 @@ from pathlib import Path
 from surestep.base.errors import CheckpointError, CorruptCheckpointError
 
 # Errors of files that are lost or broken. Others may pass (too many open files) or be corrected
-# (a missing permission), so they are no reason to resume from an older checkpoint.
+# (a missing permission), so they are not a reason to resume from an older checkpoint.
 _LOST = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.ENXIO}
     | {getattr(errno, "EUCLEAN", errno.EIO)}
@@ -26,7 +26,7 @@ def lacks_memory(error: BaseException | None) -> bool:
         return False
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
-    return any(each in str(error) for each in _NO_MEMORY) or lacks_memory(error.__cause__)
+    return any(text in str(error) for text in _NO_MEMORY) or lacks_memory(error.__cause__)
 
 
 def checkpoint_error(path: Path, file: str, what: object) -> CheckpointError:
@@ -49,5 +49,5 @@ def checkpoint_error(path: Path, file: str, what: object) -> CheckpointError:
         return CheckpointVanishedError(f"{path} is not there: it was deleted or moved.")
     text = str((what.strerror or what) if isinstance(what, OSError) else what)
     text = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-    plain = "".join(each if each.isprintable() else "?" for each in text)
+    plain = "".join(char if char.isprintable() else "?" for char in text)
     return CorruptCheckpointError(f"{path} is damaged: {file}: {plain}.")

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -23,19 +22,10 @@ from surestep.record.checkpoint.encoding import decode, decode_states
 from surestep.record.checkpoint.errors import checkpoint_error
 from surestep.record.checkpoint.manifest import RECORD
 from surestep.record.checkpoint.optimizer_state import load_states, match_optimizer_states
-from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
+from surestep.record.checkpoint.reader import CheckpointReader
 from surestep.record.checkpoint.staging import BUFFERS
 
 _NONE: Mapping[str, str] = MappingProxyType({})
-
-
-def load_checkpoint(path: Path, state: State) -> None:
-    """Verify a checkpoint and load it into the state, in place.
-
-    Raises:
-        CheckpointError: it is corrupted, or of another model; the state is unchanged.
-    """
-    prepare_load(open_checkpoint(path), state)()
 
 
 def prepare_load(found: CheckpointReader, state: State) -> Callable[[], None]:
@@ -125,27 +115,13 @@ def _match_buffers(found: CheckpointReader, state: State) -> dict[str, Tensor]:
             f"{found.name} is of another model: it has the buffers {_few(foreign)} besides. Build "
             "the model that was trained."
         )
-    known = {name: each for name, each in state.built.items() if each is not None}
+    known = {name: tensor for name, tensor in state.built.items() if tensor is not None}
     _check_types(found, tensors, known)
     return tensors
 
 
 def _spikes(losses: list[float], skipped_steps: list[list[int]], rollbacks: int) -> SpikeDetector:
     return SpikeDetector(losses, [(first, last) for first, last in skipped_steps], rollbacks)
-
-
-def load_model(path: Path, model: nn.Module, *, average: bool = False) -> None:
-    """Verify a checkpoint and load its weights and buffers into a model, in place.
-
-    Args:
-        path: the checkpoint's folder.
-        model: of the same architecture.
-        average: load the averaged weights.
-
-    Raises:
-        CheckpointError: it is corrupted, or of another model; nothing is loaded.
-    """
-    load_weights(open_checkpoint(path), model, average=average)
 
 
 def load_weights(
@@ -155,7 +131,13 @@ def load_weights(
     average: bool,
     keeper: ShardedStateProvider | None = None,
 ) -> None:
-    """Load the weights and buffers of a verified checkpoint, as `load_model` does.
+    """Load the weights and buffers of a verified checkpoint into a model, in place.
+
+    Args:
+        found: the checkpoint.
+        model: of the same architecture.
+        average: load the averaged weights.
+        keeper: has the parameters that the model lacks.
 
     Raises:
         CheckpointError: names or shapes differ, or the model has only shards of its parameters;
@@ -225,8 +207,8 @@ def _describe_kept(model: nn.Module, keeper: ShardedStateProvider | None) -> dic
     if keeper is None:
         return {}
     described, named = keeper.described(), dict(model.named_parameters(remove_duplicate=False))
-    by_id = {id(named[name]): each for name, each in described.items()}
-    return {name: by_id[id(each)] for name, each in named.items() if id(each) in by_id}
+    by_id = {id(named[name]): tensor for name, tensor in described.items()}
+    return {name: by_id[id(tensor)] for name, tensor in named.items() if id(tensor) in by_id}
 
 
 def _few(names: list[str], most: int = 20) -> str:
@@ -238,8 +220,8 @@ def _few(names: list[str], most: int = 20) -> str:
 def _check_shapes(
     found: CheckpointReader, tensors: Mapping[str, Any], own: Mapping[str, Tensor]
 ) -> None:
-    for name, each in tensors.items():
-        shape = getattr(each, "shape", "not a tensor")
+    for name, tensor in tensors.items():
+        shape = getattr(tensor, "shape", "not a tensor")
         if name not in own or shape != own[name].shape:
             here = tuple(own[name].shape) if name in own else "not there"
             raise CheckpointError(
@@ -253,8 +235,8 @@ def _check_types(
     found: CheckpointReader, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]
 ) -> None:
     """Check that no tensor would lose its fraction or its imaginary part."""
-    for name, each in tensors.items():
-        types = each.dtype, own[name].dtype if name in own else each.dtype
+    for name, tensor in tensors.items():
+        types = tensor.dtype, own[name].dtype if name in own else tensor.dtype
         if len({(t.is_floating_point, t.is_complex, t == torch.bool) for t in types}) > 1:
             raise CheckpointError(
                 f"{name} is of {types[0]} in {found.name} but of {types[1]} here. Build the model "
@@ -270,18 +252,18 @@ def _load_weights(
 ) -> None:
     """Load what fits; the model's own code may reject an extra state."""
     kept = _describe_kept(model, keeper)
-    here = {name: each for name, each in weights.items() if name not in kept}
+    here = {name: tensor for name, tensor in weights.items() if name not in kept}
     replaced = _replace_buffers(model, here)
-    here = {name: each for name, each in here.items() if name not in replaced}
+    here = {name: tensor for name, tensor in here.items() if name not in replaced}
     strict = not kept and not replaced  # all names were compared before
-    has_extra = not all(isinstance(each, Tensor) for each in here.values())
+    has_extra = not all(isinstance(tensor, Tensor) for tensor in here.values())
     before = copy.deepcopy(model.state_dict()) if has_extra else {}
     try:
         model.load_state_dict(here, strict=strict)
     except Exception as error:
         if not has_extra:
             raise
-        rest = {name: each for name, each in before.items() if name not in replaced}
+        rest = {name: tensor for name, tensor in before.items() if name not in replaced}
         model.load_state_dict(rest, strict=not replaced)
         raise CheckpointError(
             f"{found.path} does not fit: an extra state of the model was rejected: {error!r}."
@@ -295,7 +277,7 @@ def _load_weights(
 def _replace_buffers(model: nn.Module, weights: Mapping[str, Any]) -> set[str]:
     """Set the buffers that no copy can fill, None or sparse; return their names."""
     replaced = set()
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     for name, owner, key in every_buffer(model):
         now, value = owner._buffers[key], weights.get(name)
         if isinstance(value, Tensor) and (now is None or now.layout is not torch.strided):
@@ -317,7 +299,7 @@ def _frozen_base(
     ]
     if other:
         raise CheckpointError(
-            f"{found.name} has weights trained on a frozen base, and the base here is another: "
+            f"{found.name} has weights trained on a frozen base, and this base is a different one: "
             f"{summarize_names(other, 3)}. Build it as when it was trained: the same "
             "Task(init=...), or the same weights in the function that builds the model."
         )

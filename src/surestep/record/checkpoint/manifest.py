@@ -68,7 +68,7 @@ class Manifest:
 def manifest_text(step: int, files: Mapping[str, FileDigest], tensors: str) -> str:
     """Return a manifest as JSON, given what `tensors_text` returned."""
     about = {"sha256": _NO_HASH, "format": FORMAT, "surestep": VERSION, "step": step}
-    text = dumps({**about, "files": {name: each._asdict() for name, each in files.items()}})
+    text = dumps({**about, "files": {name: entry._asdict() for name, entry in files.items()}})
     return add_self_hash(f'{text[:-1]}, "tensors": {tensors}}}')
 
 
@@ -77,8 +77,8 @@ def tensors_text(tensors: Tensors) -> str:
     return dumps(
         {
             kind: {
-                name: {**each._asdict(), "slices": [part._asdict() for part in each.slices]}
-                for name, each in stored.items()
+                name: {**entry._asdict(), "slices": [part._asdict() for part in entry.slices]}
+                for name, entry in stored.items()
             }
             for kind, stored in tensors.items()
         }
@@ -118,11 +118,11 @@ def read_manifest(path: Path) -> Manifest:
         )
     try:
         files = {
-            _file_name(name): FileDigest(_count(each["bytes"]), str(each["sha256"]))
-            for name, each in found["files"].items()
+            _file_name(name): FileDigest(_count(entry["bytes"]), str(entry["sha256"]))
+            for name, entry in found["files"].items()
         }
         tensors = {
-            str(kind): {name: _tensor_entry(each, files) for name, each in stored.items()}
+            str(kind): {name: _tensor_entry(entry, files) for name, entry in stored.items()}
             for kind, stored in found["tensors"].items()
         }
         _check(RECORD in files, f"no {RECORD} among the files")
@@ -200,18 +200,18 @@ def _check_bytes(path: Path, name: str, expected: FileDigest) -> None:
 
 def _tensor_entry(found: Any, files: Mapping[str, FileDigest]) -> TensorEntry:
     slices = tuple(
-        TensorSlice(each["file"], _shape(each["offset"]), _shape(each["shape"]))
-        for each in found["slices"]
+        TensorSlice(part["file"], _shape(part["offset"]), _shape(part["shape"]))
+        for part in found["slices"]
     )
     entry = TensorEntry(found["dtype"], _shape(found["shape"]), slices)
     _check(entry.dtype in DTYPES, f"type {entry.dtype!r}")
-    for each in slices:
-        _check(each.file in files, f"file {each.file!r} of a tensor is not among the files")
-        ranks = {len(each.offset), len(each.shape), len(entry.shape)}
-        extents = zip(each.offset, each.shape, entry.shape, strict=False)
+    for part in slices:
+        _check(part.file in files, f"file {part.file!r} of a tensor is not among the files")
+        ranks = {len(part.offset), len(part.shape), len(entry.shape)}
+        extents = zip(part.offset, part.shape, entry.shape, strict=False)
         within = len(ranks) == 1 and all(begin + size <= full for begin, size, full in extents)
-        _check(within, f"a slice at {each.offset} of {each.shape} in a tensor of {entry.shape}")
-    in_own_files = len({each.file for each in slices}) == len(slices)
+        _check(within, f"a slice at {part.offset} of {part.shape} in a tensor of {entry.shape}")
+    in_own_files = len({part.file for part in slices}) == len(slices)
     _check(
         bool(slices) and in_own_files and _covers(entry), "slices that do not make up their tensor"
     )
@@ -229,7 +229,7 @@ def _covers(entry: TensorEntry) -> bool:
     if len(split) > _MAX_SPLIT:
         return False
     corners: Counter[tuple[int, ...]] = Counter()
-    for shard, sign in [(full, -1), *((each, 1) for each in entry.slices)]:
+    for shard, sign in [(full, -1), *((part, 1) for part in entry.slices)]:
         sides = [((shard.offset[d], 1), (shard.offset[d] + shard.shape[d], -1)) for d in split]
         for corner in itertools.product(*sides):
             corners[tuple(at for at, _ in corner)] += sign * math.prod(end for _, end in corner)

@@ -46,8 +46,8 @@ def encode_optimizer(
             raise _no_parameter_error(
                 optimizer, f"a tensor in its options, {next(iter(tensors))!r}"
             )
-        slots = ((f"{called}/{name}/{slot}", each) for name, slot, each in keeper.slots(called))
-        sharded, members = collect_shards(slots), [list(each) for each in keeper.groups(called)]
+        slots = ((f"{called}/{name}/{slot}", shard) for name, slot, shard in keeper.slots(called))
+        sharded, members = collect_shards(slots), [list(group) for group in keeper.groups(called)]
     else:
         for parameter, state_of_one in optimizer.state.items():
             if id(parameter) not in names:
@@ -59,7 +59,8 @@ def encode_optimizer(
                     values[key] = encoded
         members = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     groups = [
-        {"names": group, "options": each} for group, each in zip(members, options, strict=True)
+        {"names": names_of_group, "options": changed}
+        for names_of_group, changed in zip(members, options, strict=True)
     ]
     record = {"class": _class_name(optimizer), "values": values, "groups": groups}
     return (tensors if keeper is None else sharded), record
@@ -274,7 +275,7 @@ def _checked_options(
 
 
 def _has_type(value: Any, now: Any) -> bool:
-    """Return whether a value can be that of an option; None and bool stand for "auto"."""
+    """Return whether a value can be that of an option; None and bool mean "auto"."""
     if isinstance(now, tuple):
         same = isinstance(value, tuple) and len(value) == len(now)
         return same and all(map(_has_type, value, now))

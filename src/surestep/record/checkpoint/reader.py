@@ -105,12 +105,12 @@ class CheckpointReader:
             files = _OpenFiles(self.path, stack)
 
             def read(name: str, like: Tensor | None) -> Tensor:
-                each = stored[name]
+                part = stored[name]
                 with _reading(self.path, kind):
-                    if is_sharded(like) and tuple(like.shape) == each.shape:
+                    if is_sharded(like) and tuple(like.shape) == part.shape:
                         offset, shape, _ = shard_extent(like)
-                        return distribute_like(like, files.read_shard(name, each, (offset, shape)))
-                    return files.read(name, each)
+                        return distribute_like(like, files.read_shard(name, part, (offset, shape)))
+                    return files.read(name, part)
 
             yield read
 
@@ -146,13 +146,13 @@ def _check_headers(found: CheckpointReader) -> None:
     expected: dict[str, dict[str, tuple[str, list[int]]]] = {}
     for named in found.manifest.tensors.values():
         for name, stored in named.items():
-            for each in stored.slices:
-                within = expected.setdefault(each.file, {})
+            for part in stored.slices:
+                within = expected.setdefault(part.file, {})
                 if name in within:
                     raise checkpoint_error(
-                        found.path, MANIFEST, f"{name!r} is twice in {each.file}"
+                        found.path, MANIFEST, f"{name!r} is twice in {part.file}"
                     )
-                within[name] = (stored.dtype, list(each.shape))
+                within[name] = (stored.dtype, list(part.shape))
     for file, tensors in expected.items():
         with _reading(found.path, file), safe_open(found.path / file, "pt") as opened:
             slices = {name: opened.get_slice(name) for name in list(opened.keys())}
@@ -201,8 +201,8 @@ class _OpenFiles:
 
         offset, shape = shard
         found = torch.empty(shape, dtype=dtype_of(stored.dtype))
-        for each in stored.slices:
-            ends = zip(offset, shape, each.offset, each.shape, strict=True)
+        for part in stored.slices:
+            ends = zip(offset, shape, part.offset, part.shape, strict=True)
             common = [(max(a, b), min(a + n, b + m)) for a, n, b, m in ends]
             if any(begin >= end for begin, end in common):
                 continue
@@ -210,9 +210,9 @@ class _OpenFiles:
                 tuple(
                     slice(begin - at, end - at) for (begin, end), at in zip(common, of, strict=True)
                 )
-                for of in (offset, each.offset)
+                for of in (offset, part.offset)
             )
-            file = self._file(each.file)
+            file = self._file(part.file)
             found[here] = file.get_slice(name)[there] if there else file.get_tensor(name)
         return found
 

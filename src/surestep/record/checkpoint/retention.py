@@ -24,8 +24,11 @@ def best_first(
 
     Of equal ones the earlier is first; one whose metric is NaN is left out.
     """
-    by_step = {each.step: each for each in checkpoints}
-    values = {each.step: number(each.metrics.get(metric, math.nan)) for each in checkpoints}
+    by_step = {checkpoint.step: checkpoint for checkpoint in checkpoints}
+    values = {
+        checkpoint.step: number(checkpoint.metrics.get(metric, math.nan))
+        for checkpoint in checkpoints
+    }
     return [by_step[step] for step in best_steps(values, mode)]
 
 
@@ -66,9 +69,9 @@ def milestones(checkpoints: list[CheckpointInfo], keep_every: float) -> list[Che
     These are never deleted, so what was deleted after them changes nothing.
     """
     found: dict[int, CheckpointInfo] = {}
-    for each in checkpoints:
-        if (count := count_periods(each.step, keep_every)) > 0:
-            found.setdefault(count, each)
+    for checkpoint in checkpoints:
+        if (count := count_periods(checkpoint.step, keep_every)) > 0:
+            found.setdefault(count, checkpoint)
     return list(found.values())
 
 
@@ -84,23 +87,23 @@ def retention_reasons(
     found: dict[Path, list[str]] = {}
     if policy.metric is not None:
         best = best_first(checkpoints, policy.metric, policy.mode)[: policy.keep_best]
-        for rank, each in enumerate(best, 1):
-            found.setdefault(each.path, []).append("best" if rank == 1 else f"best {rank}")
+        for rank, checkpoint in enumerate(best, 1):
+            found.setdefault(checkpoint.path, []).append("best" if rank == 1 else f"best {rank}")
         if policy.may_roll_back:
             before = best_first(checkpoints[:-1], policy.metric, policy.mode)
-            for each in before[: policy.keep_best]:
-                found.setdefault(each.path, ["best before"])
-    for rank, each in enumerate(reversed(checkpoints[-policy.keep_last :]), 1):
-        found.setdefault(each.path, []).append("last" if rank == 1 else f"last {rank}")
+            for checkpoint in before[: policy.keep_best]:
+                found.setdefault(checkpoint.path, ["best before"])
+    for rank, checkpoint in enumerate(reversed(checkpoints[-policy.keep_last :]), 1):
+        found.setdefault(checkpoint.path, []).append("last" if rank == 1 else f"last {rank}")
     if policy.keep_every is not None:
-        for each in milestones(checkpoints, policy.keep_every):
-            found.setdefault(each.path, []).append("milestone")
+        for checkpoint in milestones(checkpoints, policy.keep_every):
+            found.setdefault(checkpoint.path, []).append("milestone")
     needed = referenced_checkpoints(checkpoints[0].path.parent) if checkpoints else set()
-    for each in checkpoints:
-        if policy.cycles and each.cycle is not None:
-            found.setdefault(each.path, []).append(f"cycle {each.cycle}")
-        if each.path in needed:
-            found.setdefault(each.path, []).append("incident")
+    for checkpoint in checkpoints:
+        if policy.cycles and checkpoint.cycle is not None:
+            found.setdefault(checkpoint.path, []).append(f"cycle {checkpoint.cycle}")
+        if checkpoint.path in needed:
+            found.setdefault(checkpoint.path, []).append("incident")
     return found
 
 
@@ -111,7 +114,7 @@ def prune(folder: Path, policy: RetentionPolicy) -> list[Path]:
     """
     checkpoints = scan_checkpoints(folder, cached=True).good
     kept = retention_reasons(checkpoints, policy)
-    deleted = [each.path for each in checkpoints if each.path not in kept]
+    deleted = [checkpoint.path for checkpoint in checkpoints if checkpoint.path not in kept]
     delete(deleted)
     return deleted
 

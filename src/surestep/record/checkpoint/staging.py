@@ -59,14 +59,17 @@ def local_tensors(
     extents: dict[str, dict[str, ShardExtent]] = {}
     for kind, named in tensors.items():
         shards = {
-            name: each if isinstance(each, TensorShard) else local_shard(each, is_first=is_first)
-            for name, each in named.items()
+            name: tensor
+            if isinstance(tensor, TensorShard)
+            else local_shard(tensor, is_first=is_first)
+            for name, tensor in named.items()
         }
-        written = {name: each for name, each in shards.items() if each.writes}
+        written = {name: tensor for name, tensor in shards.items() if tensor.writes}
         if written or is_first:
-            own[kind] = {name: each.local for name, each in written.items()}
+            own[kind] = {name: tensor.local for name, tensor in written.items()}
             extents[kind] = {
-                name: ShardExtent(each.full_shape, each.offset) for name, each in written.items()
+                name: ShardExtent(tensor.full_shape, tensor.offset)
+                for name, tensor in written.items()
             }
     return own, extents
 
@@ -111,7 +114,7 @@ class StagingBuffers:
         """The manifest's text about these tensors, as JSON."""
         return tensors_text(
             {
-                kind: {name: self._entry(kind, name, each) for name, each in named.items()}
+                kind: {name: self._entry(kind, name, tensor) for name, tensor in named.items()}
                 for kind, named in self.buffers.items()
             }
         )
@@ -134,7 +137,7 @@ class StagingBuffers:
         with torch.no_grad():
             if sources:
                 torch._foreach_copy_(buffers, sources, non_blocking=True)
-        for device in {each.device for each in sources}:  # not only the current one
+        for device in {tensor.device for tensor in sources}:  # not only the current one
             if device.type != "cpu":
                 torch.accelerator.synchronize(device)
 
@@ -147,12 +150,12 @@ def _allocate(tensors: Mapping[str, Tensor], old: TensorFile | None) -> TensorFi
 
 def _describe(tensors: Named) -> Iterator[tuple[str, str, torch.Size, torch.dtype]]:
     for kind, named in tensors.items():
-        for name, each in named.items():
-            yield kind, name, each.shape, each.dtype
+        for name, tensor in named.items():
+            yield kind, name, tensor.shape, tensor.dtype
 
 
 def _flatten(tensors: Named) -> list[Tensor]:
-    return [each for named in tensors.values() for each in named.values()]
+    return [tensor for named in tensors.values() for tensor in named.values()]
 
 
 @dataclass(frozen=True)
@@ -203,12 +206,14 @@ class SnapshotStager:
             "aliases": aliases,
             "extra": extra,
             "base": base,
-            "optimizers": {name: each for name, (_, each) in optimizers.items()},
+            "optimizers": {name: encoded for name, (_, encoded) in optimizers.items()},
             CALLBACK_STATES: callback_states,
         }
         tensors: dict[str, Mapping[str, Tensor | TensorShard]] = {
             "model": model,
-            "optimizer": {k: each for found, _ in optimizers.values() for k, each in found.items()},
+            "optimizer": {
+                key: tensor for found, _ in optimizers.values() for key, tensor in found.items()
+            },
         }
         if callback_tensors:
             tensors[CALLBACK_STATES] = callback_tensors
@@ -249,8 +254,8 @@ def check_can_be_saved(state: State, *, with_callbacks: bool = True) -> None:
         for name in state.optimizers:
             tensors |= encode_optimizer(name, state)[0]
         tensors |= {} if state.average is None else state.average.tensors
-    for name, each in tensors.items():
-        safetensors_dtype(name, each.dtype)
+    for name, tensor in tensors.items():
+        safetensors_dtype(name, tensor.dtype)
 
 
 def _numbers(state: State, cycle: int | None) -> dict[str, Any]:

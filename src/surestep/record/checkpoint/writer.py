@@ -112,20 +112,6 @@ def _sha256(descriptor: int, size: int) -> str:
     return digest.hexdigest()
 
 
-def save_checkpoint(folder: Path, state: State, *, cycle: int | None = None) -> Path:
-    """Write the state as `folder/step-XXXXXXXX` in one process; return its path.
-
-    Args:
-        folder: of the checkpoints.
-        state: what is saved.
-        cycle: the cycle of the schedule that ended here, from 1; such checkpoints are kept.
-
-    Raises:
-        CheckpointError: the disk is full or not writable, or part of the state cannot be encoded.
-    """
-    return write_checkpoint(folder, SnapshotStager().take(state, cycle=cycle)).path
-
-
 def snapshot_all_ranks(take: Callable[[], StateSnapshot], world: Communicator) -> StateSnapshot:
     """Take a snapshot on every rank; if one rank fails, all raise.
 
@@ -187,7 +173,7 @@ def _run_on_all(world: Communicator, final: Path, act: Callable[[], Any]) -> lis
     """Run a function on every rank; return the results of all, or raise the same error on all.
 
     Raises:
-        CheckpointError: it failed on some rank.
+        CheckpointError: it failed on some rank; the message names the first ranks that failed.
     """
     cause: BaseException | None = None
     try:
@@ -195,12 +181,24 @@ def _run_on_all(world: Communicator, final: Path, act: Callable[[], Any]) -> lis
     except BaseException as error:
         cause, answer = error, _describe_failure(error)
     answers = [answer] if world.size == 1 else _gather(world, final, answer)
-    expected = cause is None or isinstance(cause, (OSError, CheckpointError)) or lacks_memory(cause)
-    alone = world.size == 1 and isinstance(cause, CheckpointError) and not lacks_memory(cause)
-    if cause is not None and (alone or not expected):
+    expected = isinstance(cause, (OSError, CheckpointError)) or lacks_memory(cause)
+    if cause is not None and not expected:
         raise cause
-    _raise_failures(final, answers, cause)
-    return [each["result"] for each in answers]
+    failed = {rank: answer for rank, answer in enumerate(answers) if "failed" in answer}
+    if not failed:
+        return [answer["result"] for answer in answers]
+    if world.size == 1 and isinstance(cause, CheckpointError) and not lacks_memory(cause):
+        raise cause
+    shown = [
+        f"rank {rank}: {failure['failed']}" if len(answers) > 1 else str(failure["failed"])
+        for rank, failure in list(failed.items())[:_MAX_SHOWN]
+    ]
+    more = f"; and {len(failed) - _MAX_SHOWN} more" if len(failed) > _MAX_SHOWN else ""
+    hint = next((failure["hint"] for failure in failed.values() if failure["hint"]), "")
+    raise CheckpointError(
+        f"{final} could not be written: {'; '.join(shown)}{more}. Earlier checkpoints are "
+        f"unchanged. {hint}".rstrip()
+    ) from cause
 
 
 def _describe_failure(error: BaseException) -> dict[str, Any]:
@@ -208,8 +206,9 @@ def _describe_failure(error: BaseException) -> dict[str, Any]:
         hint = "Free some memory, or raise the limit."
         return {"failed": "there is not enough memory", "hint": hint}
     if isinstance(error, OSError):
-        return {"failed": error.strerror or str(error), "errno": error.errno}
-    return {"failed": str(error) if isinstance(error, CheckpointError) else repr(error)}
+        return {"failed": error.strerror or str(error), "hint": os_error_hint(error)}
+    failed = str(error) if isinstance(error, CheckpointError) else repr(error)
+    return {"failed": failed, "hint": ""}
 
 
 def _gather(world: Communicator, final: Path, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -220,33 +219,6 @@ def _gather(world: Communicator, final: Path, answer: Mapping[str, Any]) -> list
             f"{final} could not be written: not every rank answered: {error}. Earlier checkpoints "
             "are unchanged."
         ) from error
-
-
-def _raise_failures(
-    final: Path, answers: Sequence[Mapping[str, Any]], cause: BaseException | None
-) -> None:
-    """Raise one error that names the first ranks that failed.
-
-    Raises:
-        CheckpointError: a rank failed.
-    """
-    failed = {rank: each for rank, each in enumerate(answers) if "failed" in each}
-    if not failed:
-        return
-    shown = [
-        f"rank {rank}: {each['failed']}" if len(answers) > 1 else str(each["failed"])
-        for rank, each in list(failed.items())[:_MAX_SHOWN]
-    ]
-    more = f"; and {len(failed) - _MAX_SHOWN} more" if len(failed) > _MAX_SHOWN else ""
-    hint = next((each["hint"] for each in failed.values() if "hint" in each), None)
-    disk = next((each for each in failed.values() if "errno" in each), None)
-    if disk is not None:
-        error = cause if isinstance(cause, OSError) else OSError(disk["errno"], disk["failed"])
-        cause, hint = error, os_error_hint(error)
-    raise CheckpointError(
-        f"{final} could not be written: {'; '.join(shown)}{more}. Earlier checkpoints are "
-        f"unchanged.{f' {hint}' if hint else ''}"
-    ) from cause
 
 
 def make_temp_dir(temporary: Path) -> str:
@@ -282,8 +254,8 @@ def _finish(
     Raises:
         CorruptCheckpointError: it could not be loaded.
     """
-    files = {name: FileDigest(*file) for each in shards for name, file in each["files"].items()}
-    tensors = merge_tensors([each["tensors"] for each in shards])
+    files = {name: FileDigest(*file) for shard in shards for name, file in shard["files"].items()}
+    tensors = merge_tensors([shard["tensors"] for shard in shards])
     with CheckpointFiles(folder) as written:
         written.write(MANIFEST, [manifest_text(snapshot.step, files, tensors).encode()])
         written.sync()
