@@ -17,7 +17,7 @@ from surestep.cli.relevant_options import Choice, applies
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.model.layers import layers_of
 from surestep.engine.optim.freezing import freeze_permanent
-from surestep.engine.optim.multi import arrange_learners
+from surestep.engine.optim.multi import arrange_groups
 from surestep.engine.optim.param_groups import ParameterGroup, make_param_groups
 from surestep.engine.plan.plan import Plan, ResolvedOption
 from surestep.engine.plan.system import read_facts
@@ -128,7 +128,7 @@ def _collect_param_groups(planned: PreparedTask) -> tuple[ParameterGroup, ...]:
         return make_param_groups(model, plan)
     return tuple(
         replace(group, name=f"{name}: {group.name}")
-        for name, groups in arrange_learners(plan, task, model).items()
+        for name, groups in arrange_groups(plan, task, model).items()
         for group in groups
     )
 

@@ -41,7 +41,7 @@ from surestep.engine.optim.freezing import (
     make_unfreeze_schedule,
     trained_modules,
 )
-from surestep.engine.optim.multi import build_learners
+from surestep.engine.optim.multi import build_optimizers
 from surestep.engine.optim.param_groups import ParameterGroup, make_param_groups, parameters_of
 from surestep.engine.parallel.manual_allreduce import ManualAllReduceStrategy, broadcast_module
 from surestep.engine.parallel.strategy import strategy_class
@@ -150,7 +150,7 @@ def _make_step_context(
     keep_eval = list(task.keep_eval)
     if task.optimizers:
         before = list(trainable_parameters(model).values())
-        optimizers = build_learners(plan, task, model, settings, strategy.make_optimizer)
+        optimizers = build_optimizers(plan, task, model, settings, strategy.make_optimizer)
         keep_eval += frozen_norm_modules(model, before)
     else:
         groups = make_param_groups(model, plan)

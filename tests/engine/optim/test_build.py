@@ -162,7 +162,7 @@ class NeedsRate(torch.optim.SGD):
         (torch.optim.LBFGS, "doesn't support per-parameter options"),
         (
             lambda groups: torch.optim.LBFGS([p for each in groups for p in each["params"]]),
-            "needs a closure, .* Say optim.name='lbfgs'",
+            "needs a closure, .* Use optim.name='lbfgs'",
         ),
     ],
 )
@@ -185,7 +185,7 @@ def test_lbfgs_moves_all_in_one_group_in_the_order_of_the_model():
 @pytest.mark.parametrize(
     ("optim", "sentence"),
     [
-        ({"name": "lbfgs", "groups": ("0.* lr=0.5x",)}, "moves all parameters as one"),
+        ({"name": "lbfgs", "groups": ("0.* lr=0.5x",)}, "updates all parameters as one"),
         (
             {"name": "lbfgs", "groups": ("0.* decay=0.1",)},
             "sets a weight decay, and lbfgs has none",
@@ -235,7 +235,7 @@ def test_a_parameter_in_two_groups_is_named():
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.param_groups.append({**optimizer.param_groups[0], "params": [model.bias]})
-    with pytest.raises(TaskError, match=r"in two groups .* moved twice: bias\. Keep one"):
+    with pytest.raises(TaskError, match=r"in two groups .* updated twice: bias\. Keep one"):
         check_groups(optimizer, model)
 
 
@@ -257,7 +257,7 @@ def test_a_long_list_of_names_is_cut():
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("sparse_adam", "SparseAdam has none"),
+        ("sparse_adam", "which sparse_adam does not decay"),
         ("sgd", "the gradient of 0.weight is sparse, which sgd does not decay"),
         ("adagrad", "which adagrad does not decay"),
     ],

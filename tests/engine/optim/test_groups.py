@@ -154,6 +154,8 @@ def test_an_optimizer_that_drops_the_groups_is_refused():
     def make(groups):
         return torch.optim.SGD([p for group in groups for p in group["params"]], lr=0.1)
 
-    with pytest.raises(TaskError, match="lacks the group 'layer 2, decay', whose rate is said"):
+    with pytest.raises(
+        TaskError, match="lacks the group 'layer 2, decay', which has a learning rate"
+    ):
         built(make, layerwise_lr_decay=0.5)
     assert built(make)

@@ -6,7 +6,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import ConfigError, TaskError
-from surestep.engine.optim.multi import build_learners
+from surestep.engine.optim.multi import build_optimizers
 from surestep.trainer.prepare import plan_task
 from tests import tiny
 
@@ -22,7 +22,7 @@ def task(**optimizers):
 
 def made(said=None, **optimizers):
     planned = plan_task(task(**optimizers), tiny.config(**(said or {})))
-    return build_learners(planned.plan, planned.task, planned.model, ExitStack()), planned
+    return build_optimizers(planned.plan, planned.task, planned.model, ExitStack()), planned
 
 
 def rmsprop(groups):
@@ -99,7 +99,7 @@ def test_the_plan_shows_each_with_its_reasons():
             },
             "shared.head.weight is in shared and in critic",
         ),
-        ({"critik": surestep.Optim()}, "'critik'.* which is not there. Did you mean 'critic'"),
+        ({"critik": surestep.Optim()}, "'critik'.* which does not exist. Did you mean 'critic'"),
     ],
 )
 def test_a_parameter_is_in_one_optimizer(optimizers, sentence):
@@ -140,5 +140,5 @@ def test_groups_are_of_the_part_alone():
 
 
 def test_freezing_for_a_time_is_the_steps_own_affair():
-    with pytest.raises(ConfigError, match=r"optimizer 'shared' freeze .* ask manual_step\.index"):
+    with pytest.raises(ConfigError, match=r"optimizer 'shared' freeze .* read manual_step\.index"):
         made(shared=surestep.Optim(groups=["head.* freeze='1 epoch'"]), critic=surestep.Optim())

@@ -56,10 +56,10 @@ def _stand_for(made: Any, kind: type[torch.optim.Adam]) -> None:
 
 
 def _forget_powers(optimizer: Any, *_: Any) -> None:
-    """Let the powers of the betas be those of the step alone.
+    """Compute the powers of the betas from the step count.
 
-    The compiled part multiplies them up from step to step, where a run that goes on takes a power:
-    it would differ in the last bit.
+    The compiled code multiplies them from step to step, and takes a power after a resume, which
+    would differ in the last bit.
     """
     made, decoupled = optimizer.defaults, optimizer.adam_w_mode
     rates = (made["lr"], *made["betas"], made["eps"], made["weight_decay"])
@@ -68,12 +68,12 @@ def _forget_powers(optimizer: Any, *_: Any) -> None:
 
 @contextmanager
 def configure_logging(plan: Plan) -> Iterator[None]:
-    """Keep DeepSpeed off our stdout, and tell it the device and which of a machine this is."""
-    told = {"LOCAL_RANK": str(plan.device.index or 0)}
+    """Redirect what DeepSpeed prints to stderr, and set the variables that it reads."""
+    variables = {"LOCAL_RANK": str(plan.device.index or 0)}
     if plan.device.type == "cpu":
-        told["DS_ACCELERATOR"] = "cpu"
-    before = {name: os.environ.get(name) for name in told}
-    for name, value in told.items():
+        variables["DS_ACCELERATOR"] = "cpu"
+    before = {name: os.environ.get(name) for name in variables}
+    for name, value in variables.items():
         os.environ.setdefault(name, value)
     try:
         with warnings.catch_warnings(), redirect_stdout(sys.stderr):

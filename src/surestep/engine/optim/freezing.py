@@ -1,8 +1,8 @@
 """Freezing: for good, or until a given number of steps was taken.
 
-What is trained is a function of the steps taken, so a resumed run is right without anything saved.
-A frozen parameter has requires_grad=False and no gradient; the optimizer passes it over, so its
-state begins when it is trained first, as that of a new parameter would.
+Which parameters are trained is a function of the steps taken, so nothing is saved for it. A frozen
+parameter has requires_grad=False and no gradient; the optimizer skips it, so its state begins when
+it is first trained, like that of a new parameter.
 """
 
 import math
@@ -24,8 +24,8 @@ NORMS = nn.modules.batchnorm._NormBase  # those with running statistics
 
 @contextmanager
 def freeze_permanent(model: nn.Module, groups: Sequence[ParameterGroup]) -> Iterator[None]:
-    """Freeze what is frozen for good, and leave the model as it was."""
-    before = [(each, each.requires_grad) for each in model.parameters()]
+    """Freeze what is never trained, and restore the model at the end."""
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         for group in groups:
             if group.trained_from is None:
@@ -38,21 +38,21 @@ def freeze_permanent(model: nn.Module, groups: Sequence[ParameterGroup]) -> Iter
 
 
 def frozen_norm_modules(model: nn.Module, before: Iterable[nn.Parameter]) -> list[nn.Module]:
-    """List the normalisation that is frozen now, and was not when `before` was trained."""
-    held = {id(each) for each in before if not each.requires_grad}
+    """List the normalization that is frozen, and of which a parameter in `before` was trained."""
+    frozen = {id(parameter) for parameter in before if not parameter.requires_grad}
     return [
         module
         for module in model.modules()
         if isinstance(module, NORMS)
-        and not any(each.requires_grad for each in module.parameters(recurse=False))
-        and any(id(each) in held for each in module.parameters(recurse=False))
+        and not any(weight.requires_grad for weight in module.parameters(recurse=False))
+        and any(id(weight) in frozen for weight in module.parameters(recurse=False))
     ]
 
 
 def make_unfreeze_schedule(
     model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup], modes: TrainModes
 ) -> Callable[[int], None] | None:
-    """Freeze what is to be frozen at the start; return what moves it, where anything moves."""
+    """Freeze what is trained later; return what trains it in time, by the steps taken, or None."""
     if not plan.optim_groups:
         return None
     made = UnfreezeSchedule(model, plan, groups, modes)
@@ -60,31 +60,32 @@ def make_unfreeze_schedule(
 
 
 class UnfreezeSchedule:
-    """The parts of a model that are trained only later, moved between frozen and trained.
+    """The parts of a model that are trained only later.
 
-    BatchNorm that is frozen is in eval mode for that time, so that its running statistics stay as
-    well; then it is in the mode that it had.
+    Frozen BatchNorm is in eval mode, so that its running statistics stay as they are.
     """
 
     def __init__(
         self, model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup], modes: TrainModes
     ) -> None:
-        self.later = [(each.trained_from, each.parameters) for each in groups if each.trained_from]
-        self.starts = sorted({start for start, _ in self.later if start is not None})
+        self.later = [
+            (group.trained_from, group.parameters) for group in groups if group.trained_from
+        ]
+        self.starts = sorted({start for start, _ in self.later})
         self.modes, self.usual = modes, modes.wanted
         self.norms = norm_starts(model, plan, groups)
         self.stage: int | None = None
         self.at(0)
 
     def at(self, steps_taken: int) -> None:
-        """Freeze and train what is due at this place; nothing where that is as it was."""
+        """Freeze and train what is due after this many steps."""
         stage = bisect_right(self.starts, steps_taken)
         if stage == self.stage:
             return
         self.stage = stage
         for start, parameters in self.later:
             for parameter in parameters.values():
-                parameter.requires_grad_(start is not None and start <= steps_taken)
+                parameter.requires_grad_(start <= steps_taken)
                 parameter.grad = None
         self.modes.wanted = [
             (module, training and self.norms.get(id(module), 0) <= steps_taken)
@@ -93,23 +94,23 @@ class UnfreezeSchedule:
 
 
 def norm_starts(model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup]) -> dict[int, float]:
-    """Return from which step on each normalisation's statistics move, by the module's id.
+    """Return from which step on the statistics of each normalization move, by the module's id.
 
-    When the first of its parameters is trained, or, where it has none, as its buffers are matched.
+    That is when the first of its parameters is trained, or, if it has none, as its buffers match.
     """
-    starts = {id(p): g.trained_from for g in groups for p in g.parameters.values()}
+    starts = {id(p): group.trained_from for group in groups for p in group.parameters.values()}
     for group in map(parse_param_group, plan.optim_groups):
         if group.freeze is not None:
             start = unfreeze_step(group.freeze, plan)
-            found = match_params(group.pattern, model)
-            starts |= {id(b): start for b in model.buffers() if id(b) in found}
+            matches = match_params(group.pattern, model)
+            starts |= {id(buffer): start for buffer in model.buffers() if id(buffer) in matches}
     norms: dict[int, float] = {}
     for module in model.modules():
         if isinstance(module, NORMS):
             tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-            own = [starts[id(each)] for each in tensors if id(each) in starts]
+            own = [starts[id(tensor)] for tensor in tensors if id(tensor) in starts]
             if own:
-                norms[id(module)] = min(math.inf if each is None else each for each in own)
+                norms[id(module)] = min(math.inf if start is None else start for start in own)
     return norms
 
 
@@ -126,21 +127,21 @@ def trained_modules(
 
 
 class UnfreezeDetector:
-    """Notice that a parameter was unfrozen by hand, which no optimizer would move."""
+    """Detect a parameter that was unfrozen in mid-run, which no optimizer would update."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.still = [
-            (plain_name(name), each)
-            for name, each in model.named_parameters()
-            if not each.requires_grad
+        self.frozen = [
+            (plain_name(name), parameter)
+            for name, parameter in model.named_parameters()
+            if not parameter.requires_grad
         ]
 
     def __call__(self, _: object) -> None:
-        """Look; called at log points."""
-        thawed = [name for name, each in self.still if each.requires_grad]
+        """Check; called at log points."""
+        thawed = [name for name, parameter in self.frozen if parameter.requires_grad]
         if thawed:
             raise TaskError(
                 f"{', '.join(thawed[:8])} got requires_grad=True in mid-run, and no optimizer "
-                "holds what was frozen at the start. Say when it is to be trained: "
+                "holds what was frozen at the start. Set when it is to be trained: "
                 f"optim.groups=[\"{thawed[0]} freeze='2 epochs'\"]."
             )

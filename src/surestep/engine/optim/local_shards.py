@@ -1,7 +1,7 @@
-"""Let an optimizer move the parts that a rank holds as plain tensors.
+"""Run an optimizer on the plain tensors of a rank's shards.
 
-What moves each number by itself computes the same on parts as on the whole. Through torch's
-DTensor it would take Python for every tensor, and its fused SGD and Adagrad do not take one.
+An elementwise update is the same on shards as on full tensors. DTensor would run Python for every
+tensor, and torch's fused SGD and Adagrad do not take DTensors.
 """
 
 from collections import defaultdict
@@ -17,38 +17,38 @@ from surestep.engine.distributed.shards import distribute_like, is_sharded, to_l
 
 @contextmanager
 def local_shards(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Let the groups and the state of an optimizer be of this rank's parts, within."""
+    """Replace the groups and the state of an optimizer by this rank's shards."""
     state, params = optimizer.state, [group["params"] for group in optimizer.param_groups]
-    parts = {id(each): _part(each) for group in params for each in group}
+    shards = {id(parameter): _shard(parameter) for group in params for parameter in group}
     optimizer.state = defaultdict(dict)
-    for whole, slots in state.items():
+    for full, slots in state.items():
         local = {name: to_local(value) for name, value in slots.items()}
-        optimizer.state[parts[id(whole)]] = local
-    for group, held in zip(optimizer.param_groups, params, strict=True):
-        group["params"] = [parts[id(each)] for each in held]
+        optimizer.state[shards[id(full)]] = local
+    for group, params_before in zip(optimizer.param_groups, params, strict=True):
+        group["params"] = [shards[id(parameter)] for parameter in params_before]
     try:
         yield
     finally:
-        moved, optimizer.state = optimizer.state, state
-        for group, held in zip(optimizer.param_groups, params, strict=True):
-            group["params"] = held
-            for whole in held:
-                slots = moved.get(parts[id(whole)], {})
-                _take_over(state, whole, slots)
+        updated, optimizer.state = optimizer.state, state
+        for group, params_before in zip(optimizer.param_groups, params, strict=True):
+            group["params"] = params_before
+            for full in params_before:
+                slots = updated.get(shards[id(full)], {})
+                _store(state, full, slots)
 
 
-def _part(whole: nn.Parameter) -> nn.Parameter:
-    part = nn.Parameter(to_local(whole), requires_grad=whole.requires_grad)
-    part.grad = to_local(whole.grad)
-    return part
+def _shard(full: nn.Parameter) -> nn.Parameter:
+    shard = nn.Parameter(to_local(full), requires_grad=full.requires_grad)
+    shard.grad = to_local(full.grad)
+    return shard
 
 
-def _take_over(state: Any, whole: nn.Parameter, slots: dict[str, Any]) -> None:
-    """Take over the slots that are new, or were put in place of others, as parts of a whole."""
-    cut: Any = whole.detach()
+def _store(state: Any, full: nn.Parameter, slots: dict[str, Any]) -> None:
+    """Store new and replaced slots in the state of the full parameter, as shards."""
+    like: Any = full.detach()
     for name, value in slots.items():
-        known = state[whole].get(name)
+        known = state[full].get(name)
         if known is value or (is_sharded(known) and to_local(known).data_ptr() == value.data_ptr()):
             continue
-        is_box = isinstance(value, Tensor) and value.shape == cut.to_local().shape
-        state[whole][name] = distribute_like(cut, value) if is_box else value
+        is_shard = isinstance(value, Tensor) and value.shape == like.to_local().shape
+        state[full][name] = distribute_like(like, value) if is_shard else value

@@ -9,7 +9,7 @@ from torch import nn
 
 from surestep.base.errors import ConfigError, TaskError, suggest_names
 from surestep.config.optim import Optim
-from surestep.engine.optim.build import MakeOptimizer, build_optimizer, no_own_optimizer
+from surestep.engine.optim.build import MakeOptimizer, build_optimizer
 from surestep.engine.optim.freezing import freeze_permanent
 from surestep.engine.optim.param_groups import ParameterGroup, make_param_groups, parameters_of
 from surestep.engine.plan.plan import Plan
@@ -17,45 +17,45 @@ from surestep.engine.state.state import trainable_parameters
 from surestep.engine.task.task import OptimizerSpec, Task
 
 
-def arrange_learners(
+def arrange_groups(
     plan: Plan, task: Task, model: nn.Module
 ) -> dict[str, tuple[ParameterGroup, ...]]:
     """Return the groups of each of the Task's optimizers."""
     return {
-        name: make_param_groups(get_trained_module(model, name, learner), plan.optimizers[name])
-        for name, learner in task.optimizer_specs().items()
+        name: make_param_groups(get_trained_module(model, name, spec), plan.optimizers[name])
+        for name, spec in task.optimizer_specs().items()
     }
 
 
-def build_learners(
+def build_optimizers(
     plan: Plan,
     task: Task,
     model: nn.Module,
     settings: ExitStack,
-    make_own: MakeOptimizer = no_own_optimizer,
+    make_own: MakeOptimizer | None = None,
 ) -> dict[str, torch.optim.Optimizer]:
-    """Make the Task's optimizers, each over its part of the model.
+    """Build the Task's optimizers, each over its part of the model.
 
     Args:
         plan: with one for each optimizer.
         task: names them.
         model: whose parts they train.
-        settings: puts back, when the session closes, what is frozen here.
+        settings: unfreezes, when the session closes, what is frozen here.
         make_own: as of `build_optimizer`.
 
     Raises:
-        TaskError: a part is not there, or a trained parameter is in no optimizer or in two.
-        ConfigError: a part is to be trained only later.
+        TaskError: a part does not exist, or a trained parameter is in no optimizer or in two.
+        ConfigError: a part is frozen until a given step.
     """
-    made, arranged = {}, arrange_learners(plan, task, model)
-    for name, learner in task.optimizer_specs().items():
-        own = learner.optim if not isinstance(learner.optim, Optim) else None
+    made, arranged = {}, arrange_groups(plan, task, model)
+    for name, spec in task.optimizer_specs().items():
+        own = spec.optim if not isinstance(spec.optim, Optim) else None
         bare = replace(task, optimizer=own, optimizers={}, step=None, loss=_no_loss)
-        part, groups = get_trained_module(model, name, learner), arranged[name]
+        part, groups = get_trained_module(model, name, spec), arranged[name]
         if any(group.trained_from for group in groups):
             raise ConfigError(
-                f"The groups of the optimizer {name!r} freeze a part until a given time. A step of "
-                "your own says itself when it trains what: ask manual_step.index there."
+                f"The groups of the optimizer {name!r} freeze a part until a given time. Decide it "
+                "in your Task(step=...) instead: read manual_step.index there."
             )
         settings.enter_context(freeze_permanent(part, groups))
         made[name] = build_optimizer(plan.optimizers[name], bare, part, groups, make_own)
@@ -68,24 +68,24 @@ def build_learners(
         if len(names) != 1:
             what = f"in {' and in '.join(names)}" if names else "in no optimizer"
             raise TaskError(
-                f"The parameter {key} is {what}, and each needs one. Say which parts each trains: "
-                "Task(optimizers={'name': surestep.OptimizerSpec(parts=[...])}), or freeze it."
+                f"The parameter {key} is {what}, and every parameter needs one. Name the modules: "
+                "Task(optimizers={'name': surestep.OptimizerSpec(modules=[...])}), or freeze it."
             )
     return made
 
 
 def _no_loss(outputs: Any, targets: Any) -> torch.Tensor:
-    raise AssertionError("a step of the user's own has its own losses")
+    raise AssertionError("a custom step has its own losses")
 
 
-def get_trained_module(model: nn.Module, name: str, learner: OptimizerSpec) -> nn.Module:
+def get_trained_module(model: nn.Module, name: str, spec: OptimizerSpec) -> nn.Module:
     """Return what an optimizer trains, as one module."""
     known = [path for path, _ in model.named_modules() if path]
-    for part in learner.modules or (name,):
+    for part in spec.modules or (name,):
         if part not in known:
             raise TaskError(
-                f"The optimizer {name!r} is for a part of the model called {part!r}, which is not "
-                f"there. {suggest_names(part, known)} Or say surestep.OptimizerSpec(parts=[...])."
+                f"The optimizer {name!r} is for the submodule {part!r}, which does not exist. "
+                f"{suggest_names(part, known)} Or use surestep.OptimizerSpec(modules=[...])."
             )
-    parts = [model.get_submodule(part) for part in learner.modules or (name,)]
+    parts = [model.get_submodule(part) for part in spec.modules or (name,)]
     return parts[0] if len(parts) == 1 else nn.ModuleList(parts)

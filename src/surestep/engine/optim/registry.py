@@ -77,7 +77,7 @@ class OptimizerInfo:
 @cache
 def _arguments(kind: type) -> dict[str, Any]:
     parameters = inspect.signature(kind).parameters
-    return {name: each.default for name, each in parameters.items()}
+    return {name: parameter.default for name, parameter in parameters.items()}
 
 
 BUILT_IN: Mapping[str, OptimizerInfo] = {
@@ -212,16 +212,16 @@ def optimizer_info(name: str) -> OptimizerInfo:
     kind = _plugin_class(name)
     _, *arguments = inspect.signature(kind).parameters.values()
     path = f"{kind.__module__}.{kind.__qualname__}"
-    for each in arguments:
-        if each.default is each.empty:
+    for argument in arguments:
+        if argument.default is argument.empty:
             raise ConfigError(
                 f"The entry point {name!r} of {plugins.OPTIMIZERS} ({path}) has no default for "
-                f"{each.name!r}. Give it one."
+                f"{argument.name!r}. Give it one."
             )
     own = tuple(
-        each.name
-        for each in arguments
-        if each.name in Optim.model_fields and each.name not in OF_ALL
+        argument.name
+        for argument in arguments
+        if argument.name in Optim.model_fields and argument.name not in OF_ALL
     )
     purpose = (inspect.getdoc(kind) or "A plug-in.").splitlines()[0]
     return OptimizerInfo(path, purpose, path, own, plugin=name)
@@ -234,7 +234,7 @@ def _plugin_class(name: str) -> Any:
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """Return the own options of an optimizer and their defaults; {} of the Task's own."""
+    """Return the own options of an optimizer and their defaults; {} of a custom one."""
     return {} if name == "own" else optimizer_info(name).options
 
 

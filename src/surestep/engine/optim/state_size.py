@@ -1,4 +1,4 @@
-"""What an optimizer's state takes, counted from its options and the parameters."""
+"""The size of an optimizer's state, computed from its options and the parameters."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,24 +10,24 @@ from surestep.engine.optim.param_roles import hidden_matrices, sparse_embeddings
 from surestep.engine.state.state import trainable_parameters
 
 Options = Mapping[str, Any]
-COUNT = 4  # bytes of a step count, and of what else is one number for each parameter
+COUNT = 4  # bytes of a step count, or of another number per parameter
 BLOCK = 256  # of bitsandbytes: values that share a scale, and the length of a table of levels
 
-# As many tensors of the parameter's size and type, and as many single numbers.
+# How many tensors of the parameter's size and type, and how many single numbers.
 SLOTS: Mapping[str, Callable[[Options], tuple[int, int]]] = {
-    "adadelta": lambda o: (2, 1),
-    "adagrad": lambda o: (1, 1),
-    "adam": lambda o: (2 + o["amsgrad"], 1),
-    "adamax": lambda o: (2, 1),
-    "adamw": lambda o: (2 + o.get("amsgrad", False), 1),
-    "asgd": lambda o: (1, 3),
-    "nadam": lambda o: (2, 2),
-    "radam": lambda o: (2, 1),
-    "rmsprop": lambda o: (1 + (o["momentum"] > 0) + o["centered"], 1),
-    "rprop": lambda o: (2, 1),
-    "sgd": lambda o: (int(o["momentum"] > 0), 0),
-    "muon": lambda o: (1, 0),
-    "sparse_adam": lambda o: (2, 0),
+    "adadelta": lambda options: (2, 1),
+    "adagrad": lambda options: (1, 1),
+    "adam": lambda options: (2 + options["amsgrad"], 1),
+    "adamax": lambda options: (2, 1),
+    "adamw": lambda options: (2 + options.get("amsgrad", False), 1),
+    "asgd": lambda options: (1, 3),
+    "nadam": lambda options: (2, 2),
+    "radam": lambda options: (2, 1),
+    "rmsprop": lambda options: (1 + (options["momentum"] > 0) + options["centered"], 1),
+    "rprop": lambda options: (2, 1),
+    "sgd": lambda options: (int(options["momentum"] > 0), 0),
+    "muon": lambda options: (1, 0),
+    "sparse_adam": lambda options: (2, 0),
 }
 
 
@@ -40,14 +40,14 @@ def state_bytes(
     """
     if name in ("muon", "sparse_adam"):
         names = set(hidden_matrices(model) if name == "muon" else sparse_embeddings(model))
-        own = [each for key, each in trainable_parameters(model).items() if key in names]
-        ids = {id(each) for each in own}
-        rest = [each for each in trained if id(each) not in ids]
+        own = [weight for key, weight in trainable_parameters(model).items() if key in names]
+        ids = {id(weight) for weight in own}
+        rest = [weight for weight in trained if id(weight) not in ids]
         return _slots(name, options, own) + _slots("adamw", {}, rest)
     if name == "adafactor":
         return sum(map(_adafactor, trained))
     if name == "lbfgs":
-        # The direction, the last gradient, and a step and a difference for each move remembered.
+        # The direction, the last gradient, and a step and a difference for each remembered update.
         vectors = 2 + 2 * int(options["history_size"])
         return vectors * sum(map(_bytes, trained)) + 2 * int(options["history_size"]) * COUNT
     if name == "adamw8bit":
@@ -67,7 +67,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _adafactor(parameter: Tensor) -> int:
-    """A row and a column of each matrix; of what is none, everything."""
+    """A row and a column of each matrix, and everything of other tensors."""
     shape = parameter.shape
     values = parameter.numel()
     if len(shape) > 1:
@@ -76,8 +76,8 @@ def _adafactor(parameter: Tensor) -> int:
 
 
 def _adamw8bit(options: Options, parameters: Sequence[Tensor]) -> int:
-    """Two bytes for each value, a scale for each block, and two tables of levels for all."""
-    large = [each.numel() for each in parameters if each.numel() >= options["min_8bit_size"]]
-    small = [each.numel() for each in parameters if each.numel() < options["min_8bit_size"]]
+    """Two bytes per value, a scale per block, and two tables of levels."""
+    large = [weight.numel() for weight in parameters if weight.numel() >= options["min_8bit_size"]]
+    small = [weight.numel() for weight in parameters if weight.numel() < options["min_8bit_size"]]
     scales = sum(2 * 4 * math.ceil(count / BLOCK) for count in large)
     return 2 * sum(large) + scales + 2 * 4 * BLOCK * bool(large) + 2 * 4 * sum(small)
