@@ -53,7 +53,7 @@ REFUSED = {
         CE,
         LOGITS,
         2 * YES - 1,
-        r"If -1 means ignored, say ignore_index=-1; .*losses\.binary",
+        r"If -1 means ignored, set ignore_index=-1; .*losses\.binary",
     ),
     "int32": (CE, LOGITS, Y.int(), r"Class indices are int64, .*use \.long\(\)"),
     "classes last": (CE, LOGITS.view(N, 1, C), Y[:, None], "flatten or transpose the outputs"),
@@ -77,7 +77,7 @@ REFUSED = {
         BCE,
         LOGITS[:, 0],
         3 * LOGITS[:, 1],
-        r"For figures use surestep\.losses\.mse\(\)",
+        r"For numbers use surestep\.losses\.mse\(\)",
     ),
     "multilabel of indices": (
         "multilabel",
@@ -247,7 +247,7 @@ REFUSED = {
         *(P, M, "ignore_index=0 is of indices, and the targets are masks"),
     ),
     "dice_bce of a region": ("dice_bce", P[:, :1], M[:, 0], r"use targets\.unsqueeze\(1\)"),
-    "focal alpha of masks": (losses.focal(alpha=2.0), P, M, "alpha=2.0 is no share"),
+    "focal alpha of masks": (losses.focal(alpha=2.0), P, M, "alpha=2.0 is not a share"),
     "focal alphas of masks": (losses.focal(alpha=[1.0, 2.0]), P, M, "focal takes one number"),
     "bytes without room": (
         *(CE, normal(N, 200), Y.byte()),
@@ -257,7 +257,7 @@ REFUSED = {
     "ctc softmax": ("ctc", normal(N, 9, V).softmax(2), SPOKEN, "ctc takes logits"),
     "ctc labels in a row": (
         *("ctc", normal(N, 9, V), (SPOKEN[0].flatten(), FRAMES, LENGTHS)),
-        r"labels have shape \(28,\), and ctc takes \(samples, places\)",
+        r"labels have shape \(28,\), and ctc takes \(samples, positions\)",
     ),
     "ctc float labels": (
         *("ctc", normal(N, 9, V), (SPOKEN[0].double(), FRAMES, LENGTHS)),
@@ -265,15 +265,15 @@ REFUSED = {
     ),
     "ctc long labels": (
         *("ctc", normal(N, 9, V), (SPOKEN[0], FRAMES, LENGTHS + 1)),
-        "label_lengths say 5 labels, and there is room for 4",
+        "label_lengths have 5 labels, and a row of labels has 4",
     ),
     "ctc of another blank": (
         losses.ctc(blank=6),
-        *(normal(N, 9, V), SPOKEN, "blank=6 is no class: the model has 6 outputs"),
+        *(normal(N, 9, V), SPOKEN, "blank=6 is not a class: the model has 6 outputs"),
     ),
     "ctc repeated": (
         *("ctc", normal(N, 9, V), LONG),
-        r"7 samples have fewer frames than labels.*a blank between two that are alike",
+        r"7 samples have fewer frames than labels.*a blank between two that are equal",
     ),
     "CTCLoss short": (
         *(nn.CTCLoss(), normal(9, N, V).log_softmax(2), (SPOKEN[0], LENGTHS // 2, LENGTHS)),
@@ -350,7 +350,7 @@ OPTIONS = {
     "quantiles": (lambda: losses.quantile(quantiles=(0.5, 0.1)), "not rising shares"),
     "no quantile": (lambda: losses.quantile(quantiles=()), "not rising shares"),
     "temperature": (lambda: losses.contrastive(temperature=0), "temperature=0 is not above 0"),
-    "alpha": (lambda: losses.distillation(alpha=2), "alpha=2 is no share"),
+    "alpha": (lambda: losses.distillation(alpha=2), "alpha=2 is not a share"),
     "distilled": (lambda: losses.distillation(temperature=-1), "temperature=-1 is not above 0"),
     "per": (lambda: losses.dice(per="pixel"), "per='pixel' is not known"),
     "smooth": (lambda: losses.dice_ce(smooth=0), "smooth=0 is not above 0"),

@@ -133,7 +133,7 @@ def test_the_module_offers_what_the_table_holds():
 def test_the_plan_names_a_loss_that_does_not_split(name):
     task = surestep.Task(model=tiny.model(), loss=name, train=tiny.data())
     plan = plan_task(task, tiny.config(micro_batch_size=3)).plan
-    assert plan.reason("batch_layout").startswith(f"cutting changes the numbers here: {name}(")
+    assert plan.reason("batch_layout").startswith(f"splitting changes the numbers here: {name}(")
     assert "compares samples of a micro-batch with each other" in plan.reason("batch_layout")
 
 

@@ -114,7 +114,7 @@ def test_it_is_said_when_the_run_opens(tmp_path, capsys):
     ("train", "loss", "sentence"),
     [
         ((X, Y + (Y == 2)), BALANCED, r"no sample of class 2, so weight='balanced' is not defined"),
-        ((X, LABELS), BALANCED, r"counts class indices.*Say weight=\[\.\.\.\]"),
+        ((X, LABELS), BALANCED, r"counts class indices.*Use weight=\[\.\.\.\]"),
         (
             (X, torch.zeros(55, 3)),
             surestep.losses.multilabel(pos_weight="balanced"),

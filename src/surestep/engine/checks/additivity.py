@@ -90,7 +90,7 @@ class FirstBatch:
         Raises:
             UnmeasurableError: the batch cannot be split.
         """
-        micro, loss, name = self.head.micro, self.head.loss, self.head.name
+        micro, loss, name = self.head.micro_batch, self.head.loss, self.head.name
         if has_samples(self.raw, micro.samples):
             raw = select_samples(self.raw, rows, micro.samples)
             args, kwargs, targets = self.feed.split(raw)
@@ -145,7 +145,7 @@ class Terms:
         self._widest = None if self.loss.kind == "model" else sum_dtype(batch.feed.device)
         self._teacher_outputs = None
         if self.loss.teacher is not None:
-            self._teacher_outputs = loss_targets(self.loss, batch.head.micro)[1]
+            self._teacher_outputs = loss_targets(self.loss, batch.head.micro_batch)[1]
 
     def compute(self, outputs: Any, rows: range, *, least_tolerance: float = 0.0) -> Term:
         """Return the loss of some samples.
@@ -164,7 +164,7 @@ class Terms:
             if not items:
                 return Term(0.0, 0.0, 0.0, len(rows), tokens, 0.0)
             if self._teacher_outputs is not None:
-                samples = self.batch.head.micro.samples
+                samples = self.batch.head.micro_batch.samples
                 targets = targets, select_samples(self._teacher_outputs, rows, samples)
             value = self._value(outputs, targets)
             number = float(value)
@@ -239,7 +239,7 @@ def check_additivity(batch: FirstBatch, *, calls_model: bool) -> None:
     Raises:
         TaskError: the loss does not add up over its items.
     """
-    head, samples = batch.head, batch.head.micro.samples
+    head, samples = batch.head, batch.head.micro_batch.samples
     if samples < 2:
         return
     terms, gap = Terms(batch), None
@@ -291,7 +291,7 @@ def _output_trials(terms: Terms) -> Iterator[Trial]:
     """Yield comparisons of outputs that can be split by sample."""
     outputs = terms.batch.head.outputs
     numbers = sum(each.numel() for each in flatten_tensors(outputs))
-    for split in draw_splits(terms.batch.head.micro.samples, numbers):
+    for split in draw_splits(terms.batch.head.micro_batch.samples, numbers):
 
         def compare(_: int, split: Split = split) -> Gap:
             taken, rows = split.take(outputs), split.rows
@@ -332,7 +332,7 @@ def _call_trials(terms: Terms, first: Split, outputs: Sequence[Any]) -> Iterator
             varied = VariedModel(batch.model, last)
     except UnmeasurableError:
         return
-    samples = batch.head.micro.samples
+    samples = batch.head.micro_batch.samples
     for split in draw_splits(samples, samples, most=_CALLED):
         if split.seed is not None and split.seed < TRIALS // 2:
 

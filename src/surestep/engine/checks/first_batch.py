@@ -107,7 +107,7 @@ def check_first_batch(
     for head, value in tried if fresh else ():
         if head.loss.classes is not None and head.loss.divides:
             classes = head.loss.classes(head.outputs)
-            check_first_loss(float(value) / head.micro.items, classes, head.name)
+            check_first_loss(float(value) / head.micro_batch.items, classes, head.name)
     return set() if feed.is_ready else narrow  # the sizes of the others are not known
 
 
@@ -198,10 +198,10 @@ class _Checks:
             outputs = self.forward(micro)
         tried = []
         for head in split_heads(loss, outputs, micro):
-            targets = loss_targets(head.loss, head.micro)
+            targets = loss_targets(head.loss, head.micro_batch)
             with error_prefix(head.name):
                 check_loss_inputs(head.loss, head.outputs, targets, micro, tracker)
-                value = compute_checked_loss(head.loss, head.outputs, targets, head.micro)
+                value = compute_checked_loss(head.loss, head.outputs, targets, head.micro_batch)
                 tried.append((head, value))
         return outputs, tried
 
@@ -236,10 +236,10 @@ class _Checks:
         Without gradients they need little memory.
         """
         heads = [head for head, _ in tried if head.loss.kind in _DECLARED]
-        is_small = any(head.micro.samples < _SAMPLES for head in heads)
+        is_small = any(head.micro_batch.samples < _SAMPLES for head in heads)
         needs_more = is_small and self.task.loss_is_separable
         more = self.feed.first_samples(_SAMPLES) if needs_more else None
-        if more is not None and all(more[1].samples > head.micro.samples for head in heads):
+        if more is not None and all(more[1].samples > head.micro_batch.samples for head in heads):
             try:
                 return [(more[0], *each) for each in self.forward_and_loss(more[1])[1]]
             except Exception:  # the model takes no other number of samples, or memory ran out
@@ -253,7 +253,9 @@ class _Checks:
             return
         counts_batch = not self.task.counts_targets()
         if loss.kind == "model" and not counts_batch:
-            check_shift(self.model, feed, raw, head.micro, float(value) / head.micro.items)
+            check_shift(
+                self.model, feed, raw, head.micro_batch, float(value) / head.micro_batch.items
+            )
         size = min(feed.layout.micro_batch_size, feed.layout.batch_size // feed.layout.ranks)
         batch = FirstBatch(self.model, feed, raw, head, counts_batch)
         check_additivity(batch, calls_model=self.is_alone or size >= _SAMPLES_OF_RANKS)

@@ -119,7 +119,9 @@ def eval_step(
         if micro.items and totals.parts:
             for head in split_heads(loss, outputs, micro):
                 with error_prefix(head.name):
-                    totals.parts[head.name].add(head.outputs, head.micro.targets, head.micro.items)
+                    totals.parts[head.name].add(
+                        head.outputs, head.micro_batch.targets, head.micro_batch.items
+                    )
         elif micro.items and not loss.is_in_training_only:
             totals.add(outputs, loss_targets(loss, micro), micro.items)
     totals.count(micro.samples)

@@ -114,7 +114,7 @@ def _of_micro(micro: MicroBatch) -> Found:
 
 def _is_finite_loss(loss: Loss, outputs: Any, micro: MicroBatch) -> bool:
     values: Iterator[Any] = (
-        head.loss.value(head.outputs, loss_targets(head.loss, head.micro))
+        head.loss.value(head.outputs, loss_targets(head.loss, head.micro_batch))
         for head in split_heads(loss, outputs, micro)
     )
     return all(

@@ -1,8 +1,7 @@
-"""A loss as (sum, items): what a step adds up, and what it divides by once.
+"""Turn what the user passes as loss into a Loss: a sum with its true denominator.
 
-People write losses that return a mean. A mean over a micro-batch cannot be put together with
-another one unless it is known what it is a mean over, so each loss is turned into a sum with its
-true denominator: unmasked targets, the sum of their class weights, elements, or samples.
+Most losses return a mean. Means over micro-batches can only be combined if it is known what they
+are over: targets that are not ignored, the sum of their class weights, elements, or samples.
 """
 
 import copy
@@ -17,54 +16,61 @@ from surestep.engine.batch import MicroBatch, batch_size_of
 from surestep.engine.losses.base import IGNORED as IGNORED
 from surestep.engine.losses.base import Loss as Loss
 from surestep.engine.losses.base import LossFunction as LossFunction
-from surestep.engine.losses.base import LossModule, WeightedLoss
+from surestep.engine.losses.base import LossModule, WeightedLoss, never_called
 from surestep.engine.losses.classification import MultiClass
 from surestep.engine.losses.multi import combine_losses, error_prefix
 from surestep.engine.losses.registry import get_loss
 from surestep.engine.losses.torch_losses import FUNCTIONS, from_torch
 
+Items = str | Callable[[Any], float]
 
-def as_loss(
-    loss: LossFunction | str, items: str | Callable[[Any], float], reduction: str = "mean"
-) -> Loss:
-    """Turn what the user gave into a Loss.
+
+def as_loss(loss: LossFunction | str, items: Items, reduction: str = "mean") -> Loss:
+    """Turn one loss into a Loss.
 
     Args:
-        loss: a loss of the table or its name, a torch loss module or function, or any callable
+        loss: one of surestep's losses or its name, a torch loss module or function, or any callable
             that returns a mean or a sum.
         items: of a callable that is not torch's: "samples", "tokens" or a function of the batch.
         reduction: of such a callable: "mean" over its items, or "sum", which nothing divides.
 
     Raises:
-        TaskError: no such name, `reduction="none"`, or unknown words for `items` or `reduction`.
+        TaskError: an unknown name, `reduction="none"`, or an unknown value of `items` or
+            `reduction`.
     """
     check_reduction(reduction)
     given = get_loss(loss) if isinstance(loss, str) else loss
     given = FUNCTIONS.get(given, lambda: given)()
     known = None
     if isinstance(given, LossModule):
-        known = _of_table(given)
+        known = _from_module(given)
     elif isinstance(given, nn.Module):
         known = from_torch(given)
-    if known is not None and items != "samples":
+    if known is not None:
+        for option, value, default in (
+            ("items", items, "samples"),
+            ("reduction", reduction, "mean"),
+        ):
+            if value != default:
+                raise TaskError(
+                    f"{option}={value!r} is set, but {known.label} brings its own. Leave {option} "
+                    "out, or wrap the loss in a function."
+                )
+        return known
+    if isinstance(items, str) and items not in ("samples", "tokens"):
         raise TaskError(
-            f"items={items!r} is said, but {known.label} brings its own denominator. "
-            "Leave items out, or wrap the loss in a function that returns a mean."
+            f"items={items!r} is not known. Use 'samples', 'tokens' or a function of the batch."
         )
-    if known is not None and reduction != "mean":
-        raise TaskError(
-            f"reduction={reduction!r} is set, but {known.label} brings its own. Leave reduction "
-            "out, or wrap the loss in a function that returns a sum."
-        )
-    return known or Loss(
+    count = _count_unmasked if items == "tokens" else batch_size_of
+    return Loss(
         given,
         is_sum=reduction == "sum",
-        items=_items_of_callable(items),
-        count=_unmasked if items == "tokens" else batch_size_of,
+        items=count_items(items) if callable(items) else lambda _, targets: count(targets),
+        count=count,
         kind="other",
         divides=reduction != "sum",
         label=getattr(given, "__name__", type(given).__name__),
-        divides_by=_divisor(items, reduction),
+        divides_by=describe_divisor(items, reduction, f"{items}, as set"),
         module=given if isinstance(given, nn.Module) else None,
     )
 
@@ -79,22 +85,28 @@ def check_reduction(reduction: object) -> None:
         raise TaskError(f"reduction={reduction!r} is not known. Use 'mean' or 'sum'.")
 
 
-def _divisor(items: str | Callable[[Any], float], reduction: str) -> str:
+def describe_divisor(items: Items, reduction: str, default: str) -> str:
+    """Return what a loss divides by, for messages; `default` if `items` is not a function."""
     if reduction == "sum":
         return "nothing"
-    return f"{items}, said of it" if isinstance(items, str) else "what items() counts"
+    return "what items() counts" if callable(items) else default
+
+
+def count_items(count: Callable[[Any], float]) -> Callable[[Any, Any], float]:
+    """Return the user's function of a batch as a function of batch and targets."""
+    return lambda batch, _: float(count(batch))
 
 
 def as_losses(
     losses: Mapping[str, LossFunction | str],
-    items: Mapping[str, str | Callable[[Any], float]],
+    items: Mapping[str, Items],
     weights: Mapping[str, float],
     reductions: Mapping[str, str],
 ) -> Loss:
-    """Turn several losses by name into their weighted sum; weight 1 where none is said.
+    """Turn several losses by name into their weighted sum; a weight that is not set is 1.
 
     Raises:
-        TaskError: of one of them, as of a loss alone.
+        TaskError: as for a single loss.
     """
     parts = []
     for name, given in losses.items():
@@ -104,14 +116,14 @@ def as_losses(
     return combine_losses(parts)
 
 
-def items_only_loss(items: str | Callable[[Any], float]) -> Loss:
-    """Return what counts the items of a Task whose step has its own losses.
+def items_only_loss(items: Items) -> Loss:
+    """Return what counts the items of a Task whose step computes its own losses.
 
     Args:
         items: "samples", or a function of the batch.
 
     Raises:
-        TaskError: other words.
+        TaskError: any other text.
     """
     if isinstance(items, str) and items != "samples":
         raise TaskError(
@@ -119,29 +131,18 @@ def items_only_loss(items: str | Callable[[Any], float]) -> Loss:
             "a function of the batch."
         )
     return Loss(
-        _not_there,
+        never_called,
         is_sum=False,
-        items=(lambda batch, _: batch_size_of(batch))
-        if isinstance(items, str)
-        else _counted(items),
+        items=count_items(items) if callable(items) else lambda batch, _: batch_size_of(batch),
         count=batch_size_of,
         kind="none",
         label="none: the step brings its own",
-        divides_by="samples" if isinstance(items, str) else "what items() counts",
+        divides_by=describe_divisor(items, "mean", "samples"),
     )
 
 
-def _not_there(outputs: Any, targets: Any) -> Tensor:
-    raise AssertionError("evaluations and checks ask for the kind before")
-
-
-def _counted(count: Callable[[Any], float]) -> Callable[[Any, Any], float]:
-    return lambda batch, _: float(count(batch))
-
-
-def _of_table(given: LossModule) -> Loss:
-    """Copy the loss, since what it learns from one Task's data is no other's."""
-    own = copy.deepcopy(given)
+def _from_module(given: LossModule) -> Loss:
+    own = copy.deepcopy(given)  # what it fits to one Task's data must not reach another Task
     classes = isinstance(own, MultiClass)
     return Loss(
         own.total,
@@ -159,28 +160,16 @@ def _of_table(given: LossModule) -> Loss:
 
 
 def with_teacher(loss: Loss, teacher: nn.Module) -> Loss:
-    """Return the loss with a frozen model, whose outputs it is given beside the targets."""
+    """Return the loss with a frozen model, whose outputs it gets beside the targets."""
     return replace(loss, teacher=teacher)
 
 
 def loss_targets(loss: Loss, micro: MicroBatch) -> Any:
-    """Return what the loss is given: the targets, and what the teacher says where there is one."""
+    """Return the targets that the loss gets, with the outputs of its teacher if it has one."""
     if loss.teacher is None:
         return micro.targets
     return loss.with_teacher_outputs(micro.args, micro.kwargs, micro.targets)
 
 
-def _items_of_callable(items: str | Callable[[Any], float]) -> Callable[[Any, Any], float]:
-    if items == "samples":
-        return lambda _, targets: batch_size_of(targets)
-    if items == "tokens":
-        return lambda _, targets: _unmasked(targets)
-    if isinstance(items, str):
-        raise TaskError(
-            f"items={items!r} is not known. Use 'samples', 'tokens' or a function of the batch."
-        )
-    return _counted(items)
-
-
-def _unmasked(targets: Tensor) -> int:
+def _count_unmasked(targets: Tensor) -> int:
     return int((targets != IGNORED).sum())

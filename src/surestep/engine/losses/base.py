@@ -106,9 +106,9 @@ class Loss:
     def for_model(self, model: nn.Module) -> "Loss":
         """Return the loss that sums in fp32 at once if the model has 16-bit parameters."""
         if self.components:
-            parts = (replace(each, loss=each.loss.for_model(model)) for each in self.components)
+            parts = (replace(part, loss=part.loss.for_model(model)) for part in self.components)
             return replace(self, components=tuple(parts))
-        if self.in_fp32 is None or all(each.dtype not in HALF for each in model.parameters()):
+        if self.in_fp32 is None or all(weight.dtype not in HALF for weight in model.parameters()):
             return self
         return replace(self, value=self.in_fp32)
 
@@ -254,3 +254,8 @@ def sum_in_fp32(
     if outputs.dtype not in HALF or torch.is_autocast_enabled(outputs.device.type):
         return function(outputs, *args, reduction="sum", **options)
     return function(outputs, *args, reduction="none", **options).sum(dtype=torch.float32)
+
+
+def never_called(outputs: Any, targets: Any) -> Tensor:
+    """Fill `Loss.value` for a loss without a value."""
+    raise AssertionError("the kind of this loss is checked before its value")

@@ -23,7 +23,7 @@ def check_fraction(value: float, name: str) -> float:
         TaskError: it is not.
     """
     if not 0 <= value <= 1:
-        raise TaskError(f"{name}={value} is no share. Use a number from 0 to 1.")
+        raise TaskError(f"{name}={value} is not a share. Use a number from 0 to 1.")
     return value
 
 
@@ -44,7 +44,7 @@ def checked_class_dim(value: int) -> int:
 def parse_class_weights(
     value: Balanced | Sequence[float] | Tensor | None, name: str
 ) -> Tensor | None:
-    """Return weights that were said as a tensor; None where there are none yet.
+    """Return the weights as a tensor; None if they are not known yet.
 
     Raises:
         TaskError: neither numbers of at least 0 nor "balanced".
@@ -67,16 +67,16 @@ def balanced_classes(targets: Iterable[Any], ignored: int) -> Tensor:
     Source: sklearn.utils.class_weight.compute_class_weight("balanced").
 
     Raises:
-        DataError: targets are no class indices, or a class between others has no sample.
+        DataError: targets are not class indices, or a class between others has no sample.
     """
     counts = torch.zeros(0, dtype=torch.int64)
-    for each in targets:
-        if not isinstance(each, Tensor) or each.is_floating_point():
+    for batch in targets:
+        if not isinstance(batch, Tensor) or batch.is_floating_point():
             raise DataError(
-                "weight='balanced' counts class indices, and the targets are something else. Say "
+                "weight='balanced' counts class indices, and the targets are something else. Use "
                 "weight=[...] instead."
             )
-        kept = each[each != ignored].flatten().long().cpu()
+        kept = batch[batch != ignored].flatten().long().cpu()
         if len(kept) and int(kept.min()) < 0:
             raise DataError(f"A target is {int(kept.min())}: class indices start from 0.")
         found = torch.bincount(kept, minlength=len(counts))
@@ -85,7 +85,7 @@ def balanced_classes(targets: Iterable[Any], ignored: int) -> Tensor:
     return counts.sum().double() / (len(counts) * counts.double())
 
 
-def balanced_labels(targets: Iterable[Any], ignored: int | None, *, each: bool) -> Tensor:
+def balanced_labels(targets: Iterable[Any], ignored: int | None, *, per_label: bool) -> Tensor:
     """Return negatives / positives: of each label (dim 1), or of all.
 
     Raises:
@@ -94,11 +94,11 @@ def balanced_labels(targets: Iterable[Any], ignored: int | None, *, each: bool) 
     positives = negatives = torch.zeros(())
     for batch in targets:
         kept = torch.ones_like(batch, dtype=torch.bool) if ignored is None else batch != ignored
-        dims = (0,) if each else tuple(range(batch.dim()))
+        dims = (0,) if per_label else tuple(range(batch.dim()))
         yes, no = (batch == 1) & kept, (batch == 0) & kept
         if bool((kept & ~yes & ~no).any()):
             raise DataError(
-                "pos_weight='balanced' counts targets that are 0 or 1, and some are neither. Say "
+                "pos_weight='balanced' counts targets that are 0 or 1, and some are neither. Use "
                 "pos_weight=... instead; for class indices use surestep.losses.multiclass()."
             )
         positives = positives + yes.sum(dims).cpu()
@@ -112,7 +112,7 @@ def _none_empty(counts: Tensor, what: str, option: str) -> None:
     if empty or not len(counts):
         raise DataError(
             f"The training data has no sample of {what} {', '.join(map(str, empty)) or '0'}, so "
-            f"{option}='balanced' is not defined for it. Say {option}=[...], a number for each."
+            f"{option}='balanced' is not defined for it. Use {option}=[...], a number for each."
         )
 
 
@@ -185,7 +185,7 @@ class MultiClass(LossModule):
         self._weigh(balanced_classes(targets, self.ignore_index))
 
     def describe_fit(self) -> str:
-        """Say what the weights are."""
+        """Describe the weights."""
         return f"weight={format_weights(self.host_weight)}"
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -303,7 +303,7 @@ class Binary(LossModule):
         _BCE,
     )
     over = "kept"
-    each = False
+    per_label = False
     pos_weight: Tensor | None
 
     def __init__(
@@ -321,10 +321,10 @@ class Binary(LossModule):
         )
         self.label_smoothing = label_smoothing
         self.ignore_index = ignore_index
-        said: Any = (
-            [pos_weight] if isinstance(pos_weight, float | int) and self.each else pos_weight
+        values: Any = (
+            [pos_weight] if isinstance(pos_weight, float | int) and self.per_label else pos_weight
         )
-        weights = parse_class_weights(said, "pos_weight")
+        weights = parse_class_weights(values, "pos_weight")
         self.register_buffer("pos_weight", weights, persistent=False)
 
     @property
@@ -334,10 +334,10 @@ class Binary(LossModule):
 
     def fit(self, targets: Iterable[Any]) -> None:
         """Balance pos_weight."""
-        self.pos_weight = balanced_labels(targets, self.ignore_index, each=self.each)
+        self.pos_weight = balanced_labels(targets, self.ignore_index, per_label=self.per_label)
 
     def describe_fit(self) -> str:
-        """Say what pos_weight is."""
+        """Describe pos_weight."""
         return f"pos_weight={format_weights(self.pos_weight)}"
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -364,7 +364,7 @@ class Binary(LossModule):
         expect.check_same_shape(first)
         expect.check_label_targets(targets, called=self.name, ignored=self.ignore_index)
         expect.check_label_logits(first, called=self.name)
-        if not self.each and self.pos_weight is not None and self.pos_weight.numel() > 1:
+        if not self.per_label and self.pos_weight is not None and self.pos_weight.numel() > 1:
             raise TaskError(
                 f"There are {self.pos_weight.numel()} numbers in pos_weight, and binary takes one: "
                 "what a target of 1 weighs. For several labels use surestep.losses.multilabel()."
@@ -390,7 +390,7 @@ class MultiLabel(Binary):
         "targets (samples times labels) that are not ignored, regardless of weight",
         _BCE,
     )
-    each = True
+    per_label = True
 
     def check(self, first: FirstBatch) -> None:
         """Check shapes and ranges, and that there is a weight for each label."""

@@ -26,18 +26,18 @@ def unpack_ctc_targets(targets: Any) -> tuple[Tensor, Tensor, Tensor]:
         labels, frames, lengths = targets
         return labels, frames, lengths
     raise TaskError(
-        "CTC takes the targets (labels, input_lengths, label_lengths), as a tuple or a dict. Say "
+        "CTC takes the targets (labels, input_lengths, label_lengths), as a tuple or a dict. Use "
         "Task(inputs=lambda batch: (batch[0], tuple(batch[1:])))."
     )
 
 
-def ctc_total(each: Tensor, lengths: Tensor) -> Tensor:
+def ctc_total(losses: Tensor, lengths: Tensor) -> Tensor:
     """Divide the loss of each sample by the length of its labels, and add up.
 
     This is what torch's mean is over: https://docs.pytorch.org/docs/stable/generated/
     torch.nn.CTCLoss.html
     """
-    return (each / lengths.to(each.device, each.dtype).clamp(min=1)).sum()
+    return (losses / lengths.to(losses.device, losses.dtype).clamp(min=1)).sum()
 
 
 class CTC(LossModule):
@@ -65,7 +65,7 @@ class CTC(LossModule):
     def total(self, outputs: Tensor, targets: Any) -> Tensor:
         """Return the loss for each label, summed over samples."""
         labels, frames, lengths = unpack_ctc_targets(targets)
-        each = functional.ctc_loss(
+        losses = functional.ctc_loss(
             at_least_fp32(outputs).log_softmax(2).transpose(0, 1),
             labels,
             frames,
@@ -74,7 +74,7 @@ class CTC(LossModule):
             reduction="none",
             zero_infinity=self.zero_infinity,
         )
-        return ctc_total(each, lengths)
+        return ctc_total(losses, lengths)
 
     def items(self, batch: Any, targets: Any) -> float:
         """Count samples."""
@@ -106,18 +106,19 @@ _CALLED = "surestep.losses.ctc"
 def _check_labels(labels: Tensor, lengths: Tensor, classes: int, blank: int) -> None:
     if not 0 <= blank < classes:
         raise TaskError(
-            f"blank={blank} is no class: the model has {classes} outputs. Use 0 to {classes - 1}."
+            f"blank={blank} is not a class: the model has {classes} outputs. Use 0 to "
+            f"{classes - 1}."
         )
     if labels.dim() != 2:
         raise DataError(
-            f"The labels have shape {tuple(labels.shape)}, and ctc takes (samples, places), each "
-            "row filled up to the longest: torch.nn.utils.rnn.pad_sequence(labels, True)."
+            f"The labels have shape {tuple(labels.shape)}, and ctc takes (samples, positions), "
+            "each row filled up to the longest: torch.nn.utils.rnn.pad_sequence(labels, True)."
         )
     if labels.is_floating_point():
         raise DataError(f"The labels are {labels.dtype}, and ctc takes integers: use .long().")
     if int(lengths.max()) > labels.shape[1]:
         raise DataError(
-            f"The label_lengths say {int(lengths.max())} labels, and there is room for "
+            f"The label_lengths have {int(lengths.max())} labels, and a row of labels has "
             f"{labels.shape[1]}. Give the number of labels in each row."
         )
     labels = labels[torch.arange(labels.shape[1], device=labels.device) < lengths[:, None]]
@@ -130,7 +131,7 @@ def _check_labels(labels: Tensor, lengths: Tensor, classes: int, blank: int) -> 
         )
     if bool((labels == blank).any()):
         raise DataError(
-            f"A label is {blank}, which is the blank. Count labels from {blank + 1}, or say "
+            f"A label is {blank}, which is the blank. Count labels from {blank + 1}, or use "
             f"surestep.losses.ctc(blank={classes - 1})."
         )
 
@@ -138,14 +139,14 @@ def _check_labels(labels: Tensor, lengths: Tensor, classes: int, blank: int) -> 
 def check_lengths(
     labels: Tensor, frames: Tensor, lengths: Tensor, there: int, *, called: str
 ) -> None:
-    """Check that frames are there and labels fit into them.
+    """Check that the frames exist and that the labels fit into them.
 
     Args:
-        labels: (samples, places).
+        labels: (samples, positions).
         frames: how many there are of each sample.
         lengths: how many labels.
         there: frames that the model returns.
-        called: the loss, where samples may not be short.
+        called: the loss, if samples may not be short.
 
     Raises:
         DataError: they do not.
@@ -158,8 +159,8 @@ def check_lengths(
     if called and _short(labels.cpu(), frames.cpu(), lengths.cpu()):
         raise DataError(
             f"{_short(labels.cpu(), frames.cpu(), lengths.cpu())} samples have fewer frames than "
-            "labels, with a blank between two that are alike, so their loss is infinite. Leave "
-            f"them out, or say {called}(zero_infinity=True)."
+            "labels, with a blank between two that are equal, so their loss is infinite. Leave "
+            f"them out, or use {called}(zero_infinity=True)."
         )
 
 

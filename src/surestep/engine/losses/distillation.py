@@ -60,8 +60,8 @@ class Distillation(LossModule):
         outputs, teacher = at_least_fp32(outputs), at_least_fp32(teacher)
         student = (outputs / self.temperature).log_softmax(1)
         taught = (teacher / self.temperature).log_softmax(1)
-        each = functional.kl_div(student, taught, reduction="none", log_target=True).sum(1)
-        soft = each.masked_fill(labels == self.ignore_index, 0).sum()
+        losses = functional.kl_div(student, taught, reduction="none", log_target=True).sum(1)
+        soft = losses.masked_fill(labels == self.ignore_index, 0).sum()
         hard = functional.cross_entropy(
             outputs,
             labels,
@@ -79,8 +79,8 @@ class Distillation(LossModule):
         labels = targets[0] if isinstance(targets, (tuple, list)) else targets
         if not isinstance(labels, Tensor):
             raise TaskError(
-                f"distillation takes labels, and got a {type(labels).__name__}. Where samples have "
-                "none, give zeros (torch.long) and say surestep.losses.distillation(alpha=1.0)."
+                f"distillation takes labels, and got a {type(labels).__name__}. If samples have "
+                "none, give zeros (torch.long) and use surestep.losses.distillation(alpha=1.0)."
             )
         return labels
 
@@ -88,7 +88,7 @@ class Distillation(LossModule):
         """Check that the teacher's logits are there and have the student's shape."""
         if not isinstance(first.targets, (tuple, list)) or len(first.targets) != 2:
             raise TaskError(
-                "distillation takes the teacher's logits beside the labels. Say "
+                "distillation takes the teacher's logits beside the labels. Use "
                 "Task(teacher=net), or let the targets be (labels, teacher_logits)."
             )
         labels, teacher = first.targets

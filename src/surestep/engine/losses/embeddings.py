@@ -174,7 +174,7 @@ class ContrastivePairs(_Contrastive):
     def total(self, outputs: Any, targets: Any) -> Tensor:
         """Return the sum over samples of the mean of both directions."""
         pair = as_tuple(outputs, ("a", "b"), self.name)
-        a, b = (functional.normalize(at_least_fp32(each), dim=1) for each in pair)
+        a, b = (functional.normalize(at_least_fp32(embedding), dim=1) for embedding in pair)
         scores, own = a @ b.T / self.temperature, torch.arange(len(a), device=a.device)
         there = functional.cross_entropy(scores, own, reduction="sum")
         return (there + functional.cross_entropy(scores.T, own, reduction="sum")) / 2

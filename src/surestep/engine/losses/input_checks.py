@@ -1,4 +1,4 @@
-"""What losses expect of the first batch, in words: shapes, types, ranges, and what fits instead."""
+"""Checks of the first batch by losses: shapes, types and ranges, and what to use instead."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def require_tensors(first: FirstBatch) -> tuple[Tensor, Tensor]:
     """Return outputs and targets.
 
     Raises:
-        TaskError: one of them is no tensor.
+        TaskError: one of them is not a tensor.
     """
     for what, value in (("model returns", first.outputs), ("targets are", first.targets)):
         if not isinstance(value, Tensor):
@@ -33,7 +33,7 @@ def as_tuple(value: Any, wanted: tuple[str, ...], called: str) -> tuple[Tensor, 
     """Return what a loss takes as several tensors: a tuple, or one tensor stacked along dim 1.
 
     Raises:
-        TaskError: they are not as many.
+        TaskError: their number is different.
     """
     if isinstance(value, Tensor) and value.dim() >= 2 and value.shape[1] == len(wanted):
         return value.unbind(1)
@@ -49,7 +49,7 @@ def as_tuple(value: Any, wanted: tuple[str, ...], called: str) -> tuple[Tensor, 
 
 
 def check_class_logits(first: FirstBatch, *, called: str = "Cross-entropy", dim: int = 1) -> None:
-    """Refuse probabilities where the loss takes logits of classes.
+    """Reject probabilities if the loss takes logits of classes.
 
     Raises:
         TaskError: they went through softmax or sigmoid, or add up to one.
@@ -70,7 +70,7 @@ def check_class_logits(first: FirstBatch, *, called: str = "Cross-entropy", dim:
 
 
 def is_distribution(values: Tensor, dim: int) -> bool:
-    """Say whether all are probabilities of classes along `dim`."""
+    """Return whether all values are probabilities of classes along `dim`."""
     if values.dim() <= dim or values.shape[dim] < 2 or values.numel() == 0 or values.min() < 0:
         return False
     slack = 2e-2 if values.dtype in (torch.bfloat16, torch.float16) else 1e-3
@@ -78,7 +78,7 @@ def is_distribution(values: Tensor, dim: int) -> bool:
 
 
 def check_label_logits(first: FirstBatch, *, called: str) -> None:
-    """Refuse probabilities where the loss applies the sigmoid itself.
+    """Reject probabilities if the loss applies the sigmoid itself.
 
     Raises:
         TaskError: the outputs went through a sigmoid or softmax.
@@ -127,7 +127,7 @@ def check_class_targets(first: FirstBatch, *, ignored: int, called: str = "Cross
 
 
 def _reshaped(outputs: Tensor, targets: Tensor, expected: tuple[int, ...]) -> str:
-    """Say what makes shapes fit."""
+    """Return how to make the shapes fit."""
     if targets.dim() > 1 and targets.shape[1] == 1 and tuple(targets.squeeze(1).shape) == expected:
         return "there is a dimension of one too many. Use targets.squeeze(1)."
     if outputs.dim() == 3 and targets.shape == outputs.shape[:2] and targets.shape[1] > 1:
@@ -149,7 +149,7 @@ def check_index_range(targets: Tensor, classes: int, ignored: int | None) -> Non
         hint = ""
         if int(kept.min()) == -1:
             hint = (
-                " If -1 means ignored, say ignore_index=-1; if it means no, use (targets + 1) / 2 "
+                " If -1 means ignored, set ignore_index=-1; if it means no, use (targets + 1) / 2 "
                 "with surestep.losses.binary()."
             )
         raise DataError(
@@ -159,7 +159,7 @@ def check_index_range(targets: Tensor, classes: int, ignored: int | None) -> Non
 
 
 def warn_of_ignored_class(targets: Tensor, classes: int, ignored: int | None) -> None:
-    """Warn where the index that is ignored is that of a class."""
+    """Warn if the index that is ignored is that of a class."""
     if ignored is None or targets.is_floating_point() or not 0 <= ignored < classes:
         return
     hidden = int((targets == ignored).sum())
@@ -177,7 +177,7 @@ def _enough_classes(outputs: Tensor, targets: Tensor, called: str) -> None:
         same = "" if tuple(targets.shape) == shape else " and targets.unsqueeze(1)"
         raise TaskError(
             f"The model has one output for each target (shape {shape}), and {called.lower()} of "
-            f"one class is always 0. For yes or no use surestep.losses.binary(){same}; for figures "
+            f"one class is always 0. For yes or no use surestep.losses.binary(){same}; for numbers "
             "surestep.losses.mse()."
         )
 
@@ -187,7 +187,7 @@ def _probability_targets(outputs: Tensor, targets: Tensor) -> None:
         raise DataError(
             f"The targets are {targets.dtype} of shape {tuple(targets.shape)}. Class indices "
             "are integers: use targets.long(). Probabilities have the outputs' shape "
-            f"{tuple(outputs.shape)}. Figures to be predicted take surestep.losses.mse() or huber()"
+            f"{tuple(outputs.shape)}. To predict numbers, use surestep.losses.mse() or huber()"
             "."
         )
     if float(targets.min()) >= 0 and bool(((targets.sum(1) - 1).abs() < 1e-2).all()):
@@ -201,7 +201,7 @@ def _probability_targets(outputs: Tensor, targets: Tensor) -> None:
     raise DataError(
         f"The targets have the outputs' shape, which says that they are probabilities, but they "
         f"run from {float(targets.min()):.4g} to {float(targets.max()):.4g} and do not add up to 1 "
-        "for each sample. Divide them by their sum; figures to be predicted take "
+        "for each sample. Divide them by their sum; to predict numbers, use "
         "surestep.losses.mse() or huber()."
     )
 
@@ -281,7 +281,7 @@ def check_label_targets(targets: Tensor, *, called: str, ignored: int | None = N
             f"{says} For class indices use surestep.losses.multiclass() (nn.CrossEntropyLoss()) "
             f"and {int(high) + 1} outputs."
         )
-    raise DataError(f"{says} For figures use surestep.losses.mse() or huber().")
+    raise DataError(f"{says} For numbers use surestep.losses.mse() or huber().")
 
 
 def check_signs(targets: Tensor, called: str) -> None:

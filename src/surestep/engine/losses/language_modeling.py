@@ -43,7 +43,7 @@ class _Tokens(LossModule):
         self.label_smoothing = check_fraction(label_smoothing, "label_smoothing")
 
     def labels(self, targets: Tensor) -> Tensor:
-        """Return the token that each place is to predict."""
+        """Return the token to predict at each position."""
         return targets
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor | dict[str, Tensor]:
@@ -130,16 +130,16 @@ class NextToken(_Tokens):
         self.shifts = targets == "tokens"
 
     def labels(self, targets: Tensor) -> Tensor:
-        """Return the token that each place is to predict; of the last place nobody knows it.
+        """Return the token to predict at each position; that of the last one is not known.
 
-        A target more is cheaper than a copy of the logits with a place less.
+        One more target is cheaper than a copy of the logits without the last position.
         """
         if not self.shifts:
             return targets
         return functional.pad(targets[:, 1:], (0, 1), value=self.ignore_index)
 
     def check(self, first: FirstBatch) -> None:
-        """Check shapes, and whether targets are shifted once: not twice, not never."""
+        """Check shapes, and that targets are shifted exactly once."""
         super().check(first)
         targets = first.targets
         for tokens in first.inputs:
@@ -147,19 +147,19 @@ class NextToken(_Tokens):
                 continue
             if self.shifts and _agree(targets[:, :-1], tokens[:, 1:], self.ignore_index):
                 raise DataError(
-                    "The targets are shifted already: each is the next of the inputs. Say "
+                    "The targets are shifted already: each is the next of the inputs. Use "
                     "surestep.losses.next_token(targets='shifted'), or give the inputs as targets."
                 )
             if not self.shifts and _agree(targets, tokens, self.ignore_index):
                 raise DataError(
                     "The targets are the inputs, not shifted: the model would learn to repeat "
-                    "them. Say surestep.losses.next_token(targets='tokens')."
+                    "them. Use surestep.losses.next_token(targets='tokens')."
                 )
 
 
 def _agree(targets: Tensor, tokens: Tensor, ignored: int) -> bool:
     kept = targets != ignored
-    # Of one and the same token all over, a shift cannot be told.
+    # A shift of equal tokens shows nothing.
     several = len(tokens[kept].unique()) > 1
     return several and bool((targets[kept] == tokens[kept]).all())
 
@@ -200,11 +200,11 @@ class MaskedTokens(_Tokens):
         )
 
     def check(self, first: FirstBatch) -> None:
-        """Check shapes, and that some targets are left out."""
+        """Check shapes, and that some targets are ignored."""
         super().check(first)
         if bool((first.targets != self.ignore_index).all()):
             raise DataError(
                 f"No target of the first batch is {self.ignore_index}, so every token is to be "
                 f"predicted, also those that the model sees. Set targets to {self.ignore_index} "
-                "where nothing was masked, or use surestep.losses.next_token()."
+                "at tokens that are not masked, or use surestep.losses.next_token()."
             )

@@ -1,48 +1,49 @@
-"""The loss that a model computes itself: a batch of named inputs goes in whole, `.loss` comes out.
+"""The loss that a model computes itself: it gets a batch of named inputs and returns `.loss`.
 
-So it is with Hugging Face models. Such a loss is a mean, and of what, the model does not say: over
-the next tokens that are not ignored (causal language models, which shift the labels), over the
-labels that are not ignored (masked language models, taggers, encoder-decoders, classifiers), or
-over elements (labels that are floating point numbers). It is told by the kind of the model, and
-proven on the first batch.
+Hugging Face models do. Such a loss is a mean, but of what is not declared: of the next tokens that
+are not ignored (causal language models, which shift the labels), of the labels that are not
+ignored (masked language models, taggers, encoder-decoders, classifiers), or of elements (floating
+point labels). The class of the model decides, and the first batch verifies it.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.batch import MicroBatch, Split, batch_size_of
-from surestep.engine.losses.adapt import IGNORED, Loss, check_reduction
+from surestep.engine.losses.adapt import (
+    IGNORED,
+    Items,
+    Loss,
+    check_reduction,
+    count_items,
+    describe_divisor,
+)
 
 IN_TRAINING = "model in training"  # the value of Task(loss=)
 SHIFTING = re.compile("CausalLM|LMHead")
-_NOT_THE_MODELS = (
-    'loss="model" takes the loss that the model computes itself, and it returned {what}. {mend}'
-)
 
 
-def model_loss(
-    model: nn.Module, items: str | Callable[[Any], float], reduction: str = "mean"
-) -> Loss:
+def model_loss(model: nn.Module, items: Items, reduction: str = "mean") -> Loss:
     """Return the model's own loss with its denominator.
 
     Args:
-        model: which returns something with `.loss`.
-        items: "samples", the Task's default, leaves it to the kind of the model; "tokens" are
+        model: returns something with `.loss`.
+        items: "samples", the Task's default, lets the class of the model decide; "tokens" are
             labels other than -100, "next tokens" the same without the first of each row; or a
             function of the batch.
         reduction: "mean" over its items, or "sum", which nothing divides.
 
     Raises:
-        TaskError: words that are not known.
+        TaskError: an unknown value of `items` or `reduction`.
     """
     check_reduction(reduction)
     if isinstance(items, str) and items not in ("samples", "tokens", "next tokens"):
         raise TaskError(
-            f"items={items!r} is not known. Leave it out, or say 'tokens', 'next tokens' or a "
+            f"items={items!r} is not known. Leave it out, or use 'tokens', 'next tokens' or a "
             "function of the batch."
         )
     labels = LabelCounter(items == "next tokens" or (items == "samples" and is_causal_lm(model)))
@@ -50,37 +51,27 @@ def model_loss(
         extract_loss,
         is_sum=reduction == "sum",
         divides=reduction != "sum",
-        items=_function(items) if callable(items) else labels.items,
+        items=count_items(items) if callable(items) else labels.items,
         count=labels.count,
         kind="model",
         predictions=extract_logits,
         label="the model's own loss",
-        divides_by=_divisor(items, reduction),
+        divides_by=describe_divisor(items, reduction, "labels that are not ignored"),
     )
 
 
-def _divisor(items: str | Callable[[Any], float], reduction: str) -> str:
-    if reduction == "sum":
-        return "nothing"
-    return "what items() counts" if callable(items) else "labels that are not ignored"
-
-
-def _function(count: Callable[[Any], float]) -> Callable[[Any, Any], float]:
-    return lambda batch, _: float(count(batch))
-
-
-def training_losses(items: str | Callable[[Any], float], reduction: str = "mean") -> Loss:
+def training_losses(items: Items, reduction: str = "mean") -> Loss:
     """Return the losses of a model that returns a dict of them in train mode, as detectors do.
 
     In eval mode such a model returns predictions, so an evaluation measures metrics and no loss.
 
     Args:
-        items: "samples", which says nothing about what each loss is a mean over, so that cutting a
-            batch changes the numbers; or a function of the batch, what they are means over.
+        items: "samples", which leaves open what each loss is a mean over, so that splitting a batch
+            changes the numbers; or a function of the batch that counts it.
         reduction: "mean" over its items, or "sum", which nothing divides.
 
     Raises:
-        TaskError: unknown words.
+        TaskError: an unknown value of `items` or `reduction`.
     """
     check_reduction(reduction)
     if isinstance(items, str) and items != "samples":
@@ -88,16 +79,17 @@ def training_losses(items: str | Callable[[Any], float], reduction: str = "mean"
             f"items={items!r} does not fit loss={IN_TRAINING!r}. Leave it out, or give a function "
             "of the batch."
         )
+    counted = callable(items)
     return Loss(
         named_losses_of,
         is_sum=reduction == "sum",
         divides=reduction != "sum",
-        items=_function(items) if callable(items) else lambda _, targets: count_listed(targets),
+        items=count_items(items) if callable(items) else lambda _, targets: count_listed(targets),
         count=count_listed,
         kind="in training",
         label="the losses that the model returns in training",
-        divides_by=_divisor(items, reduction) if callable(items) else "samples",
-        is_separable=callable(items) or reduction == "sum",
+        divides_by=describe_divisor(items, reduction if counted else "mean", "samples"),
+        is_separable=counted or reduction == "sum",
     )
 
 
@@ -123,13 +115,9 @@ def named_losses_of(outputs: Any, _: Any = None) -> Mapping[str, Tensor]:
 
 
 def inputs_with_targets(split: Split, batch: Any) -> tuple[Any, Any]:
-    """Return (inputs, targets) of a batch with the targets among the inputs too, as the last one.
+    """Return (inputs, targets) of a training batch, with the targets also as the last input.
 
-    By name they are "targets".
-
-    Args:
-        split: tells inputs from targets.
-        batch: of training data.
+    If inputs have names, theirs is "targets".
     """
     args, kwargs, targets = split(batch)
     return ({**kwargs, "targets": targets} if kwargs else (*args, targets)), targets
@@ -138,8 +126,8 @@ def inputs_with_targets(split: Split, batch: Any) -> tuple[Any, Any]:
 def without_targets(micro: MicroBatch) -> MicroBatch:
     """Return a micro-batch of `inputs_with_targets` as an evaluation has it."""
     if micro.kwargs:
-        named = {name: each for name, each in micro.kwargs.items() if name != "targets"}
-        return micro._replace(kwargs=named)
+        inputs = {name: value for name, value in micro.kwargs.items() if name != "targets"}
+        return micro._replace(kwargs=inputs)
     return micro._replace(args=micro.args[:-1])
 
 
@@ -151,25 +139,21 @@ class LabelCounter:
 
     def items(self, _: Any, targets: Any) -> int:
         """Count what the loss is a mean over: labels not ignored, or elements, or samples."""
-        if not isinstance(targets, Tensor):
-            return batch_size_of(targets)
-        return targets.numel() if targets.is_floating_point() else self._unmasked(targets)
+        is_floating = isinstance(targets, Tensor) and targets.is_floating_point()
+        return targets.numel() if is_floating else self.count(targets)
 
     def count(self, targets: Any) -> int:
         """Count what a metric is a mean over: labels not ignored, or samples."""
         if not isinstance(targets, Tensor) or targets.is_floating_point():
             return batch_size_of(targets)
-        return self._unmasked(targets)
-
-    def _unmasked(self, labels: Tensor) -> int:
-        counted = labels[..., 1:] if self.shifts and labels.dim() > 1 else labels
+        counted = targets[..., 1:] if self.shifts and targets.dim() > 1 else targets
         return int((counted != IGNORED).sum())
 
 
 def is_causal_lm(model: nn.Module) -> bool:
-    """Say whether a model predicts the label to the right, by its kind.
+    """Return whether the class of a model predicts the label to the right.
 
-    Wrappers are seen through. Encoder-decoders shift what goes into the decoder instead.
+    The model inside a wrapper decides. Encoder-decoders shift the inputs of the decoder instead.
     """
     while True:
         inner: Any = getattr(model, "_orig_mod", None)
@@ -190,28 +174,30 @@ def extract_loss(outputs: Any, _: Any = None) -> Tensor:
     Raises:
         TaskError: there is none.
     """
-    named = isinstance(outputs, Mapping)
-    loss = outputs.get("loss") if named else getattr(outputs, "loss", None)
+    is_named = isinstance(outputs, Mapping)
+    loss = outputs.get("loss") if is_named else getattr(outputs, "loss", None)
     if isinstance(loss, Tensor):
         return loss
-    if named or hasattr(outputs, "loss"):
-        mend = "Give batches with the labels it takes (labels=...)."
-        raise TaskError(_NOT_THE_MODELS.format(what="no loss", mend=mend))
-    mend = "Return an object with .loss (return_dict=True), or say Task(loss=...) otherwise."
-    raise TaskError(_NOT_THE_MODELS.format(what=f"a {type(outputs).__name__}", mend=mend))
+    what, fix = "no loss", "Give batches with the labels it takes (labels=...)."
+    if not is_named and not hasattr(outputs, "loss"):
+        what = f"a {type(outputs).__name__}"
+        fix = "Return an object with .loss (return_dict=True), or pass a different Task(loss=...)."
+    raise TaskError(
+        f'loss="model" takes the loss that the model computes itself, and it returned {what}. {fix}'
+    )
 
 
 def extract_logits(outputs: Any) -> Any:
-    """Return what metrics see of what a model returned: its logits, or all where it has none."""
-    named = isinstance(outputs, Mapping)
-    logits = outputs.get("logits") if named else getattr(outputs, "logits", None)
+    """Return what metrics get of what a model returned: its logits, or all if it has none."""
+    is_named = isinstance(outputs, Mapping)
+    logits = outputs.get("logits") if is_named else getattr(outputs, "logits", None)
     return outputs if logits is None else logits
 
 
 def batch_as_kwargs(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
-    """Return a batch as (args, kwargs, targets): all of it goes in, and its labels are the targets.
+    """Return a batch as (args, kwargs, targets): all of it are inputs, its labels the targets.
 
-    Several kinds of labels are a dict; where there are none, the whole batch is.
+    Several kinds of labels are a dict; without labels, the full batch is the targets.
 
     Raises:
         DataError: not a dict.
@@ -220,7 +206,7 @@ def batch_as_kwargs(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any
         raise DataError(
             f'With loss="model" a batch goes into the model by name, and this one is a '
             f"{type(batch).__name__}. Give a dataset of dicts, such as {{'input_ids': ..., "
-            "'labels': ...}}, or say Task(inputs=lambda batch: ({'pixel_values': batch[0], "
+            "'labels': ...}}, or set Task(inputs=lambda batch: ({'pixel_values': batch[0], "
             "'labels': batch[1]}, batch[1])). A model that returns a dict of losses in train mode "
             f"takes loss={IN_TRAINING!r}."
         )

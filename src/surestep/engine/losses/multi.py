@@ -1,4 +1,4 @@
-"""Several losses of one model, each a mean over what is its own: pixels here, samples there.
+"""Several losses of one model, each a mean over its own items: pixels here, samples there.
 
 The total is the sum of weight x (sum over its items / its items in the global batch). A loss that
 has no items in a batch adds nothing to it.
@@ -13,36 +13,42 @@ from torch import Tensor, nn
 
 from surestep.base.errors import DataError, TaskError, suggest_names
 from surestep.engine.batch import MicroBatch, batch_size_of, flatten_tensors, zero_loss
-from surestep.engine.losses.base import Loss, WeightedLoss
+from surestep.engine.losses.base import Loss, WeightedLoss, never_called
 
 
 class LossHead(NamedTuple):
-    """What one loss looks at: the only one, called "", or one of several.
+    """The outputs and targets of one loss: the only one, with the name "", or one of several.
 
     Attributes:
         name: its name.
         loss: the loss.
         outputs: of the model, for this loss.
-        micro: the micro-batch with the targets and items of this loss.
+        micro_batch: with the targets and items of this loss.
     """
 
     name: str
     loss: Loss
     outputs: Any
-    micro: MicroBatch
+    micro_batch: MicroBatch
 
 
 def combine_losses(parts: Sequence[WeightedLoss]) -> Loss:
-    """Return the weighted sum of several losses as one; `weighted` is its value."""
+    """Return several losses as one, whose value is `weighted_sum`."""
+    labels = [
+        f"{part.name}: {part.loss.label}"
+        if part.weight == 1
+        else f"{part.weight:g} x {part.name}: {part.loss.label}"
+        for part in parts
+    ]
     modules = [part.loss.module for part in parts if part.loss.module is not None]
     return Loss(
-        _not_there,
+        never_called,
         is_sum=True,
         items=lambda batch, targets: sum(_items(parts, batch, targets)),
         count=batch_size_of,
         kind="several",
         divides=False,
-        label=" + ".join(map(_called, parts)),
+        label=" + ".join(labels),
         divides_by="; ".join(f"{part.name}: {part.loss.divides_by}" for part in parts),
         module=nn.ModuleList(modules),
         is_separable=all(part.loss.is_separable for part in parts),
@@ -50,59 +56,49 @@ def combine_losses(parts: Sequence[WeightedLoss]) -> Loss:
     )
 
 
-def _not_there(outputs: Any, targets: Any) -> Tensor:
-    raise AssertionError("each of several losses is asked for itself")
-
-
-def _called(part: WeightedLoss) -> str:
-    called = f"{part.name}: {part.loss.label}"
-    return called if part.weight == 1 else f"{part.weight:g} x {called}"
-
-
 def _items(parts: Sequence[WeightedLoss], batch: Any, targets: Any) -> tuple[float, ...]:
     return tuple(part.loss.items(batch, get_named(targets, part.name, "targets")) for part in parts)
 
 
 def named_losses(loss: Loss) -> list[tuple[str, Loss]]:
-    """Return each of several losses with its name; one loss alone is called ""."""
+    """Return each of several losses with its name; the name of a single loss is ""."""
     return [(part.name, part.loss) for part in loss.components] or [("", loss)]
 
 
 def code_of_losses(loss: Loss) -> dict[str, Any]:
     """Return the module or function of each loss by its name, such as "loss['a']" or "loss"."""
     return {
-        f"loss[{name!r}]" if name else "loss": each.value if each.module is None else each.module
-        for name, each in named_losses(loss)
+        f"loss[{name!r}]" if name else "loss": part.value if part.module is None else part.module
+        for name, part in named_losses(loss)
     }
 
 
-def with_items(micro: MicroBatch, loss: Loss, raw: Any) -> MicroBatch:
+def with_items(micro_batch: MicroBatch, loss: Loss, raw: Any) -> MicroBatch:
     """Return the micro-batch with its items, counted from the batch as it was read."""
     if not loss.components:
-        return micro._replace(items=loss.items(raw, micro.targets))
-    each = _items(loss.components, raw, micro.targets)
-    return micro._replace(items=sum(each), part_items=each)
+        return micro_batch._replace(items=loss.items(raw, micro_batch.targets))
+    part_items = _items(loss.components, raw, micro_batch.targets)
+    return micro_batch._replace(items=sum(part_items), part_items=part_items)
 
 
-def split_heads(loss: Loss, outputs: Any, micro: MicroBatch) -> list[LossHead]:
-    """Return what each loss that has items in a micro-batch looks at."""
+def split_heads(loss: Loss, outputs: Any, micro_batch: MicroBatch) -> list[LossHead]:
+    """Return the outputs and targets of each loss that has items in a micro-batch."""
     if not loss.components:
-        return [LossHead("", loss, outputs, micro)]
-    found = []
-    for part, items in zip(loss.components, micro.part_items, strict=True):
+        return [LossHead("", loss, outputs, micro_batch)]
+    heads = []
+    for part, items in zip(loss.components, micro_batch.part_items, strict=True):
         if items:
-            targets = get_named(micro.targets, part.name, "targets")
-            own = micro._replace(targets=targets, items=items, part_items=())
-            found.append(
-                LossHead(part.name, part.loss, get_named(outputs, part.name, "outputs"), own)
-            )
-    return found
+            targets = get_named(micro_batch.targets, part.name, "targets")
+            own = micro_batch._replace(targets=targets, items=items, part_items=())
+            part_outputs = get_named(outputs, part.name, "outputs")
+            heads.append(LossHead(part.name, part.loss, part_outputs, own))
+    return heads
 
 
 def weighted_sum(
     loss: Loss,
     outputs: Any,
-    micro: MicroBatch,
+    micro_batch: MicroBatch,
     items: tuple[float, ...],
     *,
     reach_all: bool = False,
@@ -110,30 +106,30 @@ def weighted_sum(
     """Return what a micro-batch adds to the weighted sum of several losses, and to each.
 
     Args:
-        loss: several.
+        loss: several losses.
         outputs: of the model.
-        micro: has items of one at least.
-        items: of each in the global batch.
-        reach_all: a loss without items here gives gradients of 0, for which other ranks wait.
+        micro_batch: with items of at least one loss.
+        items: of each loss in the global batch.
+        reach_all: a loss without items here gets gradients of 0, for which other ranks wait.
     """
     total: Tensor | None = None
     logged: list[tuple[str, Tensor]] = []
-    for part, own, whole in zip(loss.components, micro.part_items, items, strict=True):
+    for part, own, full in zip(loss.components, micro_batch.part_items, items, strict=True):
         if not own:
             reached = get_named(outputs, part.name, "outputs") if reach_all else None
-            if any(each.requires_grad for each in flatten_tensors(reached)):
+            if any(tensor.requires_grad for tensor in flatten_tensors(reached)):
                 nothing = zero_loss(reached)
                 total = nothing if total is None else total + nothing
             continue
-        given = (
+        divisor = full if part.loss.divides else 1.0
+        value, named = part.loss.total(
             get_named(outputs, part.name, "outputs"),
-            get_named(micro.targets, part.name, "targets"),
+            get_named(micro_batch.targets, part.name, "targets"),
+            own,
         )
-        divisor = whole if part.loss.divides else 1.0
-        value, named = part.loss.total(*given, own)
         mean = value / divisor
         logged.append((f"loss_{part.name}", mean.detach()))
-        logged += [(f"{part.name}_{name}", each.detach() / divisor) for name, each in named.items()]
+        logged += [(f"{part.name}_{key}", term.detach() / divisor) for key, term in named.items()]
         total = part.weight * mean if total is None else total + part.weight * mean
     assert total is not None
     return total, logged
@@ -146,10 +142,10 @@ def check_several(
     teacher: object,
     reduction: Any,
 ) -> None:
-    """Check what a Task says of several losses, before anything is built.
+    """Check the arguments of a Task with several losses.
 
     Raises:
-        TaskError: names, weights or items that do not fit, or what stands for one loss only.
+        TaskError: names, weights or items that do not fit, or an argument for one loss only.
     """
     if not losses:
         raise TaskError("loss is an empty dict. Give a loss for each output, by its name.")
@@ -164,40 +160,27 @@ def check_several(
             )
     if teacher is not None:
         raise TaskError(
-            "A teacher goes with one loss, and the Task has several. Let the model return what "
-            "the teacher says, or give its outputs as targets: losses.distillation() takes them."
+            "A teacher goes with one loss, and the Task has several. Let the model return the "
+            "teacher's outputs, or give them as targets: losses.distillation() takes them."
         )
-    _check_names(losses, "items", items, "samples")
-    _check_names(losses, "reduction", reduction, "mean")
-    _check_weights(losses, weights)
-
-
-def _check_names(losses: Mapping[str, Any], option: str, value: Any, default: str) -> None:
-    """Check an option that several losses have each for itself."""
-    if isinstance(value, Mapping):
-        for name in value:
+    for option, value, default in (("items", items, "samples"), ("reduction", reduction, "mean")):
+        if not isinstance(value, Mapping) and value != default:
+            shown = repr(value) if isinstance(value, str) else "a function"
+            raise TaskError(
+                f"{option}={shown} does not name one of {len(losses)} losses. Use "
+                f"{option}={{{next(iter(losses))!r}: {shown}}}."
+            )
+    for option, value in {"items": items, "reduction": reduction, "loss_weights": weights}.items():
+        for name in value if isinstance(value, Mapping) else ():
             if name not in losses:
                 raise TaskError(
                     f"{option} names no loss {name!r}. {suggest_names(str(name), losses)}"
                 )
-    elif value != default:
-        said = repr(value) if isinstance(value, str) else "a function"
-        raise TaskError(
-            f"{option}={said} is said of {len(losses)} losses. Say which: "
-            f"{option}={{{next(iter(losses))!r}: {said}}}."
-        )
-
-
-def _check_weights(losses: Mapping[str, Any], weights: Mapping[str, float]) -> None:
     for name, weight in weights.items():
-        if name not in losses:
-            raise TaskError(
-                f"loss_weights names no loss {name!r}. {suggest_names(str(name), losses)}"
-            )
         is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
         if not is_number or not 0 <= weight < math.inf:
             raise TaskError(
-                f"loss_weights[{name!r}] is {weight!r}. Say a finite number of 0 or more, such as "
+                f"loss_weights[{name!r}] is {weight!r}. Use a finite number of 0 or more, such as "
                 "0.5."
             )
     if all(weights.get(name, 1.0) == 0 for name in losses):
@@ -205,41 +188,35 @@ def _check_weights(losses: Mapping[str, Any], weights: Mapping[str, float]) -> N
 
 
 def get_named(value: Any, name: str, what: str) -> Any:
-    """Return what is called `name` in outputs or targets: of a mapping, or an attribute.
+    """Return the outputs or targets of a name: from a mapping, or an attribute.
 
     Raises:
-        TaskError: there is no such thing.
+        TaskError: there are none.
     """
+    is_plain_tuple = isinstance(value, tuple) and not hasattr(value, "_fields")
     if isinstance(value, Mapping):
         if name in value:
             return value[name]
         known = list(map(str, value))
-    elif _has_names(value):
+    elif is_plain_tuple or isinstance(value, (Tensor, list, str, int, float, type(None))):
+        give = "let the model return" if what == "outputs" else "give"
+        raise TaskError(
+            f"loss[{name!r}] takes the {what} that are called {name!r}, and the {what} are a "
+            f"{type(value).__name__}. Of several losses, {give} a dict: {{{name!r}: ...}}."
+        )
+    else:
         if hasattr(value, name):
             return getattr(value, name)
         known = [*getattr(value, "_fields", getattr(value, "__dict__", {}))]
-    else:
-        where = "let the model return" if what == "outputs" else "give"
-        raise TaskError(
-            f"loss[{name!r}] takes the {what} that are called {name!r}, and the {what} are a "
-            f"{type(value).__name__}. Of several losses, {where} a dict: {{{name!r}: ...}}."
-        )
     raise TaskError(
         f"loss[{name!r}] takes the {what} that are called {name!r}, and there are none. "
         f"{suggest_names(name, known)}"
     )
 
 
-def _has_names(value: Any) -> bool:
-    """Tell an object with attributes, or a named tuple, from a tensor or plain values."""
-    plain = (Tensor, list, str, int, float, type(None))
-    unnamed_tuple = isinstance(value, tuple) and not hasattr(value, "_fields")
-    return not isinstance(value, plain) and not unnamed_tuple
-
-
 @contextmanager
 def error_prefix(name: str) -> Iterator[None]:
-    """Put the name of one of several losses in front of what is wrong with it."""
+    """Put the name of one of several losses before its error messages."""
     try:
         yield
     except (TaskError, DataError) as error:

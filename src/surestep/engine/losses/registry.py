@@ -49,7 +49,7 @@ def loss_class(name: str) -> type[LossModule]:
 
     Raises:
         TaskError: there is none.
-        ConfigError: the plug-in cannot be loaded, or is no LossModule.
+        ConfigError: the plug-in cannot be loaded, or is not a LossModule.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -68,7 +68,7 @@ def get_loss(name: str) -> LossModule:
 
     Raises:
         TaskError: there is none.
-        ConfigError: the plug-in cannot be loaded, or is no LossModule.
+        ConfigError: the plug-in cannot be loaded, or is not a LossModule.
     """
     return loss_class(name)()
 
@@ -85,5 +85,9 @@ def _call(name: str) -> str:
     """Return how the loss is made, with its options and their defaults."""
     parameters = inspect.signature(loss_class(name)).parameters.values()
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    options = [f"{each.name}={each.default!r}" for each in parameters if each.kind not in kinds]
+    options = [
+        f"{parameter.name}={parameter.default!r}"
+        for parameter in parameters
+        if parameter.kind not in kinds
+    ]
     return f"{name}({', '.join(options)})"

@@ -1,4 +1,4 @@
-"""Regression: figures compared element with element."""
+"""Regression: numbers compared element by element."""
 
 import itertools
 from collections.abc import Sequence
@@ -137,6 +137,6 @@ class Quantile(LossModule):
             raise TaskError(
                 f"The model's outputs have shape {tuple(outputs.shape)} and the targets "
                 f"{tuple(targets.shape)}: quantile takes outputs {(*targets.shape, wanted)}, one "
-                f"for each of the {wanted} quantiles. For one figure use surestep.losses.mae()."
+                f"for each of the {wanted} quantiles. For one number use surestep.losses.mae()."
             )
         expect.check_floating(targets, self.name)

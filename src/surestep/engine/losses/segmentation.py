@@ -71,11 +71,11 @@ class Dice(LossModule):
             classes = targets.clamp(0, outputs.shape[1] - 1).long().unsqueeze(1)
             wanted = torch.zeros_like(outputs).scatter_(1, classes, 1.0) * known
             shares, kept = outputs.softmax(1) * known, known.flatten(1).any(1)
-        both, each = (shares * wanted).flatten(2).sum(2), (shares + wanted).flatten(2).sum(2)
+        both, sizes = (shares * wanted).flatten(2).sum(2), (shares + wanted).flatten(2).sum(2)
         if self.per == "batch":
-            overlap = (2 * both.sum(0) + self.smooth) / (each.sum(0) + self.smooth)
+            overlap = (2 * both.sum(0) + self.smooth) / (sizes.sum(0) + self.smooth)
             return (1 - overlap.mean()) * kept.sum()
-        overlap = (2 * both + self.smooth) / (each + self.smooth)
+        overlap = (2 * both + self.smooth) / (sizes + self.smooth)
         return ((1 - overlap.mean(1)) * kept).sum()
 
     def items(self, batch: Any, targets: Tensor) -> float:
@@ -181,7 +181,7 @@ class DiceBce(Dice):
         return targets.shape[0]
 
     def check_indices(self, first: FirstBatch) -> None:
-        """Refuse indices."""
+        """Reject indices."""
         outputs, targets = expect.require_tensors(first)
         if targets.shape == (outputs.shape[0], *outputs.shape[2:]):
             raise TaskError(
@@ -226,15 +226,15 @@ class DiceCe(Dice):
     def total(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Return both terms, summed over samples."""
         outputs = at_least_fp32(outputs)
-        each = functional.cross_entropy(
+        losses = functional.cross_entropy(
             outputs, targets.long(), ignore_index=self.ignore_index, reduction="none"
         )
         pixels = (targets != self.ignore_index).flatten(1).sum(1).clamp(min=1)
-        ce = (each.flatten(1).sum(1) / pixels).sum()
+        ce = (losses.flatten(1).sum(1) / pixels).sum()
         return {"dice": self.dice(outputs, targets), "ce": self.ce * ce}
 
     def check_masks(self, first: FirstBatch) -> None:
-        """Refuse masks."""
+        """Reject masks."""
         expect.check_class_targets(first, ignored=self.ignore_index, called=self.name)
         raise TaskError(
             "dice_ce takes class indices (samples, height, width). Use targets.argmax(1)."
@@ -289,19 +289,19 @@ class Focal(LossModule):
         alpha = None if self.alpha is None else self.alpha.to(outputs.dtype)
         if outputs.shape == targets.shape:
             wanted = (targets * kept).to(outputs.dtype)
-            each = functional.binary_cross_entropy_with_logits(outputs, wanted, reduction="none")
+            losses = functional.binary_cross_entropy_with_logits(outputs, wanted, reduction="none")
             p = outputs.sigmoid()
             missed = p * (1 - wanted) + (1 - p) * wanted
             if alpha is not None:
-                each = each * (alpha * wanted + (1 - alpha) * (1 - wanted))
+                losses = losses * (alpha * wanted + (1 - alpha) * (1 - wanted))
         else:
             classes = (targets * kept).long()
             own = outputs.log_softmax(1).gather(1, classes.unsqueeze(1)).squeeze(1)
-            each, missed = -own, -torch.expm1(own)
+            losses, missed = -own, -torch.expm1(own)
             if alpha is not None:
-                each = each * alpha[classes]
+                losses = losses * alpha[classes]
         # The power of 0 has no finite gradient where gamma is below 1.
-        return (each * missed.clamp(min=1e-12) ** self.gamma * kept).sum()
+        return (losses * missed.clamp(min=1e-12) ** self.gamma * kept).sum()
 
     def check(self, first: FirstBatch) -> None:
         """Check indices or masks, and alpha, against the outputs."""

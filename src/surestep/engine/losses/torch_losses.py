@@ -104,17 +104,17 @@ def _in_fp32(summing: Any, value: Callable[..., Any]) -> Callable[[Any, Any], Te
     def in_fp32(outputs: Any, targets: Any) -> Tensor:
         summing.reduction = "none"
         try:
-            each: Tensor = value(outputs, targets)
+            losses: Tensor = value(outputs, targets)
         finally:
             summing.reduction = "sum"
-        return each.sum(dtype=torch.float32)
+        return losses.sum(dtype=torch.float32)
 
     return in_fp32
 
 
 def _classes(summing: Any, reduction: str) -> Loss:
     ignored = int(summing.ignore_index)
-    like = MultiClass(ignore_index=ignored)  # which counts alike
+    like = MultiClass(ignore_index=ignored)  # which counts the same way
     like.host_weight = summing.weight
 
     def check(first: FirstBatch) -> None:
@@ -201,12 +201,12 @@ def _ctc(summing: nn.CTCLoss, reduction: str) -> Loss:
     """CTC's mean is over samples, each first divided by the length of its labels."""
     divides = reduction != "sum"
     summing.reduction = "none"
-    like = CTC()  # which counts alike
+    like = CTC()  # which counts the same way
 
     def value(outputs: Tensor, targets: Any) -> Tensor:
         labels, frames, lengths = unpack_ctc_targets(targets)
-        each: Tensor = summing(at_least_fp32(outputs), labels, frames, lengths)
-        return ctc_total(each, lengths) if divides else each.sum()
+        losses: Tensor = summing(at_least_fp32(outputs), labels, frames, lengths)
+        return ctc_total(losses, lengths) if divides else losses.sum()
 
     def check(first: FirstBatch) -> None:
         labels, frames, lengths = unpack_ctc_targets(first.targets)

@@ -77,10 +77,11 @@ def build_optimizer(
         ConfigError: `optim.groups` asks for what the optimizer does not have.
     """
     groups = parameter_groups(arranged)
-    if task.optimizer is not None:
-        optimizer = _custom(task.optimizer, groups)
-    else:
-        optimizer = _planned(plan, groups, model, make_own)
+    optimizer: torch.optim.Optimizer = (
+        _planned(plan, groups, model, make_own)
+        if task.optimizer is None
+        else _custom(task.optimizer, groups)
+    )
     check_groups(optimizer, model)
     if task.optimizer is not None:
         scale_rates(optimizer, arranged)

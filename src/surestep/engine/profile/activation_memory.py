@@ -98,7 +98,7 @@ def _kept_bytes(
         with autocast(plan):
             outputs = model(*micro.args, **micro.kwargs)
             for head in split_heads(feed.loss, outputs, micro):
-                head.loss.value(head.outputs, loss_targets(head.loss, head.micro))
+                head.loss.value(head.outputs, loss_targets(head.loss, head.micro_batch))
     return sum(each.untyped_storage().nbytes() for each in saved.values())
 
 
