@@ -47,25 +47,6 @@ def test_a_save_that_fails_is_told_and_the_next_one_tries_again(
     assert steps == [1, 4, 5, 6]
 
 
-def test_a_disk_that_stays_full_is_told_in_full_once_until_a_save_succeeds(tmp_path, monkeypatch):
-    write, count = saver.write_checkpoint, iter([28, 28, 28, None, 28, 5])
-
-    def fails(folder, snapshot, world):
-        number = next(count, None)
-        if number is None:
-            return write(folder, snapshot, world)
-        error = OSError(number, os.strerror(number))
-        raise CheckpointError(f"step {snapshot.step}: {error.strerror}. Long.") from error
-
-    monkeypatch.setattr(saver, "write_checkpoint", fails)
-    run = tiny.fit(tmp_path, **SAVES)
-    told = [event["text"] for event in run.events() if event["event"] == "notice"]
-    again, full = "Again: step {} could not be saved: No space left on device.", "step {}: No space"
-    assert [told[1], told[2]] == [again.format(2), again.format(3)]
-    assert [told[0][:16], told[3][:16]] == [full.format(1), full.format(5)]
-    assert told[4].startswith("step 6: Input/output error. Long. The run continues")
-
-
 def test_what_failed_in_the_thread_is_told_at_the_next_log_point(tmp_path, monkeypatch):
     begun, told = threading.Event(), {}
 

@@ -3,13 +3,11 @@ import shutil
 import subprocess
 
 import pytest
-import torch
 from torch import nn
 
 from surestep import Run
 from surestep.base.errors import RunError
 from surestep.record.checkpoint.discovery import size_on_disk
-from surestep.trainer import checkpointing as room
 from surestep.trainer.checkpointing import estimate_checkpoint_bytes
 from tests import tiny
 
@@ -66,30 +64,6 @@ def test_what_fits_is_not_told(disk):
     folder = disk(4000)
     tiny.fit(folder, wide(), max_steps=4)
     assert not any("FILL UP" in text for text in notices(folder))
-
-
-class Hoarding(torch.optim.SGD):
-    """Keeps ten tensors for each parameter, which nobody can know before its first step."""
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for each in group["params"]:
-                self.state[each] = {f"kept_{n}": torch.zeros_like(each) for n in range(10)}
-        return super().step(closure)
-
-
-def test_what_an_optimizer_of_the_users_own_keeps_is_told_after_the_first_save(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(room, "_free_bytes", lambda folder: 2**20)
-    own = {**wide(), "optimizer": lambda groups: Hoarding(groups, lr=0.01)}
-    said = {"max_steps": 4, "checkpoint": {"every": "1 step"}}
-    with tiny.prepare(tmp_path, own, **said) as session:
-        assert not any("FILL UP" in text for text in notices(tmp_path))
-        for _ in session.steps():
-            session.save()
-    (told,) = [text for text in notices(tmp_path) if "FILL UP" in text]
-    assert "checkpoints of about 1.4 MiB" in told
 
 
 @pytest.mark.parametrize("optim", [{}, {"name": "sgd", "momentum": 0.9}, {"name": "sgd"}])

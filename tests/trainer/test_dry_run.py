@@ -111,13 +111,13 @@ def test_a_dry_run_notices_a_checkpoint_that_comes_back_otherwise(monkeypatch):
         return found
 
     monkeypatch.setattr(Run, "load_model", spoilt)
-    with pytest.raises(CheckpointError, match=r"came back otherwise: 0\.weight"):
+    with pytest.raises(CheckpointError, match=r"have other values: 0\.weight"):
         dry_run(tiny.task(), tiny.config())
 
 
 def test_a_dry_run_notices_a_checkpoint_that_does_not_come_back(monkeypatch):
     monkeypatch.setattr(Run, "load_model", lambda run, model, which: run.last)
-    with pytest.raises(CheckpointError, match="came back otherwise"):
+    with pytest.raises(CheckpointError, match="have other values"):
         dry_run(tiny.task(), tiny.config())
 
 
@@ -157,7 +157,7 @@ def test_the_first_loss_is_that_of_the_samples_before_any_step():
 
 
 def test_contradicting_targets_are_not_learned(monkeypatch):
-    monkeypatch.setattr(rehearse, "PATIENCE_STEPS", 60)
+    monkeypatch.setattr(rehearse, "MAX_STEPS", 60)
     x = torch.ones(6, tiny.FEATURES)
     result = overfit(tiny.task(train=(x, torch.arange(6) % 3)), tiny.config(), 6)
     assert not result.has_converged

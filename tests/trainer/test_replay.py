@@ -255,7 +255,7 @@ def test_an_incident_without_what_modules_return_tells_nothing_where_all_is_nan(
     path.write_text(json.dumps(record))
     done = surestep.replay(error.incident, task(NAN))
     assert not done.as_recorded
-    assert not done.can_tell
+    assert not done.is_comparable
 
 
 class Fickle(torch.utils.data.Dataset):

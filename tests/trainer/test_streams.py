@@ -71,7 +71,7 @@ def test_the_first_samples_of_a_stream_are_learned_by_heart(data):
 
 
 def test_fewer_samples_in_a_stream_than_are_asked_for():
-    with pytest.raises(DataError, match="There are 3 training samples, and 4 are asked for"):
+    with pytest.raises(DataError, match="There are 3 training samples, and 4 are requested"):
         overfit(tiny.task(train=of_class(Unsized, samples=3)), tiny.config(), 4)
 
 

@@ -77,13 +77,9 @@ def _print(done: ReplayResult) -> None:
     columns = zip(names, _format_numbers(done.recorded), _format_numbers(done.now), strict=True)
     changed = f", {' and '.join(done.changes)}" if done.changes else ""
     show.print_table(f"Step {done.step}{changed}", ("", "in the run", "now"), list(columns))
-    if not done.has_each:
-        print_escaped(
-            "Gradient norms of parameters are not available: each rank had a shard of them."
-        )
     if done.as_recorded:
         print_escaped("Loss and gradient norms are bitwise identical to the run's.")
-    elif not done.can_tell and not done.differing:
+    elif not done.is_comparable and not done.differing:
         print_escaped("All recorded numbers are NaN or infinite, so the steps cannot be compared.")
     else:
         names_of = list(done.differing)

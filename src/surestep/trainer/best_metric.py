@@ -111,4 +111,4 @@ class TopK:
         except CheckpointError:  # a save reports it; until then one checkpoint too many is saved
             return {}
         ranked = best_first(good, metric, plan.validation_mode)
-        return {each.step: number(each.metrics[metric]) for each in ranked}
+        return {saved.step: number(saved.metrics[metric]) for saved in ranked}

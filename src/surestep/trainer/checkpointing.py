@@ -53,10 +53,8 @@ class CheckpointManager:
         self._loop = loop
         self._evaluator = evaluator
         self._print_line = print_line
-        self._has_size = False  # whether the size of a checkpoint is known
         self._pending = 0  # saves whose result the ranks do not know yet
         self._metrics: deque[dict[str, Value]] = deque()  # of the pending saves, in order
-        self._disk_error: str | None = None  # of the newest save, if it failed
 
     def save_async(self) -> None:
         """Save the current state, waiting only until it is copied if a thread writes.
@@ -140,8 +138,6 @@ class CheckpointManager:
         loop, metrics = self._loop, self._metrics.popleft()
         self.path = result.path or self.path
         if result.path is not None:
-            self._disk_error = None
-            self._check_first_size(result.path)
             saved = SavedCheckpoint(result.path, result.step, metrics)
             for callback in callbacks_with(loop.callbacks, "on_save"):
                 loop.queue_request(callback.on_save(loop.state, saved))
@@ -151,30 +147,10 @@ class CheckpointManager:
             return
         if not isinstance(result.error, CheckpointError):
             raise result.error
-        self._report(result.step, self._failure_text(result))
-
-    def _failure_text(self, result: SaveResult) -> str:
-        """Return the error of a save: in full the first time, then short until one succeeds."""
-        if result.path is not None:
-            return str(result.error)
-        cause = result.error.__cause__ if result.error is not None else None
-        reason = str(cause.strerror or cause) if isinstance(cause, OSError) else None
-        is_again, self._disk_error = reason is not None and reason == self._disk_error, reason
-        if is_again:
-            return f"Again: step {result.step} could not be saved: {reason}."
-        return f"{result.error} The run continues, and the next save tries again."
-
-    def _check_first_size(self, path: Path) -> None:
-        """Warn about disk space once the real size of a checkpoint is known."""
-        if self._has_size or any(DISK_MAY_FILL in text for text in self._recorder.warnings):
-            return
-        self._has_size = True
-        size = size_on_disk(path)
-        if text := disk_space_warning(self._recorder.folder, self._loop.plan, size):
-            self._report(self._loop.state.progress.step, text)
-
-    def _report(self, step: int, text: str) -> None:
-        self._recorder.event("notice", step=step, text=text)
+        text = str(result.error)
+        if result.path is None:
+            text = f"{text} The run continues, and the next save tries again."
+        self._recorder.event("notice", step=result.step, text=text)
         self._print_line(text)
 
 
@@ -184,14 +160,8 @@ def _broadcast_results(world: Communicator, results: list[SaveResult]) -> list[S
     with _long_timeout(world):
         values = world.broadcast_json(
             [
-                (
-                    each.step,
-                    str(each.path or ""),
-                    str(each.error or ""),
-                    each.seconds,
-                    each.blocked_s,
-                )
-                for each in results
+                (r.step, str(r.path or ""), str(r.error or ""), r.seconds, r.blocked_s)
+                for r in results
             ]
         )
     if world.is_first:
@@ -277,7 +247,7 @@ def estimate_checkpoint_bytes(plan: Plan, state: State) -> int:
 
 
 def _free_bytes(folder: Path) -> int | None:
-    """Return the free bytes of a disk; None if it does not say."""
+    """Return the free bytes of a disk; None if it is not known."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:

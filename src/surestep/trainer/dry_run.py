@@ -1,16 +1,16 @@
-"""Before a long run: a dry run of every act in it, and learning a few samples by heart."""
+"""Checks before a long run: a dry run of each of its actions, and overfitting a few samples."""
 
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from surestep.base.errors import CheckpointError, DataError, TaskError
@@ -30,16 +30,16 @@ from surestep.trainer.prepare import prepare
 from surestep.trainer.session import Session
 
 NEAR_ZERO = 0.01  # of the first loss
-PATIENCE_STEPS = 2000
-_NOT_OF_A_FEW_SAMPLES = (
+MAX_STEPS = 2000
+_IGNORED_GROUPS = ("schedule.", "early_stop.", "validation.")
+_IGNORED_OPTIONS = (
     *("micro_batch_size", "epochs", "data.shuffle_buffer", "exclude_samples"),
     *("limit_train_batches", "limit_val_batches"),
 )
-_NOT_BY_HEART: dict[str, Any] = {"sampler": None, "batch_transform": None, "schedule": None}
 
 
 class DryRunStep(NamedTuple):
-    """What was tried, what came of it, and how long it took."""
+    """An action, its result, and how long it took."""
 
     what: str
     result: str
@@ -47,7 +47,7 @@ class DryRunStep(NamedTuple):
 
 
 class OverfitResult(NamedTuple):
-    """How the loss on a few samples went."""
+    """The loss on a few samples, before and after training on them."""
 
     samples: int
     first: float
@@ -57,115 +57,31 @@ class OverfitResult(NamedTuple):
 
 
 def dry_run(task: Task, config: Config, *, callbacks: Sequence[Callback] = ()) -> list[DryRunStep]:
-    """Take one step, evaluate one batch of each split, save, load; leave nothing behind."""
-    acts: list[DryRunStep] = []
-    size = config.validation.batch_size or config.micro_batch_size or config.batch_size or 64
-    small = replace(
-        task,
-        val={name: first_samples(data, size, name) for name, data in task.val_sets().items()}
-        or None,
-        test=None if task.test is None else first_samples(task.test, size, "test"),
-    )
-    options = {"logging.progress": "quiet"}
-    with _temporary() as folder:
-        timed = _Timed(acts)
-        session = timed(
-            "start-up checks",
-            lambda: prepare(
-                small, config.replace_options(options), run=folder, callbacks=callbacks
-            ),
-            lambda _: "passed",
-        )
-        with session:
-            session.incidents.keeps = False
-            timed("one step", lambda: _one_step(session), lambda loss: f"loss {loss:.4g}")
-            for split in [*small.val_sets(), *(["test"] if small.test is not None else [])]:
-                timed(f"evaluate {split}", partial(session.evaluate, split), _shown)
-            timed("save", session.save, _size)
-            timed("load", lambda: _loads_back(session), lambda _: "bit for bit")
-    return acts
+    """Take one step, evaluate one batch of each split, save and load, in a temporary folder."""
+    actions: list[DryRunStep] = []
 
-
-def overfit(task: Task, config: Config, samples: int) -> OverfitResult:
-    """Train on the same few samples, in eval mode measured, until the loss is near zero.
-
-    The rate is held constant and nothing is decayed, since neither helps to learn by heart.
-
-    Raises:
-        DataError: there are not as many samples.
-    """
-    if task.loss == IN_TRAINING:
-        raise TaskError(
-            f"Task(loss={IN_TRAINING!r}) has no loss in eval mode, by which learning by heart is "
-            "measured. Train on a few samples, and look at the loss of its steps."
-        )
-    few = first_samples(task.train, samples, "train")
-    there = count_samples(few, "train")
-    if there is not None and there < samples:
-        raise DataError(f"There are {there} training samples, and {samples} are asked for.")
-    task = with_fitted_loss(task, resolve_seed(config))  # a few samples may lack a class
-    by_heart = replace(task, train=few, val=few, test=None, metrics={}, **_NOT_BY_HEART)
-    length = config.batch_size or 64
-    options: dict[str, Any] = {
-        "batch_size": few.batch_size if isinstance(few, DataLoader) else min(length, samples),
-        "max_steps": PATIENCE_STEPS,
-        "validation.every": "20 steps",
-        "validation.metric": "loss",
-        "validation.mode": "min",
-        "checkpoint.every": f"{PATIENCE_STEPS} steps",
-        "checkpoint.keep_best": 0,
-        "logging.progress": "quiet",
-        "data.drop_last": False,
-    }
-    kept = {
-        name: value
-        for name, value in config.set_options().items()
-        if not name.startswith(("schedule.", "early_stop.", "validation."))
-        and name not in _NOT_OF_A_FEW_SAMPLES
-    }
-    if task.optimizer is None:
-        options["optim.weight_decay"] = 0.0
-    if isinstance(few, DataLoader):
-        del options["data.drop_last"]
-        kept = {name: value for name, value in kept.items() if not name.startswith("data.")}
-    watch = _UntilNearZero()
-    with _temporary() as folder:
-        asked = Config.from_options({**kept, **options})
-        with prepare(by_heart, asked, run=folder, callbacks=[watch]) as session:
-            session.incidents.keeps = False
-            watch.first = number(session.evaluate("val")["val/loss"])
-            fit(session)
-            steps = session.state.progress.step
-    return OverfitResult(samples, watch.first, watch.last, steps, watch.reached)
-
-
-class _UntilNearZero(Callback):
-    """Ask to stop when the loss is near zero."""
-
-    def __init__(self) -> None:
-        self.first = self.last = math.nan
-
-    @property
-    def reached(self) -> bool:
-        return self.last <= NEAR_ZERO * self.first
-
-    def on_evaluate(self, state: State, metrics: Mapping[str, Value]) -> Request | None:
-        """Compare with the first loss."""
-        self.last = number(metrics["val/loss"])
-        return Request.STOP if self.reached else None
-
-
-class _Timed:
-    """Do things one after another, and note what came of each."""
-
-    def __init__(self, acts: list[DryRunStep]) -> None:
-        self.acts = acts
-
-    def __call__(self, what: str, act: Callable[[], Any], shown: Callable[[Any], str]) -> Any:
+    def timed(what: str, act: Callable[[], Any], describe: Callable[[Any], str]) -> Any:
         start = time.perf_counter()
         result = act()
-        self.acts.append(DryRunStep(what, shown(result), time.perf_counter() - start))
+        actions.append(DryRunStep(what, describe(result), time.perf_counter() - start))
         return result
+
+    size = config.validation.batch_size or config.micro_batch_size or config.batch_size or 64
+    val_sets = {name: first_samples(data, size, name) for name, data in task.val_sets().items()}
+    test = None if task.test is None else first_samples(task.test, size, "test")
+    small = replace(task, val=val_sets or None, test=test)
+    quiet = config.replace_options({"logging.progress": "quiet"})
+    with tempfile.TemporaryDirectory(prefix="surestep-") as folder:
+        start = partial(prepare, small, quiet, run=Path(folder) / "run", callbacks=callbacks)
+        session = timed("start-up checks", start, lambda _: "passed")
+        with session:
+            session.incidents.keeps = False
+            timed("one step", partial(_one_step, session), lambda loss: f"loss {loss:.4g}")
+            for split in [*small.val_sets(), *(["test"] if test is not None else [])]:
+                timed(f"evaluate {split}", partial(session.evaluate, split), _shown)
+            timed("save", session.save, lambda path: format_bytes(size_on_disk(path)))
+            timed("load", partial(_check_load, session), lambda _: "bit for bit")
+    return actions
 
 
 def _one_step(session: Session) -> float:
@@ -178,32 +94,93 @@ def _shown(metrics: Mapping[str, Value]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
-def _size(path: Path) -> str:
-    return format_bytes(size_on_disk(path))
-
-
-def _loads_back(session: Session) -> None:
-    """Load what was saved over zeros, and compare; what a checkpoint leaves out stays.
+def _check_load(session: Session) -> None:
+    """Load the saved weights over zeros, and compare.
 
     Raises:
-        CheckpointError: another tensor came back.
+        CheckpointError: a tensor has other values.
     """
-    before = {name: value.clone() for name, value in _tensors(session).items()}
-    for value in _tensors(session).values():
+    base = session.state.base  # frozen weights that a checkpoint leaves out
+    tensors: dict[str, Tensor] = {
+        name: value
+        for name, value in session.model.state_dict().items()
+        if isinstance(value, Tensor) and name not in base
+    }
+    before = {name: value.clone() for name, value in tensors.items()}
+    for value in tensors.values():
         value.zero_()
     session.run.load_model(session.model, "last")
-    changed = [n for n, value in _tensors(session).items() if not torch.equal(value, before[n])]
+    loaded = session.model.state_dict()
+    changed = [name for name in before if not torch.equal(loaded[name], before[name])]
     if changed:
-        raise CheckpointError(f"These tensors came back otherwise: {', '.join(changed)}.")
+        raise CheckpointError(f"These tensors have other values: {', '.join(changed)}.")
 
 
-def _tensors(session: Session) -> dict[str, torch.Tensor]:
-    state_dict = session.model.state_dict().items()
-    base = session.state.base
-    return {n: each for n, each in state_dict if isinstance(each, torch.Tensor) and n not in base}
+def overfit(task: Task, config: Config, samples: int) -> OverfitResult:
+    """Train on the same few samples until their loss, evaluated in eval mode, is near zero.
 
+    The learning rate is constant and there is no weight decay, since neither helps here.
 
-@contextmanager
-def _temporary() -> Iterator[Path]:
+    Raises:
+        DataError: there are not as many samples.
+        TaskError: the Task has no loss in eval mode.
+    """
+    if task.loss == IN_TRAINING:
+        raise TaskError(
+            f"Task(loss={IN_TRAINING!r}) has no loss in eval mode, which overfitting is checked "
+            "with. Train on a few samples, and check the loss of its steps."
+        )
+    few = first_samples(task.train, samples, "train")
+    count = count_samples(few, "train")
+    if count is not None and count < samples:
+        raise DataError(f"There are {count} training samples, and {samples} are requested.")
+    task = with_fitted_loss(task, resolve_seed(config))  # a few samples may lack a class
+    unshaped: dict[str, Any] = {"sampler": None, "batch_transform": None, "schedule": None}
+    small = replace(task, train=few, val=few, test=None, metrics={}, **unshaped)
+    options = {
+        name: value
+        for name, value in config.set_options().items()
+        if not name.startswith(_IGNORED_GROUPS) and name not in _IGNORED_OPTIONS
+    }
+    options |= {
+        "max_steps": MAX_STEPS,
+        "validation.every": "20 steps",
+        "validation.metric": "loss",
+        "validation.mode": "min",
+        "checkpoint.every": f"{MAX_STEPS} steps",
+        "checkpoint.keep_best": 0,
+        "logging.progress": "quiet",
+    }
+    if isinstance(few, DataLoader):
+        options = {name: v for name, v in options.items() if not name.startswith("data.")}
+        options["batch_size"] = few.batch_size
+    else:
+        options["data.drop_last"] = False
+        options["batch_size"] = min(config.batch_size or 64, samples)
+    if task.optimizer is None:
+        options["optim.weight_decay"] = 0.0
+    watch = _StopNearZero()
     with tempfile.TemporaryDirectory(prefix="surestep-") as folder:
-        yield Path(folder) / "run"
+        run = Path(folder) / "run"
+        with prepare(small, Config.from_options(options), run=run, callbacks=[watch]) as session:
+            session.incidents.keeps = False
+            watch.first = number(session.evaluate("val")["val/loss"])
+            fit(session)
+            steps = session.state.progress.step
+    return OverfitResult(samples, watch.first, watch.last, steps, watch.is_near_zero)
+
+
+class _StopNearZero(Callback):
+    """Stops the run when the loss is near zero."""
+
+    def __init__(self) -> None:
+        self.first = self.last = math.nan
+
+    @property
+    def is_near_zero(self) -> bool:
+        return self.last <= NEAR_ZERO * self.first
+
+    def on_evaluate(self, state: State, metrics: Mapping[str, Value]) -> Request | None:
+        """Compare with the first loss."""
+        self.last = number(metrics["val/loss"])
+        return Request.STOP if self.is_near_zero else None

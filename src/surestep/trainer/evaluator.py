@@ -47,7 +47,7 @@ Watch = Callable[[int, int | None], object]
 
 
 def make_interrupt_check(loop: Loop) -> Callable[[], bool]:
-    """Return a check, before each batch of an evaluation, if a signal came to some rank.
+    """Return a check, before each batch of an evaluation, if a signal has arrived on some rank.
 
     All ranks evaluate equally many batches, so they exchange what they know at the same ones.
     """
@@ -164,8 +164,8 @@ class Evaluator:
         """
         model, keeper = self.loop.state.model, self.loop.state.keeper
         kept, apart = copy.deepcopy(model.state_dict()), {}
-        if keeper is not None and any(not each.numel() for each in model.parameters()):
-            apart = {name: each.local.to("cpu", copy=True) for name, each in keeper.weights()}
+        if keeper is not None and any(not p.numel() for p in model.parameters()):
+            apart = {name: w.local.to("cpu", copy=True) for name, w in keeper.weights()}
         chosen = choose_checkpoint(self.loop.world, run, which)
         chosen.load(model, keeper if apart else None)
         try:

@@ -18,7 +18,6 @@ from surestep.engine.data.dataset import count_samples
 from surestep.engine.data.open_source import dataset_fingerprint
 from surestep.engine.data.sources import InMemory
 from surestep.engine.data.stream import is_stream
-from surestep.engine.losses.multi import named_losses
 from surestep.engine.model.param_patterns import plain_name
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import SystemInfo
@@ -77,7 +76,6 @@ class Observed:
         clipped: steps with a norm above the limit; ratios has norm / limit of the last of them.
         losses: by consecutive bins of steps.
         no_gradient: trained parameters that had no gradient at any log point.
-        items_per_step: of the last log point.
     """
 
     model: nn.Module
@@ -91,7 +89,6 @@ class Observed:
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=4096))
     losses: list[LossSum] = field(default_factory=lambda: [LossSum() for _ in range(_BINS)])
     no_gradient: dict[str, nn.Parameter] = field(default_factory=dict)
-    items_per_step: float = 0.0
 
     def __call__(self, point: LogPoint) -> None:
         """Add a log point."""
@@ -104,7 +101,6 @@ class Observed:
             self.seconds += point.seconds
             self.data_wait_s += point.data_wait_s
         self.steps += count
-        self.items_per_step = point.items / count
         if (limit := self.plan.max_grad_norm) is not None:
             ratios = [norm / limit for norm in point.grad_norm if norm is not None]
             above = [ratio for ratio in ratios if 1 < ratio < math.inf]
@@ -332,12 +328,12 @@ def _classes(case: Case) -> Tensor | None:
         dataset = getattr(case.task.train, "dataset", case.task.train)
         found = getattr(dataset, "targets", None)
         found = torch.tensor(found) if _are_integers(found) else found
-    is_one_class_each = isinstance(found, Tensor) and found.dim() == 1
-    return found if is_one_class_each and not found.is_floating_point() else None
+    is_labels = isinstance(found, Tensor) and found.dim() == 1
+    return found if is_labels and not found.is_floating_point() else None
 
 
 def _are_integers(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int for each in value)
+    return isinstance(value, list) and all(type(item) is int for item in value)
 
 
 def trains_without_gradient(case: Case) -> Finding | None:
@@ -345,7 +341,9 @@ def trains_without_gradient(case: Case) -> Finding | None:
     if case.observed.steps < _MIN_STEPS or not case.loop.parts.strategy.has_param_grads:
         return None
     state = case.loop.state
-    if case.task.step is not None and not any(each.state for each in state.optimizers.values()):
+    if case.task.step is not None and not any(
+        optimizer.state for optimizer in state.optimizers.values()
+    ):
         return None  # a manual step may clear the gradients before the log point
     updated = {id(p) for optimizer in state.optimizers.values() for p in optimizer.state}
     names = [name for name, p in case.observed.no_gradient.items() if id(p) not in updated]
@@ -391,35 +389,13 @@ def hides_modules(case: Case) -> Finding | None:
 def _parameters(
     value: list[Any] | tuple[Any, ...] | dict[Any, Any], depth: int = 4
 ) -> Iterator[nn.Parameter]:
-    for each in value.values() if isinstance(value, dict) else value:
-        if isinstance(each, nn.Parameter):
-            yield each
-        elif isinstance(each, nn.Module):
-            yield from each.parameters()
-        elif isinstance(each, (list, tuple, dict)) and depth:
-            yield from _parameters(each, depth - 1)
-
-
-def loss_is_a_sum(case: Case) -> Finding | None:
-    """Report a loss that is a sum, so that its gradient grows with the batch."""
-    plan = case.loop.plan
-    names = [
-        name or plan.loss
-        for name, loss in named_losses(case.loop.parts.loss)
-        if loss.is_sum and not loss.divides and loss.kind != "none"
-    ]
-    items = case.observed.items_per_step
-    if not names or items <= 1:
-        return None
-    return Finding(
-        "loss-is-a-sum",
-        "info",
-        f"The loss {_listed(names)} is a sum: its gradient is {items:g} times that of the mean, so "
-        f"a batch_size other than {plan.batch_size} changes the effective learning rate.",
-        {"losses": names, "items_per_step": items, "batch_size": plan.batch_size},
-        "If that is not meant, use the mean (reduction='mean'); else set optim.lr for this batch "
-        "size, and check max_grad_norm, which clips the sum's gradient.",
-    )
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, nn.Parameter):
+            yield item
+        elif isinstance(item, nn.Module):
+            yield from item.parameters()
+        elif isinstance(item, (list, tuple, dict)) and depth:
+            yield from _parameters(item, depth - 1)
 
 
 RULES: tuple[Callable[[Case], Finding | None], ...] = (
@@ -429,7 +405,6 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     validates_on_training_data,
     classes_come_sorted,
     clips_most_steps,
-    loss_is_a_sum,
     waits_for_data,
 )
 

@@ -182,7 +182,7 @@ class NonFiniteHandler:
         run, norms = self._recorder.run, result.norms
         folder = folder_of(run.path, result.step)
         if self._loop.world.is_first:
-            each = [] if norms is None else norms.per_parameter.tolist()
+            values = [] if norms is None else norms.per_parameter.tolist()
             record = {
                 "checkpoint": checkpoint.name,
                 "run_config": run.config,
@@ -192,7 +192,7 @@ class NonFiniteHandler:
                 if result.loss_sum is None
                 else float(result.loss_sum) / result.divisor,
                 "grad_norm": None if norms is None else float(norms.total),
-                "norms": [] if norms is None else list(zip(norms.names, each, strict=True)),
+                "norms": [] if norms is None else list(zip(norms.names, values, strict=True)),
                 "items": result.items,
                 "samples": result.samples,
                 "text": found.text,

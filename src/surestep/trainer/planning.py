@@ -184,14 +184,14 @@ def _task_info(
         ),
         metrics=_metric_modes(task),
         tables=table_metric_names(task.metrics),
-        objects=tuple(n for n, each in task.metrics.items() if hasattr(each, "compute")),
+        objects=tuple(n for n, metric in task.metrics.items() if hasattr(metric, "compute")),
         own_optimizer=task.optimizer is not None,
         own_schedule=task.schedule is not None,
         **param_info(model),
         not_splitting=_why_not_separable(task, model, loss),
         adapters=has_adapters(model),
         blocks=bool(blocks_of(model)),
-        convolutions=any(each.dim() == 4 for each in model.parameters()),
+        convolutions=any(p.dim() == 4 for p in model.parameters()),
         called=loss.kind != "none",
         own_step=task.step is not None,
         batched=task.collate_fn is only_element,
@@ -270,7 +270,7 @@ def measure_task_activations(planned: PreparedTask) -> ActivationMemory | str:
     task, plan, loss = planned.task, planned.plan, planned.loss
     if task.step is not None:
         return "the Task has a manual step"
-    if any(each.is_meta for each in planned.model.parameters()):
+    if any(p.is_meta for p in planned.model.parameters()):
         return "parallel.meta_init built the shapes of the model, and a forward needs its values"
     with preserve_modes(() if loss.teacher is None else tuple(loss.teacher.modules())):
         loss.to(plan.device)

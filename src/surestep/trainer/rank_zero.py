@@ -55,7 +55,7 @@ def run_on_rank_zero(
     with world.long_timeout():
         answer = world.broadcast_json(None)
     if "error" in answer:
-        raise ParallelError(f"Rank 0 could not go on: {answer['error']}")
+        raise ParallelError(f"Rank 0 failed: {answer['error']}")
     return decode(answer["value"])
 
 

@@ -66,9 +66,7 @@ class ReplayResult:
         now: its numbers in the replay.
         differing: gradient norms that are not bitwise identical, by parameter: (recorded, now).
         as_recorded: whether all recorded numbers are bitwise identical, and not all NaN.
-        can_tell: whether a finite number was recorded; NaN is the same in every step.
-        has_each: whether the norm of each parameter was recorded; DeepSpeed from stage 1 on has
-            only shards of gradients.
+        is_comparable: whether a finite number was recorded; NaN is the same in every step.
     """
 
     step: int
@@ -77,8 +75,7 @@ class ReplayResult:
     now: StepNumbers
     differing: dict[str, tuple[float, float]]
     as_recorded: bool
-    can_tell: bool
-    has_each: bool
+    is_comparable: bool
 
 
 def replay(
@@ -212,7 +209,7 @@ def _numbers_of(result: StepResult, diagnosis: Diagnosis) -> StepNumbers:
         finite,
         cause.module if cause else None,
         (cause.operation or cause.name) if cause else None,
-        tuple(each.position if each.index is None else each.index for each in samples),
+        tuple(s.position if s.index is None else s.index for s in samples),
         "It is finite." if finite else describe_diagnosis(diagnosis),
         diagnosis.outputs,
     )
@@ -228,7 +225,7 @@ def _recorded_numbers(record: Any) -> StepNumbers:
         False,
         cause.get("module"),
         cause.get("operation") or cause.get("name"),
-        tuple(each["position"] if each["index"] is None else each["index"] for each in samples),
+        tuple(s["position"] if s["index"] is None else s["index"] for s in samples),
         str(record["text"]),
         diagnosis.get("outputs"),
     )
@@ -247,18 +244,18 @@ def _compare(
         here = dict(zip(result.norms.names, result.norms.per_parameter.tolist(), strict=True))
     both = [name for name in then if name in here]
     differing = {n: (then[n], here[n]) for n in both if not _is_same(then[n], here[n])}
-    has_each = bool(then) or not here
     same = (
-        (not has_each or (list(then) == list(here) and not differing))
+        (not then or list(then) == list(here))  # DeepSpeed may have no norm of each parameter
+        and not differing
         and _is_same(recorded.loss, now.loss)
         and _is_same(recorded.grad_norm, now.grad_norm)
         and recorded.outputs in (None, now.outputs)
     )
-    can_tell = recorded.outputs is not None or any(
+    is_comparable = recorded.outputs is not None or any(
         map(math.isfinite, [recorded.loss, *then.values()])
     )
     return ReplayResult(
-        incident.step, changes, recorded, now, differing, same and can_tell, can_tell, has_each
+        incident.step, changes, recorded, now, differing, same and is_comparable, is_comparable
     )
 
 

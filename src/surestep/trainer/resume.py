@@ -26,7 +26,7 @@ Resume = Literal["auto", "never", "must"]
 
 
 class ResumeRequest(NamedTuple):
-    """The arguments of `prepare()` that say what to do with a run in the folder."""
+    """The arguments of `prepare()` about a run in the folder."""
 
     resume: Resume = "auto"
     allow: tuple[str, ...] = ()

@@ -388,7 +388,7 @@ class Session:
         self.timed.add(point)
         self.observed(point)
         self._recorder.steps(point)
-        if self.loop.world.size == 1 or not self.closed:  # while closing, ranks do not meet
+        if self.loop.world.size == 1 or not self.closed:  # no barriers while closing
             self.saving.collect()
         self._progress.log(point)
         for skip in point.skips:
@@ -420,12 +420,12 @@ def _offset_positions(world: Communicator, batch: Batch) -> Batch:
     counts = [0.0] * world.size
     counts[world.rank] = batch.samples
     before = int(sum(world.all_reduce_sum(counts)[: world.rank]))
-    shifted = [each._replace(position=each.position + before) for each in batch.micro_batches]
+    shifted = [m._replace(position=m.position + before) for m in batch.micro_batches]
     return batch._replace(micro_batches=tuple(shifted))
 
 
 def check_train_step(plan: Plan, micro_batches: Sequence[Any]) -> None:
-    """Check that a step can be taken on the user's own batches.
+    """Check that a step can be taken on custom batches.
 
     Raises:
         ConfigError: there are none, or the run needs those of the training data.
