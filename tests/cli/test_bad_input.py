@@ -146,7 +146,7 @@ def test_nan_that_comes_later_names_the_step_and_the_gradients(surestep, recipe,
     assert (answer.code, answer.out) == (1, "")
     assert "NonFiniteError: Step 4 was not finite: its loss is nan" in answer.err
     assert "2 of 2 gradients are not finite: weight, bias" in answer.err
-    assert "say --on-nonfinite skip (on_nonfinite='skip' in Python)" in answer.err
+    assert "set --on-nonfinite skip (on_nonfinite='skip' in Python)" in answer.err
     assert "--exclude-samples 30 (exclude_samples=[30] in Python)" in answer.err
     assert "Saved as r/checkpoints/step-00000003." in answer.err
 

@@ -203,4 +203,4 @@ def test_nothing_is_judged_by_a_table(surestep, recipe):
     answer = surestep("train", recipe(TABLE), "--validation.metric", "table")
     assert (answer.code, answer.out) == (2, "")
     assert "validation.metric='table' is a table, which cannot be compared" in answer.err
-    assert "Numbers: val/loss, val/accuracy." in answer.err
+    assert "Metrics that are numbers: val/loss, val/accuracy." in answer.err

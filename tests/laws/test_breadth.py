@@ -93,7 +93,7 @@ def check_cut(entry: Entry, folder: Folder) -> None:
     """An uneven split gives the same update, or the Plan reports that it does not."""
     whole, cut = (trained(entry, folder(), micro_batch_size=size) for size in (BATCH, 5))
     if entry.tolerance is None:
-        assert "cutting changes the numbers here" in cut.plan.reason("batch_layout")
+        assert "splitting changes the numbers here" in cut.plan.reason("batch_layout")
     else:
         assert distance(whole.model, cut.model) <= entry.tolerance
 

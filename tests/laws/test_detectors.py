@@ -160,7 +160,7 @@ def test_split_batch_is_the_mean_over_micro_batches_weighted_by_samples(tmp_path
     ("parts", "options", "message"),
     [
         ({}, {}, "Set validation.metric to one of val/recall"),
-        ({"metrics": {}}, {}, "Give Task"),
+        ({"metrics": {}}, {}, "Pass Task"),
         ({}, {"validation": {"metric": "loss"}}, "Measured: val/recall"),
         ({}, {"validation": {"metric": "recall_all"}}, "Did you mean 'recall_any'"),
         ({}, {"validation": {"metric": "recall"}}, "Did you mean 'recall_any'"),

@@ -217,7 +217,7 @@ def test_copy_to_the_host_is_detected():
 
 ONE_READ: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "fp16": ({}, {"precision": "fp16"}, "fp16"),
-    "skip": ({}, {"on_nonfinite": "skip"}, "skipping"),
+    "skip": ({}, {"on_nonfinite": "skip"}, "skipped"),
     "own optimizer": ({"optimizer": lambda g: torch.optim.RMSprop(g, lr=1e-3)}, {}, "optimizer"),
     "fp16, skip": ({}, {"precision": "fp16", "on_nonfinite": "skip"}, "fp16"),
 }

@@ -215,7 +215,7 @@ def test_a_last_batch_of_one_sample_that_the_limit_leaves_out_is_no_fault_of_bat
 def test_epochs_of_a_stream_without_a_length_name_the_steps_of_its_limit(tmp_path):
     x, y = tiny.data(8)
     task = tiny.task(train=lambda: iter(zip(x, y, strict=True)))
-    with pytest.raises(ConfigError, match=r"limit_train_batches=5. Set max_steps=15 instead"):
+    with pytest.raises(ConfigError, match=r"is a stream without one. Set max_steps=15 instead"):
         fit(tmp_path / "run", task, epochs=3, limit_train_batches=5)
 
 

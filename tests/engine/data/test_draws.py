@@ -43,13 +43,13 @@ def collate(samples):
             {"train": DataLoader(Many(), 8, collate_fn=collate)},
             "by first position",
             "__getitems__ and collate_fn draw by the first position of the micro-batch: the same "
-            "for any workers, not for another micro_batch_size",
+            "for any number of workers, not for another micro_batch_size",
         ),
         ({"train": Rows(), "collate_fn": collate}, "by first position", "collate_fn draws"),
         (
             {"train": Rows(rng=random.Random())},
             "by position",
-            r"any cut; own generators too: dataset\.rng \(Random\)",
+            r"any split; own generators too: dataset\.rng \(Random\)",
         ),
         (
             {"train": Rows(rng=random.SystemRandom())},

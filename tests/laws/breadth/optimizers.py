@@ -83,11 +83,11 @@ ENTRIES = {
     # Newton-Schulz runs in bf16: a gradient whose last bit differs may round to another matrix.
     "muon": entry(
         "muon",
-        ("implementation", "fused", "there is no fused muon. Say 'for_loop'"),
+        ("implementation", "fused", "there is no fused muon. Use 'for_loop'"),
         lr=0.02,
         of_entry={"parts": deep, "tolerance": 1e-3},
     ),
-    "nadam": entry("nadam", ("implementation", "fused", "Say 'foreach' or 'for_loop'"), lr=1e-2),
+    "nadam": entry("nadam", ("implementation", "fused", "Use 'foreach' or 'for_loop'"), lr=1e-2),
     "radam": entry("radam", MOMENTUM, lr=1e-2),
     "rmsprop": entry(
         "rmsprop",
@@ -96,7 +96,7 @@ ENTRIES = {
         centered=True,
     ),
     # The last bit may decide the sign of a gradient near zero; here it does not.
-    "rprop": entry("rprop", ("etas", (0.5, 0.9), "Say a number below 1 and one above"), lr=1e-2),
+    "rprop": entry("rprop", ("etas", (0.5, 0.9), "it must be greater than 1"), lr=1e-2),
     "sgd": entry(
         "sgd", ("betas", (0.9, 0.9), "betas=.* requires optim.name='adam',"), momentum=0.9
     ),

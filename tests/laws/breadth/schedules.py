@@ -36,7 +36,7 @@ ENTRIES = {
         **{"name": "cosine", "warmup": "4 steps", "min_lr_ratio": 0.1},
     ),
     "cosine_restarts": of(
-        "T_0 and schedule.cycles both set",
+        r"schedule\.cycles=2 and schedule\.T_0='3 steps' exclude each other",
         {"cycles": 2},
         **{"name": "cosine_restarts", "T_0": "3 steps", "T_mult": 2},
     ),
@@ -58,7 +58,7 @@ ENTRIES = {
         **{"name": "inverse_sqrt", "warmup": "3 steps"},
     ),
     "warmup_stable_decay": of(
-        "are longer together than the run",
+        "together are longer than the run",
         {"decay": "80%"},
         **{"name": "warmup_stable_decay", "warmup": "25%", "decay": "50%"},
     ),
@@ -68,7 +68,7 @@ ENTRIES = {
         name="one_cycle",
     ),
     "cyclic": of(
-        "say schedule.mode='exp_range'",
+        "set schedule.mode='exp_range'",
         {"gamma": 0.9},
         name="cyclic",
         step_size_up="2 steps",
@@ -82,7 +82,7 @@ ENTRIES = {
         **{"name": "reduce_on_plateau", "patience": 0, "factor": 0.5, "threshold": 9.0},
     ),
     "own": Entry(
-        Wrong("schedule.name is set, but the Task has", {"schedule": {"name": "cosine"}}),
+        Wrong("schedule.name is set, but the Task brings", {"schedule": {"name": "cosine"}}),
         {"optim": {"lr": 1e-2}},
         lambda: {**classes(), "schedule": falling},
     ),
