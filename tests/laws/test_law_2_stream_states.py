@@ -289,7 +289,7 @@ def test_unusable_state_is_reported_and_the_stream_read_again(folder, capsys, ki
 
 def test_stream_with_a_shuffle_buffer_is_read_again(folder, capsys):
     said, _ = said_of(folder, capsys, Counted, data={"shuffle_buffer": 10})
-    assert "again: what waits in data.shuffle_buffer is not in the stream's state." in said
+    assert "again: the samples in data.shuffle_buffer are not in the stream's state" in said
 
 
 @pytest.mark.slow("needs datasets")
