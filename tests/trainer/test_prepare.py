@@ -170,4 +170,4 @@ def test_what_changes_the_numbers_of_a_cut_batch_is_said(build, parts, reason):
 
 def test_a_dropout_of_zero_changes_nothing():
     planned = plan_task(tiny.task(model=tiny.model(dropout=0.0)), tiny.config(micro_batch_size=4))
-    assert planned.plan.reason("batch_layout") == "the same update as without"
+    assert planned.plan.reason("batch_layout") == "the same update as without splitting"

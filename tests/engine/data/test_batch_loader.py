@@ -139,7 +139,9 @@ def test_a_loaders_own_collate_function_is_used():
 def test_a_loader_brings_its_batch_size_and_another_is_refused():
     loader = DataLoader(Rows(), batch_size=5)
     assert tiny.train_feed({"train": loader}, batch_size=None).layout.batch_size == 5
-    with pytest.raises(ConfigError, match=r"batch_size=8, but .* is a DataLoader with batch_size=5"):
+    with pytest.raises(
+        ConfigError, match=r"batch_size=8, but .* is a DataLoader with batch_size=5"
+    ):
         tiny.train_feed({"train": loader}, batch_size=8)
 
 

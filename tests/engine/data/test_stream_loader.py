@@ -208,7 +208,9 @@ def test_a_drawing_collate_function_is_seeded_by_place():
 def test_a_loader_over_a_stream_brings_its_settings():
     feed = feed_of(DataLoader(Sized(), 7, drop_last=True), batch_size=None)
     assert (feed.layout.batch_size, feed.layout.drop_last) == (7, True)
-    with pytest.raises(ConfigError, match=r"batch_size=9, but .* is a DataLoader with batch_size=7"):
+    with pytest.raises(
+        ConfigError, match=r"batch_size=9, but .* is a DataLoader with batch_size=7"
+    ):
         feed_of(DataLoader(Sized(), 7))
 
 
