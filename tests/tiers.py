@@ -32,7 +32,6 @@ SLOW = {
     "tests/engine/model/test_checkpointing.py": NEEDS_TRANSFORMERS,
     "tests/engine/optim/test_memory.py::"
     "test_what_a_plan_says_of_the_optimizers_memory_is_what_it_takes[adamw8bit": NEEDS_BNB,
-    "tests/engine/parallel/test_deepspeed_adam.py": NEEDS_DEEPSPEED,
     "tests/engine/parallel/test_deepspeed_config.py": NEEDS_DEEPSPEED,
     "tests/engine/parallel/test_plugin.py::test_plugin_strategy_on_two_ranks": LAUNCHES,
     "tests/engine/parallel/test_plugin.py::test_plugin_strategy_trains": LAUNCHES,

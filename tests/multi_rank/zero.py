@@ -31,12 +31,12 @@ _FLAT = {
 }
 NEUTRAL: dict[int, dict[str, Any]] = {
     0: {"gradient_predivide_factor": 4.0, "prescale_gradients": True},
-    1: {"zero_optimization": {**_FLAT, "round_robin_gradients": False}},
+    1: {"zero_optimization": _FLAT},
     2: {"zero_optimization": {**_FLAT, "ignore_unused_parameters": False}},
     3: {
         "zero_optimization": {
             **_ALL,
-            **{"sub_group_size": 40, "round_robin_gradients": True, "enable_sanity_checks": True},
+            **{"sub_group_size": 40, "enable_sanity_checks": True},
             **{"stage3_param_persistence_threshold": 10, "stage3_prefetch_bucket_size": 20},
             **{"stage3_max_live_parameters": 10, "stage3_max_reuse_distance": 1},
             **{"stage3_use_all_reduce_for_fetch_params": True, "memory_efficient_linear": False},

@@ -11,10 +11,6 @@ SECOND = replace(GPUS, launched=LaunchInfo(rank=1, size=2, local_rank=1, local_s
 BOUND = replace(SECOND, cuda_devices=("H200",), cuda_memory=(1,), has_own_gpu=True)
 SPARSE = replace(GIVEN, sparse=("table",))
 HIDDEN = replace(GIVEN, hidden=("a", "b"))
-OWN_ADAM = {
-    "parallel.strategy": "deepspeed",
-    "parallel.deepspeed": '{"optimizer": {"params": {"torch_adam": false}}}',
-}
 MUON = {"optim.name": "muon", "optim.lr": 0.02}
 
 
@@ -128,10 +124,6 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         ("optim.weight_decay", {}, FACTS, SPARSE, 0.01, "torch's default"),
         ("optim.weight_decay", {"optim.name": "lbfgs"}, FACTS, GIVEN, None, "lbfgs has none"),
         ("optim.lr", {"optim.name": "adadelta"}, FACTS, GIVEN, 1.0, "torch's default"),
-        (
-            *("optim.implementation", OWN_ADAM, replace(GPUS, extras=("deepspeed",)), GIVEN),
-            *("deepspeed", "parallel.deepspeed has torch_adam=false"),
-        ),
         ("optim.implementation", MUON, FACTS, HIDDEN, "for_loop", "the only one of muon"),
         ("optim.implementation", {"optim.name": "sgd"}, GPU, SPARSE, "for_loop", "the gradient of"),
         (

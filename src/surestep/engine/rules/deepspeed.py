@@ -3,21 +3,17 @@
 import math
 
 from surestep.config.param_groups import parse_param_group
-from surestep.engine.parallel.deepspeed.config import (
-    make_ds_config,
-    problems,
-    sums_in_16_bits,
-    uses_deepspeed_adam,
-)
+from surestep.engine.parallel.deepspeed.config import find_problems, make_ds_config
+from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.context import Decision, PlanContext
 from surestep.engine.rules.parallel import NEEDS_FULL_TENSORS
-from surestep.engine.rules.rule import RULES, rule
+from surestep.engine.rules.rule import rule
 
 _DDP = "or use parallel.strategy='ddp'."
 
 
 def _is_chosen(ctx: PlanContext) -> bool:
-    return bool(ctx["parallel.strategy"] == "deepspeed")
+    return strategy_class(ctx["parallel.strategy"]).has_zero_stages
 
 
 @rule("parallel.zero_stage")
@@ -37,22 +33,16 @@ def deepspeed(ctx: PlanContext) -> Decision:
     """Make DeepSpeed's configuration from the Plan and the user's keys."""
     if not _is_chosen(ctx):
         return {}, f"parallel.strategy is {ctx['parallel.strategy']}"
-    for option in RULES:
-        if option.startswith(("optim.", "schedule.")):
-            ctx[option]  # the configuration repeats them
     _check_shards(ctx)
     _check_precision(ctx)
     _check_rest(ctx)
     if not ctx.rejections:
-        for problem in problems(ctx):
+        for problem in find_problems(ctx):
             ctx.reject(problem)
     config = {} if ctx.rejections else make_ds_config(ctx)
     if not ctx.is_set("parallel.deepspeed"):
         return config, "made from this plan; a copy is in the run folder, as ds_config.json"
-    start = "made from this plan and your keys"
-    if sums_in_16_bits(ctx):
-        start += ", which sum gradients in 16 bits: rounding depends on the number of ranks"
-    return config, f"{start}; set {ctx.origin('parallel.deepspeed')}"
+    return config, f"made from this plan and your keys; set {ctx.origin('parallel.deepspeed')}"
 
 
 def _check_shards(ctx: PlanContext) -> None:
@@ -127,10 +117,6 @@ def _check_rest(ctx: PlanContext) -> None:
             f"clip_value={ctx['clip_value']}: DeepSpeed clips the norm only. Set max_grad_norm, "
             f"{_DDP}"
         )
-    if uses_deepspeed_adam(ctx) and (why := _own_adam_problem(ctx)) is not None:
-        ctx.reject(
-            f"parallel.deepspeed has torch_adam=false, which is DeepSpeed's own Adam, and {why}."
-        )
     if ctx.task_info.sparse:
         ctx.reject(
             f"The gradient of {ctx.task_info.sparse[0]} is sparse, which is not supported with "
@@ -146,16 +132,3 @@ def _check_rest(ctx: PlanContext) -> None:
             f"compile={ctx['compile']!r}: DeepSpeed's hooks are in the model that would be "
             f"compiled. Set compile='off', {_DDP}"
         )
-
-
-def _own_adam_problem(ctx: PlanContext) -> str | None:
-    wanted = ctx.get("optim.implementation", "auto")
-    if wanted != "auto":
-        return f"optim.implementation={wanted!r} is torch's. Leave one of them out"
-    if ctx["optim.name"] not in ("adam", "adamw"):
-        return f"optim.name is {ctx['optim.name']!r}. Set 'adam' or 'adamw', or leave the key out"
-    if ctx["optim.amsgrad"]:
-        return "it has no amsgrad. Leave optim.amsgrad out, or the key"
-    if not ctx["parallel.zero_stage"]:
-        return "parallel.zero_stage=0 does not support it. Set 1, 2 or 3, or leave the key out"
-    return None

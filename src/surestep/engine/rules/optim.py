@@ -5,7 +5,6 @@ from typing import Any
 from surestep.config.optim import OF_ALL, Optim
 from surestep.config.param_groups import parse_param_group
 from surestep.engine.optim.registry import BUILT_IN, default_of, optimizer_info, options_of
-from surestep.engine.parallel.deepspeed.config import uses_deepspeed_adam
 from surestep.engine.plan.context import Decision, PlanContext
 from surestep.engine.rules.rule import rule
 
@@ -170,9 +169,6 @@ def implementation(ctx: PlanContext) -> Decision:
     chosen, task = ctx["optim.name"], ctx.task_info
     if task.own_optimizer:
         return "own", "the Task brings its optimizer"
-    if uses_deepspeed_adam(ctx):
-        reason = "parallel.deepspeed has torch_adam=false: DeepSpeed's own, compiled at first use"
-        return "deepspeed", reason
     has = optimizer_info(chosen).signature
     wanted = ctx.get("optim.implementation", "auto")
     why = None

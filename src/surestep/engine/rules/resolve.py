@@ -9,8 +9,6 @@ from surestep.base.errors import ConfigError
 from surestep.base.places import COMMAND_LINE, flag
 from surestep.config.config import Config, iter_options, option_info
 from surestep.config.not_set import NOT_SET, NotSet
-from surestep.engine.parallel.deepspeed.config import keys_of
-from surestep.engine.parallel.deepspeed.options import taken_over
 from surestep.engine.plan.context import PlanContext
 from surestep.engine.plan.plan import Plan, ResolvedOption, TaskInfo
 from surestep.engine.plan.system import SystemInfo
@@ -36,7 +34,7 @@ def resolve(
         ConfigError: options that this machine, the Task or other options do not allow; all that
             can be found when those before them are left out.
     """
-    config, origins = _with_deepspeeds(config, facts, origins or {})
+    origins = origins or {}
     faults: list[str] = []
     rest, wrong = config, list[str]()
     while True:
@@ -132,19 +130,6 @@ def plan_options() -> list[str]:
     names += [name for name in RULES if option_info(name) is None]
     groups = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
     return sorted(names, key=lambda name: groups.index(name.rpartition(".")[0]))
-
-
-def _with_deepspeeds(
-    config: Config, facts: SystemInfo, origins: Mapping[str, str]
-) -> tuple[Config, Mapping[str, str]]:
-    """Return the Config with the options that only a DeepSpeed configuration sets."""
-    options = config.set_options()
-    if "parallel.deepspeed" not in options:
-        return config, origins
-    keys = keys_of(options["parallel.deepspeed"])
-    taken = taken_over(keys, options, facts.launched.size)
-    places = dict.fromkeys(taken, "parallel.deepspeed")
-    return config.replace_options(taken, places), {**origins, **places}
 
 
 def _mentions(text: str, option: str) -> bool:

@@ -85,9 +85,7 @@ class ZeroState:
         for name in self.group_of:
             cut = self._cut(name)
             for slot, value in sorted(self._state.get(cut.flat, {}).items()):
-                if type(value) is int:
-                    yield name, slot, self._piece(torch.tensor(float(value)), turn)
-                elif isinstance(value, Tensor) and value.shape == cut.flat.shape:
+                if isinstance(value, Tensor) and value.shape == cut.flat.shape:
                     yield name, slot, self._gathered(self.named[name], cut, value, turn)
                 elif isinstance(value, Tensor):
                     yield name, slot, self._piece(value, turn)
@@ -100,17 +98,11 @@ class ZeroState:
         shape = self._shape(self.named[parameter])
         for slot, value in slots.items():
             if tuple(value.shape) != shape:
-                state[slot] = self._number(value, cut)
+                state[slot] = value.to(cut.flat.device, copy=True)
                 continue
             if slot not in state:
                 state[slot] = torch.zeros_like(cut.flat)
             self._put(cut, state[slot], value)
-
-    def _number(self, value: Tensor, cut: ZeroSlice) -> Tensor | int:
-        """Return a number as the optimizer keeps it: DeepSpeed's own count in Python's."""
-        if type(self.engine.basic_optimizer).__module__.startswith("deepspeed."):
-            return int(value)
-        return value.to(cut.flat.device, copy=True)
 
     @property
     def _state(self) -> Any:

@@ -1,26 +1,31 @@
-"""Many processes that share optimizer, gradients or parameters by DeepSpeed's ZeRO.
+"""DeepSpeed's ZeRO shards optimizer state, gradients or parameters over the ranks.
 
-DeepSpeed's engine moves gradients and parameters; ours is the division by the items of the whole
-batch, and the check that a step is finite, which all ranks agree on before it is taken.
+DeepSpeed's engine moves gradients and parameters; surestep divides by the items of the global
+batch, and checks that a step is finite before it is taken. The package is imported here only, when
+the strategy is made: that takes seconds.
+
 Source: https://deepspeed.readthedocs.io/en/latest/zero3.html
 """
 
+import json
+import logging
 import math
+import os
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 from torch.nn import functional
 
-from surestep.base.errors import TaskError
+from surestep.base.errors import ConfigError, TaskError
 from surestep.engine.distributed.communicator import Communicator
-from surestep.engine.optim.deepspeed_adam import adam
-from surestep.engine.parallel.deepspeed.engine import create_engine, destroy_engine
 from surestep.engine.parallel.deepspeed.state import ZeroState
-from surestep.engine.parallel.deepspeed.unused_params import UnusedParamCheck
 from surestep.engine.parallel.distributed import DistributedStrategy
 from surestep.engine.parallel.manual_allreduce import broadcast_module
 from surestep.engine.parallel.nonfinite_guard import all_finite
@@ -28,14 +33,22 @@ from surestep.engine.parallel.single import NO_GRADIENT, NOTHING
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import WHOLE, State
 from surestep.engine.step_outcome import GradNorm, StepOutcome
+from surestep.engine.task.init_weights import summarize_names
+
+# They update each element separately, so it does not matter where ZeRO splits; torch's Adagrad
+# creates its state at once, of full tensors.
+ELEMENT_BY_ELEMENT = (
+    *(optim.Adadelta, optim.Adam, optim.Adamax, optim.AdamW, optim.ASGD, optim.NAdam),
+    *(optim.RAdam, optim.RMSprop, optim.Rprop, optim.SGD),
+)
 
 
 class DeepSpeedStrategy(DistributedStrategy):
-    """The verbs of a step on a DeepSpeed engine.
+    """The methods of a step on a DeepSpeed engine.
 
     Attributes:
-        engine: DeepSpeed's own; what it says of itself is what it does.
-        stage: of ZeRO: 0 shares nothing, 1 the optimizer, 2 gradients too, 3 parameters too.
+        engine: DeepSpeed's engine.
+        stage: of ZeRO: 0 shards nothing, 1 the optimizer, 2 gradients too, 3 parameters too.
     """
 
     copies_model = False
@@ -49,15 +62,15 @@ class DeepSpeedStrategy(DistributedStrategy):
     def __init__(self, plan: Plan, state: State, world: Communicator, name: str = WHOLE) -> None:
         super().__init__(plan, state, world, name)
         if plan.parallel_zero_stage:
-            _check(self.optimizer, self.parameters, plan)
-            self.optimizer.state.clear()  # of whole tensors; DeepSpeed's are pieces
+            _check_optimizer(self.optimizer, self.parameters)
+            self.optimizer.state.clear()  # of full tensors; DeepSpeed's are shards
         names = dict(zip(map(id, self.parameters), self.names, strict=True))
         groups = [
             [names[id(each)] for each in group["params"] if id(each) in names]
             for group in self.optimizer.param_groups
         ]
-        self._linear = functional.linear  # ZeRO 3 puts its own in its place, for the whole process
-        self.engine: Any = create_engine(plan, state.model, self.optimizer)
+        self._linear = functional.linear  # ZeRO 3 replaces it for the whole process
+        self.engine: Any = _create_engine(plan, state.model, self.optimizer)
         self.stage = int(self.engine.zero_optimization_stage())
         if self.stage:
             state.keeper = ZeroState(self.engine, state.model, groups, world)
@@ -65,31 +78,28 @@ class DeepSpeedStrategy(DistributedStrategy):
         self.max_norm = None  # DeepSpeed clips, by "gradient_clipping"
         self.step = self._step
         self.unscale = _nothing
-        # bf16 with stage 1 is an optimizer of its own: each rank keeps the gradients of all.
-        self.whole_grads = hasattr(self.engine.optimizer, "fp32_groups_gradient_flat_partition")
+        # bf16 with stage 1 is an optimizer of its own: each rank has the gradients of all.
+        self.has_all_grads = hasattr(self.engine.optimizer, "fp32_groups_gradient_flat_partition")
         self.offloads = plan.parallel_offload != "off"
         self.scaled = plan.precision == "fp16"
         self.device = plan.device
         self.model = state.model
         self.has_buffers = any(True for _ in state.model.buffers())
-        self.reached: UnusedParamCheck | None = UnusedParamCheck(self.names, self.parameters, world)
+        self._reached: set[str] = set()
+        self._hooks = [
+            parameter.register_hook(partial(self._note_gradient, name))
+            for name, parameter in zip(self.names, self.parameters, strict=True)
+        ]
 
     @classmethod
     def label(cls, plan: Plan) -> str:
-        """Return the stage of ZeRO too."""
+        """Return the strategy with the stage of ZeRO."""
         return f"deepspeed ZeRO {plan.parallel_zero_stage}"
 
-    @classmethod
-    def make_optimizer(cls, plan: Plan, groups: Any) -> torch.optim.Optimizer | None:
-        """Return DeepSpeed's Adam if it is chosen."""
-        if plan.optim_implementation == "deepspeed":
-            return adam(plan, groups)
-        return super().make_optimizer(plan, groups)
-
     def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
-        """Say which backward is the last of a step: `no_sync` asserts under ZeRO 2 and 3.
+        """Set which backward is the last of a step; `no_sync` fails under ZeRO 2 and 3.
 
-        As with DDP, the buffers of the first rank are those of all where gradients are added up.
+        As with DDP, the buffers of rank 0 become those of all when gradients are summed.
         """
         self.engine.set_gradient_accumulation_boundary(when)
         if when and self.has_buffers:
@@ -97,23 +107,21 @@ class DeepSpeedStrategy(DistributedStrategy):
         return NOTHING
 
     def backward(self, loss_sum: Tensor, items: float) -> None:
-        """Go backward from ranks / items, since DeepSpeed divides by the ranks.
+        """Run backward from ranks / items, since DeepSpeed divides by the ranks.
 
-        Its own division by the steps of accumulation is left out: the items are those of all.
+        DeepSpeed's division by the accumulation steps is off: the items are those of all.
         """
         if not loss_sum.requires_grad:
             raise TaskError(NO_GRADIENT)
         self.engine.backward(loss_sum * (self.world.size / items), scale_wrt_gas=False)
 
     def clip_grad_norm(self) -> GradNorm:
-        """Measure the norm over all ranks; DeepSpeed clips by it within its step.
+        """Measure the norm over all ranks; DeepSpeed clips by it in its step.
 
-        Above stage 0 each rank holds pieces of gradients, so that of single parameters there is
-        no norm.
+        Above stage 0 each rank has shards of gradients, so there are no norms of parameters.
         """
-        if self.reached is not None:
-            self.reached.check()
-            self.reached = None
+        if self._hooks:
+            self._check_all_reached()
         if not self.stage:
             return super().clip_grad_norm()
         squares = [torch.linalg.vector_norm(each).double() ** 2 for each in self._gradients()]
@@ -125,99 +133,161 @@ class DeepSpeedStrategy(DistributedStrategy):
         return GradNorm(norm, norm.new_empty(0), [])
 
     def leave(self) -> None:
-        """Take DeepSpeed's hooks off the model, and its functions out of torch."""
-        destroy_engine(self.engine)
+        """Remove DeepSpeed's hooks from the model, and its functions from torch."""
+        from deepspeed.utils import groups
+
+        self.engine.destroy()
+        for hook in (self.engine.module_forward_pre_hook, self.engine.module_forward_post_hook):
+            hook.remove()
+        # It has copies of torch's groups, which end with the process group.
+        groups._release_process_group_references(None)
         torch_functional: Any = functional
         torch_functional.linear = self._linear
 
+    def _note_gradient(self, name: str, _: Tensor) -> None:
+        self._reached.add(name)
+
+    def _check_all_reached(self) -> None:
+        """Check in the first step that each parameter has a gradient on some rank.
+
+        DeepSpeed's flat tensors have 0 for the others, which decay and momentum would update.
+        """
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        unused = [name for name in self.names if name not in self._reached]
+        unused_by_rank = [json.loads(t) for t in self.world.all_gather_text(json.dumps(unused))]
+        nowhere = set.intersection(*map(set, unused_by_rank))
+        if nowhere:
+            names = summarize_names([name for name in unused if name in nowhere], 8)
+            raise TaskError(
+                f"No gradient reaches {names} in the first step. DeepSpeed treats that as a "
+                "gradient of 0, by which decay and momentum would update it. Freeze what is never "
+                "used (requires_grad_(False)), or remove it from the model; if it is used in some "
+                "steps only, set parallel.strategy='ddp' and parallel.find_unused_parameters=True."
+            )
+
     def _gradients(self) -> Iterator[Tensor]:
-        """Yield this rank's pieces of the gradients, averaged over the ranks."""
+        """Yield this rank's shards of the gradients, averaged over the ranks."""
         optimizer = self.engine.optimizer
-        if self.whole_grads:
+        if self.has_all_grads:
             yield from optimizer.fp32_groups_gradient_flat_partition
+        elif self.offloads and self.stage == 3:
+            yield from (each.grad for each in optimizer.fp32_partitioned_groups_flat)
         elif self.offloads:
-            flat = "fp32_partitioned_groups_flat" if self.stage == 3 else _FLAT
-            yield from (each.grad for each in getattr(optimizer, flat))
+            yield from (each.grad for each in optimizer.single_partition_of_fp32_groups)
         else:
-            for pieces in optimizer.averaged_gradients.values():
-                yield from (each for each in pieces or () if each is not None)
+            for shards in optimizer.averaged_gradients.values():
+                yield from (each for each in shards or () if each is not None)
 
     def _step(self, loss_sum: Tensor, grad_norm: Tensor) -> StepOutcome:
-        """Step where loss and norm are finite, which are the same on all ranks."""
+        """Step if loss and norm are finite; they are the same on all ranks."""
         if all_finite(loss_sum, grad_norm):
             self.engine.step()
             return StepOutcome(True)
         if not self.stage:
             self.engine.zero_grad()
             return StepOutcome(False, nonfinite=True)
-        if self.whole_grads:
+        if self.has_all_grads:
             self.engine.optimizer.clear_hp_grads()
             self.engine.optimizer.clear_lp_grads()
             return StepOutcome(False, nonfinite=True)
         scaler = self.engine.optimizer.loss_scaler
         overflow = self.scaled and all_finite(loss_sum) and scaler.cur_scale > 1
-        kept = dict(vars(scaler))
-        with _overflowing(self.engine.optimizer):
+        before = dict(vars(scaler))
+        with _report_overflow(self.engine.optimizer):
             self.engine.step()
         if not overflow:
-            vars(scaler).update(kept)
+            vars(scaler).update(before)
         return StepOutcome(False, overflow=overflow, nonfinite=not overflow)
 
 
-def _check(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], plan: Plan) -> None:
-    """Check that the optimizer moves each element by itself, and that all are of fp32.
+def _nothing() -> None:
+    """Do nothing: DeepSpeed removes its loss scale from the gradients in its step."""
 
-    Raises:
-        TaskError: it does not, or they are not.
+
+@contextmanager
+def _report_overflow(optimizer: Any) -> Iterator[None]:
+    """Have DeepSpeed's step see a norm that overflowed: it updates nothing, and clears up.
+
+    Its own check masks NaN with fp32 and bf16 in some stages.
     """
-    its_own = plan.optim_implementation == "deepspeed"
-    if not its_own and not isinstance(optimizer, ELEMENT_BY_ELEMENT):
+    infinite = torch.tensor(math.inf)
+    replaced: dict[str, Callable[..., Any]] = {
+        "scaled_global_norm": lambda *_, **__: infinite,  # stages 1 and 2
+        "_get_norm_groups": lambda: [infinite],  # stage 3
+        "check_overflow": lambda *_, **__: None,
+    }
+    before = getattr(optimizer, "check_grad_overflow", None)
+    try:
+        optimizer.check_grad_overflow = True
+        for name, function in replaced.items():
+            setattr(optimizer, name, function)
+        yield
+    finally:
+        for name in replaced:
+            delattr(optimizer, name)
+        optimizer.check_grad_overflow = before
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
+    if not isinstance(optimizer, ELEMENT_BY_ELEMENT):
         names = ", ".join(each.__name__ for each in ELEMENT_BY_ELEMENT)
         raise TaskError(
-            f"ZeRO cuts what an optimizer moves anywhere, and whether {type(optimizer).__name__} "
-            f"moves each element by itself is not known. Use torch's {names}; or say "
-            "parallel.zero_stage=0 or parallel.strategy='ddp'."
+            f"ZeRO splits parameters anywhere, and whether {type(optimizer).__name__} updates each "
+            f"element separately is not known. Use torch's {names}; or set parallel.zero_stage=0 "
+            "or parallel.strategy='ddp'."
         )
     other = {each.dtype for each in parameters} - {torch.float32}
     if other:
         raise TaskError(
             f"ZeRO keeps parameters in fp32, and some are {', '.join(map(str, other))}. Build the "
-            "model with model.float(), or say parallel.strategy='ddp'."
+            "model with model.float(), or set parallel.strategy='ddp'."
         )
 
 
-# They move each element by itself, so that it does not matter where ZeRO cuts; torch's Adagrad
-# makes its state at once, of whole tensors.
-ELEMENT_BY_ELEMENT = (
-    *(optim.Adadelta, optim.Adam, optim.Adamax, optim.AdamW, optim.ASGD, optim.NAdam),
-    *(optim.RAdam, optim.RMSprop, optim.Rprop, optim.SGD),
-)
-_FLAT = "single_partition_of_fp32_groups"
+def _create_engine(plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """Return an engine over the model and the optimizer, whose groups get flat tensors."""
+    with _prepared_environment(plan):
+        import deepspeed
 
-
-def _nothing() -> None:
-    """DeepSpeed takes its loss scale out of the gradients within its step."""
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        # Between processes of one machine it would compile an op instead of using gloo: minutes.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        try:
+            engine, *_ = deepspeed.initialize(
+                model=model, optimizer=optimizer, config=dict(plan.parallel_deepspeed)
+            )
+        except (AssertionError, ValueError) as error:
+            raise ConfigError(
+                f"DeepSpeed rejects its configuration: {error}. `surestep plan` shows it, and the "
+                "options that it was made from."
+            ) from error
+    # DeepSpeed calls these by the names that they had before torch 2.13, in every step.
+    warnings.filterwarnings(
+        "ignore", r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning
+    )
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.precision)
+    if half is not None:
+        # DeepSpeed disables a torch.autocast that it did not create. Its own "torch_autocast"
+        # would stay on, in a global, for each later engine of this process.
+        engine.torch_autocast_enabled = lambda: True
+        engine.torch_autocast_dtype = lambda: half
+    return engine
 
 
 @contextmanager
-def _overflowing(optimizer: Any) -> Iterator[None]:
-    """Let DeepSpeed's step meet a norm that overflowed: it moves nothing, and clears up.
-
-    Its own check masks NaN with fp32 and bf16 in some stages, so it is told what we know.
-    """
-    infinite = torch.tensor(math.inf)
-    told: dict[str, Callable[..., Any]] = {
-        "scaled_global_norm": lambda *_, **__: infinite,  # stages 1 and 2
-        "_get_norm_groups": lambda: [infinite],  # stage 3
-        "check_overflow": lambda *_, **__: None,
-    }
-    checks = getattr(optimizer, "check_grad_overflow", None)
+def _prepared_environment(plan: Plan) -> Iterator[None]:
+    """Keep DeepSpeed's output off stdout, and set its device and local rank."""
+    variables = {"LOCAL_RANK": str(plan.device.index or 0)}
+    if plan.device.type == "cpu":
+        variables["DS_ACCELERATOR"] = "cpu"
+    added = variables.keys() - os.environ.keys()
+    os.environ.update({name: variables[name] for name in added})
     try:
-        optimizer.check_grad_overflow = True
-        for name, tell in told.items():
-            setattr(optimizer, name, tell)
-        yield
+        with warnings.catch_warnings(), redirect_stdout(sys.stderr):
+            warnings.simplefilter("ignore")  # of DeepSpeed's own code
+            yield
     finally:
-        for name in told:
-            delattr(optimizer, name)
-        optimizer.check_grad_overflow = checks
+        for name in added:
+            del os.environ[name]
